@@ -1,0 +1,56 @@
+"""Bayesian inference over the part of a neural network that matters.
+
+Choose what is random (a subspace), choose how to infer it, predict.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_ROOMS = {
+    "Bernoulli": "likelihoods",
+    "Categorical": "likelihoods",
+    "CoordinateSubspace": "subspace",
+    "Data": "data",
+    "DenseSubspace": "subspace",
+    "Draws": "draws",
+    "FittedModel": "api",
+    "FullSubspace": "subspace",
+    "Gaussian": "likelihoods",
+    "HeteroscedasticGaussian": "likelihoods",
+    "InputError": "checks",
+    "InputTypeError": "checks",
+    "Likelihood": "likelihoods",
+    "Network": "network",
+    "Normal": "priors",
+    "Poisson": "likelihoods",
+    "Posterior": "posterior",
+    "Predictive": "predictive",
+    "RandomSubspace": "subspace",
+    "Standardized": "likelihoods",
+    "Subspace": "subspace",
+    "SubspaceClassifier": "estimators",
+    "SubspaceRegressor": "estimators",
+    "TrajectoryRecorder": "subspaces.trajectory",
+    "elliptical_slice": "inference.elliptical_slice",
+    "fit": "api",
+    "load": "api",
+    "swa": "training",
+    "train": "training",
+}
+
+__all__ = ["__version__", *sorted(_ROOMS)]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use, so that `import subbayes` stays light."""
+    if name in _ROOMS:
+        return getattr(importlib.import_module(f"subbayes.{_ROOMS[name]}"), name)
+    raise AttributeError(f"module 'subbayes' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

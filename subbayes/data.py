@@ -1,0 +1,254 @@
+"""Inputs and targets in a fixed order, held in memory or streamed from a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+
+from subbayes.checks import check_count, check_finite, check_same_length, fail, fail_type
+from subbayes.types import Inputs, Targets
+
+__all__ = ["Data", "n_rows", "take", "to_device", "to_inputs", "to_targets"]
+
+
+def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
+    """Turn an array into a tensor; float64 arrays become torch's default dtype unless kept."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if hasattr(value, "to_numpy"):
+        value = value.to_numpy()
+    if not isinstance(value, (np.ndarray, list, tuple, int, float, np.generic)):
+        fail_type(argument, "a tensor or an array", value)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        fail(argument, "numbers", f"an array of dtype {array.dtype}",
+             "Encode strings and categories first (subbayes.tabular.TabularEncoder does)")
+    tensor = torch.as_tensor(array)
+    if tensor.dtype == torch.float64 and not keep_double:
+        return tensor.to(torch.get_default_dtype())
+    return tensor
+
+
+def to_inputs(inputs: Any, argument: str = "inputs") -> Inputs:
+    """Turn arrays into what a module takes: a tensor, a tuple or a dict of tensors."""
+    if isinstance(inputs, Mapping):
+        return {str(k): to_tensor(f"{argument}[{k!r}]", v) for k, v in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(to_tensor(f"{argument}[{i}]", v) for i, v in enumerate(inputs))
+    return to_tensor(argument, inputs)
+
+
+def to_targets(y: Any, argument: str = "targets") -> Targets:
+    """Turn arrays into targets, keeping double precision: units of y may be large."""
+    if isinstance(y, Mapping):
+        fail_type(argument, "a tensor or a tuple of tensors", y)
+    if isinstance(y, tuple):
+        return tuple(to_tensor(f"{argument}[{i}]", v, True) for i, v in enumerate(y))
+    return to_tensor(argument, y, keep_double=True)
+
+
+def leaves(values: Inputs | Targets) -> list[Tensor]:
+    """The tensors of a tensor, tuple or dict."""
+    if isinstance(values, Tensor):
+        return [values]
+    return list(values.values() if isinstance(values, dict) else values)
+
+
+def _map(values: Any, function: Any) -> Any:
+    if isinstance(values, Tensor):
+        return function(values)
+    if isinstance(values, dict):
+        return {k: function(v) for k, v in values.items()}
+    return tuple(function(v) for v in values)
+
+
+def n_rows(values: Inputs | Targets) -> int:
+    """Number of rows of inputs or targets."""
+    first = leaves(values)[0]
+    return first.shape[0] if first.ndim else 1
+
+
+def take(values: Any, rows: Any) -> Any:
+    """The given rows (slice or index tensor) of a tensor, tuple or dict of tensors."""
+    return _map(values, lambda t: t[rows])
+
+
+def to_device(values: Any, device: torch.device) -> Any:
+    """Move a tensor, tuple or dict of tensors to a device."""
+    return _map(values, lambda t: t.to(device, non_blocking=True))
+
+
+def _check_pair(inputs: Inputs, y: Targets, argument: str) -> None:
+    for tensor in [*leaves(inputs), *leaves(y)]:
+        if tensor.ndim == 0:
+            fail(argument, "tensors with one row per observation", "a scalar")
+    parts = [*leaves(inputs), *leaves(y)]
+    names = [f"{argument} inputs"] * len(leaves(inputs)) + [f"{argument} targets"] * len(leaves(y))
+    lengths = [len(p) for p in parts]
+    if len(set(lengths)) > 1:
+        odd = next(i for i, n in enumerate(lengths) if n != lengths[0])
+        check_same_length([names[0], names[odd]], [lengths[0], lengths[odd]])
+    for name, tensor in zip(names, parts, strict=True):
+        check_finite(name, tensor)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Pairs (inputs, targets) in a fixed order, in memory or streamed.
+
+    Build it with `Data.of`. Inputs are a tensor, a tuple or a dict of tensors; targets a
+    tensor, or a tuple of tensors such as (y, noise scale).
+
+    Attributes:
+        n: number of observations N.
+        inputs: all inputs, or None if streamed.
+        y: all targets, or None if streamed.
+        loader: the loader in dataset order, or None if in memory.
+    """
+
+    n: int
+    inputs: Inputs | None = None
+    y: Targets | None = None
+    loader: Iterable[Any] | None = None
+
+    @classmethod
+    def of(cls, data: Any, argument: str = "data") -> Data:
+        """Take (inputs, y), a `DataLoader`, a `Dataset` or `Data`.
+
+        A shuffling or row-dropping `DataLoader` is read in the order of its dataset instead,
+        each row once, so that sums over it are sums over the data.
+
+        Args:
+            data: what to read.
+            argument: how errors call it.
+
+        Raises:
+            InputError: rows that do not match, NaN or infinite values, no rows, or a loader
+                that gives other values when read again.
+            InputTypeError: anything else than the listed types.
+
+        Example:
+            >>> data = Data.of((torch.zeros(5, 2), torch.zeros(5)))
+            >>> data.n, [len(y) for _, y in data.batches(2)]
+            (5, [2, 2, 1])
+        """
+        if isinstance(data, Data):
+            return data
+        if isinstance(data, DataLoader):
+            return cls._streamed(_in_order(data), argument)
+        if isinstance(data, Dataset):
+            return cls._streamed(DataLoader(data, batch_size=256), argument)
+        if isinstance(data, (tuple, list)) and len(data) == 2:
+            return cls._in_memory(data[0], data[1], argument)
+        fail_type(argument, "a pair (inputs, y), a DataLoader or a Dataset", data)
+
+    @classmethod
+    def _in_memory(cls, inputs: Any, y: Any, argument: str) -> Data:
+        inputs = to_inputs(inputs, f"{argument} inputs")
+        targets = to_targets(y, f"{argument} targets")
+        _check_pair(inputs, targets, argument)
+        if n_rows(targets) == 0:
+            fail(argument, "at least one row", "an empty table")
+        return cls(n=n_rows(targets), inputs=inputs, y=targets)
+
+    @classmethod
+    def _streamed(cls, loader: DataLoader[Any], argument: str) -> Data:
+        count = 0
+        for batch in loader:
+            inputs, y = _as_pair(batch, argument)
+            _check_pair(inputs, y, argument)
+            count += n_rows(y)
+        if count == 0:
+            fail(argument, "at least one row", "an empty loader")
+        _check_repeatable(loader, argument)
+        return cls(n=count, loader=loader)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all rows are held as tensors."""
+        return self.loader is None
+
+    def batches(self, batch_size: int | None = None) -> Iterator[tuple[Inputs, Targets]]:
+        """Pass once over the data in order.
+
+        Args:
+            batch_size: rows per batch for data in memory (default: all of them); a streamed
+                loader keeps its own.
+        """
+        if self.loader is not None:
+            for batch in self.loader:
+                yield _as_pair(batch, "data")
+            return
+        size = self.n if batch_size is None else check_count("batch_size", batch_size)
+        for start in range(0, self.n, size):
+            rows = slice(start, start + size)
+            yield take(self.inputs, rows), take(self.y, rows)
+
+    def first(self) -> tuple[Inputs, Targets]:
+        """A few rows, to look at shapes and dtypes."""
+        inputs, y = next(iter(self.batches(2)))
+        return take(inputs, slice(2)), take(y, slice(2))
+
+    def targets(self) -> Targets:
+        """All targets, on the CPU if they are streamed."""
+        if self.y is not None:
+            return self.y
+        parts = [y if isinstance(y, tuple) else (y,) for _, y in self.batches()]
+        columns = tuple(torch.cat([t.cpu() for t in column]) for column in zip(*parts, strict=True))
+        return columns[0] if len(columns) == 1 else columns
+
+    def to(self, device: torch.device) -> Data:
+        """The same data with its tensors on `device` (streamed batches are moved as they come)."""
+        if not self.in_memory:
+            return self
+        return Data(self.n, to_device(self.inputs, device), to_device(self.y, device))
+
+    def rows(self, index: Tensor) -> Data:
+        """The given rows, in memory.
+
+        Raises:
+            InputError: if the data are streamed.
+        """
+        if not self.in_memory:
+            fail("data", "tensors in memory to take rows from", "a loader",
+                 "Pass a loader of the wanted rows instead")
+        return Data(len(index), take(self.inputs, index), take(self.y, index))
+
+
+def _as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        fail_type(f"{argument} batch", "a pair (inputs, y)", batch,
+                  "Set a collate_fn that returns one")
+    x, y = batch
+    inputs = to_inputs(tuple(x) if isinstance(x, list) else x, f"{argument} inputs")
+    targets = to_targets(tuple(y) if isinstance(y, list) else y, f"{argument} targets")
+    return inputs, targets
+
+
+def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The same loader, reading each row once in the order of its dataset."""
+    if isinstance(loader.dataset, IterableDataset):
+        return loader
+    if not (isinstance(loader.sampler, RandomSampler) or loader.drop_last):
+        return loader
+    return DataLoader(loader.dataset, batch_size=loader.batch_size or 1,
+                      collate_fn=loader.collate_fn, num_workers=loader.num_workers,
+                      pin_memory=loader.pin_memory)
+
+
+def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:
+    """A log density needs the same data at each pass; random augmentation breaks that."""
+    first, second = next(iter(loader)), next(iter(loader), None)
+    if second is None:
+        fail(argument, "a loader that can be read again", "one that is used up after a pass")
+    pairs = zip(*(sum(map(leaves, _as_pair(b, argument)), []) for b in (first, second)),
+                strict=True)
+    if not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs):
+        fail(argument, "the same rows at each pass", "other values when read again",
+             "Turn off shuffling and random augmentation for inference")

@@ -1,0 +1,134 @@
+"""What inference returns: draws of subspace coordinates, with how the run went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from subbayes import diagnostics
+from subbayes.checks import check_count, fail
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from subbayes.posterior import Posterior
+
+__all__ = ["Draws"]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws of z from several chains.
+
+    Attributes:
+        z: coordinates, shape (chains, draws, k), float64.
+        stats: numbers per draw, each of shape (chains, draws), such as "log_likelihood" and
+            "evaluations".
+        meta: facts of the run: sampler, seed, warmup, seconds, temperature.
+
+    Example:
+        >>> draws = Draws(np.random.default_rng(0).normal(size=(4, 500, 2)))
+        >>> bool((draws.rhat() < 1.01).all())
+        True
+    """
+
+    z: Float[np.ndarray, "chains draws k"]
+    stats: dict[str, np.ndarray] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.z.ndim != 3:
+            fail("z", "shape (chains, draws, k)", self.z.shape)
+        for name, values in self.stats.items():
+            if values.shape != self.z.shape[:2]:
+                fail(f"stats[{name!r}]", f"shape {self.z.shape[:2]}", values.shape)
+
+    @property
+    def n_chains(self) -> int:
+        """Number of chains."""
+        return self.z.shape[0]
+
+    @property
+    def n_draws(self) -> int:
+        """Draws per chain."""
+        return self.z.shape[1]
+
+    @property
+    def rank(self) -> int:
+        """Number of coordinates k."""
+        return self.z.shape[2]
+
+    def flat(self, n: int | None = None) -> Float[np.ndarray, "S k"]:
+        """All draws as rows, shape (chains x draws, k), or n evenly spaced ones."""
+        rows = self.z.reshape(-1, self.rank)
+        if n is None or n >= len(rows):
+            return rows
+        check_count("n_draws", n)
+        return rows[np.linspace(0, len(rows) - 1, n).round().astype(int)]
+
+    def mean(self) -> Float[np.ndarray, "k"]:
+        """Mean of all draws, shape (k,)."""
+        return self.flat().mean(0)
+
+    def covariance(self) -> Float[np.ndarray, "k k"]:
+        """Covariance of all draws, shape (k, k)."""
+        return np.cov(self.flat(), rowvar=False).reshape(self.rank, self.rank)
+
+    def rhat(self) -> Float[np.ndarray, "k"]:
+        """Rank-normalised split R-hat of each coordinate; below 1.01 is good."""
+        return np.asarray(diagnostics.rhat(self.z))
+
+    def ess_bulk(self) -> Float[np.ndarray, "k"]:
+        """Bulk effective sample size of each coordinate."""
+        return np.asarray(diagnostics.ess_bulk(self.z))
+
+    def ess_tail(self) -> Float[np.ndarray, "k"]:
+        """Tail effective sample size of each coordinate."""
+        return np.asarray(diagnostics.ess_tail(self.z))
+
+    def summary(self) -> pd.DataFrame:
+        """A table with mean, sd, quantiles, R-hat and effective sample sizes per coordinate."""
+        import pandas as pd
+
+        flat = self.flat()
+        low, high = np.quantile(flat, [0.025, 0.975], axis=0)
+        return pd.DataFrame(
+            {"mean": flat.mean(0), "sd": flat.std(0, ddof=1), "2.5%": low, "97.5%": high,
+             "ess_bulk": self.ess_bulk(), "ess_tail": self.ess_tail(), "rhat": self.rhat()},
+            index=pd.Index([f"z[{i}]" for i in range(self.rank)], name="coordinate"),
+        )
+
+    def warnings(self) -> list[str]:
+        """What is wrong with the run, each with a remedy; empty if nothing is."""
+        if self.n_draws < 4:
+            return ["fewer than 4 draws per chain: run longer (draws=...)"]
+        said = []
+        worst, least = float(np.nanmax(self.rhat())), float(np.nanmin(self.ess_bulk()))
+        if worst > 1.01:
+            said.append(f"R-hat is {worst:.3f}, above 1.01: chains disagree; run longer "
+                        "(draws=..., warmup=...) or lower the rank")
+        enough = 100 * self.n_chains
+        if least < enough:
+            said.append(f"bulk effective sample size is {least:.0f}, below {enough}: run longer "
+                        "(draws=...)")
+        return said
+
+    def to_arviz(self, posterior: Posterior | None = None) -> Any:
+        """The draws as ArviZ data (`InferenceData` on 0.2x, `DataTree` on 1.x).
+
+        Args:
+            posterior: also put in the log-likelihood of each observation and the targets.
+
+        Raises:
+            ImportError: if arviz is not installed (`pip install subbayes[arviz]`).
+        """
+        from subbayes.export import to_arviz
+
+        return to_arviz(self, posterior)
+
+    def __repr__(self) -> str:
+        how = "; ".join(self.warnings()) or "no warnings"
+        return f"Draws(chains={self.n_chains}, draws={self.n_draws}, rank={self.rank}; {how})"

@@ -1,0 +1,157 @@
+"""One function of (z, batch), vectorised over chains, traced once and replayed.
+
+The log-likelihood of a batch is written for one coordinate vector, vectorised with `vmap`,
+traced with `make_fx` into a flat graph of tensor operations (about 0.2 s) and replayed. On
+request `torch.compile` goes on top. Where a step is not possible it says so in one line and
+goes on with the step before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from subbayes.data import leaves, take
+from subbayes.network import Network
+from subbayes.types import Inputs, Targets
+
+__all__ = ["Batched", "Mode", "bytes_per_row"]
+
+Mode = Literal["trace", "eager", "compile"]
+Single = Callable[[Tensor, Inputs, Targets], Tensor]
+
+
+class Batched:
+    """A function of (z, inputs, y) for one z, vectorised over rows of z.
+
+    Args:
+        single: the function of one z (k,), returning a scalar or one number per observation.
+        mode: "trace", "compile" or "eager".
+        grad: return (gradient, value) instead of the value.
+    """
+
+    def __init__(self, single: Single, mode: Mode, grad: bool = False) -> None:
+        self.mode = mode
+        self._eager = vmap(grad_and_value(single) if grad else single, in_dims=(0, None, None))
+        self._loop = grad_and_value(single) if grad else single
+        self._replays: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, z: Tensor, inputs: Inputs, y: Targets) -> Any:
+        """Evaluate all rows of z on one batch."""
+        key = tuple((t.shape, t.dtype, t.device) for t in [z, *leaves(inputs), *leaves(y)])
+        if key not in self._replays:
+            self._replays[key] = self._prepare(z, inputs, y)
+        return self._replays[key](z, inputs, y)
+
+    def _prepare(self, z: Tensor, inputs: Inputs, y: Targets) -> Callable[..., Any]:
+        """The fastest way to evaluate these shapes that works."""
+        try:
+            expected = self._eager(z, inputs, y)
+        except RuntimeError as error:
+            _say("vectorising over chains", error, "evaluating one chain at a time")
+            return self._one_by_one
+        if self.mode == "eager":
+            return self._eager
+        try:
+            replay = self._traced(z, inputs, y)
+        except Exception as error:
+            _say("tracing the log density", error, "going on without")
+            return self._eager
+        if not _close(replay(z, inputs, y), expected):
+            _say("tracing the log density", "its result differs", "going on without")
+            return self._eager
+        return self._compiled(replay, z, inputs, y) if self.mode == "compile" else replay
+
+    def _one_by_one(self, z: Tensor, inputs: Inputs, y: Targets) -> Any:
+        rows = [self._loop(row, inputs, y) for row in z]
+        if isinstance(rows[0], tuple):
+            return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        return torch.stack(rows)
+
+    def _traced(self, z: Tensor, inputs: Inputs, y: Targets) -> Callable[..., Any]:
+        graph = make_fx(lambda z, *flat: self._eager(z, *_unflatten(flat, inputs, y)))(
+            z, *leaves(inputs), *leaves(y)
+        )
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        return _Replay(graph)
+
+    def _compiled(
+        self, replay: _Replay, z: Tensor, inputs: Inputs, y: Targets
+    ) -> Callable[..., Any]:
+        try:
+            compiled = _Replay(torch.compile(replay.graph, dynamic=False, fullgraph=True))
+            compiled(z, inputs, y)
+        except Exception as error:
+            _say("torch.compile", error, "going on with the traced density")
+            return replay
+        return compiled
+
+
+class _Replay:
+    """Calls a flat graph with the structure of the original arguments."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+
+    def __call__(self, z: Tensor, inputs: Inputs, y: Targets) -> Any:
+        return self.graph(z, *leaves(inputs), *leaves(y))
+
+
+def _unflatten(flat: Sequence[Tensor], inputs: Inputs, y: Targets) -> tuple[Inputs, Targets]:
+    """Put flat tensors back into the structure of `inputs` and `y`."""
+    n = len(leaves(inputs))
+    return _like(inputs, flat[:n]), _like(y, flat[n:])
+
+
+def _like(structure: Any, flat: Sequence[Tensor]) -> Any:
+    if isinstance(structure, Tensor):
+        return flat[0]
+    if isinstance(structure, dict):
+        return dict(zip(structure, flat, strict=True))
+    return tuple(flat)
+
+
+def _close(a: Any, b: Any) -> bool:
+    pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
+    return all(torch.allclose(x.double(), y.double(), rtol=1e-3, atol=1e-3, equal_nan=True)
+               for x, y in pairs)
+
+
+def _say(what: str, error: Any, instead: str) -> None:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    warnings.warn(f"{what} failed ({first[:160]}); {instead}", stacklevel=3)
+
+
+class _CountBytes(TorchDispatchMode):
+    """Adds up the bytes of every tensor the operations inside produce."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(tensor, Tensor):
+                self.total += tensor.numel() * tensor.element_size()
+        return out
+
+
+def bytes_per_row(network: Network, inputs: Inputs) -> int:
+    """Bytes of activations one more observation costs, for choosing chunk sizes."""
+    counts = []
+    for rows in (1, 2):
+        with torch.no_grad(), _CountBytes() as counter:
+            network(network.weights, take(inputs, slice(rows)))
+        counts.append(counter.total)
+    return max(counts[1] - counts[0], 1)

@@ -1,0 +1,1 @@
+"""How to infer: one method per file, each returning `Draws` from a posterior."""

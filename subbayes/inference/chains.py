@@ -1,0 +1,286 @@
+"""Runs a kernel on several chains: storage, seeds, progress, checkpoints and interruption.
+
+**No chain waits for another.** A kernel's step is one batched density evaluation, and a chain
+that finishes a draw starts its next one at once. Each chain has a random stream of its own, so
+its draws do not depend on how many chains run beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from subbayes import artifact
+from subbayes.checks import check_count, fail
+from subbayes.draws import Draws
+from subbayes.posterior import Posterior
+from subbayes.progress import bar
+
+__all__ = ["Info", "Kernel", "run"]
+
+Rngs = list[np.random.Generator]
+KIND = "sampling-checkpoint"
+_RETRIES = 100
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports: which chains finished a draw, and numbers about those draws."""
+
+    finished: Bool[np.ndarray, "chains"]
+    stats: dict[str, np.ndarray]
+
+
+class Kernel(Protocol):
+    """A sampler: a name, `init` and `step`.
+
+    The state is a frozen dataclass of NumPy arrays whose first axis is the chain, with a field
+    `z` of shape (chains, k).
+    """
+
+    name: str
+    State: Any
+
+    def init(self, posterior: Posterior, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
+        """The state at start points z."""
+
+    def step(self, posterior: Posterior, state: Any, rngs: Rngs) -> tuple[Any, Info]:
+        """One batched evaluation: the new state and what happened."""
+
+
+@dataclass
+class _Store:
+    """Draws so far: arrays that fill up, and how many draws each chain has finished."""
+
+    z: np.ndarray
+    stats: dict[str, np.ndarray]
+    count: np.ndarray
+    evaluations: int = 0
+
+    def add(self, state: Any, info: Info, warmup: int, thin: int) -> None:
+        """File away the draws that chains finished in this step."""
+        self.evaluations += 1
+        self.count += info.finished
+        kept, phase = np.divmod(self.count - warmup - 1, thin)
+        for c in np.flatnonzero(info.finished & (phase == thin - 1) & (kept >= 0)
+                                & (kept < self.z.shape[1])):
+            self.z[c, kept[c]] = state.z[c]
+            for name, values in info.stats.items():
+                column = self.stats.setdefault(
+                    name, np.zeros(self.z.shape[:2], dtype=values.dtype))
+                column[c, kept[c]] = values[c]
+
+    def resized(self, draws: int) -> _Store:
+        """The same store with room for another number of draws."""
+        def fit(array: np.ndarray) -> np.ndarray:
+            out = np.zeros((array.shape[0], draws, *array.shape[2:]), array.dtype)
+            n = min(draws, array.shape[1])
+            out[:, :n] = array[:, :n]
+            return out
+
+        return _Store(fit(self.z), {k: fit(v) for k, v in self.stats.items()}, self.count,
+                      self.evaluations)
+
+
+def run(
+    kernel: Kernel,
+    posterior: Posterior,
+    *,
+    draws: int,
+    chains: int,
+    warmup: int,
+    thin: int = 1,
+    seed: int = 0,
+    initial: str | np.ndarray = "prior",
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = 10.0,
+    progress: bool | None = None,
+) -> Draws:
+    """Run a kernel until every chain has its draws.
+
+    Args:
+        kernel: the sampler.
+        posterior: the density.
+        draws: draws to keep per chain.
+        chains: number of chains.
+        warmup: draws per chain to drop first.
+        thin: keep every `thin`-th draw.
+        seed: seed; the same seed gives the same draws.
+        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
+        checkpoint: directory to save the run in every `checkpoint_seconds`, and on Ctrl-C and
+            SIGTERM; a run that finds its own checkpoint there goes on from it and yields the
+            same draws, bit for bit, as an uninterrupted one. Asking for more draws extends it.
+        checkpoint_seconds: time between checkpoints.
+        progress: show a bar; None shows it on a terminal.
+
+    Raises:
+        InputError: a checkpoint of another posterior or other settings, or start points where
+            the density is not finite.
+    """
+    for name, value, least in (("draws", draws, 1), ("chains", chains, 1), ("warmup", warmup, 0),
+                               ("thin", thin, 1), ("seed", seed, 0)):
+        check_count(name, value, least)
+    started = time.perf_counter()
+    rngs = [np.random.Generator(np.random.PCG64(s))
+            for s in np.random.SeedSequence(seed).spawn(chains)]
+    saved = _Checkpoint.of(checkpoint, kernel, posterior, chains=chains, warmup=warmup,
+                           thin=thin, seed=seed, initial=_describe(initial))
+    resumed = saved.read(rngs, draws) if saved else None
+    if resumed is None:
+        start = _start_points(posterior, initial, rngs)
+        state = kernel.init(posterior, start, rngs)
+        store = _Store(np.zeros((chains, draws, posterior.rank)), {},
+                       np.zeros(chains, dtype=np.int64))
+    else:
+        state, store = resumed
+    needed = warmup + draws * thin
+    parked = {int(c): rngs[c].bit_generator.state for c in np.flatnonzero(store.count >= needed)}
+    with _interruptible(saved is not None) as interrupted, bar(
+            needed * chains, f"Sampling ({kernel.name})", progress, "draws") as steps:
+        steps.update(int(np.minimum(store.count, needed).sum()))
+        last = time.monotonic()
+        while (active := store.count < needed).any():
+            moved, info = kernel.step(posterior, state, rngs)
+            state = _where(active, moved, state)
+            finished = info.finished & active
+            store.add(state, Info(finished, info.stats), warmup, thin)
+            for c in np.flatnonzero(finished & (store.count == needed)):
+                parked[int(c)] = rngs[c].bit_generator.state
+            steps.update(int(finished.sum()))
+            if saved and (interrupted or time.monotonic() - last > checkpoint_seconds):
+                saved.write(state, store, rngs, parked)
+                last = time.monotonic()
+            if interrupted:
+                break
+    if interrupted:
+        _raise_again(interrupted[0])
+    if saved:
+        saved.write(state, store, rngs, parked)
+    return Draws(store.z, store.stats, {
+        "sampler": kernel.name, "seed": seed, "warmup": warmup, "thin": thin,
+        "temperature": posterior.temperature, "batched_evaluations": store.evaluations,
+        "seconds": time.perf_counter() - started})
+
+
+def _where(active: np.ndarray, moved: Any, state: Any) -> Any:
+    """The new state of active chains; chains that have all their draws stay where they are.
+
+    With their random streams parked too, a longer run later goes on as if it had been one run.
+    """
+    if active.all():
+        return moved
+    rows = {name: np.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, getattr(state, name))
+            for name, new in vars(moved).items()}
+    return type(moved)(**rows)
+
+
+def _describe(initial: str | np.ndarray) -> str:
+    return initial if isinstance(initial, str) else artifact.fingerprint(
+        {"initial": np.asarray(initial, dtype=np.float64)}, {})
+
+
+def _start_points(
+    posterior: Posterior, initial: str | np.ndarray, rngs: Rngs
+) -> Float[np.ndarray, "chains k"]:
+    """Start points where the density is finite; draws from the prior are tried again."""
+    chains, k = len(rngs), posterior.rank
+    if isinstance(initial, str):
+        if initial not in ("prior", "shift"):
+            fail("initial", "'prior', 'shift' or an array (chains, k)", repr(initial))
+        if initial == "shift":
+            z = np.zeros((chains, k))
+        else:
+            z = np.stack([posterior.prior.sample((k,), rng) for rng in rngs])
+    else:
+        z = np.array(initial, dtype=np.float64)
+        if z.shape != (chains, k):
+            fail("initial", f"shape ({chains}, {k})", z.shape)
+    for _ in range(_RETRIES):
+        bad = ~np.isfinite(posterior.log_likelihood(z))
+        if not bad.any():
+            return z
+        if initial != "prior":
+            break
+        for c in np.flatnonzero(bad):
+            z[c] = posterior.prior.sample((k,), rngs[c])
+    fail("initial", "start points where the log density is finite",
+         f"minus infinity at {int(bad.sum())} of {chains}",
+         "Use initial='shift', a narrower prior, or check the data and the trained weights")
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """Where a run is saved, and what it must agree with to be resumed."""
+
+    path: Path
+    kernel: Kernel
+    identity: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, path: str | Path | None, kernel: Kernel, posterior: Posterior, **settings: Any
+    ) -> _Checkpoint | None:
+        if path is None:
+            return None
+        identity = {"posterior": posterior.fingerprint(), "sampler": kernel.name, **settings}
+        return cls(Path(path), kernel, identity)
+
+    def write(self, state: Any, store: _Store, rngs: Rngs, parked: dict[int, Any]) -> None:
+        tensors = {f"state.{k}": np.asarray(v)
+                   for k, v in dataclasses.asdict(state).items()}
+        tensors |= {"z": store.z, "count": store.count}
+        tensors |= {f"stats.{k}": v for k, v in store.stats.items()}
+        meta = {"identity": self.identity, "evaluations": store.evaluations,
+                "rngs": [parked.get(c, rng.bit_generator.state) for c, rng in enumerate(rngs)]}
+        artifact.write(self.path, KIND, tensors, meta, overwrite=True)
+
+    def read(self, rngs: Rngs, draws: int) -> tuple[Any, _Store] | None:
+        if not (self.path / "manifest.json").exists():
+            return None
+        tensors, meta = artifact.read(self.path, KIND)
+        arrays = {k: v.numpy() for k, v in tensors.items()}
+        for key, value in self.identity.items():
+            if meta["identity"].get(key) != value:
+                fail("checkpoint", f"one made with the same {key}", f"another in {self.path}",
+                     "Delete it to start again, or choose another path")
+        for rng, rng_state in zip(rngs, meta["rngs"], strict=True):
+            rng.bit_generator.state = rng_state
+        state = self.kernel.State(**{k.removeprefix("state."): v for k, v in arrays.items()
+                                     if k.startswith("state.")})
+        stats = {k.removeprefix("stats."): v for k, v in arrays.items()
+                 if k.startswith("stats.")}
+        store = _Store(arrays["z"], stats, arrays["count"].copy(), meta["evaluations"])
+        return state, store.resized(draws)
+
+
+@contextmanager
+def _interruptible(active: bool) -> Iterator[list[int]]:
+    """Note SIGINT and SIGTERM instead of dying, so that the run is saved first."""
+    noted: list[int] = []
+    if not active or threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {s: signal.signal(s, lambda number, _: noted.append(number)) for s in signals}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise_again(number: int) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    os.kill(os.getpid(), number)

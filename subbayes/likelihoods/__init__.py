@@ -1,0 +1,62 @@
+r"""Likelihoods p(y | f): how network outputs f become a distribution of the target y.
+
+Every likelihood is a small frozen object. Parameters of its own (a noise scale, a global
+variance) are numbers, or the word "learned" until training has learned them:
+`init_parameters` gives their unconstrained start, `with_parameters` binds values to them.
+
+Outputs have shape (..., N, C) and every method keeps the leading dimensions, so that one call
+serves one network or a thousand draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from subbayes.checks import fail
+from subbayes.likelihoods.base import Likelihood
+from subbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
+from subbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
+from subbayes.likelihoods.standardized import Standardized
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "Poisson",
+    "Standardized",
+    "from_config",
+]
+
+_BY_NAME: dict[str, Callable[..., Likelihood]] = {
+    "Gaussian": Gaussian,
+    "HeteroscedasticGaussian": HeteroscedasticGaussian,
+    "Categorical": Categorical,
+    "Bernoulli": Bernoulli,
+    "Poisson": Poisson,
+    "gaussian": Gaussian,
+    "heteroscedastic": HeteroscedasticGaussian,
+    "categorical": Categorical,
+    "bernoulli": Bernoulli,
+    "poisson": Poisson,
+}
+
+
+def from_config(config: dict[str, Any]) -> Likelihood:
+    """Rebuild a likelihood from `Likelihood.to_config`.
+
+    Raises:
+        InputError: a name this version does not know; a likelihood of your own has to be
+            passed to the loading function instead.
+    """
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+    name = options.pop("name")
+    if name == "Standardized":
+        inner = from_config(options.pop("likelihood"))
+        return Standardized(inner, **options)
+    if name not in _BY_NAME:
+        fail("likelihood", "one of " + ", ".join(sorted(_BY_NAME)), repr(name),
+             "Pass a likelihood object of your own instead")
+    return _BY_NAME[name](**options)

@@ -1,0 +1,147 @@
+r"""What every likelihood offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.checks import fail
+from subbayes.types import Outputs, PerPoint, Targets
+
+__all__ = ["Kind", "Likelihood", "Moments", "column", "plain"]
+
+Kind = Literal["regression", "classification", "count"]
+Moments = Float[torch.Tensor, "*S N T"]
+
+
+def column(y: Tensor, like: Tensor) -> Tensor:
+    """Targets as (N, T) in the dtype of the outputs."""
+    y = y.to(like.dtype)
+    return y.unsqueeze(-1) if y.ndim == 1 else y
+
+
+def plain(value: Any) -> Any:
+    """A tensor as plain numbers, anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().double().tolist()
+    return value
+
+
+class Likelihood(ABC):
+    r"""What a likelihood offers; a new one is a small subclass.
+
+    A subclass needs `log_prob`, `mean`, `variance`, `sample`, `n_outputs` and `check_targets`;
+    `curvature` is derived by automatic differentiation unless given, which is exact where the
+    Hessian in f does not depend on y (every canonical link).
+
+    Attributes:
+        kind: "regression", "classification" or "count"; chooses scores and reports.
+    """
+
+    kind: ClassVar[Kind]
+
+    @abstractmethod
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log density of each observation given its outputs, shape (..., N)."""
+
+    @abstractmethod
+    def mean(self, outputs: Outputs) -> Moments:
+        """E[y | f], shape (..., N, T); class probabilities for a classifier."""
+
+    @abstractmethod
+    def variance(self, outputs: Outputs) -> Moments:
+        """Var[y | f], shape (..., N, T)."""
+
+    @abstractmethod
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One target per row of outputs, shape (..., N, T), or (..., N) for class labels."""
+
+    @abstractmethod
+    def n_outputs(self, y: Targets) -> int:
+        """Number of network outputs C these targets need."""
+
+    @abstractmethod
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for targets outside the support."""
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""Expected curvature $\Lambda = -E_y[\partial^2 \log p(y \mid f) / \partial f^2]$.
+
+        Shape (..., N, C, C). It is the Fisher information in f: equal to the Hessian for
+        canonical links, and positive semi-definite for all.
+        """
+        rows = outputs.reshape(-1, outputs.shape[-1])
+        y = self._any_target(rows)
+
+        def negative(f: Tensor, t: Tensor) -> Tensor:
+            return -self.log_prob(f[None], t[None])[0]
+
+        hessian = torch.func.vmap(torch.func.hessian(negative))(rows, y)
+        return hessian.reshape(*outputs.shape, outputs.shape[-1])
+
+    def _any_target(self, rows: Tensor) -> Tensor:
+        return torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y | f), shape (..., N, T), for likelihoods of ordered targets."""
+        fail("likelihood", "one with an ordered target for quantiles", type(self).__name__,
+             "Use probabilities instead")
+
+    def check_outputs(self, n_outputs: int, y: Targets) -> None:
+        """Raise `InputError` if a network with `n_outputs` outputs does not fit the targets."""
+        needed = self.n_outputs(y)
+        if n_outputs != needed:
+            fail("module", f"{needed} output{'s' * (needed > 1)} for {self!r}", n_outputs,
+                 f"Give the last layer {needed} output{'s' * (needed > 1)}")
+
+    @property
+    def learned(self) -> bool:
+        """Whether all parameters of the likelihood have values."""
+        return True
+
+    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+        """Unconstrained start values of the parameters still to be learned (maybe none)."""
+        return torch.zeros(0)
+
+    def with_parameters(self, raw: Float[Tensor, "p"]) -> Likelihood:
+        """The likelihood at unconstrained parameter values `raw`; differentiable in them."""
+        return self
+
+    def estimated(self, outputs: Outputs, y: Targets) -> Likelihood:
+        """Learn the parameters that maximise the likelihood at fixed outputs."""
+        raw = self.init_parameters(y).double().requires_grad_()
+        if raw.numel() == 0:
+            return self
+        outputs = outputs.detach().double()
+        optimizer = torch.optim.LBFGS([raw], max_iter=200, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = -self.with_parameters(raw).log_prob(outputs, y).mean()
+            loss.backward()
+            return loss
+
+        with torch.enable_grad():
+            optimizer.step(closure)
+        return self.with_parameters(raw.detach()).frozen()
+
+    def frozen(self) -> Likelihood:
+        """The same likelihood with its parameters as plain numbers."""
+        return self
+
+    def given_noise(self, scale: Tensor) -> Likelihood:
+        """The likelihood of new rows with known noise scales, where the likelihood has them."""
+        fail("noise", "nothing, since the likelihood has no noise per observation",
+             type(self).__name__, "Use Gaussian(noise='per-observation') for known noise")
+
+    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation if y | f is Gaussian, each (..., N, T); else None."""
+        return None
+
+    def to_config(self) -> dict[str, Any]:
+        """A JSON-able description; `from_config` reads it back."""
+        return {"name": type(self).__name__}

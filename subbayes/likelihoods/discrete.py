@@ -1,0 +1,188 @@
+"""Likelihoods of labels and counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from subbayes.checks import check_count, fail
+from subbayes.likelihoods.base import Kind, Likelihood, Moments, column
+from subbayes.types import Outputs, PerPoint, Targets
+
+__all__ = ["Bernoulli", "Categorical", "Poisson"]
+
+
+@dataclass(frozen=True)
+class Categorical(Likelihood):
+    r"""Class labels: $y \sim \mathrm{Categorical}(\mathrm{softmax}(f))$.
+
+    Args:
+        n_classes: number of classes K; by default as many as the network has outputs.
+    """
+
+    n_classes: int | None = None
+    kind: ClassVar[Kind] = "classification"
+
+    def __post_init__(self) -> None:
+        if self.n_classes is not None:
+            check_count("n_classes", self.n_classes, 2)
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log probability of each label, shape (..., N)."""
+        assert isinstance(y, Tensor)
+        index = y.long().expand(outputs.shape[:-1]).unsqueeze(-1)
+        return outputs.log_softmax(-1).gather(-1, index).squeeze(-1)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """Class probabilities, shape (..., N, K)."""
+        return outputs.softmax(-1)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """Variance of each class indicator, shape (..., N, K)."""
+        p = outputs.softmax(-1)
+        return p * (1 - p)
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""$\Lambda = \mathrm{diag}(p) - p p^\top$."""
+        p = outputs.softmax(-1)
+        return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One label per row of outputs, shape (..., N)."""
+        p = outputs.softmax(-1)
+        u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
+        return (u > p.double().cpu().cumsum(-1)[..., :-1]).sum(-1)
+
+    def n_outputs(self, y: Targets) -> int:
+        """One output per class."""
+        assert isinstance(y, Tensor)
+        return self.n_classes or max(2, int(y.max()) + 1)
+
+    def check_outputs(self, n_outputs: int, y: Targets) -> None:
+        """Raise `InputError` for fewer outputs than classes."""
+        assert isinstance(y, Tensor)
+        if self.n_classes is not None:
+            super().check_outputs(n_outputs, y)
+        elif n_outputs < 2:
+            fail("module", "at least 2 outputs for Categorical", n_outputs,
+                 "Use Bernoulli for one logit")
+        elif int(y.max()) >= n_outputs:
+            fail("y", f"labels in 0..{n_outputs - 1}, the module's {n_outputs} outputs",
+                 int(y.max()), "Encode labels as 0..K-1 or widen the last layer")
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for labels that are not whole numbers 0..K-1."""
+        whole = isinstance(y, Tensor) and y.ndim == 1 and bool((y == y.long()).all())
+        if not whole:
+            fail("y", "whole-number labels of shape (N,)",
+                 f"shape {tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else "a tuple")
+        assert isinstance(y, Tensor)
+        top = self.n_classes - 1 if self.n_classes else math.inf
+        if bool((y < 0).any()) or bool((y > top).any()):
+            bad = int(y[(y < 0) | (y > top)][0])
+            fail("y", f"labels in 0..{'K-1' if math.isinf(top) else top}", bad,
+                 "Encode the labels as 0..K-1")
+
+    def to_config(self) -> dict[str, Any]:
+        """A JSON-able description."""
+        return {"name": "Categorical", "n_classes": self.n_classes}
+
+
+class _OneOutput(Likelihood):
+    """Shared by likelihoods of one scalar target and one output."""
+
+    def n_outputs(self, y: Targets) -> int:
+        """One output per target."""
+        assert isinstance(y, Tensor)
+        return 1 if y.ndim == 1 else y.shape[1]
+
+    def _any_target(self, rows: Tensor) -> Tensor:
+        return torch.zeros_like(rows)
+
+
+@dataclass(frozen=True)
+class Bernoulli(_OneOutput):
+    r"""Two classes from one logit: $P(y = 1) = \mathrm{sigmoid}(f)$."""
+
+    kind: ClassVar[Kind] = "classification"
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log probability of each label, shape (..., N)."""
+        assert isinstance(y, Tensor)
+        t = column(y, outputs)
+        return (t * F.logsigmoid(outputs) + (1 - t) * F.logsigmoid(-outputs)).sum(-1)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """P(y = 1), shape (..., N, 1)."""
+        return outputs.sigmoid()
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """p (1 - p), shape (..., N, 1)."""
+        p = outputs.sigmoid()
+        return p * (1 - p)
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """p (1 - p)."""
+        return torch.diag_embed(self.variance(outputs))
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One 0 or 1 per row of outputs, shape (..., N)."""
+        p = outputs.sigmoid().cpu()[..., 0]
+        return (torch.rand(p.shape, generator=generator) < p).long()
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for targets other than 0 and 1."""
+        if not isinstance(y, Tensor) or not bool(((y == 0) | (y == 1)).all()):
+            got = y[(y != 0) & (y != 1)][0].item() if isinstance(y, Tensor) else "a tuple"
+            fail("y", "labels 0 and 1", got, "Encode the two classes as 0 and 1")
+
+
+@dataclass(frozen=True)
+class Poisson(_OneOutput):
+    r"""Counts with a log link: $y \sim \mathrm{Poisson}(e^f)$."""
+
+    kind: ClassVar[Kind] = "count"
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log probability of each count, shape (..., N)."""
+        assert isinstance(y, Tensor)
+        t = column(y, outputs)
+        return (t * outputs - outputs.exp() - torch.lgamma(t + 1)).sum(-1)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The rate exp(f)."""
+        return outputs.exp()
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The rate exp(f)."""
+        return outputs.exp()
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """exp(f) on the diagonal."""
+        return torch.diag_embed(outputs.exp())
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One count per output, shape (..., N, T)."""
+        return torch.poisson(outputs.exp().cpu(), generator=generator)
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y | f), shape (..., N, T)."""
+        count = column(y, outputs).floor()
+        inside = torch.special.gammaincc(count.clamp_min(0) + 1, outputs.exp())
+        return torch.where(count < 0, torch.zeros_like(inside), inside)
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for negative or fractional counts."""
+        if not isinstance(y, Tensor) or y.ndim not in (1, 2):
+            fail("y", "counts of shape (N,)", "another form")
+        assert isinstance(y, Tensor)
+        bad = (y < 0) | (y != y.floor())
+        if bool(bad.any()):
+            fail("y", "counts (whole numbers of at least 0) for Poisson",
+                 f"{y[bad][0].item():g}", "Use a Gaussian likelihood for real numbers")

@@ -1,0 +1,252 @@
+"""Likelihoods with Gaussian noise: one scale for all, known per point, or from the network."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from subbayes.checks import check_positive, fail
+from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, plain
+from subbayes.types import Outputs, PerPoint, Targets
+
+__all__ = ["Gaussian", "HeteroscedasticGaussian"]
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+def _gaussian_log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    return -0.5 * (_LOG_2PI + variance.log() + (y - mean).square() / variance).sum(-1)
+
+
+def _softplus_inverse(x: Tensor) -> Tensor:
+    return x + torch.log(-torch.expm1(-x))
+
+
+class _GaussianLike(Likelihood):
+    """Shared by likelihoods whose y | f is Gaussian: all follows from mean and variance."""
+
+    kind: ClassVar[Kind] = "regression"
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log density of each observation, summed over targets, shape (..., N)."""
+        assert isinstance(y, Tensor)
+        return _gaussian_log_prob(column(y, outputs), self.mean(outputs), self.variance(outputs))
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One target per row of outputs, shape (..., N, T)."""
+        mean = self.mean(outputs)
+        noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+        return mean + self.variance(outputs).sqrt() * noise.to(mean.device)
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y | f), shape (..., N, T)."""
+        z = (column(y, outputs) - self.mean(outputs)) / self.variance(outputs).sqrt()
+        return torch.special.ndtr(z)
+
+    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, each (..., N, T)."""
+        return self.mean(outputs), self.variance(outputs).sqrt()
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` unless the targets are (N,) or (N, T) numbers."""
+        if not isinstance(y, Tensor) or y.ndim not in (1, 2):
+            got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else "a tuple"
+            fail("y", "shape (N,) or (N, targets)", got)
+
+
+@dataclass(frozen=True)
+class Gaussian(_GaussianLike):
+    r"""Gaussian noise: $y \sim N(f, \sigma^2)$, independent per target.
+
+    Args:
+        noise: the standard deviation $\sigma$ in units of y: a number (or one per target);
+            "learned" to have training learn one per target; or "per-observation", where the
+            targets are a pair (y, noise scale) with a known scale for each observation.
+
+    Raises:
+        InputError: a noise scale that is not above 0.
+
+    Example:
+        >>> f, y = torch.zeros(3, 1), torch.zeros(3)
+        >>> Gaussian(noise=2.0).log_prob(f, y)
+        tensor([-1.6121, -1.6121, -1.6121])
+    """
+
+    noise: float | tuple[float, ...] | Tensor | str = "learned"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.noise, str):
+            if self.noise not in ("learned", "per-observation"):
+                fail("noise", "a number, 'learned' or 'per-observation'", repr(self.noise))
+        elif not isinstance(self.noise, Tensor):
+            values = self.noise if isinstance(self.noise, (tuple, list)) else [self.noise]
+            for value in values:
+                check_positive("noise", value)
+
+    @property
+    def _per_observation(self) -> bool:
+        return isinstance(self.noise, str) and self.noise == "per-observation"
+
+    @property
+    def learned(self) -> bool:
+        """Whether the noise has a value."""
+        return not (isinstance(self.noise, str) and self.noise == "learned")
+
+    def _scale(self, outputs: Tensor) -> Tensor:
+        if isinstance(self.noise, str):
+            fail("likelihood", "a noise scale", f"noise={self.noise!r}",
+                 "Learn it with train(...) or likelihood.estimated(outputs, y), or give a number"
+                 if self.noise == "learned" else
+                 "Give the new observations' noise scale: posterior.predict(..., noise=...)")
+        return torch.as_tensor(self.noise, dtype=outputs.dtype, device=outputs.device)
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log density of each observation, summed over targets, shape (..., N)."""
+        if self._per_observation:
+            value, scale = y
+            return _gaussian_log_prob(
+                column(value, outputs), outputs, column(scale, outputs).square()
+            )
+        return super().log_prob(outputs, y)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """E[y | f] = f."""
+        return outputs
+
+    def variance(self, outputs: Outputs) -> Moments:
+        r"""Var[y | f] = $\sigma^2$."""
+        return self._scale(outputs).square().expand(outputs.shape)
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""$\Lambda = \sigma^{-2} I$."""
+        return torch.diag_embed(1 / self.variance(outputs))
+
+    def n_outputs(self, y: Targets) -> int:
+        """One output per target."""
+        value = y if isinstance(y, Tensor) else y[0]
+        return 1 if value.ndim == 1 else value.shape[1]
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for targets of another form, or noise scales not above 0."""
+        if self._per_observation:
+            if isinstance(y, Tensor) or len(y) != 2:
+                fail("y", "a pair (y, noise scale) for noise='per-observation'",
+                     "one tensor" if isinstance(y, Tensor) else f"{len(y)} tensors")
+            if not bool((y[1] > 0).all()):
+                fail("noise scale", "numbers above 0", f"{float(y[1].min()):g}")
+            super().check_targets(y[0])
+        else:
+            super().check_targets(y)
+
+    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+        r"""$\log \sigma$ started at the log standard deviation of the targets."""
+        if self.learned:
+            return torch.zeros(0)
+        assert isinstance(y, Tensor)
+        values = column(y, torch.empty(0))
+        return values.std(0, correction=0).clamp_min(1e-6).log()
+
+    def with_parameters(self, raw: Float[Tensor, "p"]) -> Gaussian:
+        r"""The likelihood at $\sigma = \exp(\text{raw})$."""
+        return replace(self, noise=raw.exp()) if raw.numel() else self
+
+    def frozen(self) -> Gaussian:
+        """The same likelihood with its noise as a tuple of numbers."""
+        noise = plain(self.noise)
+        return replace(self, noise=tuple(noise) if isinstance(noise, list) else noise)
+
+    def given_noise(self, scale: Tensor) -> Gaussian:
+        """For known noise per observation: the likelihood of new rows with these scales."""
+        return replace(self, noise=column(scale, scale))
+
+    def to_config(self) -> dict[str, Any]:
+        """A JSON-able description."""
+        return {"name": "Gaussian", "noise": plain(self.noise)}
+
+
+@dataclass(frozen=True)
+class HeteroscedasticGaussian(_GaussianLike):
+    r"""Gaussian noise that depends on the input, with a global variance (Izmailov 2019, E.1.3).
+
+    $$ y \sim N\big(f_\mu,\ \mathrm{softplus}(f_\rho) + v\big) $$
+
+    The network has two outputs per target: the means first, then the raw variances. The global
+    variance v is learned with the network, started at the variance of the targets, and held
+    fixed during inference in the subspace.
+
+    Args:
+        global_variance: v in squared units of y, or "learned". 0 gives plain heteroscedastic
+            regression.
+
+    Example:
+        >>> likelihood = HeteroscedasticGaussian(global_variance=0.5)
+        >>> likelihood.variance(torch.tensor([[1.0, 0.0]]))
+        tensor([[1.1931]])
+    """
+
+    global_variance: float | tuple[float, ...] | Tensor | str = "learned"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.global_variance, str):
+            if self.global_variance != "learned":
+                fail("global_variance", "a number or 'learned'", repr(self.global_variance))
+        elif not isinstance(self.global_variance, Tensor):
+            value = self.global_variance
+            for v in value if isinstance(value, (tuple, list)) else [value]:
+                if not (isinstance(v, (int, float)) and 0 <= v < math.inf):
+                    fail("global_variance", "a finite number of at least 0", repr(v))
+
+    @property
+    def learned(self) -> bool:
+        """Whether the global variance has a value."""
+        return not isinstance(self.global_variance, str)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The first half of the outputs."""
+        return outputs[..., : outputs.shape[-1] // 2]
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """Softplus of the second half of the outputs, plus the global variance."""
+        if isinstance(self.global_variance, str):
+            fail("likelihood", "a global variance", "global_variance='learned'",
+                 "Learn it with train(...) or likelihood.estimated(outputs, y), or give a number")
+        v = torch.as_tensor(self.global_variance, dtype=outputs.dtype, device=outputs.device)
+        return F.softplus(outputs[..., outputs.shape[-1] // 2 :]) + v
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""Fisher information: $1/v$ for a mean, $(\partial v / \partial f_\rho)^2 / (2v^2)$."""
+        v = self.variance(outputs)
+        slope = torch.sigmoid(outputs[..., outputs.shape[-1] // 2 :])
+        return torch.diag_embed(torch.cat([1 / v, slope.square() / (2 * v.square())], -1))
+
+    def n_outputs(self, y: Targets) -> int:
+        """Two outputs per target."""
+        assert isinstance(y, Tensor)
+        return 2 if y.ndim == 1 else 2 * y.shape[1]
+
+    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+        """The inverse softplus of the variance of the targets."""
+        if self.learned:
+            return torch.zeros(0)
+        assert isinstance(y, Tensor)
+        variance = column(y, torch.empty(0)).var(0, correction=0).clamp_min(1e-6)
+        return _softplus_inverse(variance)
+
+    def with_parameters(self, raw: Float[Tensor, "p"]) -> HeteroscedasticGaussian:
+        """The likelihood at global variance softplus(raw)."""
+        return replace(self, global_variance=F.softplus(raw)) if raw.numel() else self
+
+    def frozen(self) -> HeteroscedasticGaussian:
+        """The same likelihood with its global variance as a tuple of numbers."""
+        value = plain(self.global_variance)
+        return replace(self, global_variance=tuple(value) if isinstance(value, list) else value)
+
+    def to_config(self) -> dict[str, Any]:
+        """A JSON-able description."""
+        return {"name": "HeteroscedasticGaussian", "global_variance": plain(self.global_variance)}

@@ -1,0 +1,131 @@
+"""A likelihood of the target in its own units around a network of the standardised target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.checks import fail
+from subbayes.likelihoods.base import Kind, Likelihood, Moments, column
+from subbayes.likelihoods.gaussian import Gaussian
+from subbayes.types import Outputs, PerPoint, Targets
+
+__all__ = ["Standardized"]
+
+
+@dataclass(frozen=True)
+class Standardized(Likelihood):
+    r"""A likelihood of y in its own units, for a network of $(y - \text{shift})/\text{scale}$.
+
+    Training works on standardised targets while every density, moment and score is in the
+    units of y: $p(y \mid f) = p_0((y - a)/s \mid f) / s$.
+
+    Args:
+        likelihood: a regression likelihood of the standardised target.
+        shift: a, one number per target.
+        scale: s, one number above 0 per target.
+    """
+
+    likelihood: Likelihood
+    shift: tuple[float, ...]
+    scale: tuple[float, ...]
+    kind: ClassVar[Kind] = "regression"
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, y: Targets) -> Standardized:
+        """Standardise by mean and standard deviation of the targets."""
+        value = column(y if isinstance(y, Tensor) else y[0], torch.empty(0)).double()
+        scale = value.std(0, correction=0)
+        if not bool((scale > 0).all()):
+            fail("y", "targets that vary", "a constant column")
+        return cls(likelihood, tuple(value.mean(0).tolist()), tuple(scale.tolist()))
+
+    def _units(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        return (like.new_tensor(self.shift), like.new_tensor(self.scale))
+
+    def _inward(self, y: Targets) -> Targets:
+        """Targets as the inner likelihood sees them."""
+        if not isinstance(y, Tensor):
+            value, noise = y
+            scale = value.new_tensor(self.scale)
+            return self._inward(value), noise / (scale if noise.ndim == 2 else scale[0])
+        shift, scale = self._units(y.double())
+        inner = (column(y, shift) - shift) / scale
+        inner = inner if y.dtype == torch.float64 else inner.float()
+        return inner.squeeze(-1) if y.ndim == 1 else inner
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log density of y in its own units, shape (..., N)."""
+        log_scale = sum(math.log(s) for s in self.scale)
+        return self.likelihood.log_prob(outputs, self._inward(y)) - log_scale
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """E[y | f] in units of y."""
+        shift, scale = self._units(outputs)
+        return shift + scale * self.likelihood.mean(outputs)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """Var[y | f] in squared units of y."""
+        return self._units(outputs)[1].square() * self.likelihood.variance(outputs)
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One target per row of outputs, in units of y."""
+        shift, scale = self._units(outputs)
+        return shift + scale * self.likelihood.sample(outputs, generator)
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """The curvature in f, which does not depend on the units of y."""
+        return self.likelihood.curvature(outputs)
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y | f), shape (..., N, T)."""
+        shift, scale = self._units(outputs)
+        return self.likelihood.cdf(outputs, (column(y, outputs) - shift) / scale)
+
+    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation in units of y, if y | f is Gaussian."""
+        if self.likelihood.components(outputs) is None:
+            return None
+        return self.mean(outputs), self.variance(outputs).sqrt()
+
+    def n_outputs(self, y: Targets) -> int:
+        """As many as the inner likelihood needs."""
+        return self.likelihood.n_outputs(y)
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for targets the inner likelihood does not take."""
+        self.likelihood.check_targets(y)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the inner likelihood's parameters have values."""
+        return self.likelihood.learned
+
+    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+        """Start values of the inner likelihood, from the standardised targets."""
+        return self.likelihood.init_parameters(self._inward(y))
+
+    def with_parameters(self, raw: Float[Tensor, "p"]) -> Standardized:
+        """The same units around the inner likelihood at `raw`."""
+        return replace(self, likelihood=self.likelihood.with_parameters(raw))
+
+    def frozen(self) -> Standardized:
+        """The same likelihood with plain numbers."""
+        return replace(self, likelihood=self.likelihood.frozen())
+
+    def given_noise(self, scale: Tensor) -> Standardized:
+        """The likelihood of new rows with known noise scales in units of y."""
+        inner = self.likelihood
+        assert isinstance(inner, Gaussian)
+        unit = scale.new_tensor(self.scale)
+        return replace(self, likelihood=inner.given_noise(column(scale, scale) / unit))
+
+    def to_config(self) -> dict[str, Any]:
+        """A JSON-able description."""
+        return {"name": "Standardized", "likelihood": self.likelihood.to_config(),
+                "shift": list(self.shift), "scale": list(self.scale)}

@@ -1,0 +1,344 @@
+"""A module as a pure function of one flat weight vector.
+
+`Network` never writes into the user's module and never changes its mode: it keeps a private
+structural copy in evaluation mode and calls it with `torch.func.functional_call`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from subbayes.checks import InputError, fail, fail_type
+from subbayes.data import leaves, n_rows, take
+from subbayes.types import Inputs
+
+__all__ = ["Network"]
+
+Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor]
+
+
+class Network:
+    r"""A module seen as a pure function f(x; w) of one flat vector w of selected weights.
+
+    The selected parameters, flattened in `named_parameters` order, are the weights
+    $w \in \mathbb{R}^D$; everything else is frozen at its value of now. Tied parameters count
+    once. Dropout is off and BatchNorm uses its stored statistics. The user's module is neither
+    written to nor switched to another mode; later changes to it do not reach the network.
+
+    Args:
+        module: any module that returns one tensor of shape (N, C), or (N,) for C = 1.
+        parameters: which trainable parameters are weights: "all"; "last-layer"; a name pattern
+            such as "head.*" or a list of patterns; a function of (name, parameter); or a dict
+            from names to boolean masks. Parameters with `requires_grad=False` stay frozen.
+        output: picks the tensor out of what the module returns, for modules that return
+            something else, e.g. `lambda out: out.logits`.
+
+    Raises:
+        InputTypeError: `module` is not a `torch.nn.Module`.
+        InputError: nothing trainable is selected, or a name does not exist.
+
+    Example:
+        >>> network = Network(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)))
+        >>> network.size
+        21
+        >>> network(network.weights, torch.zeros(5, 3)).shape
+        torch.Size([5, 1])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: Selection = "all",
+        output: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            fail_type("module", "a torch.nn.Module", module)
+        self.output = output
+        self._selection = parameters
+        self._module = _private_copy(module)
+        named = dict(self._module.named_parameters())
+        chosen = _select(module, parameters)
+        self.names: tuple[str, ...] = tuple(chosen)
+        self._masks = {name: mask for name, mask in chosen.items() if mask is not None}
+        self._shapes = {name: named[name].shape for name in self.names}
+        self._dtypes = {name: named[name].dtype for name in self.names}
+        self._sizes = [
+            int(self._masks[n].sum()) if n in self._masks else named[n].numel() for n in self.names
+        ]
+        self._frozen = {
+            n: p.detach() for n, p in named.items() if n not in chosen or n in self._masks
+        }
+        self._frozen |= dict(self._module.named_buffers())
+        self.weights: Tensor = self.flatten(named)
+
+    # --- what it is -------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Number of selected weights D."""
+        return self.weights.numel()
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Parameters that are not weights, and buffers, by name."""
+        return dict(self._frozen)
+
+    @property
+    def architecture(self) -> str:
+        """What the module prints as, to tell one architecture from another."""
+        return f"{type(self._module).__qualname__}: {self._module!r}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+        return self.weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.weights.device
+
+    def __repr__(self) -> str:
+        kind = type(self._module).__name__
+        return f"Network({kind}, {self.size} weights in {len(self.names)} parameters)"
+
+    # --- weights ----------------------------------------------------------------------------
+
+    def flatten(self, source: nn.Module | Mapping[str, Tensor]) -> Float[Tensor, "D"]:
+        """Flatten the selected parameters of a module or state dict of this architecture.
+
+        Raises:
+            InputError: a parameter is missing or has another shape.
+        """
+        values = dict(source.named_parameters()) if isinstance(source, nn.Module) else source
+        parts = []
+        for name in self.names:
+            if name not in values or values[name].shape != self._shapes[name]:
+                got = tuple(values[name].shape) if name in values else "nothing"
+                fail("source", f"a parameter {name} of shape {tuple(self._shapes[name])}", got,
+                     "Pass a module of the same architecture")
+            value = values[name].detach()
+            mask = self._masks.get(name)
+            parts.append(value.reshape(-1) if mask is None else value[mask])
+        return torch.cat(parts).clone()
+
+    def unflatten(self, weights: Float[Tensor, "D"]) -> dict[str, Tensor]:
+        """Named parameters from a flat vector; differentiable, and usable under `vmap`."""
+        named = {}
+        for name, part in zip(self.names, weights.split(self._sizes), strict=True):
+            part = part.to(self._dtypes[name])
+            mask = self._masks.get(name)
+            if mask is not None:
+                index = mask.reshape(-1).nonzero().squeeze(1)
+                part = self._frozen[name].reshape(-1).scatter(0, index, part)
+            named[name] = part.reshape(self._shapes[name])
+        return named
+
+    def with_weights(self, weights: Float[Tensor, "D"]) -> Network:
+        """The same network centred on other weights."""
+        self._check_size(weights)
+        other = copy.copy(self)
+        other.weights = weights.detach().to(self.weights).clone()
+        return other
+
+    def with_buffers(self, buffers: Mapping[str, Tensor]) -> Network:
+        """The same network with other buffers, e.g. refreshed BatchNorm statistics."""
+        other = copy.copy(self)
+        other._frozen = self._frozen | dict(buffers)
+        return other
+
+    def module_with(self, weights: Float[Tensor, "D"] | None = None) -> nn.Module:
+        """A new module, in evaluation mode, holding these weights (default: the network's)."""
+        self._check_size(self.weights if weights is None else weights)
+        module = copy.deepcopy(self._module)
+        values = self._frozen | self.unflatten(self.weights if weights is None else weights)
+        with torch.no_grad():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                tensor.copy_(values[name])
+        return module
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Network:
+        """The same network on another device or in another floating dtype."""
+        module = self.module_with().to(device=device, dtype=dtype)
+        return Network(module, self._selection, self.output)
+
+    # --- calls ------------------------------------------------------------------------------
+
+    def __call__(
+        self, weights: Float[Tensor, "D"], inputs: Inputs
+    ) -> Float[Tensor, "N C"]:
+        """Outputs f(x; w) of shape (N, C) for one weight vector; differentiable in w."""
+        self._check_size(weights)
+        args, kwargs = _arguments(inputs)
+        with _plain_attention():
+            out = functional_call(
+                self._module, self._frozen | self.unflatten(weights), args, kwargs
+            )
+        return self._as_outputs(out, inputs)
+
+    def batched(
+        self, weights: Float[Tensor, "S D"], inputs: Inputs
+    ) -> Float[Tensor, "S N C"]:
+        """Outputs of S weight vectors on the same inputs, in one vectorised call."""
+        return vmap(self.__call__, in_dims=(0, None))(weights, inputs)
+
+    def check(self, inputs: Inputs) -> int:
+        """Try the first rows and return the number of outputs C.
+
+        Raises:
+            InputError: the module does not take these inputs, or returns another shape.
+            InputTypeError: the module returns something else than a tensor.
+        """
+        self._check_placement(inputs)
+        rows = take(inputs, slice(min(2, n_rows(inputs))))
+        try:
+            with torch.no_grad():
+                return self(self.weights, rows).shape[-1]
+        except (InputError, TypeError):
+            raise
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0]
+            got = " and ".join(f"{t.dtype} {tuple(t.shape)}" for t in leaves(rows))
+            fail("inputs", "what the module takes", f"{got}: {reason}",
+                 "Convert or reshape the inputs (floats with .float())")
+
+    def refreshed(
+        self, weights: Float[Tensor, "D"], batches: Iterator[tuple[Inputs, Any]]
+    ) -> Network:
+        """The network at `weights` with BatchNorm statistics re-estimated on `batches`.
+
+        Costs one forward pass over the batches per weight vector, so S draws cost S passes.
+
+        Args:
+            weights: where to evaluate.
+            batches: pairs (inputs, anything), read once.
+        """
+        module = self.module_with(weights)
+        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        norms = [m for m in norms if m.track_running_stats]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+            norm.train()
+        with torch.no_grad():
+            for inputs, _ in batches if norms else ():
+                args, kwargs = _arguments(inputs)
+                module(*args, **kwargs)
+        return self.with_weights(weights).with_buffers(
+            {name: b.clone() for name, b in module.named_buffers()}
+        )
+
+    # --- checks -----------------------------------------------------------------------------
+
+    def _check_size(self, weights: Tensor) -> None:
+        if weights.shape[-1] != self.size:
+            fail("weights", f"{self.size} entries", f"shape {tuple(weights.shape)}",
+                 "The subspace must belong to this network's selected parameters")
+
+    def _check_placement(self, inputs: Inputs) -> None:
+        for tensor in leaves(inputs):
+            if tensor.device != self.device:
+                fail("inputs", f"tensors on {self.device}, where the module is", tensor.device,
+                     "Move one of them with .to(device)")
+
+    def _as_outputs(self, out: Any, inputs: Inputs) -> Tensor:
+        if self.output is not None:
+            out = self.output(out)
+        if not isinstance(out, Tensor):
+            fail_type("module", "one tensor as its output", out,
+                      "Pass output=..., e.g. output=lambda out: out.logits")
+        n = n_rows(inputs)
+        if out.ndim == 1 and out.shape[0] == n:
+            return out.unsqueeze(-1)
+        if out.ndim != 2 or out.shape[0] != n:
+            fail("module", f"outputs of shape ({n}, C) for {n} inputs", tuple(out.shape),
+                 "Flatten the outputs per observation")
+        return out
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Fused attention has no forward-mode rule and no batching rule: use plain kernels."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
+
+
+def _private_copy(module: nn.Module) -> nn.Module:
+    """A structural copy in evaluation mode with values of its own."""
+    try:
+        duplicate = copy.deepcopy(module)
+    except Exception as error:
+        fail("module", "a module that can be copied", f"{type(error).__name__}: {error}",
+             "Detach what cannot be copied (trainers, open files) first")
+    return duplicate.eval()
+
+
+def _select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]:
+    """Names of the selected trainable parameters, each with its mask or None."""
+    trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    if not trainable:
+        fail("module", "at least one trainable parameter",
+             "none (all have requires_grad=False)" if any(True for _ in module.parameters())
+             else "a module without parameters",
+             "Set requires_grad on what should be random")
+    if isinstance(parameters, Mapping):
+        return _masked(trainable, parameters)
+    if parameters == "all":
+        return dict.fromkeys(trainable)
+    if parameters == "last-layer":
+        last = list(trainable)[-1].rpartition(".")[0]
+        return dict.fromkeys(n for n in trainable if n.rpartition(".")[0] == last)
+    chosen: dict[str, Tensor | None]
+    if callable(parameters):
+        chosen = dict.fromkeys(n for n, p in trainable.items() if parameters(n, p))
+    else:
+        patterns = [parameters] if isinstance(parameters, str) else list(parameters)
+        chosen = dict.fromkeys(
+            n for n in trainable if any(fnmatchcase(n, p) for p in patterns)
+        )
+    if not chosen:
+        fail("parameters", "a pattern that selects a trainable parameter", repr(parameters),
+             "Trainable are: " + ", ".join(list(trainable)[:8]))
+    return chosen
+
+
+def _masked(
+    trainable: Mapping[str, Tensor], masks: Mapping[str, Tensor]
+) -> dict[str, Tensor | None]:
+    chosen: dict[str, Tensor | None] = {}
+    unknown = [name for name in masks if name not in trainable]
+    if unknown:
+        fail("parameters", "names of trainable parameters", ", ".join(unknown))
+    for name, parameter in trainable.items():
+        if name not in masks:
+            continue
+        mask = torch.as_tensor(masks[name])
+        if mask.dtype != torch.bool or mask.shape != parameter.shape:
+            fail(f"parameters[{name!r}]", f"a boolean mask of shape {tuple(parameter.shape)}",
+                 f"{mask.dtype} of shape {tuple(mask.shape)}")
+        if mask.any():
+            chosen[name] = mask.to(parameter.device)
+    if not chosen:
+        fail("parameters", "a mask that selects at least one weight", "masks that select none")
+    return chosen

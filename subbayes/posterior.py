@@ -1,0 +1,333 @@
+r"""The tempered posterior over subspace coordinates, streamed over data, vectorised over chains.
+
+$$ \log p_T(z \mid D) = \tfrac{1}{T} \sum_n \log p(y_n \mid f(x_n;\, \hat w + Pz)) + \log p(z) $$
+
+(Izmailov et al. 2019, eq. 4, up to its constant.) It is deterministic, runs over all
+observations whatever the batch size, and is summed in float64: a slice threshold is lost in
+float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from subbayes.checks import (
+    check_choice,
+    check_count,
+    check_finite,
+    check_positive,
+    fail,
+    fail_type,
+)
+from subbayes.data import Data, leaves, n_rows, take, to_device, to_inputs, to_tensor
+from subbayes.draws import Draws
+from subbayes.evaluation import Batched, Mode, bytes_per_row
+from subbayes.likelihoods import Likelihood
+from subbayes.network import Network
+from subbayes.predictive import Predictive
+from subbayes.priors import Normal
+from subbayes.progress import bar
+from subbayes.subspace import Subspace
+from subbayes.types import Coordinates, Inputs, LogDensity, Targets
+
+__all__ = ["Posterior"]
+
+
+class Posterior:
+    """The posterior over coordinates z of a subspace, and a plain callable for any sampler.
+
+    `value` and `value_and_grad` take and return NumPy arrays of shape (chains, k), so that
+    every sampler, ours or another library's, can run on it; `log_prob` takes tensors and
+    differentiates.
+
+    Args:
+        network: the network f(x; w).
+        likelihood: p(y | f), with all its own parameters learned.
+        data: (inputs, y), a DataLoader, a Dataset or `Data`.
+        subspace: where the weights may move.
+        prior: p(z); by default standard normal.
+        temperature: T in the equation above; 1 is the posterior, larger is wider.
+        batch_size: rows evaluated at once; by default as many as `memory_limit` allows.
+        mode: "trace" replays a traced graph, "compile" compiles it on top (5 to 30 s, pays for
+            long runs), "eager" does neither.
+        memory_limit: bytes one evaluation may take for activations.
+
+    Raises:
+        InputError: anything that does not fit together, in one line.
+
+    Example:
+        >>> import subbayes
+        >>> net = Network(torch.nn.Linear(2, 1))
+        >>> x, y = torch.randn(20, 2), torch.randn(20)
+        >>> space = subbayes.FullSubspace(net.weights)
+        >>> posterior = Posterior(net, subbayes.Gaussian(noise=1.0), (x, y), space)
+        >>> posterior.value(np.zeros((4, 3))).shape
+        (4,)
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: Any,
+        subspace: Subspace,
+        prior: Normal | None = None,
+        temperature: float = 1.0,
+        *,
+        batch_size: int | None = None,
+        mode: Mode = "trace",
+        memory_limit: int = 2**30,
+    ) -> None:
+        check_choice("mode", mode, ("trace", "eager", "compile"))
+        self.network = network
+        self.likelihood = likelihood
+        self.data = Data.of(data).to(network.device)
+        self.subspace = subspace
+        self.prior = Normal() if prior is None else prior
+        self.temperature = check_positive("temperature", temperature)
+        self.mode = mode
+        self.memory_limit = memory_limit
+        self.batch_size = batch_size if batch_size is None else check_count(
+            "batch_size", batch_size)
+        self._check()
+        self._row_bytes = bytes_per_row(network, self.data.first()[0])
+        self._evaluators: dict[str, Batched] = {}
+
+    def _check(self) -> None:
+        """Everything must fit together before anything long starts."""
+        if self.subspace.size != self.network.size:
+            fail("subspace", f"{self.network.size} weights, as the network has",
+                 self.subspace.size, "Build it from this network's weights")
+        self.prior.check_rank(self.rank)
+        if not self.likelihood.learned:
+            fail("likelihood", "all parameters learned or given", repr(self.likelihood),
+                 "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")
+        targets = self.data.targets()
+        self.likelihood.check_targets(targets)
+        inputs, _ = self.data.first()
+        placed = inputs if self.data.in_memory else to_device(inputs, self.network.device)
+        self.likelihood.check_outputs(self.network.check(placed), targets)
+
+    @property
+    def rank(self) -> int:
+        """Number of coordinates k."""
+        return self.subspace.rank
+
+    def __repr__(self) -> str:
+        return (f"Posterior(n={self.data.n}, {self.subspace!r}, {self.prior!r}, "
+                f"temperature={self.temperature:g})")
+
+    def with_temperature(self, temperature: float) -> Posterior:
+        """The same posterior at another temperature; traced graphs are shared."""
+        other = copy.copy(self)
+        other.temperature = check_positive("temperature", temperature)
+        return other
+
+    # --- evaluation -------------------------------------------------------------------------
+
+    def _single(self, reduce: bool) -> Callable[..., Tensor]:
+        def log_likelihood(z: Tensor, inputs: Inputs, y: Targets) -> Tensor:
+            outputs = self.network(self.subspace.weights(z), inputs)
+            terms = self.likelihood.log_prob(outputs, y).double()
+            return terms.sum() if reduce else terms
+
+        return log_likelihood
+
+    def _evaluator(self, what: str) -> Batched:
+        if what not in self._evaluators:
+            self._evaluators[what] = Batched(
+                self._single(reduce=what != "pointwise"), self.mode, grad=what == "grad")
+        return self._evaluators[what]
+
+    def _rows_at_once(self, chains: int, factor: int = 1) -> int:
+        if self.batch_size is not None:
+            return self.batch_size
+        rows = self.memory_limit // (self._row_bytes * chains * factor)
+        if rows < 1:
+            fail("memory_limit",
+                 f"at least {self._row_bytes * chains * factor / 2**20:.0f} MiB for one row of "
+                 f"{chains} chains", f"{self.memory_limit / 2**20:.0f} MiB",
+                 "Run fewer chains or raise the limit")
+        return min(rows, self.data.n)
+
+    def _batches(self, chains: int, factor: int = 1) -> Iterator[tuple[Inputs, Targets]]:
+        for inputs, y in self.data.batches(self._rows_at_once(chains, factor)):
+            if self.data.in_memory:
+                yield inputs, y
+            else:
+                yield (to_device(inputs, self.network.device),
+                       to_device(y, self.network.device))
+
+    def _coordinates(self, z: Any) -> Tensor:
+        array = np.asarray(z, dtype=np.float64)
+        if array.ndim != 2 or array.shape[1] != self.rank:
+            fail("z", f"shape (chains, {self.rank})", array.shape)
+        return torch.from_numpy(array).to(self.network.device)
+
+    def log_likelihood(self, z: Coordinates) -> LogDensity:
+        """Sum of log p(y | f) over all observations at temperature 1, shape (chains,).
+
+        A value that is not a number counts as minus infinity: such weights are impossible.
+        """
+        points = self._coordinates(z)
+        evaluate = self._evaluator("value")
+        with torch.no_grad():
+            total = sum(evaluate(points, x, y) for x, y in self._batches(len(points)))
+        assert isinstance(total, Tensor)
+        return _impossible_where_nan(total.cpu().numpy())
+
+    def value(self, z: Coordinates) -> LogDensity:
+        """Tempered log density at z, up to its constant, shape (chains,).
+
+        Args:
+            z: coordinates, shape (chains, k).
+        """
+        return self.log_likelihood(z) / self.temperature + self.prior.log_prob(np.asarray(z))
+
+    def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
+        """Tempered log density, shape (chains,), and its gradient, shape (chains, k)."""
+        points = self._coordinates(z)
+        evaluate = self._evaluator("grad")
+        value = torch.zeros(len(points), dtype=torch.float64, device=points.device)
+        grad = torch.zeros_like(points)
+        with torch.no_grad():
+            for x, y in self._batches(len(points), factor=3):
+                part, terms = evaluate(points, x, y)
+                value, grad = value + terms, grad + part
+        prior, slope = self.prior.log_prob(np.asarray(z)), self.prior.gradient(np.asarray(z))
+        total = _impossible_where_nan(value.cpu().numpy())
+        return total / self.temperature + prior, grad.cpu().numpy() / self.temperature + slope
+
+    def log_prob(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S"]:
+        """Tempered log density of a tensor of coordinates (..., k), differentiable."""
+        points = z.reshape(-1, self.rank)
+        single = torch.func.vmap(self._single(reduce=True), in_dims=(0, None, None))
+        total = sum(single(points, x, y) for x, y in self._batches(len(points), factor=3))
+        assert isinstance(total, Tensor)
+        value = total / self.temperature + self.prior.log_prob_tensor(points)
+        return value.reshape(z.shape[:-1])
+
+    def pointwise(self, z: Coordinates) -> Float[np.ndarray, "S n"]:
+        """Log-likelihood of each observation at temperature 1, shape (S, N)."""
+        points = self._coordinates(z)
+        evaluate = self._evaluator("pointwise")
+        with torch.no_grad():
+            return np.concatenate([
+                torch.cat([evaluate(some, x, y).cpu() for x, y in self._batches(len(some))], 1)
+                .numpy() for some in points.split(64)])
+
+    # --- prediction -------------------------------------------------------------------------
+
+    def outputs(
+        self, z: Coordinates, inputs: Inputs, progress: bool | None = False
+    ) -> Float[Tensor, "S N C"]:
+        """Network outputs at new inputs for every row of z, on the CPU, shape (S, N, C)."""
+        points = self._coordinates(z)
+        self.network.check(inputs)
+        chains = min(len(points), 64)
+        rows = max(1, self.memory_limit // (self._row_bytes * chains))
+        parts = []
+        with torch.no_grad(), bar(len(points), "Predicting", progress, "draws") as steps:
+            for some in points.split(chains):
+                weights = self.subspace.weights(some)
+                parts.append(torch.cat([
+                    self.network.batched(weights, take(inputs, slice(i, i + rows))).cpu()
+                    for i in range(0, n_rows(inputs), rows)], 1))
+                steps.update(len(some))
+        return torch.cat(parts)
+
+    def predict(
+        self,
+        draws: Draws | Coordinates,
+        inputs: Any,
+        *,
+        noise: Any = None,
+        n_draws: int | None = None,
+        refresh_batchnorm: bool = False,
+        progress: bool | None = False,
+    ) -> Predictive:
+        """Bayesian model average over draws (Izmailov et al. 2019, eq. 3).
+
+        Args:
+            draws: what inference returned, or coordinates (S, k).
+            inputs: new inputs in the form the module takes, or a loader of them.
+            noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
+            n_draws: use this many evenly spaced draws instead of all.
+            refresh_batchnorm: re-estimate BatchNorm statistics for each draw on the training
+                inputs; costs one pass over them per draw.
+            progress: show a progress bar; None shows it on a terminal.
+
+        Raises:
+            InputError: inputs the module does not take, or that hold NaN.
+        """
+        z = draws.flat(n_draws) if isinstance(draws, Draws) else np.asarray(draws)
+        run = self._refreshed_outputs if refresh_batchnorm else self.outputs
+        outputs = torch.cat([run(z, to_device(x, self.network.device), progress)
+                             for x in _input_batches(inputs)], 1)
+        likelihood = self.likelihood
+        if noise is not None:
+            likelihood = likelihood.given_noise(to_tensor("noise", noise))
+        return Predictive(outputs, likelihood)
+
+    def _refreshed_outputs(
+        self, z: Coordinates, inputs: Inputs, progress: bool | None
+    ) -> Float[Tensor, "S N C"]:
+        parts = []
+        with torch.no_grad(), bar(len(z), "Predicting", progress, "draws") as steps:
+            for weights in self.subspace.weights(self._coordinates(z)):
+                network = self.network.refreshed(weights, self._batches(1))
+                parts.append(network(weights, inputs).cpu())
+                steps.update(1)
+        return torch.stack(parts)
+
+    # --- identity ---------------------------------------------------------------------------
+
+    def fingerprint(self) -> str:
+        """A digest of all that defines this density, to tell whether a checkpoint is its own."""
+        digest = hashlib.sha256()
+        facts = {"architecture": self.network.architecture, "names": self.network.names,
+                 "likelihood": self.likelihood.to_config(), "prior": self.prior.to_config(),
+                 "subspace": self.subspace.config(), "temperature": self.temperature,
+                 "n": self.data.n}
+        digest.update(json.dumps(facts, sort_keys=True, default=repr).encode())
+        tensors = [*self.subspace.tensors().values(), *self.network.frozen.values()]
+        for x, y in self.data.batches(4096):
+            tensors += [*leaves(x), *leaves(y)]
+        for tensor in tensors:
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def _impossible_where_nan(values: LogDensity) -> LogDensity:
+    return np.where(np.isnan(values), -np.inf, values)
+
+
+def _input_batches(inputs: Any) -> Iterator[Inputs]:
+    """Inputs as batches: of a loader (of inputs, or of pairs), or themselves."""
+    if not isinstance(inputs, DataLoader):
+        batch = to_inputs(inputs)
+        for tensor in leaves(batch):
+            if tensor.ndim == 0:
+                fail("inputs", "one row per observation", "a scalar")
+            check_finite("inputs", tensor)
+        yield batch
+        return
+    for batch in inputs:
+        if isinstance(batch, (list, tuple)) and len(batch) == 2:
+            batch = batch[0]
+        if isinstance(batch, list):
+            batch = tuple(batch)
+        if not isinstance(batch, (Tensor, tuple, dict)):
+            fail_type("inputs", "a loader of inputs or of pairs (inputs, y)", batch)
+        yield to_inputs(batch)

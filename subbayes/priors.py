@@ -1,0 +1,150 @@
+r"""Priors p(z) over subspace coordinates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.checks import fail
+from subbayes.subspace import Subspace
+
+__all__ = ["Normal"]
+
+
+class Normal:
+    r"""Gaussian prior $z \sim N(m, \Sigma)$ with any scale or covariance.
+
+    Args:
+        scale: standard deviation, one for all coordinates or one each, shape (k,).
+        covariance: full covariance $\Sigma$, shape (k, k); give this or a scale.
+        mean: m, a number or shape (k,).
+
+    Raises:
+        InputError: a scale that is not above 0, or a covariance that is not symmetric positive
+            definite.
+
+    Example:
+        >>> prior = Normal(scale=2.0)
+        >>> prior.log_prob(np.zeros((1, 1))).round(4)
+        array([-1.6121])
+    """
+
+    def __init__(
+        self, scale: Any = 1.0, *, covariance: Any = None, mean: Any = 0.0
+    ) -> None:
+        self.mean = np.asarray(mean, dtype=np.float64)
+        if self.mean.ndim > 1 or not np.isfinite(self.mean).all():
+            fail("mean", "a number or a finite vector", f"shape {self.mean.shape}")
+        self.factor: Float[np.ndarray, "k k"] | None = None
+        self.scale = np.asarray(scale, dtype=np.float64)
+        if covariance is None:
+            if self.scale.ndim > 1 or not (np.isfinite(self.scale).all() and
+                                           (self.scale > 0).all()):
+                fail("scale", "finite numbers above 0", np.array2string(self.scale, threshold=4))
+            return
+        sigma = np.asarray(covariance, dtype=np.float64)
+        if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1] or not np.allclose(sigma, sigma.T):
+            fail("covariance", "a symmetric (k, k) matrix", f"shape {sigma.shape}")
+        try:
+            self.factor = np.linalg.cholesky(sigma)
+        except np.linalg.LinAlgError:
+            smallest = float(np.linalg.eigvalsh(sigma)[0])
+            fail("covariance", "a positive definite matrix", f"smallest eigenvalue {smallest:.3g}",
+                 "Add a small multiple of the identity")
+        self.scale = np.sqrt(np.diag(sigma))
+
+    @classmethod
+    def induced(cls, subspace: Subspace, scale: float) -> Normal:
+        r"""The prior on z that $w \sim N(0, s^2 I)$ on the weights induces on the subspace.
+
+        Restricted to $w = \hat w + Pz$ it is Gaussian with precision $P^\top P / s^2$ and mean
+        the coordinates of the point nearest to the origin.
+        """
+        basis = np.eye(subspace.rank)
+        gram = subspace.pull(subspace.push(torch.from_numpy(basis).to(subspace.shift)))
+        precision = gram.double().cpu().numpy() / scale**2
+        origin = subspace.project(torch.zeros_like(subspace.shift))
+        covariance = np.linalg.inv((precision + precision.T) / 2)
+        return cls(covariance=(covariance + covariance.T) / 2, mean=origin.double().cpu().numpy())
+
+    def check_rank(self, rank: int) -> None:
+        """Raise `InputError` if the prior is for another number of coordinates."""
+        for name, size in (("scale", self.scale.size), ("mean", self.mean.size)):
+            if size not in (1, rank):
+                fail(f"prior {name}", f"1 or {rank} numbers for a subspace of rank {rank}", size)
+
+    def from_standard(self, eps: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:
+        r"""Turn standard normal draws into zero-mean draws: $L\epsilon$, $\Sigma = LL^\top$."""
+        return eps * self.scale if self.factor is None else eps @ self.factor.T
+
+    def sample(
+        self, shape: tuple[int, ...], generator: np.random.Generator
+    ) -> Float[np.ndarray, "*S k"]:
+        """Draw coordinates of the given shape (..., k)."""
+        return self.mean + self.from_standard(generator.standard_normal(shape))
+
+    def log_prob(self, z: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S"]:
+        """Log density of coordinates, shape (...)."""
+        k = z.shape[-1]
+        eps = self.from_centred(z - self.mean)
+        return -0.5 * (eps**2).sum(-1) - 0.5 * k * np.log(2 * np.pi) - self._log_volume(k)
+
+    def from_centred(self, centred: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:
+        r"""The inverse of `from_standard`: $L^{-1}(z - m)$."""
+        if self.factor is None:
+            return centred / self.scale
+        from scipy.linalg import solve_triangular
+
+        rows = centred.reshape(-1, centred.shape[-1])
+        return solve_triangular(self.factor, rows.T, lower=True).T.reshape(centred.shape)
+
+    def _log_volume(self, k: int) -> float:
+        if self.factor is not None:
+            return float(np.log(np.diag(self.factor)).sum())
+        return float(np.log(np.broadcast_to(self.scale, k)).sum())
+
+    def gradient(self, z: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:
+        """Gradient of the log density, shape (..., k)."""
+        eps = self.from_centred(z - self.mean)
+        if self.factor is None:
+            return -eps / self.scale
+        from scipy.linalg import solve_triangular
+
+        rows = eps.reshape(-1, eps.shape[-1])
+        back = solve_triangular(self.factor, rows.T, lower=True, trans="T").T
+        return -back.reshape(eps.shape)
+
+    def log_prob_tensor(self, z: Tensor) -> Tensor:
+        """Log density of a tensor (..., k) in float64, differentiable."""
+        k = z.shape[-1]
+        mean = torch.from_numpy(self.mean).to(z.device)
+        centred = z.double() - mean
+        if self.factor is None:
+            eps = centred / torch.from_numpy(self.scale).to(z.device)
+        else:
+            factor = torch.from_numpy(self.factor).to(z.device)
+            eps = torch.linalg.solve_triangular(factor, centred.unsqueeze(-1), upper=False)
+            eps = eps.squeeze(-1)
+        constant = 0.5 * k * float(np.log(2 * np.pi)) + self._log_volume(k)
+        return -0.5 * eps.square().sum(-1) - constant
+
+    def to_config(self) -> dict[str, Any]:
+        """A JSON-able description; `Normal.from_config` reads it back."""
+        covariance = None if self.factor is None else (self.factor @ self.factor.T).tolist()
+        return {"name": "Normal", "scale": self.scale.tolist(), "mean": self.mean.tolist(),
+                "covariance": covariance}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Normal:
+        """Rebuild a prior from `to_config`."""
+        return cls(config["scale"], covariance=config["covariance"], mean=config["mean"])
+
+    def __repr__(self) -> str:
+        if self.factor is not None:
+            return f"Normal(covariance of rank {len(self.factor)})"
+        scale = float(self.scale.reshape(-1)[0]) if self.scale.size == 1 else "vector"
+        return f"Normal(scale={scale})"

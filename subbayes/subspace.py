@@ -1,0 +1,311 @@
+r"""Affine subspaces of weight space: w = shift + z @ basis.
+
+A subspace maps coordinates to weights, pushes tangents forward and pulls cotangents back. Each
+kind holds no more than it needs: a coordinate subspace its indices, a random one its seed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from subbayes.checks import check_count, fail
+
+__all__ = [
+    "CoordinateSubspace",
+    "DenseSubspace",
+    "FullSubspace",
+    "RandomSubspace",
+    "Subspace",
+]
+
+_CACHE_BYTES = 256 * 2**20
+
+
+class Subspace(ABC):
+    r"""An affine subspace $w = \hat w + \sum_i z_i v_i$ of the weight space.
+
+    Attributes:
+        shift: the centre $\hat w$, shape (D,).
+        rank: number of coordinates k.
+    """
+
+    shift: Float[Tensor, "D"]
+    rank: int
+
+    @property
+    def size(self) -> int:
+        """Number of weights D."""
+        return self.shift.numel()
+
+    @abstractmethod
+    def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
+        """Push coordinate tangents to weight tangents: z @ basis."""
+
+    @abstractmethod
+    def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """Pull weight cotangents back to coordinates, the adjoint of `push`."""
+
+    @abstractmethod
+    def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """Coordinates of the point of the subspace nearest to `weights`."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Subspace:
+        """The same subspace on another device or in another dtype."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What has to be saved, by name."""
+
+    def weights(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
+        """Weights at coordinates z."""
+        return self.shift + self.push(z)
+
+    def basis(self) -> Float[Tensor, "k D"]:
+        """The basis as a dense matrix; made on the call, (k, D) numbers."""
+        return self.push(torch.eye(self.rank, dtype=self.shift.dtype, device=self.shift.device))
+
+    def config(self) -> dict[str, Any]:
+        """A JSON-able description that, with `tensors`, rebuilds the subspace."""
+        return {"name": type(self).__name__, "rank": self.rank}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
+
+
+class DenseSubspace(Subspace):
+    """A subspace given by its basis vectors.
+
+    Args:
+        shift: centre, shape (D,).
+        basis: rows are basis vectors, shape (k, D); any norms, linearly independent.
+
+    Raises:
+        InputError: shapes that do not fit, NaN or infinite entries.
+
+    Example:
+        >>> space = DenseSubspace(torch.zeros(3), torch.tensor([[1.0, 1.0, 0.0]]))
+        >>> space.weights(torch.tensor([2.0]))
+        tensor([2., 2., 0.])
+        >>> space.project(torch.tensor([2.0, 2.0, 5.0]))
+        tensor([2.])
+    """
+
+    def __init__(self, shift: Tensor, basis: Tensor) -> None:
+        if shift.ndim != 1 or basis.ndim != 2 or basis.shape[1] != shift.shape[0]:
+            fail("basis", f"shape (k, {shift.numel()}) for a shift of {shift.numel()} weights",
+                 tuple(basis.shape))
+        if basis.shape[0] > basis.shape[1]:
+            fail("basis", f"at most {basis.shape[1]} rows, the number of weights", basis.shape[0])
+        if not (torch.isfinite(basis).all() and torch.isfinite(shift).all()):
+            fail("basis", "finite numbers", "NaN or infinite entries",
+                 "The training that made it diverged: lower its learning rate")
+        self.shift = shift.detach()
+        self.rank = basis.shape[0]
+        self._basis = basis.detach().to(shift)
+
+    def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
+        """z @ basis."""
+        return z.to(self.shift.dtype) @ self._basis
+
+    def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """Cotangent @ basis.T."""
+        return cotangent @ self._basis.T
+
+    def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """Least-squares coordinates."""
+        basis = self._basis.double()
+        right = (weights - self.shift).double() @ basis.T
+        gram = basis @ basis.T
+        return torch.linalg.solve(gram, right.unsqueeze(-1)).squeeze(-1).to(weights.dtype)
+
+    def basis(self) -> Float[Tensor, "k D"]:
+        """The basis, shape (k, D)."""
+        return self._basis
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> DenseSubspace:
+        """The same subspace on another device or in another dtype."""
+        return DenseSubspace(self.shift.to(device, dtype), self._basis.to(device, dtype))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Shift and basis."""
+        return {"shift": self.shift, "basis": self._basis}
+
+
+class CoordinateSubspace(Subspace):
+    """A subnetwork: the chosen weights move, the others stay at the shift.
+
+    Args:
+        shift: centre, shape (D,).
+        indices: positions of the chosen weights, shape (k,), each once.
+
+    Raises:
+        InputError: indices out of range or given twice.
+
+    Example:
+        >>> space = CoordinateSubspace(torch.zeros(4), torch.tensor([1, 3]))
+        >>> space.weights(torch.tensor([5.0, 6.0]))
+        tensor([0., 5., 0., 6.])
+    """
+
+    def __init__(self, shift: Tensor, indices: Tensor) -> None:
+        indices = torch.as_tensor(indices)
+        in_range = indices.numel() > 0 and 0 <= int(indices.min()) <= int(indices.max()) < len(
+            shift
+        )
+        if indices.ndim != 1 or not in_range or len(indices.unique()) < len(indices):
+            fail("indices", f"distinct positions in 0..{len(shift) - 1}",
+                 f"{indices.numel()} of shape {tuple(indices.shape)}")
+        self.shift = shift.detach()
+        self.indices: Int[Tensor, "k"] = indices.long().to(shift.device)
+        self.rank = len(indices)
+
+    def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
+        """Scatter z into zeros."""
+        index = self.indices.expand(z.shape)
+        zeros = self.shift.new_zeros(self.size).expand(*z.shape[:-1], self.size)
+        return zeros.scatter(-1, index, z.to(self.shift.dtype))
+
+    def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """Gather the chosen entries."""
+        return cotangent.index_select(-1, self.indices)
+
+    def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """The chosen entries, relative to the shift."""
+        return self.pull(weights - self.shift)
+
+    def to(
+        self, device: torch.device | str, dtype: torch.dtype | None = None
+    ) -> CoordinateSubspace:
+        """The same subspace on another device or in another dtype."""
+        return CoordinateSubspace(self.shift.to(device, dtype), self.indices.to(device))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Shift and indices."""
+        return {"shift": self.shift, "indices": self.indices}
+
+
+class FullSubspace(Subspace):
+    """The whole weight space around a centre: k = D, the basis is the identity.
+
+    Args:
+        shift: centre, shape (D,).
+    """
+
+    def __init__(self, shift: Tensor) -> None:
+        self.shift = shift.detach()
+        self.rank = shift.numel()
+
+    def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
+        """Z itself."""
+        return z.to(self.shift.dtype)
+
+    def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """The cotangent itself."""
+        return cotangent
+
+    def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """Weights relative to the shift."""
+        return weights - self.shift
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> FullSubspace:
+        """The same subspace on another device or in another dtype."""
+        return FullSubspace(self.shift.to(device, dtype))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The shift."""
+        return {"shift": self.shift}
+
+
+class RandomSubspace(Subspace):
+    """Gaussian directions of norm 1 around a centre (Izmailov 2019, section 4.1).
+
+    Only the seed is kept and saved. The basis is made when needed: kept while it is small,
+    made again row by row, with one row in memory at a time, when it would pass 256 MiB.
+
+    Args:
+        shift: centre, usually the SWA mean, shape (D,).
+        rank: number of directions k.
+        seed: seed of the directions; the same on every device and for every dtype.
+
+    Raises:
+        InputError: a rank above the number of weights.
+
+    Example:
+        >>> space = RandomSubspace(torch.zeros(100), rank=3, seed=0)
+        >>> space.basis().norm(dim=1)
+        tensor([1.0000, 1.0000, 1.0000])
+    """
+
+    def __init__(self, shift: Tensor, rank: int, seed: int = 0) -> None:
+        check_count("rank", rank)
+        if rank > shift.numel():
+            fail("rank", f"at most {shift.numel()}, the number of weights", rank)
+        self.shift = shift.detach()
+        self.rank = rank
+        self.seed = check_count("seed", seed, 0)
+        small = rank * shift.numel() * shift.element_size() <= _CACHE_BYTES
+        self._cached = torch.stack([self._row(i) for i in range(rank)]) if small else None
+
+    def _row(self, i: int) -> Float[Tensor, "D"]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + i)
+        row = torch.randn(self.size, generator=generator, dtype=torch.float32)
+        return (row / row.double().norm()).to(self.shift)
+
+    def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
+        """z @ basis."""
+        z = z.to(self.shift.dtype)
+        if self._cached is not None:
+            return z @ self._cached
+        total = z[..., :1] * self._row(0)
+        for i in range(1, self.rank):
+            total = total + z[..., i : i + 1] * self._row(i)
+        return total
+
+    def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """Cotangent @ basis.T."""
+        if self._cached is not None:
+            return cotangent @ self._cached.T
+        return torch.stack([cotangent @ self._row(i) for i in range(self.rank)], -1)
+
+    def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """Least-squares coordinates."""
+        gram = torch.stack([self.pull(self._row(i)) for i in range(self.rank)]).double()
+        right = self.pull(weights - self.shift).double()
+        return torch.linalg.solve(gram, right.unsqueeze(-1)).squeeze(-1).to(weights.dtype)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> RandomSubspace:
+        """The same subspace on another device or in another dtype."""
+        return RandomSubspace(self.shift.to(device, dtype), self.rank, self.seed)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The shift; the directions follow from the seed."""
+        return {"shift": self.shift}
+
+    def config(self) -> dict[str, Any]:
+        """Name, rank and seed."""
+        return super().config() | {"seed": self.seed}
+
+
+def from_config(config: dict[str, Any], tensors: dict[str, Tensor]) -> Subspace:
+    """Rebuild a subspace from `Subspace.config` and `Subspace.tensors`.
+
+    Raises:
+        InputError: a kind this version does not know.
+    """
+    match config["name"]:
+        case "DenseSubspace":
+            return DenseSubspace(tensors["shift"], tensors["basis"])
+        case "CoordinateSubspace":
+            return CoordinateSubspace(tensors["shift"], tensors["indices"])
+        case "FullSubspace":
+            return FullSubspace(tensors["shift"])
+        case "RandomSubspace":
+            return RandomSubspace(tensors["shift"], config["rank"], config["seed"])
+        case name:
+            fail("subspace", "a kind this version knows", repr(name), "Upgrade subbayes")
