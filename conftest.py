@@ -1,0 +1,38 @@
+"""What holds for every test, those in docstrings too."""
+
+import os
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+import torch
+
+
+def pytest_configure(config):
+    # Two processes of many threads each are slower than two of one; sums come out the same too.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def examples_write_elsewhere(request, tmp_path_factory, monkeypatch):
+    """An example in a docstring may save files: it runs in a folder of its own."""
+    if isinstance(request.node, pytest.DoctestItem):
+        monkeypatch.chdir(tmp_path_factory.mktemp("example"))
+
+
+@pytest.fixture(autouse=True)
+def global_state_is_left_alone():
+    """The library has no business with torch's global switches."""
+    before = _switches()
+    yield
+    assert _switches() == before
+
+
+def _switches():
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "validation": torch.distributions.Distribution._validate_args,
+    }
