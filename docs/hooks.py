@@ -1,0 +1,79 @@
+"""What the documentation takes from the repository: its texts, and one API page a room."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "subbayes"
+# Pages that are a text of the repository, so that it is written once.
+TEXTS = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}
+# The rooms in the order of the house; a room not named here follows, by name.
+ORDER = [
+    *("network", "data", "likelihoods", "priors", "subspace", "subspaces", "posterior"),
+    *("inference", "draws", "diagnostics", "predictive", "metrics", "training", "baselines"),
+    *("api", "estimators", "tabular", "artifact", "plots", "report"),
+]
+
+
+def on_config(config: Any) -> Any:
+    """Put the API pages into the navigation, after the command line."""
+    pages = [{room: f"api/{room}.md"} for room in _rooms()]
+    config.nav.insert(5, {"API": pages})
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Make one page a room, and one for each text of the repository."""
+    for room, modules in _rooms().items():
+        page = "\n\n".join([f"# {room}", *map(_section, modules)])
+        files.append(File.generated(config, f"api/{room}.md", content=page))
+    for page, text in TEXTS.items():
+        content = _with_links_of_the_site((ROOT / text).read_text(encoding="utf-8"))
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def _rooms() -> dict[str, list[str]]:
+    """The public modules of the package, gathered by room (a file, or a folder of methods)."""
+    rooms: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if not any(part.startswith("_") for part in parts) and _has_docstring(path):
+            rooms.setdefault(parts[0], []).append(".".join(["subbayes", *parts]))
+    place = {room: i for i, room in enumerate(ORDER)}
+    return dict(sorted(rooms.items(), key=lambda item: place.get(item[0], len(place))))
+
+
+def _has_docstring(path: Path) -> bool:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) is not None
+
+
+def _section(module: str) -> str:
+    title = f"## {module.rpartition('.')[2]}\n\n" if module.count(".") > 1 else ""
+    level = 3 if title else 2
+    return f"{title}::: {module}\n    options:\n      heading_level: {level}\n"
+
+
+def _with_links_of_the_site(text: str) -> str:
+    """Links into docs/ and to the texts become links of the site, other local ones their words."""
+    pages = {source: page for page, source in TEXTS.items()}
+
+    def replace(match: re.Match[str]) -> str:
+        words, target = match.groups()
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        page = pages.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+        return f"[{words}]({page}{'#' + anchor if anchor else ''})" if page else words
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", replace, text)
