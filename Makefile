@@ -20,7 +20,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CORE := $(VENV)/.installed-torch-$(TORCH)
 DEV := $(CORE)-dev
 DOCS := $(CORE)-docs
@@ -90,7 +90,7 @@ test-all: $(DEV) ## run all tests, the slow ones too
 test-oldest: constraints-oldest.txt ## run the tests with the oldest supported versions, in .venv-oldest
 	@$(find_python); "$$python" -m venv .venv-oldest
 	@echo "[oldest] installing torch $(TORCH_OLDEST) and the versions of constraints-oldest.txt"
-	@.venv-oldest/bin/python -m pip --disable-pip-version-check --quiet install \
+	@.venv-oldest/bin/python -m pip --disable-pip-version-check -qq install \
 	  -e ".[dev,arviz,parquet]" "torch==$(TORCH_OLDEST)" -c constraints-oldest.txt
 	@$(ONE_THREAD) .venv-oldest/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
