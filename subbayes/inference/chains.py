@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -42,6 +42,7 @@ class Info:
     stats: dict[str, np.ndarray]
 
 
+@runtime_checkable
 class Kernel(Protocol):
     """A sampler: a name, `init` and `step`.
 
