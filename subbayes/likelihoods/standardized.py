@@ -48,12 +48,12 @@ class Standardized(Likelihood):
     def _units(self, like: Tensor) -> tuple[Tensor, Tensor]:
         return (like.new_tensor(self.shift), like.new_tensor(self.scale))
 
-    def _inward(self, y: Targets) -> Targets:
-        """Targets as the inner likelihood sees them."""
+    def inward(self, y: Targets) -> Targets:
+        """Targets as the inner likelihood sees them: standardised."""
         if not isinstance(y, Tensor):
             value, noise = y
             scale = value.new_tensor(self.scale)
-            return self._inward(value), noise / (scale if noise.ndim == 2 else scale[0])
+            return self.inward(value), noise / (scale if noise.ndim == 2 else scale[0])
         shift, scale = self._units(y.double())
         inner = (column(y, shift) - shift) / scale
         inner = inner if y.dtype == torch.float64 else inner.float()
@@ -62,7 +62,7 @@ class Standardized(Likelihood):
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log density of y in its own units, shape (..., N)."""
         log_scale = sum(math.log(s) for s in self.scale)
-        return self.likelihood.log_prob(outputs, self._inward(y)) - log_scale
+        return self.likelihood.log_prob(outputs, self.inward(y)) - log_scale
 
     def mean(self, outputs: Outputs) -> Moments:
         """E[y | f] in units of y."""
@@ -108,7 +108,7 @@ class Standardized(Likelihood):
 
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
         """Start values of the inner likelihood, from the standardised targets."""
-        return self.likelihood.init_parameters(self._inward(y))
+        return self.likelihood.init_parameters(self.inward(y))
 
     def with_parameters(self, raw: Float[Tensor, "p"]) -> Standardized:
         """The same units around the inner likelihood at `raw`."""
