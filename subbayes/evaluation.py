@@ -8,19 +8,20 @@ goes on with the step before.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from subbayes.data import leaves, take
+from subbayes.graph import tidy
 from subbayes.network import Network
 from subbayes.types import Inputs, Targets
+from subbayes.vectorised import Vectorised, say
 
 __all__ = ["Batched", "Mode", "bytes_per_row"]
 
@@ -39,8 +40,7 @@ class Batched:
 
     def __init__(self, single: Single, mode: Mode, grad: bool = False) -> None:
         self.mode = mode
-        self._eager = vmap(grad_and_value(single) if grad else single, in_dims=(0, None, None))
-        self._loop = grad_and_value(single) if grad else single
+        self._eager = Vectorised(grad_and_value(single) if grad else single)
         self._replays: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, z: Tensor, inputs: Inputs, y: Targets) -> Any:
@@ -52,47 +52,32 @@ class Batched:
 
     def _prepare(self, z: Tensor, inputs: Inputs, y: Targets) -> Callable[..., Any]:
         """The fastest way to evaluate these shapes that works."""
-        try:
-            expected = self._eager(z, inputs, y)
-        except RuntimeError as error:
-            _say("vectorising over chains", error, "evaluating one chain at a time")
-            return self._one_by_one
-        if self.mode == "eager":
+        expected = self._eager(z, inputs, y)
+        if self.mode == "eager" or self._eager.loops:
             return self._eager
         try:
             replay = self._traced(z, inputs, y)
         except Exception as error:
-            _say("tracing the log density", error, "going on without")
+            say("tracing the log density", error, "going on without")
             return self._eager
         if not _close(replay(z, inputs, y), expected):
-            _say("tracing the log density", "its result differs", "going on without")
+            say("tracing the log density", "its result differs", "going on without")
             return self._eager
-        return self._compiled(replay, z, inputs, y) if self.mode == "compile" else replay
-
-    def _one_by_one(self, z: Tensor, inputs: Inputs, y: Targets) -> Any:
-        rows = [self._loop(row, inputs, y) for row in z]
-        if isinstance(rows[0], tuple):
-            return tuple(torch.stack(column) for column in zip(*rows, strict=True))
-        return torch.stack(rows)
+        return replay
 
     def _traced(self, z: Tensor, inputs: Inputs, y: Targets) -> Callable[..., Any]:
         graph = make_fx(lambda z, *flat: self._eager(z, *_unflatten(flat, inputs, y)))(
             z, *leaves(inputs), *leaves(y)
         )
         graph.graph.eliminate_dead_code()
-        graph.recompile()
-        return _Replay(graph)
-
-    def _compiled(
-        self, replay: _Replay, z: Tensor, inputs: Inputs, y: Targets
-    ) -> Callable[..., Any]:
-        try:
-            compiled = _Replay(torch.compile(replay.graph, dynamic=False, fullgraph=True))
-            compiled(z, inputs, y)
-        except Exception as error:
-            _say("torch.compile", error, "going on with the traced density")
-            return replay
-        return compiled
+        if self.mode == "compile":
+            try:
+                compiled = _Replay(torch.compile(graph, dynamic=False, fullgraph=True))
+                compiled(z, inputs, y)
+                return compiled
+            except Exception as error:
+                say("torch.compile", error, "going on with the traced density")
+        return _Replay(tidy(graph, z, *leaves(inputs), *leaves(y)))
 
 
 class _Replay:
@@ -123,11 +108,6 @@ def _close(a: Any, b: Any) -> bool:
     pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
     return all(torch.allclose(x.double(), y.double(), rtol=1e-3, atol=1e-3, equal_nan=True)
                for x, y in pairs)
-
-
-def _say(what: str, error: Any, instead: str) -> None:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    warnings.warn(f"{what} failed ({first[:160]}); {instead}", stacklevel=3)
 
 
 class _CountBytes(TorchDispatchMode):

@@ -7,24 +7,29 @@ structural copy in evaluation mode and calls it with `torch.func.functional_call
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 
-from subbayes.checks import InputError, fail, fail_type
+from subbayes.checks import InputError, InputTypeError, fail, fail_type
 from subbayes.data import leaves, n_rows, take
 from subbayes.types import Inputs
+from subbayes.vectorised import Vectorised
 
-__all__ = ["Network"]
+__all__ = ["Network", "Selection", "select"]
 
-Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor]
+Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor | np.ndarray]
 
 
 class Network:
@@ -67,7 +72,7 @@ class Network:
         self._selection = parameters
         self._module = _private_copy(module)
         named = dict(self._module.named_parameters())
-        chosen = _select(module, parameters)
+        chosen = select(module, parameters)
         self.names: tuple[str, ...] = tuple(chosen)
         self._masks = {name: mask for name, mask in chosen.items() if mask is not None}
         self._shapes = {name: named[name].shape for name in self.names}
@@ -80,6 +85,7 @@ class Network:
         }
         self._frozen |= dict(self._module.named_buffers())
         self.weights: Tensor = self.flatten(named)
+        self._loops = False
 
     # --- what it is -------------------------------------------------------------------------
 
@@ -94,9 +100,15 @@ class Network:
         return dict(self._frozen)
 
     @property
+    def masks(self) -> dict[str, Tensor]:
+        """Boolean masks of the parameters of which only a part are weights, by name."""
+        return dict(self._masks)
+
+    @property
     def architecture(self) -> str:
         """What the module prints as, to tell one architecture from another."""
-        return f"{type(self._module).__qualname__}: {self._module!r}"
+        text = f"{type(self._module).__qualname__}: {self._module!r}"
+        return re.sub(r" at 0x[0-9a-f]+", "", text)  # a function prints its address
 
     @property
     def dtype(self) -> torch.dtype:
@@ -160,7 +172,7 @@ class Network:
     def module_with(self, weights: Float[Tensor, "D"] | None = None) -> nn.Module:
         """A new module, in evaluation mode, holding these weights (default: the network's)."""
         self._check_size(self.weights if weights is None else weights)
-        module = copy.deepcopy(self._module)
+        module = _private_copy(self._module)
         values = self._frozen | self.unflatten(self.weights if weights is None else weights)
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -189,8 +201,17 @@ class Network:
     def batched(
         self, weights: Float[Tensor, "S D"], inputs: Inputs
     ) -> Float[Tensor, "S N C"]:
-        """Outputs of S weight vectors on the same inputs, in one vectorised call."""
-        return vmap(self.__call__, in_dims=(0, None))(weights, inputs)
+        """Outputs of S weight vectors on the same inputs, in one vectorised call if possible."""
+        many = Vectorised(self.__call__)
+        many.loops = self._loops
+        outputs = many(weights, inputs)
+        self._loops = many.loops
+        return outputs
+
+    def call(self, module: nn.Module, inputs: Inputs) -> Float[Tensor, "N C"]:
+        """Outputs of a module of this architecture as it is: its weights, mode and hooks."""
+        args, kwargs = _arguments(inputs)
+        return self._as_outputs(module(*args, **kwargs), inputs)
 
     def check(self, inputs: Inputs) -> int:
         """Try the first rows and return the number of outputs C.
@@ -200,24 +221,36 @@ class Network:
             InputTypeError: the module returns something else than a tensor.
         """
         self._check_placement(inputs)
-        rows = take(inputs, slice(min(2, n_rows(inputs))))
+        rows = take(inputs, slice(2))
         try:
-            with torch.no_grad():
-                return self(self.weights, rows).shape[-1]
-        except (InputError, TypeError):
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                out, again = self(self.weights, rows), self(self.weights, rows)
+                alone = self(self.weights, take(rows, slice(1)))
+        except (InputError, InputTypeError):
             raise
         except Exception as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = " ".join(str(error).split()) or type(error).__name__
             got = " and ".join(f"{t.dtype} {tuple(t.shape)}" for t in leaves(rows))
-            fail("inputs", "what the module takes", f"{got}: {reason}",
-                 "Convert or reshape the inputs (floats with .float())")
+            odd = [t for t in leaves(rows) if t.is_floating_point() and t.dtype != self.dtype]
+            fail("inputs", "what the module takes", f"{got}: {reason[:200]}",
+                 f"Convert the inputs with .to({self.dtype})" if odd else
+                 "Convert or reshape the inputs (whole numbers with .float())")
+        if not _same(out, again):
+            fail("module", "the same outputs at each call in evaluation mode", "others",
+                 "Use nn.Dropout, or functional.dropout with training=self.training")
+        if not _same(out[:1], alone):
+            fail("module", "outputs of a row that depend on that row alone",
+                 "others beside other rows",
+                 "Use batch_first=True, or normalisation with running statistics")
+        return out.shape[-1]
 
     def refreshed(
         self, weights: Float[Tensor, "D"], batches: Iterator[tuple[Inputs, Any]]
     ) -> Network:
         """The network at `weights` with BatchNorm statistics re-estimated on `batches`.
 
-        Costs one forward pass over the batches per weight vector, so S draws cost S passes.
+        Statistics are averages over batches, weighted by their rows. Costs one forward pass over
+        the batches per weight vector, so S draws cost S passes.
 
         Args:
             weights: where to evaluate.
@@ -228,10 +261,16 @@ class Network:
         norms = [m for m in norms if m.track_running_stats]
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None
             norm.train()
         with torch.no_grad():
+            seen = 0
             for inputs, _ in batches if norms else ():
+                rows = n_rows(inputs)
+                if rows == 1 and seen:  # has no variance of its own
+                    continue
+                seen += rows
+                for norm in norms:
+                    norm.momentum = rows / seen
                 args, kwargs = _arguments(inputs)
                 module(*args, **kwargs)
         return self.with_weights(weights).with_buffers(
@@ -241,7 +280,7 @@ class Network:
     # --- checks -----------------------------------------------------------------------------
 
     def _check_size(self, weights: Tensor) -> None:
-        if weights.shape[-1] != self.size:
+        if weights.shape != (self.size,):
             fail("weights", f"{self.size} entries", f"shape {tuple(weights.shape)}",
                  "The subspace must belong to this network's selected parameters")
 
@@ -258,12 +297,24 @@ class Network:
             fail_type("module", "one tensor as its output", out,
                       "Pass output=..., e.g. output=lambda out: out.logits")
         n = n_rows(inputs)
-        if out.ndim == 1 and out.shape[0] == n:
+        if not out.is_floating_point():
+            fail("module", "real numbers as outputs", out.dtype,
+                 "Return logits or means, not labels")
+        if out.ndim < 2 and out.shape[:1] == (n,):
             return out.unsqueeze(-1)
+        if out.ndim < 2 and n == 1:  # one row, squeezed away
+            return out.reshape(1, -1)
         if out.ndim != 2 or out.shape[0] != n:
             fail("module", f"outputs of shape ({n}, C) for {n} inputs", tuple(out.shape),
                  "Flatten the outputs per observation")
         return out
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Equal but for rounding."""
+    tolerance = torch.finfo(a.dtype).eps ** 0.5
+    scale = float(a.abs().max()) if a.numel() else 0.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 @contextmanager
@@ -284,39 +335,63 @@ def _arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
 
 
+def _results(module: nn.Module) -> dict[int, Any]:
+    """Copies of what deepcopy refuses: tensors that hooks such as weight norm left behind."""
+    loose = [v for m in module.modules() for v in vars(m).values() if isinstance(v, Tensor)]
+    return {id(t): torch.empty(0) if is_functorch_wrapped_tensor(t) else t.detach().clone()
+            for t in loose if is_functorch_wrapped_tensor(t) or not t.is_leaf}
+
+
 def _private_copy(module: nn.Module) -> nn.Module:
     """A structural copy in evaluation mode with values of its own."""
+    if any(map(is_lazy, module.parameters())):
+        fail("module", "parameters with shapes", "lazy ones that wait for a first batch",
+             "Call the module on a batch once")
     try:
-        duplicate = copy.deepcopy(module)
+        duplicate = copy.deepcopy(module, _results(module))
     except Exception as error:
         fail("module", "a module that can be copied", f"{type(error).__name__}: {error}",
              "Detach what cannot be copied (trainers, open files) first")
     return duplicate.eval()
 
 
-def _select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]:
+def _aliases(module: nn.Module) -> dict[str, str]:
+    """Every name of every parameter, tied ones under each of theirs, and the first of them."""
+    first = {id(p): n for n, p in module.named_parameters()}
+    return {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+
+
+def _layer(name: str) -> str:
+    """The layer a parameter belongs to, also as part of a parametrisation such as weight norm."""
+    return re.split(r"(?:^|\.)parametrizations\.", name)[0] if "parametrizations." in name else (
+        name.rpartition(".")[0])
+
+
+def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]:
     """Names of the selected trainable parameters, each with its mask or None."""
     trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    aliases = {n: first for n, first in _aliases(module).items() if first in trainable}
     if not trainable:
         fail("module", "at least one trainable parameter",
              "none (all have requires_grad=False)" if any(True for _ in module.parameters())
              else "a module without parameters",
              "Set requires_grad on what should be random")
     if isinstance(parameters, Mapping):
-        return _masked(trainable, parameters)
+        return _masked(trainable, {aliases.get(n, n): mask for n, mask in parameters.items()})
     if parameters == "all":
         return dict.fromkeys(trainable)
     if parameters == "last-layer":
-        last = list(trainable)[-1].rpartition(".")[0]
-        return dict.fromkeys(n for n in trainable if n.rpartition(".")[0] == last)
-    chosen: dict[str, Tensor | None]
-    if callable(parameters):
-        chosen = dict.fromkeys(n for n, p in trainable.items() if parameters(n, p))
+        last = _layer(list(aliases)[-1])
+        wanted = {first for n, first in aliases.items() if _layer(n) == last}
+    elif callable(parameters):
+        wanted = {n for n, p in trainable.items() if parameters(n, p)}
     else:
-        patterns = [parameters] if isinstance(parameters, str) else list(parameters)
-        chosen = dict.fromkeys(
-            n for n in trainable if any(fnmatchcase(n, p) for p in patterns)
-        )
+        patterns = [parameters] if isinstance(parameters, str) else parameters
+        if not isinstance(patterns, (list, tuple)):
+            fail_type("parameters", "a pattern, a list of patterns, a function or a dict of masks",
+                      parameters)
+        wanted = {first for n, first in aliases.items() if any(fnmatchcase(n, p) for p in patterns)}
+    chosen: dict[str, Tensor | None] = dict.fromkeys(n for n in trainable if n in wanted)
     if not chosen:
         fail("parameters", "a pattern that selects a trainable parameter", repr(parameters),
              "Trainable are: " + ", ".join(list(trainable)[:8]))
@@ -324,7 +399,7 @@ def _select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None
 
 
 def _masked(
-    trainable: Mapping[str, Tensor], masks: Mapping[str, Tensor]
+    trainable: Mapping[str, Tensor], masks: Mapping[str, Tensor | np.ndarray]
 ) -> dict[str, Tensor | None]:
     chosen: dict[str, Tensor | None] = {}
     unknown = [name for name in masks if name not in trainable]
