@@ -26,6 +26,9 @@ DEV := $(CORE)-dev
 DOCS := $(CORE)-docs
 RECIPE := pyproject.toml $(filter-out /dev/null,$(CONSTRAINTS))
 
+# The documentation theme announces its successor at every build.
+export NO_MKDOCS_2_WARNING := 1
+
 # Tests run on several processes: one thread in each, so that they do not fight for cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
