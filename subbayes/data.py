@@ -14,7 +14,20 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from subbayes.checks import check_count, check_finite, check_same_length, fail, fail_type
 from subbayes.types import Inputs, Targets
 
-__all__ = ["Data", "n_rows", "take", "to_device", "to_inputs", "to_targets"]
+__all__ = [
+    "Data",
+    "check_rows",
+    "in_order",
+    "leaves",
+    "n_rows",
+    "named_leaves",
+    "quietly",
+    "take",
+    "to_device",
+    "to_inputs",
+    "to_targets",
+    "to_tensor",
+]
 
 
 def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
@@ -25,10 +38,15 @@ def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
         value = value.to_numpy()
     if not isinstance(value, (np.ndarray, list, tuple, int, float, np.generic)):
         fail_type(argument, "a tensor or an array", value)
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        fail(argument, "rows of one length", "a ragged list", "Pad or cut the rows")
     if array.dtype.kind not in "biuf":
         fail(argument, "numbers", f"an array of dtype {array.dtype}",
              "Encode strings and categories first (subbayes.tabular.TabularEncoder does)")
+    if not (array.flags.writeable and min(array.strides, default=0) >= 0):
+        array = array.copy()  # torch takes neither read-only arrays nor reversed ones
     tensor = torch.as_tensor(array)
     if tensor.dtype == torch.float64 and not keep_double:
         return tensor.to(torch.get_default_dtype())
@@ -60,6 +78,15 @@ def leaves(values: Inputs | Targets) -> list[Tensor]:
     return list(values.values() if isinstance(values, dict) else values)
 
 
+def named_leaves(values: Inputs | Targets) -> dict[str, Tensor]:
+    """The tensors of a tensor, tuple or dict, by key or position."""
+    if isinstance(values, Tensor):
+        return {"": values}
+    if isinstance(values, dict):
+        return values
+    return {str(i): tensor for i, tensor in enumerate(values)}
+
+
 def _map(values: Any, function: Any) -> Any:
     if isinstance(values, Tensor):
         return function(values)
@@ -84,18 +111,27 @@ def to_device(values: Any, device: torch.device) -> Any:
     return _map(values, lambda t: t.to(device, non_blocking=True))
 
 
-def _check_pair(inputs: Inputs, y: Targets, argument: str) -> None:
-    for tensor in [*leaves(inputs), *leaves(y)]:
+def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
+    """Check that all tensors hold finite numbers, one row per observation.
+
+    Raises:
+        InputError: no tensors, scalars, different lengths, NaN or infinite values.
+    """
+    named = [(name, tensor) for name, part in parts.items() for tensor in leaves(part)]
+    for name, part in parts.items():
+        if not leaves(part):
+            fail(name, "at least one tensor", "an empty collection")
+    for name, tensor in named:
         if tensor.ndim == 0:
-            fail(argument, "tensors with one row per observation", "a scalar")
-    parts = [*leaves(inputs), *leaves(y)]
-    names = [f"{argument} inputs"] * len(leaves(inputs)) + [f"{argument} targets"] * len(leaves(y))
-    lengths = [len(p) for p in parts]
-    if len(set(lengths)) > 1:
-        odd = next(i for i, n in enumerate(lengths) if n != lengths[0])
-        check_same_length([names[0], names[odd]], [lengths[0], lengths[odd]])
-    for name, tensor in zip(names, parts, strict=True):
+            fail(name, "tensors with one row per observation", "a scalar")
+        if len(tensor) != len(named[0][1]):
+            check_same_length([named[0][0], name], [len(named[0][1]), len(tensor)])
+    for name, tensor in named:
         check_finite(name, tensor)
+
+
+def _check_pair(inputs: Inputs, y: Targets, argument: str) -> None:
+    check_rows({f"{argument} inputs": inputs, f"{argument} targets": y})
 
 
 @dataclass(frozen=True)
@@ -141,7 +177,7 @@ class Data:
         if isinstance(data, Data):
             return data
         if isinstance(data, DataLoader):
-            return cls._streamed(_in_order(data), argument)
+            return cls._streamed(in_order(data), argument)
         if isinstance(data, Dataset):
             return cls._streamed(DataLoader(data, batch_size=256), argument)
         if isinstance(data, (tuple, list)) and len(data) == 2:
@@ -160,14 +196,18 @@ class Data:
     @classmethod
     def _streamed(cls, loader: DataLoader[Any], argument: str) -> Data:
         count = 0
-        for batch in loader:
-            inputs, y = _as_pair(batch, argument)
-            _check_pair(inputs, y, argument)
-            count += n_rows(y)
-        if count == 0:
-            fail(argument, "at least one row", "an empty loader")
-        _check_repeatable(loader, argument)
+        with torch.random.fork_rng(devices=[]):
+            for batch in loader:
+                inputs, y = _as_pair(batch, argument)
+                _check_pair(inputs, y, argument)
+                count += n_rows(y)
+            if count == 0:
+                fail(argument, "at least one row", "an empty loader")
+            _check_repeatable(loader, argument)
         return cls(n=count, loader=loader)
+
+    def __repr__(self) -> str:
+        return f"Data(n={self.n}, {'in memory' if self.in_memory else 'streamed'})"
 
     @property
     def in_memory(self) -> bool:
@@ -182,7 +222,7 @@ class Data:
                 loader keeps its own.
         """
         if self.loader is not None:
-            for batch in self.loader:
+            for batch in quietly(self.loader):
                 yield _as_pair(batch, "data")
             return
         size = self.n if batch_size is None else check_count("batch_size", batch_size)
@@ -231,21 +271,28 @@ def _as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
     return inputs, targets
 
 
-def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The same loader, reading each row once in the order of its dataset."""
-    if isinstance(loader.dataset, IterableDataset):
+def quietly(loader: Iterable[Any]) -> Iterator[Any]:
+    """Iterate over a loader without the draw from torch's global stream it starts with."""
+    with torch.random.fork_rng(devices=[]):
+        return iter(loader)
+
+
+def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The same loader, reading each row once in the order of its dataset or sampler."""
+    shuffled = isinstance(loader.sampler, RandomSampler)
+    if not (shuffled or loader.drop_last):
         return loader
-    if not (isinstance(loader.sampler, RandomSampler) or loader.drop_last):
-        return loader
-    return DataLoader(loader.dataset, batch_size=loader.batch_size or 1,
+    streamed = isinstance(loader.dataset, IterableDataset)
+    return DataLoader(loader.dataset, batch_size=loader.batch_size,
+                      sampler=None if shuffled or streamed else loader.sampler,
                       collate_fn=loader.collate_fn, num_workers=loader.num_workers,
-                      pin_memory=loader.pin_memory)
+                      pin_memory=loader.pin_memory, worker_init_fn=loader.worker_init_fn)
 
 
 def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:
     """A log density needs the same data at each pass; random augmentation breaks that."""
-    first, second = next(iter(loader)), next(iter(loader), None)
-    if second is None:
+    first, second = next(iter(loader), None), next(iter(loader), None)
+    if first is None or second is None:
         fail(argument, "a loader that can be read again", "one that is used up after a pass")
     pairs = zip(*(sum(map(leaves, _as_pair(b, argument)), []) for b in (first, second)),
                 strict=True)
