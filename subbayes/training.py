@@ -518,8 +518,8 @@ class _Run:
         self.inner = (likelihood.likelihood if isinstance(likelihood, Standardized)
                       else likelihood)
         self.module = network.module_with().train()
-        self.raw = nn.Parameter(feed.raw if raw is None or raw.shape != feed.raw.shape
-                                else raw.to(feed.raw))
+        going_on = raw is not None and raw.shape == feed.raw.shape
+        self.raw = nn.Parameter((raw if going_on else feed.raw).to(feed.raw, copy=True))
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         self.moving = {n: p for n, p in named.items() if not only_weights or n in network.names}
         for name, parameter in named.items():
