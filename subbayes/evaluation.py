@@ -70,6 +70,7 @@ class Batched:
             z, *leaves(inputs), *leaves(y)
         )
         graph.graph.eliminate_dead_code()
+        graph.recompile()
         if self.mode == "compile":
             try:
                 compiled = _Replay(torch.compile(graph, dynamic=False, fullgraph=True))

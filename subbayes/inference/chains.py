@@ -24,14 +24,35 @@ from jaxtyping import Bool, Float
 from subbayes import artifact
 from subbayes.checks import check_count, fail
 from subbayes.draws import Draws
-from subbayes.posterior import Posterior
+from subbayes.priors import Normal
 from subbayes.progress import bar
 
-__all__ = ["Info", "Kernel", "run"]
+__all__ = ["Density", "Info", "Kernel", "run"]
 
 Rngs = list[np.random.Generator]
 KIND = "sampling-checkpoint"
 _RETRIES = 100
+
+
+@runtime_checkable
+class Density(Protocol):
+    """What a kernel needs of a posterior; `Posterior` is one, and so may be your own class.
+
+    Attributes:
+        rank: number of coordinates k.
+        prior: the Gaussian prior.
+        temperature: T, which the log-likelihood is divided by.
+    """
+
+    rank: int
+    prior: Normal
+    temperature: float
+
+    def log_likelihood(self, z: Float[np.ndarray, "chains k"]) -> Float[np.ndarray, "chains"]:
+        """Log-likelihood at temperature 1 of each chain's point."""
+
+    def fingerprint(self) -> str:
+        """A digest of the density, which a checkpoint must match."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +74,10 @@ class Kernel(Protocol):
     name: str
     State: Any
 
-    def init(self, posterior: Posterior, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
+    def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
         """The state at start points z."""
 
-    def step(self, posterior: Posterior, state: Any, rngs: Rngs) -> tuple[Any, Info]:
+    def step(self, posterior: Density, state: Any, rngs: Rngs) -> tuple[Any, Info]:
         """One batched evaluation: the new state and what happened."""
 
 
@@ -96,7 +117,7 @@ class _Store:
 
 def run(
     kernel: Kernel,
-    posterior: Posterior,
+    posterior: Density,
     *,
     draws: int,
     chains: int,
@@ -192,7 +213,7 @@ def _describe(initial: str | np.ndarray) -> str:
 
 
 def _start_points(
-    posterior: Posterior, initial: str | np.ndarray, rngs: Rngs
+    posterior: Density, initial: str | np.ndarray, rngs: Rngs
 ) -> Float[np.ndarray, "chains k"]:
     """Start points where the density is finite; draws from the prior are tried again."""
     chains, k = len(rngs), posterior.rank
@@ -230,7 +251,7 @@ class _Checkpoint:
 
     @classmethod
     def of(
-        cls, path: str | Path | None, kernel: Kernel, posterior: Posterior, **settings: Any
+        cls, path: str | Path | None, kernel: Kernel, posterior: Density, **settings: Any
     ) -> _Checkpoint | None:
         if path is None:
             return None

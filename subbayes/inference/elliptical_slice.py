@@ -11,17 +11,19 @@ draws its next ellipse at once; the others shrink their brackets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.draws import Draws
-from subbayes.inference.chains import Info, Rngs, run
-from subbayes.posterior import Posterior
+from subbayes.inference.chains import Density, Info, Rngs, run
 
-__all__ = ["EllipticalSlice", "Info", "State", "elliptical_slice"]
+__all__ = ["EllipticalSlice", "State", "elliptical_slice"]
+
+_AHEAD, _AHEAD_NORMALS = 64, 16
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,10 @@ class State:
         low: lower end of the bracket of angles, shape (chains,).
         high: upper end of the bracket, shape (chains,).
         evaluations: evaluations spent on the draw under way, shape (chains,).
+        uniforms: random numbers drawn ahead in each chain's own stream, shape (chains, 64).
+        normals: standard normal vectors drawn ahead, shape (chains, 16, k).
+        n_uniforms: how many of the uniforms are used, shape (chains,).
+        n_normals: how many of the normals are used, shape (chains,).
     """
 
     z: Float[np.ndarray, "chains k"]
@@ -47,6 +53,10 @@ class State:
     low: Float[np.ndarray, "chains"]
     high: Float[np.ndarray, "chains"]
     evaluations: Int[np.ndarray, "chains"]
+    uniforms: Float[np.ndarray, "chains ahead"]
+    normals: Float[np.ndarray, "chains ahead_normals k"]
+    n_uniforms: Int[np.ndarray, "chains"]
+    n_normals: Int[np.ndarray, "chains"]
 
 
 class EllipticalSlice:
@@ -56,17 +66,18 @@ class EllipticalSlice:
     State = State
 
     def init(
-        self, posterior: Posterior, z: Float[np.ndarray, "chains k"], rngs: Rngs
+        self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs
     ) -> State:
         """The state at start points z, each chain with a fresh ellipse."""
         value = posterior.log_likelihood(z) / posterior.temperature
         chains, k = z.shape
-        blank = np.zeros(chains)
-        state = State(z, value, np.zeros((chains, k)), blank, blank, blank, blank,
-                      np.zeros(chains, dtype=np.int64))
-        return _new_ellipses(posterior, state, np.ones(chains, dtype=bool), rngs)
+        blank, none = np.zeros(chains), np.zeros(chains, dtype=np.int64)
+        state = State(z, value, np.zeros((chains, k)), blank, blank, blank, blank, none,
+                      np.zeros((chains, _AHEAD)), np.zeros((chains, _AHEAD_NORMALS, k)),
+                      none + _AHEAD, none + _AHEAD_NORMALS)
+        return _next_angles(posterior, state, np.ones(chains, dtype=bool), rngs)
 
-    def step(self, posterior: Posterior, state: State, rngs: Rngs) -> tuple[State, Info]:
+    def step(self, posterior: Density, state: State, rngs: Rngs) -> tuple[State, Info]:
         """Try one angle on every chain."""
         mean, angle = posterior.prior.mean, state.angle[:, None]
         proposal = mean + (state.z - mean) * np.cos(angle) + state.direction * np.sin(angle)
@@ -75,43 +86,64 @@ class EllipticalSlice:
         evaluations = state.evaluations + 1
         info = Info(accepted, {"log_likelihood": value * posterior.temperature,
                                "evaluations": evaluations})
-        moved = State(
+        backward = angle[:, 0] < 0
+        moved = replace(
+            state,
             z=np.where(accepted[:, None], proposal, state.z),
             log_likelihood=np.where(accepted, value, state.log_likelihood),
-            direction=state.direction, threshold=state.threshold, angle=state.angle,
-            low=np.where(state.angle < 0, state.angle, state.low),
-            high=np.where(state.angle < 0, state.high, state.angle),
+            low=np.where(backward, state.angle, state.low),
+            high=np.where(backward, state.high, state.angle),
             evaluations=evaluations,
         )
-        return _new_ellipses(posterior, _shrunk(moved, ~accepted, rngs), accepted, rngs), info
+        return _next_angles(posterior, moved, accepted, rngs), info
 
 
-def _shrunk(state: State, chains: np.ndarray, rngs: Rngs) -> State:
-    """A new angle within the bracket for the given chains."""
-    angle = state.angle.copy()
-    for c in np.flatnonzero(chains):
-        angle[c] = rngs[c].uniform(state.low[c], state.high[c])
-    return State(**(vars(state) | {"angle": angle}))
-
-
-def _new_ellipses(
-    posterior: Posterior, state: State, chains: np.ndarray, rngs: Rngs
+def _next_angles(
+    posterior: Density, state: State, fresh: np.ndarray, rngs: Rngs
 ) -> State:
-    """A new ellipse, threshold and full bracket for the given chains."""
-    fresh = {name: values.copy() for name, values in vars(state).items()}
-    for c in np.flatnonzero(chains):
-        direction = posterior.prior.from_standard(rngs[c].standard_normal(posterior.rank))
-        u, v = rngs[c].random(2)
-        angle = 2 * np.pi * v
-        fresh["direction"][c] = direction
-        fresh["threshold"][c] = state.log_likelihood[c] + np.log1p(-u)
-        fresh["angle"][c], fresh["low"][c], fresh["high"][c] = angle, angle - 2 * np.pi, angle
-        fresh["evaluations"][c] = 0
-    return State(**fresh)
+    """A new ellipse and full bracket for `fresh` chains; an angle in the bracket for the others.
+
+    A fresh chain uses one normal vector and two uniforms of its stream, another one uniform.
+    """
+    uniforms, n_uniforms = _refilled(
+        state.uniforms, state.n_uniforms, _AHEAD - 1, lambda rng, like: rng.random(like), rngs)
+    normals, n_normals = _refilled(
+        state.normals, state.n_normals, _AHEAD_NORMALS,
+        lambda rng, like: rng.standard_normal(like), rngs)
+    chains = np.arange(len(fresh))
+    u = uniforms[chains, n_uniforms]
+    v = uniforms[chains, n_uniforms + 1]
+    whole = 2 * np.pi * u
+    direction = posterior.prior.from_standard(normals[chains, n_normals])
+    low = np.where(fresh, whole - 2 * np.pi, state.low)
+    high = np.where(fresh, whole, state.high)
+    return replace(
+        state,
+        direction=np.where(fresh[:, None], direction, state.direction),
+        threshold=np.where(fresh, state.log_likelihood + np.log1p(-v), state.threshold),
+        angle=np.where(fresh, whole, low + u * (high - low)), low=low, high=high,
+        evaluations=np.where(fresh, 0, state.evaluations),
+        uniforms=uniforms, normals=normals,
+        n_uniforms=n_uniforms + 1 + fresh, n_normals=n_normals + fresh,
+    )
+
+
+def _refilled(
+    block: np.ndarray, used: np.ndarray, limit: int, draw: Any, rngs: Rngs
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the blocks anew of chains that have used theirs up."""
+    empty = np.flatnonzero(used >= limit)
+    if not empty.size:
+        return block, used
+    block, used = block.copy(), used.copy()
+    for c in empty:
+        block[c] = draw(rngs[c], block[c].shape)
+    used[empty] = 0
+    return block, used
 
 
 def elliptical_slice(
-    posterior: Posterior,
+    posterior: Density,
     *,
     draws: int = 1000,
     chains: int = 8,
