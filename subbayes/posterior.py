@@ -12,31 +12,35 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from subbayes.checks import (
     check_choice,
     check_count,
-    check_finite,
     check_positive,
     fail,
-    fail_type,
 )
-from subbayes.data import Data, leaves, n_rows, take, to_device, to_inputs, to_tensor
+from subbayes.data import (
+    Data,
+    n_rows,
+    named_leaves,
+    take,
+    to_device,
+)
 from subbayes.draws import Draws
 from subbayes.evaluation import Batched, Mode, bytes_per_row
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network
+from subbayes.prediction import average
 from subbayes.predictive import Predictive
 from subbayes.priors import Normal
-from subbayes.progress import bar
 from subbayes.subspace import Subspace
 from subbayes.types import Coordinates, Inputs, LogDensity, Targets
 
@@ -100,7 +104,8 @@ class Posterior:
         self.batch_size = batch_size if batch_size is None else check_count(
             "batch_size", batch_size)
         self._check()
-        self._row_bytes = bytes_per_row(network, self.data.first()[0])
+        self._row_bytes = bytes_per_row(
+            network, to_device(self.data.first()[0], network.device))
         self._evaluators: dict[str, Batched] = {}
 
     def _check(self) -> None:
@@ -114,9 +119,8 @@ class Posterior:
                  "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")
         targets = self.data.targets()
         self.likelihood.check_targets(targets)
-        inputs, _ = self.data.first()
-        placed = inputs if self.data.in_memory else to_device(inputs, self.network.device)
-        self.likelihood.check_outputs(self.network.check(placed), targets)
+        inputs = to_device(self.data.first()[0], self.network.device)
+        self.likelihood.check_outputs(self.network.check(inputs), targets)
 
     @property
     def rank(self) -> int:
@@ -145,8 +149,9 @@ class Posterior:
 
     def _evaluator(self, what: str) -> Batched:
         if what not in self._evaluators:
+            mode = "eager" if what == "log_prob" else self.mode
             self._evaluators[what] = Batched(
-                self._single(reduce=what != "pointwise"), self.mode, grad=what == "grad")
+                self._single(reduce=what != "pointwise"), mode, grad=what == "grad")
         return self._evaluators[what]
 
     def _rows_at_once(self, chains: int, factor: int = 1) -> int:
@@ -155,22 +160,22 @@ class Posterior:
         rows = self.memory_limit // (self._row_bytes * chains * factor)
         if rows < 1:
             fail("memory_limit",
-                 f"at least {self._row_bytes * chains * factor / 2**20:.0f} MiB for one row of "
-                 f"{chains} chains", f"{self.memory_limit / 2**20:.0f} MiB",
+                 f"at least {self._row_bytes * chains * factor / 2**20:.3g} MiB for one row of "
+                 f"{chains} chains", f"{self.memory_limit / 2**20:.3g} MiB",
                  "Run fewer chains or raise the limit")
         return min(rows, self.data.n)
 
     def _batches(self, chains: int, factor: int = 1) -> Iterator[tuple[Inputs, Targets]]:
-        for inputs, y in self.data.batches(self._rows_at_once(chains, factor)):
-            if self.data.in_memory:
-                yield inputs, y
-            else:
-                yield (to_device(inputs, self.network.device),
-                       to_device(y, self.network.device))
+        size = self._rows_at_once(chains, factor)
+        for inputs, y in self.data.batches(size):
+            for start in range(0, n_rows(y), size):  # a loader's batches may be larger
+                rows = slice(start, start + size)
+                yield (to_device(take(inputs, rows), self.network.device),
+                       to_device(take(y, rows), self.network.device))
 
     def _coordinates(self, z: Any) -> Tensor:
         array = np.asarray(z, dtype=np.float64)
-        if array.ndim != 2 or array.shape[1] != self.rank:
+        if array.ndim != 2 or array.shape[1] != self.rank or len(array) == 0:
             fail("z", f"shape (chains, {self.rank})", array.shape)
         return torch.from_numpy(array).to(self.network.device)
 
@@ -211,8 +216,8 @@ class Posterior:
     def log_prob(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S"]:
         """Tempered log density of a tensor of coordinates (..., k), differentiable."""
         points = z.reshape(-1, self.rank)
-        single = torch.func.vmap(self._single(reduce=True), in_dims=(0, None, None))
-        total = sum(single(points, x, y) for x, y in self._batches(len(points), factor=3))
+        evaluate = self._evaluator("log_prob")
+        total = sum(evaluate(points, x, y) for x, y in self._batches(len(points), factor=3))
         assert isinstance(total, Tensor)
         value = total / self.temperature + self.prior.log_prob_tensor(points)
         return value.reshape(z.shape[:-1])
@@ -227,24 +232,6 @@ class Posterior:
                 .numpy() for some in points.split(64)])
 
     # --- prediction -------------------------------------------------------------------------
-
-    def outputs(
-        self, z: Coordinates, inputs: Inputs, progress: bool | None = False
-    ) -> Float[Tensor, "S N C"]:
-        """Network outputs at new inputs for every row of z, on the CPU, shape (S, N, C)."""
-        points = self._coordinates(z)
-        self.network.check(inputs)
-        chains = min(len(points), 64)
-        rows = max(1, self.memory_limit // (self._row_bytes * chains))
-        parts = []
-        with torch.no_grad(), bar(len(points), "Predicting", progress, "draws") as steps:
-            for some in points.split(chains):
-                weights = self.subspace.weights(some)
-                parts.append(torch.cat([
-                    self.network.batched(weights, take(inputs, slice(i, i + rows))).cpu()
-                    for i in range(0, n_rows(inputs), rows)], 1))
-                steps.update(len(some))
-        return torch.cat(parts)
 
     def predict(
         self,
@@ -270,64 +257,42 @@ class Posterior:
         Raises:
             InputError: inputs the module does not take, or that hold NaN.
         """
-        z = draws.flat(n_draws) if isinstance(draws, Draws) else np.asarray(draws)
-        run = self._refreshed_outputs if refresh_batchnorm else self.outputs
-        outputs = torch.cat([run(z, to_device(x, self.network.device), progress)
-                             for x in _input_batches(inputs)], 1)
-        likelihood = self.likelihood
-        if noise is not None:
-            likelihood = likelihood.given_noise(to_tensor("noise", noise))
-        return Predictive(outputs, likelihood)
-
-    def _refreshed_outputs(
-        self, z: Coordinates, inputs: Inputs, progress: bool | None
-    ) -> Float[Tensor, "S N C"]:
-        parts = []
-        with torch.no_grad(), bar(len(z), "Predicting", progress, "draws") as steps:
-            for weights in self.subspace.weights(self._coordinates(z)):
-                network = self.network.refreshed(weights, self._batches(1))
-                parts.append(network(weights, inputs).cpu())
-                steps.update(1)
-        return torch.stack(parts)
+        rows = draws.flat() if isinstance(draws, Draws) else self._coordinates(draws).cpu().numpy()
+        z = rows if n_draws is None else Draws(rows[None]).flat(n_draws)
+        points = self._coordinates(z)
+        return average(
+            self.network, self.likelihood, lambda rows: self.subspace.weights(points[rows]),
+            inputs, count=len(points), noise=noise, memory_limit=self.memory_limit,
+            refresh_batchnorm=self.data if refresh_batchnorm else None, progress=progress)
 
     # --- identity ---------------------------------------------------------------------------
 
     def fingerprint(self) -> str:
         """A digest of all that defines this density, to tell whether a checkpoint is its own."""
-        digest = hashlib.sha256()
         facts = {"architecture": self.network.architecture, "names": self.network.names,
                  "likelihood": self.likelihood.to_config(), "prior": self.prior.to_config(),
                  "subspace": self.subspace.config(), "temperature": self.temperature,
                  "n": self.data.n}
-        digest.update(json.dumps(facts, sort_keys=True, default=repr).encode())
-        tensors = [*self.subspace.tensors().values(), *self.network.frozen.values()]
-        for x, y in self.data.batches(4096):
-            tensors += [*leaves(x), *leaves(y)]
-        for tensor in tensors:
+        parts = [("subspace", self.subspace.tensors()), ("frozen", self.network.frozen),
+                 ("mask", self.network.masks)]
+        batches = ((kind, named_leaves(part)) for pair in self.data.batches(4096)
+                   for kind, part in zip(("inputs", "targets"), pair, strict=True))
+        digests = _digests(chain(parts, batches))
+        return hashlib.sha256(
+            json.dumps([facts, digests], sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def _digests(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, str]:
+    """A digest of each named tensor; tensors that come in batches count as joined."""
+    digests: dict[str, Any] = {}
+    for kind, tensors in parts:
+        for name, tensor in tensors.items():
+            start = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape[1:])}".encode())
+            digest = digests.setdefault(f"{kind} {name}", start)
             flat = tensor.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+            digest.update(flat.view(torch.uint8).numpy())
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def _impossible_where_nan(values: LogDensity) -> LogDensity:
     return np.where(np.isnan(values), -np.inf, values)
-
-
-def _input_batches(inputs: Any) -> Iterator[Inputs]:
-    """Inputs as batches: of a loader (of inputs, or of pairs), or themselves."""
-    if not isinstance(inputs, DataLoader):
-        batch = to_inputs(inputs)
-        for tensor in leaves(batch):
-            if tensor.ndim == 0:
-                fail("inputs", "one row per observation", "a scalar")
-            check_finite("inputs", tensor)
-        yield batch
-        return
-    for batch in inputs:
-        if isinstance(batch, (list, tuple)) and len(batch) == 2:
-            batch = batch[0]
-        if isinstance(batch, list):
-            batch = tuple(batch)
-        if not isinstance(batch, (Tensor, tuple, dict)):
-            fail_type("inputs", "a loader of inputs or of pairs (inputs, y)", batch)
-        yield to_inputs(batch)
