@@ -44,7 +44,7 @@ from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.types import Coordinates, Inputs, LogDensity, Targets
 
-__all__ = ["Posterior"]
+__all__ = ["Posterior", "check_fit"]
 
 
 class Posterior:
@@ -117,10 +117,7 @@ class Posterior:
         if not self.likelihood.learned:
             fail("likelihood", "all parameters learned or given", repr(self.likelihood),
                  "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")
-        targets = self.data.targets()
-        self.likelihood.check_targets(targets)
-        inputs = to_device(self.data.first()[0], self.network.device)
-        self.likelihood.check_outputs(self.network.check(inputs), targets)
+        check_fit(self.network, self.likelihood, self.data)
 
     @property
     def rank(self) -> int:
@@ -174,7 +171,7 @@ class Posterior:
                        to_device(take(y, rows), self.network.device))
 
     def _coordinates(self, z: Any) -> Tensor:
-        array = np.asarray(z, dtype=np.float64)
+        array = np.ascontiguousarray(z, dtype=np.float64)
         if array.ndim != 2 or array.shape[1] != self.rank or len(array) == 0:
             fail("z", f"shape (chains, {self.rank})", array.shape)
         return torch.from_numpy(array).to(self.network.device)
@@ -197,7 +194,8 @@ class Posterior:
         Args:
             z: coordinates, shape (chains, k).
         """
-        return self.log_likelihood(z) / self.temperature + self.prior.log_prob(np.asarray(z))
+        prior = self.prior.log_prob(self._coordinates(z).cpu().numpy())
+        return _impossible_where_nan(self.log_likelihood(z) / self.temperature + prior)
 
     def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
         """Tempered log density, shape (chains,), and its gradient, shape (chains, k)."""
@@ -209,12 +207,15 @@ class Posterior:
             for x, y in self._batches(len(points), factor=3):
                 part, terms = evaluate(points, x, y)
                 value, grad = value + terms, grad + part
-        prior, slope = self.prior.log_prob(np.asarray(z)), self.prior.gradient(np.asarray(z))
-        total = _impossible_where_nan(value.cpu().numpy())
-        return total / self.temperature + prior, grad.cpu().numpy() / self.temperature + slope
+        rows = points.cpu().numpy()
+        total = value.cpu().numpy() / self.temperature + self.prior.log_prob(rows)
+        slope = grad.cpu().numpy() / self.temperature + self.prior.gradient(rows)
+        return _impossible_where_nan(total), slope
 
     def log_prob(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S"]:
         """Tempered log density of a tensor of coordinates (..., k), differentiable."""
+        if z.ndim == 0 or z.shape[-1] != self.rank:
+            fail("z", f"shape (..., {self.rank})", tuple(z.shape))
         points = z.reshape(-1, self.rank)
         evaluate = self._evaluator("log_prob")
         total = sum(evaluate(points, x, y) for x, y in self._batches(len(points), factor=3))
@@ -292,6 +293,14 @@ def _digests(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, str
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             digest.update(flat.view(torch.uint8).numpy())
     return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
+def check_fit(network: Network, likelihood: Likelihood, data: Data) -> None:
+    """Raise `InputError` unless module, likelihood, inputs and targets fit together."""
+    targets = data.targets()
+    likelihood.check_targets(targets)
+    inputs = to_device(data.first()[0], network.device)
+    likelihood.check_outputs(network.check(inputs), targets)
 
 
 def _impossible_where_nan(values: LogDensity) -> LogDensity:

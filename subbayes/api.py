@@ -1,0 +1,341 @@
+"""From a module and data to calibrated predictions in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from subbayes import artifact, likelihoods
+from subbayes.checks import InputError, check_choice, fail, fail_type
+from subbayes.data import Data, leaves
+from subbayes.draws import Draws
+from subbayes.evaluation import Mode
+from subbayes.fitted import FittedModel, load
+from subbayes.likelihoods import Likelihood
+from subbayes.network import Network, Selection
+from subbayes.posterior import Posterior, check_fit
+from subbayes.priors import Normal
+from subbayes.subspace import FullSubspace, RandomSubspace, Subspace
+from subbayes.tempering import choose_temperature
+from subbayes.training import SwaResult, TrainingResult, swa, train
+
+__all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Training", "fit", "load"]
+
+SUBSPACES = ("pca", "random", "full")
+ENGINES = {"elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice"}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How `fit` trains: to the maximum a posteriori, then along it at a constant rate.
+
+    The second phase gives the SWA mean, the centre of the subspace, and the trajectory whose
+    principal directions span it.
+
+    Attributes:
+        epochs: passes over the data in the first phase; 0 for a module that is trained already.
+        learning_rate: of the first phase.
+        optimizer: "adam" or "sgd", of the first phase.
+        batch_size: rows per step, in both phases.
+        prior_scale: s of the prior N(0, s^2 I) of the weights, in both phases; or
+        weight_decay: the same as a weight decay, 1 / (s^2 N).
+        validation: fraction of the rows to watch in the first phase.
+        patience: stop after so many epochs without improvement; needs `validation`.
+        swa_epochs: passes of the second phase, one snapshot after each.
+        swa_learning_rate: its constant rate; larger explores further.
+        max_snapshots: how many of the last snapshots span the trajectory.
+        sketch: keep a sketch of this rank of any number of snapshots instead.
+    """
+
+    epochs: int = 300
+    learning_rate: float = 5e-3
+    optimizer: Literal["adam", "sgd"] = "adam"
+    batch_size: int | None = 64
+    prior_scale: float | None = None
+    weight_decay: float | None = None
+    validation: float | None = None
+    patience: int | None = None
+    swa_epochs: int = 60
+    swa_learning_rate: float = 1e-2
+    max_snapshots: int = 50
+    sketch: int | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The first two phases' results, from which every method of a comparison can start.
+
+    Attributes:
+        network: at the SWA mean.
+        likelihood: with its parameters learned.
+        result: of the first phase, or None if the module came trained.
+        swa: of the second phase.
+    """
+
+    network: Network
+    likelihood: Likelihood
+    result: TrainingResult | None
+    swa: SwaResult
+
+    @property
+    def history(self) -> dict[str, Any]:
+        """Numbers per epoch of both phases."""
+        first = self.result.history if self.result else {}
+        return {"train": first, "swa": self.swa.history}
+
+
+def train_trajectory(
+    model: nn.Module,
+    likelihood: Likelihood,
+    data: Any,
+    training: Training,
+    *,
+    parameters: Selection = "all",
+    output: Callable[[Any], Tensor] | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Trained:
+    """Train a copy of a module and go on along the SGD trajectory.
+
+    Args:
+        model: the module, never changed.
+        likelihood: p(y | f).
+        data: training data.
+        training: how.
+        parameters: which parameters are weights.
+        output: picks the tensor out of what the module returns.
+        seed: of shuffling and dropout.
+        progress: show progress bars.
+    """
+    shared: dict[str, Any] = dict(
+        batch_size=training.batch_size, prior_scale=training.prior_scale,
+        weight_decay=training.weight_decay, parameters=parameters, output=output, seed=seed,
+        progress=progress)
+    result = None
+    if training.epochs:
+        result = train(
+            model, likelihood, data, epochs=training.epochs,
+            learning_rate=training.learning_rate, optimizer=training.optimizer,
+            validation=training.validation, patience=training.patience, **shared)
+    along = swa(
+        model if result is None else result, likelihood, data, epochs=training.swa_epochs,
+        learning_rate=training.swa_learning_rate, max_snapshots=training.max_snapshots,
+        rank=training.sketch, **shared)
+    return Trained(along.network, along.likelihood, result, along)
+
+
+def fit(
+    model: nn.Module,
+    data: Any,
+    *,
+    likelihood: str | Likelihood = "gaussian",
+    subspace: str | Subspace | Callable[[Trained], Subspace] = "pca",
+    inference: str | Callable[..., Draws] = "elliptical-slice",
+    rank: int = 10,
+    prior: Normal | float = 1.0,
+    temperature: float | str = 1.0,
+    validation: Any = None,
+    training: Training | None = None,
+    parameters: Selection = "all",
+    output: Callable[[Any], Tensor] | None = None,
+    draws: int = 500,
+    chains: int = 8,
+    warmup: int | None = None,
+    seed: int = 0,
+    mode: Mode = "trace",
+    checkpoint: str | Path | None = None,
+    progress: bool | None = None,
+) -> FittedModel:
+    """Train, build a subspace, sample its posterior: a model that says how sure it is.
+
+    Args:
+        model: any module; it is neither written to nor switched to another mode.
+        data: (inputs, y), a `Dataset` or a `DataLoader`.
+        likelihood: "gaussian" (one learned noise), "heteroscedastic", "categorical",
+            "bernoulli", "poisson", or a likelihood object.
+        subspace: "pca" (of the SGD trajectory), "random", "full", a `Subspace` (then nothing is
+            trained and `model` is used as it is), or a function of the `Trained` result.
+        inference: "elliptical-slice", or a function (posterior, draws=, chains=, warmup=,
+            seed=, checkpoint=, progress=) -> Draws.
+        rank: number of coordinates k of "pca" and "random".
+        prior: of z: a scale or a `Normal`.
+        temperature: T, or "loo" or "validation" to choose it from the draws.
+        validation: held-out data for `temperature="validation"`.
+        training: how to train; `Training(epochs=0)` for a module that is trained already.
+        parameters: which parameters are weights, as for `Network`; e.g. "last-layer".
+        output: picks the tensor out of what the module returns, as for `Network`.
+        draws: draws per chain.
+        chains: number of chains.
+        warmup: draws per chain to drop first; by default half of the draws kept.
+        seed: the same seed gives the same model.
+        mode: "trace", "compile" (pays for long runs) or "eager".
+        checkpoint: folder to save the trained subspace and the sampling run in; a call that was
+            interrupted goes on from there and yields the same draws.
+        progress: show progress bars; None shows them on a terminal.
+
+    Returns:
+        A `FittedModel`: `.predict(inputs)`, `.evaluate(inputs, y)`, `.draws`, `.save(path)`.
+
+    Raises:
+        InputError: anything that does not fit together, in one line.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(-2, 2, 60)[:, None]
+        >>> y = torch.sin(3 * x[:, 0])
+        >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+        >>> model = fit(net, (x, y), rank=3, draws=50, training=Training(epochs=20),
+        ...             progress=False)
+        >>> model.predict(x[:5]).std.shape
+        (5,)
+    """
+    data = Data.of(data)
+    likelihood = _likelihood(likelihood)
+    check_fit(Network(model, parameters, output), likelihood, data)
+    training = training or Training()
+    engine = _engine(inference)
+    prior = prior if isinstance(prior, Normal) else Normal(prior)
+    settings = {
+        "likelihood": likelihood.to_config(), "rank": rank, "seed": seed,
+        "subspace": subspace if isinstance(subspace, str) else repr(subspace),
+        "training": dataclasses.asdict(training)}
+    folder = None if checkpoint is None else Path(checkpoint)
+    prepared = _resumed(folder, model, parameters, data, settings)
+    if prepared is None:
+        network, likelihood, space, history = _prepared(
+            model, likelihood, data, subspace, rank, training, parameters, output, seed, progress)
+        prepared = FittedModel(network, likelihood, space, prior, history=history,
+                               settings=settings)
+        if folder is not None:
+            identity = _identity(model, parameters, data, settings)
+            dataclasses.replace(prepared, extra={"identity": identity}).save(
+                folder / "trained", overwrite=True)
+    posterior = Posterior(prepared.network, prepared.likelihood, data, prepared.subspace, prior,
+                          mode=mode)
+    posterior, chosen = _tempered(posterior, temperature, validation, seed, progress)
+    sample = engine(posterior, draws=draws, chains=chains, warmup=warmup, seed=seed,
+                    checkpoint=None if folder is None else folder / "sampling",
+                    progress=progress)
+    name = inference if isinstance(inference, str) else getattr(inference, "__name__", "custom")
+    return dataclasses.replace(
+        prepared, prior=prior, temperature=posterior.temperature, draws=sample,
+        posterior=posterior, settings=settings | {"inference": name, "temperatures": chosen},
+        extra={})
+
+
+def _likelihood(likelihood: str | Likelihood) -> Likelihood:
+    if isinstance(likelihood, Likelihood):
+        return likelihood
+    if not isinstance(likelihood, str):
+        fail_type("likelihood", "a name or a Likelihood", likelihood)
+    check_choice("likelihood", likelihood,
+                 ("gaussian", "heteroscedastic", "categorical", "bernoulli", "poisson"))
+    return likelihoods.from_config({"name": likelihood})
+
+
+def _engine(inference: str | Callable[..., Draws]) -> Callable[..., Draws]:
+    if callable(inference):
+        return inference
+    check_choice("inference", inference, ENGINES)
+    room, _, name = ENGINES[inference].partition(":")
+    return getattr(importlib.import_module(room), name)
+
+
+def _prepared(
+    model: nn.Module,
+    likelihood: Likelihood,
+    data: Data,
+    subspace: str | Subspace | Callable[[Trained], Subspace],
+    rank: int,
+    training: Training,
+    parameters: Selection,
+    output: Callable[[Any], Tensor] | None,
+    seed: int,
+    progress: bool | None,
+) -> tuple[Network, Likelihood, Subspace, dict[str, Any]]:
+    """The network, its likelihood and the subspace to sample in."""
+    if isinstance(subspace, Subspace):
+        network = Network(model, parameters, output).with_weights(subspace.shift)
+        return network, _learned(network, likelihood, data), subspace, {}
+    if isinstance(subspace, str):
+        check_choice("subspace", subspace, SUBSPACES)
+    trained = train_trajectory(model, likelihood, data, training, parameters=parameters,
+                               output=output, seed=seed, progress=progress)
+    space = build_subspace(subspace, trained, rank, seed)
+    return trained.network, trained.likelihood, space, trained.history
+
+
+def build_subspace(
+    subspace: str | Callable[[Trained], Subspace], trained: Trained, rank: int, seed: int = 0
+) -> Subspace:
+    """The named subspace around a trained network.
+
+    Args:
+        subspace: "pca", "random", "full", or a function of `trained`.
+        trained: what `train_trajectory` returned.
+        rank: number of coordinates of "pca" and "random".
+        seed: of the random directions.
+    """
+    if callable(subspace):
+        return subspace(trained)
+    if subspace == "pca":
+        return trained.swa.recorder.pca(rank)
+    if subspace == "random":
+        return RandomSubspace(trained.network.weights, rank, seed)
+    return FullSubspace(trained.network.weights)
+
+
+def _learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
+    """Learn what the likelihood has to learn at the network's weights."""
+    if likelihood.learned:
+        return likelihood
+    with torch.no_grad():
+        outputs = torch.cat([network(network.weights, x) for x, _ in data.batches(4096)])
+    return likelihood.estimated(outputs.cpu(), data.targets())
+
+
+def _tempered(
+    posterior: Posterior, temperature: float | str, validation: Any, seed: int,
+    progress: bool | None,
+) -> tuple[Posterior, dict[str, Any] | None]:
+    if not isinstance(temperature, str):
+        return posterior.with_temperature(temperature), None
+    check_choice("temperature", temperature, ("loo", "validation"))
+    choice = choose_temperature(posterior, by=temperature, validation=validation, seed=seed,
+                                progress=progress)
+    return posterior.with_temperature(choice.best), dataclasses.asdict(choice)
+
+
+def _identity(
+    model: nn.Module, parameters: Selection, data: Data, settings: dict[str, Any]
+) -> str:
+    """A digest of all that determines the trained subspace."""
+    network = Network(model, parameters)
+    tensors: dict[str, Tensor] = {"weights": network.weights} | network.frozen
+    for i, (x, y) in enumerate(data.batches(65536)):
+        tensors |= {f"data.{i}.{j}": t for j, t in enumerate([*leaves(x), *leaves(y)])}
+    return artifact.fingerprint(tensors, settings | {"architecture": network.architecture})
+
+
+def _resumed(
+    folder: Path | None, model: nn.Module, parameters: Selection, data: Data,
+    settings: dict[str, Any],
+) -> FittedModel | None:
+    """The trained subspace of an interrupted call, if the folder holds one."""
+    if folder is None or not artifact.is_artifact(folder / "trained"):
+        return None
+    try:
+        prepared = load(folder / "trained", model)
+    except InputError as error:
+        raise InputError(f"checkpoint: {error}") from error
+    if prepared.extra.get("identity") != _identity(model, parameters, data, settings):
+        fail("checkpoint", "one made with the same model, data and settings",
+             f"another in {folder}", "Delete it to start again, or choose another path")
+    return prepared
