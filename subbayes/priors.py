@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import fail
+from subbayes.checks import check_positive, fail
 from subbayes.subspace import Subspace
 
 __all__ = ["Normal"]
@@ -36,26 +36,17 @@ class Normal:
     def __init__(
         self, scale: Any = 1.0, *, covariance: Any = None, mean: Any = 0.0
     ) -> None:
-        self.mean = np.asarray(mean, dtype=np.float64)
-        if self.mean.ndim > 1 or not np.isfinite(self.mean).all():
-            fail("mean", "a number or a finite vector", f"shape {self.mean.shape}")
+        self.mean = _numbers("mean", mean, "a number or a vector", (0, 1))
+        self.scale = _numbers("scale", scale, "a number or a vector", (0, 1))
         self.factor: Float[np.ndarray, "k k"] | None = None
-        self.scale = np.asarray(scale, dtype=np.float64)
+        self.covariance: Float[np.ndarray, "k k"] | None = None
         if covariance is None:
-            if self.scale.ndim > 1 or not (np.isfinite(self.scale).all() and
-                                           (self.scale > 0).all()):
+            if not (self.scale > 0).all():
                 fail("scale", "finite numbers above 0", np.array2string(self.scale, threshold=4))
             return
-        sigma = np.asarray(covariance, dtype=np.float64)
-        if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1] or not np.allclose(sigma, sigma.T):
-            fail("covariance", "a symmetric (k, k) matrix", f"shape {sigma.shape}")
-        try:
-            self.factor = np.linalg.cholesky(sigma)
-        except np.linalg.LinAlgError:
-            smallest = float(np.linalg.eigvalsh(sigma)[0])
-            fail("covariance", "a positive definite matrix", f"smallest eigenvalue {smallest:.3g}",
-                 "Add a small multiple of the identity")
-        self.scale = np.sqrt(np.diag(sigma))
+        self.covariance = _numbers("covariance", covariance, "a (k, k) matrix", (2,))
+        self.factor = _cholesky(self.covariance)
+        self.scale = np.sqrt(np.diag(self.covariance))
 
     @classmethod
     def induced(cls, subspace: Subspace, scale: float) -> Normal:
@@ -64,6 +55,7 @@ class Normal:
         Restricted to $w = \hat w + Pz$ it is Gaussian with precision $P^\top P / s^2$ and mean
         the coordinates of the point nearest to the origin.
         """
+        check_positive("scale", scale)
         basis = np.eye(subspace.rank)
         gram = subspace.pull(subspace.push(torch.from_numpy(basis).to(subspace.shift)))
         precision = gram.double().cpu().numpy() / scale**2
@@ -73,6 +65,9 @@ class Normal:
 
     def check_rank(self, rank: int) -> None:
         """Raise `InputError` if the prior is for another number of coordinates."""
+        if self.covariance is not None and len(self.covariance) != rank:
+            fail("prior covariance", f"shape ({rank}, {rank}) for a subspace of rank {rank}",
+                 self.covariance.shape)
         for name, size in (("scale", self.scale.size), ("mean", self.mean.size)):
             if size not in (1, rank):
                 fail(f"prior {name}", f"1 or {rank} numbers for a subspace of rank {rank}", size)
@@ -91,7 +86,8 @@ class Normal:
         """Log density of coordinates, shape (...)."""
         k = z.shape[-1]
         eps = self.from_centred(z - self.mean)
-        return -0.5 * (eps**2).sum(-1) - 0.5 * k * np.log(2 * np.pi) - self._log_volume(k)
+        constant = 0.5 * k * np.log(2 * np.pi) + self._log_volume(k)
+        return np.asarray(-0.5 * (eps**2).sum(-1) - constant)
 
     def from_centred(self, centred: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:
         r"""The inverse of `from_standard`: $L^{-1}(z - m)$."""
@@ -134,7 +130,7 @@ class Normal:
 
     def to_config(self) -> dict[str, Any]:
         """A JSON-able description; `Normal.from_config` reads it back."""
-        covariance = None if self.factor is None else (self.factor @ self.factor.T).tolist()
+        covariance = None if self.covariance is None else self.covariance.tolist()
         return {"name": "Normal", "scale": self.scale.tolist(), "mean": self.mean.tolist(),
                 "covariance": covariance}
 
@@ -148,3 +144,33 @@ class Normal:
             return f"Normal(covariance of rank {len(self.factor)})"
         scale = float(self.scale.reshape(-1)[0]) if self.scale.size == 1 else "vector"
         return f"Normal(scale={scale})"
+
+
+def _numbers(
+    argument: str, value: Any, expected: str, dimensions: tuple[int, ...]
+) -> Float[np.ndarray, "..."]:
+    """A copy as float64; `InputError` for other shapes and values that are not finite."""
+    try:
+        array = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        fail(argument, expected, repr(value))
+    if array.ndim not in dimensions or array.size == 0:
+        fail(argument, expected, f"shape {array.shape}")
+    if not np.isfinite(array).all():
+        fail(argument, "finite numbers", "NaN or infinite values")
+    return array
+
+
+def _cholesky(sigma: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, "k k"]:
+    """The lower factor of a covariance; `InputError` for a matrix that is none."""
+    if sigma.shape[0] != sigma.shape[1]:
+        fail("covariance", "a (k, k) matrix", f"shape {sigma.shape}")
+    if not np.allclose(sigma, sigma.T):
+        fail("covariance", "a symmetric matrix",
+             f"entries that differ by {np.abs(sigma - sigma.T).max():.3g} from their mirror images")
+    try:
+        return np.linalg.cholesky(sigma)
+    except np.linalg.LinAlgError:
+        smallest = float(np.linalg.eigvalsh(sigma)[0])
+        fail("covariance", "a positive definite matrix", f"smallest eigenvalue {smallest:.3g}",
+             "Add a small multiple of the identity")

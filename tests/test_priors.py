@@ -1,0 +1,204 @@
+"""Gaussian priors against SciPy, and the induced prior against conditioning in weight space."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from subbayes import (
+    CoordinateSubspace,
+    DenseSubspace,
+    FullSubspace,
+    InputError,
+    Normal,
+    RandomSubspace,
+)
+
+K = 3
+A = np.random.default_rng(0).normal(size=(K, K))
+SIGMA = A @ A.T + 0.1 * np.eye(K)
+MEAN = np.array([1.0, -2.0, 0.5])
+PRIORS = {
+    "standard": (Normal(), np.zeros(K), np.eye(K)),
+    "scale": (Normal(2.5), np.zeros(K), 2.5**2 * np.eye(K)),
+    "scales": (Normal([0.5, 1.0, 3.0]), np.zeros(K), np.diag([0.25, 1.0, 9.0])),
+    "mean": (Normal(0.5, mean=1.5), np.full(K, 1.5), 0.25 * np.eye(K)),
+    "covariance": (Normal(covariance=SIGMA), np.zeros(K), SIGMA),
+    "all": (Normal(covariance=SIGMA, mean=MEAN), MEAN, SIGMA),
+}
+each = pytest.mark.parametrize(("prior", "mean", "sigma"), PRIORS.values(), ids=PRIORS)
+
+
+@each
+def test_log_density_equals_scipys(prior, mean, sigma):
+    z = np.random.default_rng(1).normal(size=(5, K)) * 3
+    expected = stats.multivariate_normal(mean, sigma).logpdf(z)
+    np.testing.assert_allclose(prior.log_prob(z), expected, rtol=1e-12)
+    np.testing.assert_allclose(prior.log_prob(z.reshape(5, 1, K)), expected[:, None], rtol=1e-12)
+    np.testing.assert_allclose(prior.log_prob(z[0]), expected[0], rtol=1e-12)
+
+
+@each
+def test_tensors_give_the_same_and_differentiate(prior, mean, sigma):
+    z = torch.randn(4, 2, K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    z.requires_grad_()
+    value = prior.log_prob_tensor(z)
+    np.testing.assert_allclose(value.detach(), prior.log_prob(z.detach().numpy()), rtol=1e-12)
+    (grad,) = torch.autograd.grad(value.sum(), z)
+    np.testing.assert_allclose(grad, prior.gradient(z.detach().numpy()), rtol=1e-10)
+
+
+@each
+def test_gradient_equals_finite_differences(prior, mean, sigma):
+    z = np.random.default_rng(2).normal(size=(2, 4, K))
+    h = 1e-5
+    numeric = np.stack([(prior.log_prob(z + h * e) - prior.log_prob(z - h * e)) / (2 * h)
+                        for e in np.eye(K)], -1)
+    np.testing.assert_allclose(prior.gradient(z), numeric, rtol=1e-7, atol=1e-7)
+
+
+@each
+def test_moments_of_draws(prior, mean, sigma):
+    n = 40_000
+    z = prior.sample((n, K), np.random.default_rng(3))
+    standard_error = np.sqrt(np.diag(sigma) / n)
+    assert (np.abs(z.mean(0) - mean) < 4 * standard_error).all()
+    # Var of a sample covariance of Gaussians: (s_ij^2 + s_ii s_jj) / n
+    spread = np.sqrt((sigma**2 + np.outer(np.diag(sigma), np.diag(sigma))) / n)
+    assert (np.abs(np.cov(z, rowvar=False) - sigma) < 4.5 * spread).all()
+    np.testing.assert_array_equal(prior.sample((2, K), np.random.default_rng(5)),
+                                  prior.sample((2, K), np.random.default_rng(5)))
+    assert prior.sample((2, 5, K), np.random.default_rng(0)).shape == (2, 5, K)
+
+
+@each
+def test_whitening_is_the_inverse_of_colouring(prior, mean, sigma):
+    eps = np.random.default_rng(4).normal(size=(2, 3, K))
+    np.testing.assert_allclose(prior.from_centred(prior.from_standard(eps)), eps, rtol=1e-10)
+    factor = prior.from_standard(np.eye(K))
+    np.testing.assert_allclose(factor.T @ factor, sigma, rtol=1e-12)
+
+
+@each
+def test_config_round_trip_to_the_bit(prior, mean, sigma):
+    again = Normal.from_config(prior.to_config())
+    z = np.random.default_rng(1).normal(size=(5, K))
+    np.testing.assert_array_equal(again.log_prob(z), prior.log_prob(z))
+    assert again.to_config() == prior.to_config()
+    assert repr(again) == repr(prior)
+
+
+def test_later_changes_of_the_arrays_do_not_reach_the_prior():
+    scale, sigma, mean = np.ones(K), SIGMA.copy(), MEAN.copy()
+    priors = Normal(scale, mean=mean), Normal(covariance=sigma, mean=mean)
+    before = [p.log_prob(MEAN) for p in priors]
+    for array in (scale, sigma, mean):
+        array[:] = 7
+    assert [p.log_prob(MEAN) for p in priors] == before
+    assert priors[1].to_config()["covariance"] == SIGMA.tolist()
+
+
+# --- the induced prior ---------------------------------------------------------------------------
+
+
+def dense_conditioning(
+    shift: np.ndarray, basis: np.ndarray, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """w ~ N(0, s^2 I) given that w - shift has no part outside the rows of `basis`.
+
+    Change variables to (z, u): w = shift + z P + u Q with Q an orthonormal complement; (z, u) is
+    Gaussian, and z given u = 0 follows from the textbook formula for conditioning.
+    """
+    d, k = len(shift), len(basis)
+    complement = np.linalg.svd(basis)[2][k:]
+    inverse = np.linalg.inv(np.vstack([basis, complement]))  # (z, u) = (w - shift) @ inverse
+    mean, cov = -shift @ inverse, scale**2 * inverse.T @ inverse
+    zz, zu, uu = cov[:k, :k], cov[:k, k:], cov[k:, k:]
+    gain = zu @ np.linalg.inv(uu) if d > k else np.zeros((k, 0))
+    return mean[:k] - gain @ mean[k:], zz - gain @ zu.T
+
+
+@given(st.integers(1, 5), st.integers(0, 1000), st.floats(0.1, 10))
+def test_induced_equals_conditioning_in_weight_space(k, seed, scale):
+    rng = np.random.default_rng(seed)
+    shift, basis = rng.normal(size=5), rng.normal(size=(k, 5)) + 2 * np.eye(k, 5)
+    if np.linalg.cond(basis) > 1e3:
+        return
+    prior = Normal.induced(DenseSubspace(torch.from_numpy(shift), torch.from_numpy(basis)), scale)
+    mean, covariance = dense_conditioning(shift, basis, scale)
+    np.testing.assert_allclose(prior.mean, mean, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(prior.covariance, covariance, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("make", [
+    lambda w: FullSubspace(w), lambda w: RandomSubspace(w, 3, seed=2),
+    lambda w: CoordinateSubspace(w, torch.tensor([4, 0]))])
+def test_induced_on_other_subspaces(make):
+    shift = torch.linspace(-1, 1, 6, dtype=torch.float64)
+    space = make(shift)
+    prior = Normal.induced(space, 0.7)
+    mean, covariance = dense_conditioning(shift.numpy(), space.basis().numpy(), 0.7)
+    np.testing.assert_allclose(prior.mean, mean, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(prior.covariance, covariance, rtol=1e-9, atol=1e-12)
+
+
+def test_induced_density_differs_from_the_weights_density_by_a_constant():
+    shift = torch.tensor([0.3, -1.0, 2.0, 0.1], dtype=torch.float64)
+    space = RandomSubspace(shift, 2)
+    prior = Normal.induced(space, 1.3)
+    z = np.random.default_rng(0).normal(size=(6, 2))
+    weights = space.weights(torch.from_numpy(z)).numpy()
+    gap = prior.log_prob(z) - stats.norm(0, 1.3).logpdf(weights).sum(1)
+    np.testing.assert_allclose(gap, gap[0], rtol=1e-10)
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("make", "what"), [
+    (lambda: Normal(0.0), r"scale: expected finite numbers above 0, got 0\."),
+    (lambda: Normal(-1.0), "scale: expected finite numbers above 0"),
+    (lambda: Normal(float("nan")), "scale: expected finite numbers, got NaN"),
+    (lambda: Normal(float("inf")), "scale: expected finite numbers, got NaN or infinite"),
+    (lambda: Normal([1.0, 0.0]), "scale: expected finite numbers above 0"),
+    (lambda: Normal(np.ones((2, 2))), r"scale: expected a number or a vector, got shape \(2, 2\)"),
+    (lambda: Normal([]), "scale: expected a number or a vector, got shape"),
+    (lambda: Normal("wide"), "scale: expected a number or a vector, got 'wide'"),
+    (lambda: Normal(None), "scale: expected finite numbers, got NaN|scale: expected a number"),
+    (lambda: Normal(mean=np.ones((2, 2))), "mean: expected a number or a vector"),
+    (lambda: Normal(mean=float("nan")), "mean: expected finite numbers"),
+    (lambda: Normal(covariance=np.ones(3)), r"covariance: expected a \(k, k\) matrix, got shape"),
+    (lambda: Normal(covariance=np.ones((2, 3))), r"covariance: expected a \(k, k\) matrix"),
+    (lambda: Normal(covariance=[[1.0, 0.5], [0.0, 1.0]]),
+     "covariance: expected a symmetric matrix, got entries that differ by 0.5"),
+    (lambda: Normal(covariance=[[1.0, 2.0], [2.0, 1.0]]),
+     "covariance: expected a positive definite matrix, got smallest eigenvalue -1. Add a small"),
+    (lambda: Normal(covariance=np.zeros((2, 2))), "covariance: expected a positive definite"),
+    (lambda: Normal(covariance=[[np.nan, 0], [0, 1]]), "covariance: expected finite numbers"),
+    (lambda: Normal.induced(FullSubspace(torch.zeros(2)), 0.0), "scale: expected a finite number"),
+])
+def test_priors_that_cannot_be(make, what):
+    with pytest.raises(InputError, match=what) as e:
+        make()
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(("prior", "what"), [
+    (Normal(np.ones(3)), "prior scale: expected 1 or 2 numbers for a subspace of rank 2, got 3"),
+    (Normal(mean=np.ones(3)), "prior mean: expected 1 or 2 numbers"),
+    (Normal(covariance=np.eye(3)), r"prior covariance: expected shape \(2, 2\) .*got \(3, 3\)"),
+    (Normal(covariance=np.eye(1)), "prior covariance: expected"),
+    (Normal(covariance=np.eye(2), mean=np.ones(3)), "prior mean: expected"),
+])
+def test_priors_of_another_rank(prior, what):
+    with pytest.raises(InputError, match=what):
+        prior.check_rank(2)
+
+
+@each
+def test_priors_of_the_right_rank(prior, mean, sigma):
+    prior.check_rank(K)
