@@ -16,6 +16,7 @@ from subbayes.types import Inputs, Targets
 
 __all__ = [
     "Data",
+    "as_pair",
     "check_rows",
     "in_order",
     "leaves",
@@ -198,7 +199,7 @@ class Data:
         count = 0
         with torch.random.fork_rng(devices=[]):
             for batch in loader:
-                inputs, y = _as_pair(batch, argument)
+                inputs, y = as_pair(batch, argument)
                 _check_pair(inputs, y, argument)
                 count += n_rows(y)
             if count == 0:
@@ -223,7 +224,7 @@ class Data:
         """
         if self.loader is not None:
             for batch in quietly(self.loader):
-                yield _as_pair(batch, "data")
+                yield as_pair(batch, "data")
             return
         size = self.n if batch_size is None else check_count("batch_size", batch_size)
         for start in range(0, self.n, size):
@@ -261,7 +262,8 @@ class Data:
         return Data(len(index), take(self.inputs, index), take(self.y, index))
 
 
-def _as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
+def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
+    """A loader's batch as (inputs, targets)."""
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
         fail_type(f"{argument} batch", "a pair (inputs, y)", batch,
                   "Set a collate_fn that returns one")
@@ -294,7 +296,7 @@ def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:
     first, second = next(iter(loader), None), next(iter(loader), None)
     if first is None or second is None:
         fail(argument, "a loader that can be read again", "one that is used up after a pass")
-    pairs = zip(*(sum(map(leaves, _as_pair(b, argument)), []) for b in (first, second)),
+    pairs = zip(*(sum(map(leaves, as_pair(b, argument)), []) for b in (first, second)),
                 strict=True)
     if not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs):
         fail(argument, "the same rows at each pass", "other values when read again",

@@ -27,7 +27,7 @@ from subbayes.data import leaves, n_rows, take
 from subbayes.types import Inputs
 from subbayes.vectorised import Vectorised
 
-__all__ = ["Network", "Selection", "select"]
+__all__ = ["Network", "Selection", "plain_attention", "select"]
 
 Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor | np.ndarray]
 
@@ -192,7 +192,7 @@ class Network:
         """Outputs f(x; w) of shape (N, C) for one weight vector; differentiable in w."""
         self._check_size(weights)
         args, kwargs = _arguments(inputs)
-        with _plain_attention():
+        with plain_attention():
             out = functional_call(
                 self._module, self._frozen | self.unflatten(weights), args, kwargs
             )
@@ -318,7 +318,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def _plain_attention() -> Iterator[None]:
+def plain_attention() -> Iterator[None]:
     """Fused attention has no forward-mode rule and no batching rule: use plain kernels."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -196,7 +196,7 @@ class Predictive:
         check_count("n", n)
         generator = torch.Generator().manual_seed(seed)
         which = torch.randint(self.n_draws, (n,), generator=generator)
-        values = self.likelihood.sample(self.outputs[which], generator)
+        values = self.likelihood.of_draws(which).sample(self.outputs[which], generator)
         if self.likelihood.kind == "classification":
             return values.numpy()
         return self._array(values)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from subbayes.checks import check_choice, check_count, check_positive, fail, fail_type
-from subbayes.data import Data, n_rows, take, to_device, to_inputs, to_targets
+from subbayes.data import Data, as_pair, check_rows, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood, Standardized
 from subbayes.network import Network, Selection
 from subbayes.progress import bar
@@ -460,7 +460,7 @@ class _Feed:
     def _streamed(self) -> Iterator[tuple[Inputs, Targets]]:
         assert self.loader is not None
         for batch in self.loader:
-            inputs, y = _pair(batch)
+            inputs, y = as_pair(batch, "data")
             if not (self.normalises and n_rows(y) == 1):
                 yield to_device(inputs, self.device), self._prepared(y)
 
@@ -484,18 +484,12 @@ def _as_loader(
     return data.loader if isinstance(data, Data) else None
 
 
-def _pair(batch: Any) -> tuple[Inputs, Targets]:
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        fail_type("data batch", "a pair (inputs, y)", batch, "Set a collate_fn that returns one")
-    x, y = (tuple(part) if isinstance(part, list) else part for part in batch)
-    return to_inputs(x, "data inputs"), to_targets(y, "data targets")
-
-
 def _read_targets(loader: Iterable[Any]) -> tuple[Inputs, Targets, int]:
     """The first inputs and all targets of a loader."""
     first, parts = None, []
     for batch in loader:
-        inputs, y = _pair(batch)
+        inputs, y = as_pair(batch, "data")
+        check_rows({"data inputs": inputs, "data targets": y})
         first = inputs if first is None else first
         parts.append(y if isinstance(y, tuple) else (y,))
     if first is None:
@@ -518,8 +512,8 @@ class _Run:
         self.inner = (likelihood.likelihood if isinstance(likelihood, Standardized)
                       else likelihood)
         self.module = network.module_with().train()
-        going_on = raw is not None and raw.shape == feed.raw.shape
-        self.raw = nn.Parameter((raw if going_on else feed.raw).to(feed.raw, copy=True))
+        begin = feed.raw if raw is None or raw.shape != feed.raw.shape else raw
+        self.raw = nn.Parameter(begin.to(feed.raw, copy=True))
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         self.moving = {n: p for n, p in named.items() if not only_weights or n in network.names}
         for name, parameter in named.items():

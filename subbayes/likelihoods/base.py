@@ -133,6 +133,10 @@ class Likelihood(ABC):
         """The same likelihood with its parameters as plain numbers."""
         return self
 
+    def of_draws(self, index: Tensor) -> Likelihood:
+        """The likelihood of some of the draws, where each draw has parameters of its own."""
+        return self
+
     def given_noise(self, scale: Tensor) -> Likelihood:
         """The likelihood of new rows with known noise scales, where the likelihood has them."""
         fail("noise", "nothing, since the likelihood has no noise per observation",

@@ -15,7 +15,7 @@ from subbayes.checks import check_positive, fail
 from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, plain
 from subbayes.types import Outputs, PerPoint, Targets
 
-__all__ = ["Gaussian", "HeteroscedasticGaussian"]
+__all__ = ["Gaussian", "GaussianLike", "HeteroscedasticGaussian"]
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -28,7 +28,13 @@ def _softplus_inverse(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
-class _GaussianLike(Likelihood):
+def _of_draws(parameter: Any, index: Tensor) -> Any:
+    """Rows of a parameter that has one value per draw; others serve all draws."""
+    per_draw = isinstance(parameter, Tensor) and parameter.ndim == 3
+    return parameter[index] if per_draw else parameter
+
+
+class GaussianLike(Likelihood):
     """Shared by likelihoods whose y | f is Gaussian: all follows from mean and variance."""
 
     kind: ClassVar[Kind] = "regression"
@@ -61,7 +67,7 @@ class _GaussianLike(Likelihood):
 
 
 @dataclass(frozen=True)
-class Gaussian(_GaussianLike):
+class Gaussian(GaussianLike):
     r"""Gaussian noise: $y \sim N(f, \sigma^2)$, independent per target.
 
     Args:
@@ -161,6 +167,10 @@ class Gaussian(_GaussianLike):
         noise = plain(self.noise)
         return replace(self, noise=tuple(noise) if isinstance(noise, list) else noise)
 
+    def of_draws(self, index: Tensor) -> Gaussian:
+        """The likelihood of some of the draws, if each has a noise of its own, (S, 1, T)."""
+        return replace(self, noise=_of_draws(self.noise, index))
+
     def given_noise(self, scale: Tensor) -> Gaussian:
         """For known noise per observation: the likelihood of new rows with these scales."""
         return replace(self, noise=column(scale, scale))
@@ -171,7 +181,7 @@ class Gaussian(_GaussianLike):
 
 
 @dataclass(frozen=True)
-class HeteroscedasticGaussian(_GaussianLike):
+class HeteroscedasticGaussian(GaussianLike):
     r"""Gaussian noise that depends on the input, with a global variance (Izmailov 2019, E.1.3).
 
     $$ y \sim N\big(f_\mu,\ \mathrm{softplus}(f_\rho) + v\big) $$
@@ -247,6 +257,10 @@ class HeteroscedasticGaussian(_GaussianLike):
         """The same likelihood with its global variance as a tuple of numbers."""
         value = plain(self.global_variance)
         return replace(self, global_variance=tuple(value) if isinstance(value, list) else value)
+
+    def of_draws(self, index: Tensor) -> HeteroscedasticGaussian:
+        """The likelihood of some of the draws, if each has a variance of its own, (S, 1, T)."""
+        return replace(self, global_variance=_of_draws(self.global_variance, index))
 
     def to_config(self) -> dict[str, Any]:
         """A JSON-able description."""

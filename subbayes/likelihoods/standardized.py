@@ -118,6 +118,10 @@ class Standardized(Likelihood):
         """The same likelihood with plain numbers."""
         return replace(self, likelihood=self.likelihood.frozen())
 
+    def of_draws(self, index: Tensor) -> Standardized:
+        """The same units around the inner likelihood of some of the draws."""
+        return replace(self, likelihood=self.likelihood.of_draws(index))
+
     def given_noise(self, scale: Tensor) -> Standardized:
         """The likelihood of new rows with known noise scales in units of y."""
         inner = self.likelihood

@@ -1,0 +1,1 @@
+"""What subspace inference is compared with, one file a method; all return a `Predictive`."""

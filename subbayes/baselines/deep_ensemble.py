@@ -1,0 +1,147 @@
+"""Deep ensembles (Lakshminarayanan et al. 2017): the same network trained S times anew."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from subbayes.baselines.ensemble import WeightSamples, stacked
+from subbayes.checks import check_count, fail, fail_type
+from subbayes.likelihoods import Likelihood
+from subbayes.progress import bar
+from subbayes.seeding import derive, forked
+from subbayes.training import TrainingResult, train
+
+__all__ = ["combined", "deep_ensemble", "reinitialised"]
+
+
+def deep_ensemble(
+    module: nn.Module,
+    likelihood: Likelihood,
+    data: Any,
+    *,
+    members: int = 5,
+    factory: Callable[[], nn.Module] | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+    **training: Any,
+) -> WeightSamples:
+    r"""Train members from their own initial weights and in their own order of the data.
+
+    $$ p(y \mid x) \approx \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w_s), \sigma_s) $$
+
+    Member s is seeded by the seed and s, whatever the number of members. Parameters of the
+    likelihood are each member's own. The adversarial examples of the paper are left out.
+
+    Args:
+        module: the architecture; each member is a copy of it with fresh initial weights (frozen
+            parameters keep their values). Not changed.
+        likelihood: p(y | f).
+        data: as for `train`.
+        members: number of members S.
+        factory: makes a module with fresh weights from torch's global generator, which is
+            seeded for it; needed where a layer has no `reset_parameters`.
+        seed: of initial weights, shuffling and dropout.
+        progress: show a progress bar; None shows it on a terminal.
+        **training: options of `train`, by their names.
+
+    Raises:
+        InputError: a layer that cannot be given fresh weights, or what `train` raises.
+        TypeError: an option `train` does not have.
+
+    Example:
+        >>> import subbayes
+        >>> data = torch.randn(20, 2), torch.randn(20)
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        >>> ensemble = deep_ensemble(net, subbayes.Gaussian(), data, members=3, epochs=2)
+        >>> ensemble.predict(data[0]).n_draws
+        3
+    """
+    check_count("members", members)
+    results = []
+    with bar(members, "Deep ensemble", progress, "members") as steps:
+        for s in range(members):
+            start = fresh(module, factory, derive(seed, s))
+            results.append(train(start, likelihood, data, seed=derive(seed, s), progress=False,
+                                 **training))
+            steps.update(1)
+    return combined(results)
+
+
+def combined(results: Sequence[TrainingResult], name: str = "deep ensemble") -> WeightSamples:
+    """An ensemble of networks that have been trained already.
+
+    Args:
+        results: what `train` returned for each member; one architecture.
+        name: what tables call it.
+
+    Raises:
+        InputError: no members, or different architectures.
+    """
+    if not results:
+        fail("results", "at least one member", "none")
+    first = results[0].network
+    weights = torch.stack([first.flatten(one.module) for one in results])
+    own = [one.network.frozen for one in results]
+    return WeightSamples(first, weights, stacked([one.likelihood for one in results]), name,
+                         own if own[0] else None)
+
+
+def fresh(
+    module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int
+) -> nn.Module:
+    """A module with initial weights of a seed."""
+    if factory is None:
+        return reinitialised(module, seed)
+    with forked(seed):
+        made = factory()
+    if not isinstance(made, nn.Module):
+        fail_type("factory", "a function that returns a module", made)
+    return made
+
+
+def reinitialised(module: nn.Module, seed: int) -> nn.Module:
+    """A copy of a module with fresh initial weights.
+
+    Each layer's `reset_parameters` is called, with torch's global generators seeded for it and
+    put back. Frozen parameters keep their values.
+
+    Args:
+        module: the module, which is not changed.
+        seed: of the initial weights.
+
+    Raises:
+        InputError: a layer with parameters of its own but no `reset_parameters`.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> bool((reinitialised(layer, 0).weight == reinitialised(layer, 0).weight).all())
+        True
+    """
+    other = copy.deepcopy(module)
+    frozen = {n: p.detach().clone() for n, p in other.named_parameters() if not p.requires_grad}
+    device = next((p.device for p in other.parameters()), torch.device("cpu"))
+    with forked(seed, device), torch.no_grad():
+        for name, layer in other.named_modules():
+            _reset(name, layer)
+        for name, parameter in other.named_parameters():
+            if name in frozen:
+                parameter.copy_(frozen[name])
+    return other
+
+
+def _reset(name: str, layer: nn.Module) -> None:
+    own = list(layer.parameters(recurse=False))
+    if own and not any(p.requires_grad for p in own):
+        return
+    reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+    if callable(reset):
+        reset()
+    elif own:
+        where = f"{type(layer).__name__} {name}".strip()
+        fail("module", "a reset_parameters method in every layer with parameters",
+             f"none in {where}", "Add one, or pass factory=a function that makes a fresh module")

@@ -1,0 +1,135 @@
+r"""A holder of weight vectors: MAP, SWA, SWAG and deep ensembles are S of them, averaged.
+
+$$ p(y \mid x) = \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w_s)) $$
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subbayes.checks import fail
+from subbayes.data import Data
+from subbayes.likelihoods import (
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Standardized,
+)
+from subbayes.network import Network
+from subbayes.prediction import average, with_noise
+from subbayes.predictive import Predictive
+
+__all__ = ["WeightSamples", "stacked"]
+
+
+@dataclass(frozen=True)
+class WeightSamples:
+    """Weight vectors of one network, each with an equal vote.
+
+    Args:
+        network: the network.
+        weights: S weight vectors, shape (S, D).
+        likelihood: one for all, or one for each weight vector (with `stacked`).
+        name: what tables call it.
+        frozen: parameters that are not weights, and buffers, of each weight vector, where they
+            have their own (BatchNorm statistics of ensemble members).
+
+    Raises:
+        InputError: weights that are not the network's.
+
+    Example:
+        >>> network = Network(torch.nn.Linear(2, 1))
+        >>> samples = WeightSamples(network, torch.randn(5, 3), Gaussian(noise=1.0), "prior")
+        >>> samples.predict(torch.zeros(4, 2))
+        Predictive(n=4, draws=5, Gaussian(noise=1.0))
+    """
+
+    network: Network
+    weights: Tensor
+    likelihood: Likelihood
+    name: str
+    frozen: Sequence[Mapping[str, Tensor]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights.ndim != 2 or self.weights.shape[1] != self.network.size:
+            fail("weights", f"shape (S, {self.network.size}), as the network has",
+                 tuple(self.weights.shape))
+        if len(self.weights) == 0:
+            fail("weights", "at least one weight vector", "none")
+        if not bool(torch.isfinite(self.weights).all()):
+            fail("weights", "finite weights", "NaN or infinite ones",
+                 "The training that made them diverged: lower its learning rate")
+
+    def predict(
+        self,
+        inputs: Any,
+        *,
+        noise: Any = None,
+        refresh_batchnorm: Any = None,
+        memory_limit: int = 2**30,
+        progress: bool | None = False,
+    ) -> Predictive:
+        """Average the predictions of the weight vectors.
+
+        Args:
+            inputs: new inputs in the form the module takes, or a loader of them.
+            noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
+            refresh_batchnorm: data to re-estimate BatchNorm statistics on for each weight
+                vector; costs one pass over them per vector.
+            memory_limit: bytes of activations held at once.
+            progress: show a progress bar; None shows it on a terminal.
+        """
+        refresh = None if refresh_batchnorm is None else Data.of(
+            refresh_batchnorm, "refresh_batchnorm")
+        if self.frozen is None:
+            return average(self.network, self.likelihood, self.weights, inputs, noise=noise,
+                           refresh_batchnorm=refresh, memory_limit=memory_limit,
+                           progress=progress)
+        parts = [average(self.network.with_buffers(own), self.likelihood, row[None], inputs,
+                         refresh_batchnorm=refresh, memory_limit=memory_limit).outputs
+                 for own, row in zip(self.frozen, self.weights, strict=True)]
+        outputs = torch.cat(parts)
+        return Predictive(outputs, with_noise(self.likelihood, noise, outputs.shape[1]))
+
+
+def stacked(likelihoods: Sequence[Likelihood]) -> Likelihood:
+    """One likelihood for S draws with parameters of their own, as tensors of shape (S, 1, T).
+
+    Args:
+        likelihoods: one per draw, of one kind.
+
+    Raises:
+        InputError: kinds or units that differ, or parameters not learned.
+
+    Example:
+        >>> stacked([Gaussian(noise=(1.0,)), Gaussian(noise=(2.0,))]).noise.shape
+        torch.Size([2, 1, 1])
+    """
+    first: Any = likelihoods[0]
+    each: list[Any] = list(likelihoods)
+    if all(one.to_config() == first.to_config() for one in each):
+        return first
+    if any(type(one) is not type(first) for one in each):
+        fail("likelihoods", "likelihoods of one kind", "several")
+    if isinstance(first, Gaussian):
+        return replace(first, noise=_stack([one.noise for one in each]))
+    if isinstance(first, HeteroscedasticGaussian):
+        return replace(first, global_variance=_stack([one.global_variance for one in each]))
+    if isinstance(first, Standardized):
+        if len({(one.shift, one.scale) for one in each}) > 1:
+            fail("likelihoods", "targets standardised alike", "different units")
+        return replace(first, likelihood=stacked([one.likelihood for one in each]))
+    fail("likelihoods", "the same parameters for all, or a Gaussian likelihood", repr(first))
+
+
+def _stack(values: Sequence[Any]) -> Tensor:
+    if any(isinstance(value, str) for value in values):
+        fail("likelihoods", "learned parameters", "one still to be learned",
+             "Use the likelihood that train(...) returns")
+    rows = [torch.as_tensor(value, dtype=torch.float64).reshape(-1) for value in values]
+    return torch.stack(rows).unsqueeze(1)

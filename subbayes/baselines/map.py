@@ -1,0 +1,35 @@
+"""MAP and SWA: one weight vector, so no epistemic part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from subbayes.baselines.ensemble import WeightSamples
+from subbayes.checks import fail_type
+from subbayes.training import SwaResult, TrainingResult
+
+__all__ = ["point"]
+
+
+def point(result: Any, name: str | None = None) -> WeightSamples:
+    """The point estimate of a training: MAP of `train`, SWA of `swa`.
+
+    Args:
+        result: a `TrainingResult` or an `SwaResult`.
+        name: what tables call it; by default "MAP" or "SWA".
+
+    Raises:
+        InputTypeError: another object.
+
+    Example:
+        >>> import torch, subbayes
+        >>> data = torch.randn(20, 2), torch.randn(20)
+        >>> result = subbayes.train(torch.nn.Linear(2, 1), subbayes.Gaussian(), data, epochs=2)
+        >>> point(result).name, float(point(result).predict(data[0]).epistemic.max())
+        ('MAP', 0.0)
+    """
+    if not isinstance(result, (TrainingResult, SwaResult)):
+        fail_type("result", "what train(...) or swa(...) returns", result)
+    default = "SWA" if isinstance(result, SwaResult) else "MAP"
+    return WeightSamples(result.network, result.network.weights[None], result.likelihood,
+                         name or default)

@@ -1,0 +1,39 @@
+"""SWAG (Maddox et al. 2019): a Gaussian over all weights, fitted to the trajectory of SGD."""
+
+from __future__ import annotations
+
+from subbayes.baselines.ensemble import WeightSamples
+from subbayes.training import SwaResult
+
+__all__ = ["swag"]
+
+
+def swag(
+    result: SwaResult, n_draws: int = 30, *, scale: float = 1.0, seed: int = 0
+) -> WeightSamples:
+    r"""Draw weights from the SWAG Gaussian of a trajectory.
+
+    $$ w = \bar w + \sqrt{\alpha / 2}\, \Sigma_{\mathrm{diag}}^{1/2} \epsilon_1
+         + \sqrt{\alpha / (2 (M - 1))}\, A^\top \epsilon_2 $$
+
+    The draws use the BatchNorm statistics of the average; `predict(refresh_batchnorm=data)`
+    collects them anew for each draw, as the paper does.
+
+    Args:
+        result: what `swa` returns.
+        n_draws: number of weight vectors S.
+        scale: $\alpha$, which multiplies the covariance.
+        seed: seed of the draws.
+
+    Raises:
+        InputError: a trajectory of fewer than two snapshots.
+
+    Example:
+        >>> import torch, subbayes
+        >>> data = torch.randn(20, 2), torch.randn(20)
+        >>> path = subbayes.swa(torch.nn.Linear(2, 1), subbayes.Gaussian(), data, epochs=5)
+        >>> swag(path, n_draws=10).predict(data[0]).n_draws
+        10
+    """
+    weights = result.recorder.swag(n_draws, seed, scale).to(result.network.weights)
+    return WeightSamples(result.network, weights, result.likelihood, "SWAG")

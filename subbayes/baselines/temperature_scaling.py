@@ -1,0 +1,146 @@
+r"""Temperature scaling (Guo et al. 2017): one number for confidence, fitted on held-out data.
+
+Classification divides the logits, $p_\tau(y = c) \propto \exp(f_c / \tau)$; for regression the
+same idea multiplies the standard deviation of the noise, $y \sim N(\mu, \tau^2 \sigma^2)$.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from subbayes.checks import check_positive, fail
+from subbayes.data import Data
+from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.gaussian import GaussianLike
+from subbayes.predictive import Predictive
+from subbayes.types import Outputs, Targets
+
+__all__ = ["ScaledNoise", "TemperatureScaled", "temperature_scaling"]
+
+
+def temperature_scaling(base: Any, validation: Any) -> TemperatureScaled:
+    r"""Fit the temperature of a predictor by the log-likelihood of held-out data.
+
+    $$ \hat\tau = \arg\max_\tau \sum_n \log p_\tau(y_n \mid x_n) $$
+
+    For one network the problem is convex in $1 / \tau$. For a mixture every component is
+    scaled by the same $\tau$.
+
+    Args:
+        base: what predicts: a baseline, a fitted model, anything with `predict` and `name`.
+        validation: held-out (inputs, y), `Data`, a `Dataset` or a `DataLoader`.
+
+    Raises:
+        InputError: a likelihood that has no scale (counts), or held-out data that fit
+            perfectly or are of no use, so that no temperature is best.
+
+    Example:
+        >>> import torch, subbayes
+        >>> from subbayes.baselines.map import point
+        >>> x, y = torch.randn(40, 2), torch.randn(40)
+        >>> result = subbayes.train(torch.nn.Linear(2, 1), subbayes.Gaussian(0.1), (x, y),
+        ...                         epochs=2)
+        >>> temperature_scaling(point(result), (x, y)).temperature > 1
+        True
+    """
+    data = Data.of(validation, "validation")
+    parts = [_predicted(base, inputs, y) for inputs, y in data.batches()]
+    count = data.n
+
+    def score(log_tau: float) -> float:
+        """Mean negative log-likelihood at a temperature."""
+        tau = math.exp(log_tau)
+        return -sum(float(scaled(p, tau).log_prob(y).sum()) for p, y in parts) / count
+
+    return TemperatureScaled(base, math.exp(_minimum(score)))
+
+
+@dataclass(frozen=True)
+class TemperatureScaled:
+    r"""A predictor with its confidence corrected.
+
+    Attributes:
+        base: what predicts.
+        temperature: $\tau$; above 1 the base was overconfident.
+    """
+
+    base: Any
+    temperature: float
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return f"{getattr(self.base, 'name', 'model')} + temperature"
+
+    def predict(self, inputs: Any, **options: Any) -> Predictive:
+        """The base's prediction, scaled; options go to the base."""
+        return scaled(self.base.predict(inputs, **options), self.temperature)
+
+
+@dataclass(frozen=True)
+class ScaledNoise(GaussianLike):
+    """A likelihood with Gaussian noise whose standard deviation is multiplied by a factor.
+
+    Args:
+        likelihood: the likelihood.
+        factor: of the standard deviation.
+    """
+
+    likelihood: Likelihood
+    factor: float
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The mean of the likelihood."""
+        return self.likelihood.mean(outputs)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The squared factor times the variance of the likelihood."""
+        return self.factor**2 * self.likelihood.variance(outputs)
+
+    def n_outputs(self, y: Targets) -> int:
+        """As many as the likelihood needs."""
+        return self.likelihood.n_outputs(y)
+
+    def of_draws(self, index: Tensor) -> ScaledNoise:
+        """The scaled likelihood of some of the draws."""
+        return replace(self, likelihood=self.likelihood.of_draws(index))
+
+
+def scaled(predictive: Predictive, tau: float) -> Predictive:
+    """A predictive distribution at a temperature."""
+    likelihood = predictive.likelihood
+    if likelihood.kind == "classification":
+        return Predictive(predictive.outputs / tau, likelihood)
+    if predictive.components() is None:
+        fail("likelihood", "classes or Gaussian noise, which have a scale", repr(likelihood),
+             "Temperature scaling has no meaning for counts")
+    return Predictive(predictive.outputs, ScaledNoise(likelihood, tau))
+
+
+def _predicted(base: Any, inputs: Any, y: Targets) -> tuple[Predictive, Tensor]:
+    """The base's prediction of held-out rows, with their noise where it is known."""
+    if isinstance(y, Tensor):
+        return base.predict(inputs), y
+    return base.predict(inputs, noise=y[1]), y[0]
+
+
+def _minimum(score: Callable[[float], float], reach: float = math.log(1e4)) -> float:
+    """The minimum in (-reach, reach)."""
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(score, bounds=(-reach, reach), method="bounded",
+                            options={"xatol": 1e-8})
+    if not found.fun < min(score(-reach), score(reach)):
+        fail("validation", "held-out data that determine a temperature",
+             f"data for which none from {math.exp(-reach):g} to {math.exp(reach):g} is best",
+             "Use more held-out data, which the model has not been trained on")
+    return float(found.x)
