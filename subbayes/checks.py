@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from textwrap import shorten
 from typing import Any, NoReturn
 
 import numpy as np
@@ -44,8 +45,8 @@ def message(argument: str, expected: str, got: str, remedy: str = "") -> str:
         >>> message("rank", "at most 20", "30", "Record more snapshots")
         'rank: expected at most 20, got 30. Record more snapshots.'
     """
-    line = f"{argument}: expected {expected}, got {got}."
-    return f"{line} {remedy.rstrip('.')}." if remedy else line
+    line = f"{argument}: expected {expected}, got {shorten(got, 300)}."
+    return " ".join((f"{line} {remedy.rstrip('.')}." if remedy else line).split())
 
 
 def fail(argument: str, expected: str, got: Any, remedy: str = "") -> NoReturn:

@@ -31,6 +31,7 @@ from subbayes import (
     RandomSubspace,
     Standardized,
 )
+from subbayes.data import n_rows
 
 N = 7
 
@@ -363,7 +364,7 @@ class Built:
         else:
             out = module(*inputs) if isinstance(inputs, tuple) else module(inputs)
         out = out if isinstance(out, Tensor) else out.logits
-        return out.reshape(len(out), -1)
+        return out.reshape(n_rows(inputs), -1)
 
     def posterior(self, **options: Any) -> Posterior:
         weights = self.network.weights

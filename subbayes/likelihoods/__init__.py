@@ -51,7 +51,8 @@ def from_config(config: dict[str, Any]) -> Likelihood:
         InputError: a name this version does not know; a likelihood of your own has to be
             passed to the loading function instead.
     """
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
+                               for k, v in config.items()}
     name = options.pop("name")
     if name == "Standardized":
         inner = from_config(options.pop("likelihood"))

@@ -80,7 +80,7 @@ class Likelihood(ABC):
         def negative(f: Tensor, t: Tensor) -> Tensor:
             return -self.log_prob(f[None], t[None])[0]
 
-        hessian = torch.func.vmap(torch.func.hessian(negative))(rows, y)
+        hessian = torch.func.vmap(torch.func.jacrev(torch.func.jacrev(negative)))(rows, y)
         return hessian.reshape(*outputs.shape, outputs.shape[-1])
 
     def _any_target(self, rows: Tensor) -> Tensor:
@@ -117,7 +117,8 @@ class Likelihood(ABC):
         if raw.numel() == 0:
             return self
         outputs = outputs.detach().double()
-        optimizer = torch.optim.LBFGS([raw], max_iter=200, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS([raw], max_iter=200, tolerance_grad=1e-10,
+                                      tolerance_change=1e-14, line_search_fn="strong_wolfe")
 
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -127,6 +128,9 @@ class Likelihood(ABC):
 
         with torch.enable_grad():
             optimizer.step(closure)
+        if not bool(torch.isfinite(raw).all()) or float(raw.detach().min()) < -300:
+            fail("outputs", "residuals to learn the noise from", "outputs equal to the targets",
+                 "Give the noise as a number")
         return self.with_parameters(raw.detach()).frozen()
 
     def frozen(self) -> Likelihood:

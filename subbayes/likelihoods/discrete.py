@@ -112,6 +112,10 @@ class Bernoulli(_OneOutput):
 
     kind: ClassVar[Kind] = "classification"
 
+    def n_outputs(self, y: Targets) -> int:
+        """One logit."""
+        return 1
+
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log probability of each label, shape (..., N)."""
         assert isinstance(y, Tensor)
@@ -138,9 +142,14 @@ class Bernoulli(_OneOutput):
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets other than 0 and 1."""
-        if not isinstance(y, Tensor) or not bool(((y == 0) | (y == 1)).all()):
-            got = y[(y != 0) & (y != 1)][0].item() if isinstance(y, Tensor) else "a tuple"
-            fail("y", "labels 0 and 1", got, "Encode the two classes as 0 and 1")
+        if not isinstance(y, Tensor) or y.shape[1:] not in ((), (1,)):
+            got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else "a tuple"
+            fail("y", "labels 0 and 1 of shape (N,)", got)
+        assert isinstance(y, Tensor)
+        bad = (y != 0) & (y != 1)
+        if bool(bad.any()):
+            fail("y", "labels 0 and 1", f"{y[bad][0].item():g}",
+                 "Encode the two classes as 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -180,7 +189,8 @@ class Poisson(_OneOutput):
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for negative or fractional counts."""
         if not isinstance(y, Tensor) or y.ndim not in (1, 2):
-            fail("y", "counts of shape (N,)", "another form")
+            got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else "a tuple"
+            fail("y", "counts of shape (N,) or (N, targets)", got)
         assert isinstance(y, Tensor)
         bad = (y < 0) | (y != y.floor())
         if bool(bad.any()):

@@ -28,6 +28,20 @@ def _softplus_inverse(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
+def _variance(y: Targets) -> Float[Tensor, "T"]:
+    """Variance of each target over the observations; targets may be far from 0."""
+    assert isinstance(y, Tensor)
+    values = column(y, torch.empty(0, dtype=torch.float64))
+    return values.var(0, correction=0).clamp_min(1e-12).to(torch.get_default_dtype())
+
+
+def _check_width(argument: str, value: Any, targets: int) -> None:
+    """Check that a parameter has one number, or one per target."""
+    if isinstance(value, (tuple, list)) and len(value) not in (1, targets):
+        expected = "1 number" if targets == 1 else f"1 or {targets} numbers"
+        fail(argument, f"{expected} for {targets} target{'s' * (targets > 1)}", len(value))
+
+
 def _of_draws(parameter: Any, index: Tensor) -> Any:
     """Rows of a parameter that has one value per draw; others serve all draws."""
     per_draw = isinstance(parameter, Tensor) and parameter.ndim == 3
@@ -149,14 +163,13 @@ class Gaussian(GaussianLike):
             super().check_targets(y[0])
         else:
             super().check_targets(y)
+            _check_width("noise", self.noise, self.n_outputs(y))
 
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
         r"""$\log \sigma$ started at the log standard deviation of the targets."""
         if self.learned:
             return torch.zeros(0)
-        assert isinstance(y, Tensor)
-        values = column(y, torch.empty(0))
-        return values.std(0, correction=0).clamp_min(1e-6).log()
+        return _variance(y).log() / 2
 
     def with_parameters(self, raw: Float[Tensor, "p"]) -> Gaussian:
         r"""The likelihood at $\sigma = \exp(\text{raw})$."""
@@ -171,8 +184,10 @@ class Gaussian(GaussianLike):
         """The likelihood of some of the draws, if each has a noise of its own, (S, 1, T)."""
         return replace(self, noise=_of_draws(self.noise, index))
 
-    def given_noise(self, scale: Tensor) -> Gaussian:
+    def given_noise(self, scale: Tensor) -> Likelihood:
         """For known noise per observation: the likelihood of new rows with these scales."""
+        if not self._per_observation:
+            return super().given_noise(scale)
         return replace(self, noise=column(scale, scale))
 
     def to_config(self) -> dict[str, Any]:
@@ -241,13 +256,16 @@ class HeteroscedasticGaussian(GaussianLike):
         assert isinstance(y, Tensor)
         return 2 if y.ndim == 1 else 2 * y.shape[1]
 
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for targets of another form."""
+        super().check_targets(y)
+        _check_width("global_variance", self.global_variance, self.n_outputs(y) // 2)
+
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
         """The inverse softplus of the variance of the targets."""
         if self.learned:
             return torch.zeros(0)
-        assert isinstance(y, Tensor)
-        variance = column(y, torch.empty(0)).var(0, correction=0).clamp_min(1e-6)
-        return _softplus_inverse(variance)
+        return _softplus_inverse(_variance(y))
 
     def with_parameters(self, raw: Float[Tensor, "p"]) -> HeteroscedasticGaussian:
         """The likelihood at global variance softplus(raw)."""

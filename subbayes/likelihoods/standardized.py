@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import fail
+from subbayes.checks import check_positive, fail
 from subbayes.likelihoods.base import Kind, Likelihood, Moments, column
-from subbayes.likelihoods.gaussian import Gaussian
 from subbayes.types import Outputs, PerPoint, Targets
 
 __all__ = ["Standardized"]
@@ -36,10 +35,22 @@ class Standardized(Likelihood):
     scale: tuple[float, ...]
     kind: ClassVar[Kind] = "regression"
 
+    def __post_init__(self) -> None:
+        if self.likelihood.kind != "regression":
+            fail("likelihood", "a regression likelihood to standardise", repr(self.likelihood))
+        if not (self.shift and len(self.shift) == len(self.scale)):
+            fail("shift and scale", "one number each per target",
+                 f"{len(self.shift)} and {len(self.scale)}")
+        if not all(math.isfinite(a) for a in self.shift):
+            fail("shift", "finite numbers", repr(self.shift))
+        for s in self.scale:
+            check_positive("scale", s)
+
     @classmethod
     def of(cls, likelihood: Likelihood, y: Targets) -> Standardized:
         """Standardise by mean and standard deviation of the targets."""
-        value = column(y if isinstance(y, Tensor) else y[0], torch.empty(0)).double()
+        value = y if isinstance(y, Tensor) else y[0]
+        value = column(value, torch.empty(0, dtype=torch.float64))
         scale = value.std(0, correction=0)
         if not bool((scale > 0).all()):
             fail("y", "targets that vary", "a constant column")
@@ -50,10 +61,13 @@ class Standardized(Likelihood):
 
     def inward(self, y: Targets) -> Targets:
         """Targets as the inner likelihood sees them: standardised."""
-        if not isinstance(y, Tensor):
-            value, noise = y
-            scale = value.new_tensor(self.scale)
-            return self.inward(value), noise / (scale if noise.ndim == 2 else scale[0])
+        if isinstance(y, Tensor):
+            return self._standardised(y)
+        value, noise = y
+        _, scale = self._units(noise.double())
+        return self._standardised(value), column(noise, scale) / scale
+
+    def _standardised(self, y: Tensor) -> Tensor:
         shift, scale = self._units(y.double())
         inner = (column(y, shift) - shift) / scale
         inner = inner if y.dtype == torch.float64 else inner.float()
@@ -100,6 +114,11 @@ class Standardized(Likelihood):
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets the inner likelihood does not take."""
         self.likelihood.check_targets(y)
+        value = y if isinstance(y, Tensor) else y[0]
+        targets = 1 if value.ndim == 1 else value.shape[1]
+        if targets != len(self.shift):
+            fail("y", f"{len(self.shift)} target{'s' * (len(self.shift) > 1)}, as standardised",
+                 targets)
 
     @property
     def learned(self) -> bool:
@@ -124,10 +143,9 @@ class Standardized(Likelihood):
 
     def given_noise(self, scale: Tensor) -> Standardized:
         """The likelihood of new rows with known noise scales in units of y."""
-        inner = self.likelihood
-        assert isinstance(inner, Gaussian)
-        unit = scale.new_tensor(self.scale)
-        return replace(self, likelihood=inner.given_noise(column(scale, scale) / unit))
+        _, unit = self._units(scale.double())
+        inner = self.likelihood.given_noise(column(scale, unit) / unit)
+        return replace(self, likelihood=inner)
 
     def to_config(self) -> dict[str, Any]:
         """A JSON-able description."""

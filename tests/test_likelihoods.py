@@ -1,0 +1,536 @@
+"""Likelihoods against SciPy, automatic differentiation and Monte Carlo."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import cases
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+from torch.func import jacrev
+
+from subbayes import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    InputError,
+    Likelihood,
+    Poisson,
+    Standardized,
+)
+from subbayes.likelihoods import from_config
+
+each = pytest.mark.parametrize("name", cases.LIKELIHOODS)
+ORDERED = [n for n in cases.LIKELIHOODS if n not in ("categorical", "bernoulli")]
+WITH_MOMENTS = [n for n in cases.LIKELIHOODS if n != "per-observation"]
+
+
+def outputs_of(noise: cases.Noise, *leading: int, n: int = cases.N, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*leading, n, noise.n_outputs, generator=generator, dtype=torch.float64)
+
+
+def built(name: str, n: int = cases.N) -> tuple[cases.Noise, Likelihood, Any]:
+    noise = cases.LIKELIHOODS[name]
+    return noise, noise.likelihood, noise.targets(np.random.default_rng(1), n)
+
+
+def arrays(y: Any) -> Any:
+    return tuple(t.numpy() for t in y) if isinstance(y, tuple) else y.numpy()
+
+
+def at(y: Any, i: int) -> Any:
+    return tuple(t[i : i + 1] for t in y) if isinstance(y, tuple) else y[i : i + 1]
+
+
+# --- densities -----------------------------------------------------------------------------------
+
+
+@each
+@pytest.mark.parametrize("leading", [(), (4,), (2, 3)])
+def test_log_density_equals_scipys(name, leading):
+    noise, likelihood, y = built(name)
+    f = outputs_of(noise, *leading)
+    found = likelihood.log_prob(f, y)
+    assert found.shape == (*leading, cases.N)
+    np.testing.assert_allclose(found, cases.reference_log_prob(likelihood, f, arrays(y)),
+                               rtol=1e-11)
+
+
+@each
+def test_one_row_and_float32_and_columns(name):
+    noise, likelihood, y = built(name)
+    f = outputs_of(noise)
+    full = likelihood.log_prob(f, y)
+    for i in range(cases.N):
+        torch.testing.assert_close(likelihood.log_prob(f[i : i + 1], at(y, i)), full[i : i + 1])
+    single = likelihood.log_prob(f.float(), cases.cast(y, torch.float32))
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), full, rtol=1e-4, atol=1e-4)
+    if name != "categorical" and isinstance(y, Tensor) and y.ndim == 1:
+        torch.testing.assert_close(likelihood.log_prob(f, y[:, None]), full)
+        likelihood.check_targets(y[:, None])
+
+
+@pytest.mark.parametrize("name", ["standardized", "standardized-heteroscedastic"])
+def test_targets_far_from_zero_keep_their_precision(name):
+    noise, likelihood, _ = built(name)
+    wide = Standardized(likelihood.likelihood, (1e8,), (2.0,))
+    y = 1e8 + torch.arange(cases.N, dtype=torch.float64)
+    f = outputs_of(noise)
+    reference = cases.reference_log_prob(wide, f, y.numpy())
+    np.testing.assert_allclose(wide.log_prob(f, y), reference, rtol=1e-7)
+    np.testing.assert_allclose(wide.log_prob(f.float(), y), reference, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_distribution_functions_equal_scipys(name):
+    noise, likelihood, y = built(name)
+    if name == "per-observation":
+        likelihood, y, scale = likelihood.given_noise(y[1]), *y
+        reference = stats.norm(outputs_of(noise, 3), scale[:, None])
+    else:
+        reference = cases.reference(likelihood, outputs_of(noise, 3).numpy())
+    f, column = outputs_of(noise, 3), y.reshape(cases.N, -1)
+    found = likelihood.cdf(f, y)
+    assert found.shape == (3, *column.shape)
+    np.testing.assert_allclose(found, reference.cdf(column), rtol=1e-9, atol=1e-14)
+
+
+def test_distribution_function_of_counts_between_and_below_them():
+    f = torch.tensor([[0.3]], dtype=torch.float64)
+    poisson = stats.poisson(np.exp(0.3))
+    for y in (-2.0, -0.1, 0.0, 0.9, 1.0, 3.7, 40.0):
+        found = Poisson().cdf(f, torch.tensor([y], dtype=torch.float64))
+        np.testing.assert_allclose(found, poisson.cdf(y), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli()])
+def test_labels_have_no_distribution_function(likelihood):
+    with pytest.raises(InputError, match="likelihood: expected one with an ordered target"):
+        likelihood.cdf(torch.zeros(2, 2), torch.zeros(2))
+
+
+# --- moments and draws ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WITH_MOMENTS)
+def test_moments_equal_scipys(name):
+    noise, likelihood, _ = built(name)
+    f = outputs_of(noise, 3)
+    if name == "categorical":
+        p = np.exp(f.numpy()) / np.exp(f.numpy()).sum(-1, keepdims=True)
+        mean, variance = p, p * (1 - p)
+    else:
+        reference = cases.reference(likelihood, f.numpy())
+        mean, variance = reference.mean(), reference.var()
+    np.testing.assert_allclose(likelihood.mean(f), mean, rtol=1e-11)
+    np.testing.assert_allclose(likelihood.variance(f), variance, rtol=1e-11)
+    assert likelihood.mean(f[0]).shape == mean.shape[1:]
+    parts = likelihood.components(f)
+    if parts is not None:
+        np.testing.assert_allclose(parts[0], mean, rtol=1e-11)
+        np.testing.assert_allclose(parts[1], np.sqrt(variance), rtol=1e-11)
+    assert (parts is None) == (likelihood.kind != "regression")
+
+
+@pytest.mark.parametrize("name", WITH_MOMENTS)
+def test_moments_of_draws(name):
+    noise, likelihood, _ = built(name)
+    n = 20_000
+    f = outputs_of(noise, n=3)
+    many = f.expand(n, *f.shape)
+    y = likelihood.sample(many, torch.Generator().manual_seed(0))
+    assert torch.equal(y, likelihood.sample(many, torch.Generator().manual_seed(0)))
+    if name == "categorical":
+        assert y.shape == (n, 3)
+        y = torch.nn.functional.one_hot(y, noise.n_outputs)
+    elif name == "bernoulli":
+        assert y.shape == (n, 3)
+        y = y[..., None]
+    y = y.double()
+    mean, variance = likelihood.mean(f), likelihood.variance(f)
+    assert y.shape[1:] == mean.shape
+    assert (abs(y.mean(0) - mean) < 4.5 * (variance / n).sqrt()).all()
+    fourth = ((y - mean) ** 4).mean(0)
+    error = ((fourth - variance**2).clamp_min(0) / n).sqrt()
+    assert (abs(y.var(0) - variance) < 4.5 * error + 1e-12).all()
+
+
+@pytest.mark.parametrize("name", ["gaussian", "heteroscedastic", "standardized"])
+def test_draws_follow_the_distribution(name):
+    noise, likelihood, _ = built(name)
+    f = outputs_of(noise, n=1)
+    y = likelihood.sample(f.expand(5000, 1, -1), torch.Generator().manual_seed(1))
+    reference = cases.reference(likelihood, f.numpy())
+    assert stats.kstest(y.flatten(), lambda v: reference.cdf(v).ravel()).pvalue > 1e-3
+
+
+# --- curvature -----------------------------------------------------------------------------------
+
+
+def expected_hessian(likelihood: Likelihood, f: Tensor, n: int = 60_000) -> tuple[Tensor, Tensor]:
+    """Monte Carlo mean and standard error of -d2 log p / df2 over y ~ p(y | f), f (1, C)."""
+    if isinstance(likelihood, Categorical):  # few values of y: the sum itself
+        p = f.softmax(-1)[0]
+        values = torch.stack([hessian(likelihood, f, torch.tensor([k])) for k in range(len(p))])
+        return (p[:, None, None] * values).sum(0), torch.zeros_like(values[0])
+    y = likelihood.sample(f.expand(n, 1, -1), torch.Generator().manual_seed(0)).reshape(n, 1, -1)
+    if likelihood.n_outputs(y[0]) != f.shape[-1]:
+        y = y.reshape(n, 1, -1)
+    values = torch.func.vmap(lambda t: hessian(likelihood, f, t))(y)
+    return values.mean(0), values.std(0) / n**0.5
+
+
+def hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
+    """-d2 log p(y | f) / df2 for one row, by automatic differentiation."""
+    return jacrev(jacrev(lambda g: -likelihood.log_prob(g[None], y)[0]))(f[0])
+
+
+@pytest.mark.parametrize("name", WITH_MOMENTS)
+def test_curvature_is_the_expected_hessian(name):
+    noise, likelihood, _ = built(name)
+    f = outputs_of(noise, n=2, seed=3)
+    found = likelihood.curvature(f)
+    assert found.shape == (2, noise.n_outputs, noise.n_outputs)
+    for i in range(2):
+        mean, error = expected_hessian(likelihood, f[i : i + 1])
+        assert (abs(found[i] - mean) <= 4.5 * error + 1e-9).all()
+
+
+CANONICAL = ["gaussian", "gaussian-2", "categorical", "bernoulli", "poisson", "poisson-2",
+             "standardized"]
+
+
+@pytest.mark.parametrize("name", CANONICAL)
+def test_curvature_of_canonical_links_is_the_hessian_at_any_target(name):
+    noise, likelihood, y = built(name)
+    f = outputs_of(noise)
+    exact = torch.stack([hessian(likelihood, f[i : i + 1], at(y, i)) for i in range(cases.N)])
+    torch.testing.assert_close(likelihood.curvature(f), exact)
+    torch.testing.assert_close(Likelihood.curvature(likelihood, f), exact)
+
+
+@pytest.mark.parametrize("name", WITH_MOMENTS)
+def test_curvature_is_symmetric_and_positive_semi_definite(name):
+    noise, likelihood, _ = built(name)
+    f = 3 * outputs_of(noise, 2, 3)
+    found = likelihood.curvature(f)
+    assert found.shape == (2, 3, cases.N, noise.n_outputs, noise.n_outputs)
+    torch.testing.assert_close(found, found.mT)
+    assert (torch.linalg.eigvalsh(found) > -1e-12 * abs(found).amax()).all()
+    torch.testing.assert_close(found[1, 2, 4], likelihood.curvature(f[1, 2, 4:5])[0])
+
+
+def test_curvature_with_known_noise():
+    scale = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    likelihood = Gaussian(noise="per-observation").given_noise(scale)
+    found = likelihood.curvature(torch.zeros(2, 1, dtype=torch.float64))
+    torch.testing.assert_close(found.flatten(), scale**-2)
+
+
+# --- a likelihood of one's own -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Geometric(Likelihood):
+    """The small class a user writes: failures before a success of probability sigmoid(f)."""
+
+    kind: ClassVar[Any] = "count"
+
+    def log_prob(self, outputs: Tensor, y: Any) -> Tensor:
+        f = outputs[..., 0]
+        return torch.nn.functional.logsigmoid(f) + y * torch.nn.functional.logsigmoid(-f)
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        return torch.exp(-outputs)
+
+    def variance(self, outputs: Tensor) -> Tensor:
+        return torch.exp(-outputs) / outputs.sigmoid()
+
+    def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        raise NotImplementedError
+
+    def n_outputs(self, y: Any) -> int:
+        return 1
+
+    def check_targets(self, y: Any) -> None:
+        pass
+
+
+def test_a_likelihood_of_ones_own_gets_the_rest():
+    likelihood = Geometric()
+    f = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
+    at_zero = torch.stack([hessian(likelihood, row[None], torch.zeros(1).double()) for row in f])
+    torch.testing.assert_close(likelihood.curvature(f), at_zero)
+    assert likelihood.learned
+    assert likelihood.init_parameters(torch.zeros(3)).numel() == 0
+    assert likelihood.estimated(f, torch.zeros(5)) is likelihood
+    assert likelihood.to_config() == {"name": "Geometric"}
+    with pytest.raises(InputError, match="likelihood: expected one of .*got 'Geometric'. Pass a "
+                                         "likelihood object of your own"):
+        from_config(likelihood.to_config())
+
+
+# --- units of y ----------------------------------------------------------------------------------
+
+
+@given(st.floats(-1e3, 1e3), st.floats(1e-2, 1e3))
+def test_standardised_is_a_change_of_variables(shift, scale):
+    inner = HeteroscedasticGaussian(0.3)
+    outer = Standardized(inner, (shift,), (scale,))
+    f = outputs_of(cases.LIKELIHOODS["heteroscedastic"], 2)
+    y0 = torch.linspace(-2, 2, cases.N, dtype=torch.float64)
+    y = shift + scale * y0
+    torch.testing.assert_close(outer.log_prob(f, y), inner.log_prob(f, y0) - np.log(scale),
+                               rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(outer.cdf(f, y), inner.cdf(f, y0), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(outer.curvature(f), inner.curvature(f))
+    draws = [one.sample(f, torch.Generator().manual_seed(0)) for one in (outer, inner)]
+    torch.testing.assert_close(draws[0], shift + scale * draws[1])
+
+
+def test_standardised_by_the_moments_of_the_targets():
+    y = torch.tensor([[1e8, 1.0], [1e8 + 2, 5.0], [1e8 + 4, 3.0]], dtype=torch.float64)
+    likelihood = Standardized.of(Gaussian(noise=0.1), y)
+    np.testing.assert_allclose(likelihood.shift, y.mean(0))
+    np.testing.assert_allclose(likelihood.scale, y.std(0, correction=0))
+    inner = likelihood.inward(y)
+    np.testing.assert_allclose(inner.mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(inner.std(0, correction=0), 1)
+    with pytest.raises(InputError, match="y: expected targets that vary, got a constant column"):
+        Standardized.of(Gaussian(), torch.ones(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_known_noise_in_units_of_y(dtype):
+    likelihood = Standardized(Gaussian(noise="per-observation"), (10.0,), (0.4,))
+    y, scale = torch.tensor([9, 12]).to(dtype), torch.tensor([1, 2]).to(dtype)
+    f = torch.tensor([[0.5], [-1.0]], dtype=torch.float64)
+    expected = stats.norm(10 + 0.4 * f[:, 0], scale).logpdf(y)
+    np.testing.assert_allclose(likelihood.log_prob(f, (y, scale)), expected, rtol=1e-12)
+    given_noise = likelihood.given_noise(scale)
+    np.testing.assert_allclose(given_noise.log_prob(f, y), expected, rtol=1e-12)
+    np.testing.assert_allclose(given_noise.variance(f)[:, 0], scale**2, rtol=1e-12)
+
+
+# --- learned parameters --------------------------------------------------------------------------
+
+
+def test_estimated_noise_is_the_root_mean_square_residual():
+    rng = np.random.default_rng(0)
+    f, y = torch.from_numpy(rng.normal(size=(50, 2))), torch.from_numpy(rng.normal(size=(50, 2)))
+    noise = Gaussian().estimated(f, y).noise
+    np.testing.assert_allclose(noise, (y - f).square().mean(0).sqrt(), rtol=1e-8)
+    single = Gaussian().estimated(f[:, :1].float(), y[:, 0].float())
+    np.testing.assert_allclose(single.noise, (y - f)[:, 0].square().mean().sqrt(), rtol=1e-5)
+    assert single.learned
+    units = Standardized(Gaussian(), (3.0,), (2.0,)).estimated(f[:, :1], 3 + 2 * y[:, 0])
+    np.testing.assert_allclose(units.likelihood.noise, single.noise, rtol=1e-5)
+
+
+def test_estimated_global_variance_maximises_the_likelihood():
+    rng = np.random.default_rng(0)
+    f = torch.from_numpy(np.column_stack([np.zeros(200), np.full(200, -3.0)]))
+    y = torch.from_numpy(rng.normal(size=200) * 1.5)
+    (found,) = HeteroscedasticGaussian().estimated(f, y).global_variance
+    # constant raw variance: the optimum makes the whole variance the mean square
+    np.testing.assert_allclose(found, float(y.square().mean()) - np.log1p(np.exp(-3)), rtol=1e-5)
+
+
+def test_known_parameters_are_not_estimated_again():
+    f, y = torch.zeros(3, 1), torch.ones(3)
+    for likelihood in (Gaussian(0.3), HeteroscedasticGaussian(0.1), Poisson(), Categorical()):
+        assert likelihood.init_parameters(y).numel() == 0
+        assert likelihood.with_parameters(torch.zeros(0)) == likelihood
+        assert likelihood.estimated(f, y) == likelihood
+        assert likelihood.frozen() == likelihood
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_start_values_are_the_moments_of_the_targets(offset):
+    y = offset + torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
+    noise = Gaussian().with_parameters(Gaussian().init_parameters(y)).noise
+    torch.testing.assert_close(noise.double()[0], y.std(correction=0), rtol=1e-5, atol=0)
+    learned = HeteroscedasticGaussian()
+    variance = learned.with_parameters(learned.init_parameters(y)).global_variance
+    torch.testing.assert_close(variance.double()[0], y.var(correction=0), rtol=1e-5, atol=0)
+
+
+def test_learned_parameters_get_gradients():
+    raw = torch.full((1,), 0.3, dtype=torch.float64, requires_grad=True)
+    f, y = torch.zeros(3, 2, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    for likelihood, outputs in ((Gaussian(), f[:, :1]), (HeteroscedasticGaussian(), f),
+                                (Standardized(Gaussian(), (0.0,), (2.0,)), f[:, :1])):
+        value = likelihood.with_parameters(raw).log_prob(outputs, y).sum()
+        (grad,) = torch.autograd.grad(value, raw)
+        assert grad.abs() > 0
+        frozen = likelihood.with_parameters(raw).frozen()
+        assert frozen.learned
+        torch.testing.assert_close(frozen.log_prob(outputs, y).sum(), value.detach())
+        json.dumps(frozen.to_config())
+
+
+def test_what_is_not_learned_yet_says_so():
+    f, y = torch.zeros(3, 1), torch.zeros(3)
+    for likelihood, outputs in ((Gaussian(), f), (HeteroscedasticGaussian(), f.expand(3, 2)),
+                                (Standardized(Gaussian(), (0.0,), (1.0,)), f)):
+        assert not likelihood.learned
+        with pytest.raises(InputError, match=r"likelihood: expected a .*'learned'. Learn it with "
+                                             r"train\(...\) or likelihood.estimated"):
+            likelihood.log_prob(outputs, y)
+
+
+def test_noise_cannot_be_learned_from_a_perfect_fit():
+    f = torch.arange(4.0)[:, None]
+    with pytest.raises(InputError, match="outputs: expected residuals to learn the noise from"):
+        Gaussian().estimated(f, f[:, 0])
+
+
+# --- configs -------------------------------------------------------------------------------------
+
+
+LEARNED = [Gaussian(), HeteroscedasticGaussian(), Gaussian(noise=2.0), Gaussian(noise=(0.1, 3.0)),
+           Categorical(n_classes=4), Standardized(Gaussian(), (1.0,), (2.0,)),
+           *(n.likelihood for n in cases.LIKELIHOODS.values())]
+
+
+@pytest.mark.parametrize("likelihood", LEARNED, ids=repr)
+def test_config_round_trip_through_json(likelihood):
+    config = json.loads(json.dumps(likelihood.to_config()))
+    assert from_config(config) == likelihood
+    assert "\n" not in repr(likelihood)
+
+
+def test_config_of_an_unknown_likelihood():
+    with pytest.raises(InputError, match="likelihood: expected one of .*Gaussian.*got 'Tweedie'"):
+        from_config({"name": "Tweedie"})
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("make", "what"), [
+    (lambda: Gaussian(noise=0.0), "noise: expected a finite number above 0, got 0.0"),
+    (lambda: Gaussian(noise=-1.0), "noise: expected a finite number above 0"),
+    (lambda: Gaussian(noise=float("nan")), "noise: expected a finite number above 0, got nan"),
+    (lambda: Gaussian(noise=(1.0, 0.0)), "noise: expected a finite number above 0"),
+    (lambda: Gaussian(noise="learn"),
+     "noise: expected a number, 'learned' or 'per-observation', got 'learn'"),
+    (lambda: HeteroscedasticGaussian(-0.1), "global_variance: expected a finite number"),
+    (lambda: HeteroscedasticGaussian(float("inf")), "global_variance: expected a finite number"),
+    (lambda: HeteroscedasticGaussian("auto"), "global_variance: expected a number or 'learned'"),
+    (lambda: Categorical(n_classes=1), "n_classes: expected a whole number of at least 2, got 1"),
+    (lambda: Standardized(Gaussian(1.0), (0.0,), (0.0,)), "scale: expected a finite number above"),
+    (lambda: Standardized(Gaussian(1.0), (float("nan"),), (1.0,)), "shift: expected finite"),
+    (lambda: Standardized(Gaussian(1.0), (0.0, 1.0), (1.0,)),
+     "shift and scale: expected one number each per target, got 2 and 1"),
+    (lambda: Standardized(Gaussian(1.0), (), ()), "shift and scale: expected one number each"),
+    (lambda: Standardized(Poisson(), (0.0,), (1.0,)), "likelihood: expected a regression"),
+])
+def test_likelihoods_that_cannot_be(make, what):
+    with pytest.raises(InputError, match=what) as e:
+        make()
+    assert "\n" not in str(e.value)
+
+
+Y = torch.zeros(4)
+
+
+@pytest.mark.parametrize(("likelihood", "y", "what"), [
+    (Gaussian(1.0), torch.zeros(2, 2, 2), r"y: expected shape \(N,\) or \(N, targets\), got shape"),
+    (Gaussian(1.0), (Y, Y), r"y: expected shape .*, got a tuple"),
+    (Gaussian((1.0, 2.0)), Y, "noise: expected 1 number for 1 target, got 2"),
+    (Gaussian((1.0, 2.0)), torch.zeros(4, 3), "noise: expected 1 or 3 numbers for 3 targets"),
+    (Gaussian("per-observation"), Y, r"y: expected a pair \(y, noise scale\).*got one tensor"),
+    (Gaussian("per-observation"), (Y, Y, Y), r"y: expected a pair .*got 3 tensors"),
+    (Gaussian("per-observation"), (Y, Y), "noise scale: expected numbers above 0, got 0"),
+    (Gaussian("per-observation"), (Y, Y - 1), "noise scale: expected numbers above 0, got -1"),
+    (HeteroscedasticGaussian(1.0), (Y, Y), "y: expected shape"),
+    (HeteroscedasticGaussian((1.0, 2.0)), Y, "global_variance: expected 1 number for 1 target"),
+    (Categorical(), Y + 0.5, r"y: expected whole-number labels of shape \(N,\), got shape \(4,\)"),
+    (Categorical(), Y - 1, "y: expected labels in 0..K-1, got -1. Encode the labels"),
+    (Categorical(), Y * float("nan"), "y: expected whole-number labels"),
+    (Categorical(), torch.zeros(4, 1), r"y: expected whole-number labels.*got shape \(4, 1\)"),
+    (Categorical(), (Y, Y), "y: expected whole-number labels.*got a tuple"),
+    (Categorical(3), torch.tensor([0, 1, 3]), "y: expected labels in 0..2, got 3"),
+    (Bernoulli(), torch.tensor([0, 1, 2]), "y: expected labels 0 and 1, got 2. Encode"),
+    (Bernoulli(), torch.tensor([-1.0, 1.0]), "y: expected labels 0 and 1, got -1"),
+    (Bernoulli(), torch.tensor([0.0, float("nan")]), "y: expected labels 0 and 1, got nan"),
+    (Bernoulli(), torch.zeros(4, 2), r"y: expected labels 0 and 1 of shape \(N,\), got shape"),
+    (Bernoulli(), (Y, Y), "y: expected labels 0 and 1 .*got a tuple"),
+    (Poisson(), Y - 1, r"y: expected counts \(whole numbers of at least 0\) for Poisson, got -1"),
+    (Poisson(), Y + 0.5, "y: expected counts.*got 0.5. Use a Gaussian"),
+    (Poisson(), Y * float("nan"), "y: expected counts.*got nan"),
+    (Poisson(), (Y, Y), "y: expected counts .*got a tuple"),
+    (Poisson(), torch.zeros(1, 1, 1), r"y: expected counts .*got shape \(1, 1, 1\)"),
+    (Standardized(Gaussian(1.0), (0.0,), (1.0,)), torch.zeros(4, 2),
+     "y: expected 1 target, as standardised, got 2"),
+    (Standardized(Gaussian(1.0), (0.0, 0.0), (1.0, 1.0)), Y,
+     "y: expected 2 targets, as standardised, got 1"),
+    (Standardized(Gaussian(1.0), (0.0,), (1.0,)), (Y, Y), "y: expected shape"),
+])
+def test_targets_outside_the_support(likelihood, y, what):
+    with pytest.raises(InputError, match=what) as e:
+        likelihood.check_targets(y)
+    assert "\n" not in str(e.value)
+
+
+@each
+def test_targets_of_the_cases_are_fine(name):
+    noise, likelihood, y = built(name)
+    likelihood.check_targets(y)
+    likelihood.check_outputs(noise.n_outputs, y)
+    assert likelihood.n_outputs(y) == noise.n_outputs
+    if name != "categorical":
+        c = noise.n_outputs
+        with pytest.raises(InputError, match=f"module: expected {c} outputs? for .*, got {c + 1}"):
+            likelihood.check_outputs(c + 1, y)
+
+
+@pytest.mark.parametrize("y", [torch.tensor([False, True]), torch.tensor([0.0, 1.0]),
+                               torch.tensor([0, 1], dtype=torch.uint8)])
+def test_labels_of_any_dtype(y):
+    f = torch.tensor([[0.2], [1.0]])
+    for likelihood, outputs in ((Bernoulli(), f), (Categorical(), f @ torch.ones(1, 2))):
+        likelihood.check_targets(y)
+        likelihood.check_outputs(outputs.shape[1], y)
+        torch.testing.assert_close(likelihood.log_prob(outputs, y),
+                                   likelihood.log_prob(outputs, y.long()))
+
+
+@pytest.mark.parametrize(("likelihood", "outputs", "y", "what"), [
+    (Categorical(), 1, torch.tensor([0, 1]), "at least 2 outputs for Categorical, got 1. Use Bern"),
+    (Categorical(), 2, torch.tensor([0, 2]), "y: expected labels in 0..1, the module's 2 outputs, "
+                                             "got 2. Encode labels as 0..K-1 or widen"),
+    (Categorical(3), 2, torch.tensor([0, 1]), "module: expected 3 outputs for Categorical"),
+    (Gaussian(1.0), 2, Y, "module: expected 1 output for Gaussian.*got 2"),
+    (HeteroscedasticGaussian(1.0), 1, Y, "module: expected 2 outputs for Heteroscedastic"),
+    (HeteroscedasticGaussian(1.0), 3, torch.zeros(4, 2), "module: expected 4 outputs"),
+    (Bernoulli(), 2, Y, "module: expected 1 output for Bernoulli"),
+    (Poisson(), 1, torch.zeros(4, 2), "module: expected 2 outputs for Poisson"),
+])
+def test_outputs_that_do_not_fit(likelihood, outputs, y, what):
+    with pytest.raises(InputError, match=what):
+        likelihood.check_outputs(outputs, y)
+
+
+def test_more_outputs_than_labels_seen_are_fine_for_categorical():
+    Categorical().check_outputs(10, torch.tensor([0, 1]))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_whole_numbers_and_numpy_numbers_are_parameters_too():
+    f, y = torch.zeros(1, 1), torch.zeros(1)
+    assert Gaussian(noise=2).log_prob(f, y) == Gaussian(noise=2.0).log_prob(f, y)
+    assert Gaussian(noise=np.float64(2)).to_config() == {"name": "Gaussian", "noise": 2.0}
+    assert HeteroscedasticGaussian(0).variance(torch.zeros(1, 2)) == pytest.approx(np.log(2))
+    assert Standardized(Gaussian(1), (0,), (2,)).variance(f) == 4
