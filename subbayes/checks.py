@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from textwrap import shorten
 from typing import Any, NoReturn
 
 import numpy as np
@@ -45,7 +44,8 @@ def message(argument: str, expected: str, got: str, remedy: str = "") -> str:
         >>> message("rank", "at most 20", "30", "Record more snapshots")
         'rank: expected at most 20, got 30. Record more snapshots.'
     """
-    line = f"{argument}: expected {expected}, got {shorten(got, 300)}."
+    got = " ".join(got.split())
+    line = f"{argument}: expected {expected}, got {got if len(got) < 300 else got[:297] + '...'}."
     return " ".join((f"{line} {remedy.rstrip('.')}." if remedy else line).split())
 
 

@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_count, fail
-from subbayes.data import to_targets
+from subbayes.checks import check_count, check_finite, fail
+from subbayes.data import leaves, to_targets
 from subbayes.likelihoods import Bernoulli, Likelihood
+from subbayes.likelihoods.base import column
 from subbayes.types import Targets
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Predictive:
     kind = "mixture"
 
     def __init__(self, outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> None:
-        if outputs.ndim != 3:
+        if outputs.ndim != 3 or 0 in outputs.shape:
             fail("outputs", "shape (draws, N, C)", tuple(outputs.shape))
         self.outputs = outputs.detach().cpu().double()
         self.likelihood = likelihood
@@ -109,10 +110,18 @@ class Predictive:
 
     def _targets(self, y: object) -> Targets:
         targets = to_targets(y, "y")
-        first = targets if isinstance(targets, Tensor) else targets[0]
-        if len(first) != len(self):
-            fail("y", f"{len(self)} rows, as predicted", len(first))
+        for tensor in leaves(targets):
+            if tensor.ndim == 0 or len(tensor) != len(self):
+                fail("y", f"{len(self)} rows, as predicted",
+                     len(tensor) if tensor.ndim else "a scalar")
+            check_finite("y", tensor)
         return targets
+
+    def _columns(self, targets: Targets) -> Float[Tensor, "N T"]:
+        """Values alone as (N, T), in float64, checked against the number of outputs."""
+        value = targets if isinstance(targets, Tensor) else targets[0]
+        self.likelihood.check_outputs(self.outputs.shape[-1], targets)
+        return column(value, self.outputs)
 
     def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
         r"""Log density of each observation, shape (N,).
@@ -123,20 +132,21 @@ class Predictive:
                 al. 2019, E.1.1) instead of the mixture itself; regression only.
         """
         targets = self._targets(y)
+        self.likelihood.check_targets(targets)
+        self.likelihood.check_outputs(self.outputs.shape[-1], targets)
         if not moment_matched:
             terms = self.likelihood.log_prob(self.outputs, targets)
             return (terms.logsumexp(0) - math.log(self.n_draws)).numpy()
         self._require("regression", "log_prob(moment_matched=True)")
-        value = (targets if isinstance(targets, Tensor) else targets[0]).double().numpy()
-        terms = -0.5 * (np.log(2 * np.pi * self.variance) + (value - self.mean) ** 2
-                        / self.variance)
-        return terms if terms.ndim == 1 else terms.sum(-1)
+        value = self._columns(targets).numpy()
+        mean, variance = (a.reshape(value.shape) for a in (self.mean, self.variance))
+        return -0.5 * (np.log(2 * np.pi * variance) + (value - mean) ** 2 / variance).sum(-1)
 
     def cdf(self, y: object) -> Array:
         """P(Y <= y) of the mixture, per target; the PIT value of an observation."""
-        targets = self._targets(y)
-        value = targets if isinstance(targets, Tensor) else targets[0]
-        return self._array(self.likelihood.cdf(self.outputs, value.double()).mean(0))
+        self._require_ordered("cdf")
+        value = self._columns(self._targets(y))
+        return self._array(self.likelihood.cdf(self.outputs, value).mean(0))
 
     def quantile(self, q: float) -> Array:
         """Quantile of the mixture, exact to 1e-10 of its spread; counts give whole numbers.
