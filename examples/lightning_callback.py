@@ -51,7 +51,7 @@ class SubspaceRecorder(lightning.Callback):
 class Regression(lightning.LightningModule):
     """A small regression network, as anyone would write it."""
 
-    def __init__(self, noise: float = 0.1):
+    def __init__(self, noise: float = 0.2):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, 1))
         self.likelihood = subbayes.Gaussian(noise=noise)
@@ -68,11 +68,11 @@ class Regression(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=0.9)
 
 
-def main(epochs: int = 60) -> subbayes.Predictive:
+def main(epochs: int = 90, draws: int = 2000) -> subbayes.Predictive:
     """Train, record, sample, predict."""
     torch.manual_seed(0)
     x = torch.rand(200, 1) * 4 - 2
-    y = torch.sin(2 * x[:, 0]) + 0.1 * torch.randn(200)
+    y = torch.sin(2 * x[:, 0]) + 0.2 * torch.randn(200)
     loader = DataLoader(TensorDataset(x, y), batch_size=20, shuffle=True)
 
     module, callback = Regression(), SubspaceRecorder(start=epochs // 3, network="net")
@@ -81,10 +81,10 @@ def main(epochs: int = 60) -> subbayes.Predictive:
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     trainer.fit(module, loader)
 
-    subspace = callback.recorder.pca(rank=5)
+    subspace = callback.recorder.pca(rank=3)
     network = subbayes.Network(module.net)
     posterior = subbayes.Posterior(network, module.likelihood, (x, y), subspace)
-    draws = subbayes.elliptical_slice(posterior, draws=100, chains=4, seed=0)
+    draws = subbayes.elliptical_slice(posterior, draws=draws, chains=4, seed=0)
     predictive = posterior.predict(draws, torch.linspace(-3, 3, 7)[:, None])
     print(callback.recorder)
     print(draws)

@@ -65,6 +65,6 @@ def test_it_records_each_epoch_and_resumes(example, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_the_example_runs(example, capsys):
     with torch.random.fork_rng(devices=[]):
-        predictive = example.main(epochs=12)
+        predictive = example.main(epochs=12, draws=50)
     assert np.isfinite(predictive.mean).all()
     assert "TrajectoryRecorder(n=8" in capsys.readouterr().out
