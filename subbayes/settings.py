@@ -1,0 +1,78 @@
+"""How a table is fitted, in one light object: estimators and command line share its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from subbayes.api import Training
+
+__all__ = ["LIKELIHOODS", "Settings"]
+
+LIKELIHOODS = {"regression": ("heteroscedastic", "gaussian"), "count": ("poisson",),
+               "classification": ("categorical",)}
+"""Likelihoods by task, the default of each first."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a table is fitted: one network, one subspace, one posterior.
+
+    Attributes:
+        hidden: widths of the hidden layers; empty for a linear model.
+        activation: "relu", "tanh", "silu" or "gelu".
+        likelihood: "heteroscedastic" or "gaussian" for numbers, "poisson" for counts,
+            "categorical" for classes; None takes the task's default, the first of these.
+        subspace: "pca" (of the SGD trajectory), "random" or "full".
+        rank: number of coordinates.
+        temperature: a number, "loo" or "validation".
+        prior_scale: s of the prior N(0, s^2 I) of the weights in training; None for no prior.
+        epochs: passes over the data to the maximum a posteriori.
+        learning_rate: of these epochs.
+        batch_size: rows per step.
+        patience: stop after so many epochs without a better score on held-out rows.
+        validation_fraction: of the rows, held out for `patience` and for
+            `temperature="validation"`.
+        swa_epochs: passes at a constant rate, one snapshot after each.
+        swa_learning_rate: the constant rate.
+        draws: draws per chain.
+        chains: number of chains.
+        warmup: draws per chain to drop first; by default half of the draws.
+        seed: the same seed gives the same model.
+
+    Example:
+        >>> Settings(hidden=(20,), epochs=30).training().epochs
+        30
+    """
+
+    hidden: Sequence[int] = (50,)
+    activation: str = "relu"
+    likelihood: str | None = None
+    subspace: str = "pca"
+    rank: int = 10
+    temperature: float | str = 1.0
+    prior_scale: float | None = 1.0
+    epochs: int = 200
+    learning_rate: float = 1e-2
+    batch_size: int | None = 64
+    patience: int | None = None
+    validation_fraction: float = 0.2
+    swa_epochs: int = 40
+    swa_learning_rate: float = 1e-3
+    draws: int = 250
+    chains: int = 8
+    warmup: int | None = None
+    seed: int = 0
+
+    def training(self) -> Training:
+        """The part that is about training."""
+        from subbayes.api import Training
+
+        return Training(
+            epochs=self.epochs, learning_rate=self.learning_rate, batch_size=self.batch_size,
+            prior_scale=self.prior_scale, patience=self.patience,
+            validation=None if self.patience is None else self.validation_fraction,
+            swa_epochs=self.swa_epochs, swa_learning_rate=self.swa_learning_rate,
+            max_snapshots=max(2, self.swa_epochs))
