@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from subbayes.data import leaves, take
 from subbayes.graph import tidy
-from subbayes.network import Network
+from subbayes.network import Network, taking_turns
 from subbayes.types import Inputs, Targets
 from subbayes.vectorised import Vectorised, say
 
@@ -56,7 +56,8 @@ class Batched:
         if self.mode == "eager" or self._eager.loops:
             return self._eager
         try:
-            replay = self._traced(z, inputs, y)
+            with taking_turns:
+                replay = self._traced(z, inputs, y)
         except Exception as error:
             say("tracing the log density", error, "going on without")
             return self._eager
@@ -86,9 +87,10 @@ class _Replay:
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
+        self._forward = getattr(graph, "forward", graph)  # a module's call costs 10 us more
 
     def __call__(self, z: Tensor, inputs: Inputs, y: Targets) -> Any:
-        return self.graph(z, *leaves(inputs), *leaves(y))
+        return self._forward(z, *leaves(inputs), *leaves(y))
 
 
 def _unflatten(flat: Sequence[Tensor], inputs: Inputs, y: Targets) -> tuple[Inputs, Targets]:

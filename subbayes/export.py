@@ -22,7 +22,7 @@ def to_arviz(draws: Draws, posterior: Posterior | None = None) -> Any:
         import arviz
     except ImportError as error:
         raise ImportError("to_arviz needs arviz: pip install 'subbayes[arviz]'") from error
-    groups: dict[str, dict[str, np.ndarray]] = {"posterior": {"z": draws.z}}
+    groups: dict[str, Any] = {"posterior": {"z": draws.z}}
     if draws.stats:
         groups["sample_stats"] = dict(draws.stats)
     if posterior is not None:

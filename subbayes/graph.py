@@ -18,7 +18,7 @@ __all__ = ["tidy"]
 aten = torch.ops.aten
 
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.expand.default,
-          aten.squeeze_.dims, aten.unsqueeze.default}
+          aten.squeeze_.dims, aten.unsqueeze.default, aten.transpose.int}
 _SAME_SHAPE_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.expand.default}
 _FRESH = {aten.bmm.default, aten.mm.default, aten.addmm.default, aten.baddbmm.default,
           aten.convolution.default}
@@ -67,7 +67,7 @@ def _alike(a: Any, b: Any) -> bool:
     x, y = _shape(a), _shape(b)
     if x is None or y is None:
         return False
-    return x.shape == y.shape and x.dtype == y.dtype and x.stride == y.stride
+    return bool((x.shape, x.dtype, x.stride) == (y.shape, y.dtype, y.stride))
 
 
 def _is_identity(node: Node) -> bool:
@@ -76,7 +76,7 @@ def _is_identity(node: Node) -> bool:
         return False
     if node.target in _SAME_SHAPE_VIEWS:
         return True
-    return node.target is aten.mul.Scalar and node.args[1] == 1
+    return node.target is aten.mul.Scalar and bool(node.args[1] == 1)
 
 
 def _owned(node: Any, fresh: set[Node]) -> bool:

@@ -36,6 +36,7 @@ from subbayes.data import (
 )
 from subbayes.draws import Draws
 from subbayes.evaluation import Batched, Mode, bytes_per_row
+from subbayes.layout import observations_last
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network
 from subbayes.prediction import average
@@ -138,7 +139,8 @@ class Posterior:
 
     def _single(self, reduce: bool) -> Callable[..., Tensor]:
         def log_likelihood(z: Tensor, inputs: Inputs, y: Targets) -> Tensor:
-            outputs = self.network(self.subspace.weights(z), inputs)
+            with observations_last():
+                outputs = self.network(self.subspace.weights(z), inputs)
             terms = self.likelihood.log_prob(outputs, y).double()
             return terms.sum() if reduce else terms
 

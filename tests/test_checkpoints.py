@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from oracles import LinearGaussian
 from subbayes import elliptical_slice
 from subbayes.checks import InputError
 
-DRAWS = 1500
+DRAWS = 400
 SCRIPT = textwrap.dedent(f"""
     import sys
     sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -27,11 +28,12 @@ SCRIPT = textwrap.dedent(f"""
     from subbayes import elliptical_slice
     print("go", flush=True)
     elliptical_slice(LinearGaussian().posterior(), draws={DRAWS}, chains=3, warmup=10,
-                     checkpoint=sys.argv[1], checkpoint_seconds=0.05, progress=False)
+                     checkpoint=sys.argv[1], checkpoint_seconds=0.01, progress=False)
     print("done", flush=True)
 """)
 
 
+@functools.cache
 def uninterrupted() -> np.ndarray:
     return elliptical_slice(LinearGaussian().posterior(), draws=DRAWS, chains=3, warmup=10,
                             progress=False).z

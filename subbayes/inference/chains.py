@@ -72,7 +72,10 @@ class Kernel(Protocol):
     """
 
     name: str
-    State: Any
+
+    @property
+    def state_type(self) -> type[Any]:
+        """The class of the state, to rebuild it from a checkpoint."""
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
         """The state at start points z."""
@@ -278,7 +281,7 @@ class _Checkpoint:
                      "Delete it to start again, or choose another path")
         for rng, rng_state in zip(rngs, meta["rngs"], strict=True):
             rng.bit_generator.state = rng_state
-        state = self.kernel.State(**{k.removeprefix("state."): v for k, v in arrays.items()
+        state = self.kernel.state_type(**{k.removeprefix("state."): v for k, v in arrays.items()
                                      if k.startswith("state.")})
         stats = {k.removeprefix("stats."): v for k, v in arrays.items()
                  if k.startswith("stats.")}

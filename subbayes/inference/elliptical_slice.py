@@ -63,7 +63,7 @@ class EllipticalSlice:
     """The kernel: `init` and `step` on a posterior with a Gaussian prior."""
 
     name = "elliptical-slice"
-    State = State
+    state_type = State
 
     def init(
         self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs
