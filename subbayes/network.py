@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -27,9 +28,14 @@ from subbayes.data import leaves, n_rows, take
 from subbayes.types import Inputs
 from subbayes.vectorised import Vectorised
 
-__all__ = ["Network", "Selection", "plain_attention", "select"]
+__all__ = ["Network", "Selection", "plain_attention", "select", "taking_turns"]
 
 Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor | np.ndarray]
+
+
+# A call puts weights into the private copy and turns switches of torch while it lasts, and a
+# tracer patches every module: threads take turns.
+taking_turns = threading.RLock()
 
 
 class Network:
@@ -69,7 +75,7 @@ class Network:
         if not isinstance(module, nn.Module):
             fail_type("module", "a torch.nn.Module", module)
         self.output = output
-        self._selection = parameters
+        self.selection = parameters
         self._module = _private_copy(module)
         named = dict(self._module.named_parameters())
         chosen = select(module, parameters)
@@ -182,7 +188,7 @@ class Network:
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Network:
         """The same network on another device or in another floating dtype."""
         module = self.module_with().to(device=device, dtype=dtype)
-        return Network(module, self._selection, self.output)
+        return Network(module, self.selection, self.output)
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -192,11 +198,11 @@ class Network:
         """Outputs f(x; w) of shape (N, C) for one weight vector; differentiable in w."""
         self._check_size(weights)
         args, kwargs = _arguments(inputs)
-        with plain_attention():
+        with taking_turns, plain_attention():
             out = functional_call(
                 self._module, self._frozen | self.unflatten(weights), args, kwargs
             )
-        return self._as_outputs(out, inputs)
+        return self.as_outputs(out, inputs)
 
     def batched(
         self, weights: Float[Tensor, "S D"], inputs: Inputs
@@ -211,7 +217,7 @@ class Network:
     def call(self, module: nn.Module, inputs: Inputs) -> Float[Tensor, "N C"]:
         """Outputs of a module of this architecture as it is: its weights, mode and hooks."""
         args, kwargs = _arguments(inputs)
-        return self._as_outputs(module(*args, **kwargs), inputs)
+        return self.as_outputs(module(*args, **kwargs), inputs)
 
     def check(self, inputs: Inputs) -> int:
         """Try the first rows and return the number of outputs C.
@@ -290,7 +296,8 @@ class Network:
                 fail("inputs", f"tensors on {self.device}, where the module is", tensor.device,
                      "Move one of them with .to(device)")
 
-    def _as_outputs(self, out: Any, inputs: Inputs) -> Tensor:
+    def as_outputs(self, out: Any, inputs: Inputs) -> Tensor:
+        """What a module returned for these inputs, as outputs of shape (N, C)."""
         if self.output is not None:
             out = self.output(out)
         if not isinstance(out, Tensor):
