@@ -17,28 +17,34 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
-from subbayes.checks import check_choice, check_count, check_positive, fail, fail_type
-from subbayes.data import Data, as_pair, check_rows, n_rows, take, to_device
-from subbayes.likelihoods import Likelihood, Standardized
+from subbayes.checks import check_choice, check_count, fail, fail_type
+from subbayes.data import Data, n_rows, to_device
+from subbayes.likelihoods import Likelihood
+from subbayes.minibatches import Feed, inner, log_scale, split
 from subbayes.network import Network, Selection
+from subbayes.optimizer import (
+    Optimizer,
+    Plan,
+    Schedule,
+    check_patience,
+    decay_of,
+    make_optimizer,
+)
 from subbayes.progress import bar
-from subbayes.seeding import derive, forked
+from subbayes.seeding import forked
 from subbayes.subspaces.trajectory import TrajectoryRecorder
 from subbayes.types import Inputs, Targets
 
-__all__ = ["SwaResult", "TrainingResult", "swa", "train"]
+__all__ = ["SwaResult", "TrainingResult", "started", "swa", "train"]
 
-Optimizer = Literal["adam", "sgd"]
-Schedule = Literal["constant", "cosine", "swa"]
 Callback = Callable[[int, nn.Module], Any]
 History = dict[str, list[float]]
 
@@ -158,15 +164,15 @@ def train(
         [3.0, 0.0]
     """
     network = Network(module, parameters, output)
-    plan = _Plan(epochs=epochs, learning_rate=learning_rate, optimizer=optimizer,
+    plan = Plan(epochs=epochs, learning_rate=learning_rate, optimizer=optimizer,
                  momentum=momentum, schedule=schedule, final_learning_rate=final_learning_rate,
                  bias_lr_factor=bias_lr_factor, clip_norm=clip_norm)
-    _check_patience(patience, validation)
+    check_patience(patience, validation)
     stopper = _Stopper(patience)
     with forked(seed, network.device), torch.enable_grad():
-        data, held_out = _split(data, validation, seed)
-        feed = _Feed(data, likelihood, network, batch_size, seed)
-        decay = _decay(prior_scale, weight_decay, feed.n)
+        data, held_out = split(data, validation, seed)
+        feed = Feed(data, likelihood, network, batch_size, seed)
+        decay = decay_of(prior_scale, weight_decay, feed.n)
         run = _Run(network, likelihood, feed, plan, decay)
         history = _epochs(run, held_out, stopper, recorder, progress, callback)
     run.module.eval()
@@ -248,13 +254,13 @@ def swa(
         (30, 2)
     """
     check_choice("unit", unit, ("epochs", "steps"))
-    network, raw = _started(start, parameters, output)
-    plan = _Plan(epochs=epochs, learning_rate=learning_rate, optimizer="sgd", momentum=momentum,
+    network, raw = started(start, parameters, output)
+    plan = Plan(epochs=epochs, learning_rate=learning_rate, optimizer="sgd", momentum=momentum,
                  bias_lr_factor=bias_lr_factor, clip_norm=clip_norm)
     recorder = TrajectoryRecorder(max_snapshots, rank)
     with forked(seed, network.device), torch.enable_grad():
-        feed = _Feed(data, likelihood, network, batch_size, seed)
-        decay = _decay(prior_scale, weight_decay, feed.n)
+        feed = Feed(data, likelihood, network, batch_size, seed)
+        decay = decay_of(prior_scale, weight_decay, feed.n)
         run = _Run(network, likelihood, feed, plan, decay, raw, only_weights=True)
         average = _Average(run, recorder, check_count("every", every))
         run.after_step = average.tick if unit == "steps" else None
@@ -274,77 +280,15 @@ def swa(
     )
 
 
-# --- settings ---------------------------------------------------------------------------------
+# --- starting points ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Checked settings of the optimiser."""
-
-    epochs: int
-    learning_rate: float
-    optimizer: str = "sgd"
-    momentum: float = 0.9
-    schedule: str = "constant"
-    final_learning_rate: float | None = None
-    bias_lr_factor: float = 1.0
-    clip_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        check_count("epochs", self.epochs)
-        check_positive("learning_rate", self.learning_rate)
-        check_positive("bias_lr_factor", self.bias_lr_factor)
-        check_choice("optimizer", self.optimizer, ("adam", "sgd"))
-        check_choice("schedule", self.schedule, ("constant", "cosine", "swa"))
-        if not 0 <= self.momentum < 1:
-            fail("momentum", "a number in [0, 1)", self.momentum)
-        if self.clip_norm is not None:
-            check_positive("clip_norm", self.clip_norm)
-        final = self.final_learning_rate
-        if final is not None and not 0 <= final < math.inf:
-            fail("final_learning_rate", "a finite number of at least 0", final)
-
-    def rate(self, epoch: int) -> float:
-        """Learning rate of an epoch, counted from 0."""
-        first, last = self.learning_rate, self.final_learning_rate
-        t = epoch / self.epochs
-        if self.schedule == "cosine":
-            last = 0.0 if last is None else last
-            return last + (first - last) * (1 + math.cos(math.pi * t)) / 2
-        if self.schedule == "swa":
-            last = 0.01 * first if last is None else last
-            return first + (last - first) * min(max((t - 0.5) / 0.4, 0.0), 1.0)
-        return first
-
-
-def _decay(prior_scale: float | None, weight_decay: float | None, n: int) -> float:
-    """The weight decay of a prior N(0, s^2 I) for a mean loss over n rows."""
-    if prior_scale is not None:
-        if weight_decay is not None:
-            fail("weight_decay", "either weight_decay or prior_scale", "both",
-                 "They are two names of one thing: weight_decay = 1 / (prior_scale**2 * N)")
-        return 1 / (check_positive("prior_scale", prior_scale) ** 2 * n)
-    if weight_decay is None:
-        return 0.0
-    if not 0 <= weight_decay < math.inf:
-        fail("weight_decay", "a finite number of at least 0", weight_decay)
-    return float(weight_decay)
-
-
-def _check_patience(patience: int | None, validation: Any) -> None:
-    if patience is None:
-        return
-    check_count("patience", patience)
-    if validation is None:
-        fail("patience", "validation data to watch", "validation=None",
-             "Pass validation=0.1 or held-out data")
-
-
-def _started(
+def started(
     start: Any,
     parameters: Selection,
     output: Callable[[Any], Tensor] | None,
 ) -> tuple[Network, Tensor | None]:
+    """The network to go on from, and the parameters of its likelihood if they are known."""
     if isinstance(start, TrainingResult):
         return start.network, start.raw
     if isinstance(start, nn.Module):
@@ -360,144 +304,6 @@ def _both(first: Callback, second: Callback | None) -> Callback:
     return both
 
 
-# --- data -------------------------------------------------------------------------------------
-
-
-def _split(data: Any, validation: Any, seed: int) -> tuple[Any, Data | None]:
-    """Training and validation data, the latter as a fraction of the former if it is a number."""
-    if validation is None:
-        return data, None
-    if not isinstance(validation, float):
-        return data, Data.of(validation, "validation")
-    whole = None if isinstance(data, (DataLoader, Dataset)) else Data.of(data)
-    if whole is None or not whole.in_memory:
-        fail("validation", "held-out data, since the data are streamed", validation,
-             "Pass a loader of held-out rows")
-    n = round(whole.n * validation)
-    if not 0 < n < whole.n:
-        fail("validation", f"a fraction that leaves rows on both sides of {whole.n}", validation)
-    order = torch.randperm(whole.n, generator=torch.Generator().manual_seed(derive(seed, 1)))
-    order = order.to(_device_of(whole))
-    return whole.rows(order[n:].sort().values), whole.rows(order[:n].sort().values)
-
-
-def _device_of(data: Data) -> torch.device:
-    y = data.targets()
-    return (y if isinstance(y, Tensor) else y[0]).device
-
-
-class _Feed:
-    """Minibatches on the network's device, targets as the inner likelihood wants them."""
-
-    def __init__(
-        self, data: Any, likelihood: Likelihood, network: Network, batch_size: int | None,
-        seed: int,
-    ) -> None:
-        self.device, self.dtype = network.device, network.dtype
-        self.likelihood = likelihood
-        self.generator = torch.Generator().manual_seed(derive(seed, 0))
-        self.batch_size = None if batch_size is None else check_count("batch_size", batch_size)
-        self.normalises = any(isinstance(m, nn.modules.batchnorm._BatchNorm)
-                              for m in network.module_with().modules())
-        self.loader = _as_loader(data, batch_size, self.generator)
-        self.memory: Data | None = None
-        if self.loader is None:
-            whole = Data.of(data).to(self.device)
-            first, targets = whole.first()[0], whole.targets()
-            self.n = whole.n
-            self.memory = Data(whole.n, whole.inputs, self._prepared(targets))
-        else:
-            first, targets, self.n = _read_targets(self.loader)
-            first = to_device(first, self.device)
-        likelihood.check_targets(targets)
-        likelihood.check_outputs(network.check(first), targets)
-        self.raw = likelihood.init_parameters(targets).to(self.device, self.dtype)
-        self._check_normalisation()
-
-    def _check_normalisation(self) -> None:
-        if not self.normalises:
-            return
-        if self.n == 1:
-            fail("data", "at least 2 rows for BatchNorm", "1 row")
-        if self.batch_size == 1 and self.memory is not None:
-            fail("batch_size", "at least 2 for a module with BatchNorm", 1)
-
-    def _prepared(self, y: Targets) -> Targets:
-        """Standardised once instead of at each step, and in the dtype of the network."""
-        if isinstance(self.likelihood, Standardized):
-            y = self.likelihood.inward(y)
-        if isinstance(y, tuple):
-            return tuple(self._cast(t) for t in y)
-        return self._cast(y)
-
-    def _cast(self, y: Tensor) -> Tensor:
-        return y.to(self.device, self.dtype if y.is_floating_point() else y.dtype)
-
-    def epoch(self) -> Iterator[tuple[Inputs, Targets]]:
-        """One pass: reshuffled, or in the loader's own order."""
-        if self.memory is None:
-            yield from self._streamed()
-        elif self.batch_size is None or self.batch_size >= self.n:
-            assert self.memory.inputs is not None
-            assert self.memory.y is not None
-            yield self.memory.inputs, self.memory.y
-        else:
-            order = torch.randperm(self.n, generator=self.generator).to(self.device)
-            yield from self._taken(order)
-
-    def in_order(self) -> Iterator[tuple[Inputs, Targets]]:
-        """One pass in a fixed order, for BatchNorm."""
-        if self.memory is None:
-            yield from self._streamed()
-        else:
-            yield from self._taken(torch.arange(self.n, device=self.device))
-
-    def _taken(self, order: Tensor) -> Iterator[tuple[Inputs, Targets]]:
-        assert self.memory is not None
-        for rows in _batches(order, self.batch_size or self.n):
-            yield take(self.memory.inputs, rows), take(self.memory.y, rows)
-
-    def _streamed(self) -> Iterator[tuple[Inputs, Targets]]:
-        assert self.loader is not None
-        for batch in self.loader:
-            inputs, y = as_pair(batch, "data")
-            if not (self.normalises and n_rows(y) == 1):
-                yield to_device(inputs, self.device), self._prepared(y)
-
-
-def _batches(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Split, joining a last batch of one row to the one before."""
-    if size > 1 and len(order) > size and len(order) % size == 1:
-        head = order[: -size - 1].split(size) if len(order) > size + 1 else ()
-        return (*head, order[-size - 1 :])
-    return order.split(size)
-
-
-def _as_loader(
-    data: Any, batch_size: int | None, generator: torch.Generator
-) -> Iterable[Any] | None:
-    """The loader itself, with its own shuffling; data in memory have none."""
-    if isinstance(data, DataLoader):
-        return data
-    if isinstance(data, Dataset):
-        return DataLoader(data, batch_size=batch_size or 2**62, shuffle=True, generator=generator)
-    return data.loader if isinstance(data, Data) else None
-
-
-def _read_targets(loader: Iterable[Any]) -> tuple[Inputs, Targets, int]:
-    """The first inputs and all targets of a loader."""
-    first, parts = None, []
-    for batch in loader:
-        inputs, y = as_pair(batch, "data")
-        check_rows({"data inputs": inputs, "data targets": y})
-        first = inputs if first is None else first
-        parts.append(y if isinstance(y, tuple) else (y,))
-    if first is None:
-        fail("data", "at least one row", "an empty loader")
-    columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-    return first, columns[0] if len(columns) == 1 else columns, len(columns[0])
-
-
 # --- the loop ---------------------------------------------------------------------------------
 
 
@@ -505,12 +311,11 @@ class _Run:
     """A module in training: one step, one epoch, one look at held-out data."""
 
     def __init__(
-        self, network: Network, likelihood: Likelihood, feed: _Feed, plan: _Plan, decay: float,
+        self, network: Network, likelihood: Likelihood, feed: Feed, plan: Plan, decay: float,
         raw: Tensor | None = None, only_weights: bool = False,
     ) -> None:
         self.network, self.feed, self.plan, self.likelihood = network, feed, plan, likelihood
-        self.inner = (likelihood.likelihood if isinstance(likelihood, Standardized)
-                      else likelihood)
+        self.inner = inner(likelihood)
         self.module = network.module_with().train()
         begin = feed.raw if raw is None or raw.shape != feed.raw.shape else raw
         self.raw = nn.Parameter(begin.to(feed.raw, copy=True))
@@ -520,7 +325,7 @@ class _Run:
             parameter.requires_grad_(name in self.moving)
         self.still = {n: (mask, named[n].detach().clone()) for n, mask in network.masks.items()
                       } if only_weights else {}
-        self.optimizer = _optimizer(self.moving, self.raw, plan, decay)
+        self.optimizer = make_optimizer(self.moving, self.raw, plan, decay)
         self.after_step: Callable[[], None] | None = None
 
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
@@ -555,7 +360,7 @@ class _Run:
         weights = torch.tensor(sizes, dtype=torch.float64)
         loss = float(torch.stack(losses).double().cpu() @ weights / weights.sum())
         self._check_finite(loss, number)
-        return {"train_loss": loss + _log_scale(self.likelihood), "learning_rate": rate}
+        return {"train_loss": loss + log_scale(self.likelihood), "learning_rate": rate}
 
     def _check_finite(self, loss: float, number: int) -> None:
         finite = all(bool(torch.isfinite(p).all()) for p in self.moving.values())
@@ -585,32 +390,6 @@ class _Run:
         """Go back to a copy."""
         self.module.load_state_dict(state[0])
         self.raw.data.copy_(state[1])
-
-
-def _log_scale(likelihood: Likelihood) -> float:
-    """What the loss in units of y adds to the loss in standardised units."""
-    if isinstance(likelihood, Standardized):
-        return sum(map(math.log, likelihood.scale))
-    return 0.0
-
-
-def _optimizer(
-    moving: dict[str, nn.Parameter], raw: nn.Parameter, plan: _Plan, decay: float
-) -> torch.optim.Optimizer:
-    """Weights, biases and likelihood parameters, in groups of their own."""
-    is_bias = {name: name.rpartition(".")[2].startswith("bias") for name in moving}
-    groups = [
-        {"params": [p for n, p in moving.items() if not is_bias[n]], "factor": 1.0},
-        {"params": [p for n, p in moving.items() if is_bias[n]], "factor": plan.bias_lr_factor},
-    ]
-    if raw.numel():
-        groups.append({"params": [raw], "factor": 1.0, "weight_decay": 0.0})
-    groups = [group for group in groups if group["params"]]
-    fused = raw.device.type in ("cpu", "cuda")
-    if plan.optimizer == "adam":
-        return torch.optim.Adam(groups, lr=plan.learning_rate, weight_decay=decay, fused=fused)
-    return torch.optim.SGD(groups, lr=plan.learning_rate, momentum=plan.momentum,
-                           weight_decay=decay, fused=fused)
 
 
 class _Stopper:

@@ -237,13 +237,13 @@ def linear_dropout(p=0.3):
 
 
 def test_dropout_before_a_linear_layer_has_closed_form_moments():
-    module, (x, _), n = linear_dropout(0.3), table(10), 4000
+    module, (x, _), n = linear_dropout(0.3), table(10), 1200
     outputs = mc_dropout(module, Gaussian(0.1), n_draws=n).predict(x).outputs[..., 0]
     weight, bias = module[1].weight.detach().double(), module[1].bias.detach().double()
     terms = weight * x.double()
     mean, variance = terms.sum(1) + bias, terms.square().sum(1) * 0.3 / 0.7
     assert bool(((outputs.mean(0) - mean).abs() < 4 * (variance / n).sqrt()).all())
-    assert torch.allclose(outputs.var(0), variance, rtol=0.1)
+    assert torch.allclose(outputs.var(0), variance, rtol=8 * (2 / n) ** 0.5)
     covariance = terms @ terms.T * 0.3 / 0.7  # one mask serves all rows
     scale = variance.sqrt().outer(variance.sqrt())
     assert bool(((outputs.T.cov() - covariance).abs() < 8 * scale / n**0.5).all())

@@ -173,7 +173,7 @@ def test_streaming_agrees_with_incremental_pca_of_scikit_learn():
 def test_swag_has_half_the_diagonal_and_half_the_low_rank_covariance(options):
     path = walk(14, size=6, decay=0.8)
     recorder = recorded(path, **options)
-    scale, n = 1.7, 40_000
+    scale, n = 1.7, 8_000
     draws = recorder.swag(n, seed=3, scale=scale)
     kept = path[-6:] if "max_snapshots" in options else path
     deviations = kept - path.mean(0)

@@ -12,9 +12,9 @@ from torch import nn
 from subbayes.baselines.ensemble import WeightSamples, stacked
 from subbayes.checks import check_count, fail, fail_type
 from subbayes.likelihoods import Likelihood
-from subbayes.progress import bar
 from subbayes.seeding import derive, forked
-from subbayes.training import TrainingResult, train
+from subbayes.training import TrainingResult
+from subbayes.training_many import train_many
 
 __all__ = ["combined", "deep_ensemble", "reinitialised"]
 
@@ -34,8 +34,9 @@ def deep_ensemble(
 
     $$ p(y \mid x) \approx \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w_s), \sigma_s) $$
 
-    Member s is seeded by the seed and s, whatever the number of members. Parameters of the
-    likelihood are each member's own. The adversarial examples of the paper are left out.
+    Member s is seeded by the seed and s, whatever the number of members; all are trained at
+    once where that is possible (see `train_many`). Parameters of the likelihood are each
+    member's own. The adversarial examples of the paper are left out.
 
     Args:
         module: the architecture; each member is a copy of it with fresh initial weights (frozen
@@ -47,11 +48,11 @@ def deep_ensemble(
             seeded for it; needed where a layer has no `reset_parameters`.
         seed: of initial weights, shuffling and dropout.
         progress: show a progress bar; None shows it on a terminal.
-        **training: options of `train`, by their names.
+        **training: options of `train_many`, by their names.
 
     Raises:
-        InputError: a layer that cannot be given fresh weights, or what `train` raises.
-        TypeError: an option `train` does not have.
+        InputError: a layer that cannot be given fresh weights, or what `train_many` raises.
+        TypeError: an option `train_many` does not have.
 
     Example:
         >>> import subbayes
@@ -61,15 +62,10 @@ def deep_ensemble(
         >>> ensemble.predict(data[0]).n_draws
         3
     """
-    check_count("members", members)
-    results = []
-    with bar(members, "Deep ensemble", progress, "members") as steps:
-        for s in range(members):
-            start = fresh(module, factory, derive(seed, s))
-            results.append(train(start, likelihood, data, seed=derive(seed, s), progress=False,
-                                 **training))
-            steps.update(1)
-    return combined(results)
+    seeds = [derive(seed, s) for s in range(check_count("members", members))]
+    starts = [fresh(module, factory, own) for own in seeds]
+    return combined(train_many(starts, likelihood, data, seeds=seeds, progress=progress,
+                               **training))
 
 
 def combined(results: Sequence[TrainingResult], name: str = "deep ensemble") -> WeightSamples:
