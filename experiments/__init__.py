@@ -1,0 +1,1 @@
+"""The papers' tables, run again: `python -m experiments NAME [--json]`."""

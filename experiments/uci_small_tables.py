@@ -1,0 +1,167 @@
+"""The tables of `uci_small`: the paper's figures beside ours, from the records alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from subbayes.checks import fail
+from subbayes.files import atomic_write_text
+
+__all__ = ["PAPER", "RERUN", "markdown", "summary", "write"]
+
+Record = dict[str, Any]
+Figure = tuple[float, float]
+
+METHODS = ("SGD", "SWAG", "PCA + ESS")
+
+PAPER: dict[str, dict[str, tuple[Figure, Figure, Figure]]] = {
+    "log_likelihood": {
+        "yacht": ((-0.418, 0.426), (-0.404, 0.418), (-0.225, 0.400)),
+        "boston": ((-2.752, 0.132), (-2.761, 0.132), (-2.719, 0.132)),
+        "energy": ((-1.736, 1.613), (-1.679, 1.488), (-1.563, 1.243)),
+        "concrete": ((-3.178, 0.198), (-3.013, 0.086), (-3.007, 0.086)),
+        "naval": ((6.567, 0.185), (6.708, 0.105), (6.541, 0.095))},
+    "rmse": {
+        "yacht": ((0.973, 0.374), (0.973, 0.375), (0.972, 0.375)),
+        "boston": ((3.504, 0.975), (3.517, 0.981), (3.453, 0.953)),
+        "energy": ((1.602, 0.275), (1.594, 0.273), (1.598, 0.274)),
+        "concrete": ((5.194, 0.446), (5.233, 0.417), (5.194, 0.448)),
+        "naval": ((0.001, 0.000), (0.001, 0.000), (0.001, 0.000))},
+    "coverage": {
+        "yacht": ((0.895, 0.069), (0.898, 0.067), (0.948, 0.040)),
+        "boston": ((0.986, 0.018), (0.986, 0.018), (0.985, 0.017)),
+        "energy": ((0.947, 0.026), (0.951, 0.027), (0.953, 0.027)),
+        "concrete": ((0.864, 0.029), (0.933, 0.024), (0.941, 0.021)),
+        "naval": ((0.948, 0.051), (0.967, 0.008), (0.978, 0.006))},
+}
+"""Tables 2, 3 and 4 of Izmailov et al. (2019): SGD, SWAG, PCA + ESS; mean and deviation."""
+
+RERUN: dict[str, dict[str, dict[str, tuple[float, float | None]]]] = {
+    "log_likelihood": {
+        "yacht": {"SWAG": (-1.15, None), "PCA + ESS": (-0.50, 0.18)},
+        "boston": {"SWAG": (-2.66, None), "PCA + ESS": (-2.65, 0.03)},
+        "energy": {"SWAG": (-2.42, None), "PCA + ESS": (-2.39, 0.04)},
+        "concrete": {"SWAG": (-3.05, None), "PCA + ESS": (-3.09, 0.07)}},
+    "rmse": {"yacht": {"PCA + ESS": (0.58, None)}, "boston": {"PCA + ESS": (2.86, None)},
+             "energy": {"PCA + ESS": (2.48, None)}, "concrete": {"PCA + ESS": (5.43, None)}},
+    "coverage": {},
+}
+"""The authors' published code with its own settings, run again on five splits."""
+
+TITLES = {
+    "log_likelihood": "Test log-likelihood, not normalised (table 2); higher is better",
+    "rmse": "Test RMSE (table 3); lower is better",
+    "coverage": "Coverage of the 95 % interval (table 4); nearer to 0.95 is better"}
+
+_MARKS = ("<!-- uci_small: begin -->", "<!-- uci_small: end -->")
+
+
+def values(records: list[Record], method: str, score: str) -> np.ndarray:
+    """One score of one method on all splits."""
+    return np.array([r["methods"][method][score] for r in records])
+
+
+def verdict(score: str, paper: Figure, ours: Figure, n: int) -> str:
+    """Ours against the paper's, in standard errors of the difference of means."""
+    badness = [abs(m - 0.95) if score == "coverage" else m if score == "rmse" else -m
+               for m, _ in (paper, ours)]
+    error = ((paper[1] ** 2 + ours[1] ** 2) / n) ** 0.5
+    gap = badness[1] - badness[0]
+    if abs(gap) <= 2 * error:
+        return "as the paper"
+    return "worse" if gap > 0 else "better"
+
+
+def _figure(mean: float, deviation: float | None, small: bool = False) -> str:
+    digits = 5 if small else 3
+    text = f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+    return text.replace("-", "−")
+
+
+def _spread(found: np.ndarray) -> Figure:
+    """Mean and standard deviation."""
+    return float(found.mean()), float(found.std(ddof=min(1, len(found) - 1)))
+
+
+def _row(name: str, records: list[Record], method: str, score: str) -> str:
+    found = values(records, method, score)
+    ours = _spread(found)
+    paper = PAPER[score][name][METHODS.index(method)]
+    rerun = RERUN[score].get(name, {}).get(method)
+    small = score == "rmse" and name == "naval"
+    if small:  # the paper gives three decimals: no more can be said
+        agrees = "as the paper" if round(ours[0], 3) <= paper[0] else "worse"
+    else:
+        agrees = verdict(score, paper, ours, len(found))
+    cells = [name, method, _figure(*paper), _figure(*ours, small)]
+    if score == "log_likelihood":
+        mixture = values(records, method, "log_likelihood_mixture")
+        cells.append(_figure(*_spread(mixture)))
+    cells += [_figure(*rerun) if rerun else "", agrees]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _table(score: str, found: dict[str, list[Record]]) -> str:
+    head = ["data", "method", "paper", "ours"]
+    head += ["ours, mixture"] if score == "log_likelihood" else []
+    head += ["authors' code, run again", "ours is"]
+    lines = [f"**{TITLES[score]}**", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines += [_row(name, records, method, score)
+              for name, records in found.items() for method in METHODS]
+    return "\n".join(lines)
+
+
+def _settings(found: dict[str, list[Record]]) -> str:
+    head = ["data", "epochs", "rate", "weight decay", "rate, SWAG", "rate, PCA", "temperature",
+            "rank", "draws", "R-hat: median, worst", "seconds a split"]
+    lines = ["**Settings chosen on validation rows, and how the sampling went**", "",
+             "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for name, records in found.items():
+        c, plan = records[0]["chosen"], records[0]["plan"]
+        rhat = np.array([r["sampling"]["rhat"] for r in records])
+        seconds = np.mean([sum(r["seconds"].values()) for r in records])
+        cells = [name, c["epochs"], f"{c['learning_rate']:g}", f"{c['weight_decay']:g}",
+                 f"{c['swag_rate']:g}", f"{c['pca_rate']:g}", f"{c['temperature']:g}",
+                 min(r["sampling"]["rank"] for r in records),
+                 f"{plan['chains']} × {plan['draws']}",
+                 f"{np.median(rhat):.3f}, {rhat.max():.3f}", f"{seconds:.1f}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def markdown(found: dict[str, list[Record]]) -> str:
+    """All tables, from the records of each data set."""
+    counts = ", ".join(f"{name} {len(records)}" for name, records in found.items())
+    parts = [f"Splits: {counts}. Mean ± standard deviation over splits."]
+    return "\n\n".join([*parts, *(_table(score, found) for score in TITLES), _settings(found)])
+
+
+def summary(found: dict[str, list[Record]]) -> Record:
+    """Means and deviations by data set, method and score, for the JSON line."""
+    return {name: {
+        "splits": len(records), "chosen": records[0]["chosen"], "plan": records[0]["plan"],
+        "rhat": max(r["sampling"]["rhat"] for r in records),
+        "seconds": round(sum(sum(r["seconds"].values()) for r in records), 1),
+        "methods": {method: {
+            score: dict(zip(("mean", "sd"), _spread(values(records, method, score)), strict=True))
+            for score in records[0]["methods"][method]} for method in records[0]["methods"]}}
+        for name, records in found.items()}
+
+
+def write(page: str | Path, found: dict[str, list[Record]]) -> None:
+    """Put the tables between the marks of a page.
+
+    Raises:
+        InputError: a page without the marks.
+    """
+    path = Path(page)
+    text = path.read_text()
+    if any(mark not in text for mark in _MARKS):
+        fail("page", f"the marks {' and '.join(_MARKS)} in '{path}'", "a page without them")
+    begin, end = map(re.escape, _MARKS)
+    block = f"{_MARKS[0]}\n\n{markdown(found)}\n\n{_MARKS[1]}"
+    atomic_write_text(path, re.sub(f"{begin}.*{end}", lambda _: block, text, flags=re.DOTALL))
