@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -83,7 +84,8 @@ class DenseSubspace(Subspace):
 
     Args:
         shift: centre, shape (D,).
-        basis: rows are basis vectors, shape (k, D); any norms, linearly independent.
+        basis: rows are basis vectors, shape (k, D); any norms. Where they are linearly
+            dependent, `project` gives the shortest of the coordinates that fit.
 
     Raises:
         InputError: shapes that do not fit, NaN or infinite entries.
@@ -100,8 +102,9 @@ class DenseSubspace(Subspace):
         if shift.ndim != 1 or basis.ndim != 2 or basis.shape[1] != shift.shape[0]:
             fail("basis", f"shape (k, {shift.numel()}) for a shift of {shift.numel()} weights",
                  tuple(basis.shape))
-        if basis.shape[0] > basis.shape[1]:
-            fail("basis", f"at most {basis.shape[1]} rows, the number of weights", basis.shape[0])
+        if not 1 <= basis.shape[0] <= basis.shape[1]:
+            fail("basis", f"at least 1 and at most {basis.shape[1]} rows, the number of weights",
+                 basis.shape[0])
         if not (torch.isfinite(basis).all() and torch.isfinite(shift).all()):
             fail("basis", "finite numbers", "NaN or infinite entries",
                  "The training that made it diverged: lower its learning rate")
@@ -121,8 +124,7 @@ class DenseSubspace(Subspace):
         """Least-squares coordinates."""
         basis = self._basis.double()
         right = (weights - self.shift).double() @ basis.T
-        gram = basis @ basis.T
-        return torch.linalg.solve(gram, right.unsqueeze(-1)).squeeze(-1).to(weights.dtype)
+        return _solved(basis @ basis.T, right).to(weights.dtype)
 
     def basis(self) -> Float[Tensor, "k D"]:
         """The basis, shape (k, D)."""
@@ -155,6 +157,9 @@ class CoordinateSubspace(Subspace):
 
     def __init__(self, shift: Tensor, indices: Tensor) -> None:
         indices = torch.as_tensor(indices)
+        if indices.is_floating_point() or indices.dtype == torch.bool:
+            fail("indices", "whole numbers", indices.dtype,
+                 "Turn a mask into positions with mask.nonzero().flatten()")
         in_range = indices.numel() > 0 and 0 <= int(indices.min()) <= int(indices.max()) < len(
             shift
         )
@@ -253,9 +258,10 @@ class RandomSubspace(Subspace):
         self._cached = torch.stack([self._row(i) for i in range(rank)]) if small else None
 
     def _row(self, i: int) -> Float[Tensor, "D"]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + i)
-        row = torch.randn(self.size, generator=generator, dtype=torch.float32)
-        return (row / row.double().norm()).to(self.shift)
+        # NumPy's generator: torch's may not be called under vmap
+        generator = np.random.Generator(np.random.PCG64([self.seed, i]))
+        row = generator.standard_normal(self.size, dtype=np.float32)
+        return torch.from_numpy(row / np.linalg.norm(row.astype(np.float64))).to(self.shift)
 
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
         """z @ basis."""
@@ -276,8 +282,7 @@ class RandomSubspace(Subspace):
     def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
         """Least-squares coordinates."""
         gram = torch.stack([self.pull(self._row(i)) for i in range(self.rank)]).double()
-        right = self.pull(weights - self.shift).double()
-        return torch.linalg.solve(gram, right.unsqueeze(-1)).squeeze(-1).to(weights.dtype)
+        return _solved(gram, self.pull(weights - self.shift).double()).to(weights.dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> RandomSubspace:
         """The same subspace on another device or in another dtype."""
@@ -290,6 +295,11 @@ class RandomSubspace(Subspace):
     def config(self) -> dict[str, Any]:
         """Name, rank and seed."""
         return super().config() | {"seed": self.seed}
+
+
+def _solved(gram: Float[Tensor, "k k"], right: Float[Tensor, "*S k"]) -> Float[Tensor, "*S k"]:
+    """Solve z @ gram = right; the shortest z where there are many."""
+    return right @ torch.linalg.pinv(gram, hermitian=True)
 
 
 def from_config(config: dict[str, Any], tensors: dict[str, Tensor]) -> Subspace:
