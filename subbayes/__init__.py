@@ -42,7 +42,9 @@ _ROOMS = {
     "fit": "api",
     "load": "api",
     "swa": "training",
+    "swa_many": "training_many",
     "train": "training",
+    "train_many": "training_many",
 }
 
 __all__ = ["__version__", *sorted(_ROOMS)]

@@ -71,6 +71,14 @@ class Feed:
         self.raw = likelihood.init_parameters(targets).to(self.device, self.dtype)
         self._check_normalisation()
 
+    def check_held_out(self, data: Data | None) -> None:
+        """Check held-out data as the training data are checked."""
+        if data is not None:
+            targets = data.targets()
+            self.likelihood.check_targets(targets)
+            inputs = to_device(data.first()[0], self.device)
+            self.likelihood.check_outputs(self.network.check(inputs), targets)
+
     def _check_normalisation(self) -> None:
         if not self.normalises:
             return

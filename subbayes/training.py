@@ -49,7 +49,7 @@ Callback = Callable[[int, nn.Module], Any]
 History = dict[str, list[float]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainingResult:
     """What training returns.
 
@@ -73,8 +73,12 @@ class TrainingResult:
     recorder: TrajectoryRecorder | None = None
     raw: Float[Tensor, "p"] = field(default_factory=lambda: torch.zeros(0))
 
+    def __repr__(self) -> str:
+        return (f"TrainingResult({self.network!r}, {self.likelihood!r}, "
+                f"epoch {self.best_epoch} of {len(self.history['train_loss'])})")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class SwaResult:
     """What stochastic weight averaging returns.
 
@@ -89,6 +93,9 @@ class SwaResult:
     likelihood: Likelihood
     recorder: TrajectoryRecorder
     history: History
+
+    def __repr__(self) -> str:
+        return f"SwaResult({self.network!r}, {self.likelihood!r}, {self.recorder!r})"
 
 
 def train(
@@ -173,6 +180,7 @@ def train(
         data, held_out = split(data, validation, seed)
         feed = Feed(data, likelihood, network, batch_size, seed)
         decay = decay_of(prior_scale, weight_decay, feed.n)
+        feed.check_held_out(held_out)
         run = _Run(network, likelihood, feed, plan, decay)
         history = _epochs(run, held_out, stopper, recorder, progress, callback)
     run.module.eval()
@@ -325,6 +333,7 @@ class _Run:
             parameter.requires_grad_(name in self.moving)
         self.still = {n: (mask, named[n].detach().clone()) for n, mask in network.masks.items()
                       } if only_weights else {}
+        self.trained = [*self.moving.values(), self.raw]
         self.optimizer = make_optimizer(self.moving, self.raw, plan, decay)
         self.after_step: Callable[[], None] | None = None
 
@@ -332,10 +341,11 @@ class _Run:
         """One step; the loss stays on the device."""
         outputs = self.network.call(self.module, inputs)
         loss = -self.inner.with_parameters(self.raw).log_prob(outputs, y).mean()
-        self.optimizer.zero_grad()
+        for parameter in self.trained:
+            parameter.grad = None
         loss.backward()
         if self.plan.clip_norm is not None:
-            nn.utils.clip_grad_norm_([*self.moving.values(), self.raw], self.plan.clip_norm)
+            nn.utils.clip_grad_norm_(self.trained, self.plan.clip_norm)
         self.optimizer.step()
         self._hold_still()
         if self.after_step is not None:

@@ -127,6 +127,7 @@ def train_many(
             network = Network(module, parameters, output)
             rows, held = split(rows, part, seed)
             feeds.append(Feed(rows, one, network, batch_size, seed))
+            feeds[-1].check_held_out(held)
             held_out.append(held)
     decay = decay_of(prior_scale, weight_decay, feeds[0].n)
     run = _Run.of(feeds, plan, decay)

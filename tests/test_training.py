@@ -338,6 +338,34 @@ def test_the_mode_is_the_real_training_mode():
     assert int(result.module[2].num_batches_tracked) > 0
 
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x).tanh()).tanh())
+
+
+def test_tied_parameters_stay_tied():
+    data = table(dtype=torch.float32)
+    result = train(Tied(), Gaussian(), data, **QUICK)
+    average = swa(result, Gaussian(), data, epochs=2, progress=False).network.module_with()
+    for module in (result.module, average):
+        assert module.second.weight is module.first.weight
+    assert result.network.size == 9 + 3 + 3 + 4
+
+
+def test_results_say_what_they_are_in_a_line():
+    result = train(net(), Gaussian(0.5), table(dtype=torch.float32), **QUICK)
+    assert repr(result) == ("TrainingResult(Network(Sequential, 41 weights in 4 parameters), "
+                            "Gaussian(noise=0.5), epoch 3 of 3)")
+    average = swa(result, Gaussian(0.5), table(dtype=torch.float32), epochs=2, progress=False)
+    assert repr(average).endswith("TrajectoryRecorder(n=2, size=41, max_snapshots=20))")
+
+
 def test_training_works_where_gradients_are_off():
     with torch.no_grad():
         result = train(linear(), Gaussian(), table(), **QUICK)
@@ -562,6 +590,11 @@ def test_data_that_do_not_fit():
         train(net(), Gaussian(), (x * torch.nan, y), **QUICK)
     with pytest.raises(InputError, match="held-out data, since the data are streamed, got 0.1"):
         train(net(), Gaussian(), DataLoader(TensorDataset(x, y)), validation=0.1, **QUICK)
+    labels = (y > 0).long()
+    with pytest.raises(InputError, match="y: expected labels 0 and 1, got 3"):
+        train(net(), Bernoulli(), (x, labels), validation=(x, 3 * labels), **QUICK)
+    with pytest.raises(InputError, match="inputs: expected what the module takes"):
+        train(net(), Gaussian(), (x, y), validation=(x[:, :2], y), **QUICK)
     with pytest.raises(InputError, match="every: expected at most the 3 epochs of the run, got 9"):
         swa(net(), Gaussian(), (x, y), epochs=3, every=9, progress=False)
     with pytest.raises(InputTypeError, match="start: expected a TrainingResult or a module"):
