@@ -1,6 +1,6 @@
-"""One function of (z, batch), vectorised over chains, traced once and replayed.
+"""One function of (weights, batch), vectorised over chains, traced once and replayed.
 
-The log-likelihood of a batch is written for one coordinate vector, vectorised with `vmap`,
+The log-likelihood of a batch is written for one weight vector, vectorised with `vmap`,
 traced with `make_fx` into a flat graph of tensor operations (about 0.2 s) and replayed. On
 request `torch.compile` goes on top. Where a step is not possible it says so in one line and
 goes on with the step before.
@@ -30,10 +30,10 @@ Single = Callable[[Tensor, Inputs, Targets], Tensor]
 
 
 class Batched:
-    """A function of (z, inputs, y) for one z, vectorised over rows of z.
+    """A function of (weights, inputs, y) for one weight vector, vectorised over many.
 
     Args:
-        single: the function of one z (k,), returning a scalar or one number per observation.
+        single: the function of one weight vector (D,): a scalar, or a number per observation.
         mode: "trace", "compile" or "eager".
         grad: return (gradient, value) instead of the value.
     """
@@ -43,43 +43,43 @@ class Batched:
         self._eager = Vectorised(grad_and_value(single) if grad else single)
         self._replays: dict[Any, Callable[..., Any]] = {}
 
-    def __call__(self, z: Tensor, inputs: Inputs, y: Targets) -> Any:
-        """Evaluate all rows of z on one batch."""
-        key = tuple((t.shape, t.dtype, t.device) for t in [z, *leaves(inputs), *leaves(y)])
+    def __call__(self, weights: Tensor, inputs: Inputs, y: Targets) -> Any:
+        """Evaluate all weight vectors (S, D) on one batch."""
+        key = tuple((t.shape, t.dtype, t.device) for t in [weights, *leaves(inputs), *leaves(y)])
         if key not in self._replays:
-            self._replays[key] = self._prepare(z, inputs, y)
-        return self._replays[key](z, inputs, y)
+            self._replays[key] = self._prepare(weights, inputs, y)
+        return self._replays[key](weights, inputs, y)
 
-    def _prepare(self, z: Tensor, inputs: Inputs, y: Targets) -> Callable[..., Any]:
+    def _prepare(self, weights: Tensor, inputs: Inputs, y: Targets) -> Callable[..., Any]:
         """The fastest way to evaluate these shapes that works."""
-        expected = self._eager(z, inputs, y)
+        expected = self._eager(weights, inputs, y)
         if self.mode == "eager" or self._eager.loops:
             return self._eager
         try:
             with taking_turns:
-                replay = self._traced(z, inputs, y)
+                replay = self._traced(weights, inputs, y)
         except Exception as error:
             say("tracing the log density", error, "going on without")
             return self._eager
-        if not _close(replay(z, inputs, y), expected):
+        if not _close(replay(weights, inputs, y), expected):
             say("tracing the log density", "its result differs", "going on without")
             return self._eager
         return replay
 
-    def _traced(self, z: Tensor, inputs: Inputs, y: Targets) -> Callable[..., Any]:
-        graph = make_fx(lambda z, *flat: self._eager(z, *_unflatten(flat, inputs, y)))(
-            z, *leaves(inputs), *leaves(y)
+    def _traced(self, weights: Tensor, inputs: Inputs, y: Targets) -> Callable[..., Any]:
+        graph = make_fx(lambda weights, *flat: self._eager(weights, *_unflatten(flat, inputs, y)))(
+            weights, *leaves(inputs), *leaves(y)
         )
         graph.graph.eliminate_dead_code()
         graph.recompile()
         if self.mode == "compile":
             try:
                 compiled = _Replay(torch.compile(graph, dynamic=False, fullgraph=True))
-                compiled(z, inputs, y)
+                compiled(weights, inputs, y)
                 return compiled
             except Exception as error:
                 say("torch.compile", error, "going on with the traced density")
-        return _Replay(tidy(graph, z, *leaves(inputs), *leaves(y)))
+        return _Replay(tidy(graph, weights, *leaves(inputs), *leaves(y)))
 
 
 class _Replay:
@@ -89,8 +89,8 @@ class _Replay:
         self.graph = graph
         self._forward = getattr(graph, "forward", graph)  # a module's call costs 10 us more
 
-    def __call__(self, z: Tensor, inputs: Inputs, y: Targets) -> Any:
-        return self._forward(z, *leaves(inputs), *leaves(y))
+    def __call__(self, weights: Tensor, inputs: Inputs, y: Targets) -> Any:
+        return self._forward(weights, *leaves(inputs), *leaves(y))
 
 
 def _unflatten(flat: Sequence[Tensor], inputs: Inputs, y: Targets) -> tuple[Inputs, Targets]:

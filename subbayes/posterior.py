@@ -97,7 +97,8 @@ class Posterior:
         self.network = network
         self.likelihood = likelihood
         self.data = Data.of(data).to(network.device)
-        self.subspace = subspace
+        self.subspace = (subspace if subspace.shift.device == network.device
+                         else subspace.to(network.device))
         self.prior = Normal() if prior is None else prior
         self.temperature = check_positive("temperature", temperature)
         self.mode = mode
@@ -138,9 +139,9 @@ class Posterior:
     # --- evaluation -------------------------------------------------------------------------
 
     def _single(self, reduce: bool) -> Callable[..., Tensor]:
-        def log_likelihood(z: Tensor, inputs: Inputs, y: Targets) -> Tensor:
+        def log_likelihood(weights: Tensor, inputs: Inputs, y: Targets) -> Tensor:
             with observations_last():
-                outputs = self.network(self.subspace.weights(z), inputs)
+                outputs = self.network(weights, inputs)
             terms = self.likelihood.log_prob(outputs, y).double()
             return terms.sum() if reduce else terms
 
@@ -183,10 +184,10 @@ class Posterior:
 
         A value that is not a number counts as minus infinity: such weights are impossible.
         """
-        points = self._coordinates(z)
         evaluate = self._evaluator("value")
         with torch.no_grad():
-            total = sum(evaluate(points, x, y) for x, y in self._batches(len(points)))
+            weights = self.subspace.weights(self._coordinates(z))
+            total = sum(evaluate(weights, x, y) for x, y in self._batches(len(weights)))
         assert isinstance(total, Tensor)
         return _impossible_where_nan(total.cpu().numpy())
 
@@ -203,12 +204,13 @@ class Posterior:
         """Tempered log density, shape (chains,), and its gradient, shape (chains, k)."""
         points = self._coordinates(z)
         evaluate = self._evaluator("grad")
-        value = torch.zeros(len(points), dtype=torch.float64, device=points.device)
-        grad = torch.zeros_like(points)
         with torch.no_grad():
+            weights = self.subspace.weights(points)
+            value, grad = torch.zeros_like(points[:, 0]), torch.zeros_like(weights)
             for x, y in self._batches(len(points), factor=3):
-                part, terms = evaluate(points, x, y)
+                part, terms = evaluate(weights, x, y)
                 value, grad = value + terms, grad + part
+            grad = self.subspace.pull(grad).double()
         rows = points.cpu().numpy()
         total = value.cpu().numpy() / self.temperature + self.prior.log_prob(rows)
         slope = grad.cpu().numpy() / self.temperature + self.prior.gradient(rows)
@@ -219,8 +221,8 @@ class Posterior:
         if z.ndim == 0 or z.shape[-1] != self.rank:
             fail("z", f"shape (..., {self.rank})", tuple(z.shape))
         points = z.reshape(-1, self.rank)
-        evaluate = self._evaluator("log_prob")
-        total = sum(evaluate(points, x, y) for x, y in self._batches(len(points), factor=3))
+        evaluate, weights = self._evaluator("log_prob"), self.subspace.weights(points)
+        total = sum(evaluate(weights, x, y) for x, y in self._batches(len(points), factor=3))
         assert isinstance(total, Tensor)
         value = total / self.temperature + self.prior.log_prob_tensor(points)
         return value.reshape(z.shape[:-1])
@@ -231,8 +233,9 @@ class Posterior:
         evaluate = self._evaluator("pointwise")
         with torch.no_grad():
             return np.concatenate([
-                torch.cat([evaluate(some, x, y).cpu() for x, y in self._batches(len(some))], 1)
-                .numpy() for some in points.split(64)])
+                torch.cat([evaluate(weights, x, y).cpu()
+                           for x, y in self._batches(len(weights))], 1).numpy()
+                for weights in map(self.subspace.weights, points.split(64))])
 
     # --- prediction -------------------------------------------------------------------------
 

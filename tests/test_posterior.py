@@ -36,6 +36,7 @@ from subbayes import (
     Posterior,
     RandomSubspace,
     Standardized,
+    subspace,
 )
 from subbayes.data import take
 
@@ -220,6 +221,24 @@ def test_every_subspace(case, make):
                                naive_terms(built, posterior, z).sum(1), rtol=1e-11)
     value, grad = posterior.value_and_grad(z)
     np.testing.assert_allclose(grad, finite_differences(posterior, z), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["trace", "eager"])
+def test_directions_too_many_to_keep(monkeypatch, mode):
+    built = MLP.build()
+    kept = built.posterior(mode=mode)
+    monkeypatch.setattr(subspace, "_CACHE_BYTES", 0)
+    posterior = built.posterior(mode=mode)
+    assert posterior.subspace._cached is None
+    z = points(kept)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_allclose(posterior.value(z), kept.value(z), rtol=1e-12)
+        np.testing.assert_allclose(posterior.value_and_grad(z)[1], kept.value_and_grad(z)[1],
+                                   rtol=1e-9)
+        np.testing.assert_allclose(posterior.log_prob(torch.from_numpy(z)), kept.value(z),
+                                   rtol=1e-12)
+    assert posterior.fingerprint() == kept.fingerprint()
 
 
 # --- gradients -----------------------------------------------------------------------------------
