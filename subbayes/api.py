@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,12 +78,14 @@ class Trained:
         likelihood: with its parameters learned.
         result: of the first phase, or None if the module came trained.
         swa: of the second phase.
+        seconds: what each of the two phases took.
     """
 
     network: Network
     likelihood: Likelihood
     result: TrainingResult | None
     swa: SwaResult
+    seconds: tuple[float, float] = (0.0, 0.0)
 
     @property
     def history(self) -> dict[str, Any]:
@@ -118,17 +121,19 @@ def train_trajectory(
         batch_size=training.batch_size, prior_scale=training.prior_scale,
         weight_decay=training.weight_decay, parameters=parameters, output=output, seed=seed,
         progress=progress)
-    result = None
+    started, result = time.perf_counter(), None
     if training.epochs:
         result = train(
             model, likelihood, data, epochs=training.epochs,
             learning_rate=training.learning_rate, optimizer=training.optimizer,
             validation=training.validation, patience=training.patience, **shared)
+    between = time.perf_counter()
     along = swa(
         model if result is None else result, likelihood, data, epochs=training.swa_epochs,
         learning_rate=training.swa_learning_rate, max_snapshots=training.max_snapshots,
         rank=training.sketch, **shared)
-    return Trained(along.network, along.likelihood, result, along)
+    return Trained(along.network, along.likelihood, result, along,
+                   (between - started, time.perf_counter() - between))
 
 
 def fit(
