@@ -1,0 +1,35 @@
+"""Figures of predictions, calibration, posteriors, chains and comparisons.
+
+Each function draws on the axes it is given, or on new ones, and returns them. `save` writes a
+figure as PNG; `ax.figure` shows it in a notebook.
+"""
+
+from subbayes.plots.calibration import calibration, doubt, pit, reliability
+from subbayes.plots.chains import autocorrelation, ess, ranks, trace
+from subbayes.plots.density import density, surface
+from subbayes.plots.methods import scores, temperature
+from subbayes.plots.predictions import bands, intervals
+from subbayes.plots.style import grid, png, save
+from subbayes.plots.training import curves, spectrum
+
+__all__ = [
+    "autocorrelation",
+    "bands",
+    "calibration",
+    "curves",
+    "density",
+    "doubt",
+    "ess",
+    "grid",
+    "intervals",
+    "pit",
+    "png",
+    "ranks",
+    "reliability",
+    "save",
+    "scores",
+    "spectrum",
+    "surface",
+    "temperature",
+    "trace",
+]

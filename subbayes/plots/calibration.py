@@ -1,0 +1,233 @@
+r"""Are predictions as sure as they should be? What was promised against what came.
+
+Bands show where 95 % of a calibrated prediction's points would lie for as many observations,
+$p \pm 1.96 \sqrt{p (1 - p) / N}$.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+
+from subbayes import metrics
+from subbayes.checks import check_count, fail
+from subbayes.data import to_targets
+from subbayes.plots.predictions import observed
+from subbayes.plots.style import BLUE, GREY, SKY, labelled, legend, new_axes, note
+from subbayes.predictive import Predictive
+
+__all__ = ["calibration", "doubt", "pit", "reliability"]
+
+
+def calibration(
+    predictive: Predictive, y: Any, *, label: str = "model", ax: Axes | None = None
+) -> Axes:
+    """Observed coverage of central intervals against their level; for classes, `reliability`.
+
+    Above the diagonal the intervals are too wide, below it too narrow. Call it again with the
+    same axes to compare methods.
+
+    Args:
+        predictive: predictions of N observations.
+        y: targets, (N,) or (N, T).
+        label: name of the curve.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: targets that do not fit the predictions.
+
+    Source: Kuleshov, Fenner and Ermon (2018), ICML, section 3.5.
+
+    Example:
+        >>> import torch
+        >>> from subbayes import Gaussian
+        >>> predictive = Predictive(torch.zeros(1, 4, 1), Gaussian(noise=1.0))
+        >>> calibration(predictive, [0.0, 1.0, -1.0, 3.0]).get_ylabel()
+        'observed coverage'
+    """
+    if predictive.likelihood.kind == "classification":
+        return reliability(predictive, y, label=label, ax=ax)
+    curve = metrics.calibration_curve(predictive, y, np.linspace(0, 1, 41))
+    ax, first = _unit_square(ax)
+    if first:
+        _expected_band(ax, int(curve.count[0]))
+    ax.plot(curve.expected, curve.observed, linewidth=1.8, label=label,
+            color=BLUE if first else None)
+    legend(labelled(ax, "level of the interval", "observed coverage"))
+    return ax
+
+
+def reliability(
+    predictive: Predictive,
+    y: Any,
+    *,
+    bins: int = 10,
+    label: str = "model",
+    ax: Axes | None = None,
+) -> Axes:
+    """Accuracy against confidence for classes; points grow with the rows behind them.
+
+    Below the diagonal the classifier is overconfident. Bars are 95 % intervals of the
+    accuracy in each bin.
+
+    Args:
+        predictive: class predictions of N observations.
+        y: labels 0 to K - 1, shape (N,).
+        bins: number of bins of equal width over [0, 1].
+        label: name of the points.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: predictions that are not of classes, or labels that do not fit.
+
+    Source: Guo, Pleiss, Sun and Weinberger (2017), ICML, section 2.
+
+    Example:
+        >>> import torch
+        >>> from subbayes import Bernoulli
+        >>> predictive = Predictive(torch.tensor([[[-1.0], [0.5], [2.0]]]), Bernoulli())
+        >>> reliability(predictive, [0, 1, 1]).get_xlabel()
+        'confidence (probability of the top class)'
+    """
+    if predictive.likelihood.kind != "classification":
+        fail("predictive", "classification for a reliability diagram",
+             predictive.likelihood.kind, "Use calibration(...)")
+    curve = metrics.calibration_curve(predictive, y, bins=bins)
+    ax, first = _unit_square(ax)
+    if first:
+        ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="calibrated")
+    low, high = _wilson(curve.observed, curve.count)
+    drawn = ax.errorbar(curve.expected, curve.observed,
+                        [curve.observed - low, high - curve.observed], linewidth=1.5,
+                        elinewidth=1, label=label, color=BLUE if first else None)
+    ax.scatter(curve.expected, curve.observed, s=12 + 90 * np.sqrt(curve.count / curve.count.sum()),
+               color=drawn.lines[0].get_color(), zorder=3)
+    start = min(0.5, float(curve.expected.min()))
+    ax.set_xlim(start - 0.03, 1.02)
+    legend(labelled(ax, "confidence (probability of the top class)", "accuracy"))
+    return ax
+
+
+def pit(
+    predictive: Predictive, y: Any, *, bins: int = 10, target: int = 0, ax: Axes | None = None
+) -> Axes:
+    r"""Histogram of the probability integral transform $F(y)$: flat if calibrated.
+
+    A valley in the middle says that predictions are too sure, a hill that they are not sure
+    enough, a slope that they are biased. Counts spread over $[F(y - 1), F(y)]$.
+
+    Args:
+        predictive: predictions of N observations.
+        y: targets, (N,) or (N, T).
+        bins: number of bins.
+        target: which target, if there are several.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: predictions of classes, or targets that do not fit.
+
+    Source: Gneiting, Balabdaoui and Raftery (2007), JRSS B 69(2); for counts Czado, Gneiting
+        and Held (2009), Biometrics 65(4).
+
+    Example:
+        >>> import torch
+        >>> from subbayes import Gaussian
+        >>> predictive = Predictive(torch.zeros(1, 3, 1), Gaussian(noise=1.0))
+        >>> pit(predictive, [-1.0, 0.0, 1.0]).get_ylabel()
+        'relative frequency'
+    """
+    if predictive.likelihood.kind == "classification":
+        fail("predictive", "regression or counts for a PIT histogram", "classification",
+             "Use reliability(...)")
+    edges = np.linspace(0, 1, check_count("bins", bins) + 1)
+    height = bins * _pit_mass(predictive, y, target, edges)
+    ax = new_axes(ax)
+    half = 1.96 * np.sqrt((bins - 1) / len(predictive))
+    ax.axhspan(max(1 - half, 0), 1 + half, color=GREY, alpha=0.15, linewidth=0,
+               label="95 % if calibrated")
+    ax.bar(edges[:-1], height, width=1 / bins, align="edge", color=SKY, edgecolor="white")
+    ax.axhline(1, color=GREY, linewidth=1, linestyle="--")
+    ax.set_xlim(0, 1)
+    note(ax, f"{len(predictive)} observations")
+    legend(labelled(ax, "probability integral transform F(y)", "relative frequency"))
+    return ax
+
+
+def _pit_mass(
+    predictive: Predictive, y: Any, target: int, edges: Float[np.ndarray, "b"]
+) -> Float[np.ndarray, "bins"]:
+    """Share of the observations in each bin; a count's share is spread over its jump."""
+    whole = to_targets(y, "y")
+    high = predictive.cdf(whole)
+    high = high if high.ndim == 1 else high[:, target]
+    if predictive.likelihood.kind != "count":
+        return np.histogram(high, edges)[0] / len(high)
+    low = predictive.cdf(observed(y, target) - 1)
+    jump = np.maximum(high - low, np.finfo(float).tiny)
+    below = np.clip((edges[:, None] - low) / jump, 0, 1)
+    return np.diff(below.mean(1))
+
+
+def doubt(predictive: Predictive, y: Any, *, label: str = "model", ax: Axes | None = None) -> Axes:
+    """Accuracy among the most confident rows, against the share of rows that is answered.
+
+    A classifier that knows when it does not know has a curve that falls from left to right.
+
+    Args:
+        predictive: class predictions of N observations.
+        y: labels 0 to K - 1, shape (N,).
+        label: name of the curve.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: predictions that are not of classes.
+
+    Example:
+        >>> import torch
+        >>> from subbayes import Bernoulli
+        >>> predictive = Predictive(torch.tensor([[[-1.0], [0.5], [2.0]]]), Bernoulli())
+        >>> doubt(predictive, [0, 0, 1]).get_xlabel()
+        'share of rows answered, the surest first'
+    """
+    if predictive.likelihood.kind != "classification":
+        fail("predictive", "classification", predictive.likelihood.kind, "Use intervals(...)")
+    right = predictive.labels == observed(y)
+    order = np.argsort(-predictive.probabilities.max(1), kind="stable")
+    count = np.arange(1, len(order) + 1)
+    ax = new_axes(ax)
+    first = not ax.lines
+    ax.plot(count / len(order), np.cumsum(right[order]) / count, linewidth=1.8, label=label,
+            color=BLUE if first else None, drawstyle="steps-post")
+    ax.set_xlim(0, 1)
+    legend(labelled(ax, "share of rows answered, the surest first", "accuracy among them"))
+    return ax
+
+
+def _unit_square(ax: Axes | None) -> tuple[Axes, bool]:
+    """Axes from 0 to 1, and whether nothing is drawn on them yet."""
+    ax = new_axes(ax)
+    ax.set_xlim(0, 1)
+    ax.set_ylim(0, 1.02)
+    return ax, not ax.lines
+
+
+def _expected_band(ax: Axes, n: int) -> None:
+    p = np.linspace(0, 1, 101)
+    half = 1.96 * np.sqrt(p * (1 - p) / n)
+    ax.fill_between(p, np.clip(p - half, 0, 1), np.clip(p + half, 0, 1), color=GREY, alpha=0.15,
+                    linewidth=0, label=f"95 % if calibrated (N = {n})")
+    ax.plot(p, p, color=GREY, linewidth=1, linestyle="--")
+
+
+def _wilson(
+    share: Float[np.ndarray, "m"], count: np.ndarray
+) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m"]]:
+    """95 % interval of a share (Wilson 1927)."""
+    z = 1.96
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * np.sqrt(
+        share * (1 - share) / count + z**2 / (4 * count**2))
+    return np.minimum(middle - half, share), np.maximum(middle + half, share)

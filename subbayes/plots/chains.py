@@ -1,0 +1,181 @@
+"""Did the chains explore the posterior? Traces, ranks, autocorrelation, effective sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+
+from subbayes.checks import check_count, fail
+from subbayes.diagnostics import average_ranks
+from subbayes.draws import Draws
+from subbayes.plots.style import BLUE, COLORS, GREY, RED, SKY, labelled, legend, new_axes, note
+
+__all__ = ["autocorrelation", "ess", "ranks", "trace"]
+
+
+def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) -> Axes:
+    """The path of each chain along one coordinate, or one statistic.
+
+    Chains that explored the same posterior look like one another.
+
+    Args:
+        draws: what inference returned.
+        coordinate: number of the coordinate, or name of a statistic ("log_likelihood").
+        ax: axes to draw on.
+
+    Raises:
+        InputError: no such coordinate or statistic.
+
+    Example:
+        >>> z = np.random.default_rng(0).normal(size=(4, 100, 2))
+        >>> trace(Draws(z), 1).get_ylabel()
+        'z[1]'
+    """
+    x, name = _chains(draws, coordinate)
+    ax = new_axes(ax, height=2.6)
+    for c, chain in enumerate(x):
+        ax.plot(np.arange(1, len(chain) + 1), chain, color=COLORS[c % len(COLORS)],
+                linewidth=0.6, alpha=0.6)
+    ax.set_xlim(1, max(x.shape[1], 2))
+    note(ax, f"{len(x)} chains")
+    return labelled(ax, "draw", name)
+
+
+def ranks(
+    draws: Draws, coordinate: int | str = 0, *, bins: int = 20, ax: Axes | None = None
+) -> Axes:
+    """Where each chain's draws rank among all: a flat histogram per chain if they agree.
+
+    Args:
+        draws: what inference returned.
+        coordinate: number of the coordinate, or name of a statistic.
+        bins: number of bins.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: no such coordinate or statistic.
+
+    Source: Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), section 4.4.
+
+    Example:
+        >>> z = np.random.default_rng(0).normal(size=(4, 100, 2))
+        >>> ranks(Draws(z)).get_ylabel()
+        'chain'
+    """
+    x, name = _chains(draws, coordinate)
+    heights = rank_histogram(x, check_count("bins", bins, 2))
+    ax = new_axes(ax, height=2.6)
+    edges = np.linspace(0, x.size, bins + 1)
+    for c, height in enumerate(heights):
+        ax.bar(edges[:-1], 0.45 * height, width=np.diff(edges), bottom=c + 1, align="edge",
+               color=COLORS[c % len(COLORS)], alpha=0.75, edgecolor="white", linewidth=0.4)
+        ax.axhline(c + 1.45, color=GREY, linewidth=0.8, linestyle="--")
+    ax.set_yticks(np.arange(1, len(x) + 1))
+    ax.set_xlim(0, x.size)
+    ax.set_ylim(0.9, len(x) + 1.15)
+    ax.grid(False)
+    return labelled(ax, f"rank of {name} among all draws", "chain")
+
+
+def rank_histogram(
+    x: Float[np.ndarray, "chains draws"], bins: int
+) -> Float[np.ndarray, "chains bins"]:
+    """Frequency of each chain's ranks relative to a flat histogram, shape (chains, bins)."""
+    rank = average_ranks(x.reshape(1, -1)).reshape(x.shape) - 0.5
+    edges = np.linspace(0, x.size, bins + 1)
+    counts = np.stack([np.histogram(chain, edges)[0] for chain in rank])
+    return counts * bins / x.shape[1]
+
+
+def autocorrelation(
+    draws: Draws,
+    coordinates: Sequence[int] | None = None,
+    *,
+    max_lag: int | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """How long a chain remembers: the autocorrelation at each lag, averaged over chains.
+
+    Args:
+        draws: what inference returned.
+        coordinates: which coordinates; by default all.
+        max_lag: largest lag; by default 100, or a third of the draws.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: no such coordinate.
+
+    Example:
+        >>> z = np.random.default_rng(0).normal(size=(4, 300, 2))
+        >>> len(autocorrelation(Draws(z)).get_lines())
+        3
+    """
+    chosen = range(draws.rank) if coordinates is None else coordinates
+    lag = min(100, draws.n_draws // 3) if max_lag is None else check_count("max_lag", max_lag)
+    lag = max(1, min(lag, draws.n_draws - 1))
+    ax = new_axes(ax)
+    ax.axhline(0, color=GREY, linewidth=1)
+    rho = [correlations(_chains(draws, i)[0], lag) for i in chosen]
+    for i, line in zip(chosen, rho, strict=True):
+        few = len(rho) <= len(COLORS)
+        ax.plot(line, color=COLORS[i % len(COLORS)] if few else BLUE, linewidth=1.3,
+                alpha=0.9 if few else 0.4, label=f"z[{i}]" if few else None)
+    if len(rho) > len(COLORS):
+        note(ax, f"{len(rho)} coordinates")
+    ax.set_xlim(0, lag)
+    ax.set_ylim(min(-0.1, float(np.nanmin(rho)) - 0.02), 1.02)
+    legend(labelled(ax, "lag in draws", "autocorrelation"), columns=min(len(rho), 5))
+    return ax
+
+
+def correlations(
+    x: Float[np.ndarray, "chains draws"], max_lag: int
+) -> Float[np.ndarray, "lags"]:
+    """Autocorrelation at lags 0 to `max_lag`, pooled over chains, around each chain's mean."""
+    n = x.shape[1]
+    transform = np.fft.rfft(x - x.mean(1, keepdims=True), 2 * n, axis=1)
+    covariance = np.fft.irfft(np.abs(transform) ** 2, 2 * n, axis=1)[:, : max_lag + 1].mean(0)
+    return covariance / covariance[0] if covariance[0] > 0 else np.full(max_lag + 1, np.nan)
+
+
+def ess(draws: Draws, *, ax: Axes | None = None) -> Axes:
+    """Bulk and tail effective sample size of each coordinate.
+
+    The dashed line is 100 per chain, which means, quantiles and R-hat need to be trusted.
+
+    Args:
+        draws: what inference returned.
+        ax: axes to draw on.
+
+    Example:
+        >>> z = np.random.default_rng(0).normal(size=(4, 100, 3))
+        >>> ess(Draws(z)).get_xlabel()
+        'effective sample size'
+    """
+    bulk, tail = draws.ess_bulk(), draws.ess_tail()
+    place = np.arange(draws.rank)
+    ax = new_axes(ax, height=max(2.4, 1.2 + 0.24 * draws.rank))
+    ax.barh(place - 0.2, bulk, height=0.36, color=BLUE, label="bulk")
+    ax.barh(place + 0.2, tail, height=0.36, color=SKY, label="tail")
+    ax.axvline(100 * draws.n_chains, color=RED, linewidth=1.2, linestyle="--",
+               label=f"enough ({100 * draws.n_chains})")
+    shown = place[:: max(1, draws.rank // 25)]
+    ax.set_yticks(shown, [f"z[{i}]" for i in shown])
+    ax.invert_yaxis()
+    ax.grid(False, axis="y")
+    legend(labelled(ax, "effective sample size", "coordinate"), columns=3)
+    return ax
+
+
+def _chains(draws: Draws, coordinate: int | str) -> tuple[np.ndarray, str]:
+    """Values (chains, draws) and their name."""
+    if isinstance(coordinate, str):
+        if coordinate not in draws.stats:
+            fail("coordinate", f"a number or one of {sorted(draws.stats)}", repr(coordinate))
+        return np.asarray(draws.stats[coordinate], dtype=float), coordinate.replace("_", " ")
+    if not 0 <= coordinate < draws.rank:
+        fail("coordinate", f"one of 0 to {draws.rank - 1}", coordinate)
+    return draws.z[:, :, coordinate], f"z[{coordinate}]"

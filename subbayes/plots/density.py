@@ -1,0 +1,189 @@
+"""The log density of a posterior over two of its coordinates, with the draws on it."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from subbayes.checks import check_count, fail
+from subbayes.draws import Draws
+from subbayes.plots.style import INK, ORANGE, labelled, legend, new_axes
+from subbayes.posterior import Posterior
+
+__all__ = ["density", "surface"]
+
+_AT_ONCE = 64  # points in one batched evaluation
+
+
+def surface(
+    posterior: Posterior,
+    first: Float[np.ndarray, "a"],
+    second: Float[np.ndarray, "b"],
+    axes: tuple[int, int] = (0, 1),
+    center: Float[np.ndarray, "k"] | None = None,
+) -> Float[np.ndarray, "b a"]:
+    """The log density on a grid over two coordinates, the others held at `center`.
+
+    Args:
+        posterior: the posterior.
+        first: values of the first coordinate, shape (a,).
+        second: values of the second, shape (b,).
+        axes: which two coordinates.
+        center: values of all coordinates, shape (k,); by default 0, the shift.
+
+    Returns:
+        Values up to the posterior's constant, shape (b, a).
+
+    Raises:
+        InputError: coordinates the posterior does not have.
+
+    Example:
+        >>> import torch, subbayes
+        >>> net = subbayes.Network(torch.nn.Linear(1, 1))
+        >>> data = torch.randn(30, 1), torch.randn(30)
+        >>> posterior = Posterior(net, subbayes.Gaussian(1.0), data,
+        ...                       subbayes.FullSubspace(net.weights))
+        >>> surface(posterior, np.linspace(-1, 1, 5), np.linspace(-1, 1, 3)).shape
+        (3, 5)
+    """
+    i, j = _check_axes(axes, posterior.rank)
+    points = np.tile(np.zeros(posterior.rank) if center is None else center,
+                     (len(second), len(first), 1))
+    points[..., i], points[..., j] = first, second[:, None]
+    return _values(posterior, points.reshape(-1, posterior.rank)).reshape(len(second), -1)
+
+
+def _values(posterior: Posterior, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
+    """Values in batches of one size, so that one traced graph serves them all."""
+    short = -len(z) % _AT_ONCE
+    padded = np.concatenate([z, np.repeat(z[-1:], short, 0)])
+    parts = [posterior.value(padded[s : s + _AT_ONCE]) for s in range(0, len(padded), _AT_ONCE)]
+    return np.concatenate(parts)[: len(z)]
+
+
+def density(
+    posterior: Posterior,
+    draws: Draws | None = None,
+    *,
+    axes: tuple[int, int] = (0, 1),
+    size: int = 41,
+    n_draws: int = 800,
+    ax: Axes | None = None,
+) -> Axes:
+    """Contours of the log density over two coordinates, in nats below their maximum.
+
+    The other coordinates are held at the mean of the draws, so this is a slice through the
+    posterior; the draws on it are projected, and spread wider than the slice where
+    coordinates depend on each other. Two nats below the maximum is two standard deviations of
+    a Gaussian.
+
+    Args:
+        posterior: the posterior.
+        draws: draws from it; without them the slice goes through the shift, two prior
+            standard deviations each way.
+        axes: which two coordinates.
+        size: grid points along each axis; costs size² evaluations of the density.
+        n_draws: how many of the draws to show.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: coordinates the posterior does not have, or draws of another rank.
+
+    Source: figure 2 of Izmailov et al. (2019), "Subspace inference for Bayesian deep learning".
+
+    Example:
+        >>> import torch, subbayes
+        >>> net = subbayes.Network(torch.nn.Linear(1, 1))
+        >>> data = torch.randn(30, 1), torch.randn(30)
+        >>> posterior = Posterior(net, subbayes.Gaussian(1.0), data,
+        ...                       subbayes.FullSubspace(net.weights))
+        >>> density(posterior, size=9).get_xlabel()
+        'z[0]'
+    """
+    i, j = _check_axes(axes, posterior.rank)
+    check_count("size", size, 3)
+    if draws is not None and draws.rank != posterior.rank:
+        fail("draws", f"rank {posterior.rank}, as the posterior has", draws.rank)
+    center, spans = _window(posterior, draws, (i, j))
+    first, second = (np.linspace(*span, size) for span in spans)
+    values = surface(posterior, first, second, (i, j), center)
+    below = values.max() - values
+    ax = new_axes(ax, width=5.6, height=4.4)
+    _contours(ax, first, second, below)
+    if draws is not None:
+        flat = draws.flat(n_draws)
+        ax.plot(flat[:, i], flat[:, j], "o", color=ORANGE, markersize=2.8, alpha=0.8,
+                markeredgewidth=0, label="draws")
+    ax.plot(*center[[i, j]], "X", color=INK, markersize=8, markeredgecolor="white",
+            label="shift" if draws is None else "mean of the draws")
+    if draws is not None and _inside(0.0, spans[0]) and _inside(0.0, spans[1]):
+        ax.plot(0, 0, "P", color="white", markeredgecolor=INK, markersize=7,
+                label="shift (z = 0)")
+    ax.set_xlim(first[0], first[-1])
+    ax.set_ylim(second[0], second[-1])
+    ax.grid(False)
+    legend(labelled(ax, f"z[{i}]", f"z[{j}]"), columns=3)
+    return ax
+
+
+def _check_axes(axes: tuple[int, int], rank: int) -> tuple[int, int]:
+    i, j = axes
+    if rank < 2:
+        fail("posterior", "a rank of at least 2 for a surface", rank)
+    if i == j or not (0 <= i < rank and 0 <= j < rank):
+        fail("axes", f"two coordinates out of 0 to {rank - 1}", axes)
+    return i, j
+
+
+def _window(
+    posterior: Posterior, draws: Draws | None, axes: tuple[int, int]
+) -> tuple[Float[np.ndarray, "k"], list[tuple[float, float]]]:
+    """Where the slice goes through, and what to show of it: the draws and a margin."""
+    if draws is None:
+        covariance = posterior.prior.from_standard(np.eye(posterior.rank))
+        spread = 2 * np.sqrt((covariance**2).sum(0))
+        return np.zeros(posterior.rank), [(-float(spread[i]), float(spread[i])) for i in axes]
+    flat = draws.flat()
+    spans = []
+    for i in axes:
+        low, high = np.quantile(flat[:, i], [0.002, 0.998])
+        pad = 0.25 * (high - low) or 1.0
+        spans.append((float(low - pad), float(high + pad)))
+    return flat.mean(0), spans
+
+
+def _inside(value: float, span: tuple[float, float]) -> bool:
+    return span[0] < value < span[1]
+
+
+def _contours(
+    ax: Axes,
+    first: Float[np.ndarray, "a"],
+    second: Float[np.ndarray, "b"],
+    below: Float[np.ndarray, "b a"],
+) -> None:
+    """Filled contours in nats below the maximum, on a scale of powers of two."""
+    finite = below[np.isfinite(below)]
+    deepest = float(finite.max()) if finite.size else 1.0
+    last = int(np.clip(np.ceil(np.log2(max(deepest, 2.0))), 2, 10))
+    levels = np.array([0, 0.5, *(2.0 ** np.arange(last + 1))])
+    colors = _blues(len(levels) - 1)
+    shown = np.minimum(np.where(np.isfinite(below), below, np.inf), levels[-1])
+    filled = ax.contourf(first, second, shown, levels, colors=colors)
+    ax.contour(first, second, shown, levels[1:-1], colors="white", linewidths=0.6, alpha=0.7)
+    bar = ax.figure.colorbar(filled, ax=ax, spacing="uniform", ticks=levels, pad=0.02,
+                             format=FuncFormatter(lambda value, _: f"{value:g}"))
+    bar.set_label("nats below the maximum", size=10)
+    bar.ax.tick_params(labelsize=9)
+    bar.ax.invert_yaxis()
+    bar.outline.set_visible(False)
+
+
+def _blues(n: int) -> list[tuple[float, float, float, float]]:
+    """From dark near the maximum to almost white far below it."""
+    dark, light = np.array([8, 64, 129]) / 255, np.array([240, 246, 251]) / 255
+    mix = np.linspace(0, 1, n)[:, None] ** 0.8
+    return [(*row, 1.0) for row in (1 - mix) * dark + mix * light]
+

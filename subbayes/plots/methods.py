@@ -1,0 +1,142 @@
+"""Methods and temperatures side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from subbayes.checks import fail
+from subbayes.plots.style import BLUE, GREY, ORANGE, RED, labelled, legend, limits, new_axes
+from subbayes.tempering import TemperatureChoice
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["NAMES", "scores", "temperature"]
+
+NAMES = {
+    "log_likelihood": ("log-likelihood (nats per observation)", "higher is better"),
+    "log_likelihood_moment_matched": ("log-likelihood, moment-matched (nats per observation)",
+                                      "higher is better"),
+    "rmse": ("RMSE (units of y)", "lower is better"),
+    "crps": ("CRPS (units of y)", "lower is better"),
+    "coverage": ("coverage of the 95 % interval", "0.95 is right"),
+    "interval_width": ("width of the 95 % interval (units of y)", "narrower is sharper"),
+    "accuracy": ("accuracy", "higher is better"),
+    "brier": ("Brier score", "lower is better"),
+    "ece": ("expected calibration error", "lower is better"),
+    "auroc": ("AUROC", "higher is better"),
+    "seconds": ("seconds of training and inference", "lower is better"),
+}
+
+
+def scores(
+    table: pd.DataFrame,
+    score: str = "log_likelihood",
+    *,
+    errors: Mapping[str, float] | None = None,
+    level: float = 0.95,
+    ax: Axes | None = None,
+) -> Axes:
+    """One score of each method, with a line of one standard error each way.
+
+    Args:
+        table: one row per method, with columns "method" and `score`: `Comparison.table`.
+        score: which score.
+        errors: its standard error by method, as `Comparison.errors(score)` gives.
+        level: what a coverage should be.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: a table without that score.
+
+    Example:
+        >>> import pandas as pd
+        >>> table = pd.DataFrame({"method": ["MAP", "SWA"], "rmse": [2.0, 1.5]})
+        >>> scores(table, "rmse").get_xlabel()
+        'RMSE (units of y); lower is better'
+    """
+    if score not in table.columns or "method" not in table.columns:
+        fail("table", f"columns 'method' and {score!r}", list(table.columns))
+    names, values = list(table["method"]), np.asarray(table[score], dtype=float)
+    half = np.array([(errors or {}).get(name, 0.0) for name in names])
+    ax = new_axes(ax, height=1.3 + 0.34 * len(names))
+    place = np.arange(len(names))
+    ours = [score != "seconds" and value == _best(score, values, level) for value in values]
+    ax.hlines(place, values - half, values + half, color=GREY, linewidth=1.5)
+    ax.scatter(values, place, s=46, zorder=3, color=[BLUE if best else GREY for best in ours])
+    if score == "coverage":
+        ax.axvline(level, color=RED, linewidth=1.2, linestyle="--")
+    if score == "seconds":
+        ax.hlines(place, 0, values, color=GREY, linewidth=1.5)
+        ax.set_xlim(0, 1.05 * float(np.nanmax(values)))
+    else:
+        ax.set_xlim(*limits(np.concatenate([values - half, values + half,
+                                            [level] if score == "coverage" else []]), 0.1))
+    ax.set_yticks(place, names)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    title, better = NAMES.get(score, (score, ""))
+    labelled(ax, f"{title}; {better}" if better else title, "")
+    return ax
+
+
+def _best(score: str, values: np.ndarray, level: float) -> float:
+    better = NAMES.get(score, ("", ""))[1]
+    if score == "coverage":
+        return float(values[np.nanargmin(np.abs(values - level))])
+    return float(np.nanmax(values) if better.startswith("higher") else np.nanmin(values))
+
+
+def temperature(
+    choice: TemperatureChoice | Mapping[str, Any],
+    *,
+    test: Mapping[float, float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """The score of each temperature, with its standard error, and which was chosen.
+
+    Args:
+        choice: what `choose_temperature` returned, or its entries as a `FittedModel` keeps them
+            in `settings["temperatures"]`.
+        test: log-likelihood of test rows at some temperatures, to see if the choice was good.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: something else.
+
+    Source: figure 11 of Izmailov et al. (2019).
+
+    Example:
+        >>> choice = TemperatureChoice((1.0, 10.0), (-1.2, -1.1), (0.1, 0.1), (0.3, 0.2), "loo")
+        >>> temperature(choice).get_xlabel()
+        'temperature T'
+    """
+    if not isinstance(choice, TemperatureChoice):
+        choice = _choice(choice)
+    how = "leave-one-out" if choice.by == "loo" else "validation rows"
+    ax = new_axes(ax)
+    ax.errorbar(choice.temperatures, choice.scores, choice.standard_errors, fmt="o-", color=BLUE,
+                linewidth=1.6, elinewidth=1, markersize=5, label=f"{how} (± standard error)")
+    if test:
+        ax.plot(list(test), list(test.values()), "s--", color=ORANGE, markersize=5,
+                linewidth=1.4, label="test rows")
+    ax.axvline(choice.best, color=GREY, linewidth=1, linestyle="--",
+               label=f"chosen: T = {choice.best:g}")
+    ax.set_xscale("log")
+    ax.set_xticks(choice.temperatures, [f"{t:g}" for t in choice.temperatures])
+    ax.minorticks_off()
+    legend(labelled(ax, "temperature T", "log-likelihood\n(nats per observation)"))
+    return ax
+
+
+def _choice(entries: Mapping[str, Any]) -> TemperatureChoice:
+    """A choice from its entries, which a file gives back as lists."""
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
+                             for k, v in entries.items()}
+    try:
+        return TemperatureChoice(**known)
+    except TypeError:
+        fail("choice", "what choose_temperature returns", sorted(entries))

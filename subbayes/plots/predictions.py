@@ -1,0 +1,182 @@
+"""Predictions with their uncertainty, the epistemic part apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from subbayes.checks import check_choice, fail
+from subbayes.data import to_targets, to_tensor
+from subbayes.plots.style import BLUE, INK, RED, SKY, labelled, legend, limits, new_axes
+from subbayes.predictive import Predictive
+
+__all__ = ["bands", "intervals", "observed"]
+
+
+def bands(
+    predictive: Predictive,
+    x: Any,
+    *,
+    data: tuple[Any, Any] | None = None,
+    level: float = 0.95,
+    target: int = 0,
+    names: tuple[str, str] = ("x", "y"),
+    ax: Axes | None = None,
+) -> Axes:
+    r"""The predictive curve over one input, with bands.
+
+    The inner band holds the curves $\mathrm{E}[y \mid x, z_s]$ of `level` of the draws
+    (epistemic); the outer one observations (epistemic and aleatoric together).
+
+    Args:
+        predictive: predictions at `x`.
+        x: the input, shape (N,) or (N, 1), in any order.
+        data: observations (x, y) to draw with it.
+        level: probability of each band.
+        target: which target, if there are several.
+        names: of the input and the target, with their units.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: predictions of classes, or inputs of other number or shape.
+
+    Example:
+        >>> from subbayes import Gaussian
+        >>> x = torch.linspace(-1, 1, 50)
+        >>> curves = torch.stack([a * x for a in (0.8, 1.0, 1.2)])[..., None]
+        >>> bands(Predictive(curves, Gaussian(noise=0.1)), x).get_xlabel()
+        'x'
+    """
+    place = _one_input(x, len(predictive))
+    order = np.argsort(place, kind="stable")
+    place = place[order]
+    mean, lower, upper = (part[order] for part in _moments(predictive, level, target))
+    ax = new_axes(ax)
+    percent = f"{100 * level:g} %"
+    ax.fill_between(place, lower, upper, color=SKY, alpha=0.35, linewidth=0,
+                    label=f"{percent} of observations")
+    if predictive.n_draws > 1:
+        low, high = (part[order] for part in _of_means(predictive, level, target))
+        ax.fill_between(place, low, high, color=BLUE, alpha=0.4, linewidth=0,
+                        label=f"{percent} of curves (epistemic)")
+    ax.plot(place, mean, color=BLUE, linewidth=1.8, label="mean")
+    if data is not None:
+        seen = observed(data[1], target)
+        ax.plot(_one_input(data[0], len(seen)), seen, "o", color=INK, markersize=3, alpha=0.6,
+                markeredgewidth=0, label="observed")
+    legend(labelled(ax, *names))
+    return ax
+
+
+def intervals(
+    predictive: Predictive,
+    y: Any,
+    *,
+    by: str = "mean",
+    level: float = 0.95,
+    target: int = 0,
+    name: str = "y",
+    ax: Axes | None = None,
+) -> Axes:
+    """Observed targets against their predictive intervals, one a row, for tables.
+
+    Args:
+        predictive: predictions of N rows.
+        y: what was observed, (N,) or (N, T).
+        by: "mean" puts each row at its predicted mean, so that the mean is the diagonal;
+            "rank" spaces rows evenly in the order of their means.
+        level: probability of the intervals.
+        target: which target, if there are several.
+        name: of the target, with its unit.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: predictions of classes, or targets of another number.
+
+    Example:
+        >>> from subbayes import Gaussian
+        >>> predictive = Predictive(torch.zeros(2, 3, 1), Gaussian(noise=1.0))
+        >>> intervals(predictive, [0.0, 1.0, 3.0]).get_ylabel()
+        'y, observed'
+    """
+    check_choice("by", by, ("mean", "rank"))
+    seen = observed(y, target)
+    if len(seen) != len(predictive):
+        fail("y", f"{len(predictive)} rows, as predicted", len(seen))
+    mean, lower, upper = _moments(predictive, level, target)
+    low, high = _of_means(predictive, level, target)
+    place = mean if by == "mean" else np.argsort(np.argsort(mean, kind="stable")) + 1.0
+    inside = (lower <= seen) & (seen <= upper)
+    ax = new_axes(ax)
+    width = float(np.clip(300 / max(len(seen), 1), 0.6, 3.0))
+    ax.vlines(place, lower, upper, color=SKY, alpha=0.45, linewidth=width)
+    if predictive.n_draws > 1:
+        ax.vlines(place, low, high, color=BLUE, alpha=0.8, linewidth=width)
+    ends = np.array([mean.min(), mean.max()]) if by == "mean" else place[np.argsort(mean)]
+    ax.plot(ends, ends if by == "mean" else np.sort(mean), color=BLUE, linewidth=1.2)
+    ax.plot(place[inside], seen[inside], "o", color=INK, markersize=3.2, markeredgewidth=0)
+    ax.plot(place[~inside], seen[~inside], "D", color=RED, markersize=4, markeredgewidth=0)
+    ax.set_ylim(*limits(np.concatenate([seen, lower, upper])))
+    _interval_legend(ax, level, float(inside.mean()), predictive.n_draws > 1)
+    where = f"{name}, predicted mean" if by == "mean" else "rows in the order of their means"
+    return labelled(ax, where, f"{name}, observed")
+
+
+def _interval_legend(ax: Axes, level: float, share: float, epistemic: bool) -> None:
+    percent = f"{100 * level:g} %"
+    entries = [Line2D([], [], color=SKY, alpha=0.6, linewidth=4, label=f"{percent} interval"),
+               Line2D([], [], color=INK, marker="o", markersize=4, linestyle="",
+                      label=f"observed inside ({100 * share:.0f} %)")]
+    if epistemic:
+        entries.append(Line2D([], [], color=BLUE, linewidth=4,
+                              label=f"{percent} of means (epistemic)"))
+    entries.append(Line2D([], [], color=RED, marker="D", markersize=4.5, linestyle="",
+                          label=f"outside ({100 * (1 - share):.0f} %)"))
+    ax.legend(handles=entries, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=2,
+              frameon=False, fontsize=9, borderaxespad=0.2, handlelength=1.2, columnspacing=1.4)
+
+
+def observed(y: Any, target: int = 0) -> np.ndarray:
+    """One target of (N,) or (N, T) observations, float64."""
+    targets = to_targets(y, "y")
+    values = targets if isinstance(targets, Tensor) else targets[0]
+    return _column(values.detach().cpu().double().numpy(), target)
+
+
+def _column(values: np.ndarray, target: int) -> np.ndarray:
+    if values.ndim == 1:
+        return values
+    if not 0 <= target < values.shape[1]:
+        fail("target", f"one of 0 to {values.shape[1] - 1}", target)
+    return values[:, target]
+
+
+def _one_input(x: Any, n: int) -> np.ndarray:
+    values = to_tensor("x", x).cpu().double().numpy()
+    if values.shape not in ((n,), (n, 1)):
+        fail("x", f"one number for each of {n} rows", f"shape {values.shape}",
+             "Use intervals(...) for several inputs")
+    return values.reshape(n)
+
+
+def _moments(
+    predictive: Predictive, level: float, target: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and ends of the interval of one target."""
+    lower, upper = predictive.interval(level)
+    return (_column(predictive.mean, target), _column(lower, target), _column(upper, target))
+
+
+def _of_means(
+    predictive: Predictive, level: float, target: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The interval that holds the means of `level` of the draws."""
+    means = predictive.likelihood.mean(predictive.outputs)
+    ends = torch.quantile(means, torch.tensor([(1 - level) / 2, (1 + level) / 2],
+                                              dtype=means.dtype), dim=0).numpy()
+    return _column(ends[0], target), _column(ends[1], target)

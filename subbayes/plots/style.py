@@ -1,0 +1,153 @@
+"""How figures look: one palette safe for colour-blind eyes, and axes that change nothing global.
+
+Figures are made without pyplot, so that no window, backend or `rcParams` is involved and none has
+to be closed. `ax.figure` shows one in a notebook, `save` writes one.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+
+from subbayes.files import atomic_write_bytes
+
+__all__ = ["BLUE", "COLORS", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "RED", "SKY", "grid",
+           "labelled", "legend", "new_axes", "png", "save"]
+
+# Okabe and Ito (2008), "Color universal design": told apart with any kind of colour vision.
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+SKY, PURPLE, INK, GREY = "#56B4E9", "#CC79A7", "#222222", "#767676"
+COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, INK, GREY)
+
+WIDTH, HEIGHT, DPI = 5.2, 3.7, 150
+_LABEL, _TICK, _LEGEND = 10.5, 9.5, 9.0
+
+
+def new_axes(ax: Axes | None = None, width: float = WIDTH, height: float = HEIGHT) -> Axes:
+    """The axes that were passed, as they are, or new ones in a figure of their own.
+
+    Args:
+        ax: axes to draw on.
+        width: of a new figure, in inches.
+        height: of a new figure, in inches.
+
+    Example:
+        >>> new_axes().figure.get_size_inches()
+        array([5.2, 3.7])
+    """
+    if ax is not None:
+        return ax
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    return _dress(figure.add_subplot())
+
+
+def grid(
+    rows: int, columns: int, width: float = WIDTH, height: float = HEIGHT
+) -> list[list[Axes]]:
+    """Several axes in one figure, as a list of rows.
+
+    Args:
+        rows: number of rows.
+        columns: number of columns.
+        width: of one, in inches.
+        height: of one, in inches.
+
+    Example:
+        >>> [len(row) for row in grid(2, 3)]
+        [3, 3]
+    """
+    figure = Figure(figsize=(columns * width, rows * height), layout="constrained",
+                    facecolor="white")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    return [[_dress(ax) for ax in row] for row in axes]
+
+
+def _dress(ax: Axes) -> Axes:
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color("#999999")
+    ax.tick_params(labelsize=_TICK, color="#999999", labelcolor=INK)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.label.set_fontsize(_LABEL)
+        axis.label.set_color(INK)
+    ax.grid(color="#E8E8E8", linewidth=0.7)
+    ax.set_axisbelow(True)
+    return ax
+
+
+def labelled(ax: Axes, x: str, y: str) -> Axes:
+    """Name both axes."""
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    return ax
+
+
+def legend(ax: Axes, columns: int = 2) -> None:
+    """A legend above the axes, where it hides no data.
+
+    Args:
+        ax: the axes; without labelled artists there is no legend.
+        columns: entries side by side.
+    """
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1.01), ncols=columns, frameon=False,
+                  fontsize=_LEGEND, borderaxespad=0.2, handlelength=1.6, columnspacing=1.4)
+
+
+def note(ax: Axes, text: str) -> None:
+    """A remark in small print above the axes, to the right."""
+    ax.annotate(text, (1, 1.02), xycoords="axes fraction", ha="right", va="bottom",
+                fontsize=_LEGEND, color=GREY)
+
+
+def limits(values: Sequence[float] | np.ndarray, margin: float = 0.05) -> tuple[float, float]:
+    """The range of finite values, a little widened."""
+    array = np.asarray(values, dtype=float)
+    array = array[np.isfinite(array)]
+    low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 1.0)
+    pad = margin * (high - low) or 0.5
+    return low - pad, high + pad
+
+
+def png(drawn: Axes | Figure, dpi: int = DPI) -> bytes:
+    """A figure as the bytes of a PNG file.
+
+    Args:
+        drawn: the figure, or axes in it.
+        dpi: pixels per inch.
+
+    Example:
+        >>> png(new_axes())[1:4]
+        b'PNG'
+    """
+    figure = drawn if isinstance(drawn, Figure) else drawn.figure
+    while isinstance(figure, SubFigure):
+        figure = figure.figure
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    return buffer.getvalue()
+
+
+def save(drawn: Axes | Figure, path: str | Path, dpi: int = DPI) -> Path:
+    """Write a figure as a PNG file, whole or not at all.
+
+    Args:
+        drawn: the figure, or axes in it.
+        path: the file; its folder is made where missing.
+        dpi: pixels per inch.
+
+    Raises:
+        ArtifactError: the file cannot be written.
+
+    Example:
+        >>> save(new_axes(), "empty.png").name
+        'empty.png'
+    """
+    atomic_write_bytes(path, png(drawn, dpi))
+    return Path(path)

@@ -1,0 +1,109 @@
+"""How training went, and what its trajectory spans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from subbayes.checks import check_count, fail
+from subbayes.plots.style import BLUE, GREY, ORANGE, SKY, labelled, legend, new_axes, note
+from subbayes.subspaces.trajectory import TrajectoryRecorder
+
+__all__ = ["curves", "spectrum"]
+
+
+def curves(history: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
+    """The negative log-likelihood per epoch, on training and, where it was watched, held-out rows.
+
+    Args:
+        history: of a `TrainingResult` or an `SwaResult`, or of a `FittedModel`, which holds one
+            for each phase: "train" and "swa".
+        ax: axes to draw on.
+
+    Raises:
+        InputError: a history without a training loss.
+
+    Example:
+        >>> curves({"train_loss": [2.0, 1.0, 0.8]}).get_xlabel()
+        'epoch'
+    """
+    phases = [history] if "train_loss" in history else [
+        phase for phase in (history.get("train"), history.get("swa")) if phase]
+    if not phases or "train_loss" not in phases[0]:
+        fail("history", "a history with a train_loss", sorted(history),
+             "Pass the history that train(...), swa(...) or fit(...) returned")
+    ax = new_axes(ax)
+    loss = np.concatenate([phase["train_loss"] for phase in phases])
+    held = np.concatenate([_held_out(phase) for phase in phases])
+    epoch = np.arange(1, len(loss) + 1)
+    ax.plot(epoch, loss, color=BLUE, linewidth=1.5, label="training rows")
+    if np.isfinite(held).any():
+        ax.plot(epoch, held, color=ORANGE, linewidth=1.5, label="held-out rows")
+    if len(phases) > 1:
+        ax.axvspan(len(phases[0]["train_loss"]) + 0.5, len(loss), color=SKY, alpha=0.15,
+                   linewidth=0, label="averaging (SWA)")
+    ax.set_xlim(1, max(len(loss), 2))
+    ax.set_ylim(*_without_start(np.concatenate([loss, held])))
+    legend(labelled(ax, "epoch", "negative log-likelihood\n(nats per observation)"), columns=3)
+    return ax
+
+
+def _held_out(phase: Mapping[str, Any]) -> np.ndarray:
+    values = phase.get("validation_log_likelihood")
+    return -np.asarray(values) if values else np.full(len(phase["train_loss"]), np.nan)
+
+
+def _without_start(values: np.ndarray) -> tuple[float, float]:
+    """A range that shows the end of a training well: its first few epochs may dwarf it."""
+    finite = values[np.isfinite(values)]
+    low, high = float(finite.min()), float(np.quantile(finite, 0.96))
+    pad = 0.08 * (high - low) or 0.5
+    return low - pad, high + pad
+
+
+def spectrum(
+    trajectory: TrajectoryRecorder | Sequence[float] | Float[np.ndarray, "M"],
+    rank: int | None = None,
+    *,
+    ax: Axes | None = None,
+) -> Axes:
+    r"""Standard deviations $s_1 \ge s_2 \ge \dots$ of a trajectory along its principal directions.
+
+    Args:
+        trajectory: the recorder of a training, or its singular values.
+        rank: mark the directions a subspace of this rank takes, and the share of the variance
+            $\sum_{i \le k} s_i^2 / \sum_i s_i^2$ in them.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: no singular values.
+
+    Example:
+        >>> spectrum([4.0, 2.0, 1.0], rank=2).get_xlabel()
+        'principal direction'
+    """
+    if isinstance(trajectory, TrajectoryRecorder):
+        trajectory = trajectory.singular_values.numpy()
+    s = np.asarray(trajectory, dtype=float)
+    s = s[s > 1e-6 * s.max()] if s.size else s
+    if s.size == 0:
+        fail("trajectory", "singular values above 0", "none", "Record more snapshots")
+    ax = new_axes(ax)
+    place = np.arange(1, len(s) + 1)
+    ax.plot(place, s, "o-", color=GREY, markersize=4, linewidth=1)
+    if rank is not None:
+        kept = min(check_count("rank", rank), len(s))
+        share = float((s[:kept] ** 2).sum() / (s**2).sum())
+        ax.plot(place[:kept], s[:kept], "o-", color=BLUE, markersize=5, linewidth=1.5,
+                label=f"the {kept} directions of the subspace")
+        note(ax, f"{100 * share:.0f} % of the variance")
+    ax.set_yscale("log")
+    ax.set_xlim(0.3, len(s) + 0.7)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend(labelled(ax, "principal direction", "standard deviation of the weights"))
+    return ax
