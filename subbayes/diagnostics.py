@@ -220,7 +220,8 @@ def _per_coordinate(
             known = np.isfinite(part).all(axis=(1, 2))
             known &= part.min(axis=(1, 2)) < part.max(axis=(1, 2))
             with np.errstate(divide="ignore", invalid="ignore"):
-                result[block][known] = statistic(part[known])
+                if known.any():
+                    result[block][known] = statistic(part[known])
     return result.reshape(x.shape[2:])
 
 

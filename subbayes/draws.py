@@ -106,7 +106,13 @@ class Draws:
         if self.n_draws < 4:
             return ["fewer than 4 draws per chain: run longer (draws=...)"]
         said = []
-        worst, least = float(np.nanmax(self.rhat())), float(np.nanmin(self.ess_bulk()))
+        rhat, ess = self.rhat(), self.ess_bulk()
+        known = ~np.isnan(rhat)
+        if not known.all():
+            said.append(f"{int((~known).sum())} of {self.rank} coordinates never moved or are not "
+                        "finite: start elsewhere (initial=...) or check the prior")
+        worst = float(rhat[known].max(initial=1.0))
+        least = float(ess[known].min(initial=np.inf))
         if worst > 1.01:
             said.append(f"R-hat is {worst:.3f}, above 1.01: chains disagree; run longer "
                         "(draws=..., warmup=...) or lower the rank")

@@ -24,7 +24,10 @@ def to_arviz(draws: Draws, posterior: Posterior | None = None) -> Any:
         raise ImportError("to_arviz needs arviz: pip install 'subbayes[arviz]'") from error
     groups: dict[str, Any] = {"posterior": {"z": draws.z}}
     if draws.stats:
-        groups["sample_stats"] = dict(draws.stats)
+        # under the name log_likelihood ArviZ looks for one number per observation
+        groups["sample_stats"] = {
+            "log_likelihood_sum" if name == "log_likelihood" else name: values
+            for name, values in draws.stats.items()}
     if posterior is not None:
         if posterior.rank != draws.rank:
             fail("posterior", f"one of rank {draws.rank}, as the draws", posterior.rank)

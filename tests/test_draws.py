@@ -1,0 +1,235 @@
+"""What inference returns: rows in order, diagnostics, and ArviZ data."""
+
+from __future__ import annotations
+
+import warnings
+
+import cases
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subbayes import Draws, InputError, diagnostics
+
+arviz = pytest.importorskip("arviz")
+
+
+def some(chains: int = 4, draws: int = 250, k: int = 3, seed: int = 0) -> Draws:
+    rng = np.random.default_rng(seed)
+    return Draws(rng.normal(size=(chains, draws, k)),
+                 {"log_likelihood": rng.normal(size=(chains, draws)),
+                  "evaluations": rng.integers(1, 9, size=(chains, draws))},
+                 {"sampler": "made up", "seed": seed})
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def test_shapes_and_order():
+    draws = some(2, 5, 3)
+    assert (draws.n_chains, draws.n_draws, draws.rank) == (2, 5, 3)
+    rows = draws.flat()
+    assert rows.shape == (10, 3)
+    np.testing.assert_array_equal(rows[:5], draws.z[0])
+    np.testing.assert_array_equal(rows[5:], draws.z[1])
+
+
+@given(st.integers(1, 4), st.integers(1, 30), st.integers(1, 150))
+def test_evenly_spaced_rows(chains, draws, n):
+    z = np.arange(float(chains * draws)).reshape(chains, draws, 1)
+    rows = Draws(z).flat(n)[:, 0]
+    total = chains * draws
+    assert len(rows) == min(n, total)
+    assert len(np.unique(rows)) == len(rows)
+    if n > 1:
+        assert (rows[0], rows[-1]) == (0, total - 1)
+        gaps = np.diff(rows)
+        assert gaps.size == 0 or gaps.max() - gaps.min() <= 1
+
+
+def test_moments_over_all_chains():
+    draws = some(k=3)
+    rows = draws.z.reshape(-1, 3)
+    np.testing.assert_allclose(draws.mean(), rows.mean(0))
+    np.testing.assert_allclose(draws.covariance(), np.cov(rows.T))
+    single = some(k=1)
+    assert single.covariance().shape == (1, 1)
+    np.testing.assert_allclose(single.covariance()[0, 0], single.z.var(ddof=1))
+
+
+# --- diagnostics ---------------------------------------------------------------------------------
+
+
+def test_diagnostics_equal_arvizs():
+    draws = some(k=2, seed=3)
+    for name, method in (("rhat", "rank"), ("ess_bulk", "bulk"), ("ess_tail", "tail")):
+        function = arviz.rhat if name == "rhat" else arviz.ess
+        expected = [float(function(draws.z[..., i], method=method)) for i in range(2)]
+        np.testing.assert_allclose(getattr(draws, name)(), expected, rtol=1e-6)
+
+
+def test_summary_has_a_row_per_coordinate():
+    draws = some()
+    table = draws.summary()
+    rows = draws.flat()
+    assert list(table.index) == ["z[0]", "z[1]", "z[2]"]
+    assert table.index.name == "coordinate"
+    np.testing.assert_allclose(table["mean"], rows.mean(0))
+    np.testing.assert_allclose(table["sd"], rows.std(0, ddof=1))
+    np.testing.assert_allclose(table["2.5%"], np.quantile(rows, 0.025, axis=0))
+    np.testing.assert_allclose(table["97.5%"], np.quantile(rows, 0.975, axis=0))
+    np.testing.assert_array_equal(table["rhat"], draws.rhat())
+    np.testing.assert_array_equal(table["ess_bulk"], draws.ess_bulk())
+    np.testing.assert_array_equal(table["ess_tail"], draws.ess_tail())
+
+
+def test_good_draws_give_no_warnings():
+    draws = some(4, 1000)
+    assert draws.warnings() == []
+    assert repr(draws) == "Draws(chains=4, draws=1000, rank=3; no warnings)"
+
+
+def test_chains_that_disagree():
+    draws = some(4, 1000)
+    draws.z[0, :, 1] += 3
+    first, second = draws.warnings()
+    assert first.startswith("R-hat is 1.")
+    assert "chains disagree; run longer (draws=..., warmup=...) or lower the rank" in first
+    assert second.startswith("bulk effective sample size is ")
+    assert "R-hat" in repr(draws)
+
+
+def test_chains_that_move_slowly():
+    z = np.cumsum(np.random.default_rng(0).normal(size=(4, 500, 1)) * 0.1, 1)
+    said = Draws(z + np.linspace(0, 0.01, 4)[:, None, None]).warnings()
+    assert any("bulk effective sample size" in s and "below 400: run longer" in s for s in said)
+
+
+@pytest.mark.parametrize("z", [
+    np.zeros((2, 50, 1)), np.full((2, 50, 3), np.nan), np.full((1, 50, 2), 7.0)])
+def test_chains_that_never_move(z):
+    draws = Draws(z)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (said,) = draws.warnings()
+        repr(draws)
+    k = z.shape[2]
+    assert said == (f"{k} of {k} coordinates never moved or are not finite: start elsewhere "
+                    "(initial=...) or check the prior")
+
+
+def test_one_coordinate_that_never_moves_beside_good_ones():
+    draws = some(4, 1000)
+    draws.z[..., 1] = 2.0
+    (said,) = draws.warnings()
+    assert said.startswith("1 of 3 coordinates never moved")
+
+
+def test_chains_stuck_at_different_values():
+    z = np.repeat(np.arange(3.0)[:, None, None], 50, axis=1)
+    assert any(s.startswith("R-hat is inf") for s in Draws(z).warnings())
+
+
+def test_too_few_draws_to_judge():
+    draws = some(2, 3)
+    assert draws.warnings() == ["fewer than 4 draws per chain: run longer (draws=...)"]
+    assert np.isnan(draws.rhat()).all()
+    assert "fewer than 4" in repr(draws)
+
+
+@pytest.mark.parametrize("function", [diagnostics.rhat, diagnostics.ess_bulk,
+                                      diagnostics.ess_tail])
+def test_diagnostics_of_what_never_moves_are_unknown(function):
+    assert np.isnan(function(np.zeros((2, 50, 3)))).all()
+    assert np.isnan(function(np.zeros((2, 50))))
+
+
+# --- ArviZ ---------------------------------------------------------------------------------------
+
+
+def group(data: object, name: str):
+    return data[name]
+
+
+def test_to_arviz():
+    draws = some()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = draws.to_arviz()
+    posterior = group(data, "posterior")
+    assert posterior["z"].dims == ("chain", "draw", "coordinate")
+    np.testing.assert_array_equal(posterior["z"].values, draws.z)
+    stats = group(data, "sample_stats")
+    np.testing.assert_array_equal(stats["evaluations"].values, draws.stats["evaluations"])
+    np.testing.assert_array_equal(stats["log_likelihood_sum"].values,
+                                  draws.stats["log_likelihood"])
+    assert arviz.summary(data, var_names=["z"]).shape[0] == 3
+
+
+def test_to_arviz_without_statistics():
+    assert group(Draws(some().z).to_arviz(), "posterior")["z"].shape == (4, 250, 3)
+
+
+@cases.parametrize(cases.Case("mlp", "heteroscedastic"), cases.Case("mlp", "categorical", "loader"),
+                   cases.Case("mlp", "per-observation"), cases.Case("mlp", "gaussian-2"))
+def test_to_arviz_with_the_log_likelihood_and_the_targets(case):
+    built = case.build()
+    posterior = built.posterior()
+    draws = some(2, 30, posterior.rank)
+    data = draws.to_arviz(posterior)
+    terms = group(data, "log_likelihood")["y"].values
+    assert terms.shape == (2, 30, cases.N)
+    for chain in range(2):
+        np.testing.assert_allclose(terms[chain], posterior.pointwise(draws.z[chain]), rtol=1e-12)
+    y = built.y if isinstance(built.y, torch.Tensor) else built.y[0]
+    np.testing.assert_array_equal(group(data, "observed_data")["y"].values, y.numpy())
+
+
+def test_arvizs_loo_equals_ours():
+    posterior = cases.Case("mlp", "gaussian").build().posterior()
+    draws = some(4, 100, posterior.rank)
+    draws.z[:] *= 0.2
+    theirs = arviz.loo(draws.to_arviz(posterior), pointwise=True, reff=1.0)
+    ours = diagnostics.loo(posterior.pointwise(draws.flat()))
+    np.testing.assert_allclose(ours.elpd, float(theirs.elpd_loo), rtol=1e-9)
+    np.testing.assert_allclose(ours.pareto_k, theirs.pareto_k, rtol=1e-6)
+
+
+def test_to_arviz_with_a_posterior_of_another_rank():
+    posterior = cases.Case("mlp", "gaussian").build().posterior()
+    with pytest.raises(InputError, match="posterior: expected one of rank 3, as the draws, got 4"):
+        some().to_arviz(posterior)
+
+
+def test_without_arviz_one_is_told_what_to_install(monkeypatch):
+    import builtins
+
+    real = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name.partition(".")[0] == "arviz":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ImportError, match=r"to_arviz needs arviz: pip install 'subbayes\[arviz\]'"):
+        some().to_arviz()
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_draws_that_cannot_be():
+    with pytest.raises(InputError, match=r"z: expected shape \(chains, draws, k\), got \(3, 2\)"):
+        Draws(np.zeros((3, 2)))
+    with pytest.raises(InputError, match=r"stats\['x'\]: expected shape \(2, 5\), got \(2, 4\)"):
+        Draws(np.zeros((2, 5, 1)), {"x": np.zeros((2, 4))})
+
+
+@pytest.mark.parametrize("n", [0, -3])
+def test_numbers_of_rows_that_cannot_be(n):
+    with pytest.raises(InputError, match="n_draws: expected a whole number of at least 1"):
+        some().flat(n)
