@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.func import grad_and_value
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -73,12 +74,15 @@ class Batched:
         graph.graph.eliminate_dead_code()
         graph.recompile()
         if self.mode == "compile":
+            validates = Distribution._validate_args
             try:
                 compiled = _Replay(torch.compile(graph, dynamic=False, fullgraph=True))
                 compiled(weights, inputs, y)
                 return compiled
             except Exception as error:
                 say("torch.compile", error, "going on with the traced density")
+            finally:  # the compiler turns it off for everybody
+                Distribution.set_default_validate_args(validates)
         return _Replay(tidy(graph, weights, *leaves(inputs), *leaves(y)))
 
 

@@ -18,6 +18,8 @@ from subbayes import InputError, InputTypeError, Network
 from subbayes.data import n_rows, take
 
 EACH = cases.one_per_network()
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:There is a performance drop")  # torch has no batching rule for weight norm
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from subbayes import (
 from subbayes.subspace import from_config
 
 D, K = 7, 3
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
