@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from subbayes import artifact, likelihoods
-from subbayes.checks import InputError, check_choice, fail, fail_type
+from subbayes.checks import (
+    InputError,
+    check_choice,
+    check_count,
+    check_positive,
+    fail,
+    fail_type,
+)
 from subbayes.data import Data, leaves
 from subbayes.draws import Draws
 from subbayes.evaluation import Mode
@@ -24,13 +33,15 @@ from subbayes.network import Network, Selection
 from subbayes.posterior import Posterior, check_fit
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace, RandomSubspace, Subspace
-from subbayes.tempering import choose_temperature
+from subbayes.tempering import TemperatureChoice, choose_temperature
 from subbayes.training import SwaResult, TrainingResult, swa, train
 
-__all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Training", "fit", "load"]
+__all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_subspace", "fit",
+           "forget", "load", "train_trajectory"]
 
 SUBSPACES = ("pca", "random", "full")
 ENGINES = {"elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice"}
+CHOICE = "temperature-choice"
 
 
 @dataclass(frozen=True)
@@ -117,10 +128,10 @@ def train_trajectory(
         seed: of shuffling and dropout.
         progress: show progress bars.
     """
-    shared: dict[str, Any] = dict(
-        batch_size=training.batch_size, prior_scale=training.prior_scale,
-        weight_decay=training.weight_decay, parameters=parameters, output=output, seed=seed,
-        progress=progress)
+    shared: dict[str, Any] = {
+        "batch_size": training.batch_size, "prior_scale": training.prior_scale,
+        "weight_decay": training.weight_decay, "parameters": parameters, "output": output,
+        "seed": seed, "progress": progress}
     started, result = time.perf_counter(), None
     if training.epochs:
         result = train(
@@ -203,16 +214,20 @@ def fit(
     """
     data = Data.of(data)
     likelihood = _likelihood(likelihood)
-    check_fit(Network(model, parameters, output), likelihood, data)
+    network = Network(model, parameters, output)
+    check_fit(network, likelihood, data)
     training = training or Training()
     engine = _engine(inference)
     prior = prior if isinstance(prior, Normal) else Normal(prior)
+    check_choice("mode", mode, ("trace", "eager", "compile"))
+    _check_sampling(draws, chains, warmup, seed, temperature, validation)
+    _check_subspace(subspace, rank, network, training)
     settings = {
         "likelihood": likelihood.to_config(), "rank": rank, "seed": seed,
         "subspace": subspace if isinstance(subspace, str) else repr(subspace),
         "training": dataclasses.asdict(training)}
     folder = None if checkpoint is None else Path(checkpoint)
-    prepared = _resumed(folder, model, parameters, data, settings)
+    prepared = _resumed(folder, model, parameters, output, data, likelihood, settings)
     if prepared is None:
         network, likelihood, space, history = _prepared(
             model, likelihood, data, subspace, rank, training, parameters, output, seed, progress)
@@ -224,7 +239,7 @@ def fit(
                 folder / "trained", overwrite=True)
     posterior = Posterior(prepared.network, prepared.likelihood, data, prepared.subspace, prior,
                           mode=mode)
-    posterior, chosen = _tempered(posterior, temperature, validation, seed, progress)
+    posterior, chosen = _tempered(posterior, temperature, validation, seed, progress, folder)
     sample = engine(posterior, draws=draws, chains=chains, warmup=warmup, seed=seed,
                     checkpoint=None if folder is None else folder / "sampling",
                     progress=progress)
@@ -243,6 +258,46 @@ def _likelihood(likelihood: str | Likelihood) -> Likelihood:
     check_choice("likelihood", likelihood,
                  ("gaussian", "heteroscedastic", "categorical", "bernoulli", "poisson"))
     return likelihoods.from_config({"name": likelihood})
+
+
+def _check_sampling(
+    draws: int, chains: int, warmup: int | None, seed: int, temperature: float | str,
+    validation: Any,
+) -> None:
+    """Refuse now what would be refused after the training."""
+    for name, value, least in (("draws", draws, 1), ("chains", chains, 1), ("seed", seed, 0),
+                               ("warmup", 0 if warmup is None else warmup, 0)):
+        check_count(name, value, least)
+    if not isinstance(temperature, str):
+        check_positive("temperature", temperature)
+        return
+    check_choice("temperature", temperature, ("loo", "validation"))
+    if temperature == "validation" and validation is None:
+        fail("validation", "held-out data for temperature='validation'", None,
+             "Pass data, or use temperature='loo'")
+
+
+def _check_subspace(
+    subspace: str | Subspace | Callable[[Trained], Subspace], rank: int, network: Network,
+    training: Training,
+) -> None:
+    """Refuse now a rank that the weights or the trajectory could not span."""
+    if isinstance(subspace, Subspace) and subspace.size != network.size:
+        fail("subspace", f"{network.size} weights, as the network has", subspace.size,
+             "Build it from this network's weights")
+    if not isinstance(subspace, str):
+        return
+    check_choice("subspace", subspace, SUBSPACES)
+    if subspace == "full":
+        return
+    if check_count("rank", rank) > network.size:
+        fail("rank", f"at most {network.size}, the number of weights", rank, "Lower it")
+    seen = check_count("swa_epochs", training.swa_epochs)
+    kept = min(seen, training.max_snapshots if training.sketch is None else training.sketch + 1)
+    limit = kept - (training.sketch is not None or kept == seen)
+    if subspace == "pca" and rank > limit:
+        fail("rank", f"at most {limit}, what the {seen} snapshots of swa_epochs span", rank,
+             "Lower it, or raise swa_epochs (and max_snapshots)")
 
 
 def _engine(inference: str | Callable[..., Draws]) -> Callable[..., Draws]:
@@ -269,8 +324,6 @@ def _prepared(
     if isinstance(subspace, Subspace):
         network = Network(model, parameters, output).with_weights(subspace.shift)
         return network, _learned(network, likelihood, data), subspace, {}
-    if isinstance(subspace, str):
-        check_choice("subspace", subspace, SUBSPACES)
     trained = train_trajectory(model, likelihood, data, training, parameters=parameters,
                                output=output, seed=seed, progress=progress)
     space = build_subspace(subspace, trained, rank, seed)
@@ -308,14 +361,38 @@ def _learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood
 
 def _tempered(
     posterior: Posterior, temperature: float | str, validation: Any, seed: int,
-    progress: bool | None,
+    progress: bool | None, folder: Path | None,
 ) -> tuple[Posterior, dict[str, Any] | None]:
+    """The posterior at its temperature, and how it was chosen; an earlier choice is read back."""
     if not isinstance(temperature, str):
         return posterior.with_temperature(temperature), None
-    check_choice("temperature", temperature, ("loo", "validation"))
-    choice = choose_temperature(posterior, by=temperature, validation=validation, seed=seed,
-                                progress=progress)
+    path, choice = None if folder is None else folder / "temperature", None
+    identity = "" if path is None else _choice_identity(posterior, temperature, validation, seed)
+    if path is not None and artifact.is_artifact(path):
+        _, saved = artifact.read(path, CHOICE)
+        if saved["identity"] == identity:
+            choice = TemperatureChoice(**{
+                k: tuple(v) if isinstance(v, list) else v for k, v in saved["choice"].items()})
+    if choice is None:
+        choice = choose_temperature(posterior, by=temperature, validation=validation, seed=seed,
+                                    progress=progress)
+        if path is not None:
+            artifact.write(path, CHOICE, {}, {
+                "identity": identity, "choice": dataclasses.asdict(choice)}, overwrite=True)
     return posterior.with_temperature(choice.best), dataclasses.asdict(choice)
+
+
+def _choice_identity(posterior: Posterior, by: str, validation: Any, seed: int) -> str:
+    """A digest of all that determines the choice of a temperature."""
+    held_out = {} if validation is None else _tensors(Data.of(validation, "validation"))
+    return artifact.fingerprint(held_out, {
+        "posterior": posterior.with_temperature(1.0).fingerprint(), "by": by, "seed": seed})
+
+
+def _tensors(data: Data) -> dict[str, Tensor]:
+    """All tensors of the data, by names of their own."""
+    return {f"data.{i}.{j}": t for i, (x, y) in enumerate(data.batches(65536))
+            for j, t in enumerate([*leaves(x), *leaves(y)])}
 
 
 def _identity(
@@ -323,24 +400,41 @@ def _identity(
 ) -> str:
     """A digest of all that determines the trained subspace."""
     network = Network(model, parameters)
-    tensors: dict[str, Tensor] = {"weights": network.weights} | network.frozen
-    for i, (x, y) in enumerate(data.batches(65536)):
-        tensors |= {f"data.{i}.{j}": t for j, t in enumerate([*leaves(x), *leaves(y)])}
+    tensors = {"weights": network.weights} | network.frozen | _tensors(data)
     return artifact.fingerprint(tensors, settings | {"architecture": network.architecture})
 
 
 def _resumed(
-    folder: Path | None, model: nn.Module, parameters: Selection, data: Data,
+    folder: Path | None, model: nn.Module, parameters: Selection,
+    output: Callable[[Any], Tensor] | None, data: Data, likelihood: Likelihood,
     settings: dict[str, Any],
 ) -> FittedModel | None:
     """The trained subspace of an interrupted call, if the folder holds one."""
     if folder is None or not artifact.is_artifact(folder / "trained"):
         return None
+    known = likelihood if likelihood.learned else None  # one of your own is not in the file
     try:
-        prepared = load(folder / "trained", model)
+        prepared = load(folder / "trained", model, output=output, likelihood=known)
     except InputError as error:
         raise InputError(f"checkpoint: {error}") from error
     if prepared.extra.get("identity") != _identity(model, parameters, data, settings):
         fail("checkpoint", "one made with the same model, data and settings",
              f"another in {folder}", "Delete it to start again, or choose another path")
     return prepared
+
+
+def forget(checkpoint: str | Path) -> None:
+    """Remove what `fit` saved in its checkpoint folder, and the folder if that empties it.
+
+    Args:
+        checkpoint: the folder; it need not exist.
+
+    Example:
+        >>> forget("no/such/folder")
+    """
+    for name in ("trained", "temperature", "sampling"):
+        path = Path(checkpoint) / name
+        if artifact.is_artifact(path):
+            shutil.rmtree(path)
+    with suppress(OSError):
+        Path(checkpoint).rmdir()

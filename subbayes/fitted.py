@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 from subbayes import artifact, metrics
 from subbayes.checks import fail
-from subbayes.data import Data
 from subbayes.draws import Draws
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods import from_config as likelihood_from_config
@@ -24,7 +24,7 @@ from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.subspace import from_config as subspace_from_config
 
-__all__ = ["FittedModel", "load"]
+__all__ = ["FittedModel", "load", "network_from", "network_state", "part"]
 
 KIND = "fitted-model"
 
@@ -101,17 +101,12 @@ class FittedModel:
         return Path(path)
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = {f"subspace.{k}": v for k, v in self.subspace.tensors().items()}
-        tensors |= {f"frozen.{k}": v for k, v in self.network.frozen.items()}
-        tensors |= {f"mask.{k}": v for k, v in self.network.masks.items()}
+        tensors, meta = network_state(self.network)
+        tensors |= {f"subspace.{k}": v for k, v in self.subspace.tensors().items()}
         if self.draws is not None:
             tensors["z"] = torch.from_numpy(self.draws.z)
             tensors |= {f"stats.{k}": torch.from_numpy(v) for k, v in self.draws.stats.items()}
-        module = self.network.module_with()
-        meta = {
-            "architecture": self.network.architecture,
-            "names": list(self.network.names),
-            "module": module.settings if isinstance(module, MLP) else None,
+        meta |= {
             "likelihood": self.likelihood.to_config(),
             "subspace": self.subspace.config(),
             "prior": self.prior.to_config(),
@@ -132,6 +127,7 @@ def load(
     *,
     data: Any = None,
     likelihood: Likelihood | None = None,
+    output: Callable[[Any], Tensor] | None = None,
     device: torch.device | str = "cpu",
 ) -> FittedModel:
     """Load what `FittedModel.save` wrote.
@@ -142,28 +138,20 @@ def load(
             weights do not matter and it is not changed.
         data: the training data, to have `posterior` as well.
         likelihood: for a likelihood of your own, which the file cannot hold.
+        output: picks the tensor out of what the module returns, as for `fit`.
         device: where to put it.
 
     Raises:
         InputError: not such a folder, damaged, of a newer version, or of another architecture.
     """
     tensors, meta = artifact.read(path, KIND, device=str(device))
-    if module is None:
-        if meta["module"] is None:
-            fail("module", f"a module of the saved architecture for {path}", "none",
-                 "Pass load(path, module=...): code is not saved, only weights")
-        module = MLP(**meta["module"]).to(device)
-    network = Network(module, _part(tensors, "mask") or meta["names"])
-    if network.architecture != meta["architecture"]:
-        fail("module", f"the saved architecture {_short(meta['architecture'])}",
-             _short(network.architecture), "Build it with the same layers and sizes")
-    subspace = subspace_from_config(meta["subspace"], _part(tensors, "subspace"))
-    network = network.with_buffers(_part(tensors, "frozen")).with_weights(subspace.shift)
+    subspace = subspace_from_config(meta["subspace"], part(tensors, "subspace"))
+    network = network_from(tensors, meta, subspace.shift, module, output=output, path=path)
     likelihood = likelihood or likelihood_from_config(meta["likelihood"])
     prior, temperature = Normal.from_config(meta["prior"]), meta["temperature"]
     draws = None
     if "z" in tensors:
-        stats = {k: v.cpu().numpy() for k, v in _part(tensors, "stats").items()}
+        stats = {k: v.cpu().numpy() for k, v in part(tensors, "stats").items()}
         draws = Draws(tensors["z"].cpu().numpy(), stats, meta["draws"])
     posterior = None
     if data is not None:
@@ -172,7 +160,59 @@ def load(
                        meta["history"], meta["settings"], meta["extra"])
 
 
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def network_state(network: Network) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What has to be saved of a network but its weights: tensors, and a JSON-able rest.
+
+    Example:
+        >>> network_state(Network(MLP(2, (), 1)))[1]["module"]["n_inputs"]
+        2
+    """
+    tensors = {f"frozen.{k}": v for k, v in network.frozen.items()}
+    tensors |= {f"mask.{k}": v for k, v in network.masks.items()}
+    module = network.module_with()
+    return tensors, {
+        "architecture": network.architecture, "names": list(network.names),
+        "module": module.settings if isinstance(module, MLP) else None}
+
+
+def network_from(
+    tensors: dict[str, Tensor],
+    meta: dict[str, Any],
+    weights: Tensor,
+    module: nn.Module | None = None,
+    *,
+    output: Callable[[Any], Tensor] | None = None,
+    path: str | Path = "",
+) -> Network:
+    """The network whose `network_state` this is, at these weights.
+
+    Args:
+        tensors: as saved.
+        meta: as saved.
+        weights: its weights (D,), which decide on device and dtype.
+        module: a module of the same architecture, unless it is an `MLP`.
+        output: picks the tensor out of what the module returns.
+        path: where it comes from, for errors.
+
+    Raises:
+        InputError: no module, or one of another architecture.
+    """
+    if module is None:
+        if meta["module"] is None:
+            fail("module", f"a module of the saved architecture for '{path}'", "none",
+                 "Pass load(path, module=...): code is not saved, only weights")
+        module = MLP(**meta["module"])
+    network = Network(module, part(tensors, "mask") or meta["names"], output)
+    if network.architecture != meta["architecture"]:
+        fail("module", f"the saved architecture {_short(meta['architecture'])}",
+             _short(network.architecture), "Build it with the same layers and sizes")
+    if (network.device, network.dtype) != (weights.device, weights.dtype):
+        network = network.to(weights.device, weights.dtype)
+    return network.with_buffers(part(tensors, "frozen")).with_weights(weights)
+
+
+def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix` and a dot, without it."""
     start = prefix + "."
     return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
 
