@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from torch import Tensor
 from experiments import batched, uci_small_tables
 from experiments.batched import Members, Table
 from experiments.store import Record, Store, key_of, versions
-from subbayes import Posterior, Predictive, elliptical_slice
+from subbayes import Draws, Posterior, Predictive, elliptical_slice
 from subbayes.baselines.map import point
 from subbayes.baselines.swag import swag
 from subbayes.checks import InputError, check_count
@@ -38,6 +39,10 @@ from subbayes.training import SwaResult
 
 DATASETS = ("yacht", "boston", "energy", "concrete", "naval")
 METHODS = ("SGD", "SWAG", "PCA + ESS")
+FIXED = ("hidden", "path_epochs", "clip_norm", "snapshots", "rank", "swag_draws", "chains", "draws",
+         "rhat", "longest")
+"""The part of a plan that the splits depend on, beside what was chosen."""
+
 PROCEDURE = 1
 """Raise it when the code below changes what the same settings give."""
 
@@ -55,19 +60,22 @@ class Plan:
         weight_decays: grid.
         epochs: grid of passes of the first phase.
         path_rates: grid of the constant rate of SGD along the trajectory.
+        further_rates: tried in turn as long as the largest tried is the best.
         path_epochs: passes along the trajectory, a snapshot after each.
         clip_norm: largest gradient along the trajectory.
         snapshots: how many of the last snapshots span it (the paper's M).
         rank: of the PCA subspace.
         temperatures: grid.
         tuning_splits: so many of the first splits lend their training part to the choice.
-        validations: random validation splits of each.
+        validations: random validation splits of each; the trajectory's rate and the temperature
+            are chosen on the first of them.
         validation: fraction of the training part held out.
         tuning_chains: of elliptical slice sampling while choosing.
         tuning_draws: draws a chain then, after as many for warm-up.
         chains: of the final sampling.
-        draws: draws a chain, all used for prediction.
-        warmup: draws a chain dropped first.
+        draws: draws a chain, all used for prediction, after half as many for warm-up.
+        rhat: where the worst R-hat is above this, the chains are run anew at twice the length,
+        longest: up to this many times `draws`.
         swag_draws: weight vectors of SWAG.
     """
 
@@ -75,27 +83,31 @@ class Plan:
     learning_rates: tuple[float, ...] = (3e-3, 1e-2)
     weight_decays: tuple[float, ...] = (1e-2, 3e-2, 1e-1, 3e-1)
     epochs: tuple[int, ...] = (100, 300, 1000)
-    path_rates: tuple[float, ...] = (1e-4, 1e-3, 1e-2)
+    path_rates: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2)
+    further_rates: tuple[float, ...] = (3e-2, 1e-1)
     path_epochs: int = 100
     clip_norm: float = 1.0
     snapshots: int = 20
     rank: int = 20
-    temperatures: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+    temperatures: tuple[float, ...] = (1.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
     tuning_splits: int = 5
     validations: int = 2
     validation: float = 0.1
     tuning_chains: int = 4
     tuning_draws: int = 100
     chains: int = 8
-    draws: int = 500
-    warmup: int = 500
+    draws: int = 400
+    rhat: float = 1.05
+    longest: int = 8
     swag_draws: int = 200
 
 
 PLANS = {
-    "naval": Plan(weight_decays=(1e-5, 1e-4), epochs=(300, 1000), tuning_splits=2, validations=1,
-                  temperatures=(1.0, 10.0, 100.0, 1000.0), path_epochs=50, tuning_draws=50,
-                  chains=4, draws=200, warmup=200)}
+    "naval": Plan(weight_decays=(1e-5, 1e-4), epochs=(300, 1000),
+                  path_rates=(1e-5, 1e-4, 1e-3), further_rates=(), path_epochs=50,
+                  tuning_splits=2, validations=1, tuning_draws=50,
+                  temperatures=(1.0, 10.0, 100.0, 1000.0), chains=4, draws=200,
+                  longest=2)}
 """Naval has 40 times the rows: fewer choices and shorter chains."""
 
 
@@ -186,6 +198,20 @@ def posterior_of(path: SwaResult, table: Table, plan: Plan) -> Posterior:
     raise InputError("path: expected a trajectory that moves, got one that does not.")
 
 
+def sampled(posterior: Posterior, plan: Plan, seed: int) -> Draws:
+    """Draws of chains that are long enough to agree, or as long as the plan allows."""
+    for factor in (2**i for i in range(plan.longest.bit_length())):
+        draws = elliptical_slice(posterior, draws=factor * plan.draws, chains=plan.chains,
+                                 seed=seed, progress=False)
+        if _worst(draws) <= plan.rhat:
+            break
+    return draws
+
+
+def _worst(draws: Draws) -> float:
+    return float(np.nanmax(draws.rhat()))
+
+
 # --- scores -----------------------------------------------------------------------------------
 
 
@@ -210,45 +236,39 @@ def scores(predictive: Predictive, y: Array) -> dict[str, float]:
 def tuning_cases(X: Array, y: Array, masks: Array, plan: Plan) -> list[Case]:
     """Validation cases, cut from the training part of the first splits."""
     cases = []
-    for split in range(min(plan.tuning_splits, len(masks))):
-        rows = np.flatnonzero(~masks[split])
-        for v in range(plan.validations):
+    for v in range(plan.validations):
+        for split in range(min(plan.tuning_splits, len(masks))):
+            rows = np.flatnonzero(~masks[split])
             order = np.random.default_rng([split, v]).permutation(rows)
             n = round(plan.validation * len(rows))
             cases.append(case(X, y, order[n:], order[:n], derive(split, v)))
     return cases
 
 
-def choose_training(cases: list[Case], plan: Plan) -> tuple[Record, list[Record]]:
-    """Learning rate, weight decay and epochs by the validation likelihood of SGD alone."""
+def try_training(cases: list[Case], plan: Plan, epochs: int) -> list[Record]:
+    """Validation likelihood of SGD alone, at all learning rates and weight decays."""
     grid = [{"learning_rate": rate, "weight_decay": decay}
             for rate in plan.learning_rates for decay in plan.weight_decays]
+    members = train(cases * len(grid), plan, [g for g in grid for _ in cases], epochs)
     tried = []
-    for epochs in plan.epochs:
-        members = train(cases * len(grid), plan, [g for g in grid for _ in cases], epochs)
-        for i, g in enumerate(grid):
-            values = [_value(predict_sgd(members, i * len(cases) + j, c.inputs), c)
-                      if members.finite(i * len(cases) + j) else -math.inf
-                      for j, c in enumerate(cases)]
-            tried.append(g | {"epochs": epochs} | _summary(values))
-    return _best(tried), tried
+    for i, g in enumerate(grid):
+        values = [_value(predict_sgd(members, i * len(cases) + j, c.inputs), c)
+                  if members.finite(i * len(cases) + j) else -math.inf
+                  for j, c in enumerate(cases)]
+        tried.append(g | {"epochs": epochs} | _summary(values))
+    return tried
 
 
-def choose_path(cases: list[Case], plan: Plan, base: Record) -> tuple[Record, list[Record]]:
-    """The rate along the trajectory, for SWAG and for the subspace, and the temperature."""
-    members = train(cases, plan, [base] * len(cases), base["epochs"])
-    swags, tempered = [], []
-    for rate in plan.path_rates:
-        paths = along(members, cases, plan, [rate] * len(cases), base["weight_decay"])
-        values = [_value(predict_swag(p, plan, c.inputs, c.table.seed), c) if p else -math.inf
-                  for p, c in zip(paths, cases, strict=True)]
-        swags.append({"method": "SWAG", "rate": rate} | _summary(values))
-        rows = np.array([_tempered(p, c, plan) for p, c in zip(paths, cases, strict=True)])
-        tempered += [{"method": "PCA + ESS", "rate": rate, "temperature": t} | _summary(column)
-                     for t, column in zip(plan.temperatures, rows.T.tolist(), strict=True)]
-    best = _best(tempered)
-    return {"swag_rate": _best(swags)["rate"], "pca_rate": best["rate"],
-            "temperature": best["temperature"]}, swags + tempered
+def try_path(cases: list[Case], members: Members, plan: Plan, decay: float,
+             rate: float) -> list[Record]:
+    """Validation likelihood of SWAG, and of the subspace at every temperature."""
+    paths = along(members, cases, plan, [rate] * len(cases), decay)
+    swags = [_value(predict_swag(p, plan, c.inputs, c.table.seed), c) if p else -math.inf
+             for p, c in zip(paths, cases, strict=True)]
+    rows = np.array([_tempered(p, c, plan) for p, c in zip(paths, cases, strict=True)])
+    return [{"method": "SWAG", "rate": rate} | _summary(swags)] + [
+        {"method": "PCA + ESS", "rate": rate, "temperature": t} | _summary(column)
+        for t, column in zip(plan.temperatures, rows.T.tolist(), strict=True)]
 
 
 def _tempered(path: SwaResult | None, c: Case, plan: Plan) -> list[float]:
@@ -282,21 +302,43 @@ def _best(tried: list[Record]) -> Record:
 
 def chosen(name: str, X: Array, y: Array, masks: Array, plan: Plan, store: Store,
            say: Say) -> Chosen:
-    """The choice for a data set, from its record or made now."""
-    facts = {"dataset": name, "plan": dataclasses.asdict(plan), "procedure": PROCEDURE}
-    key = key_of(f"{name}-choice", facts)
-    if key not in store:
-        started = time.perf_counter()
-        cases = tuning_cases(X, y, masks, plan)
-        base, tried = choose_training(cases, plan)
-        say(f"{name}: {base}")
-        path, along_path = choose_path(cases, plan, base)
-        found = {k: base[k] for k in ("learning_rate", "weight_decay", "epochs")} | path
-        store.put(key, facts | {"kind": "choice", "chosen": found, "training": tried,
-                                "path": along_path, "versions": versions(),
-                                "seconds": round(time.perf_counter() - started, 1)})
-        say(f"{name}: chose {found} in {store[key]['seconds']:.0f} s")
-    return Chosen(**store[key]["chosen"])
+    """The choice for a data set; what was tried is on record and not tried again."""
+    cases = functools.cache(lambda: tuning_cases(X, y, masks, plan))
+    facts = {"dataset": name, "procedure": PROCEDURE} | _fields(
+        plan, "hidden", "tuning_splits", "validations", "validation")
+
+    def kept(what: str, settings: Record, tried: Callable[[], list[Record]]) -> list[Record]:
+        key = key_of(f"{name}-{what}", facts | settings)
+        if key not in store:
+            started = time.perf_counter()
+            store.put(key, facts | settings | {
+                "kind": what, "tried": tried(), "versions": versions(),
+                "seconds": round(time.perf_counter() - started, 1)})
+            say(f"{name} {what}: best {_best(store[key]['tried'])}")
+        return store[key]["tried"]
+
+    grid = _fields(plan, "learning_rates", "weight_decays")
+    base = _best([row for epochs in plan.epochs for row in kept(
+        "training", grid | {"epochs": epochs}, lambda e=epochs: try_training(cases(), plan, e))])
+    base = {k: base[k] for k in ("learning_rate", "weight_decay", "epochs")}
+    few = functools.cache(lambda: cases()[:plan.tuning_splits])
+    members = functools.cache(lambda: train(few(), plan, [base] * len(few()), base["epochs"]))
+    fixed = base | _fields(plan, "path_epochs", "clip_norm", "snapshots", "rank", "swag_draws",
+                           "temperatures", "tuning_chains", "tuning_draws")
+    swags, tempered = [], []
+    for rate in plan.path_rates + plan.further_rates:
+        if rate in plan.further_rates and _best(tempered)["rate"] < swags[-1]["rate"]:
+            break
+        swag_row, *rows = kept("path", fixed | {"rate": rate}, lambda r=rate: try_path(
+            few(), members(), plan, base["weight_decay"], r))
+        swags, tempered = [*swags, swag_row], tempered + rows
+    best = _best(tempered)
+    return Chosen(**base, swag_rate=_best(swags)["rate"], pca_rate=best["rate"],
+                  temperature=best["temperature"])
+
+
+def _fields(plan: Plan, *names: str) -> Record:
+    return {name: getattr(plan, name) for name in names}
 
 
 # --- the splits -------------------------------------------------------------------------------
@@ -326,7 +368,7 @@ def run_table(name: str, X: Array, y: Array, masks: Array, tuning_masks: Array, 
     store = Store(Path(folder) / f"{name}.json")
     choice = chosen(name, X, y, tuning_masks, plan, store, say)
     settings = {"dataset": name, "chosen": dataclasses.asdict(choice),
-                "plan": _used(plan), "procedure": PROCEDURE}
+                "plan": _fields(plan, *FIXED), "procedure": PROCEDURE}
     keys = [key_of(f"{name}-{split:02d}", settings | {"split": split})
             for split in range(len(masks))]
     missing = [split for split, key in enumerate(keys) if key not in store]
@@ -339,13 +381,6 @@ def run_table(name: str, X: Array, y: Array, masks: Array, tuning_masks: Array, 
             say(f"{name} {split:2d}: " + ", ".join(
                 f"{m} {found[m]['log_likelihood']:.3f}" for m in METHODS))
     return [store[key] for key in keys]
-
-
-def _used(plan: Plan) -> Record:
-    """The part of a plan that the splits depend on, beyond what it chose."""
-    names = ("hidden", "path_epochs", "clip_norm", "snapshots", "rank", "chains", "draws",
-             "warmup", "swag_draws")
-    return {n: getattr(plan, n) for n in names}
 
 
 def _runs(cases: list[Case], plan: Plan, choice: Chosen) -> Any:
@@ -371,15 +406,14 @@ def _record(c: Case, sgd: Predictive, swag_path: SwaResult | None, pca_path: Swa
                          "that diverged. Lower the grid.")
     seed = c.table.seed
     posterior = posterior_of(pca_path, c.table, plan).with_temperature(temperature)
-    draws = elliptical_slice(posterior, draws=plan.draws, chains=plan.chains,
-                             warmup=plan.warmup, seed=seed, progress=False)
+    draws = sampled(posterior, plan, seed)
     started = time.perf_counter()
     methods = {
         "SGD": scores(sgd, c.y),
         "SWA": scores(point(pca_path).predict(c.inputs), c.y),
         "SWAG": scores(predict_swag(swag_path, plan, c.inputs, seed), c.y),
         "PCA + ESS": scores(posterior.predict(draws, c.inputs), c.y)}
-    sampling = {"rank": posterior.rank, "rhat": float(np.nanmax(draws.rhat())),
+    sampling = {"rank": posterior.rank, "draws": draws.n_draws, "rhat": _worst(draws),
                 "ess_bulk": float(np.nanmin(draws.ess_bulk())),
                 "evaluations_per_draw": float(draws.stats["evaluations"].mean())}
     seconds = seconds | {"sampling": draws.meta["seconds"],

@@ -72,7 +72,7 @@ def verdict(score: str, paper: Figure, ours: Figure, n: int) -> str:
     error = ((paper[1] ** 2 + ours[1] ** 2) / n) ** 0.5
     gap = badness[1] - badness[0]
     if abs(gap) <= 2 * error:
-        return "as the paper"
+        return "within error"
     return "worse" if gap > 0 else "better"
 
 
@@ -94,7 +94,7 @@ def _row(name: str, records: list[Record], method: str, score: str) -> str:
     rerun = RERUN[score].get(name, {}).get(method)
     small = score == "rmse" and name == "naval"
     if small:  # the paper gives three decimals: no more can be said
-        agrees = "as the paper" if round(ours[0], 3) <= paper[0] else "worse"
+        agrees = "within error" if round(ours[0], 3) <= paper[0] else "worse"
     else:
         agrees = verdict(score, paper, ours, len(found))
     cells = [name, method, _figure(*paper), _figure(*ours, small)]
@@ -121,16 +121,23 @@ def _settings(found: dict[str, list[Record]]) -> str:
     lines = ["**Settings chosen on validation rows, and how the sampling went**", "",
              "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name, records in found.items():
-        c, plan = records[0]["chosen"], records[0]["plan"]
+        c = records[0]["chosen"]
         rhat = np.array([r["sampling"]["rhat"] for r in records])
         seconds = np.mean([sum(r["seconds"].values()) for r in records])
         cells = [name, c["epochs"], f"{c['learning_rate']:g}", f"{c['weight_decay']:g}",
                  f"{c['swag_rate']:g}", f"{c['pca_rate']:g}", f"{c['temperature']:g}",
                  min(r["sampling"]["rank"] for r in records),
-                 f"{plan['chains']} × {plan['draws']}",
+                 _lengths(records),
                  f"{np.median(rhat):.3f}, {rhat.max():.3f}", f"{seconds:.1f}"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
+
+
+def _lengths(records: list[Record]) -> str:
+    """Chains times draws, the shortest and the longest run."""
+    lengths = [r["sampling"]["draws"] for r in records]
+    span = "" if max(lengths) == min(lengths) else f" to {max(lengths)}"
+    return f"{records[0]['plan']['chains']} × {min(lengths)}{span}"
 
 
 def markdown(found: dict[str, list[Record]]) -> str:
