@@ -109,6 +109,7 @@ class Posterior:
         self._row_bytes = bytes_per_row(
             network, to_device(self.data.first()[0], network.device))
         self._evaluators: dict[str, Batched] = {}
+        self._observations_last = True
 
     def _check(self) -> None:
         """Everything must fit together before anything long starts."""
@@ -140,12 +141,20 @@ class Posterior:
 
     def _single(self, reduce: bool) -> Callable[..., Tensor]:
         def log_likelihood(weights: Tensor, inputs: Inputs, y: Targets) -> Tensor:
-            with observations_last():
-                outputs = self.network(weights, inputs)
-            terms = self.likelihood.log_prob(outputs, y).double()
+            terms = self.likelihood.log_prob(self._outputs(weights, inputs), y).double()
             return terms.sum() if reduce else terms
 
         return log_likelihood
+
+    def _outputs(self, weights: Tensor, inputs: Inputs) -> Tensor:
+        """Network outputs, with observations last in memory where the module bears it."""
+        if self._observations_last:
+            try:
+                with observations_last():
+                    return self.network(weights, inputs)
+            except RuntimeError:  # a `view` across rows, for one
+                self._observations_last = False
+        return self.network(weights, inputs)
 
     def _evaluator(self, what: str) -> Batched:
         if what not in self._evaluators:

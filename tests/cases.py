@@ -157,6 +157,18 @@ class Branching(nn.Module):
         return self.head(hidden)
 
 
+class Tokens(nn.Module):
+    """Takes the rows of a linear layer together again with a view."""
+
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(3, 2), nn.Linear(4, c)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        return self.head(self.embed(torch.cat([x, x.sin()], 1).view(2 * n, 3)).view(n, 4))
+
+
 class Scaled(nn.Module):
     """Adds a weight to its input in place."""
 
@@ -222,6 +234,7 @@ NETWORKS = {
     "output": Architecture(LanguageModelLike, options={"output": lambda out: out.logits}),
     "tied": Architecture(Tied),
     "squeezed": Architecture(Squeezed),
+    "tokens": Architecture(Tokens),
     "in-place": Architecture(Scaled, vmaps=False),
     "branching": Architecture(Branching, vmaps=False),
     "frozen": Architecture(frozen_first),
@@ -429,6 +442,7 @@ CASES = [
     Case("tied", "gaussian"),
     Case("squeezed", "gaussian"),
     Case("squeezed", "gaussian-2", "loader"),
+    Case("tokens", "gaussian"),
     Case("in-place", "gaussian"),
     Case("branching", "standardized"),
     Case("frozen", "gaussian"),
