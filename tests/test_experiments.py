@@ -20,8 +20,8 @@ from subbayes.datasets import load_uci, usual_splits
 TINY = uci_small.Plan(
     hidden=(6,), learning_rates=(1e-2,), weight_decays=(1e-2, 1e-1), epochs=(5,),
     path_rates=(1e-3,), further_rates=(), path_epochs=6, snapshots=5, rank=3,
-    temperatures=(1.0, 100.0), tuning_splits=1, validations=1, tuning_chains=2, tuning_draws=5, chains=2, draws=10,
-    longest=1, swag_draws=5)
+    temperatures=(1.0, 100.0), tuning_splits=1, validations=1, tuning_chains=2, tuning_draws=5,
+    chains=2, draws=10, longest=1, swag_draws=5)
 
 
 def quiet(*_):
