@@ -38,6 +38,9 @@ Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tenso
 taking_turns = threading.RLock()
 
 
+_WRAPPERS = (torch.jit.ScriptModule, nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
 class Network:
     r"""A module seen as a pure function f(x; w) of one flat vector w of selected weights.
 
@@ -74,6 +77,10 @@ class Network:
     ) -> None:
         if not isinstance(module, nn.Module):
             fail_type("module", "a torch.nn.Module", module)
+        if isinstance(module, _WRAPPERS):
+            fail_type("module", "a plain torch.nn.Module", module,
+                      "Pass the module it was made from")
+        module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
         self.output = output
         self.selection = parameters
         self._module = _private_copy(module)
@@ -227,11 +234,11 @@ class Network:
             InputTypeError: the module returns something else than a tensor.
         """
         self._check_placement(inputs)
-        rows = take(inputs, slice(2))
+        rows, used = take(inputs, slice(2)), _copied(take(inputs, slice(2)))
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                out, again = self(self.weights, rows), self(self.weights, rows)
-                alone = self(self.weights, take(rows, slice(1)))
+                out, again = self(self.weights, used), self(self.weights, _copied(rows))
+                alone = self(self.weights, _copied(take(rows, slice(1))))
         except (InputError, InputTypeError):
             raise
         except Exception as error:
@@ -241,6 +248,9 @@ class Network:
             fail("inputs", "what the module takes", f"{got}: {reason[:200]}",
                  f"Convert the inputs with .to({self.dtype})" if odd else
                  "Convert or reshape the inputs (whole numbers with .float())")
+        if not all(map(torch.equal, leaves(rows), leaves(used))):
+            fail("module", "inputs left as they are", "inputs the call has written into",
+                 "Write x = x / 255, say, for x /= 255")
         if not _same(out, again):
             fail("module", "the same outputs at each call in evaluation mode", "others",
                  "Use nn.Dropout, or functional.dropout with training=self.training")
@@ -315,6 +325,10 @@ class Network:
             fail("module", f"outputs of shape ({n}, C) for {n} inputs", tuple(out.shape),
                  "Flatten the outputs per observation")
         return out
+
+
+def _copied(inputs: Inputs) -> Inputs:
+    return take(inputs, torch.arange(n_rows(inputs), device=leaves(inputs)[0].device))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

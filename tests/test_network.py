@@ -477,6 +477,36 @@ def test_a_module_that_draws_random_numbers():
     assert torch.equal(before, torch.get_rng_state())
 
 
+class WritesIntoInputs(Failing):
+    def forward(self, x: Tensor) -> Tensor:
+        x /= 255
+        return self.head(x)
+
+
+def test_a_module_that_writes_into_its_inputs():
+    x = torch.arange(6.0).reshape(3, 2)
+    with pytest.raises(InputError, match="module: expected inputs left as they are") as e:
+        Network(WritesIntoInputs()).check(x)
+    one_line(e)
+    assert torch.equal(x, torch.arange(6.0).reshape(3, 2))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("wrap", [torch.jit.script, nn.DataParallel])
+def test_modules_that_cannot_be_called_with_other_weights(wrap):
+    with pytest.raises(InputTypeError, match="module: expected a plain torch.nn.Module, got .* "
+                                             "Pass the module it was made from"):
+        Network(wrap(cases.mlp(1)))
+
+
+def test_a_compiled_module_is_the_module_it_was_made_from():
+    module, validates = cases.mlp(1), torch.distributions.Distribution._validate_args
+    network = Network(torch.compile(module))
+    torch.distributions.Distribution.set_default_validate_args(validates)  # torch turns it off
+    assert network.names == Network(module).names
+    assert network.architecture == Network(module).architecture
+
+
 class AcrossTheBatch(nn.Module):
     """Attention over observations, since batch_first was forgotten."""
 
