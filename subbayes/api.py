@@ -371,8 +371,9 @@ def _tempered(
     if path is not None and artifact.is_artifact(path):
         _, saved = artifact.read(path, CHOICE)
         if saved["identity"] == identity:
-            choice = TemperatureChoice(**{
-                k: tuple(v) if isinstance(v, list) else v for k, v in saved["choice"].items()})
+            facts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
+                                     for k, v in saved["choice"].items()}
+            choice = TemperatureChoice(**facts)
     if choice is None:
         choice = choose_temperature(posterior, by=temperature, validation=validation, seed=seed,
                                     progress=progress)

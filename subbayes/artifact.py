@@ -55,6 +55,7 @@ __all__ = [
     "atomic_write_text",
     "fingerprint",
     "is_artifact",
+    "kind_of",
     "read",
     "write",
 ]
@@ -164,6 +165,20 @@ def is_artifact(path: StrPath) -> bool:
     """
     with explained(path, reading=True):
         return _holds_artifact(as_path(path))
+
+
+def kind_of(path: StrPath) -> str | None:
+    """The kind of the artifact at `path`, None where there is none; `read` checks the rest.
+
+    Example:
+        >>> kind_of("no/such/folder") is None
+        True
+    """
+    if not is_artifact(path):
+        return None
+    with explained(path, reading=True):
+        kind = _parse(as_path(path)).get("kind")
+    return None if kind is None else str(kind)
 
 
 def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], meta: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from subbayes.api import load
 from subbayes.checks import check_finite, check_same_length, fail
 from subbayes.fitted import FittedModel
 from subbayes.predictive import Predictive
-from subbayes.settings import Settings
+from subbayes.settings import PRIOR_SCALES, Settings
 from subbayes.table_model import fit_matrix, pieces
 
 __all__ = ["SubspaceClassifier", "SubspaceRegressor"]
@@ -209,8 +209,9 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         subspace: "pca" (of the SGD trajectory), "random" or "full".
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca".
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
-        prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother.
-            None for no prior.
+        dropout: dropout probability in training, after each hidden layer.
+        prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother,
+            infinite is no prior. 0.3 by default.
         epochs: passes over the data to the maximum a posteriori.
         learning_rate: of Adam in these epochs.
         batch_size: rows per step; None takes all rows in each.
@@ -261,7 +262,8 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         subspace: str = _DEFAULT.subspace,
         rank: int = _DEFAULT.rank,
         temperature: float | str = _DEFAULT.temperature,
-        prior_scale: float | None = _DEFAULT.prior_scale,
+        dropout: float = _DEFAULT.dropout,
+        prior_scale: float = PRIOR_SCALES["regression"],
         epochs: int = _DEFAULT.epochs,
         learning_rate: float = _DEFAULT.learning_rate,
         batch_size: int | None = _DEFAULT.batch_size,
@@ -282,6 +284,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         self.subspace = subspace
         self.rank = rank
         self.temperature = temperature
+        self.dropout = dropout
         self.prior_scale = prior_scale
         self.epochs = epochs
         self.learning_rate = learning_rate
@@ -358,8 +361,9 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         subspace: "pca" (of the SGD trajectory), "random" or "full".
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca".
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
-        prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother.
-            None for no prior.
+        dropout: dropout probability in training, after each hidden layer.
+        prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother,
+            infinite is no prior. 1 by default.
         epochs: passes over the data to the maximum a posteriori.
         learning_rate: of Adam in these epochs.
         batch_size: rows per step; None takes all rows in each.
@@ -411,7 +415,8 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         subspace: str = _DEFAULT.subspace,
         rank: int = _DEFAULT.rank,
         temperature: float | str = _DEFAULT.temperature,
-        prior_scale: float | None = _DEFAULT.prior_scale,
+        dropout: float = _DEFAULT.dropout,
+        prior_scale: float = PRIOR_SCALES["classification"],
         epochs: int = _DEFAULT.epochs,
         learning_rate: float = _DEFAULT.learning_rate,
         batch_size: int | None = _DEFAULT.batch_size,
@@ -431,6 +436,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         self.subspace = subspace
         self.rank = rank
         self.temperature = temperature
+        self.dropout = dropout
         self.prior_scale = prior_scale
         self.epochs = epochs
         self.learning_rate = learning_rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from subbayes.api import Training
 
-__all__ = ["LIKELIHOODS", "Settings"]
+__all__ = ["LIKELIHOODS", "PRIOR_SCALES", "Settings"]
 
 LIKELIHOODS = {"regression": ("heteroscedastic", "gaussian"), "count": ("poisson",),
                "classification": ("categorical",)}
 """Likelihoods by task, the default of each first."""
+
+PRIOR_SCALES = {"regression": 0.3, "count": 0.3, "classification": 1.0}
+"""Scale of the prior of the weights in training by task, where none is asked for."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,9 @@ class Settings:
         subspace: "pca" (of the SGD trajectory), "random" or "full".
         rank: number of coordinates.
         temperature: a number, "loo" or "validation".
-        prior_scale: s of the prior N(0, s^2 I) of the weights in training; None for no prior.
+        dropout: dropout probability in training, after each hidden layer.
+        prior_scale: s of the prior N(0, s^2 I) of the weights in training, infinite for no
+            prior; None takes the task's of `PRIOR_SCALES`.
         epochs: passes over the data to the maximum a posteriori.
         learning_rate: of these epochs.
         batch_size: rows per step.
@@ -40,6 +46,7 @@ class Settings:
         draws: draws per chain.
         chains: number of chains.
         warmup: draws per chain to drop first; by default half of the draws.
+        members: networks of a deep ensemble.
         seed: the same seed gives the same model.
 
     Example:
@@ -53,7 +60,8 @@ class Settings:
     subspace: str = "pca"
     rank: int = 10
     temperature: float | str = 1.0
-    prior_scale: float | None = 1.0
+    dropout: float = 0.0
+    prior_scale: float | None = None
     epochs: int = 200
     learning_rate: float = 1e-2
     batch_size: int | None = 64
@@ -64,15 +72,21 @@ class Settings:
     draws: int = 250
     chains: int = 8
     warmup: int | None = None
+    members: int = 5
     seed: int = 0
 
-    def training(self) -> Training:
-        """The part that is about training."""
+    def training(self, task: str = "regression") -> Training:
+        """The part that is about training.
+
+        Args:
+            task: decides on the prior's scale where none is asked for.
+        """
         from subbayes.api import Training
 
+        scale = PRIOR_SCALES[task] if self.prior_scale is None else self.prior_scale
         return Training(
             epochs=self.epochs, learning_rate=self.learning_rate, batch_size=self.batch_size,
-            prior_scale=self.prior_scale, patience=self.patience,
+            prior_scale=None if scale == math.inf else scale, patience=self.patience,
             validation=None if self.patience is None else self.validation_fraction,
             swa_epochs=self.swa_epochs, swa_learning_rate=self.swa_learning_rate,
             max_snapshots=max(2, self.swa_epochs))

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 
-from subbayes import metrics
+from subbayes import artifact, metrics
 from subbayes.api import FittedModel, fit, load
+from subbayes.baselines import saved
+from subbayes.baselines.ensemble import WeightSamples
 from subbayes.checks import check_choice, fail
 from subbayes.likelihoods import (
     Categorical,
@@ -34,10 +36,16 @@ from subbayes.targets import Target
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TableModel", "fit_matrix", "make_likelihood", "make_module", "numbers", "pieces"]
+__all__ = ["BASELINES", "TableModel", "fit_baseline", "fit_matrix", "held_out", "make_likelihood",
+           "make_module", "numbers", "pieces"]
 
 _HELD_OUT = 2  # the part of the seed that splits off validation rows
-_AT_ONCE = 2**24  # outputs of all draws held at once when predicting in pieces
+_AT_ONCE = 2**26  # numbers held at once when predicting in pieces, of which 16 a row and draw
+
+Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
+
+BASELINES = ("map", "swa", "swag", "ensemble")
+"""What `fit_baseline` fits."""
 
 
 def fit_matrix(
@@ -75,12 +83,14 @@ def fit_matrix(
         True
     """
     settings = settings or Settings()
-    rows, held_out = _held_out(x, y, settings)
+    rows, validation = (x, y), None
+    if settings.temperature == "validation":
+        rows, validation = held_out(x, y, settings)
     likelihood = make_likelihood(settings.likelihood, task, rows[1], n_classes)
     module = make_module(settings, likelihood, *rows)
     return fit(
         module, rows, likelihood=likelihood, subspace=settings.subspace, rank=settings.rank,
-        temperature=settings.temperature, validation=held_out, training=settings.training(),
+        temperature=settings.temperature, validation=validation, training=settings.training(task),
         draws=settings.draws, chains=settings.chains, warmup=settings.warmup,
         seed=settings.seed, checkpoint=checkpoint, progress=progress)
 
@@ -131,7 +141,7 @@ def make_module(
         fail("hidden", "widths of hidden layers, such as (50,)", repr(settings.hidden))
     outputs = likelihood.n_outputs(torch.as_tensor(y))
     module = MLP(x.shape[1], tuple(settings.hidden), outputs, settings.activation,
-                 seed=settings.seed)
+                 settings.dropout, seed=settings.seed)
     if isinstance(likelihood, Poisson):
         last = module.layers[-1]
         assert isinstance(last, torch.nn.Linear)
@@ -139,8 +149,52 @@ def make_module(
     return module
 
 
+def fit_baseline(
+    x: Float[np.ndarray, "n features"],
+    y: Shaped[np.ndarray, "n"],
+    task: str,
+    method: str,
+    settings: Settings | None = None,
+    *,
+    n_classes: int | None = None,
+    progress: bool | None = None,
+) -> WeightSamples:
+    """Fit what a posterior is compared with: weight vectors with an equal vote.
+
+    Args:
+        x: features (n, features), best standardised.
+        y: targets (n,), as for `fit_matrix`.
+        task: "regression", "count" or "classification".
+        method: one of `BASELINES`.
+        settings: how.
+        n_classes: K, where not all classes occur in y.
+        progress: show progress bars.
+
+    Raises:
+        InputError: an unknown method, settings or data that do not fit together.
+
+    Example:
+        >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+        >>> small = Settings(hidden=(5,), epochs=20, members=3)
+        >>> fit_baseline(x, x[:, 0], "regression", "ensemble", small, progress=False).weights.shape
+        torch.Size([3, 22])
+    """
+    from subbayes.comparison import compare_methods
+
+    check_choice("method", method, BASELINES)
+    settings = settings or Settings()
+    likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
+    found = compare_methods(
+        make_module(settings, likelihood, x, y), likelihood, (x, y), (x, y), (method,),
+        training=settings.training(task), members=settings.members, seed=settings.seed,
+        progress=progress).models[method]
+    assert isinstance(found, WeightSamples)
+    return found
+
+
 def pieces(
-    model: FittedModel, x: Float[np.ndarray, "n features"], n_draws: int | None = None
+    model: FittedModel | WeightSamples, x: Float[np.ndarray, "n features"],
+    n_draws: int | None = None,
 ) -> Iterator[Predictive]:
     """Predictions of a few rows at a time, so that any number of rows fits into memory.
 
@@ -151,20 +205,36 @@ def pieces(
         >>> [len(piece) for piece in pieces(model, x)]
         [40]
     """
-    draws = 1 if model.draws is None else model.draws.n_chains * model.draws.n_draws
-    width = model.network.check(torch.from_numpy(x[:2]))
-    step = max(1, _AT_ONCE // (min(draws, n_draws or draws) * width))
+    step = max(1, _AT_ONCE // (_n_draws(model, n_draws) * 2**4))
     for start in range(0, len(x), step):
-        yield model.predict(x[start : start + step], n_draws=n_draws)
+        yield _predicted(model, x[start : start + step], n_draws)
 
 
-Rows = tuple[Float[np.ndarray, "n features"], Shaped[np.ndarray, "n"]]
+def _n_draws(model: FittedModel | WeightSamples, n_draws: int | None) -> int:
+    if isinstance(model, WeightSamples):
+        return len(model.weights)
+    draws = 1 if model.draws is None else model.draws.n_chains * model.draws.n_draws
+    return draws if n_draws is None else min(n_draws, draws)
 
 
-def _held_out(x: Any, y: Any, settings: Settings) -> tuple[Rows, Rows | None]:
-    """The rows to learn from, and those to choose the temperature on."""
-    if settings.temperature != "validation":
-        return (x, y), None
+def _predicted(
+    model: FittedModel | WeightSamples, x: Float[np.ndarray, "n features"], n_draws: int | None
+) -> Predictive:
+    if isinstance(model, WeightSamples):
+        return model.predict(x)
+    return model.predict(x, n_draws=n_draws)
+
+
+def held_out(
+    x: Float[np.ndarray, "n features"], y: Shaped[np.ndarray, "n"], settings: Settings
+) -> tuple[Rows, Rows]:
+    """The rows to learn from, and the fraction held out to choose a temperature on.
+
+    Example:
+        >>> x, y = np.zeros((10, 2)), np.arange(10.0)
+        >>> [len(part[1]) for part in held_out(x, y, Settings(validation_fraction=0.3))]
+        [7, 3]
+    """
     n = round(len(y) * settings.validation_fraction)
     if not 0 < n < len(y) - 1:
         fail("validation_fraction", f"a fraction that leaves rows on both sides of {len(y)}",
@@ -179,7 +249,7 @@ class TableModel:
     """A fitted model, with what turns a table into its inputs and targets.
 
     Attributes:
-        model: the posterior over the network's weights.
+        model: the posterior over the network's weights, or a baseline's weight vectors.
         encoder: from the columns of the table to the network's inputs.
         target: from the column to predict to the network's targets, and back.
         column: name of the column to predict.
@@ -194,7 +264,7 @@ class TableModel:
         ['mean', 'std', 'epistemic_std', 'aleatoric_std', 'lower', 'upper']
     """
 
-    model: FittedModel
+    model: FittedModel | WeightSamples
     encoder: TabularEncoder
     target: Target
     column: str
@@ -207,6 +277,7 @@ class TableModel:
         settings: Settings | None = None,
         *,
         task: str | None = None,
+        method: str | None = None,
         encoder: TabularEncoder | None = None,
         checkpoint: str | Path | None = None,
         progress: bool | None = None,
@@ -219,8 +290,9 @@ class TableModel:
             settings: how.
             task: "regression", "count" or "classification"; by default the values decide, see
                 `Target.infer`.
+            method: one of `BASELINES`; by default a posterior in `settings.subspace`.
             encoder: an unfitted encoder, for other options than its defaults.
-            checkpoint: folder to save in and resume from.
+            checkpoint: folder to save in and resume from; baselines have none.
             progress: show progress bars.
 
         Raises:
@@ -233,10 +305,27 @@ class TableModel:
         target = Target.infer(values, task)
         encoder = (encoder or TabularEncoder()).fit(features)
         y = numbers(target, values)
-        model = fit_matrix(encoder.transform(features), y, target.task, settings,
-                           n_classes=len(target.classes) or None, checkpoint=checkpoint,
-                           progress=progress)
+        x, n_classes = encoder.transform(features), len(target.classes) or None
+        model: FittedModel | WeightSamples
+        if method is None:
+            model = fit_matrix(x, y, target.task, settings, n_classes=n_classes,
+                               checkpoint=checkpoint, progress=progress)
+        else:
+            model = fit_baseline(x, y, target.task, method, settings, n_classes=n_classes,
+                                 progress=progress)
         return cls(model, encoder, target, column)
+
+    @property
+    def sampled(self) -> FittedModel:
+        """The model as a posterior with draws.
+
+        Raises:
+            InputError: it is a baseline.
+        """
+        if not isinstance(self.model, FittedModel):
+            fail("model", "a posterior with draws", f"a baseline: {self.model.name}",
+                 "Fit it in a subspace: pca, random or full")
+        return self.model
 
     def predict(self, table: pd.DataFrame, n_draws: int | None = None) -> Predictive:
         """The predictive distribution of each row, in the units of the target.
@@ -248,7 +337,7 @@ class TableModel:
         Raises:
             InputError: missing columns, unknown categories, missing values.
         """
-        return self.model.predict(self.encoder.transform(table), n_draws=n_draws)
+        return _predicted(self.model, self.encoder.transform(table), n_draws)
 
     def evaluate(
         self, table: pd.DataFrame, level: float = 0.95, n_draws: int | None = None
@@ -292,15 +381,25 @@ class TableModel:
         frame.insert(1, "doubt", predictive.decide(threshold) == -1)
         return frame
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+    def save(
+        self, path: str | Path, *, overwrite: bool = False, facts: dict[str, Any] | None = None
+    ) -> Path:
         """Save as one artifact, tensors and JSON; see `load`.
+
+        Args:
+            path: the folder.
+            overwrite: replace a model that is already there.
+            facts: JSON-able facts to save along, in `model.extra`.
 
         Raises:
             InputError: the path is taken (pass `overwrite=True`), or cannot be written.
         """
-        facts = {"column": self.column, "target": self.target.to_config(),
-                 "encoder": self.encoder.to_config()}
-        model = dataclasses.replace(self.model, extra=self.model.extra | {"table": facts})
+        extra = (facts or {}) | {"table": {
+            "column": self.column, "target": self.target.to_config(),
+            "encoder": self.encoder.to_config()}}
+        if isinstance(self.model, WeightSamples):
+            return saved.save(self.model, path, extra, overwrite=overwrite)
+        model = dataclasses.replace(self.model, extra=self.model.extra | extra)
         return model.save(path, overwrite=overwrite)
 
     @classmethod
@@ -310,11 +409,16 @@ class TableModel:
         Raises:
             InputError: no such artifact, a damaged one, or a model of something else.
         """
-        model = load(path)
-        facts = model.extra.get("table")
-        if facts is None:
+        model: FittedModel | WeightSamples
+        if artifact.kind_of(path) == saved.KIND:
+            model, extra = saved.load(path)
+        else:
+            model = load(path)
+            extra = model.extra
+        if "table" not in extra:
             fail("path", "the model of a table", f"a model without one at '{path}'",
                  "Use subbayes.load for models of a module")
+        facts = extra["table"]
         return cls(model, TabularEncoder.from_config(facts["encoder"]),
                    Target.from_config(facts["target"]), facts["column"])
 

@@ -1,0 +1,208 @@
+"""`subbayes compare`: several methods on one table, one table of scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from subbayes.cli.console import Console, as_options, say
+from subbayes.cli.options import (
+    DATA,
+    HIDDEN,
+    OUTPUT,
+    TEMPERATURE,
+    Activation,
+    Activations,
+    AskedLikelihood,
+    AskedTask,
+    BatchSize,
+    Categories,
+    Chains,
+    Draws,
+    Dropout,
+    Epochs,
+    Hidden,
+    Ignore,
+    Json,
+    LearningRate,
+    Level,
+    Marks,
+    MaxCategories,
+    Members,
+    Missing,
+    OnMissing,
+    OnUnknown,
+    Overwrite,
+    Patience,
+    PriorScale,
+    Quiet,
+    Rank,
+    Seed,
+    Separator,
+    SwaEpochs,
+    SwaLearningRate,
+    Table,
+    Target,
+    Temperature,
+    Unknown,
+    ValidationFraction,
+    Warmup,
+    make_settings,
+)
+from subbayes.cli.reading import check_new_file, make_encoder, read_training_table
+from subbayes.settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from subbayes.comparison import Comparison
+    from subbayes.tabular import TabularEncoder
+
+NAME = "compare"
+EXAMPLE = "subbayes compare people.csv --target income --methods map,ensemble,pca --out scores.csv"
+
+_D = Settings()
+
+
+def compare(
+    table: Table,
+    target: Target,
+    methods: Annotated[str, typer.Option(
+        help="Some of map, swa, swag, ensemble, mc-dropout, temperature-scaling, pca, random.",
+        metavar="NAME,NAME,...")] = "map,swa,swag,ensemble,pca,random",
+    test: Annotated[Path | None, typer.Option(
+        help="Table to score on; by default a random part of TABLE.", rich_help_panel=DATA,
+        show_default=False)] = None,
+    test_fraction: Annotated[float, typer.Option(
+        help="Part of the rows to score on, where there is no --test.",
+        rich_help_panel=DATA)] = 0.2,
+    task: AskedTask = None,
+    ignore: Ignore = None,
+    categorical: Categories = None,
+    missing_values: Marks = None,
+    missing: OnMissing = Missing.error,
+    unknown: OnUnknown = Unknown.error,
+    max_categories: MaxCategories = 100,
+    separator: Separator = None,
+    likelihood: AskedLikelihood = None,
+    hidden: Hidden = HIDDEN,
+    activation: Activations = Activation[_D.activation],
+    dropout: Dropout = _D.dropout,
+    prior_scale: PriorScale = None,
+    epochs: Epochs = _D.epochs,
+    learning_rate: LearningRate = _D.learning_rate,
+    batch_size: BatchSize = _D.batch_size or 0,
+    patience: Patience = None,
+    validation_fraction: ValidationFraction = _D.validation_fraction,
+    swa_epochs: SwaEpochs = _D.swa_epochs,
+    swa_learning_rate: SwaLearningRate = _D.swa_learning_rate,
+    rank: Rank = _D.rank,
+    temperature: Temperature = TEMPERATURE,
+    draws: Draws = _D.draws,
+    chains: Chains = _D.chains,
+    warmup: Warmup = None,
+    members: Members = _D.members,
+    seed: Seed = _D.seed,
+    level: Level = 0.95,
+    out: Annotated[Path | None, typer.Option(
+        help="CSV file for the table as well.", rich_help_panel=OUTPUT,
+        show_default=False)] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit several methods to the same rows and score them on the same other rows.
+
+    Columns: log-likelihood (mean over test rows, in nats; higher is better) and, for numbers and
+    counts, RMSE, CRPS and coverage of the interval; for classes accuracy, Brier score, calibration
+    error and AUROC; then seconds. mc-dropout needs --dropout above 0. temperature-scaling and
+    --temperature validation hold out --validation-fraction of the training rows.
+    """
+    console = Console(as_json, quiet)
+    settings = make_settings(
+        hidden=hidden, activation=activation, likelihood=likelihood, temperature=temperature,
+        prior_scale=prior_scale, dropout=dropout, epochs=epochs, learning_rate=learning_rate,
+        batch_size=batch_size, patience=patience, validation_fraction=validation_fraction,
+        swa_epochs=swa_epochs, swa_learning_rate=swa_learning_rate, rank=rank, draws=draws,
+        chains=chains, warmup=warmup, members=members, seed=seed)
+    check_new_file(out, overwrite, ".csv")
+    names = _names(methods)
+    frame = read_training_table(table, target, missing_values, separator, ignore)
+    rows = _split(frame, target, test, test_fraction, missing_values, separator, seed)
+    encoder = make_encoder(unknown, missing, missing_values, categorical, max_categories)
+    found = _compared(rows, target, None if task is None else task.value, names, settings, encoder,
+                      level, console)
+    for method, warnings in found.warnings().items():
+        for warning in warnings:
+            say(f"warning: {method}: {as_options(warning)}")
+    if out is not None:
+        from subbayes.files import atomic_write_text
+
+        atomic_write_text(out, found.table.to_csv(index=False))
+    console.result({"table": str(table), "target": target, "n_train": len(rows[0])}
+                   | found.to_dict(), found.to_text())
+    console.hint(f"subbayes fit {table} --target {target} --out runs/{Path(table).stem}")
+
+
+def _names(methods: str) -> list[str]:
+    from subbayes.checks import fail
+    from subbayes.comparison import METHODS
+    from subbayes.tables import closest
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    for name in names or [""]:
+        if name not in METHODS:
+            fail("methods", f"some of {', '.join(METHODS)}", f"'{name}'",
+                 closest(name, list(METHODS)))
+    return names
+
+
+def _split(
+    frame: pd.DataFrame, target: str, test: Path | None, fraction: float,
+    marks: list[str] | None, separator: str | None, seed: int,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rows to learn from and rows to score on: two tables, or a random split of one."""
+    import numpy as np
+
+    from subbayes.checks import check_count, fail
+    from subbayes.tables import read_table
+
+    if test is not None:
+        return frame, read_table(test, target=target, missing_values=marks or [],
+                                 separator=separator, min_rows=1)
+    n = round(len(frame) * fraction)
+    if not 0 < n <= len(frame) - 2:
+        fail("test_fraction", f"a part that leaves rows to learn from of {len(frame)}", fraction)
+    order = np.random.default_rng(check_count("seed", seed, 0)).permutation(len(frame))
+    return frame.iloc[np.sort(order[n:])], frame.iloc[np.sort(order[:n])]
+
+
+def _compared(
+    rows: tuple[pd.DataFrame, pd.DataFrame], column: str, task: str | None, names: list[str],
+    settings: Settings, encoder: TabularEncoder, level: float, console: Console,
+) -> Comparison:
+    """Encode by the training rows, fit and score."""
+    from subbayes.comparison import compare_methods
+    from subbayes.table_model import held_out, make_likelihood, make_module, numbers
+    from subbayes.tables import split_target
+    from subbayes.targets import Target
+
+    (features, values), (test_features, test_values) = (split_target(r, column) for r in rows)
+    if task is None and settings.likelihood == "poisson":
+        task = "count"
+    target = Target.infer(values, task)
+    data: Any = (encoder.fit(features).transform(features), numbers(target, values))
+    test = encoder.transform(test_features), numbers(target, test_values)
+    validation = None
+    if "temperature-scaling" in names or settings.temperature == "validation":
+        data, validation = held_out(data[0], data[1], settings)
+    likelihood = make_likelihood(settings.likelihood, target.task, data[1],
+                                 len(target.classes) or None)
+    return compare_methods(
+        make_module(settings, likelihood, *data), likelihood, data, test, names,
+        training=settings.training(target.task), rank=settings.rank,
+        temperature=settings.temperature, validation=validation, draws=settings.draws,
+        chains=settings.chains, warmup=settings.warmup, members=settings.members, level=level,
+        seed=settings.seed, progress=console.progress)

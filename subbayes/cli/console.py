@@ -1,0 +1,132 @@
+"""Results to standard output, everything else to standard error, in one voice."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+__all__ = ["Console", "as_options", "complain", "in_one_line", "lines", "say"]
+
+_BAD_INPUT, _UNEXPECTED = 2, 1
+_USAGE = typer.BadParameter.__mro__[2]  # click's, whether it is installed or inside typer
+
+
+@dataclass(frozen=True)
+class Console:
+    """How one command speaks.
+
+    Attributes:
+        json: print one JSON object instead of text.
+        quiet: no progress bars and no hints.
+    """
+
+    json: bool = False
+    quiet: bool = False
+
+    @property
+    def progress(self) -> bool | None:
+        """What the library's functions take: bars on a terminal, or none."""
+        return False if self.quiet else None
+
+    def result(self, facts: Mapping[str, Any], text: str) -> None:
+        """The result, as text or as one JSON object."""
+        print(json.dumps(_plain(facts), allow_nan=False) if self.json else text)
+
+    def hint(self, text: str) -> None:
+        """What to do next."""
+        if not self.quiet:
+            print(f"next: {text}", file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """One line to standard error."""
+    print(f"subbayes: {text}", file=sys.stderr)
+
+
+def lines(facts: Mapping[str, Any]) -> str:
+    """Names and values, aligned.
+
+    Example:
+        >>> print(lines({"rows": 3, "target": "age"}))
+        rows    3
+        target  age
+    """
+    width = max(map(len, facts), default=0)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
+
+
+def complain(error: Exception) -> int:
+    """Say what is wrong in one line, and return the exit code."""
+    if isinstance(error, _USAGE):
+        context = getattr(error, "ctx", None)
+        command = "subbayes" if context is None else context.command_path
+        reason = in_one_line(error.format_message())  # type: ignore[attr-defined]
+        say(f"error: {reason} See '{command} --help'.")
+        return _BAD_INPUT
+    if _is_ours(error):
+        say(f"error: {as_options(in_one_line(str(error)))}")
+        return _BAD_INPUT
+    reason = in_one_line(str(error)) or "no further word"
+    say(f"error: unexpected {type(error).__name__}: {reason[:300]}. Run it again with --debug to "
+        "see where.")
+    return _UNEXPECTED
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether it is an error of `subbayes.checks`, without importing it (and torch) to know."""
+    checks = sys.modules.get("subbayes.checks")
+    return checks is not None and isinstance(error, (checks.InputError, checks.InputTypeError))
+
+
+def in_one_line(text: str) -> str:
+    r"""Without line ends.
+
+    Example:
+        >>> in_one_line("one\n  two")
+        'one two'
+    """
+    return " ".join(text.split())
+
+
+_OPTION = re.compile(r"\b(unknown|missing|task|separator|categorical|missing_values|overwrite|"
+                     r"max_categories|draws|warmup)=(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)")
+
+
+def as_options(text: str) -> str:
+    """The library's remedies name arguments; here they are options.
+
+    Example:
+        >>> as_options("Use missing='impute', or run longer (draws=...)")
+        'Use --missing impute, or run longer (--draws)'
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name = "--" + match[1].replace("_", "-")
+        if match[2] in ("True", "..."):
+            return name
+        values = match[2].strip("[]") or "''"
+        each = [value.strip() for value in values.split(",")]
+        plain = [v.strip("'") if re.fullmatch(r"'[\w-]+'", v) else v for v in each]
+        return " ".join(f"{name} {value}".replace("...", "NAME") for value in plain)
+
+    return _OPTION.sub(option, text)
+
+
+def _plain(value: Any) -> Any:
+    """Values JSON has: NumPy numbers as Python's, NaN and infinities as null."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

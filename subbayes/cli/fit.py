@@ -1,0 +1,252 @@
+"""`subbayes fit`: from a table to a saved model that says how sure it is; resumable."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from subbayes.cli.console import Console, as_options, lines, say
+from subbayes.cli.options import (
+    HIDDEN,
+    OUTPUT,
+    POSTERIOR,
+    TEMPERATURE,
+    Activation,
+    Activations,
+    AskedLikelihood,
+    AskedTask,
+    BatchSize,
+    Categories,
+    Chains,
+    Draws,
+    Dropout,
+    Epochs,
+    Hidden,
+    Ignore,
+    Json,
+    LearningRate,
+    Marks,
+    MaxCategories,
+    Members,
+    Missing,
+    OnMissing,
+    OnUnknown,
+    Overwrite,
+    Patience,
+    PriorScale,
+    Quiet,
+    Rank,
+    Seed,
+    Separator,
+    SwaEpochs,
+    SwaLearningRate,
+    Table,
+    Target,
+    Temperature,
+    Unknown,
+    ValidationFraction,
+    Warmup,
+    make_settings,
+)
+from subbayes.cli.reading import make_encoder, read_training_table
+from subbayes.settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from subbayes.table_model import TableModel
+    from subbayes.tabular import TabularEncoder
+
+NAME = "fit"
+EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing-values '?'"
+
+Method = StrEnum("Method", ["pca", "random", "full", "map", "swa", "swag", "ensemble"])
+SUBSPACES = (Method.pca, Method.random, Method.full)
+
+_D = Settings()
+
+
+def fit(
+    context: typer.Context,
+    table: Table,
+    target: Target,
+    out: Annotated[Path, typer.Option(
+        help="Folder for the model; an interrupted fit goes on from there.",
+        rich_help_panel=OUTPUT, show_default=False)],
+    task: AskedTask = None,
+    ignore: Ignore = None,
+    categorical: Categories = None,
+    missing_values: Marks = None,
+    missing: OnMissing = Missing.error,
+    unknown: OnUnknown = Unknown.error,
+    max_categories: MaxCategories = 100,
+    separator: Separator = None,
+    likelihood: AskedLikelihood = None,
+    hidden: Hidden = HIDDEN,
+    activation: Activations = Activation[_D.activation],
+    dropout: Dropout = _D.dropout,
+    prior_scale: PriorScale = None,
+    epochs: Epochs = _D.epochs,
+    learning_rate: LearningRate = _D.learning_rate,
+    batch_size: BatchSize = _D.batch_size or 0,
+    patience: Patience = None,
+    validation_fraction: ValidationFraction = _D.validation_fraction,
+    swa_epochs: SwaEpochs = _D.swa_epochs,
+    swa_learning_rate: SwaLearningRate = _D.swa_learning_rate,
+    method: Annotated[Method, typer.Option(
+        "--subspace", "--method",
+        help="What is random: the principal directions of the trajectory (pca), random "
+        "directions, all weights (full); or a baseline without a posterior.",
+        rich_help_panel=POSTERIOR)] = Method[_D.subspace],
+    rank: Rank = _D.rank,
+    temperature: Temperature = TEMPERATURE,
+    draws: Draws = _D.draws,
+    chains: Chains = _D.chains,
+    warmup: Warmup = None,
+    members: Members = _D.members,
+    seed: Seed = _D.seed,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit a network to a table and sample its posterior in a subspace of the weights.
+
+    The folder OUT then holds `model`: weights, draws, the encoding of the columns. A fit that was
+    interrupted (Ctrl-C, a signal, a power cut) leaves `checkpoint` there: the same command goes on
+    from it and ends with the same draws, bit for bit, as one that was not.
+    """
+    console = Console(as_json, quiet)
+    settings = make_settings(
+        hidden=hidden, activation=activation, likelihood=likelihood, temperature=temperature,
+        prior_scale=prior_scale, dropout=dropout, epochs=epochs, learning_rate=learning_rate,
+        batch_size=batch_size, patience=patience, validation_fraction=validation_fraction,
+        swa_epochs=swa_epochs, swa_learning_rate=swa_learning_rate, rank=rank, draws=draws,
+        chains=chains, warmup=warmup, members=members, seed=seed,
+        subspace=method.value if method in SUBSPACES else _D.subspace)
+    _check_free(out, overwrite)
+    frame = read_training_table(table, target, missing_values, separator, ignore)
+    encoder = make_encoder(unknown, missing, missing_values, categorical, max_categories)
+    job = _Job(frame, target, settings, None if task is None else task.value,
+               None if method in SUBSPACES else method.value, encoder, out, overwrite, console)
+    model = job.run()
+    model.save(out / "model", overwrite=overwrite, facts={"command": context.obj})
+    job.clear()
+    facts = _facts(model, out, frame)
+    for warning in facts["warnings"]:
+        say(f"warning: {as_options(warning)}")
+    console.result(facts, lines(_summary(facts)))
+    console.hint(f"subbayes predict {out} NEW_ROWS.csv --out predictions.csv")
+
+
+def _check_free(out: Path, overwrite: bool) -> None:
+    from subbayes import artifact
+    from subbayes.checks import fail
+
+    if out.exists() and not out.is_dir():
+        fail("out", "a folder", f"a file: '{out}'", "Choose another path")
+    if artifact.is_artifact(out / "model") and not overwrite:
+        fail("out", "a folder without a model", f"one that has a model: '{out}'",
+             "Pass --overwrite to replace it, or choose another path")
+
+
+class _Job:
+    """One fit, which goes on from the checkpoint in its folder."""
+
+    def __init__(
+        self, frame: pd.DataFrame, target: str, settings: Settings, task: str | None,
+        method: str | None, encoder: TabularEncoder, out: Path, overwrite: bool,
+        console: Console,
+    ) -> None:
+        self.frame, self.target, self.settings = frame, target, settings
+        self.task, self.method, self.encoder = task, method, encoder
+        self.checkpoint, self.overwrite, self.console = out / "checkpoint", overwrite, console
+
+    def run(self) -> TableModel:
+        """The model; with `overwrite`, the checkpoint of another fit makes way."""
+        from subbayes.checks import InputError
+
+        found = self.checkpoint.exists()
+        if found:
+            say(f"going on from {self.checkpoint}")
+        try:
+            return self.fitted()
+        except InputError as error:
+            if not (found and str(error).startswith("checkpoint:")):
+                raise
+            if not self.overwrite:
+                raise InputError(f"{str(error).rstrip('.')}, or pass --overwrite.") from None
+            say("starting again: the checkpoint is another fit's")
+            self.clear()
+            return self.fitted()
+        except BaseException as error:
+            if isinstance(error, (KeyboardInterrupt, SystemExit)) and self.checkpoint.exists():
+                say(f"the same command goes on from {self.checkpoint}")
+            raise
+
+    def fitted(self) -> TableModel:
+        from subbayes.table_model import TableModel
+
+        return TableModel.fit(
+            self.frame, self.target, self.settings, task=self.task, method=self.method,
+            encoder=self.encoder, checkpoint=self.checkpoint, progress=self.console.progress)
+
+    def clear(self) -> None:
+        """Remove what `fit` keeps in its checkpoint, and nothing of anybody else's."""
+        from subbayes.api import forget
+
+        forget(self.checkpoint)
+
+
+def _facts(model: TableModel, out: Path, frame: pd.DataFrame) -> dict[str, Any]:
+    """What was fitted, as JSON-able values."""
+    fitted = model.model
+    return {
+        "model": str(out), "target": model.column, "task": model.target.task,
+        "classes": list(model.target.classes), "rows": len(frame),
+        "columns": len(model.encoder.columns_),
+        "features": len(model.encoder.get_feature_names_out()),
+        "likelihood": fitted.likelihood.to_config(), "weights": fitted.network.size,
+        **_sampling(model)}
+
+
+def _sampling(model: TableModel) -> dict[str, Any]:
+    from subbayes.fitted import FittedModel
+
+    fitted = model.model
+    if not isinstance(fitted, FittedModel):
+        return {"method": fitted.name, "networks": len(fitted.weights), "warnings": []}
+    draws = fitted.draws
+    assert draws is not None
+    return {
+        "method": fitted.settings["subspace"], "rank": fitted.subspace.rank,
+        "temperature": fitted.temperature, "chains": draws.n_chains, "draws": draws.n_draws,
+        "rhat": float(draws.rhat().max()), "ess_bulk": float(draws.ess_bulk().min()),
+        "warnings": fitted.warnings()}
+
+
+def _summary(facts: dict[str, Any]) -> dict[str, str]:
+    """The facts in words."""
+    classes = f", {len(facts['classes'])} classes" if facts["classes"] else ""
+    words = {
+        "model": facts["model"],
+        "target": f"{facts['target']} ({facts['task']}{classes})",
+        "data": f"{facts['rows']} rows, {facts['columns']} columns, {facts['features']} features",
+        "network": f"{facts['weights']} weights, {_name(facts['likelihood'])} likelihood"}
+    if "rank" not in facts:
+        return words | {"method": f"{facts['method']}, {facts['networks']} weight vector"
+                                  f"{'s' * (facts['networks'] > 1)}"}
+    return words | {
+        "posterior": f"{facts['method']} subspace of rank {facts['rank']}, temperature "
+                     f"{facts['temperature']:g}, {facts['chains']} chains of {facts['draws']} "
+                     "draws",
+        "mixing": f"R-hat {facts['rhat']:.3f}, bulk effective sample size "
+                  f"{facts['ess_bulk']:.0f}"}
+
+
+def _name(likelihood: dict[str, Any]) -> str:
+    inner = likelihood.get("likelihood", likelihood)
+    return str({"HeteroscedasticGaussian": "heteroscedastic"}.get(
+        inner["name"], inner["name"].lower()))

@@ -1,0 +1,65 @@
+"""The folder of a model, as `subbayes fit` leaves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from subbayes.table_model import TableModel
+
+__all__ = ["load_model", "model_path", "read_rows"]
+
+
+def model_path(folder: Path) -> Path:
+    """Where the artifact is: the folder `fit` was told, or the `model` in it.
+
+    Raises:
+        InputError: no model there, or one whose fit was interrupted.
+    """
+    from subbayes import artifact
+    from subbayes.checks import fail
+
+    for path in (folder / "model", folder):
+        if artifact.is_artifact(path):
+            return path
+    if (folder / "checkpoint").is_dir():
+        fail("model", "a finished fit", f"one that was interrupted: '{folder}'",
+             "Run the same `subbayes fit` command again: it goes on from there")
+    got = "a folder without one" if folder.is_dir() else (
+        "a file" if folder.exists() else "no such folder")
+    fail("model", "a folder that `subbayes fit` wrote", f"{got}: '{folder}'", "Check the path")
+
+
+def load_model(folder: Path) -> TableModel:
+    """The model in a folder.
+
+    Raises:
+        InputError: no model there, a damaged one, or one of something else than a table.
+    """
+    from subbayes.table_model import TableModel
+
+    return TableModel.load(model_path(folder))
+
+
+def read_rows(
+    fitted: TableModel, path: Path, separator: str | None, *, scored: bool, min_rows: int = 1
+) -> pd.DataFrame:
+    """Rows for a model, with what stood for a missing value when it was fitted.
+
+    Args:
+        fitted: the model.
+        path: the table.
+        separator: between cells.
+        scored: whether the target has to be there.
+        min_rows: the fewest rows allowed.
+
+    Raises:
+        InputError: a table that cannot be read.
+    """
+    from subbayes.tables import read_table
+
+    return read_table(path, target=fitted.column if scored else None, separator=separator,
+                      missing_values=list(fitted.encoder.missing_values), min_rows=min_rows)

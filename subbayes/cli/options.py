@@ -1,0 +1,187 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from subbayes.settings import PRIOR_SCALES, Settings
+
+__all__ = ["hidden_layers", "make_settings", "number_or"]
+
+OUTPUT, DATA = "Output", "Data"
+NETWORK, POSTERIOR = "Network and training", "Posterior"
+
+Task = StrEnum("Task", ["regression", "classification", "count"])
+Likelihood = StrEnum("Likelihood", ["heteroscedastic", "gaussian", "poisson", "categorical"])
+Unknown = StrEnum("Unknown", ["error", "ignore"])
+Missing = StrEnum("Missing", ["error", "impute"])
+Activation = StrEnum("Activation", ["relu", "tanh", "silu", "gelu"])
+
+# --- where data come from and results go ---------------------------------------------------
+
+Table = Annotated[Path, typer.Argument(
+    help="CSV, TSV (also gzipped) or Parquet file with a header row.", show_default=False)]
+Model = Annotated[Path, typer.Argument(
+    help="Folder that `subbayes fit --out` wrote.", show_default=False)]
+Overwrite = Annotated[bool, typer.Option(
+    "--overwrite", help="Replace files that are already there.", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, typer.Option(
+    "--json", help="Print one JSON object to standard output and nothing else.",
+    rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, typer.Option(
+    "--quiet", "-q", help="No progress bars and no hints.", rich_help_panel=OUTPUT)]
+
+# --- reading a table -----------------------------------------------------------------------
+
+Target = Annotated[str, typer.Option(
+    help="Column to predict.", rich_help_panel=DATA, show_default=False)]
+AskedTask = Annotated[Task | None, typer.Option(
+    help="What the target is. By default text, booleans, two values or a short run of whole "
+    "numbers are classes, other numbers a regression; counts have to be asked for.",
+    rich_help_panel=DATA, show_default=False)]
+Ignore = Annotated[list[str] | None, typer.Option(
+    help="Column to leave out; may be repeated.", rich_help_panel=DATA, show_default=False)]
+Categories = Annotated[list[str] | None, typer.Option(
+    help="Column of numbers to read as categories; may be repeated.", rich_help_panel=DATA,
+    show_default=False)]
+Marks = Annotated[list[str] | None, typer.Option(
+    help="What stands for a missing value beside empty cells, NA and the like, such as '?'; may "
+    "be repeated.", rich_help_panel=DATA, show_default=False)]
+OnMissing = Annotated[Missing, typer.Option(
+    help="Refuse missing values, or impute them: the median, the most frequent category.",
+    rich_help_panel=DATA)]
+OnUnknown = Annotated[Unknown, typer.Option(
+    help="At prediction, refuse categories not seen in fitting, or ignore them.",
+    rich_help_panel=DATA)]
+MaxCategories = Annotated[int, typer.Option(
+    help="The most categories a column may have.", rich_help_panel=DATA)]
+Separator = Annotated[str | None, typer.Option(
+    help="Between the cells of a text file; by default a comma, a tab in .tsv.",
+    rich_help_panel=DATA, show_default=False)]
+
+# --- predicting ----------------------------------------------------------------------------
+
+Level = Annotated[float, typer.Option(help="Probability of the intervals.")]
+Threshold = Annotated[float, typer.Option(
+    help="A row is in doubt unless one class is more probable than this.")]
+ManyDraws = Annotated[int | None, typer.Option(
+    "--max-draws", help="Use this many evenly spaced draws of the model; all by default.",
+    show_default=False)]
+
+# --- fitting -------------------------------------------------------------------------------
+
+AskedLikelihood = Annotated[Likelihood | None, typer.Option(
+    help="By default heteroscedastic for numbers, poisson for counts, categorical for classes.",
+    rich_help_panel=NETWORK, show_default=False)]
+Hidden = Annotated[str, typer.Option(
+    help="Widths of the hidden layers, such as 50,50; none for a linear model.",
+    rich_help_panel=NETWORK)]
+Activations = Annotated[Activation, typer.Option(
+    help="Between the layers.", rich_help_panel=NETWORK)]
+Dropout = Annotated[float, typer.Option(
+    help="Dropout probability in training, after each hidden layer.", rich_help_panel=NETWORK)]
+PriorScale = Annotated[str | None, typer.Option(
+    help="Standard deviation of the prior of the weights in training; smaller is smoother; or "
+    f"none. By default {', '.join(f'{v:g} for {k}' for k, v in PRIOR_SCALES.items())}.",
+    rich_help_panel=NETWORK, show_default=False, metavar="NUMBER|none")]
+Epochs = Annotated[int, typer.Option(
+    help="Passes over the data to the maximum a posteriori.", rich_help_panel=NETWORK)]
+LearningRate = Annotated[float, typer.Option(
+    help="Of these passes.", rich_help_panel=NETWORK)]
+BatchSize = Annotated[int, typer.Option(help="Rows per step.", rich_help_panel=NETWORK)]
+Patience = Annotated[int | None, typer.Option(
+    help="Stop these passes after so many without a better score on held-out rows.",
+    rich_help_panel=NETWORK, show_default=False)]
+ValidationFraction = Annotated[float, typer.Option(
+    help="Of the rows, held out for --patience and for --temperature validation.",
+    rich_help_panel=NETWORK)]
+SwaEpochs = Annotated[int, typer.Option(
+    help="Passes at a constant rate after that; the trajectory has one snapshot of each.",
+    rich_help_panel=NETWORK)]
+SwaLearningRate = Annotated[float, typer.Option(
+    help="The constant rate; larger explores further.", rich_help_panel=NETWORK)]
+Rank = Annotated[int, typer.Option(
+    help="Number of directions of pca (below --swa-epochs) and random.",
+    rich_help_panel=POSTERIOR)]
+Temperature = Annotated[str, typer.Option(
+    help="A number above 0 (1 is the posterior, more is wider); or loo, or validation, to choose "
+    "it.", rich_help_panel=POSTERIOR, metavar="NUMBER|loo|validation")]
+Draws = Annotated[int, typer.Option(help="Draws per chain.", rich_help_panel=POSTERIOR)]
+Chains = Annotated[int, typer.Option(help="Number of chains.", rich_help_panel=POSTERIOR)]
+Warmup = Annotated[int | None, typer.Option(
+    help="Draws per chain to drop first; by default half of the draws.",
+    rich_help_panel=POSTERIOR, show_default=False)]
+Members = Annotated[int, typer.Option(
+    help="Networks of a deep ensemble.", rich_help_panel=POSTERIOR)]
+Seed = Annotated[int, typer.Option(
+    help="The same seed gives the same result.", rich_help_panel=POSTERIOR)]
+
+
+def make_settings(
+    *, hidden: str, activation: Activation, likelihood: Likelihood | None, temperature: str,
+    prior_scale: str | None, **others: Any,
+) -> Settings:
+    """Settings from the values of the options.
+
+    Raises:
+        BadParameter: a value that is neither a number nor a word the option knows.
+    """
+    scale = None if prior_scale is None else number_or("--prior-scale", prior_scale, "none")
+    return Settings(
+        hidden=hidden_layers(hidden), activation=activation.value,
+        likelihood=None if likelihood is None else likelihood.value,
+        temperature=number_or("--temperature", temperature, "loo", "validation"),
+        prior_scale=math.inf if isinstance(scale, str) else scale, **others)
+
+
+def hidden_layers(text: str) -> tuple[int, ...]:
+    """Widths from "50,50"; "none" for a linear model.
+
+    Raises:
+        BadParameter: anything else.
+
+    Example:
+        >>> hidden_layers("50,20"), hidden_layers("none")
+        ((50, 20), ())
+    """
+    if text.strip().lower() in ("", "none", "0"):
+        return ()
+    try:
+        widths = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        widths = (0,)
+    if min(widths) < 1:
+        raise typer.BadParameter(
+            f"expected widths such as 50,50 or 'none', got {text!r}.", param_hint="'--hidden'")
+    return widths
+
+
+def number_or(option: str, text: str, *words: str) -> float | str:
+    """A number, or one of some words.
+
+    Raises:
+        BadParameter: anything else.
+
+    Example:
+        >>> number_or("--temperature", "2.5", "loo"), number_or("--temperature", "loo", "loo")
+        (2.5, 'loo')
+    """
+    if text in words:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        choices = " or ".join(map(repr, words))
+        raise typer.BadParameter(f"expected a number or {choices}, got {text!r}.",
+                                 param_hint=f"'{option}'") from None
+
+
+_D = Settings()
+HIDDEN = ",".join(map(str, _D.hidden)) or "none"
+TEMPERATURE = _D.temperature if isinstance(_D.temperature, str) else f"{_D.temperature:g}"
+"""Defaults of options that are text."""
