@@ -260,8 +260,8 @@ class RandomSubspace(Subspace):
     def _row(self, i: int) -> Float[Tensor, "D"]:
         # NumPy's generator: torch's may not be called under vmap
         generator = np.random.Generator(np.random.PCG64([self.seed, i]))
-        row = generator.standard_normal(self.size, dtype=np.float32)
-        return torch.from_numpy(row / np.linalg.norm(row.astype(np.float64))).to(self.shift)
+        row = generator.standard_normal(self.size, dtype=np.float32).astype(np.float64)
+        return torch.from_numpy(row / np.linalg.norm(row)).to(self.shift)
 
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
         """z @ basis."""

@@ -459,8 +459,7 @@ def switches() -> dict[str, Any]:
         "inference": torch.is_inference_mode_enabled(), "threads": torch.get_num_threads(),
         "fastpath": torch.backends.mha.get_fastpath_enabled(),
         "sdp": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(),
-                torch.backends.cuda.mem_efficient_sdp_enabled(),
-                torch.backends.cuda.cudnn_sdp_enabled()),
+                torch.backends.cuda.mem_efficient_sdp_enabled()),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "random": torch.get_rng_state().tolist(),
         "numpy": np.random.get_state()[1].tolist(),  # noqa: NPY002
