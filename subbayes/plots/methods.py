@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from subbayes.checks import fail
-from subbayes.plots.style import BLUE, GREY, ORANGE, RED, labelled, legend, limits, new_axes
+from subbayes.plots.style import BLUE, GREY, ORANGE, RED, SKY, labelled, legend, limits, new_axes
 from subbayes.tempering import TemperatureChoice
 
 if TYPE_CHECKING:
@@ -118,8 +118,10 @@ def temperature(
         choice = _choice(choice)
     how = "leave-one-out" if choice.by == "loo" else "validation rows"
     ax = new_axes(ax)
-    ax.errorbar(choice.temperatures, choice.scores, choice.standard_errors, fmt="o-", color=BLUE,
-                linewidth=1.6, elinewidth=1, markersize=5, label=f"{how} (± standard error)")
+    middle, half = np.asarray(choice.scores), np.asarray(choice.standard_errors)
+    ax.fill_between(choice.temperatures, middle - half, middle + half, color=SKY, alpha=0.25,
+                    linewidth=0, label="± standard error")
+    ax.plot(choice.temperatures, middle, "o-", color=BLUE, linewidth=1.6, markersize=5, label=how)
     if test:
         ax.plot(list(test), list(test.values()), "s--", color=ORANGE, markersize=5,
                 linewidth=1.4, label="test rows")
@@ -128,7 +130,7 @@ def temperature(
     ax.set_xscale("log")
     ax.set_xticks(choice.temperatures, [f"{t:g}" for t in choice.temperatures])
     ax.minorticks_off()
-    legend(labelled(ax, "temperature T", "log-likelihood\n(nats per observation)"))
+    legend(labelled(ax, "temperature T", "log-likelihood\n(nats per observation)"), columns=3)
     return ax
 
 

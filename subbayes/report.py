@@ -1,0 +1,540 @@
+"""A self-contained HTML report of a fitted model, or of a comparison of methods."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+import subbayes
+from subbayes import html, metrics, plots
+from subbayes.baselines.ensemble import WeightSamples
+from subbayes.baselines.mc_dropout import McDropout
+from subbayes.baselines.temperature_scaling import TemperatureScaled
+from subbayes.checks import InputError, check_choice, fail_type
+from subbayes.comparison import METHODS, Comparison, Predictor, shown
+from subbayes.data import Data
+from subbayes.files import atomic_write_text
+from subbayes.fitted import FittedModel
+from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Standardized
+from subbayes.modules import MLP
+from subbayes.plots.methods import NAMES
+from subbayes.posterior import Posterior
+from subbayes.predictive import Predictive
+
+__all__ = ["WORDS", "describe", "write_report"]
+
+WORDS = {
+    "weights": "the parameters of the network that may move, in one long vector.",
+    "subspace": "the few directions in which the weights may move, around a trained network, "
+                "the shift.",
+    "coordinates z": "how far the weights have moved along each direction of the subspace.",
+    "posterior": "how plausible each z is, given the prior and the training rows.",
+    "temperature T": "the likelihood counts to the power 1/T; T = 1 is the posterior, larger is "
+                     "wider.",
+    "draws": "points z from the posterior; each is one network.",
+    "predictive": "the average of the draws' predictions, with its uncertainty.",
+    "epistemic": "the part of the uncertainty on which draws disagree; more data would shrink it.",
+    "aleatoric": "the part that is noise in the targets; more data would not shrink it.",
+    "log-likelihood": "log density of the test targets, in nats a row; higher is better.",
+    "RMSE": "root mean squared error of the predicted mean; lower is better.",
+    "CRPS": "distance of the whole predictive distribution from the target, in its unit; lower "
+            "is better.",
+    "coverage": "share of test targets inside the interval; should equal its level.",
+    "R-hat": "how far chains disagree; 1 is agreement, above 1.01 they have to run longer.",
+    "effective sample size": "how many independent draws the correlated ones are worth.",
+}
+"""What the words of a report mean, one line each."""
+
+_SCORES = {"log_likelihood": "log-likelihood", "rmse": "RMSE", "crps": "CRPS",
+           "coverage": "coverage of 95 %", "interval_width": "width of 95 %",
+           "accuracy": "accuracy", "brier": "Brier", "ece": "ECE", "auroc": "AUROC",
+           "seconds": "seconds"}
+_SHOWN_CHAINS = 2
+_MOST_DRAWS = 1000
+
+
+def write_report(
+    subject: Predictor | Comparison,
+    path: str | Path,
+    *,
+    data: Any = None,
+    test: Any = None,
+    title: str = "",
+    name: str = "y",
+    unit: str = "",
+    command: str = "",
+    notes: Sequence[str] = (),
+    method: str | None = None,
+) -> Path:
+    """Write one HTML file with everything in it: no network, no script.
+
+    It says what was fitted, how well it predicts test rows, what the posterior looks like,
+    whether the chains can be trusted, how to do it again, and what the words mean.
+
+    Args:
+        subject: a fitted model (or a baseline, which has no posterior to show), or a comparison;
+            then the report shows its table, and one of its models in detail.
+        path: the file.
+        data: training data, for the posterior's surface of a model that was loaded without.
+        test: rows to predict, with their targets; a comparison has its own, and needs them only
+            to draw curves over a single input.
+        title: heading.
+        name: what is predicted.
+        unit: of what is predicted.
+        command: how the model was made, to be shown as it is.
+        notes: remarks, each a paragraph below the table of scores.
+        method: which model of a comparison to show; by default the first that was sampled.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputTypeError: something else than a model or a comparison.
+        ArtifactError: the file cannot be written; an earlier one is intact.
+
+    Example:
+        >>> x = torch.linspace(-2, 2, 60)[:, None]
+        >>> net = subbayes.MLP(1, (10,), 1, seed=0)
+        >>> model = subbayes.fit(net, (x, torch.sin(x[:, 0])), rank=2, draws=50, progress=False,
+        ...                      training=subbayes.Training(epochs=20, swa_epochs=5))
+        >>> write_report(model, "report.html", title="A sine").name
+        'report.html'
+    """
+    story = _story(subject, data, test, name, unit, method)
+    title = title or f"Predicting {name}"
+    body = [
+        html.heading(title), html.paragraphs(_lead(story), kind="lead"),
+        _verdict(story),
+        html.section("What was fitted", html.definitions(describe(story.model))
+                     if story.model else ""),
+        html.section("Scores on test rows", _scores(story), html.paragraphs(*notes)),
+        html.section("Predictions and calibration", _predictions(story)),
+        html.section("The posterior", _posterior(story)),
+        html.section("Did the chains explore it?", _chains(story)),
+        html.section("Training", _training(story)),
+        html.section("How to reproduce", _reproduce(story, command)),
+        html.section("Words", html.definitions(_words(story)))]
+    atomic_write_text(path, html.page(title, body))
+    return Path(path)
+
+
+@dataclass(frozen=True)
+class _Story:
+    """What a report is about."""
+
+    model: FittedModel | None
+    method: str
+    predictive: Predictive | None
+    y: Any
+    comparison: Comparison | None
+    data: Data | None
+    test: Data | None
+    name: str
+    unit: str
+
+    @property
+    def named(self) -> str:
+        """What is predicted, with its unit."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+    @property
+    def kind(self) -> str:
+        return "" if self.predictive is None else self.predictive.likelihood.kind
+
+
+def _story(
+    subject: Any, data: Any, test: Any, name: str, unit: str, method: str | None
+) -> _Story:
+    rows = None if data is None else Data.of(data)
+    held = None if test is None else Data.of(test, "test")
+    if isinstance(subject, Comparison):
+        sampled = [key for key, model in subject.models.items() if isinstance(model, FittedModel)]
+        key = method or (sampled or list(subject.models))[0]
+        check_choice("method", key, subject.models)
+        model = subject.models[key]
+        fitted = model if isinstance(model, FittedModel) else None
+        return _Story(_with_posterior(fitted, rows), METHODS[key], subject.predictives[key],
+                      subject.y, subject, rows, held, name, unit)
+    if not isinstance(subject, (FittedModel, WeightSamples, McDropout, TemperatureScaled)):
+        fail_type("subject", "a fitted model or a Comparison", subject)
+    predictive, y = (None, None) if held is None else _predicted(subject, held)
+    fitted = subject if isinstance(subject, FittedModel) else None
+    label = _method(subject) if isinstance(subject, FittedModel) else subject.name
+    return _Story(_with_posterior(fitted, rows), label, predictive, y, None, rows, held, name,
+                  unit)
+
+
+def _predicted(model: Any, rows: Data) -> tuple[Predictive, Tensor]:
+    """Predictions of test rows, with their noise where it is known, and their targets."""
+    y = rows.targets()
+    options: dict[str, Any] = {} if isinstance(y, Tensor) else {"noise": y[1]}
+    if isinstance(model, FittedModel):
+        options["n_draws"] = _MOST_DRAWS
+    predictive = model.predict(rows.inputs if rows.in_memory else rows.loader, **options)
+    return predictive, y if isinstance(y, Tensor) else y[0]
+
+
+def _with_posterior(model: FittedModel | None, data: Data | None) -> FittedModel | None:
+    """The model with its density, if there are data to have one from."""
+    if model is None or model.posterior is not None or data is None:
+        return model
+    return replace(model, posterior=Posterior(
+        model.network, model.likelihood, data, model.subspace, model.prior, model.temperature))
+
+
+def _method(model: FittedModel) -> str:
+    """What tables call a model."""
+    return METHODS.get(str(model.settings.get("subspace")), "posterior")
+
+
+# --- in words -------------------------------------------------------------------------------
+
+
+def describe(model: FittedModel) -> dict[str, str]:
+    """What was fitted, in words: one sentence for each part.
+
+    Args:
+        model: the model.
+
+    Example:
+        >>> net = subbayes.MLP(2, (5,), 1, seed=0)
+        >>> model = subbayes.fit(net, (torch.randn(30, 2), torch.randn(30)), rank=2, draws=20,
+        ...                      training=subbayes.Training(epochs=2, swa_epochs=5))
+        >>> describe(model)["subspace"]
+        'the 2 principal directions of that trajectory, around its mean'
+    """
+    return {
+        "network": _network(model),
+        "likelihood": _likelihood(model.likelihood),
+        "training": _trained(model.settings.get("training")),
+        "subspace": _subspace(model),
+        "prior": _prior(model),
+        "temperature": _temperature(model),
+        "inference": _inference(model),
+    }
+
+
+def _network(model: FittedModel) -> str:
+    module = model.network.module_with()
+    kind = type(module).__name__
+    if isinstance(module, MLP):
+        s = module.settings
+        widths = " and ".join(map(str, s["hidden"])) or "none"
+        kind = (f"a multilayer perceptron: {s['n_inputs']} inputs, hidden layers of {widths} "
+                f"({s['activation']}), {s['n_outputs']} outputs")
+    return f"{kind}; {model.network.size} weights"
+
+
+def _likelihood(likelihood: Likelihood) -> str:
+    if isinstance(likelihood, Standardized):
+        shift, scale = (", ".join(f"{v:.4g}" for v in part)
+                        for part in (likelihood.shift, likelihood.scale))
+        return (f"{_likelihood(likelihood.likelihood)}; the network works on "
+                f"(y - {shift}) / {scale}")
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        return (f"Gaussian noise with a variance that depends on the input, plus a global "
+                f"variance of {_numbers(likelihood.global_variance)}")
+    if isinstance(likelihood, Gaussian) and not isinstance(likelihood.noise, str):
+        return f"Gaussian noise with a standard deviation of {_numbers(likelihood.noise)}"
+    return repr(likelihood)
+
+
+def _numbers(values: Any) -> str:
+    flat = np.atleast_1d(np.asarray(values, dtype=float)).ravel()
+    return ", ".join(f"{v:.3g}" for v in flat[:5]) + (", …" if len(flat) > 5 else "")
+
+
+def _trained(training: Mapping[str, Any] | None) -> str:
+    if not training:
+        return ""
+    batch = training["batch_size"]
+    rows = "all rows a step" if batch is None else f"batches of {batch}"
+    prior = "no prior on the weights"
+    if training["prior_scale"] is not None:
+        prior = f"prior N(0, {training['prior_scale']:g}²) on each weight"
+    elif training["weight_decay"] is not None:
+        prior = f"weight decay {training['weight_decay']:g}"
+    first = (f"{training['epochs']} epochs of {training['optimizer'].title()} at rate "
+             f"{training['learning_rate']:g}" if training["epochs"] else "trained beforehand")
+    return (f"{first}, {rows}, {prior}; then {training['swa_epochs']} epochs of SGD at the "
+            f"constant rate {training['swa_learning_rate']:g}, a snapshot after each")
+
+
+def _subspace(model: FittedModel) -> str:
+    k, name = model.subspace.rank, model.settings.get("subspace")
+    return {"pca": f"the {k} principal directions of that trajectory, around its mean",
+            "random": f"{k} random directions around the mean of that trajectory",
+            "full": f"all {k} weights, around the mean of that trajectory",
+            }.get(str(name), repr(model.subspace))
+
+
+def _prior(model: FittedModel) -> str:
+    prior = model.prior
+    plain = prior.factor is None and prior.scale.size == 1 and not np.any(prior.mean)
+    what = f"N(0, {float(prior.scale.reshape(-1)[0]):g}²)" if plain else repr(prior)
+    return f"{what} on each coordinate z" if plain else f"{what} on the coordinates z"
+
+
+def _temperature(model: FittedModel) -> str:
+    chosen, text = model.settings.get("temperatures"), f"T = {model.temperature:g}"
+    if not chosen:
+        return text
+    by = "leave-one-out" if chosen["by"] == "loo" else "the validation rows"
+    return f"{text}, chosen by {by} among {', '.join(f'{t:g}' for t in chosen['temperatures'])}"
+
+
+def _inference(model: FittedModel) -> str:
+    draws = model.draws
+    if draws is None:
+        return "not sampled"
+    sampler = str(draws.meta.get("sampler", "")).replace("-", " ")
+    said = [f"{sampler} sampling, {draws.n_chains} chains of {draws.n_draws} draws".lstrip()]
+    if "warmup" in draws.meta:
+        said.append(f"after {draws.meta['warmup']} of warm-up each")
+    if "evaluations" in draws.stats:
+        said.append(f"{draws.stats['evaluations'].mean():.1f} evaluations of the density a draw")
+    if "seconds" in draws.meta:
+        said.append(f"{draws.meta['seconds']:.1f} s")
+    return ", ".join(said)
+
+
+def _lead(story: _Story) -> str:
+    model = story.model
+    if model is None or model.draws is None:
+        return f"Predictions of {story.name}."
+    n = model.draws.n_chains * model.draws.n_draws
+    return (f"Predictions of {story.name} that say how sure they are: {n} draws from the posterior "
+            f"over {model.subspace.rank} directions of a network with {model.network.size} "
+            f"weights.")
+
+
+def _verdict(story: _Story) -> str:
+    """The news first: is the sampling run sound, and are the intervals honest?"""
+    model = story.model
+    if model is None or model.draws is None:
+        return ""
+    said = story.comparison.warnings() if story.comparison else {"": model.warnings()}
+    lines = [f"{METHODS.get(key, '')}: {line}" if key else line
+             for key, warnings in said.items() for line in warnings]
+    good = not model.warnings()
+    news = [f"The chains agree: R-hat is at most {np.nanmax(model.draws.rhat()):.3f}, and every "
+            f"coordinate has an effective sample size of at least "
+            f"{np.nanmin(model.draws.ess_bulk()):.0f}."] if good else [
+        "The chains have not settled; read what follows with care."]
+    return html.box("good" if good else "bad", *news, _coverage(story)) + (
+        html.box("bad", *[f"Warning. {line}." for line in lines]) if lines else "")
+
+
+def _coverage(story: _Story) -> str:
+    if story.predictive is None or story.kind == "classification":
+        return ""
+    n = len(story.predictive)
+    share = metrics.coverage(story.predictive, story.y)
+    return (f"The 95 % intervals hold {100 * share:.0f} % of {n} test rows; "
+            f"{95 - 196 * np.sqrt(0.95 * 0.05 / n):.0f} to "
+            f"{min(100.0, 95 + 196 * np.sqrt(0.95 * 0.05 / n)):.0f} % would be no surprise.")
+
+
+def _words(story: _Story) -> dict[str, str]:
+    """The words this report uses."""
+    classes = {"RMSE", "CRPS", "coverage", "aleatoric"} if story.kind == "classification" else set()
+    sampled = story.model is not None
+    return {word: text for word, text in WORDS.items()
+            if word not in classes and (sampled or word in _SCORES.values())}
+
+
+# --- numbers --------------------------------------------------------------------------------
+
+
+def _scores(story: _Story) -> str:
+    if story.comparison is not None:
+        return _compared(story.comparison)
+    if story.predictive is None:
+        return ""
+    scores = metrics.score(story.predictive, story.y)
+    kept = [key for key in _SCORES if key in scores]
+    caption = f"{len(story.predictive)} test rows. Log-likelihood in nats a row."
+    return html.table(["method", *(_SCORES[key] for key in kept)],
+                      [[story.method, *(shown(key, scores[key]) for key in kept)]], caption)
+
+
+def _compared(comparison: Comparison) -> str:
+    frame, gaps = comparison.table, comparison.differences()
+    kept = [key for key in _SCORES if key in frame.columns]
+    rows = [[str(row["method"]), *(shown(key, row[key]) for key in kept)]
+            for _, row in frame.iterrows()]
+    best = [(int(i), j + 1) for j, key in enumerate(kept) if key in NAMES and key != "seconds"
+            and key != "interval_width" for i in np.flatnonzero(_is_best(key, frame[key]))]
+    n = len(next(iter(comparison.predictives.values())))
+    caption = (f"{n} test rows. Log-likelihood in nats a row. Seconds "
+               "are what a method costs by itself, training included; what methods share is "
+               "counted for each. Bold: the best of a column, by however little.")
+    errors = dict(zip(gaps["method"], gaps["se"], strict=True))
+    main = "log_likelihood"
+    drawn = [html.figure(
+        plots.scores(frame, main, errors=errors),
+        "Log-likelihood of the test rows. Lines: one standard error of the difference to the "
+        "best method; methods within two of it are not told apart by these rows.")]
+    drawn += [html.figure(plots.scores(frame, score), caption) for score, caption in (
+        ("coverage", "Coverage of the 95 % interval on the test rows; the dashed line is right."),
+        ("accuracy", "Accuracy on the test rows.")) if score in frame.columns]
+    return html.table(["method", *(_SCORES[key] for key in kept)], rows, caption, best) + (
+        html.figures(*drawn))
+
+
+def _is_best(score: str, values: pd.Series) -> np.ndarray:
+    array = values.to_numpy(dtype=float)
+    distance = np.abs(array - 0.95) if score == "coverage" else (
+        -array if NAMES[score][1].startswith("higher") else array)
+    return distance == np.nanmin(distance)
+
+
+# --- figures --------------------------------------------------------------------------------
+
+
+def _predictions(story: _Story) -> str:
+    predictive, y = story.predictive, story.y
+    curve = _curve(story)
+    if predictive is None:
+        return html.figures(curve)
+    if story.kind == "classification":
+        return html.figures(
+            html.figure(plots.reliability(predictive, y),
+                        "Reliability: accuracy against confidence. Below the diagonal the model "
+                        "is surer than it should be."),
+            html.figure(plots.doubt(predictive, y),
+                        "Accuracy among the rows the model is surest of."))
+    several = predictive.mean.ndim > 1
+    named = f"{story.named}, first target" if several else story.named
+    return html.figures(
+        curve,
+        html.figure(plots.intervals(predictive, y, name=named),
+                    "Test rows against their 95 % intervals. Dark: how far the draws' means "
+                    "disagree (epistemic); light: that and the noise (aleatoric) together."),
+        html.figure(plots.calibration(predictive, y, label=story.method),
+                    "Share of test rows inside intervals of each level. Below the diagonal "
+                    "intervals are too narrow; inside the grey band it may be chance."),
+        html.figure(plots.pit(predictive, y),
+                    "Where test rows fall in their predictive distributions: flat if calibrated, "
+                    "a valley if the model is too sure, a hill if it is not sure enough."))
+
+
+def _curve(story: _Story) -> str:
+    """Bands over the input, if there is but one."""
+    rows = story.data if story.data is not None else story.test
+    model = story.model
+    if model is None or model.draws is None or rows is None or not rows.in_memory:
+        return ""
+    x = rows.inputs
+    if not isinstance(x, Tensor) or x.numel() != len(x) or model.likelihood.kind == (
+            "classification"):
+        return ""
+    low, high = float(x.min()), float(x.max())
+    pad = 0.15 * (high - low)
+    grid = torch.linspace(low - pad, high + pad, 200, dtype=x.dtype).reshape(-1, *x.shape[1:])
+    try:
+        predictive = model.predict(grid, n_draws=_MOST_DRAWS)
+    except InputError:  # noise known per row has no curve
+        return ""
+    targets = rows.targets()
+    return html.figure(
+        plots.bands(predictive, grid, data=(x, targets if isinstance(targets, Tensor)
+                                            else targets[0]), names=("input", story.named)),
+        "The predictive curve over the input. Dark: how far the draws' curves disagree "
+        "(epistemic); light: where 95 % of observations are expected.")
+
+
+def _posterior(story: _Story) -> str:
+    model = story.model
+    if model is None:
+        return ""
+    drawn = []
+    if model.posterior is not None and model.subspace.rank > 1 and model.draws is not None:
+        drawn.append(html.figure(
+            plots.density(model.posterior, model.draws),
+            "Log density over the first two coordinates, the others at the mean of the draws, "
+            "with draws on it. They spread wider than the slice where coordinates depend on "
+            "each other."))
+    if model.settings.get("temperatures"):
+        drawn.append(html.figure(
+            plots.temperature(model.settings["temperatures"]),
+            "How the temperature was chosen. Where the scores differ by less than their error, "
+            "the choice hardly matters."))
+    return html.figures(*drawn)
+
+
+def _chains(story: _Story) -> str:
+    if story.model is None or story.model.draws is None:
+        return ""
+    draws = story.model.draws
+    if draws.n_draws < 4:
+        return html.paragraphs("Too few draws to tell.")
+    summary = draws.summary()
+    order = np.argsort(-summary["rhat"].fillna(np.inf).to_numpy(), kind="stable")
+    worst = [int(i) for i in order[:_SHOWN_CHAINS]]
+    drawn = [html.figure(plots.ess(draws), "Effective sample size of each coordinate.")
+             if draws.rank <= 40 else "",
+             html.figure(plots.autocorrelation(draws), "How long a chain remembers.")]
+    for i in sorted(worst):
+        drawn += [html.figure(plots.trace(draws, i), f"Trace of z[{i}]: chains that explored the "
+                              "same posterior look like one another."),
+                  html.figure(plots.ranks(draws, i), f"Ranks of z[{i}] by chain: flat, around "
+                              "the dashed line, if the chains agree.")]
+    if "log_likelihood" in draws.stats:
+        drawn.append(html.figure(plots.trace(draws, "log_likelihood"),
+                                 "Trace of the log-likelihood of the training rows."))
+    said = html.box("bad", *draws.warnings()) if draws.warnings() else ""
+    return said + _summary(summary) + html.paragraphs(
+        f"Traces and ranks are of the {_SHOWN_CHAINS} coordinates with the largest R-hat."
+        if draws.rank > _SHOWN_CHAINS else "") + html.figures(*drawn)
+
+
+def _summary(summary: pd.DataFrame, most: int = 30) -> str:
+    """The table of the coordinates; of very many, those with the largest R-hat."""
+    shown = summary if len(summary) <= most else summary.nlargest(most, "rhat")
+    rows = [[str(name), *(f"{row[key]:.3f}" for key in ("mean", "sd", "2.5%", "97.5%")),
+             f"{row['ess_bulk']:.0f}", f"{row['ess_tail']:.0f}", f"{row['rhat']:.4f}"]
+            for name, row in shown.iterrows()]
+    caption = ("R-hat below 1.01 and effective sample sizes above 100 a chain are good."
+               + (f" The {most} of {len(summary)} coordinates with the largest R-hat."
+                  if len(summary) > most else ""))
+    return html.table(["coordinate", "mean", "sd", "2.5 %", "97.5 %", "ESS, bulk", "ESS, tail",
+                       "R-hat"], rows, caption)
+
+
+def _training(story: _Story) -> str:
+    history = story.model.history if story.model else {}
+    if not any(history.get(phase) for phase in ("train", "swa")):
+        return ""
+    drawn = [html.figure(
+        plots.curves(history), "Negative log-likelihood of the minibatches as they passed; lower "
+        "is better. In the shaded part a constant rate explores around the solution.")]
+    trained = story.comparison.trained if story.comparison else None
+    if trained is not None and trained.swa.recorder.n > 1:
+        rank = story.model.subspace.rank if story.model else None
+        drawn.append(html.figure(
+            plots.spectrum(trained.swa.recorder, rank),
+            "How far the trajectory of that part went along each of its principal directions."))
+    return html.figures(*drawn)
+
+
+def _reproduce(story: _Story, command: str) -> str:
+    versions = (f"subbayes {subbayes.__version__}, torch {torch.__version__}, NumPy "
+                f"{np.__version__}, Python {platform.python_version()}, {platform.machine()}")
+    facts = {"versions": versions}
+    if story.model is not None:
+        seed = story.model.settings.get("seed", (story.model.draws.meta if story.model.draws
+                                                 else {}).get("seed"))
+        facts["seed"] = "" if seed is None else str(seed)
+        if story.model.posterior is not None:
+            facts["posterior"] = (f"{story.model.posterior.data.n} training rows; fingerprint "
+                                  f"{story.model.posterior.fingerprint()[:16]}")
+    return html.definitions(facts) + html.preformatted(command)
