@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
@@ -311,7 +311,12 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
             InputError: see the class.
         """
         X = self._check_X(X, fitting=True)
-        y = self._check_y(y, len(X)).astype(np.float64)
+        y = self._check_y(y, len(X))
+        try:
+            y = y.astype(np.float64)
+        except (TypeError, ValueError):
+            fail("y", "numbers", f"values of type {y.dtype}",
+                 "Convert them, or use SubspaceClassifier for labels")
         check_finite("y", y)
         counts = self.likelihood == _COUNTS
         self._fit(X, y, "count" if counts else "regression")
@@ -486,10 +491,8 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         Args:
             X: features (n, n_features_in_).
         """
-        return self.classes_[self._codes(X)]
-
-    def _codes(self, X: Any) -> Int[np.ndarray, "n"]:
-        return self.predict_proba(X).argmax(1)
+        codes = self.predict_proba(X).argmax(1)
+        return self.classes_[codes]
 
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"classes": self.classes_.tolist(),
