@@ -108,8 +108,17 @@ def take(values: Any, rows: Any) -> Any:
 
 
 def to_device(values: Any, device: torch.device) -> Any:
-    """Move a tensor, tuple or dict of tensors to a device."""
-    return _map(values, lambda t: t.to(device, non_blocking=True))
+    """Move a tensor, tuple or dict of tensors from the CPU to a device.
+
+    Data on an accelerator are not brought to a model elsewhere: that is a mistake, said in a line.
+    """
+    def moved(tensor: Tensor) -> Tensor:
+        if tensor.device.type not in ("cpu", torch.device(device).type):
+            fail("data", f"tensors on the CPU or on {device}, where the module is", tensor.device,
+                 "Move the module or the data with .to(device)")
+        return tensor.to(device, non_blocking=True)
+
+    return _map(values, moved)
 
 
 def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 __all__ = ["observations_last"]
 
 
-class observations_last(TorchFunctionMode):  # noqa: N801 - a context manager, named as a verb
+class observations_last(TorchFunctionMode):
     """Inside, `F.linear` on (N, features) keeps observations along the last axis in memory.
 
     Example:

@@ -26,7 +26,7 @@ from torch.utils.data import (
 )
 
 from subbayes import Data, InputError, InputTypeError
-from subbayes.data import leaves, take, to_inputs, to_targets
+from subbayes.data import leaves, take, to_device, to_inputs, to_targets
 
 N = 11
 X = torch.arange(2.0 * N).reshape(N, 2)
@@ -325,3 +325,11 @@ def test_batches_that_are_not_pairs():
 def test_errors_call_the_argument_as_the_caller_does():
     with pytest.raises(InputError, match="^validation inputs and validation targets: "):
         Data.of((X, Y[:3]), "validation")
+
+
+def test_data_on_an_accelerator_do_not_go_to_a_module_on_the_cpu():
+    """The meta device stands in for a GPU."""
+    tensor = torch.zeros(3, 2, device="meta")
+    with pytest.raises(InputError, match=r"data: expected tensors on the CPU or on cpu, where "
+                                         r"the module is, got meta\. Move the module or the data"):
+        to_device((tensor,), torch.device("cpu"))
