@@ -398,8 +398,9 @@ class _Bench:
             training=self.training, parameters=self.parameters, output=self.output,
             draws=self.draws, chains=self.chains, warmup=self.warmup, seed=self.seed,
             progress=self.progress)
-        return dataclasses.replace(model, history=trained.history,
-                                   settings=model.settings | {"subspace": name})
+        return dataclasses.replace(
+            model, history=trained.history, settings=model.settings | {
+                "subspace": name, "likelihood": self.likelihood.to_config()})
 
     def settings(self) -> dict[str, Any]:
         names = ("rank", "temperature", "draws", "chains", "warmup", "members", "n_draws", "seed")
