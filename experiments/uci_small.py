@@ -59,6 +59,8 @@ class Plan:
         learning_rates: grid of Adam's first rate, cosine to 0.
         weight_decays: grid.
         epochs: grid of passes of the first phase.
+        bases: the second phase is tried from so many first phases, the best at each number of
+            epochs.
         path_rates: grid of the constant rate of SGD along the trajectory.
         further_rates: tried in turn as long as the largest tried is the best.
         path_epochs: passes along the trajectory, a snapshot after each.
@@ -83,6 +85,7 @@ class Plan:
     learning_rates: tuple[float, ...] = (3e-3, 1e-2)
     weight_decays: tuple[float, ...] = (1e-2, 3e-2, 1e-1, 3e-1)
     epochs: tuple[int, ...] = (100, 300, 1000)
+    bases: int = 3
     path_rates: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2)
     further_rates: tuple[float, ...] = (3e-2, 1e-1)
     path_epochs: int = 100
@@ -103,7 +106,7 @@ class Plan:
 
 
 PLANS = {
-    "naval": Plan(weight_decays=(1e-5, 1e-4), epochs=(300, 1000),
+    "naval": Plan(weight_decays=(1e-5, 1e-4), epochs=(300, 1000), bases=1,
                   path_rates=(1e-5, 1e-4, 1e-3), further_rates=(), path_epochs=50,
                   tuning_splits=2, validations=1, tuning_draws=50,
                   temperatures=(1.0, 10.0, 100.0, 1000.0), chains=4, draws=200,
@@ -112,15 +115,29 @@ PLANS = {
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What validation chose for a data set."""
+class Base:
+    """Settings of the first phase."""
 
     learning_rate: float
     weight_decay: float
     epochs: int
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What validation chose for a data set: each method has what suits it best."""
+
+    sgd: Base
+    swag: Base
     swag_rate: float
+    pca: Base
     pca_rate: float
     temperature: float
+
+    @property
+    def paths(self) -> set[tuple[Base, float]]:
+        """The trajectories needed."""
+        return {(self.swag, self.swag_rate), (self.pca, self.pca_rate)}
 
 
 @dataclass(frozen=True)
@@ -154,20 +171,20 @@ def case(X: Array, y: Array, train: Array, test: Array, seed: int) -> Case:
 # --- the three methods ------------------------------------------------------------------------
 
 
-def train(cases: list[Case], plan: Plan, settings: list[Record], epochs: int) -> Members:
-    """The first phase of all cases, with learning_rate and weight_decay of their own."""
+def train(cases: list[Case], plan: Plan, bases: list[Base]) -> Members:
+    """The first phase of all cases, each with settings of its own (but for the epochs)."""
     return batched.train(
-        [c.table for c in cases], hidden=plan.hidden, epochs=epochs,
-        learning_rate=[s["learning_rate"] for s in settings],
-        weight_decay=[s["weight_decay"] for s in settings], batch_size=_tenth(cases))
+        [c.table for c in cases], hidden=plan.hidden, epochs=bases[0].epochs,
+        learning_rate=[b.learning_rate for b in bases],
+        weight_decay=[b.weight_decay for b in bases], batch_size=_tenth(cases))
 
 
-def along(members: Members, cases: list[Case], plan: Plan, rates: list[float],
-          weight_decay: float) -> list[SwaResult | None]:
-    """The trajectories of all members at constant rates."""
+def along(members: Members, cases: list[Case], plan: Plan, base: Base,
+          rate: float) -> list[SwaResult | None]:
+    """The trajectories of all members at a constant rate."""
     return batched.average(
-        members, epochs=plan.path_epochs, learning_rate=rates,
-        weight_decay=[weight_decay] * len(cases), batch_size=_tenth(cases),
+        members, epochs=plan.path_epochs, learning_rate=[rate] * len(cases),
+        weight_decay=[base.weight_decay] * len(cases), batch_size=_tenth(cases),
         max_snapshots=plan.snapshots, clip_norm=plan.clip_norm)
 
 
@@ -247,22 +264,22 @@ def tuning_cases(X: Array, y: Array, masks: Array, plan: Plan) -> list[Case]:
 
 def try_training(cases: list[Case], plan: Plan, epochs: int) -> list[Record]:
     """Validation likelihood of SGD alone, at all learning rates and weight decays."""
-    grid = [{"learning_rate": rate, "weight_decay": decay}
+    grid = [Base(rate, decay, epochs)
             for rate in plan.learning_rates for decay in plan.weight_decays]
-    members = train(cases * len(grid), plan, [g for g in grid for _ in cases], epochs)
+    members = train(cases * len(grid), plan, [base for base in grid for _ in cases])
     tried = []
-    for i, g in enumerate(grid):
-        values = [_value(predict_sgd(members, i * len(cases) + j, c.inputs), c)
-                  if members.finite(i * len(cases) + j) else -math.inf
-                  for j, c in enumerate(cases)]
-        tried.append(g | {"epochs": epochs} | _summary(values))
+    for i, base in enumerate(grid):
+        at = range(i * len(cases), (i + 1) * len(cases))
+        values = [_value(predict_sgd(members, s, c.inputs), c) if members.finite(s) else -math.inf
+                  for s, c in zip(at, cases, strict=True)]
+        tried.append(dataclasses.asdict(base) | _summary(values))
     return tried
 
 
-def try_path(cases: list[Case], members: Members, plan: Plan, decay: float,
+def try_path(cases: list[Case], members: Members, plan: Plan, base: Base,
              rate: float) -> list[Record]:
     """Validation likelihood of SWAG, and of the subspace at every temperature."""
-    paths = along(members, cases, plan, [rate] * len(cases), decay)
+    paths = along(members, cases, plan, base, rate)
     swags = [_value(predict_swag(p, plan, c.inputs, c.table.seed), c) if p else -math.inf
              for p, c in zip(paths, cases, strict=True)]
     rows = np.array([_tempered(p, c, plan) for p, c in zip(paths, cases, strict=True)])
@@ -296,8 +313,12 @@ def _summary(values: list[float]) -> Record:
     return {"score": float(np.mean(values)), "se": float(np.std(values) / len(values) ** 0.5)}
 
 
+def _order(tried: Record) -> float:
+    return -math.inf if tried["score"] is None else tried["score"]
+
+
 def _best(tried: list[Record]) -> Record:
-    return max(tried, key=lambda r: -math.inf if r["score"] is None else r["score"])
+    return max(tried, key=_order)
 
 
 def chosen(name: str, X: Array, y: Array, masks: Array, plan: Plan, store: Store,
@@ -310,31 +331,40 @@ def chosen(name: str, X: Array, y: Array, masks: Array, plan: Plan, store: Store
     def kept(what: str, settings: Record, tried: Callable[[], list[Record]]) -> list[Record]:
         key = key_of(f"{name}-{what}", facts | settings)
         if key not in store:
-            started = time.perf_counter()
+            started = time.process_time()
             store.put(key, facts | settings | {
                 "kind": what, "tried": tried(), "versions": versions(),
-                "seconds": round(time.perf_counter() - started, 1)})
-            say(f"{name} {what}: best {_best(store[key]['tried'])}")
+                "seconds": round(time.process_time() - started, 1)})
+            say(f"{name} {what} {settings.get('rate', '')}: best {_best(store[key]['tried'])}")
         return store[key]["tried"]
 
     grid = _fields(plan, "learning_rates", "weight_decays")
-    base = _best([row for epochs in plan.epochs for row in kept(
-        "training", grid | {"epochs": epochs}, lambda e=epochs: try_training(cases(), plan, e))])
-    base = {k: base[k] for k in ("learning_rate", "weight_decay", "epochs")}
+    best_at = [_best(kept("training", grid | {"epochs": e},
+                          lambda e=e: try_training(cases(), plan, e))) for e in plan.epochs]
+    fixed = _fields(plan, "path_epochs", "clip_norm", "snapshots", "rank", "swag_draws",
+                    "temperatures", "tuning_chains", "tuning_draws")
     few = functools.cache(lambda: cases()[:plan.tuning_splits])
-    members = functools.cache(lambda: train(few(), plan, [base] * len(few()), base["epochs"]))
-    fixed = base | _fields(plan, "path_epochs", "clip_norm", "snapshots", "rank", "swag_draws",
-                           "temperatures", "tuning_chains", "tuning_draws")
+    members = functools.cache(lambda base: train(few(), plan, [base] * len(few())))
     swags, tempered = [], []
-    for rate in plan.path_rates + plan.further_rates:
-        if rate in plan.further_rates and _best(tempered)["rate"] < swags[-1]["rate"]:
-            break
-        swag_row, *rows = kept("path", fixed | {"rate": rate}, lambda r=rate: try_path(
-            few(), members(), plan, base["weight_decay"], r))
-        swags, tempered = [*swags, swag_row], tempered + rows
-    best = _best(tempered)
-    return Chosen(**base, swag_rate=_best(swags)["rate"], pca_rate=best["rate"],
-                  temperature=best["temperature"])
+    for row in sorted(best_at, key=_order, reverse=True)[:plan.bases]:
+        base = _base(row)
+        here: list[Record] = []
+        for rate in plan.path_rates + plan.further_rates:
+            if rate in plan.further_rates and _best(here)["rate"] < here[-1]["rate"]:
+                break
+            settings = dataclasses.asdict(base) | fixed | {"rate": rate}
+            swag_row, *rows = kept("path", settings, lambda base=base, rate=rate: try_path(
+                few(), members(base), plan, base, rate))
+            here += rows
+            swags.append(swag_row | dataclasses.asdict(base))
+        tempered += [row | dataclasses.asdict(base) for row in here]
+    swag_best, best = _best(swags), _best(tempered)
+    return Chosen(sgd=_base(_best(best_at)), swag=_base(swag_best), swag_rate=swag_best["rate"],
+                  pca=_base(best), pca_rate=best["rate"], temperature=best["temperature"])
+
+
+def _base(row: Record) -> Base:
+    return Base(row["learning_rate"], row["weight_decay"], row["epochs"])
 
 
 def _fields(plan: Plan, *names: str) -> Record:
@@ -385,18 +415,18 @@ def run_table(name: str, X: Array, y: Array, masks: Array, tuning_masks: Array, 
 
 def _runs(cases: list[Case], plan: Plan, choice: Chosen) -> Any:
     """Train all cases together, then sample and score one after the other."""
-    started = time.perf_counter()
-    base = dataclasses.asdict(choice)
-    members = train(cases, plan, [base] * len(cases), choice.epochs)
-    trained = time.perf_counter()
-    rates = list(dict.fromkeys((choice.swag_rate, choice.pca_rate)))
-    paths = {r: along(members, cases, plan, [r] * len(cases), choice.weight_decay)
-             for r in rates}
+    started = time.process_time()
+    members = {base: train(cases, plan, [base] * len(cases))
+               for base in {choice.sgd, choice.swag, choice.pca}}
+    trained = time.process_time()
+    paths = {(base, rate): along(members[base], cases, plan, base, rate)
+             for base, rate in choice.paths}
     seconds = {"training": (trained - started) / len(cases),
-               "trajectory": (time.perf_counter() - trained) / len(cases)}
+               "trajectory": (time.process_time() - trained) / len(cases)}
     for s, c in enumerate(cases):
-        yield _record(c, predict_sgd(members, s, c.inputs), paths[choice.swag_rate][s],
-                      paths[choice.pca_rate][s], plan, choice.temperature, seconds)
+        yield _record(c, predict_sgd(members[choice.sgd], s, c.inputs),
+                      paths[choice.swag, choice.swag_rate][s],
+                      paths[choice.pca, choice.pca_rate][s], plan, choice.temperature, seconds)
 
 
 def _record(c: Case, sgd: Predictive, swag_path: SwaResult | None, pca_path: SwaResult | None,
@@ -406,8 +436,9 @@ def _record(c: Case, sgd: Predictive, swag_path: SwaResult | None, pca_path: Swa
                          "that diverged. Lower the grid.")
     seed = c.table.seed
     posterior = posterior_of(pca_path, c.table, plan).with_temperature(temperature)
+    started = time.process_time()
     draws = sampled(posterior, plan, seed)
-    started = time.perf_counter()
+    drawn = time.process_time()
     methods = {
         "SGD": scores(sgd, c.y),
         "SWA": scores(point(pca_path).predict(c.inputs), c.y),
@@ -416,8 +447,7 @@ def _record(c: Case, sgd: Predictive, swag_path: SwaResult | None, pca_path: Swa
     sampling = {"rank": posterior.rank, "draws": draws.n_draws, "rhat": _worst(draws),
                 "ess_bulk": float(np.nanmin(draws.ess_bulk())),
                 "evaluations_per_draw": float(draws.stats["evaluations"].mean())}
-    seconds = seconds | {"sampling": draws.meta["seconds"],
-                         "scoring": time.perf_counter() - started}
+    seconds = seconds | {"sampling": drawn - started, "scoring": time.process_time() - drawn}
     return {"methods": methods, "sampling": sampling, "versions": versions(), "threads": 1,
             "seconds": {k: round(v, 2) for k, v in seconds.items()}}
 

@@ -116,21 +116,25 @@ def _table(score: str, found: dict[str, list[Record]]) -> str:
 
 
 def _settings(found: dict[str, list[Record]]) -> str:
-    head = ["data", "epochs", "rate", "weight decay", "rate, SWAG", "rate, PCA", "temperature",
-            "rank", "draws", "R-hat: median, worst", "seconds a split"]
-    lines = ["**Settings chosen on validation rows, and how the sampling went**", "",
+    head = ["data", "SGD", "SWAG", "PCA + ESS", "temperature", "rank", "draws",
+            "R-hat: median, worst", "seconds a split"]
+    lines = ["**Settings chosen on validation rows, and how the sampling went** (epochs, learning "
+             "rate, weight decay; then the constant rate)", "",
              "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name, records in found.items():
         c = records[0]["chosen"]
         rhat = np.array([r["sampling"]["rhat"] for r in records])
         seconds = np.mean([sum(r["seconds"].values()) for r in records])
-        cells = [name, c["epochs"], f"{c['learning_rate']:g}", f"{c['weight_decay']:g}",
-                 f"{c['swag_rate']:g}", f"{c['pca_rate']:g}", f"{c['temperature']:g}",
-                 min(r["sampling"]["rank"] for r in records),
-                 _lengths(records),
+        cells = [name, _phase(c["sgd"]), f"{_phase(c['swag'])}; {c['swag_rate']:g}",
+                 f"{_phase(c['pca'])}; {c['pca_rate']:g}", f"{c['temperature']:g}",
+                 min(r["sampling"]["rank"] for r in records), _lengths(records),
                  f"{np.median(rhat):.3f}, {rhat.max():.3f}", f"{seconds:.1f}"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
+
+
+def _phase(base: Record) -> str:
+    return f"{base['epochs']}, {base['learning_rate']:g}, {base['weight_decay']:g}"
 
 
 def _lengths(records: list[Record]) -> str:

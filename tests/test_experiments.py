@@ -165,23 +165,31 @@ def test_a_changed_setting_is_run_anew(diabetes, tmp_path):
     assert sorted(kinds) == ["path", "split", "split", "training"]  # the choice stays
 
 
-def test_further_rates_are_tried_while_the_largest_is_the_best(diabetes, tmp_path, monkeypatch):
-    def path(cases, members, plan, decay, rate):
-        tried.append(rate)
-        score = -abs(rate - 3.0)
-        return [{"method": "SWAG", "rate": rate, "score": -rate, "se": 0.0},
-                {"method": "PCA + ESS", "rate": rate, "temperature": 10.0, "score": score}]
+def test_each_method_gets_its_own_best(diabetes, tmp_path, monkeypatch):
+    def training(cases, plan, epochs):
+        return [dataclasses.asdict(uci_small.Base(0.1, decay, epochs)) | {"score": epochs - decay}
+                for decay in plan.weight_decays]
+
+    def path(cases, members, plan, base, rate):
+        tried.append((base.epochs, rate))
+        return [{"method": "SWAG", "rate": rate, "score": -rate},
+                {"method": "PCA + ESS", "rate": rate, "temperature": 10.0,
+                 "score": -abs(rate - base.epochs)}]
 
     tried = []
     X, y, masks = diabetes
+    monkeypatch.setattr(uci_small, "try_training", training)
     monkeypatch.setattr(uci_small, "try_path", path)
-    plan = dataclasses.replace(TINY, path_rates=(1.0, 2.0), further_rates=(3.0, 4.0, 5.0))
+    plan = dataclasses.replace(TINY, epochs=(1, 2, 4), bases=2, path_rates=(1.0, 2.0),
+                               further_rates=(3.0, 4.0, 5.0))
     store = Store(tmp_path / "x.json")
     choice = uci_small.chosen("yacht", X, y, masks, plan, store, quiet)
-    assert tried == [1.0, 2.0, 3.0, 4.0]
-    assert (choice.swag_rate, choice.pca_rate, choice.temperature) == (1.0, 3.0, 10.0)
+    expected = [(4, 1.0), (4, 2.0), (4, 3.0), (4, 4.0), (4, 5.0), (2, 1.0), (2, 2.0), (2, 3.0)]
+    assert tried == expected  # further rates only while the largest is the best
+    assert (choice.sgd.epochs, choice.pca.epochs, choice.pca_rate) == (4, 4, 4.0)
+    assert (choice.swag_rate, choice.temperature, choice.sgd.weight_decay) == (1.0, 10.0, 0.01)
     assert uci_small.chosen("yacht", X, y, masks, plan, store, quiet) == choice
-    assert tried == [1.0, 2.0, 3.0, 4.0]
+    assert tried == expected
 
 
 def test_chains_that_disagree_are_run_longer():
@@ -216,7 +224,8 @@ def test_scores_against_closed_forms():
 def record(value):
     one = {"log_likelihood": value, "log_likelihood_mixture": value, "rmse": 1.0,
            "coverage": 0.95, "coverage_mixture": 0.95}
-    chosen = dataclasses.asdict(uci_small.Chosen(0.01, 0.1, 100, 1e-3, 1e-3, 30.0))
+    base = uci_small.Base(0.01, 0.1, 100)
+    chosen = dataclasses.asdict(uci_small.Chosen(base, base, 1e-3, base, 1e-3, 30.0))
     return {"methods": dict.fromkeys(("SGD", "SWA", "SWAG", "PCA + ESS"), one), "chosen": chosen,
             "plan": {"chains": 8}, "seconds": {"training": 1.0, "sampling": 2.0},
             "sampling": {"rhat": 1.01, "rank": 20, "draws": 500}}
