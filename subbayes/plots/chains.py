@@ -126,7 +126,7 @@ def autocorrelation(
     if len(rho) > len(COLORS):
         note(ax, f"{len(rho)} coordinates")
     ax.set_xlim(0, lag)
-    ax.set_ylim(min(-0.1, float(np.nanmin(rho)) - 0.02), 1.02)
+    ax.set_ylim(float(np.nanmin([-0.08, *(line.min() for line in rho)])) - 0.02, 1.02)
     legend(labelled(ax, "lag in draws", "autocorrelation"), columns=min(len(rho), 5))
     return ax
 

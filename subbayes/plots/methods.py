@@ -130,7 +130,7 @@ def temperature(
     ax.set_xscale("log")
     ax.set_xticks(choice.temperatures, [f"{t:g}" for t in choice.temperatures])
     ax.minorticks_off()
-    legend(labelled(ax, "temperature T", "log-likelihood\n(nats per observation)"), columns=3)
+    legend(labelled(ax, "temperature T", "log-likelihood\n(nats per observation)"))
     return ax
 
 
