@@ -73,6 +73,8 @@ class Batched:
         )
         graph.graph.eliminate_dead_code()
         graph.recompile()
+        arguments = (weights, *leaves(inputs), *leaves(y))
+        tidy(graph, *arguments, in_place=self.mode != "compile")
         if self.mode == "compile":
             validates = Distribution._validate_args
             try:
@@ -81,9 +83,10 @@ class Batched:
                 return compiled
             except Exception as error:
                 say("torch.compile", error, "going on with the traced density")
+                tidy(graph, *arguments)
             finally:  # the compiler turns it off for everybody
                 Distribution.set_default_validate_args(validates)
-        return _Replay(tidy(graph, weights, *leaves(inputs), *leaves(y)))
+        return _Replay(graph)
 
 
 class _Replay:

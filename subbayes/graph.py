@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 
 __all__ = ["tidy"]
@@ -29,31 +29,72 @@ _IN_PLACE = {
     aten.sigmoid.default: aten.sigmoid_.default, aten.log.default: aten.log_.default,
     aten.exp.default: aten.exp_.default, aten.pow.Tensor_Scalar: aten.pow_.Scalar,
 }
+_POINTWISE = {aten.relu.default, aten.tanh.default, aten.sigmoid.default, aten.softplus.default,
+              aten.gelu.default, aten.silu.default, aten.elu.default, aten.leaky_relu.default}
 _COMMUTES = {aten.add.Tensor, aten.mul.Tensor}
 
 
-def tidy(graph_module: GraphModule, *arguments: torch.Tensor) -> GraphModule:
-    """Rewrite a traced graph in place and return it; its result is the same.
+def tidy(
+    graph_module: GraphModule, *arguments: torch.Tensor, in_place: bool = True
+) -> GraphModule:
+    """Rewrite a traced graph and return it; its result is the same.
 
     Args:
-        graph_module: what `make_fx` returned.
+        graph_module: what `make_fx` returned; changed in place.
         arguments: what it was traced with; run through it once for the shapes.
+        in_place: let pointwise operations write into operands that nothing else reads; a
+            compiler does that by itself.
     """
     graph = graph_module.graph
     with torch.no_grad():
+        ShapeProp(graph_module).propagate(*arguments)
+        _straighten(graph)
+        graph_module.recompile()
         ShapeProp(graph_module).propagate(*arguments)
     for node in list(graph.nodes):
         if node.op == "call_function" and _is_identity(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     graph.eliminate_dead_code()
-    fresh: set[Node] = set()
-    for node in graph.nodes:
-        if node.op == "call_function":
-            _write_in_place(node, fresh)
+    if in_place:
+        fresh: set[Node] = set()
+        for node in graph.nodes:
+            if node.op == "call_function":
+                _write_in_place(node, fresh)
     graph.lint()
     graph_module.recompile()
     return graph_module
+
+
+def _straighten(graph: Graph) -> None:
+    """Move transpositions past pointwise functions, and cancel those that meet.
+
+    A compiler would otherwise lay the function's result out anew, against the grain.
+    """
+    for node in list(graph.nodes):
+        source = node.args[0] if node.target in _POINTWISE else None
+        if isinstance(source, Node) and source.target is aten.transpose.int:
+            with graph.inserting_before(node):
+                inner = graph.call_function(
+                    node.target, (source.args[0], *node.args[1:]), node.kwargs)
+                outer = graph.call_function(aten.transpose.int, (inner, *source.args[1:]))
+            outer.meta = dict(node.meta)
+            node.replace_all_uses_with(outer)
+            graph.erase_node(node)
+    for node in list(graph.nodes):
+        source = node.args[0] if node.target is aten.transpose.int else None
+        if (isinstance(source, Node) and source.target is aten.transpose.int
+                and _axes(source) == _axes(node)):
+            node.replace_all_uses_with(source.args[0])
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _axes(node: Node) -> set[Any]:
+    """The two axes a transposition swaps, counted from the front."""
+    shape = _shape(node)
+    assert shape is not None
+    return {axis % len(shape.shape) for axis in node.args[1:3]}
 
 
 def _shape(node: Any) -> TensorMetadata | None:

@@ -109,7 +109,7 @@ class Posterior:
         self._row_bytes = bytes_per_row(
             network, to_device(self.data.first()[0], network.device))
         self._evaluators: dict[str, Batched] = {}
-        self._observations_last = mode != "compile"  # compiled code is faster on the plain layout
+        self._observations_last = True
 
     def _check(self) -> None:
         """Everything must fit together before anything long starts."""

@@ -88,3 +88,13 @@ def test_observations_last_is_the_same_linear_map(bias):
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
     assert torch.equal(batched, expected.expand(2, 5, 2))
     assert found.stride() == (1, 5)
+
+
+def test_transpositions_around_a_pointwise_function_cancel():
+    def function(w, x):
+        return (w @ x.mT).mT.relu().mT
+
+    arguments = torch.randn(4, 3), torch.randn(6, 3)
+    graph = tidy(make_fx(function)(*arguments), *arguments)
+    torch.testing.assert_close(graph(*arguments), function(*arguments))
+    assert graph.code.count("aten.transpose.int(") == 1
