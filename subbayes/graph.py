@@ -94,7 +94,8 @@ def _axes(node: Node) -> set[Any]:
     """The two axes a transposition swaps, counted from the front."""
     shape = _shape(node)
     assert shape is not None
-    return {axis % len(shape.shape) for axis in node.args[1:3]}
+    axes: tuple[Any, ...] = node.args[1:3]
+    return {axis % len(shape.shape) for axis in axes}
 
 
 def _shape(node: Any) -> TensorMetadata | None:
