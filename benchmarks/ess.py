@@ -111,7 +111,7 @@ def run(
     quick: bool, data_dir: str | None, say: Callable[..., None]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure and compare; see the module's text."""
-    draws, rounds = (150, 3) if quick else (600, 5)
+    draws, rounds = (150, 3) if quick else (400, 3)
     posterior, source = build(data_dir)
     n = posterior.data.n
     say(f"{source}; N = {n}, D = {posterior.network.size}, k = {RANK}")

@@ -8,6 +8,7 @@ goes on with the step before.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from subbayes.network import Network, taking_turns
 from subbayes.types import Inputs, Targets
 from subbayes.vectorised import Vectorised, say
 
-__all__ = ["Batched", "Mode", "bytes_per_row"]
+__all__ = ["Batched", "Mode", "bytes_per_row", "reuse_memory"]
 
 Mode = Literal["trace", "eager", "compile"]
 Single = Callable[[Tensor, Inputs, Targets], Tensor]
@@ -145,3 +146,14 @@ def bytes_per_row(network: Network, inputs: Inputs) -> int:
             network(network.weights, take(inputs, slice(rows)))
         counts.append(counter.total)
     return max(counts[1] - counts[0], 1)
+
+
+@functools.cache
+def reuse_memory() -> None:
+    """Have the C library keep freed blocks of a few MiB for the next evaluation.
+
+    By default glibc hands each activation of a batch back to the system and fetches it anew, page
+    by page: up to half of the time of a small network. It raises its limits to the size of the
+    largest block it has seen freed, up to 32 MiB: so free one, once in a process.
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8)

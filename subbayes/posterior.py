@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -35,7 +36,7 @@ from subbayes.data import (
     to_device,
 )
 from subbayes.draws import Draws
-from subbayes.evaluation import Batched, Mode, bytes_per_row
+from subbayes.evaluation import Batched, Mode, bytes_per_row, reuse_memory
 from subbayes.layout import observations_last
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network
@@ -46,6 +47,11 @@ from subbayes.subspace import Subspace
 from subbayes.types import Coordinates, Inputs, LogDensity, Targets
 
 __all__ = ["Posterior", "check_fit"]
+
+# Activations that together stay below this are reused from one evaluation to the next (see
+# `reuse_memory`); larger ones are fetched anew, which costs more than a small network's arithmetic.
+_RECYCLED_BYTES = 32 * 2**20
+_LEAST_ROWS = 256
 
 
 class Posterior:
@@ -109,6 +115,7 @@ class Posterior:
         self._row_bytes = bytes_per_row(
             network, to_device(self.data.first()[0], network.device))
         self._evaluators: dict[str, Batched] = {}
+        reuse_memory()
         self._observations_last = True
 
     def _check(self) -> None:
@@ -166,13 +173,16 @@ class Posterior:
     def _rows_at_once(self, chains: int, factor: int = 1) -> int:
         if self.batch_size is not None:
             return self.batch_size
-        rows = self.memory_limit // (self._row_bytes * chains * factor)
+        row = self._row_bytes * chains * factor
+        rows = self.memory_limit // row
         if rows < 1:
             fail("memory_limit",
-                 f"at least {self._row_bytes * chains * factor / 2**20:.3g} MiB for one row of "
-                 f"{chains} chains", f"{self.memory_limit / 2**20:.3g} MiB",
-                 "Run fewer chains or raise the limit")
-        return min(rows, self.data.n)
+                 f"at least {row / 2**20:.3g} MiB for one row of {chains} chains",
+                 f"{self.memory_limit / 2**20:.3g} MiB", "Run fewer chains or raise the limit")
+        if self.network.device.type == "cpu":
+            rows = min(rows, max(_LEAST_ROWS, _RECYCLED_BYTES // row))
+        pieces = math.ceil(self.data.n / rows)
+        return math.ceil(self.data.n / pieces)
 
     def _batches(self, chains: int, factor: int = 1) -> Iterator[tuple[Inputs, Targets]]:
         size = self._rows_at_once(chains, factor)
