@@ -11,6 +11,7 @@ import torch
 from sklearn.datasets import load_diabetes
 
 import subbayes
+import subbayes.metrics
 from experiments import __main__ as command
 from experiments import batched, uci_small, uci_small_tables
 from experiments.store import Store, key_of
@@ -216,6 +217,7 @@ def test_scores_against_closed_forms():
     assert found["log_likelihood_mixture"] == pytest.approx(np.log(density.mean(0)).mean())
     assert found["rmse"] == pytest.approx(np.sqrt((gap**2).mean()))
     assert found["coverage"] == np.mean(np.abs(gap) <= 1.96 * np.sqrt(total))
+    assert found["coverage_mixture"] == subbayes.metrics.coverage(predictive, y)
 
 
 # --- tables and command -------------------------------------------------------------------------
