@@ -51,8 +51,8 @@ SETTINGS = Settings(
     swa_epochs=50, swa_learning_rate=2e-2, draws=1000, chains=8, warmup=300)
 """How the demo is fitted. The prior's scale is chosen among `SCALES`."""
 
-PLOTS = ("scores", "coverage", "intervals", "calibration", "pit", "density", "temperature",
-         "spectrum", "trace", "ranks", "autocorrelation", "ess", "training")
+PLOTS = ("scores", "coverage", "intervals", "calibration", "pit", "density",
+         "spectrum", "trace", "ranks", "autocorrelation", "ess", "training", "temperature")
 FILES = ("model/manifest.json", "train.csv", "validation.csv", "test.csv", "predictions.csv",
          "scores.csv", "scores.json", "report.html", *(f"plots/{name}.png" for name in PLOTS))
 
@@ -316,7 +316,6 @@ def _drawings(demo: Demo) -> dict[str, Callable[[], Axes]]:
         "calibration": lambda: plots.calibration(predictive, y, label="PCA + ESS"),
         "pit": lambda: plots.pit(predictive, y),
         "density": lambda: plots.density(posterior, draws),
-        "temperature": lambda: plots.temperature(model.settings["temperatures"]),
         "spectrum": lambda: plots.spectrum(trained.swa.recorder, model.subspace.rank),
         "trace": lambda: plots.trace(draws, 0),
         "ranks": lambda: plots.ranks(draws, 0),
@@ -324,7 +323,9 @@ def _drawings(demo: Demo) -> dict[str, Callable[[], Axes]]:
         "ess": lambda: plots.ess(draws),
         "training": lambda: plots.curves(model.history),
     }
-    assert tuple(made) == PLOTS
+    chosen = model.settings["temperatures"]
+    if chosen is not None:
+        made["temperature"] = lambda: plots.temperature(chosen)
     return made
 
 
@@ -350,8 +351,9 @@ def _notes(demo: Demo, rows: _Rows, seed: int) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """`python -m subbayes.demo`."""
-    parser = argparse.ArgumentParser(prog="python -m subbayes.demo", description=run.__doc__ and (
-        "Fit, compare, save and report on scikit-learn's diabetes data."))
+    parser = argparse.ArgumentParser(
+        prog="python -m subbayes.demo",
+        description="Fit, compare, save and report on scikit-learn's diabetes data.")
     parser.add_argument("--out", default="runs/demo", help="folder for the results")
     parser.add_argument("--seed", type=int, default=0, help="of split, training and sampling")
     given = parser.parse_args(arguments)

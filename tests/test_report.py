@@ -35,7 +35,7 @@ from subbayes.files import ArtifactError
 from subbayes.plots.style import new_axes, png
 from subbayes.report import WORDS, describe, write_report
 
-PLAN = Training(epochs=15, swa_epochs=8, swa_learning_rate=1e-3, batch_size=20)
+PLAN = Training(epochs=4, swa_epochs=5, swa_learning_rate=1e-3, batch_size=20)
 VOID = {"meta", "img", "br"}
 
 
@@ -62,7 +62,7 @@ def model(likelihood=None, data=None, outputs=1, **options):
     data = rows() if data is None else data
     net = MLP(data[0].shape[1], (5,), outputs, "tanh", seed=0)
     return fit(net, data, likelihood=likelihood or Gaussian(), training=PLAN, progress=False,
-               **({"rank": 2, "draws": 30, "chains": 2} | options))
+               **({"rank": 2, "draws": 12, "chains": 2} | options))
 
 
 class Page(HTMLParser):
@@ -109,7 +109,7 @@ def fitted():
 def comparison():
     return compare_methods(
         MLP(2, (5,), 1, "tanh", seed=0), Gaussian(), rows(), rows(30, seed=1),
-        ("map", "swag", "pca", "random"), training=PLAN, rank=2, draws=100, chains=2,
+        ("map", "swag", "pca", "random"), training=PLAN, rank=2, draws=30, chains=2,
         progress=False)
 
 
@@ -309,12 +309,12 @@ def test_describe_says_what_was_asked_for(fitted):
     assert words["network"] == ("a multilayer perceptron: 2 inputs, hidden layers of 5 (tanh), 1 "
                                 "outputs; 21 weights")
     assert words["training"] == (
-        "15 epochs of Adam at rate 0.005, batches of 20, no prior on the weights; then 8 epochs "
+        "4 epochs of Adam at rate 0.005, batches of 20, no prior on the weights; then 5 epochs "
         "of SGD at the constant rate 0.001, a snapshot after each")
     assert words["prior"] == "N(0, 1²) on each coordinate z"
     assert words["temperature"] == "T = 1"
     assert words["inference"].startswith(
-        "elliptical slice sampling, 2 chains of 30 draws, after 15 of warm-up each, ")
+        "elliptical slice sampling, 2 chains of 12 draws, after 6 of warm-up each, ")
 
 
 def test_describe_other_choices(fitted):
