@@ -14,7 +14,7 @@ import typer
 
 from subbayes import __version__
 from subbayes.cli import compare, demo, evaluate, fit, predict, report
-from subbayes.cli.console import complain, in_one_line, say
+from subbayes.cli.console import COMMAND, complain, in_one_line, say
 
 __all__ = ["app", "main", "run"]
 
@@ -29,10 +29,11 @@ for room in (demo, fit, predict, evaluate, compare, report):
     app.command(room.NAME, epilog=f"Example: {room.EXAMPLE}")(getattr(room, room.NAME))
 
 
-def _show_version(asked: bool) -> None:
+def _show_version(asked: bool) -> bool:
     if asked:
         print(f"subbayes {__version__}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()
@@ -79,8 +80,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            code = app(words, prog_name="subbayes", standalone_mode=False,
-                       obj=f"subbayes {shlex.join(words)}")
+            COMMAND.set(f"subbayes {shlex.join(words)}")
+            code = app(words, prog_name="subbayes", standalone_mode=False)
             sys.stdout.flush()
         return _interrupted() if code == 130 else int(code or 0)
     except (KeyboardInterrupt, typer.Abort):

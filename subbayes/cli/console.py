@@ -7,12 +7,16 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
-__all__ = ["Console", "as_options", "complain", "in_one_line", "lines", "say"]
+__all__ = ["COMMAND", "Console", "as_options", "complain", "in_one_line", "lines", "say"]
+
+COMMAND: ContextVar[str] = ContextVar("COMMAND", default="subbayes")
+"""The command under way, as it was typed."""
 
 _BAD_INPUT, _UNEXPECTED = 2, 1
 _USAGE = typer.BadParameter.__mro__[2]  # click's, whether it is installed or inside typer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from subbayes.cli.console import Console, as_options, lines, say
+from subbayes.cli.console import COMMAND, Console, as_options, lines, say
 from subbayes.cli.options import (
     HIDDEN,
     OUTPUT,
@@ -70,7 +70,6 @@ _D = Settings()
 
 
 def fit(
-    context: typer.Context,
     table: Table,
     target: Target,
     out: Annotated[Path, typer.Option(
@@ -132,7 +131,7 @@ def fit(
     job = _Job(frame, target, settings, None if task is None else task.value,
                None if method in SUBSPACES else method.value, encoder, out, overwrite, console)
     model = job.run()
-    model.save(out / "model", overwrite=overwrite, facts={"command": context.obj})
+    model.save(out / "model", overwrite=overwrite, facts={"command": COMMAND.get()})
     job.clear()
     facts = _facts(model, out, frame)
     for warning in facts["warnings"]:
