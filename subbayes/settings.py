@@ -62,13 +62,13 @@ class Settings:
     temperature: float | str = 1.0
     dropout: float = 0.0
     prior_scale: float | None = None
-    epochs: int = 200
+    epochs: int = 100
     learning_rate: float = 1e-2
     batch_size: int | None = 64
     patience: int | None = None
     validation_fraction: float = 0.2
     swa_epochs: int = 40
-    swa_learning_rate: float = 1e-3
+    swa_learning_rate: float = 1e-2
     draws: int = 250
     chains: int = 8
     warmup: int | None = None

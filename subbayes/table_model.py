@@ -16,7 +16,7 @@ from subbayes import artifact, metrics
 from subbayes.api import FittedModel, fit, load
 from subbayes.baselines import saved
 from subbayes.baselines.ensemble import WeightSamples
-from subbayes.checks import check_choice, fail
+from subbayes.checks import check_choice, check_count, fail
 from subbayes.likelihoods import (
     Categorical,
     Gaussian,
@@ -214,7 +214,7 @@ def _n_draws(model: FittedModel | WeightSamples, n_draws: int | None) -> int:
     if isinstance(model, WeightSamples):
         return len(model.weights)
     draws = 1 if model.draws is None else model.draws.n_chains * model.draws.n_draws
-    return draws if n_draws is None else min(n_draws, draws)
+    return draws if n_draws is None else min(check_count("n_draws", n_draws), draws)
 
 
 def _predicted(

@@ -115,8 +115,9 @@ def as_options(text: str) -> str:
         name = "--" + match[1].replace("_", "-")
         if match[2] in ("True", "..."):
             return name
+        listed = match[2].startswith("[")
         values = match[2].strip("[]") or "''"
-        each = [value.strip() for value in values.split(",")]
+        each = [value.strip() for value in values.split(",")] if listed else [values]
         plain = [v.strip("'") if re.fullmatch(r"'[\w-]+'", v) else v for v in each]
         return " ".join(f"{name} {value}".replace("...", "NAME") for value in plain)
 

@@ -71,7 +71,7 @@ Threshold = Annotated[float, typer.Option(
     help="A row is in doubt unless one class is more probable than this.")]
 ManyDraws = Annotated[int | None, typer.Option(
     "--max-draws", help="Use this many evenly spaced draws of the model; all by default.",
-    show_default=False)]
+    show_default=False, min=1)]
 
 # --- fitting -------------------------------------------------------------------------------
 
