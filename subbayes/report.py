@@ -23,7 +23,15 @@ from subbayes.comparison import METHODS, Comparison, Predictor, shown
 from subbayes.data import Data
 from subbayes.files import atomic_write_text
 from subbayes.fitted import FittedModel
-from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Standardized
+from subbayes.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    Standardized,
+)
 from subbayes.modules import MLP
 from subbayes.plots.methods import NAMES
 from subbayes.posterior import Posterior
@@ -57,6 +65,7 @@ _SCORES = {"log_likelihood": "log-likelihood", "rmse": "RMSE", "crps": "CRPS",
            "coverage": "coverage of 95 %", "interval_width": "width of 95 %",
            "accuracy": "accuracy", "brier": "Brier", "ece": "ECE", "auroc": "AUROC",
            "seconds": "seconds"}
+_NOT_RANKED = ("seconds", "interval_width")
 _SHOWN_CHAINS = 2
 _MOST_DRAWS = 1000
 
@@ -227,10 +236,17 @@ def _network(model: FittedModel) -> str:
     kind = type(module).__name__
     if isinstance(module, MLP):
         s = module.settings
-        widths = " and ".join(map(str, s["hidden"])) or "none"
-        kind = (f"a multilayer perceptron: {s['n_inputs']} inputs, hidden layers of {widths} "
-                f"({s['activation']}), {s['n_outputs']} outputs")
+        widths = s["hidden"]
+        hidden = "no hidden layer" if not widths else (
+            f"{'a hidden layer' if len(widths) == 1 else 'hidden layers'} of "
+            f"{' and '.join(map(str, widths))} ({s['activation']})")
+        kind = (f"a multilayer perceptron: {_several(s['n_inputs'], 'input')}, {hidden}, "
+                f"{_several(s['n_outputs'], 'output')}")
     return f"{kind}; {model.network.size} weights"
+
+
+def _several(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _likelihood(likelihood: Likelihood) -> str:
@@ -244,7 +260,11 @@ def _likelihood(likelihood: Likelihood) -> str:
                 f"variance of {_numbers(likelihood.global_variance)}")
     if isinstance(likelihood, Gaussian) and not isinstance(likelihood.noise, str):
         return f"Gaussian noise with a standard deviation of {_numbers(likelihood.noise)}"
-    return repr(likelihood)
+    if isinstance(likelihood, Categorical):
+        return f"probabilities of {likelihood.n_classes} classes"
+    if isinstance(likelihood, Bernoulli):
+        return "the probability of class 1 of two"
+    return "counts with a rate" if isinstance(likelihood, Poisson) else repr(likelihood)
 
 
 def _numbers(values: Any) -> str:
@@ -321,16 +341,17 @@ def _verdict(story: _Story) -> str:
     model = story.model
     if model is None or model.draws is None:
         return ""
-    said = story.comparison.warnings() if story.comparison else {"": model.warnings()}
-    lines = [f"{METHODS.get(key, '')}: {line}" if key else line
-             for key, warnings in said.items() for line in warnings]
     good = not model.warnings()
-    news = [f"The chains agree: R-hat is at most {np.nanmax(model.draws.rhat()):.3f}, and every "
-            f"coordinate has an effective sample size of at least "
-            f"{np.nanmin(model.draws.ess_bulk()):.0f}."] if good else [
-        "The chains have not settled; read what follows with care."]
-    return html.box("good" if good else "bad", *news, _coverage(story)) + (
-        html.box("bad", *[f"Warning. {line}." for line in lines]) if lines else "")
+    news = "The chains agree" if good else (
+        "The chains have not settled: read what follows with care. Below is said what to do")
+    if model.draws.n_draws >= 4:
+        news += (f". R-hat is at most {np.nanmax(model.draws.rhat()):.3f}, and every coordinate "
+                 f"has an effective sample size of at least "
+                 f"{np.nanmin(model.draws.ess_bulk()):.0f}")
+    others = story.comparison.warnings() if story.comparison else {}
+    return html.box("good" if good else "bad", f"{news}.", _coverage(story)) + "".join(
+        html.box("bad", f"{METHODS[key]}: {line}.") for key, lines in others.items()
+        for line in lines if METHODS[key] != story.method)
 
 
 def _coverage(story: _Story) -> str:
@@ -371,8 +392,8 @@ def _compared(comparison: Comparison) -> str:
     kept = [key for key in _SCORES if key in frame.columns]
     rows = [[str(row["method"]), *(shown(key, row[key]) for key in kept)]
             for _, row in frame.iterrows()]
-    best = [(int(i), j + 1) for j, key in enumerate(kept) if key in NAMES and key != "seconds"
-            and key != "interval_width" for i in np.flatnonzero(_is_best(key, frame[key]))]
+    best = [(int(i), j + 1) for j, key in enumerate(kept) if key not in _NOT_RANKED
+            for i in np.flatnonzero(_is_best(key, frame[key]))]
     n = len(next(iter(comparison.predictives.values())))
     caption = (f"{n} test rows. Log-likelihood in nats a row. Seconds "
                "are what a method costs by itself, training included; what methods share is "
@@ -391,10 +412,13 @@ def _compared(comparison: Comparison) -> str:
 
 
 def _is_best(score: str, values: pd.Series) -> np.ndarray:
+    """Which are the best as they are printed; none if all are."""
     array = values.to_numpy(dtype=float)
     distance = np.abs(array - 0.95) if score == "coverage" else (
         -array if NAMES[score][1].startswith("higher") else array)
-    return distance == np.nanmin(distance)
+    printed = np.array([shown(score, value) for value in array])
+    same = printed == printed[np.nanargmin(distance)]
+    return same & ~same.all()
 
 
 # --- figures --------------------------------------------------------------------------------
@@ -474,7 +498,7 @@ def _chains(story: _Story) -> str:
         return ""
     draws = story.model.draws
     if draws.n_draws < 4:
-        return html.paragraphs("Too few draws to tell.")
+        return html.paragraphs(f"Too few draws to tell: {'; '.join(draws.warnings())}.")
     summary = draws.summary()
     order = np.argsort(-summary["rhat"].fillna(np.inf).to_numpy(), kind="stable")
     worst = [int(i) for i in order[:_SHOWN_CHAINS]]
@@ -489,7 +513,8 @@ def _chains(story: _Story) -> str:
     if "log_likelihood" in draws.stats:
         drawn.append(html.figure(plots.trace(draws, "log_likelihood"),
                                  "Trace of the log-likelihood of the training rows."))
-    said = html.box("bad", *draws.warnings()) if draws.warnings() else ""
+    said = html.box("bad", *(f"{line[:1].upper()}{line[1:]}." for line in draws.warnings())
+                    ) if draws.warnings() else ""
     return said + _summary(summary) + html.paragraphs(
         f"Traces and ranks are of the {_SHOWN_CHAINS} coordinates with the largest R-hat."
         if draws.rank > _SHOWN_CHAINS else "") + html.figures(*drawn)

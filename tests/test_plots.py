@@ -165,7 +165,8 @@ def test_grid_shares_one_figure():
 
 
 @pytest.mark.parametrize(("values", "expected"), [
-    ([0.0, 10.0], (-0.5, 10.5)), ([2.0, 2.0], (1.5, 2.5)), ([np.nan, np.inf], (-0.05, 1.05))])
+    ([0.0, 10.0], (-0.5, 10.5)), ([2.0, 2.0], (1.9, 2.1)), ([0.0], (-0.5, 0.5)),
+    ([np.nan, np.inf], (-0.05, 1.05))])
 def test_limits_leave_a_margin(values, expected):
     assert limits(values) == pytest.approx(expected)
 

@@ -7,6 +7,7 @@ import re
 from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from matplotlib.image import imread
@@ -200,6 +201,7 @@ def test_chains_that_disagree_are_news(fitted, tmp_path):
     page = read(write_report(apart, tmp_path / "r.html"))
     assert "The chains have not settled" in page.words
     assert "above 1.01: chains disagree; run longer" in page.words
+    assert f"R-hat is at most {apart.draws.rhat().max():.3f}" in page.words
     assert ("div", {"class": "bad"}) in page.tags
 
 
@@ -207,7 +209,7 @@ def test_chains_that_agree_are_good_news(fitted, tmp_path):
     z = np.random.default_rng(0).normal(size=(2, 500, 2))
     settled = dataclasses.replace(fitted, draws=Draws(z))
     page = read(write_report(settled, tmp_path / "r.html"))
-    assert f"The chains agree: R-hat is at most {settled.draws.rhat().max():.3f}" in page.words
+    assert f"The chains agree. R-hat is at most {settled.draws.rhat().max():.3f}" in page.words
     assert ("div", {"class": "bad"}) not in page.tags
 
 
@@ -306,8 +308,8 @@ def test_something_else_than_a_model(unchecked, tmp_path):
 
 def test_describe_says_what_was_asked_for(fitted):
     words = describe(fitted)
-    assert words["network"] == ("a multilayer perceptron: 2 inputs, hidden layers of 5 (tanh), 1 "
-                                "outputs; 21 weights")
+    assert words["network"] == ("a multilayer perceptron: 2 inputs, a hidden layer of 5 (tanh), 1 "
+                                "output; 21 weights")
     assert words["training"] == (
         "4 epochs of Adam at rate 0.005, batches of 20, no prior on the weights; then 5 epochs "
         "of SGD at the constant rate 0.001, a snapshot after each")
@@ -334,6 +336,39 @@ def test_describe_other_choices(fitted):
     assert words["likelihood"] == (
         "Gaussian noise with a variance that depends on the input, plus a global variance of "
         "0.25; the network works on (y - 3) / 2")
+
+
+@pytest.mark.parametrize(("likelihood", "words"), [
+    (Categorical(4), "probabilities of 4 classes"), (Gaussian((1.0, 2.5)), "deviation of 1, 2.5"),
+    (Bernoulli(), "the probability of class 1 of two"), (Poisson(), "counts with a rate"),
+    (Gaussian("per-observation"), "Gaussian(noise='per-observation')")])
+def test_describe_likelihoods(fitted, likelihood, words):
+    text = describe(dataclasses.replace(fitted, likelihood=likelihood))["likelihood"]
+    assert text.endswith(words)
+
+
+@pytest.mark.parametrize(("hidden", "words"), [((), "no hidden layer"), (
+    (3, 4), "hidden layers of 3 and 4 (relu)")])
+def test_describe_networks(fitted, hidden, words):
+    network = subbayes.Network(MLP(2, hidden, 1))
+    text = describe(dataclasses.replace(fitted, network=network))["network"]
+    assert f"2 inputs, {words}, 1 output" in text
+
+
+def test_warnings_of_other_methods_are_named(comparison, tmp_path):
+    page = read(write_report(comparison, tmp_path / "r.html"))
+    for line in comparison.warnings()["random"]:
+        assert f"random + ESS: {line}." in page.words
+        assert f"PCA + ESS: {line}." not in page.words
+
+
+def test_the_best_are_those_printed_alike_unless_all_are():
+    best = subbayes.report._is_best
+    assert best("rmse", pd.Series([2.00001, 2.0, 3.0])).tolist() == [True, True, False]
+    assert best("accuracy", pd.Series([0.97, 0.97001])).tolist() == [False, False]
+    assert best("log_likelihood", pd.Series([np.nan, -2.0, -1.0])).tolist() == [
+        False, False, True]
+    assert best("coverage", pd.Series([1.0, 0.94, 0.9])).tolist() == [False, True, False]
 
 
 def test_describe_a_model_of_which_little_is_known(fitted):

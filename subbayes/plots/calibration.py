@@ -101,8 +101,8 @@ def reliability(
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="calibrated")
     low, high = _wilson(curve.observed, curve.count)
     drawn = ax.errorbar(curve.expected, curve.observed,
-                        [curve.observed - low, high - curve.observed], linewidth=1.5,
-                        elinewidth=1, label=label, color=BLUE if first else None)
+                        [curve.observed - low, high - curve.observed], linewidth=0.8,
+                        elinewidth=1.2, label=label, color=BLUE if first else None)
     ax.scatter(curve.expected, curve.observed, s=12 + 90 * np.sqrt(curve.count / curve.count.sum()),
                color=drawn.lines[0].get_color(), zorder=3)
     start = min(0.5, float(curve.expected.min()))

@@ -7,9 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from subbayes.checks import fail
-from subbayes.plots.style import BLUE, GREY, ORANGE, RED, SKY, labelled, legend, limits, new_axes
+from subbayes.plots.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    RED,
+    SKY,
+    labelled,
+    legend,
+    limits,
+    new_axes,
+    note,
+)
 from subbayes.tempering import TemperatureChoice
 
 if TYPE_CHECKING:
@@ -18,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["NAMES", "scores", "temperature"]
 
 NAMES = {
-    "log_likelihood": ("log-likelihood (nats per observation)", "higher is better"),
-    "log_likelihood_moment_matched": ("log-likelihood, moment-matched (nats per observation)",
+    "log_likelihood": ("log-likelihood (nats per row)", "higher is better"),
+    "log_likelihood_moment_matched": ("log-likelihood, moment-matched (nats per row)",
                                       "higher is better"),
     "rmse": ("RMSE (units of y)", "lower is better"),
     "crps": ("CRPS (units of y)", "lower is better"),
@@ -57,7 +69,7 @@ def scores(
         >>> import pandas as pd
         >>> table = pd.DataFrame({"method": ["MAP", "SWA"], "rmse": [2.0, 1.5]})
         >>> scores(table, "rmse").get_xlabel()
-        'RMSE (units of y); lower is better'
+        'RMSE (units of y)'
     """
     if score not in table.columns or "method" not in table.columns:
         fail("table", f"columns 'method' and {score!r}", list(table.columns))
@@ -79,8 +91,9 @@ def scores(
     ax.set_yticks(place, names)
     ax.set_ylim(len(names) - 0.5, -0.5)
     title, better = NAMES.get(score, (score, ""))
-    labelled(ax, f"{title}; {better}" if better else title, "")
-    return ax
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    note(ax, better)
+    return labelled(ax, title, "")
 
 
 def _best(score: str, values: np.ndarray, level: float) -> float:

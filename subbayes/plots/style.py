@@ -111,7 +111,7 @@ def limits(values: Sequence[float] | np.ndarray, margin: float = 0.05) -> tuple[
     array = np.asarray(values, dtype=float)
     array = array[np.isfinite(array)]
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 1.0)
-    pad = margin * (high - low) or 0.5
+    pad = margin * (high - low) or margin * abs(high) or 0.5
     return low - pad, high + pad
 
 
