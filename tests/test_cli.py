@@ -22,6 +22,8 @@ from subbayes import artifact, choose_temperature, load
 from subbayes.cli import run
 from subbayes.table_model import TableModel
 
+pytestmark = pytest.mark.slow  # real processes, a minute and more
+
 SMALL = ["--hidden", "5", "--epochs", "8", "--swa-epochs", "5", "--rank", "2", "--draws", "12",
          "--chains", "3"]
 
