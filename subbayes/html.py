@@ -24,6 +24,7 @@ h1 { font-size: 1.7rem; line-height: 1.2; margin: 1.2rem 0 0.3rem; }
 h2 { font-size: 1.25rem; margin: 2.4rem 0 0.6rem; padding-bottom: 0.2rem;
   border-bottom: 2px solid var(--line); }
 p { margin: 0.5rem 0 0.8rem; max-width: 46rem; }
+.whole { white-space: nowrap; }
 .lead { color: var(--soft); font-size: 1.05rem; }
 .good, .bad { padding: 0.6rem 0.9rem; border-left: 5px solid; max-width: 46rem;
   margin: 0.8rem 0; }
@@ -112,7 +113,12 @@ def paragraphs(*texts: str, kind: str = "") -> str:
         '<p>a &amp; b</p>'
     """
     attribute = f' class="{escape(kind)}"' if kind else ""
-    return "\n".join(f"<p{attribute}>{escape(text)}</p>" for text in texts if text)
+    return "\n".join(f"<p{attribute}>{_whole(escape(text))}</p>" for text in texts if text)
+
+
+def _whole(text: str) -> str:
+    """Words with a hyphen that must not be broken at it."""
+    return text.replace("R-hat", '<span class="whole">R-hat</span>')
 
 
 def box(kind: str, *texts: str) -> str:

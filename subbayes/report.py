@@ -343,11 +343,10 @@ def _verdict(story: _Story) -> str:
         return ""
     good = not model.warnings()
     news = "The chains agree" if good else (
-        "The chains have not settled: read what follows with care. Below is said what to do")
+        "The chains have not settled: read what follows with care, and see below what to do")
     if model.draws.n_draws >= 4:
-        news += (f". R-hat is at most {np.nanmax(model.draws.rhat()):.3f}, and every coordinate "
-                 f"has an effective sample size of at least "
-                 f"{np.nanmin(model.draws.ess_bulk()):.0f}")
+        news += (f". The largest R-hat is {np.nanmax(model.draws.rhat()):.3f}, the smallest "
+                 f"effective sample size {np.nanmin(model.draws.ess_bulk()):.0f}")
     others = story.comparison.warnings() if story.comparison else {}
     return html.box("good" if good else "bad", f"{news}.", _coverage(story)) + "".join(
         html.box("bad", f"{METHODS[key]}: {line}.") for key, lines in others.items()

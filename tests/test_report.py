@@ -201,7 +201,7 @@ def test_chains_that_disagree_are_news(fitted, tmp_path):
     page = read(write_report(apart, tmp_path / "r.html"))
     assert "The chains have not settled" in page.words
     assert "above 1.01: chains disagree; run longer" in page.words
-    assert f"R-hat is at most {apart.draws.rhat().max():.3f}" in page.words
+    assert f"The largest R-hat is {apart.draws.rhat().max():.3f}" in page.words
     assert ("div", {"class": "bad"}) in page.tags
 
 
@@ -209,7 +209,7 @@ def test_chains_that_agree_are_good_news(fitted, tmp_path):
     z = np.random.default_rng(0).normal(size=(2, 500, 2))
     settled = dataclasses.replace(fitted, draws=Draws(z))
     page = read(write_report(settled, tmp_path / "r.html"))
-    assert f"The chains agree. R-hat is at most {settled.draws.rhat().max():.3f}" in page.words
+    assert f"The chains agree. The largest R-hat is {settled.draws.rhat().max():.3f}" in page.words
     assert ("div", {"class": "bad"}) not in page.tags
 
 

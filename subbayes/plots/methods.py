@@ -45,6 +45,9 @@ NAMES = {
 }
 
 
+_SHARES = ("accuracy", "auroc", "coverage")
+
+
 def scores(
     table: pd.DataFrame,
     score: str = "log_likelihood",
@@ -86,8 +89,9 @@ def scores(
         ax.hlines(place, 0, values, color=GREY, linewidth=1.5)
         ax.set_xlim(0, 1.05 * float(np.nanmax(values)))
     else:
-        ax.set_xlim(*limits(np.concatenate([values - half, values + half,
-                                            [level] if score == "coverage" else []]), 0.1))
+        low, high = limits(np.concatenate([
+            values - half, values + half, [level] if score == "coverage" else []]), 0.1)
+        ax.set_xlim(low, min(high, 1.005) if score in _SHARES else high)
     ax.set_yticks(place, names)
     ax.set_ylim(len(names) - 0.5, -0.5)
     title, better = NAMES.get(score, (score, ""))
