@@ -58,6 +58,8 @@ class Training:
         batch_size: rows per step, in both phases.
         prior_scale: s of the prior N(0, s^2 I) of the weights, in both phases; or
         weight_decay: the same as a weight decay, 1 / (s^2 N).
+        clip_norm: largest norm of the gradient of the mean log-likelihood, in both phases; keeps
+            a constant rate from diverging where noise is learned. None for no limit.
         validation: fraction of the rows to watch in the first phase.
         patience: stop after so many epochs without improvement; needs `validation`.
         swa_epochs: passes of the second phase, one snapshot after each.
@@ -72,6 +74,7 @@ class Training:
     batch_size: int | None = 64
     prior_scale: float | None = None
     weight_decay: float | None = None
+    clip_norm: float | None = 1.0
     validation: float | None = None
     patience: int | None = None
     swa_epochs: int = 60
@@ -130,7 +133,8 @@ def train_trajectory(
     """
     shared: dict[str, Any] = {
         "batch_size": training.batch_size, "prior_scale": training.prior_scale,
-        "weight_decay": training.weight_decay, "parameters": parameters, "output": output,
+        "weight_decay": training.weight_decay, "clip_norm": training.clip_norm,
+        "parameters": parameters, "output": output,
         "seed": seed, "progress": progress}
     started, result = time.perf_counter(), None
     if training.epochs:

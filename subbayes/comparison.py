@@ -369,7 +369,8 @@ class _Bench:
             seed=self.seed, progress=self.progress, epochs=plan.epochs,
             learning_rate=plan.learning_rate, optimizer=plan.optimizer,
             batch_size=plan.batch_size, prior_scale=plan.prior_scale,
-            weight_decay=plan.weight_decay, validation=plan.validation, patience=plan.patience,
+            weight_decay=plan.weight_decay, clip_norm=plan.clip_norm,
+            validation=plan.validation, patience=plan.patience,
             parameters=self.parameters, output=self.output)
 
     def mc_dropout(self) -> McDropout:

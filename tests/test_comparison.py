@@ -63,7 +63,7 @@ def test_table_has_a_row_for_each_method_with_its_scores(six):
 
 def test_map_is_what_train_gives(six):
     result = train(net(), Gaussian(), TRAIN, epochs=15, learning_rate=PLAN.learning_rate,
-                   batch_size=20)
+                   batch_size=20, clip_norm=PLAN.clip_norm)
     expected = point(result).predict(TEST[0])
     assert torch.equal(six.predictives["map"].outputs, expected.outputs)
 
