@@ -41,6 +41,7 @@ __all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_
 
 SUBSPACES = ("pca", "random", "full")
 ENGINES = {"elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice"}
+RANK = 5
 CHOICE = "temperature-choice"
 
 
@@ -158,7 +159,7 @@ def fit(
     likelihood: str | Likelihood = "gaussian",
     subspace: str | Subspace | Callable[[Trained], Subspace] = "pca",
     inference: str | Callable[..., Draws] = "elliptical-slice",
-    rank: int = 10,
+    rank: int | None = None,
     prior: Normal | float = 1.0,
     temperature: float | str = 1.0,
     validation: Any = None,
@@ -184,7 +185,8 @@ def fit(
             trained and `model` is used as it is), or a function of the `Trained` result.
         inference: "elliptical-slice", or a function (posterior, draws=, chains=, warmup=,
             seed=, checkpoint=, progress=) -> Draws.
-        rank: number of coordinates k of "pca" and "random".
+        rank: number of coordinates k of "pca" and "random"; None takes 5, or fewer where the
+            trajectory or the weights have fewer directions.
         prior: of z: a scale or a `Normal`.
         temperature: T, or "loo" or "validation" to choose it from the draws.
         validation: held-out data for `temperature="validation"`.
@@ -282,7 +284,7 @@ def _check_sampling(
 
 
 def _check_subspace(
-    subspace: str | Subspace | Callable[[Trained], Subspace], rank: int, network: Network,
+    subspace: str | Subspace | Callable[[Trained], Subspace], rank: int | None, network: Network,
     training: Training,
 ) -> None:
     """Refuse now a rank that the weights or the trajectory could not span."""
@@ -292,7 +294,7 @@ def _check_subspace(
     if not isinstance(subspace, str):
         return
     check_choice("subspace", subspace, SUBSPACES)
-    if subspace == "full":
+    if subspace == "full" or rank is None:
         return
     if check_count("rank", rank) > network.size:
         fail("rank", f"at most {network.size}, the number of weights", rank, "Lower it")
@@ -317,7 +319,7 @@ def _prepared(
     likelihood: Likelihood,
     data: Data,
     subspace: str | Subspace | Callable[[Trained], Subspace],
-    rank: int,
+    rank: int | None,
     training: Training,
     parameters: Selection,
     output: Callable[[Any], Tensor] | None,
@@ -335,23 +337,25 @@ def _prepared(
 
 
 def build_subspace(
-    subspace: str | Callable[[Trained], Subspace], trained: Trained, rank: int, seed: int = 0
+    subspace: str | Callable[[Trained], Subspace], trained: Trained, rank: int | None,
+    seed: int = 0,
 ) -> Subspace:
     """The named subspace around a trained network.
 
     Args:
         subspace: "pca", "random", "full", or a function of `trained`.
         trained: what `train_trajectory` returned.
-        rank: number of coordinates of "pca" and "random".
+        rank: number of coordinates of "pca" and "random"; None as in `fit`.
         seed: of the random directions.
     """
+    weights, recorder = trained.network.weights, trained.swa.recorder
     if callable(subspace):
         return subspace(trained)
     if subspace == "pca":
-        return trained.swa.recorder.pca(rank)
+        return recorder.pca(max(1, min(RANK, recorder.spanned)) if rank is None else rank)
     if subspace == "random":
-        return RandomSubspace(trained.network.weights, rank, seed)
-    return FullSubspace(trained.network.weights)
+        return RandomSubspace(weights, min(RANK, len(weights)) if rank is None else rank, seed)
+    return FullSubspace(weights)
 
 
 def _learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:

@@ -165,7 +165,7 @@ def compare_methods(
     methods: Sequence[str] = ("map", "swa", "swag", "ensemble", "pca", "random"),
     *,
     training: Training | None = None,
-    rank: int = 10,
+    rank: int | None = None,
     prior: Normal | float = 1.0,
     temperature: float | str = 1.0,
     validation: Any = None,
@@ -195,7 +195,7 @@ def compare_methods(
         methods: names out of `METHODS`, in the order of the table. "mc-dropout" needs a module
             with dropout layers, "temperature-scaling" validation data.
         training: how to train; ensemble members go through its first phase.
-        rank: number of coordinates of "pca" and "random".
+        rank: number of coordinates of "pca" and "random"; None as in `fit`.
         prior: of z: a scale or a `Normal`.
         temperature: T of the subspaces, or "loo" or "validation" to choose it for each.
         validation: held-out data, for "temperature-scaling" and `temperature="validation"`.
@@ -291,7 +291,7 @@ class _Bench:
     validation: Any
     training: Training
     prior: Normal | float
-    rank: int
+    rank: int | None
     temperature: float | str
     draws: int
     chains: int

@@ -249,7 +249,8 @@ def _prior_scale(
         for scale in scales:
             result = train(module, likelihood, data, epochs=plan.epochs,
                            learning_rate=plan.learning_rate, batch_size=plan.batch_size,
-                           prior_scale=scale, seed=settings.seed, progress=False)
+                           prior_scale=scale, clip_norm=plan.clip_norm, seed=settings.seed,
+                           progress=False)
             scores.append(metrics.log_likelihood(point(result).predict(x), y))
             steps.update(1)
     return float(scales[int(np.argmax(scores))])

@@ -207,7 +207,8 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         likelihood: "heteroscedastic" (noise that depends on x, plus a global variance),
             "gaussian" (one noise scale), or "poisson" for counts.
         subspace: "pca" (of the SGD trajectory), "random" or "full".
-        rank: number of coordinates of the subspace, below `swa_epochs` for "pca".
+        rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
+            or fewer where the trajectory has fewer directions.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother,
@@ -260,7 +261,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         activation: str = _DEFAULT.activation,
         likelihood: str = "heteroscedastic",
         subspace: str = _DEFAULT.subspace,
-        rank: int = _DEFAULT.rank,
+        rank: int | None = _DEFAULT.rank,
         temperature: float | str = _DEFAULT.temperature,
         dropout: float = _DEFAULT.dropout,
         prior_scale: float = PRIOR_SCALES["regression"],
@@ -364,7 +365,8 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         hidden: widths of the hidden layers; empty for a linear model.
         activation: "relu", "tanh", "silu" or "gelu".
         subspace: "pca" (of the SGD trajectory), "random" or "full".
-        rank: number of coordinates of the subspace, below `swa_epochs` for "pca".
+        rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
+            or fewer where the trajectory has fewer directions.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother,
@@ -418,7 +420,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         hidden: Sequence[int] = _DEFAULT.hidden,
         activation: str = _DEFAULT.activation,
         subspace: str = _DEFAULT.subspace,
-        rank: int = _DEFAULT.rank,
+        rank: int | None = _DEFAULT.rank,
         temperature: float | str = _DEFAULT.temperature,
         dropout: float = _DEFAULT.dropout,
         prior_scale: float = PRIOR_SCALES["classification"],

@@ -282,6 +282,8 @@ def _trained(training: Mapping[str, Any] | None) -> str:
         prior = f"prior N(0, {training['prior_scale']:g}²) on each weight"
     elif training["weight_decay"] is not None:
         prior = f"weight decay {training['weight_decay']:g}"
+    if training.get("clip_norm") is not None:
+        prior += f", gradients of norm at most {training['clip_norm']:g}"
     first = (f"{training['epochs']} epochs of {training['optimizer'].title()} at rate "
              f"{training['learning_rate']:g}" if training["epochs"] else "trained beforehand")
     return (f"{first}, {rows}, {prior}; then {training['swa_epochs']} epochs of SGD at the "

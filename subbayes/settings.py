@@ -30,7 +30,8 @@ class Settings:
         likelihood: "heteroscedastic" or "gaussian" for numbers, "poisson" for counts,
             "categorical" for classes; None takes the task's default, the first of these.
         subspace: "pca" (of the SGD trajectory), "random" or "full".
-        rank: number of coordinates.
+        rank: number of coordinates; None takes 5, or fewer where the trajectory or the weights
+            have fewer directions.
         temperature: a number, "loo" or "validation".
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training, infinite for no
@@ -58,7 +59,7 @@ class Settings:
     activation: str = "relu"
     likelihood: str | None = None
     subspace: str = "pca"
-    rank: int = 10
+    rank: int | None = None
     temperature: float | str = 1.0
     dropout: float = 0.0
     prior_scale: float | None = None
@@ -68,7 +69,7 @@ class Settings:
     patience: int | None = None
     validation_fraction: float = 0.2
     swa_epochs: int = 40
-    swa_learning_rate: float = 1e-2
+    swa_learning_rate: float = 3e-2
     draws: int = 250
     chains: int = 8
     warmup: int | None = None

@@ -98,7 +98,7 @@ def compare(
     validation_fraction: ValidationFraction = _D.validation_fraction,
     swa_epochs: SwaEpochs = _D.swa_epochs,
     swa_learning_rate: SwaLearningRate = _D.swa_learning_rate,
-    rank: Rank = _D.rank,
+    rank: Rank = None,
     temperature: Temperature = TEMPERATURE,
     draws: Draws = _D.draws,
     chains: Chains = _D.chains,

@@ -100,7 +100,7 @@ def fit(
         help="What is random: the principal directions of the trajectory (pca), random "
         "directions, all weights (full); or a baseline without a posterior.",
         rich_help_panel=POSTERIOR)] = Method[_D.subspace],
-    rank: Rank = _D.rank,
+    rank: Rank = None,
     temperature: Temperature = TEMPERATURE,
     draws: Draws = _D.draws,
     chains: Chains = _D.chains,

@@ -105,9 +105,9 @@ SwaEpochs = Annotated[int, typer.Option(
     rich_help_panel=NETWORK)]
 SwaLearningRate = Annotated[float, typer.Option(
     help="The constant rate; larger explores further.", rich_help_panel=NETWORK)]
-Rank = Annotated[int, typer.Option(
-    help="Number of directions of pca (below --swa-epochs) and random.",
-    rich_help_panel=POSTERIOR)]
+Rank = Annotated[int | None, typer.Option(
+    help="Number of directions of pca (below --swa-epochs) and random; by default 5, or fewer "
+    "where the trajectory has fewer.", rich_help_panel=POSTERIOR, show_default=False)]
 Temperature = Annotated[str, typer.Option(
     help="A number above 0 (1 is the posterior, more is wider); or loo, or validation, to choose "
     "it.", rich_help_panel=POSTERIOR, metavar="NUMBER|loo|validation")]

@@ -193,6 +193,18 @@ class TrajectoryRecorder:
         r"""The spectrum $s_1 \ge s_2 \ge \dots$ of the deviations over $\sqrt{M - 1}$."""
         return principal(self._factor())[1]
 
+    @property
+    def spanned(self) -> int:
+        """Number of directions in which the snapshots differ: the largest rank of `pca`."""
+        return min(self._limit, _differing(self.singular_values))
+
+    @property
+    def _limit(self) -> int:
+        """Directions that so many snapshots can differ in; one fewer if their mean is taken off."""
+        self._require(2)
+        limit = self._count - (self._count == self.n)
+        return limit if self.rank is None else min(limit, self.rank)
+
     def pca(self, rank: int) -> DenseSubspace:
         """The subspace of the leading principal directions; see `pca`."""
         return pca(self, rank)
@@ -279,21 +291,23 @@ def pca(recorder: TrajectoryRecorder, rank: int) -> DenseSubspace:
         DenseSubspace(rank=3, size=50)
     """
     check_count("rank", rank)
-    recorder._require(2)
-    limit = recorder._count - (recorder._count == recorder.n)
-    if recorder.rank is not None:
-        limit = min(limit, recorder.rank)
+    limit = recorder._limit
     if rank > limit:
         why = "the rank of the recorder" if recorder.rank == limit else (
             f"what {recorder._count} snapshots span")
         fail("rank", f"at most {limit}, {why}", rank, "Record more snapshots")
     rows, s = principal(recorder._factor())
-    spanned = int((s > s[0] * _tolerance(rows.dtype)).sum()) if float(s[0]) > 0 else 0
+    spanned = _differing(s)
     if rank > spanned:
         fail("rank", f"at most {spanned}, the directions in which the snapshots differ", rank,
              "Raise the learning rate or record snapshots further apart" if spanned < 1 else
              "Lower the rank or record more snapshots")
     return DenseSubspace(recorder.mean, rows[:rank])
+
+
+def _differing(sizes: Float[Tensor, "M"]) -> int:
+    """How many singular values are more than rounding."""
+    return int((sizes > sizes[0] * _tolerance(sizes.dtype)).sum()) if float(sizes[0]) > 0 else 0
 
 
 def _tolerance(dtype: torch.dtype) -> float:
