@@ -67,6 +67,7 @@ class Info:
 class Kernel(Protocol):
     """A sampler: a name, `init` and `step`.
 
+    A kernel with settings is a dataclass of JSON-able fields: a checkpoint must agree with them.
     The state is a frozen dataclass of NumPy arrays whose first axis is the chain, with a field
     `z` of shape (chains, k).
     """
@@ -259,6 +260,8 @@ class _Checkpoint:
         if path is None:
             return None
         identity = {"posterior": posterior.fingerprint(), "sampler": kernel.name, **settings}
+        if dataclasses.is_dataclass(kernel):
+            identity["kernel settings"] = dataclasses.asdict(kernel)
         return cls(Path(path), kernel, identity)
 
     def write(self, state: Any, store: _Store, rngs: Rngs, parked: dict[int, Any]) -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.draws import Draws
 from subbayes.inference.chains import Density, Info, Rngs, run
+from subbayes.inference.streams import refilled
 
 __all__ = ["EllipticalSlice", "State", "elliptical_slice"]
 
@@ -105,9 +105,9 @@ def _next_angles(
 
     A fresh chain uses one normal vector and two uniforms of its stream, another one uniform.
     """
-    uniforms, n_uniforms = _refilled(
+    uniforms, n_uniforms = refilled(
         state.uniforms, state.n_uniforms, _AHEAD - 1, lambda rng, like: rng.random(like), rngs)
-    normals, n_normals = _refilled(
+    normals, n_normals = refilled(
         state.normals, state.n_normals, _AHEAD_NORMALS,
         lambda rng, like: rng.standard_normal(like), rngs)
     chains = np.arange(len(fresh))
@@ -126,20 +126,6 @@ def _next_angles(
         uniforms=uniforms, normals=normals,
         n_uniforms=n_uniforms + 1 + fresh, n_normals=n_normals + fresh,
     )
-
-
-def _refilled(
-    block: np.ndarray, used: np.ndarray, limit: int, draw: Any, rngs: Rngs
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the blocks anew of chains that have used theirs up."""
-    empty = np.flatnonzero(used >= limit)
-    if not empty.size:
-        return block, used
-    block, used = block.copy(), used.copy()
-    for c in empty:
-        block[c] = draw(rngs[c], block[c].shape)
-    used[empty] = 0
-    return block, used
 
 
 def elliptical_slice(
