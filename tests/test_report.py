@@ -312,7 +312,8 @@ def test_describe_says_what_was_asked_for(fitted):
                                 "output; 21 weights")
     assert words["training"] == (
         "4 epochs of Adam at rate 0.005, batches of 20, no prior on the weights, "
-        "gradients of norm at most 1; then 5 epochs of SGD at the constant rate 0.001, a snapshot after each")
+        "gradients of norm at most 1; then 5 epochs of SGD at the constant rate 0.001, "
+        "a snapshot after each")
     assert words["prior"] == "N(0, 1²) on each coordinate z"
     assert words["temperature"] == "T = 1"
     assert words["inference"].startswith(
