@@ -78,10 +78,10 @@ class Kernel(Protocol):
     def state_type(self) -> type[Any]:
         """The class of the state, to rebuild it from a checkpoint."""
 
-    def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
+    def init(self, posterior: Any, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
         """The state at start points z."""
 
-    def step(self, posterior: Density, state: Any, rngs: Rngs) -> tuple[Any, Info]:
+    def step(self, posterior: Any, state: Any, rngs: Rngs) -> tuple[Any, Info]:
         """One batched evaluation: the new state and what happened."""
 
 

@@ -1,0 +1,86 @@
+"""Densities in plain NumPy with known moments, with gradients: all an engine needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import logsumexp
+
+from subbayes import Normal
+
+
+@dataclass
+class Toy:
+    """A log-likelihood with its gradient under a Gaussian prior, z of shape (chains, k)."""
+
+    rank: int
+    prior: Normal = field(default_factory=Normal)
+    temperature: float = 1.0
+
+    def likelihood(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log-likelihood (chains,) and gradient (chains, k): none here."""
+        return np.zeros(len(z)), np.zeros_like(z)
+
+    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
+        """At temperature 1."""
+        return self.likelihood(z)[0]
+
+    def value(self, z: np.ndarray) -> np.ndarray:
+        """Tempered log density."""
+        return self.log_likelihood(z) / self.temperature + self.prior.log_prob(z)
+
+    def value_and_grad(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tempered log density and its gradient."""
+        value, grad = self.likelihood(z)
+        return (value / self.temperature + self.prior.log_prob(z),
+                grad / self.temperature + self.prior.gradient(z))
+
+    def fingerprint(self) -> str:
+        """Its name is enough here."""
+        return f"{type(self).__name__} {self.rank} {self.temperature}"
+
+
+class Banana(Toy):
+    """z1 ~ N(0, 1), z2 | z1 ~ N(b (z1^2 - 1), s^2): mean 0, variances 1 and 2 b^2 + s^2."""
+
+    bend, sd = 0.7, 0.4
+
+    def likelihood(self, z):
+        """The density over the prior's, so that the posterior is the banana."""
+        a, b = z[:, 0], z[:, 1]
+        off = (b - self.bend * (a**2 - 1)) / self.sd
+        value = -0.5 * (a**2 + off**2) - self.prior.log_prob(z)
+        grad = np.stack([-a + off / self.sd * 2 * self.bend * a, -off / self.sd], 1)
+        return value, grad - self.prior.gradient(z)
+
+    def moments(self):
+        """Mean and covariance."""
+        return np.zeros(2), np.diag([1.0, 2 * self.bend**2 + self.sd**2])
+
+
+@dataclass
+class Bimodal(Toy):
+    """Two Gaussian bumps along the first axis, the posterior itself: (1 - weight), weight."""
+
+    distance: float = 2.0
+    sd: float = 0.6
+    weight: float = 0.7
+
+    def likelihood(self, z):
+        """The mixture over the prior."""
+        centres = np.zeros((2, self.rank))
+        centres[:, 0] = [-self.distance, self.distance]
+        off = z[:, None] - centres
+        logs = np.log([1 - self.weight, self.weight]) - 0.5 * (off**2).sum(-1) / self.sd**2
+        value = logsumexp(logs, axis=1)
+        share = np.exp(logs - value[:, None])
+        grad = -(share[:, :, None] * off).sum(1) / self.sd**2
+        return value - self.prior.log_prob(z), grad - self.prior.gradient(z)
+
+    def moments(self):
+        """Mean and covariance."""
+        mean, covariance = np.zeros(self.rank), np.eye(self.rank) * self.sd**2
+        mean[0] = (2 * self.weight - 1) * self.distance
+        covariance[0, 0] += self.distance**2 - mean[0] ** 2
+        return mean, covariance
