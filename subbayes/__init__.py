@@ -14,6 +14,7 @@ _ROOMS = {
     "Bernoulli": "likelihoods",
     "Categorical": "likelihoods",
     "CoordinateSubspace": "subspace",
+    "Curve": "subspaces.curves",
     "Data": "data",
     "DenseSubspace": "subspace",
     "Draws": "draws",
@@ -38,12 +39,15 @@ _ROOMS = {
     "Training": "api",
     "TrajectoryRecorder": "subspaces.trajectory",
     "choose_temperature": "tempering",
+    "connect": "curve_training",
+    "curve_losses": "subspaces.curves",
     "elliptical_slice": "inference.elliptical_slice",
     "fit": "api",
     "load": "api",
     "swa": "training",
     "swa_many": "training_many",
     "train": "training",
+    "train_curve": "curve_training",
     "train_many": "training_many",
 }
 

@@ -221,10 +221,21 @@ class Network:
         self._loops = many.loops
         return outputs
 
-    def call(self, module: nn.Module, inputs: Inputs) -> Float[Tensor, "N C"]:
-        """Outputs of a module of this architecture as it is: its weights, mode and hooks."""
+    def call(
+        self, module: nn.Module, inputs: Inputs, weights: Float[Tensor, "D"] | None = None
+    ) -> Float[Tensor, "N C"]:
+        """Outputs of a module of this architecture as it is: its weights, mode and hooks.
+
+        Args:
+            module: the module.
+            inputs: its inputs.
+            weights: stand in for the selected parameters, which keep their values.
+        """
         args, kwargs = _arguments(inputs)
-        return self.as_outputs(module(*args, **kwargs), inputs)
+        if weights is None:
+            return self.as_outputs(module(*args, **kwargs), inputs)
+        return self.as_outputs(
+            functional_call(module, self.unflatten(weights), args, kwargs), inputs)
 
     def check(self, inputs: Inputs) -> int:
         """Try the first rows and return the number of outputs C.

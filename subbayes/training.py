@@ -334,7 +334,7 @@ class _Run:
         self.still = {n: (mask, named[n].detach().clone()) for n, mask in network.masks.items()
                       } if only_weights else {}
         self.trained = [*self.moving.values(), self.raw]
-        self.optimizer = make_optimizer(self.moving, self.raw, plan, decay)
+        self.optimizers = [make_optimizer(self.moving, self.raw, plan, decay)]
         self.after_step: Callable[[], None] | None = None
 
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
@@ -346,7 +346,8 @@ class _Run:
         loss.backward()
         if self.plan.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.trained, self.plan.clip_norm)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self._hold_still()
         if self.after_step is not None:
             self.after_step()
@@ -361,7 +362,7 @@ class _Run:
     def epoch(self, number: int) -> dict[str, float]:
         """One pass over the data; returns what goes into the history."""
         rate = self.plan.rate(number)
-        for group in self.optimizer.param_groups:
+        for group in (g for optimizer in self.optimizers for g in optimizer.param_groups):
             group["lr"] = rate * group["factor"]
         losses, sizes = [], []
         for inputs, y in self.feed.epoch():
