@@ -236,6 +236,9 @@ class Data:
                 yield as_pair(batch, "data")
             return
         size = self.n if batch_size is None else check_count("batch_size", batch_size)
+        if size >= self.n and self.inputs is not None and self.y is not None:
+            yield self.inputs, self.y
+            return
         for start in range(0, self.n, size):
             rows = slice(start, start + size)
             yield take(self.inputs, rows), take(self.y, rows)

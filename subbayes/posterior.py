@@ -187,6 +187,10 @@ class Posterior:
     def _batches(self, chains: int, factor: int = 1) -> Iterator[tuple[Inputs, Targets]]:
         size = self._rows_at_once(chains, factor)
         for inputs, y in self.data.batches(size):
+            if n_rows(y) <= size:
+                yield (to_device(inputs, self.network.device),
+                       to_device(y, self.network.device))
+                continue
             for start in range(0, n_rows(y), size):  # a loader's batches may be larger
                 rows = slice(start, start + size)
                 yield (to_device(take(inputs, rows), self.network.device),

@@ -2,6 +2,7 @@ r"""Priors p(z) over subspace coordinates."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,8 @@ class Normal:
     def _log_volume(self, k: int) -> float:
         if self.factor is not None:
             return float(np.log(np.diag(self.factor)).sum())
+        if self.scale.size == 1:
+            return k * math.log(float(self.scale.reshape(())))
         return float(np.log(np.broadcast_to(self.scale, k)).sum())
 
     def gradient(self, z: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:

@@ -98,3 +98,29 @@ def test_transpositions_around_a_pointwise_function_cancel():
     graph = tidy(make_fx(function)(*arguments), *arguments)
     torch.testing.assert_close(graph(*arguments), function(*arguments))
     assert graph.code.count("aten.transpose.int(") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_tanh_behind_a_linear_map_is_one_product_and_a_sigmoid(dtype):
+    def function(w, x, b):
+        return torch.tanh(torch.bmm(w, x) + b.unsqueeze(-1)).sin() + torch.tanh(x.mean())
+
+    w, x, b = (torch.randn(shape, dtype=dtype) for shape in ((4, 5, 3), (4, 3, 50), (4, 5)))
+    graph = tidy(make_fx(function)(w, x, b), w, x, b)
+    torch.testing.assert_close(graph(w, x, b), function(w, x, b), rtol=0, atol=5e-7)
+    assert ("baddbmm" in graph.code) == ("tanh" not in graph.code) == (dtype == torch.float32)
+
+
+def test_a_tanh_keeps_its_value_at_the_ends():
+    x = torch.tensor([0.0, 1e-6, -1e-6, 30.0, -30.0, torch.inf, -torch.inf])
+    graph = tidy(make_fx(lambda x: torch.tanh(x))(x), x)
+    torch.testing.assert_close(graph(x), torch.tanh(x), rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize(("rows", "columns", "flipped"), [(64, 4, True), (64, 40, False),
+                                                          (8, 4, False)])
+def test_narrow_products_are_flipped(rows, columns, flipped):
+    a, b = torch.randn(rows, 100), torch.randn(100, columns)
+    graph = tidy(make_fx(lambda a, b: (a @ b).view(-1))(a, b), a, b)
+    torch.testing.assert_close(graph(a, b), (a @ b).view(-1))
+    assert ("clone" in graph.code) == flipped

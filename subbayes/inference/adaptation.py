@@ -9,6 +9,7 @@ the chains beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -68,6 +69,7 @@ class Schedule:
     ends: tuple[int, ...]
 
     @classmethod
+    @cache
     def of(cls, warmup: int) -> Schedule:
         """20 draws, windows of 20, 40, 80, ..., then 50 draws for the step size; less if short.
 

@@ -99,13 +99,16 @@ class _Store:
         self.evaluations += 1
         self.count += info.finished
         kept, phase = np.divmod(self.count - warmup - 1, thin)
-        for c in np.flatnonzero(info.finished & (phase == thin - 1) & (kept >= 0)
-                                & (kept < self.z.shape[1])):
-            self.z[c, kept[c]] = state.z[c]
-            for name, values in info.stats.items():
-                column = self.stats.setdefault(
-                    name, np.zeros(self.z.shape[:2], dtype=values.dtype))
-                column[c, kept[c]] = values[c]
+        c = (info.finished & (phase == thin - 1) & (kept >= 0)
+             & (kept < self.z.shape[1])).nonzero()[0]
+        if not c.size:
+            return
+        at = kept[c]
+        self.z[c, at] = state.z[c]
+        for name, values in info.stats.items():
+            if name not in self.stats:
+                self.stats[name] = np.zeros(self.z.shape[:2], dtype=values.dtype)
+            self.stats[name][c, at] = values[c]
 
     def resized(self, draws: int) -> _Store:
         """The same store with room for another number of draws."""
@@ -181,7 +184,7 @@ def run(
             state = _where(active, moved, state)
             finished = info.finished & active
             store.add(state, Info(finished, info.stats), warmup, thin)
-            for c in np.flatnonzero(finished & (store.count == needed)):
+            for c in (finished & (store.count == needed)).nonzero()[0]:
                 parked[int(c)] = rngs[c].bit_generator.state
             steps.update(int(finished.sum()))
             if saved and (interrupted or time.monotonic() - last > checkpoint_seconds):

@@ -86,7 +86,7 @@ class HMC(hamiltonian.Settings):
         finished = diverged | (s.evaluations >= s.steps)
         if not finished.any():
             return s, Info(finished, {})
-        rows = np.flatnonzero(finished)
+        rows = finished.nonzero()[0]
         energy = np.where(s.evaluations > 0, s.start_energy, 0.0)
         moved = rows[np.log(u[rows, 0]) < log_weight[rows]]
         energy[moved] -= log_weight[moved]

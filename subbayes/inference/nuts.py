@@ -125,14 +125,14 @@ class NUTS(hamiltonian.Settings):
         _choose_leaf(s, r, log_weight, np.log(u[:, 0]))
         stopped = diverged | _turned_inside(s, r)
         s.leaf[:] += 1
-        full = np.flatnonzero(~stopped & (s.leaf == 1 << s.depth))
+        full = (~stopped & (s.leaf == 1 << s.depth)).nonzero()[0]
         ended = stopped
         if full.size:
             _join(s, full, np.log(u[full, 1]))
             ended[full] = (s.depth[full] >= self.max_depth) | _turned(s, full)
             going_on = full[~ended[full]]
             _new_subtrees(s, going_on, u[going_on, 2])
-        return s, self._finish(posterior, s, np.flatnonzero(ended), diverged, rngs, u[:, 2])
+        return s, self._finish(posterior, s, ended.nonzero()[0], diverged, rngs, u[:, 2])
 
     def _finish(
         self, posterior: GradientDensity, s: State, rows: np.ndarray, diverged: np.ndarray,
@@ -192,7 +192,7 @@ def _leap(posterior: GradientDensity, s: State) -> tuple[np.ndarray, np.ndarray]
 def _choose_leaf(s: State, r: np.ndarray, log_weight: np.ndarray, log_u: np.ndarray) -> None:
     """Take the new leaf as the subtree's draw with probability weight / summed weights."""
     total = np.logaddexp(s.sub_log_weight, log_weight)
-    take = np.flatnonzero(log_u < log_weight - np.where(np.isneginf(total), 0.0, total))
+    take = (log_u < log_weight - np.where(np.isneginf(total), 0.0, total)).nonzero()[0]
     side = s.side[take]
     s.sub_z[take] = s.ends_z[take, side]
     s.sub_g[take] = s.ends_g[take, side]
@@ -205,11 +205,11 @@ def _choose_leaf(s: State, r: np.ndarray, log_weight: np.ndarray, log_u: np.ndar
 def _turned_inside(s: State, r: np.ndarray) -> np.ndarray:
     """Whether a subtree that ends at this leaf turned; even leaves open subtrees instead."""
     top = _ONES[s.leaf >> 1]
-    opening = np.flatnonzero(s.leaf & 1 == 0)
+    opening = (s.leaf & 1 == 0).nonzero()[0]
     s.levels_r[opening, top[opening]] = r[opening]
     s.levels_sum[opening, top[opening]] = s.sub_r_sum[opening]
     turned = np.zeros(len(top), dtype=bool)
-    closing = np.flatnonzero(s.leaf & 1)
+    closing = (s.leaf & 1).nonzero()[0]
     if not closing.size:
         return turned
     top = top[closing]

@@ -1,0 +1,263 @@
+"""NUTS: effective samples per second beside numpyro, blackjax and Pyro on the same density.
+
+A heteroscedastic MLP of three hidden layers of 16 (float32) on 1000 simulated rows, in the PCA
+subspace of its trajectory, rank 3, 5 and 20, temperature 1, with 1, 4 and 16 chains. Every sampler
+adapts a diagonal mass matrix for the same number of draws; what is timed is the sampling after it,
+compiled and warm. numpyro runs its chains vectorised, blackjax under `vmap`, Pyro one after another
+on `Posterior.log_prob`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.harness import bar, peak_memory, summary, versions
+from subbayes import MLP, HeteroscedasticGaussian, Posterior, Training, diagnostics
+from subbayes.api import train_trajectory
+from subbayes.inference.nuts import nuts
+
+RANKS = (3, 5, 20)
+CHAINS = (1, 4, 16)
+HIDDEN = (16, 16, 16)
+
+
+def build(rank: int, mode: str = "trace") -> Posterior:
+    """The posterior all samplers run on."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1000, 4))
+    noise = 0.1 + 0.3 / (1 + np.exp(-x[:, 1]))
+    y = np.sin(2 * x[:, 0]) + 0.5 * x[:, 1] * x[:, 2] + noise * rng.normal(size=1000)
+    data = torch.from_numpy(x).float(), torch.from_numpy(y).float()
+    training = Training(epochs=60, swa_epochs=40, batch_size=100, max_snapshots=40)
+    trained = train_trajectory(MLP(4, HIDDEN, 2, activation="tanh", seed=0),
+                               HeteroscedasticGaussian(), data, training, progress=False)
+    return Posterior(trained.network, trained.likelihood, data,
+                     trained.swa.recorder.pca(rank), mode=mode)
+
+
+def jax_log_density(posterior: Posterior) -> Callable[[Any], Any]:
+    """The same tempered log density of one point z in JAX."""
+    import jax.numpy as jnp
+
+    shift = jnp.asarray(posterior.subspace.shift.numpy())
+    basis = jnp.asarray(posterior.subspace.basis().numpy())
+    x, y = jnp.asarray(posterior.data.inputs.numpy()), jnp.asarray(posterior.data.y.numpy())
+    scale = float(np.squeeze(posterior.likelihood.global_variance))
+    shapes, widths = [], (x.shape[1], *HIDDEN, 2)
+    for a, b in zip(widths[:-1], widths[1:], strict=True):
+        shapes.append((a, b))
+
+    def log_density(z: Any) -> Any:
+        weights, at, h = shift + z @ basis, 0, x
+        for i, (a, b) in enumerate(shapes):
+            matrix = weights[at:at + a * b].reshape(b, a)
+            bias = weights[at + a * b:at + a * b + b]
+            at += a * b + b
+            h = h @ matrix.T + bias
+            if i < len(shapes) - 1:
+                h = jnp.tanh(h)
+        variance = jnp.logaddexp(h[:, 1], 0.0) + scale
+        terms = -0.5 * jnp.square(y - h[:, 0]) / variance - 0.5 * jnp.log(2 * jnp.pi * variance)
+        prior = -0.5 * jnp.square(z).sum() - 0.5 * len(basis) * jnp.log(2 * jnp.pi)
+        return terms.sum() + prior
+
+    return log_density
+
+
+# --- the samplers: each returns draws (chains, draws, k), seconds of sampling, gradients ----------
+
+
+def ours(posterior: Posterior, chains: int, warmup: int, draws: int, seed: int) -> Any:
+    """Warm up into a checkpoint, then time the run that goes on from it."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"chains": chains, "warmup": warmup, "seed": seed, "progress": False,
+                    "checkpoint": f"{folder}/run", "checkpoint_seconds": 1e9}
+        nuts(posterior, draws=1, **settings)
+        start = time.perf_counter()
+        out = nuts(posterior, draws=draws + 1, **settings)
+        spent = time.perf_counter() - start
+    return out.z[:, 1:], spent, float(out.stats["evaluations"][:, 1:].sum())
+
+
+class Numpyro:
+    """Vectorised chains; compiled by a first run of the same shapes."""
+
+    def __init__(self, log_density: Any, k: int, chains: int, warmup: int, draws: int) -> None:
+        import jax
+        from numpyro.infer import MCMC, NUTS
+
+        kernel = NUTS(potential_fn=lambda z: -log_density(z))
+        self.mcmc = MCMC(kernel, num_warmup=warmup, num_samples=draws, num_chains=chains,
+                         chain_method="vectorized", progress_bar=False)
+        self.start = jax.random.normal(jax.random.key(7), (chains, k) if chains > 1 else (k,))
+        self.keys = lambda seed: jax.random.split(jax.random.key(seed), 2)
+
+    def __call__(self, seed: int) -> Any:
+        """Warm-up, then the timed run."""
+        first, second = self.keys(seed)
+        self.mcmc.warmup(first, init_params=self.start)
+        start = time.perf_counter()
+        self.mcmc.run(second, extra_fields=("num_steps",))
+        z = np.asarray(self.mcmc.get_samples(group_by_chain=True), dtype=np.float64)
+        spent = time.perf_counter() - start
+        return z, spent, float(np.sum(self.mcmc.get_extra_fields()["num_steps"]))
+
+
+class Blackjax:
+    """Window adaptation and sampling, both jitted, under `vmap` over chains."""
+
+    def __init__(self, log_density: Any, k: int, chains: int, warmup: int, draws: int) -> None:
+        import blackjax
+        import jax
+
+        def adapt(key: Any, start: Any) -> Any:
+            (state, parameters), _ = blackjax.window_adaptation(
+                blackjax.nuts, log_density).run(key, start, warmup)
+            return state, parameters["step_size"], parameters["inverse_mass_matrix"]
+
+        def sample(key: Any, state: Any, step: Any, mass: Any) -> Any:
+            kernel = blackjax.nuts(log_density, step, mass)
+
+            def one(state: Any, key: Any) -> Any:
+                state, info = kernel.step(key, state)
+                return state, (state.position, info.num_integration_steps)
+
+            return jax.lax.scan(one, state, jax.random.split(key, draws))[1]
+
+        self.adapt, self.sample = jax.jit(jax.vmap(adapt)), jax.jit(jax.vmap(sample))
+        self.start = jax.random.normal(jax.random.key(7), (chains, k))
+        self.keys = lambda seed: jax.random.split(jax.random.key(seed), (2, chains))
+
+    def __call__(self, seed: int) -> Any:
+        """Warm-up, then the timed run."""
+        first, second = self.keys(seed)
+        ready = self.adapt(first, self.start)
+        [part.block_until_ready() for part in ready[1:]]
+        start = time.perf_counter()
+        z, steps = self.sample(second, *ready)
+        z = np.asarray(z, dtype=np.float64)
+        return z, time.perf_counter() - start, float(np.sum(steps))
+
+
+def pyro(posterior: Posterior, warmup: int, draws: int, seed: int) -> Any:
+    """One chain on the posterior's own differentiable log density."""
+    import pyro
+    from pyro.infer import MCMC, NUTS
+
+    pyro.set_rng_seed(seed)
+    gradients, began = [0], [0.0, 0]
+
+    def potential(point: dict[str, torch.Tensor]) -> torch.Tensor:
+        gradients[0] += 1
+        return -posterior.log_prob(point["z"].double())
+
+    def note(kernel: Any, samples: Any, stage: str, i: int) -> None:
+        if stage == "Warmup":
+            began[:] = [time.perf_counter(), gradients[0]]
+
+    kernel = NUTS(potential_fn=potential, jit_compile=False)
+    kernel.initial_params = {"z": torch.zeros(posterior.rank, dtype=torch.float64)}
+    mcmc = MCMC(kernel, num_samples=draws, warmup_steps=warmup, disable_progbar=True,
+                initial_params=kernel.initial_params, hook_fn=note)
+    mcmc.run()
+    z = mcmc.get_samples()["z"].numpy()[None]
+    return z, time.perf_counter() - began[0], float(gradients[0] - began[1])
+
+
+# --- the run ------------------------------------------------------------------------------------
+
+
+def rate(z: np.ndarray, spent: float, gradients: float) -> dict[str, float]:
+    """Minimum bulk effective samples per second, and gradients for one of them."""
+    ess = float(np.min(diagnostics.ess_bulk(z)))
+    return {"ess_per_second": ess / spent, "gradients_per_ess": gradients / ess,
+            "rhat": float(np.max(diagnostics.rhat(z))), "seconds": spent}
+
+
+def run(
+    quick: bool, data_dir: str | None, say: Callable[..., None]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Measure and compare; see the module's text."""
+    del data_dir
+    warmup, draws, rounds = (200, 200, 1) if quick else (500, 1000, 3)
+    ranks = (3,) if quick else RANKS
+    cases: dict[str, Any] = {}
+    bars: list[dict[str, Any]] = []
+    for k in ranks:
+        posterior = build(k)
+        log_density = jax_log_density(posterior)
+        _check_same(posterior, log_density)
+        for chains in CHAINS:
+            samplers, prepared = _prepare(posterior, log_density, chains, warmup, draws)
+            found: dict[str, list[dict[str, float]]] = {name: [] for name in samplers}
+            for seed in range(1, rounds + 1):
+                for name, sampler in samplers.items():
+                    found[name].append(rate(*sampler(seed)))
+            for name, values in found.items():
+                label = f"k = {k}, {chains} chains, {name}"
+                cases[label] = {key: summary([v[key] for v in values]) for key in values[0]}
+                cases[label]["first_call_seconds"] = prepared.get(name)
+                say(f"{label:34s} {cases[label]['ess_per_second']['median']:8.1f} ESS/s  "
+                    f"{cases[label]['gradients_per_ess']['median']:7.1f} gradients/ESS  "
+                    f"R-hat {cases[label]['rhat']['median']:.3f}")
+            bars += _bars(k, chains, found, cases)
+    memory = peak_memory("import torch; torch.set_num_threads(1)\nimport numpy as np\n"
+                         "from benchmarks.nuts import build\n"
+                         "build(20).value_and_grad(np.zeros((16, 20)))")
+    results = {"warmup": warmup, "draws": draws, "rounds": rounds, "cases": cases,
+               "peak_memory_mib": memory,
+               "peers": versions("numpyro", "blackjax", "jax", "pyro-ppl")}
+    return results, bars
+
+
+def _check_same(posterior: Posterior, log_density: Callable[[Any], Any]) -> None:
+    """The two log densities agree to float32."""
+    z = np.random.default_rng(0).normal(size=(4, posterior.rank))
+    value = posterior.value(z)
+    theirs = np.array([float(log_density(point.astype("f4"))) for point in z])
+    if np.abs(value - theirs).max() > 1e-4 * np.abs(value).max():
+        raise RuntimeError(f"the densities differ: {value} and {theirs}")
+
+
+def _prepare(
+    posterior: Posterior, log_density: Callable[[Any], Any], chains: int, warmup: int, draws: int
+) -> tuple[dict[str, Callable[[int], Any]], dict[str, float]]:
+    """The samplers as functions of a seed, compiled, and the seconds that took."""
+    samplers: dict[str, Callable[[int], Any]] = {}
+    prepared = {}
+    for name, make in (("numpyro", Numpyro), ("blackjax", Blackjax)):
+        start = time.perf_counter()
+        samplers[name] = make(log_density, posterior.rank, chains, warmup, draws)
+        samplers[name](0)
+        prepared[name] = time.perf_counter() - start
+    samplers["subbayes"] = lambda seed: ours(posterior, chains, warmup, draws, seed)
+    start = time.perf_counter()
+    posterior.value_and_grad(np.zeros((chains, posterior.rank)))
+    prepared["subbayes"] = time.perf_counter() - start
+    if chains == 1:
+        samplers["pyro"] = lambda seed: pyro(posterior, warmup // 4, draws // 4, seed)
+    return samplers, prepared
+
+
+def _bars(
+    k: int, chains: int, found: dict[str, list[dict[str, float]]], cases: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Ratios round by round; Pyro's one chain counts for any number, run one after another."""
+    def rates(name: str) -> np.ndarray:
+        return np.array([v["ess_per_second"] for v in found[name]])
+
+    best = np.maximum(rates("numpyro"), rates("blackjax"))
+    ratio = float(np.median(rates("subbayes") / best))
+    if chains == 1:
+        return []
+    bars = [bar(f"k = {k}, {chains} chains: over the better of numpyro and blackjax", ratio,
+                1.0 if chains == 4 else 1.5)]
+    alone = cases[f"k = {k}, 1 chains, pyro"]["ess_per_second"]["median"]
+    over = float(np.median(rates("subbayes"))) / alone
+    return [*bars, bar(f"k = {k}, {chains} chains: over Pyro", over, 5.0)]
