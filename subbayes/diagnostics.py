@@ -28,6 +28,7 @@ __all__ = [
     "LooResult",
     "average_ranks",
     "compare",
+    "ebfmi",
     "ess_bulk",
     "ess_mean",
     "ess_tail",
@@ -358,6 +359,25 @@ class Comparison(NamedTuple):
     difference_se: float
     p_loo: float
     n_bad: int
+
+
+def ebfmi(energy: Float[np.ndarray, "chains draws"]) -> Float[np.ndarray, "chains"]:
+    r"""Energy Bayesian fraction of missing information of each chain; below 0.3 is low.
+
+    $\sum_i (H_i - H_{i-1})^2 / \sum_i (H_i - \bar H)^2$: how much of the spread of energies a fresh
+    momentum covers (Betancourt 2016, *Diagnosing suboptimal cotangent disintegrations*).
+
+    Args:
+        energy: H at each draw, shape (chains, draws).
+
+    Example:
+        >>> energy = np.random.default_rng(0).normal(size=(2, 4000))
+        >>> ebfmi(energy).round(1)
+        array([2., 2.])
+    """
+    spread = np.square(energy - energy.mean(1, keepdims=True)).sum(1)
+    change = np.square(np.diff(energy, axis=1)).sum(1)
+    return np.divide(change, spread, out=np.full(len(energy), np.nan), where=spread > 0)
 
 
 def psis(

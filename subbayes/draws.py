@@ -120,6 +120,20 @@ class Draws:
         if least < enough:
             said.append(f"bulk effective sample size is {least:.0f}, below {enough}: run longer "
                         "(draws=...)")
+        return said + self._energy_warnings()
+
+    def _energy_warnings(self) -> list[str]:
+        """What Hamiltonian samplers note: divergences and low E-BFMI."""
+        said = []
+        n = int(self.stats["divergent"].sum()) if "divergent" in self.stats else 0
+        if n:
+            said.append(f"{n} of {self.z.shape[0] * self.z.shape[1]} trajectories diverged: raise "
+                        "target_acceptance=..., or lower the rank")
+        if "energy" in self.stats:
+            low = float(np.nanmin(diagnostics.ebfmi(self.stats["energy"])))
+            if low < 0.3:
+                said.append(f"E-BFMI is {low:.2f}, below 0.3: the tails are reached slowly; run "
+                            "longer (draws=...) or use a dense mass matrix (metric='dense')")
         return said
 
     def to_arviz(self, posterior: Posterior | None = None) -> Any:

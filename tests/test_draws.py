@@ -233,3 +233,24 @@ def test_draws_that_cannot_be():
 def test_numbers_of_rows_that_cannot_be(n):
     with pytest.raises(InputError, match="n_draws: expected a whole number of at least 1"):
         some().flat(n)
+
+
+def test_divergences_and_low_energy_information_are_said():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(4, 500, 2))
+    stats = {"divergent": np.zeros((4, 500), dtype=bool), "energy": rng.normal(size=(4, 500))}
+    assert Draws(z, stats).warnings() == []
+    stats["divergent"][1, :3] = True
+    stats["energy"] = np.cumsum(stats["energy"], 1)
+    first, second = Draws(z, stats).warnings()
+    assert first.startswith("3 of 2000 trajectories diverged: raise target_acceptance")
+    assert second.startswith("E-BFMI is 0.0")
+
+
+def test_ebfmi_equals_arvizs():
+    arviz = pytest.importorskip("arviz")
+    energy = np.cumsum(np.random.default_rng(1).normal(size=(3, 200)), 1) * 0.1
+    energy += np.random.default_rng(2).normal(size=energy.shape)
+    if not hasattr(arviz, "bfmi"):
+        pytest.skip("this arviz has no bfmi")
+    np.testing.assert_allclose(diagnostics.ebfmi(energy), arviz.bfmi(energy))
