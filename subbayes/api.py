@@ -24,6 +24,7 @@ from subbayes.checks import (
     fail,
     fail_type,
 )
+from subbayes.curve_training import CurveResult, restarted, train_curve
 from subbayes.data import Data, leaves
 from subbayes.draws import Draws
 from subbayes.evaluation import Mode
@@ -32,14 +33,15 @@ from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
 from subbayes.posterior import Posterior, check_fit
 from subbayes.priors import Normal
+from subbayes.seeding import derive
 from subbayes.subspace import FullSubspace, RandomSubspace, Subspace
 from subbayes.tempering import TemperatureChoice, choose_temperature
 from subbayes.training import SwaResult, TrainingResult, swa, train
 
 __all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_subspace", "fit",
-           "forget", "load", "train_trajectory"]
+           "forget", "load", "train_second_end", "train_trajectory"]
 
-SUBSPACES = ("pca", "random", "full")
+SUBSPACES = ("pca", "random", "curve", "full")
 ENGINES = {"elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice"}
 RANK = 5
 CHOICE = "temperature-choice"
@@ -67,6 +69,8 @@ class Training:
         swa_learning_rate: its constant rate; larger explores further.
         max_snapshots: how many of the last snapshots span the trajectory.
         sketch: keep a sketch of this rank of any number of snapshots instead.
+        curve_epochs: passes for the curve, where the subspace is one, with the optimiser and the
+            rate of the first phase; None takes as many as the first phase.
     """
 
     epochs: int = 300
@@ -82,6 +86,7 @@ class Training:
     swa_learning_rate: float = 1e-2
     max_snapshots: int = 50
     sketch: int | None = None
+    curve_epochs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -181,12 +186,13 @@ def fit(
         data: (inputs, y), a `Dataset` or a `DataLoader`.
         likelihood: "gaussian" (one learned noise), "heteroscedastic", "categorical",
             "bernoulli", "poisson", or a likelihood object.
-        subspace: "pca" (of the SGD trajectory), "random", "full", a `Subspace` (then nothing is
-            trained and `model` is used as it is), or a function of the `Trained` result.
+        subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
+            solution, which is trained for it), "full", a `Subspace` (then nothing is trained and
+            `model` is used as it is), or a function of the `Trained` result.
         inference: "elliptical-slice", or a function (posterior, draws=, chains=, warmup=,
             seed=, checkpoint=, progress=) -> Draws.
-        rank: number of coordinates k of "pca" and "random"; None takes 5, or fewer where the
-            trajectory or the weights have fewer directions.
+        rank: number of coordinates k; None takes 5 for "pca" and "random", or fewer where the
+            trajectory or the weights have fewer directions, and 2 for "curve".
         prior: of z: a scale or a `Normal`.
         temperature: T, or "loo" or "validation" to choose it from the draws.
         validation: held-out data for `temperature="validation"`.
@@ -294,9 +300,12 @@ def _check_subspace(
     if not isinstance(subspace, str):
         return
     check_choice("subspace", subspace, SUBSPACES)
+    if subspace == "curve" and not training.epochs:
+        fail("training", "epochs above 0 to train a curve's other end", 0,
+             "Raise epochs, or choose another subspace")
     if subspace == "full" or rank is None:
         return
-    if check_count("rank", rank) > network.size:
+    if check_count("rank", rank, 2 if subspace == "curve" else 1) > network.size:
         fail("rank", f"at most {network.size}, the number of weights", rank, "Lower it")
     seen = check_count("swa_epochs", training.swa_epochs)
     kept = min(seen, training.max_snapshots if training.sketch is None else training.sketch + 1)
@@ -332,21 +341,26 @@ def _prepared(
         return network, _learned(network, likelihood, data), subspace, {}
     trained = train_trajectory(model, likelihood, data, training, parameters=parameters,
                                output=output, seed=seed, progress=progress)
-    space = build_subspace(subspace, trained, rank, seed)
+    space = build_subspace(subspace, trained, rank, seed, data=data, training=training,
+                           progress=progress)
     return trained.network, trained.likelihood, space, trained.history
 
 
 def build_subspace(
     subspace: str | Callable[[Trained], Subspace], trained: Trained, rank: int | None,
-    seed: int = 0,
+    seed: int = 0, *, data: Any = None, training: Training | None = None,
+    progress: bool | None = None,
 ) -> Subspace:
     """The named subspace around a trained network.
 
     Args:
-        subspace: "pca", "random", "full", or a function of `trained`.
+        subspace: "pca", "random", "curve", "full", or a function of `trained`.
         trained: what `train_trajectory` returned.
-        rank: number of coordinates of "pca" and "random"; None as in `fit`.
-        seed: of the random directions.
+        rank: number of coordinates; None as in `fit`.
+        seed: of the random directions, or of the curve's training.
+        data: the training data, for "curve".
+        training: how to train the curve and its other end.
+        progress: show progress bars.
     """
     weights, recorder = trained.network.weights, trained.swa.recorder
     if callable(subspace):
@@ -355,7 +369,40 @@ def build_subspace(
         return recorder.pca(max(1, min(RANK, recorder.spanned)) if rank is None else rank)
     if subspace == "random":
         return RandomSubspace(weights, min(RANK, len(weights)) if rank is None else rank, seed)
+    if subspace == "curve":
+        if data is None:
+            fail("data", "the training data, since a curve is trained", None)
+        result = train_second_end(trained, data, training or Training(), rank, seed, progress)
+        return result.curve.subspace(unit=False)
     return FullSubspace(weights)
+
+
+def train_second_end(
+    trained: Trained, data: Any, training: Training, rank: int | None = None, seed: int = 0,
+    progress: bool | None = None,
+) -> CurveResult:
+    """Train another solution as the first was, and a Bézier curve of low loss between the two.
+
+    Args:
+        trained: what `train_trajectory` returned: one end, and the likelihood.
+        data: training data.
+        training: how.
+        rank: degree of the curve, and rank of its subspace; None takes 2.
+        seed: of the training.
+        progress: show progress bars.
+    """
+    network, own = trained.network, derive(seed, 4)
+    other = train_trajectory(
+        restarted(network, own), trained.likelihood, data, training,
+        parameters=list(network.names), output=network.output, seed=own, progress=progress)
+    return train_curve(
+        network, trained.likelihood, data, ends=(trained.swa, other.swa),
+        degree=2 if rank is None else rank,
+        epochs=training.epochs if training.curve_epochs is None else training.curve_epochs,
+        learning_rate=training.learning_rate, optimizer=training.optimizer,
+        batch_size=training.batch_size, prior_scale=training.prior_scale,
+        weight_decay=training.weight_decay, clip_norm=training.clip_norm, seed=own,
+        progress=progress)
 
 
 def _learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:

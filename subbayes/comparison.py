@@ -30,6 +30,7 @@ from subbayes.posterior import check_fit
 from subbayes.prediction import average
 from subbayes.predictive import Predictive
 from subbayes.priors import Normal
+from subbayes.subspace import Subspace
 from subbayes.types import Targets
 
 __all__ = ["METHODS", "Comparison", "Predictor", "compare_methods", "shown"]
@@ -43,6 +44,7 @@ METHODS = {
     "temperature-scaling": "MAP + temperature",
     "pca": "PCA + ESS",
     "random": "random + ESS",
+    "curve": "curve + ESS",
 }
 """The methods, and what tables call them."""
 
@@ -195,7 +197,7 @@ def compare_methods(
         methods: names out of `METHODS`, in the order of the table. "mc-dropout" needs a module
             with dropout layers, "temperature-scaling" validation data.
         training: how to train; ensemble members go through its first phase.
-        rank: number of coordinates of "pca" and "random"; None as in `fit`.
+        rank: number of coordinates of "pca", "random" and "curve"; None as in `fit`.
         prior: of z: a scale or a `Normal`.
         temperature: T of the subspaces, or "loo" or "validation" to choose it for each.
         validation: held-out data, for "temperature-scaling" and `temperature="validation"`.
@@ -318,9 +320,12 @@ class _Bench:
                  "temperature", None, "Pass data, or leave them out")
         if "mc-dropout" in methods:
             mc_dropout(self.module, self.likelihood)
-        if "ensemble" in methods and not self.training.epochs:
-            fail("training", "epochs above 0 to train an ensemble", 0,
-                 "Leave 'ensemble' out of methods for a module that is trained already")
+        for key, what in (("ensemble", "an ensemble"), ("curve", "a curve's other end")):
+            if key in methods and not self.training.epochs:
+                fail("training", f"epochs above 0 to train {what}", 0,
+                     f"Leave {key!r} out of methods for a module that is trained already")
+        if "curve" in methods and self.rank is not None:
+            check_count("rank", self.rank, 2)
         network = Network(self.module, self.parameters, self.output)
         for part in (self.data, test):
             check_fit(network, self.likelihood, part)
@@ -342,6 +347,10 @@ class _Bench:
         first, second = self.trained.seconds
         short = key in ("map", "mc-dropout", "temperature-scaling")
         seconds = {"training_seconds": first if short else first + second}
+        if key == "curve":
+            with _timed(seconds, "curve_seconds"):
+                _ = self.curve_space  # cached: what trains is timed as training
+            seconds["training_seconds"] += seconds.pop("curve_seconds")
         with _timed(seconds, "inference_seconds"):
             model = getattr(self, key.replace("-", "_"))()
         return model, seconds
@@ -389,12 +398,23 @@ class _Bench:
     def random(self) -> FittedModel:
         return self.sampled("random")
 
-    def sampled(self, name: str) -> FittedModel:
+    def curve(self) -> FittedModel:
+        return self.sampled("curve", self.curve_space)
+
+    @cached_property
+    def curve_space(self) -> Subspace:
+        """A second solution and the curve to it, trained."""
+        return build_subspace("curve", self.trained, self.rank, self.seed, data=self.data,
+                              training=self.training, progress=self.progress)
+
+    def sampled(self, name: str, space: Subspace | None = None) -> FittedModel:
         """A subspace around the shared training, sampled as `fit` does."""
         trained = self.trained
+        if space is None:
+            space = build_subspace(name, trained, self.rank, self.seed)
         model = fit(
             trained.network.module_with(), self.data, likelihood=trained.likelihood,
-            subspace=build_subspace(name, trained, self.rank, self.seed), rank=self.rank,
+            subspace=space, rank=self.rank,
             prior=self.prior, temperature=self.temperature, validation=self.validation,
             training=self.training, parameters=self.parameters, output=self.output,
             draws=self.draws, chains=self.chains, warmup=self.warmup, seed=self.seed,

@@ -42,7 +42,7 @@ from subbayes.training import History, TrainingResult, _epochs, _Run, _Stopper, 
 from subbayes.training_many import train_many
 from subbayes.types import Inputs, Targets
 
-__all__ = ["CurveResult", "connect", "train_curve"]
+__all__ = ["CurveResult", "connect", "restarted", "train_curve"]
 
 Join = Callable[[Tensor, Mapping[str, Tensor], Inputs], Tensor]
 
@@ -282,15 +282,12 @@ def connect(
     if check_count("solutions", solutions, 2) > 2 and kind == "bezier":
         fail("kind", "'polygon' to connect more than 2 solutions", "'bezier'")
     base = Network(module, parameters, output)
-    if base.masks:
-        fail("parameters", "whole parameters to train solutions of their own", "masks",
-             "Train them elsewhere and pass them to train_curve as ends=")
     seeds = [derive(seed, s) for s in range(solutions)]
     shared: dict[str, Any] = {
         "batch_size": batch_size, "prior_scale": prior_scale, "weight_decay": weight_decay,
         "clip_norm": clip_norm, "progress": progress}
     results: list[Any] = list(train_many(
-        [_start(base, module, factory, own) for own in seeds], likelihood, data, seeds=seeds,
+        [restarted(base, own, factory) for own in seeds], likelihood, data, seeds=seeds,
         epochs=epochs, learning_rate=learning_rate, optimizer=optimizer,
         parameters=list(base.names), output=output, **shared))
     raws = [result.raw for result in results]
@@ -318,13 +315,32 @@ class _Solution:
     raw: Tensor
 
 
-def _start(
-    base: Network, module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int
+def restarted(
+    network: Network, seed: int, factory: Callable[[], nn.Module] | None = None
 ) -> nn.Module:
-    """Fresh weights in a module whose other parameters keep their values and stand still."""
-    made = base.module_with(base.flatten(fresh(module, factory, seed)))
+    """A module with fresh weights; its other parameters keep their values and stand still.
+
+    Args:
+        network: the network.
+        seed: of the weights.
+        factory: makes a module with fresh weights; needed where a layer has no
+            `reset_parameters`.
+
+    Raises:
+        InputError: weights that are parts of parameters, since `train` moves whole ones.
+
+    Example:
+        >>> head = Network(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "last-layer")
+        >>> [p.requires_grad for p in restarted(head, seed=0).parameters()]
+        [False, False, True, True]
+    """
+    if network.masks:
+        fail("parameters", "whole parameters to train solutions of their own", "masks",
+             "Train them elsewhere and pass them to train_curve as ends=")
+    drawn = network.flatten(fresh(network.module_with(), factory, seed))
+    made = network.module_with(drawn)
     for name, parameter in made.named_parameters():
-        parameter.requires_grad_(name in base.names)
+        parameter.requires_grad_(name in network.names)
     return made
 
 

@@ -206,9 +206,10 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         activation: "relu", "tanh", "silu" or "gelu".
         likelihood: "heteroscedastic" (noise that depends on x, plus a global variance),
             "gaussian" (one noise scale), or "poisson" for counts.
-        subspace: "pca" (of the SGD trajectory), "random" or "full".
+        subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
+            solution) or "full".
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
-            or fewer where the trajectory has fewer directions.
+            or fewer where the trajectory has fewer directions, and 2 for "curve".
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother,
@@ -364,9 +365,10 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
     Args:
         hidden: widths of the hidden layers; empty for a linear model.
         activation: "relu", "tanh", "silu" or "gelu".
-        subspace: "pca" (of the SGD trajectory), "random" or "full".
+        subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
+            solution) or "full".
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
-            or fewer where the trajectory has fewer directions.
+            or fewer where the trajectory has fewer directions, and 2 for "curve".
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother,

@@ -294,6 +294,8 @@ def _subspace(model: FittedModel) -> str:
     k, name = model.subspace.rank, model.settings.get("subspace")
     return {"pca": f"the {k} principal directions of that trajectory, around its mean",
             "random": f"{k} random directions around the mean of that trajectory",
+            "curve": f"the {k} directions that hold a curve of low loss from that mean to a second "
+                     "solution, trained likewise",
             "full": f"all {k} weights, around the mean of that trajectory",
             }.get(str(name), repr(model.subspace))
 

@@ -29,9 +29,10 @@ class Settings:
         activation: "relu", "tanh", "silu" or "gelu".
         likelihood: "heteroscedastic" or "gaussian" for numbers, "poisson" for counts,
             "categorical" for classes; None takes the task's default, the first of these.
-        subspace: "pca" (of the SGD trajectory), "random" or "full".
+        subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
+            solution) or "full".
         rank: number of coordinates; None takes 5, or fewer where the trajectory or the weights
-            have fewer directions.
+            have fewer directions, and 2 for "curve".
         temperature: a number, "loo" or "validation".
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training, infinite for no

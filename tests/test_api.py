@@ -182,7 +182,7 @@ def assert_same(one: FittedModel, other: FittedModel, x):
     assert one.prior.to_config() == other.prior.to_config()
 
 
-@pytest.mark.parametrize("subspace", ["pca", "random", "full"])
+@pytest.mark.parametrize("subspace", ["pca", "random", "curve", "full"])
 def test_a_saved_model_predicts_the_same_bits(tmp_path, subspace):
     x, y = data()
     model = fit(net(), (x, y), subspace=subspace, prior=Normal(0.5), temperature=2.0, **OPTIONS)
@@ -431,8 +431,8 @@ REFUSALS = {
     "rank of the weights": (dict(rank=27, subspace="random"), "rank: expected at most 26, the "
                             "number of weights, got 27"),
     "rank zero": (dict(rank=0), "rank: expected a whole number of at least 1, got 0"),
-    "subspace": (dict(subspace="curve"), "subspace: expected one of 'pca', 'random', 'full', got "
-                 "'curve'"),
+    "subspace": (dict(subspace="optimal"), "subspace: expected one of 'pca', 'random', 'curve', "
+                 "'full', got 'optimal'"),
     "subspace size": (dict(subspace=FullSubspace(torch.zeros(3))), "subspace: expected 26 "
                       "weights, as the network has, got 3"),
     "inference": (dict(inference="nuts"), "inference: expected one of 'elliptical-slice', got "

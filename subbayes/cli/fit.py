@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 NAME = "fit"
 EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing-values '?'"
 
-Method = StrEnum("Method", ["pca", "random", "full", "map", "swa", "swag", "ensemble"])
-SUBSPACES = (Method.pca, Method.random, Method.full)
+Method = StrEnum("Method", ["pca", "random", "curve", "full", "map", "swa", "swag", "ensemble"])
+SUBSPACES = (Method.pca, Method.random, Method.curve, Method.full)
 
 _D = Settings()
 
@@ -98,7 +98,8 @@ def fit(
     method: Annotated[Method, typer.Option(
         "--subspace", "--method",
         help="What is random: the principal directions of the trajectory (pca), random "
-        "directions, all weights (full); or a baseline without a posterior.",
+        "directions, a curve of low loss to a second solution, all weights (full); or a baseline "
+        "without a posterior.",
         rich_help_panel=POSTERIOR)] = Method[_D.subspace],
     rank: Rank = None,
     temperature: Temperature = TEMPERATURE,

@@ -73,7 +73,7 @@ def coefficients(t: Any, count: int, kind: CurveKind = "bezier") -> Float[Tensor
 
 def _checked(t: Any) -> Float[Tensor, "*S"]:
     try:
-        at = torch.as_tensor(t).detach().to(torch.float64)
+        at = torch.as_tensor(t, dtype=torch.float64).detach()
     except (TypeError, ValueError, RuntimeError):
         fail_type("t", "a number or an array of numbers", t)
     bad = ~((at >= 0) & (at <= 1))
@@ -95,7 +95,7 @@ class Curve:
             all of its points, at t = i / k.
 
     Raises:
-        InputError: fewer than two points, points that are not finite, or equal ends.
+        InputError: fewer than two points, or points that are not finite.
 
     Source: Garipov et al. (2018), "Loss surfaces, mode connectivity, and fast ensembling of
     DNNs", equations 3 and 4; Dold et al. (2024), equation 2.
@@ -125,9 +125,6 @@ class Curve:
         if not bool(torch.isfinite(self.points).all()):
             fail("points", "finite numbers", "NaN or infinite entries",
                  "The training that made them diverged: lower its learning rate")
-        if torch.equal(self.points[0], self.points[-1]):
-            fail("points", "two ends that differ", "the same weights twice",
-                 "Train the second solution from another seed")
         object.__setattr__(self, "points", self.points.detach())
 
     @property
@@ -211,9 +208,12 @@ class Curve:
                 control points.
 
         Raises:
-            InputError: control points that span fewer than k directions.
+            InputError: equal ends, or control points that span fewer than k directions.
         """
         check_choice("basis", basis, ("ends", "principal"))
+        if torch.equal(self.points[0], self.points[-1]):
+            fail("curve", "two ends that differ", "the same weights twice",
+                 "Train the second solution from another seed")
         if basis == "principal":
             center = self._mean(self.points)
             rows = principal((self.points - center).cpu())[0][:-1] / self.degree**0.5
