@@ -14,7 +14,7 @@ no ends given all control points are trained at once, from initial weights of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +46,8 @@ __all__ = ["CurveResult", "connect", "restarted", "train_curve"]
 
 Join = Callable[[Tensor, Mapping[str, Tensor], Inputs], Tensor]
 
-_SCRATCH = 2**20  # entries of the control points' gradients that are made at a time
+_AHEAD = 256  # places drawn at a time
+_SCRATCH = 2**23  # entries of the control points' gradients that are made at a time
 _PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)  # where held-out data are looked at
 
 
@@ -202,7 +203,7 @@ def train_curve(
                         extra or {}, join, derive(seed, 2))
         told = None if callback is None else (lambda n, _: callback(n, control.curve()))
         history = _epochs(run, held_out, stopper, None, progress, told, "Training the curve")
-        control.settle()
+        run.settle()
         middle = run.network_at(0.5)
     return CurveResult(
         curve=control.curve(),
@@ -423,8 +424,9 @@ class _ControlPoints:
     """Control points in training: some held fixed, the others in blocks of columns.
 
     The gradient of a block is the outer product of the coefficients and a piece of the point's
-    gradient, made when its optimiser steps and dropped after: a block of all columns for a small
-    network, many with little memory beside the weights for a large one.
+    gradient, made when its optimiser steps, in memory that all blocks share: one block of all
+    columns for a small network, many for a large one. (Blocks of 32 MiB: the C library gives
+    those back to the system when they are freed.)
     """
 
     def __init__(
@@ -438,6 +440,7 @@ class _ControlPoints:
         width = min(max(_SCRATCH // len(self.trained), 1), len(like))
         self.widths = [min(width, len(like) - at) for at in range(0, len(like), width)]
         self.blocks = [nn.Parameter(like.new_empty(len(self.trained), w)) for w in self.widths]
+        self.scratch = like.new_empty(len(self.trained) * self.widths[0])
         none = nn.Parameter(like.new_empty(0))
         self.optimizers = [make_optimizer({"points": b}, none, plan, 0.0) for b in self.blocks]
 
@@ -450,30 +453,26 @@ class _ControlPoints:
         for block, part in zip(self.blocks, weights.split(self.widths), strict=True):
             block[self.trained.index(i)] = part
 
-    def coefficients(self, t: float) -> Float[Tensor, "m"]:
-        """Weights of the control points at t."""
-        c = coefficients(t, self.count, self.kind)
-        return c.to(self.held)
+    def coefficients(self, t: Float[Tensor, "S"]) -> list[tuple[Tensor, Tensor]]:
+        """For each t the weights of the points that move, and of those that are fixed."""
+        c = coefficients(t, self.count, self.kind).to(self.held)
+        return list(zip(c[:, self.trained], c[:, self.fixed], strict=True))
 
     @torch.no_grad()
-    def at(self, c: Float[Tensor, "m"]) -> Float[Tensor, "D"]:
+    def at(self, c: tuple[Tensor, Tensor]) -> Float[Tensor, "D"]:
         """The point with these coefficients."""
-        moving = c[self.trained]
-        parts = [moving @ block for block in self.blocks]
+        parts = [c[0] @ block for block in self.blocks]
         point = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return point.addmv_(self.held.T, c[self.fixed]) if self.fixed else point
+        return point.addmv_(self.held.T, c[1]) if self.fixed else point
 
-    def step(self, c: Float[Tensor, "m"], gradient: Float[Tensor, "D"]) -> None:
+    def step(self, c: tuple[Tensor, Tensor], gradient: Float[Tensor, "D"]) -> None:
         """Move the control points along c_i g."""
-        moving, pieces = c[self.trained], gradient.split(self.widths)
+        pieces = gradient.split(self.widths)
         for block, optimizer, g in zip(self.blocks, self.optimizers, pieces, strict=True):
-            block.grad = torch.outer(moving, g)
+            block.grad = self.scratch[: block.numel()].view_as(block)
+            torch.outer(c[0], g, out=block.grad)
             optimizer.step()
             block.grad = None
-
-    def settle(self) -> None:
-        """Give the optimisers' memory back."""
-        self.optimizers = []
 
     @torch.no_grad()
     def points(self) -> Float[Tensor, "m D"]:
@@ -512,12 +511,17 @@ class _CurveRun(_Run):
         self.own = own
         self.optimizers = [*own, *control.optimizers]
         self.moving = self.extra | {f"block {i}": b for i, b in enumerate(control.blocks)}
-        self.generator = torch.Generator().manual_seed(seed)
+        self.places = self._drawn(torch.Generator().manual_seed(seed))
+
+    def _drawn(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Coefficients at t ~ U(0, 1), one after another."""
+        while True:
+            yield from self.control.coefficients(
+                torch.rand(_AHEAD, generator=generator, dtype=torch.float64))
 
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
         """One step at t ~ U(0, 1); the loss stays on the device."""
-        t = torch.rand((), generator=self.generator, dtype=torch.float64)
-        c = self.control.coefficients(float(t))
+        c = next(self.places)
         weights = self.control.at(c).requires_grad_()
         outputs = self.joined(self.network.call(self.module, inputs, weights), inputs)
         loss = -self.inner.with_parameters(self.raw).log_prob(outputs, y).mean()
@@ -535,13 +539,18 @@ class _CurveRun(_Run):
             optimizer.step()
         return loss.detach()
 
+    def settle(self) -> None:
+        """Give the optimisers' memory back."""
+        self.optimizers = self.control.optimizers = []
+        self.control.scratch = self.control.scratch[:0].clone()
+
     def joined(self, outputs: Tensor, inputs: Inputs) -> Tensor:
         """Outputs as the likelihood sees them."""
         return outputs if self.join is None else self.join(outputs, self.extra, inputs)
 
     def network_at(self, t: float) -> Network:
         """The network at t, with BatchNorm statistics of its own."""
-        weights = self.control.at(self.control.coefficients(t))
+        weights = self.control.at(*self.control.coefficients(torch.tensor([t])))
         if not self.feed.normalises:
             return self.network.with_weights(weights)
         here = self.network.with_buffers(dict(self.module.named_buffers()))

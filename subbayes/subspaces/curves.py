@@ -122,7 +122,7 @@ class Curve:
         if self.points.ndim != 2 or len(self.points) < 2:
             fail("points", "at least 2 control points, shape (k + 1, D)",
                  f"shape {tuple(self.points.shape)}")
-        if not bool(torch.isfinite(self.points).all()):
+        if not all(bool(torch.isfinite(point).all()) for point in self.points):
             fail("points", "finite numbers", "NaN or infinite entries",
                  "The training that made them diverged: lower its learning rate")
         object.__setattr__(self, "points", self.points.detach())
