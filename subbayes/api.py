@@ -42,7 +42,11 @@ __all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_
            "forget", "load", "train_second_end", "train_trajectory"]
 
 SUBSPACES = ("pca", "random", "curve", "full")
-ENGINES = {"elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice"}
+ENGINES = {
+    "elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice",
+    "nuts": "subbayes.inference.nuts:nuts",
+    "hmc": "subbayes.inference.hmc:hmc",
+}
 RANK = 5
 CHOICE = "temperature-choice"
 
@@ -189,8 +193,8 @@ def fit(
         subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
             solution, which is trained for it), "full", a `Subspace` (then nothing is trained and
             `model` is used as it is), or a function of the `Trained` result.
-        inference: "elliptical-slice", or a function (posterior, draws=, chains=, warmup=,
-            seed=, checkpoint=, progress=) -> Draws.
+        inference: "elliptical-slice", "nuts", "hmc", or a function (posterior, draws=, chains=,
+            warmup=, seed=, checkpoint=, progress=) -> Draws.
         rank: number of coordinates k; None takes 5 for "pca" and "random", or fewer where the
             trajectory or the weights have fewer directions, and 2 for "curve".
         prior: of z: a scale or a `Normal`.

@@ -114,8 +114,10 @@ class Draws:
         worst = float(rhat[known].max(initial=1.0))
         least = float(ess[known].min(initial=np.inf))
         if worst > 1.01:
+            blind = self.meta.get("sampler") == "elliptical-slice"
             said.append(f"R-hat is {worst:.3f}, above 1.01: chains disagree; run longer "
-                        "(draws=..., warmup=...) or lower the rank")
+                        "(draws=..., warmup=...)" + (", follow gradients (inference='nuts')"
+                        if blind else "") + " or lower the rank")
         enough = 100 * self.n_chains
         if least < enough:
             said.append(f"bulk effective sample size is {least:.0f}, below {enough}: run longer "

@@ -210,6 +210,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
             solution) or "full".
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
             or fewer where the trajectory has fewer directions, and 2 for "curve".
+        inference: "elliptical-slice", "nuts" or "hmc": the sampler.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother,
@@ -263,6 +264,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         likelihood: str = "heteroscedastic",
         subspace: str = _DEFAULT.subspace,
         rank: int | None = _DEFAULT.rank,
+        inference: str = _DEFAULT.inference,
         temperature: float | str = _DEFAULT.temperature,
         dropout: float = _DEFAULT.dropout,
         prior_scale: float = PRIOR_SCALES["regression"],
@@ -285,6 +287,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         self.likelihood = likelihood
         self.subspace = subspace
         self.rank = rank
+        self.inference = inference
         self.temperature = temperature
         self.dropout = dropout
         self.prior_scale = prior_scale
@@ -369,6 +372,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
             solution) or "full".
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
             or fewer where the trajectory has fewer directions, and 2 for "curve".
+        inference: "elliptical-slice", "nuts" or "hmc": the sampler.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother,
@@ -423,6 +427,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         activation: str = _DEFAULT.activation,
         subspace: str = _DEFAULT.subspace,
         rank: int | None = _DEFAULT.rank,
+        inference: str = _DEFAULT.inference,
         temperature: float | str = _DEFAULT.temperature,
         dropout: float = _DEFAULT.dropout,
         prior_scale: float = PRIOR_SCALES["classification"],
@@ -444,6 +449,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         self.activation = activation
         self.subspace = subspace
         self.rank = rank
+        self.inference = inference
         self.temperature = temperature
         self.dropout = dropout
         self.prior_scale = prior_scale

@@ -33,6 +33,7 @@ class Settings:
             solution) or "full".
         rank: number of coordinates; None takes 5, or fewer where the trajectory or the weights
             have fewer directions, and 2 for "curve".
+        inference: "elliptical-slice", "nuts" or "hmc".
         temperature: a number, "loo" or "validation".
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training, infinite for no
@@ -61,6 +62,7 @@ class Settings:
     likelihood: str | None = None
     subspace: str = "pca"
     rank: int | None = None
+    inference: str = "elliptical-slice"
     temperature: float | str = 1.0
     dropout: float = 0.0
     prior_scale: float | None = None

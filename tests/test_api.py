@@ -563,3 +563,17 @@ def test_partial_is_named_as_an_engine():
     assert fit(net(), data(), inference=engine, **OPTIONS).settings["inference"] == "custom"
     model = fit(net(), data(), inference=elliptical_slice, **OPTIONS)
     assert model.settings["inference"] == "elliptical_slice"
+
+
+@pytest.mark.parametrize("subspace", ["pca", "random", "curve", "full"])
+@pytest.mark.parametrize("inference", ["elliptical-slice", "nuts", "hmc"])
+def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(30, 2)
+    model = fit(nn.Linear(2, 1), (x, x[:, 0]), subspace=subspace, inference=inference, draws=20,
+                chains=2, warmup=20, training=QUICK, progress=False)
+    assert model.draws.meta["sampler"] == inference
+    assert model.settings["inference"] == inference
+    assert np.isfinite(model.predict(x).mean).all()
+    saved = load(model.save(tmp_path / "model"), nn.Linear(2, 1))
+    np.testing.assert_array_equal(saved.draws.z, model.draws.z)

@@ -100,7 +100,7 @@ def in_one_line(text: str) -> str:
 
 
 _OPTION = re.compile(r"\b(unknown|missing|task|separator|categorical|missing_values|overwrite|"
-                     r"max_categories|draws|warmup)=(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)")
+                     r"max_categories|draws|warmup|inference)=(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)")
 
 
 def as_options(text: str) -> str:

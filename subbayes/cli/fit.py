@@ -11,6 +11,7 @@ import typer
 from subbayes.cli.console import COMMAND, Console, as_options, lines, say
 from subbayes.cli.options import (
     HIDDEN,
+    INFERENCE,
     OUTPUT,
     POSTERIOR,
     TEMPERATURE,
@@ -26,6 +27,7 @@ from subbayes.cli.options import (
     Epochs,
     Hidden,
     Ignore,
+    Inference,
     Json,
     LearningRate,
     Marks,
@@ -102,6 +104,7 @@ def fit(
         "without a posterior.",
         rich_help_panel=POSTERIOR)] = Method[_D.subspace],
     rank: Rank = None,
+    inference: Inference = INFERENCE,
     temperature: Temperature = TEMPERATURE,
     draws: Draws = _D.draws,
     chains: Chains = _D.chains,
@@ -124,7 +127,7 @@ def fit(
         prior_scale=prior_scale, dropout=dropout, epochs=epochs, learning_rate=learning_rate,
         batch_size=batch_size, patience=patience, validation_fraction=validation_fraction,
         swa_epochs=swa_epochs, swa_learning_rate=swa_learning_rate, rank=rank, draws=draws,
-        chains=chains, warmup=warmup, members=members, seed=seed,
+        chains=chains, warmup=warmup, members=members, seed=seed, inference=inference.value,
         subspace=method.value if method in SUBSPACES else _D.subspace)
     _check_free(out, overwrite)
     frame = read_training_table(table, target, missing_values, separator, ignore)

@@ -20,6 +20,8 @@ Task = StrEnum("Task", ["regression", "classification", "count"])
 Likelihood = StrEnum("Likelihood", ["heteroscedastic", "gaussian", "poisson", "categorical"])
 Unknown = StrEnum("Unknown", ["error", "ignore"])
 Missing = StrEnum("Missing", ["error", "impute"])
+InferenceName = StrEnum("InferenceName", ["elliptical-slice", "nuts", "hmc"])
+INFERENCE = InferenceName(Settings.inference)
 Activation = StrEnum("Activation", ["relu", "tanh", "silu", "gelu"])
 
 # --- where data come from and results go ---------------------------------------------------
@@ -111,10 +113,14 @@ Rank = Annotated[int | None, typer.Option(
 Temperature = Annotated[str, typer.Option(
     help="A number above 0 (1 is the posterior, more is wider); or loo, or validation, to choose "
     "it.", rich_help_panel=POSTERIOR, metavar="NUMBER|loo|validation")]
+Inference = Annotated[InferenceName, typer.Option(
+    help="The sampler: nuts and hmc follow gradients, elliptical-slice needs none.",
+    rich_help_panel=POSTERIOR)]
 Draws = Annotated[int, typer.Option(help="Draws per chain.", rich_help_panel=POSTERIOR)]
 Chains = Annotated[int, typer.Option(help="Number of chains.", rich_help_panel=POSTERIOR)]
 Warmup = Annotated[int | None, typer.Option(
-    help="Draws per chain to drop first; by default half of the draws.",
+    help="Draws per chain to drop first; by default half of the draws, or as many for nuts and "
+    "hmc, which adapt in them.",
     rich_help_panel=POSTERIOR, show_default=False)]
 Members = Annotated[int, typer.Option(
     help="Networks of a deep ensemble.", rich_help_panel=POSTERIOR)]
