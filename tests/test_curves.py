@@ -27,6 +27,7 @@ from subbayes import (
     connect,
     curve_losses,
     fit,
+    plots,
     swa,
     train,
     train_curve,
@@ -36,7 +37,7 @@ from subbayes.comparison import compare_methods
 from subbayes.curve_training import _ControlPoints, _CurveRun, restarted
 from subbayes.minibatches import Feed
 from subbayes.optimizer import Plan
-from subbayes.subspaces.curves import coefficients
+from subbayes.subspaces.curves import CurveLosses, coefficients
 
 
 def points(count=4, size=9, seed=0, dtype=torch.float64):
@@ -386,6 +387,28 @@ def test_error_of_classes_is_the_share_of_wrong_labels():
     wrong = network(Curve(points(3, network.size, dtype=torch.float32)).point(0.3), x).argmax(1)
     assert losses.error[0] == pytest.approx(float((wrong != y).double().mean()))
     assert losses.error_name == "error rate"
+
+
+def losses(t, height, error_name="error rate"):
+    values = 0.2 + height * t * (1 - t)
+    return CurveLosses(t, values, values / 2, error_name)
+
+
+def test_the_figure_shows_the_losses_and_their_barriers():
+    t = np.linspace(0, 1, 21)
+    bent, line, test = losses(t, 0.04), losses(t, 4.0), losses(t, 0.08)
+    assert (bent.barrier, line.barrier) == pytest.approx((0.01, 1.0))
+    ax = plots.curve(bent, line, test=test)
+    drawn = {x.get_label(): x for x in ax.lines if not x.get_label().startswith("_")}
+    np.testing.assert_array_equal(drawn["curve, training rows"].get_ydata(), bent.loss)
+    np.testing.assert_array_equal(drawn["curve, test rows"].get_ydata(), test.loss)
+    assert drawn["straight line, training rows"].get_linestyle() == "--"
+    assert ax.texts[0].get_text() == "barrier on training rows: 0.01 nats, straight line 1"
+    ax = plots.curve(bent, quantity="error", ax=plots.grid(1, 1)[0][0])
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), bent.error)
+    assert ax.get_ylabel() == "error rate"
+    with pytest.raises(InputError, match="losses: expected scores of one likelihood"):
+        plots.curve(bent, losses(t, 1.0, "RMSE"))
 
 
 # --- modules ----------------------------------------------------------------------------------

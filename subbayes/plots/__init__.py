@@ -7,6 +7,7 @@ figure as PNG; `ax.figure` shows it in a notebook.
 from subbayes.plots.calibration import calibration, doubt, pit, reliability
 from subbayes.plots.chains import autocorrelation, ess, ranks, trace
 from subbayes.plots.density import density, surface
+from subbayes.plots.low_loss import curve
 from subbayes.plots.methods import scores, temperature
 from subbayes.plots.predictions import bands, intervals
 from subbayes.plots.style import grid, png, save
@@ -16,6 +17,7 @@ __all__ = [
     "autocorrelation",
     "bands",
     "calibration",
+    "curve",
     "curves",
     "density",
     "doubt",

@@ -1,0 +1,98 @@
+"""The loss along a curve between solutions, beside the straight line between them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from subbayes.checks import check_choice, fail
+from subbayes.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    labelled,
+    legend,
+    limits,
+    new_axes,
+)
+from subbayes.subspaces.curves import CurveLosses
+
+__all__ = ["curve"]
+
+
+def curve(
+    losses: CurveLosses,
+    straight: CurveLosses | None = None,
+    *,
+    test: CurveLosses | None = None,
+    straight_test: CurveLosses | None = None,
+    quantity: Literal["loss", "error"] = "loss",
+    ax: Axes | None = None,
+) -> Axes:
+    """Loss or error along a curve in weight space, on training and test rows.
+
+    Dashed lines are the straight line between the curve's ends, which usually runs over a
+    barrier; its height is told beside that of the curve's own (`CurveLosses.barrier`).
+
+    Args:
+        losses: along the curve on the training rows, from `curve_losses`.
+        straight: along the straight line on the same rows.
+        test: along the curve on test rows.
+        straight_test: along the straight line on test rows.
+        quantity: "loss" (mean negative log-likelihood) or "error" (share of wrong labels, RMSE).
+        ax: axes to draw on.
+
+    Raises:
+        InputError: no finite values, or scores of different kinds.
+
+    Source: figure 2 of Garipov et al. (2018), "Loss surfaces, mode connectivity, and fast
+    ensembling of DNNs".
+
+    Example:
+        >>> t = np.linspace(0, 1, 5)
+        >>> bent = CurveLosses(t, 0.1 + 0 * t, 0.02 + 0 * t, "error rate")
+        >>> line = CurveLosses(t, 0.1 + t * (1 - t), 0.02 + t * (1 - t), "error rate")
+        >>> curve(bent, line).get_xlabel()
+        'place on the curve t'
+    """
+    check_choice("quantity", quantity, ("loss", "error"))
+    shown = [(losses, BLUE, "-", "curve, training rows"), (test, ORANGE, "-", "curve, test rows"),
+             (straight, BLUE, "--", "straight line, training rows"),
+             (straight_test, ORANGE, "--", "straight line, test rows")]
+    if len({one.error_name for one, *_ in shown if one is not None}) > 1:
+        fail("losses", "scores of one likelihood", "error rates beside RMSE",
+             "Score all lines with the same network and likelihood")
+    ax, seen = new_axes(ax), []
+    for one, color, style, label in shown:
+        if one is None:
+            continue
+        values = getattr(one, quantity)
+        seen.append(values)
+        bent = style == "-"
+        ax.plot(one.t, values, style, color=color, linewidth=1.8 if bent else 1.2, label=label)
+        if bent:
+            ax.plot(one.t[[0, -1]], values[[0, -1]], "o", color=INK, markersize=4.5, zorder=3)
+    if not np.isfinite(np.concatenate(seen)).any():
+        fail("losses", "finite numbers", "none", "Lower the learning rate of the curve")
+    ax.set_xlim(-0.02, 1.02)
+    low, high = limits(np.concatenate(seen))
+    ax.set_ylim(low, high)
+    if quantity == "loss":
+        ax.set_ylim(low, high + 0.08 * (high - low))  # room for the text
+        _barriers(ax, losses, straight)
+    what = {"loss": "negative log-likelihood\n(nats per observation)",
+            "error": {"RMSE": "RMSE (units of y)"}.get(losses.error_name, losses.error_name)}
+    legend(labelled(ax, "place on the curve t", what[quantity]), columns=2)
+    return ax
+
+
+def _barriers(ax: Axes, losses: CurveLosses, straight: CurveLosses | None) -> None:
+    """How high the loss rises on the training rows, in words, inside the axes at the top."""
+    text = f"barrier on training rows: {losses.barrier:.2g} nats"
+    if straight is not None:
+        text += f", straight line {straight.barrier:.2g}"
+    ax.annotate(text, (0.99, 0.985), xycoords="axes fraction", ha="right", va="top", fontsize=9,
+                color=GREY)
