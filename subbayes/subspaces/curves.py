@@ -341,9 +341,10 @@ def _scores(
         network = network.refreshed(weights, _moved(refresh, network.device))
     loss = wrong = 0.0
     for inputs, y in data.batches(4096):
-        noise = None if isinstance(y, Tensor) else y[1]
-        target = y if isinstance(y, Tensor) else y[0]
-        predictive = average(network, likelihood, weights[None], inputs, noise=noise)
+        noise = None if isinstance(y, Tensor) else y[1].cpu()
+        target = y.cpu() if isinstance(y, Tensor) else y[0].cpu()
+        predictive = average(
+            network, likelihood, weights[None], to_device(inputs, network.device), noise=noise)
         loss -= float(predictive.log_prob(target).sum())
         wrong += len(target) * (1 - metrics.accuracy(predictive, target)
                                 if likelihood.kind == "classification"
