@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -112,17 +113,25 @@ class Draws:
             said.append(f"{int((~known).sum())} of {self.rank} coordinates never moved or are not "
                         "finite: start elsewhere (initial=...) or check the prior")
         worst = float(rhat[known].max(initial=1.0))
-        least = float(ess[known].min(initial=np.inf))
-        if worst > 1.01:
-            blind = self.meta.get("sampler") == "elliptical-slice"
+        least, enough = float(ess[known].min(initial=np.inf)), 100 * self.n_chains
+        about = _rounded_up(self.n_draws * max(2.0, enough / least))
+        if worst > 1.2:
+            said.append(f"R-hat is {worst:.3f}, above 1.01: chains are in different places; "
+                        f"{self._follow}lower the rank, raise the temperature or warm up longer "
+                        "(warmup=...)")
+        elif worst > 1.01:
             said.append(f"R-hat is {worst:.3f}, above 1.01: chains disagree; run longer "
-                        "(draws=..., warmup=...)" + (", follow gradients (inference='nuts')"
-                        if blind else "") + " or lower the rank")
-        enough = 100 * self.n_chains
+                        f"(draws=..., about {about}), {self._follow}or lower the rank")
         if least < enough:
             said.append(f"bulk effective sample size is {least:.0f}, below {enough}: run longer "
-                        "(draws=...)")
+                        f"(draws=..., about {about})")
         return said + self._energy_warnings()
+
+    @property
+    def _follow(self) -> str:
+        """A remedy for samplers without gradients."""
+        blind = self.meta.get("sampler") == "elliptical-slice"
+        return "follow gradients (inference='nuts'), " if blind else ""
 
     def _energy_warnings(self) -> list[str]:
         """What Hamiltonian samplers note: divergences and low E-BFMI."""
@@ -154,3 +163,14 @@ class Draws:
     def __repr__(self) -> str:
         how = "; ".join(self.warnings()) or "no warnings"
         return f"Draws(chains={self.n_chains}, draws={self.n_draws}, rank={self.rank}; {how})"
+
+
+def _rounded_up(n: float) -> int:
+    """To two digits: a number to type.
+
+    Example:
+        >>> _rounded_up(1234.5), _rounded_up(80)
+        (1300, 80)
+    """
+    unit = 10 ** max(math.floor(math.log10(n)) - 1, 0)
+    return math.ceil(n / unit) * unit

@@ -96,9 +96,24 @@ def test_chains_that_disagree():
     draws.z[0, :, 1] += 3
     first, second = draws.warnings()
     assert first.startswith("R-hat is 1.")
-    assert "chains disagree; run longer (draws=..., warmup=...) or lower the rank" in first
+    assert "chains are in different places; lower the rank, raise the temperature" in first
     assert second.startswith("bulk effective sample size is ")
     assert "R-hat" in repr(draws)
+
+
+def test_how_many_draws_would_do_is_said():
+    """Autoregressive chains: of twice the draws named, the effective sample is large enough."""
+    def chains(n):
+        rng, z = np.random.default_rng(3), np.zeros((4, n, 1))
+        for i in range(1, n):
+            z[:, i] = 0.97 * z[:, i - 1] + rng.normal(size=(4, 1))
+        return Draws(z, meta={"sampler": "elliptical-slice"})
+
+    said = chains(600).warnings()
+    assert "follow gradients (inference='nuts')" in said[0]
+    about = int(said[-1].split("about ")[1].rstrip(")"))
+    assert 3000 <= about <= 20000
+    assert not any("effective" in s for s in chains(2 * about).warnings())
 
 
 def test_chains_that_move_slowly():

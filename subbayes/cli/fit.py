@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from subbayes.tabular import TabularEncoder
 
 NAME = "fit"
-EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing-values '?'"
+EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing impute"
 
 Method = StrEnum("Method", ["pca", "random", "curve", "full", "map", "swa", "swag", "ensemble"])
 SUBSPACES = (Method.pca, Method.random, Method.curve, Method.full)
