@@ -307,6 +307,8 @@ def _check_subspace(
     if subspace == "curve" and not training.epochs:
         fail("training", "epochs above 0 to train a curve's other end", 0,
              "Raise epochs, or choose another subspace")
+    if subspace == "curve":
+        restarted(network, 0)
     if subspace == "full" or rank is None:
         return
     if check_count("rank", rank, 2 if subspace == "curve" else 1) > network.size:
@@ -353,7 +355,7 @@ def _prepared(
 def build_subspace(
     subspace: str | Callable[[Trained], Subspace], trained: Trained, rank: int | None,
     seed: int = 0, *, data: Any = None, training: Training | None = None,
-    progress: bool | None = None,
+    factory: Callable[[], nn.Module] | None = None, progress: bool | None = None,
 ) -> Subspace:
     """The named subspace around a trained network.
 
@@ -364,6 +366,7 @@ def build_subspace(
         seed: of the random directions, or of the curve's training.
         data: the training data, for "curve".
         training: how to train the curve and its other end.
+        factory: makes a module with fresh weights for the other end, as for `connect`.
         progress: show progress bars.
     """
     weights, recorder = trained.network.weights, trained.swa.recorder
@@ -376,14 +379,15 @@ def build_subspace(
     if subspace == "curve":
         if data is None:
             fail("data", "the training data, since a curve is trained", None)
-        result = train_second_end(trained, data, training or Training(), rank, seed, progress)
+        result = train_second_end(trained, data, training or Training(), rank, seed,
+                                  factory=factory, progress=progress)
         return result.curve.subspace(unit=False)
     return FullSubspace(weights)
 
 
 def train_second_end(
-    trained: Trained, data: Any, training: Training, rank: int | None = None, seed: int = 0,
-    progress: bool | None = None,
+    trained: Trained, data: Any, training: Training, rank: int | None = None, seed: int = 0, *,
+    factory: Callable[[], nn.Module] | None = None, progress: bool | None = None,
 ) -> CurveResult:
     """Train another solution as the first was, and a Bézier curve of low loss between the two.
 
@@ -393,11 +397,12 @@ def train_second_end(
         training: how.
         rank: degree of the curve, and rank of its subspace; None takes 2.
         seed: of the training.
+        factory: makes a module with fresh weights, as for `connect`.
         progress: show progress bars.
     """
     network, own = trained.network, derive(seed, 4)
     other = train_trajectory(
-        restarted(network, own), trained.likelihood, data, training,
+        restarted(network, own, factory), trained.likelihood, data, training,
         parameters=list(network.names), output=network.output, seed=own, progress=progress)
     return train_curve(
         network, trained.likelihood, data, ends=(trained.swa, other.swa),

@@ -23,6 +23,7 @@ from subbayes.baselines.mc_dropout import McDropout, mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
 from subbayes.checks import check_choice, check_count, fail, fail_type
+from subbayes.curve_training import restarted
 from subbayes.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
@@ -324,9 +325,10 @@ class _Bench:
             if key in methods and not self.training.epochs:
                 fail("training", f"epochs above 0 to train {what}", 0,
                      f"Leave {key!r} out of methods for a module that is trained already")
-        if "curve" in methods and self.rank is not None:
-            check_count("rank", self.rank, 2)
         network = Network(self.module, self.parameters, self.output)
+        if "curve" in methods:
+            check_count("rank", 2 if self.rank is None else self.rank, 2)
+            restarted(network, 0, self.factory)
         for part in (self.data, test):
             check_fit(network, self.likelihood, part)
 
@@ -405,7 +407,8 @@ class _Bench:
     def curve_space(self) -> Subspace:
         """A second solution and the curve to it, trained."""
         return build_subspace("curve", self.trained, self.rank, self.seed, data=self.data,
-                              training=self.training, progress=self.progress)
+                              training=self.training, factory=self.factory,
+                              progress=self.progress)
 
     def sampled(self, name: str, space: Subspace | None = None) -> FittedModel:
         """A subspace around the shared training, sampled as `fit` does."""

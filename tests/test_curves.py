@@ -79,6 +79,17 @@ class Residual(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class Bare(nn.Module):
+    """A parameter without a layer: nothing says how to draw it anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
 QUICK = {"epochs": 3, "batch_size": 16, "learning_rate": 1e-2, "progress": False}
 
 
@@ -554,6 +565,14 @@ def test_compare_methods_gives_what_fit_gives_alone():
     assert seconds["training_seconds"] > found.table.loc["map", "training_seconds"]
 
 
+def test_a_factory_makes_the_other_end():
+    data = table(dtype=torch.float32)
+    found = compare_methods(Bare, Gaussian(), data, data, ["curve"], **SHORT)
+    assert found.models["curve"].subspace.rank == 2
+    result = connect(Bare(), Gaussian(), data, factory=Bare, **QUICK)
+    assert result.curve.size == 3
+
+
 def test_estimators_know_the_curve():
     from subbayes import SubspaceRegressor
 
@@ -607,6 +626,10 @@ def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
     (lambda: fit(net().double(), table(), subspace="curve", rank=1), "rank: expected a whole num"),
     (lambda: fit(net().double(), table(), subspace="curve", training=Training(epochs=0)),
      "training: expected epochs above 0 to train a curve's other end"),
+    (lambda: fit(Bare(), table(dtype=torch.float32), subspace="curve", training=PLAN),
+     "module: expected a reset_parameters method"),
+    (lambda: compare_methods(Bare(), Gaussian(), table(dtype=torch.float32), table(), ["curve"]),
+     "module: expected a reset_parameters method"),
     (lambda: build_subspace("curve", train_trajectory(
         net(), Gaussian(), Data.of(table(dtype=torch.float32)), PLAN, progress=False), 2),
      "data: expected the training data"),

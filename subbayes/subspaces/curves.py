@@ -21,7 +21,8 @@ from subbayes.checks import check_choice, check_count, fail, fail_type
 from subbayes.data import Data, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network
-from subbayes.prediction import average
+from subbayes.prediction import with_noise
+from subbayes.predictive import Predictive
 from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.trajectory import principal
 
@@ -343,8 +344,9 @@ def _scores(
     for inputs, y in data.batches(4096):
         noise = None if isinstance(y, Tensor) else y[1].cpu()
         target = y.cpu() if isinstance(y, Tensor) else y[0].cpu()
-        predictive = average(
-            network, likelihood, weights[None], to_device(inputs, network.device), noise=noise)
+        with torch.no_grad():
+            outputs = network(weights, to_device(inputs, network.device)).cpu()
+        predictive = Predictive(outputs[None], with_noise(likelihood, noise, len(target)))
         loss -= float(predictive.log_prob(target).sum())
         wrong += len(target) * (1 - metrics.accuracy(predictive, target)
                                 if likelihood.kind == "classification"
