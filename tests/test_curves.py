@@ -1,6 +1,7 @@
 """Curves against de Casteljau, closed forms, autograd through every control point and peers."""
 
 import copy
+import gc
 import math
 
 import numpy as np
@@ -273,6 +274,29 @@ def train_curve_start(module, degree, seed):
                          learning_rate=1e-300, optimizer="sgd", momentum=0.0, seed=seed,
                          progress=False)
     return result.curve.points.clone()
+
+
+def alive(size):
+    """Bytes of all storages of tensors of at least this many entries."""
+    gc.collect()
+    tensors = [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+                for t in tensors if t.numel() >= size}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize(("optimizer", "momentum", "copies"), [
+    ("adam", 0.0, 3), ("sgd", 0.9, 2), ("sgd", 0.0, 1)])
+def test_a_control_point_costs_itself_and_its_optimiser(optimizer, momentum, copies, monkeypatch):
+    """And the curve handed to the callback, which counts them, one more."""
+    monkeypatch.setattr("subbayes.curve_training._SCRATCH", 2000)
+    data, seen = table(dtype=torch.float32), {}
+    for degree in (3, 9):
+        train_curve(MLP(3, (2000,), 1), Gaussian(1.0), data, degree=degree, epochs=2,
+                    optimizer=optimizer, momentum=momentum, learning_rate=1e-4, progress=False,
+                    callback=lambda _, curve, k=degree: seen.update({k: alive(1000)}))
+    size = 4 * (3 * 2000 + 2000 + 2000 + 1)
+    assert (seen[9] - seen[3]) / size == pytest.approx(6 * (copies + 1), rel=0.02)
 
 
 def test_initial_points_are_independent_draws_of_the_modules_initialisation():
