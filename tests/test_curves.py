@@ -286,10 +286,11 @@ def alive(size):
 
 
 @pytest.mark.parametrize(("optimizer", "momentum", "copies"), [
-    ("adam", 0.0, 3), ("sgd", 0.9, 2), ("sgd", 0.0, 1)])
+    ("adam", 0.0, 3), pytest.param("sgd", 0.9, 2, marks=pytest.mark.slow),
+    pytest.param("sgd", 0.0, 1, marks=pytest.mark.slow)])
 def test_a_control_point_costs_itself_and_its_optimiser(optimizer, momentum, copies, monkeypatch):
     """And the curve handed to the callback, which counts them, one more."""
-    monkeypatch.setattr("subbayes.curve_training._SCRATCH", 2000)
+    monkeypatch.setattr("subbayes.curve_training._SCRATCH", 8000)
     data, seen = table(dtype=torch.float32), {}
     for degree in (3, 9):
         train_curve(MLP(3, (2000,), 1), Gaussian(1.0), data, degree=degree, epochs=2,
