@@ -44,6 +44,7 @@ _ROOMS = {
     "elliptical_slice": "inference.elliptical_slice",
     "fit": "api",
     "hmc": "inference.hmc",
+    "laplace": "inference.laplace",
     "load": "api",
     "nuts": "inference.nuts",
     "swa": "training",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import shutil
 import time
 from collections.abc import Callable
@@ -46,6 +47,7 @@ ENGINES = {
     "elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice",
     "nuts": "subbayes.inference.nuts:nuts",
     "hmc": "subbayes.inference.hmc:hmc",
+    "laplace": "subbayes.inference.laplace:laplace",
 }
 RANK = 5
 CHOICE = "temperature-choice"
@@ -193,8 +195,8 @@ def fit(
         subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
             solution, which is trained for it), "full", a `Subspace` (then nothing is trained and
             `model` is used as it is), or a function of the `Trained` result.
-        inference: "elliptical-slice", "nuts", "hmc", or a function (posterior, draws=, chains=,
-            warmup=, seed=, checkpoint=, progress=) -> Draws.
+        inference: "elliptical-slice", "nuts", "hmc", "laplace", or a function (posterior, draws=,
+            chains=, warmup=, seed=, checkpoint=, progress=) -> Draws.
         rank: number of coordinates k; None takes 5 for "pca" and "random", or fewer where the
             trajectory or the weights have fewer directions, and 2 for "curve".
         prior: of z: a scale or a `Normal`.
@@ -256,9 +258,9 @@ def fit(
     posterior = Posterior(prepared.network, prepared.likelihood, data, prepared.subspace, prior,
                           mode=mode)
     posterior, chosen = _tempered(posterior, temperature, validation, seed, progress, folder)
-    sample = engine(posterior, draws=draws, chains=chains, warmup=warmup, seed=seed,
-                    checkpoint=None if folder is None else folder / "sampling",
-                    progress=progress)
+    sample = engine(posterior, **_taken(
+        engine, draws=draws, chains=chains, warmup=warmup, seed=seed, progress=progress,
+        checkpoint=None if folder is None else folder / "sampling"))
     name = inference if isinstance(inference, str) else getattr(inference, "__name__", "custom")
     return dataclasses.replace(
         prepared, prior=prior, temperature=posterior.temperature, draws=sample,
@@ -319,6 +321,14 @@ def _check_subspace(
     if subspace == "pca" and rank > limit:
         fail("rank", f"at most {limit}, what the {seen} snapshots of swa_epochs span", rank,
              "Lower it, or raise swa_epochs (and max_snapshots)")
+
+
+def _taken(engine: Callable[..., Draws], **offered: Any) -> dict[str, Any]:
+    """The arguments that an engine takes: approximations have no warm-up and no checkpoint."""
+    parameters = inspect.signature(engine).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return offered
+    return {name: value for name, value in offered.items() if name in parameters}
 
 
 def _engine(inference: str | Callable[..., Draws]) -> Callable[..., Draws]:

@@ -125,6 +125,9 @@ class Draws:
         if least < enough:
             said.append(f"bulk effective sample size is {least:.0f}, below {enough}: run longer "
                         f"(draws=..., about {about})")
+        if self.meta.get("pareto_k", 0.0) > 0.7:
+            said.append(f"Pareto k of the approximation is {self.meta['pareto_k']:.2f}, above 0.7: "
+                        "it misses a part of the posterior; use inference='nuts'")
         return said + self._energy_warnings()
 
     @property

@@ -320,7 +320,8 @@ def _inference(model: FittedModel) -> str:
     if draws is None:
         return "not sampled"
     sampler = str(draws.meta.get("sampler", "")).replace("-", " ")
-    said = [f"{sampler} sampling, {draws.n_chains} chains of {draws.n_draws} draws".lstrip()]
+    how = "sampling" if "warmup" in draws.meta or not sampler else "approximation"
+    said = [f"{sampler} {how}, {draws.n_chains} chains of {draws.n_draws} draws".lstrip()]
     if "warmup" in draws.meta:
         said.append(f"after {draws.meta['warmup']} of warm-up each")
     if "evaluations" in draws.stats:

@@ -566,7 +566,7 @@ def test_partial_is_named_as_an_engine():
 
 
 @pytest.mark.parametrize("subspace", ["pca", "random", "curve", "full"])
-@pytest.mark.parametrize("inference", ["elliptical-slice", "nuts", "hmc"])
+@pytest.mark.parametrize("inference", ["elliptical-slice", "nuts", "hmc", "laplace"])
 def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(30, 2)

@@ -269,3 +269,10 @@ def test_ebfmi_equals_arvizs():
     if not hasattr(arviz, "bfmi"):
         pytest.skip("this arviz has no bfmi")
     np.testing.assert_allclose(diagnostics.ebfmi(energy), arviz.bfmi(energy))
+
+
+def test_a_poor_approximation_is_said():
+    z = np.random.default_rng(0).normal(size=(4, 500, 2))
+    assert Draws(z, meta={"pareto_k": 0.3}).warnings() == []
+    said, = Draws(z, meta={"pareto_k": 0.9}).warnings()
+    assert said.startswith("Pareto k of the approximation is 0.90, above 0.7")
