@@ -360,7 +360,8 @@ def test_what_cannot_be_predicted_is_one_line(refused, files, tmp_path):
     model, people = files / "income", files / "people.csv"
     new = written(tmp_path / "n.csv", lambda t: t.__setitem__("job", ["pilot"] + ["smith"] * 59))
     refused(r"X: expected the categories seen in fitting, got 'pilot' in column 'job' \(1 of 60 "
-            r"rows\). Correct them, fit with rows that have them, or use --unknown ignore.",
+            r"rows\). Correct them, fit with rows that have them, or use --unknown ignore of "
+            "'subbayes fit'.",
             "predict", model, new)
     new = written(tmp_path / "n.csv", lambda t: t.pop("age"))
     refused("X: expected the columns it was fitted with, got none named 'age'.*",

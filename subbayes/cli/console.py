@@ -75,7 +75,7 @@ def complain(error: Exception) -> int:
         say(f"error: {reason} See '{command} --help'.")
         return _BAD_INPUT
     if _is_ours(error):
-        say(f"error: {as_options(in_one_line(str(error)))}")
+        say(f"error: {as_options(in_one_line(str(error)), _owner())}")
         return _BAD_INPUT
     reason = in_one_line(str(error)) or "no further word"
     say(f"error: unexpected {type(error).__name__}: {reason[:300]}. Run it again with --debug to "
@@ -99,16 +99,30 @@ def in_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+_AFTER_FIT = ("predict", "evaluate")
+_ONLY_FIT = ("unknown", "missing", "categorical", "missing_values", "max_categories", "task")
 _OPTION = re.compile(r"\b(unknown|missing|task|separator|categorical|missing_values|overwrite|"
                      r"max_categories|draws|warmup|inference)=(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)")
 
 
-def as_options(text: str) -> str:
+def _owner() -> str:
+    """What to say after an option that the running command does not have, but `fit` does."""
+    words = COMMAND.get().split()
+    return " of 'subbayes fit'" if len(words) > 1 and words[1] in _AFTER_FIT else ""
+
+
+def as_options(text: str, owner: str = "") -> str:
     """The library's remedies name arguments; here they are options.
+
+    Args:
+        text: what the library says.
+        owner: said after an option of reading and encoding, which only `fit` has.
 
     Example:
         >>> as_options("Use missing='impute', or run longer (draws=...)")
         'Use --missing impute, or run longer (--draws)'
+        >>> as_options("Use unknown='ignore'", " of 'subbayes fit'")
+        "Use --unknown ignore of 'subbayes fit'"
     """
 
     def option(match: re.Match[str]) -> str:
@@ -119,7 +133,8 @@ def as_options(text: str) -> str:
         values = match[2].strip("[]") or "''"
         each = [value.strip() for value in values.split(",")] if listed else [values]
         plain = [v.strip("'") if re.fullmatch(r"'[\w-]+'", v) else v for v in each]
-        return " ".join(f"{name} {value}".replace("...", "NAME") for value in plain)
+        said = " ".join(f"{name} {value}".replace("...", "NAME") for value in plain)
+        return said + (owner if match[1] in _ONLY_FIT else "")
 
     return _OPTION.sub(option, text)
 

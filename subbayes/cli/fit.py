@@ -139,7 +139,7 @@ def fit(
     job.clear()
     facts = _facts(model, out, frame)
     for warning in facts["warnings"]:
-        say(f"warning: {as_options(warning)}")
+        say(f"warning: {warning}")
     console.result(facts, lines(_summary(facts)))
     console.hint(f"subbayes predict {out} NEW_ROWS.csv --out predictions.csv")
 
@@ -227,7 +227,7 @@ def _sampling(model: TableModel) -> dict[str, Any]:
         "method": fitted.settings["subspace"], "rank": fitted.subspace.rank,
         "temperature": fitted.temperature, "chains": draws.n_chains, "draws": draws.n_draws,
         "rhat": float(draws.rhat().max()), "ess_bulk": float(draws.ess_bulk().min()),
-        "warnings": fitted.warnings()}
+        "warnings": [as_options(warning) for warning in fitted.warnings()]}
 
 
 def _summary(facts: dict[str, Any]) -> dict[str, str]:
