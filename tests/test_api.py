@@ -249,7 +249,8 @@ def test_what_is_in_the_folder_is_json_and_safetensors(tmp_path):
 def test_warnings_have_a_remedy():
     model = fit(net(), data(), **OPTIONS | dict(draws=5))
     assert model.warnings()
-    assert all("(draws=" in line for line in model.warnings())
+    for line in model.warnings():
+        assert "(draws=" in line or "(warmup=" in line
 
 
 # --- resuming -----------------------------------------------------------------------------------
@@ -435,8 +436,8 @@ REFUSALS = {
                  "'full', got 'optimal'"),
     "subspace size": (dict(subspace=FullSubspace(torch.zeros(3))), "subspace: expected 26 "
                       "weights, as the network has, got 3"),
-    "inference": (dict(inference="nuts"), "inference: expected one of 'elliptical-slice', got "
-                  "'nuts'"),
+    "inference": (dict(inference="gibbs"), "inference: expected one of 'elliptical-slice', 'nuts', "
+                  "'hmc', 'laplace', got 'gibbs'"),
     "likelihood": (dict(likelihood="normal"), "likelihood: expected one of 'gaussian', "),
     "likelihood type": (dict(likelihood=3), "likelihood: expected a name or a Likelihood, got int"),
     "temperature": (dict(temperature=0.0), "temperature: expected a finite number above 0, got 0"),
