@@ -127,8 +127,9 @@ def kind_of(column: pd.Series, place: str, argument: str = "X") -> Kind:
         >>> kind_of(pd.Series(["1", "2.5"]), "column 'a'"), kind_of(pd.Series(["u", "2"]), "'b'")
         Traceback (most recent call last):
             ...
-        subbayes.checks.InputError: X: expected numbers in 'b', got 'u' in 1 of 2 rows. Correct \
-them, declare them missing with missing_values=['u'], or name the column in categorical=[...].
+        subbayes.checks.InputError: X: expected numbers in 'b', got 'u' in 1 of 2 rows (first in \
+row 0). Correct them, declare them missing with missing_values=['u'], or \
+name the column in categorical=[...].
     """
     content = _content(column, place, argument)
     if content != "text":
@@ -137,7 +138,7 @@ them, declare them missing with missing_values=['u'], or name the column in cate
     if len(bad) == 0:
         return "numeric"
     if bad.sum() <= _MOSTLY * values:
-        _not_numbers(bad, len(column), place, argument)
+        _not_numbers(bad, column, place, argument)
     return "categorical"
 
 
@@ -188,7 +189,7 @@ def as_numbers(
     else:
         bad = _unreadable(column)
         if len(bad):
-            _not_numbers(bad, len(column), place, argument)
+            _not_numbers(bad, column, place, argument)
         text = column.astype(object)
         values = pd.to_numeric(text.where(text.isna(), text.map(str))).to_numpy(dtype=np.float64)
     infinite = int(np.isinf(values).sum())
@@ -199,13 +200,14 @@ def as_numbers(
     return values
 
 
-def _not_numbers(bad: pd.Series, n: int, place: str, argument: str) -> None:
+def _not_numbers(bad: pd.Series, column: pd.Series, place: str, argument: str) -> None:
     """Refuse text among numbers, with the three ways out."""
     values = [str(value) for value in bad.index]
     ways = (f"Correct them, declare them missing with missing_values={values[:3]!r}, or name the "
             "column in categorical=[...]" if argument == "X" else
             "Correct them, or use task='classification' for labels")
-    rows = f"{int(bad.sum())} of {n} rows"
+    first = int(column.isin(list(bad.index)).to_numpy().argmax())
+    rows = f"{int(bad.sum())} of {len(column)} rows (first in row {first})"
     fail(argument, f"numbers in {place}", f"{quoted(values, 3)} in {rows}", ways)
 
 

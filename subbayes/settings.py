@@ -73,7 +73,7 @@ class Settings:
     validation_fraction: float = 0.2
     swa_epochs: int = 40
     swa_learning_rate: float = 3e-2
-    draws: int = 250
+    draws: int = 500
     chains: int = 8
     warmup: int | None = None
     members: int = 5

@@ -141,13 +141,13 @@ def test_predict_writes_csv_parquet_and_json(call, files, tmp_path):
     words = ["predict", files / "income", files / "people.csv"]
     code, out, err = call(*words, "--out", tmp_path / "p.csv", "--keep", "job")
     assert code == 0
-    assert out == f"60 predictions in {tmp_path / 'p.csv'}\n"
+    assert out == f"60 predictions in {tmp_path / 'p.csv'}, with 95 % intervals\n"
     written = pd.read_csv(tmp_path / "p.csv")
     assert written.columns.tolist() == ["job", *expected.columns]
-    np.testing.assert_allclose(written[expected.columns], expected, rtol=1e-9)
+    np.testing.assert_allclose(written[expected.columns], expected, rtol=6e-7)  # seven digits
     assert (written["lower"] < written["mean"]).all()
     np.testing.assert_allclose(written["std"] ** 2, written["epistemic_std"] ** 2
-                               + written["aleatoric_std"] ** 2)
+                               + written["aleatoric_std"] ** 2, rtol=3e-6)
     assert call(*words, "--out", tmp_path / "p.parquet")[0] == 0
     np.testing.assert_allclose(pd.read_parquet(tmp_path / "p.parquet"), expected, rtol=1e-12)
     _, out, err = call(*words, "--json", "--max-draws", 5)
@@ -258,6 +258,9 @@ def test_missing_values_imputation_and_unknown_categories(call, files, tmp_path)
 # --- refusals -----------------------------------------------------------------------------------
 
 
+TARGET = r".*csv \(target\): "
+
+
 def written(path: Path, change) -> Path:
     frame = table()
     change(frame)
@@ -267,47 +270,47 @@ def written(path: Path, change) -> Path:
 
 CHANGES = {
     "NaN in X": (lambda t: t.__setitem__("age", t["age"].where(t.index != 3)), [],
-                 "X: expected no missing values, got 1 in column 'age'. Use --missing impute, or "
-                 "drop those rows."),
+                 ".*csv: expected no missing values, got 1 in column 'age'. Use --missing impute, "
+                 "or drop those rows."),
     "infinity in X": (lambda t: t.__setitem__("age", t["age"].where(t.index != 3, np.inf)), [],
-                      r"X: expected finite numbers in column 'age', got 1 infinite value \(first "
-                      r"in row 3\). Correct or drop those rows."),
+                      r".*csv: expected finite numbers in column 'age', got 1 infinite value "
+                      r"\(first in row 3\). Correct or drop those rows."),
     "NaN in y": (lambda t: t.__setitem__("income", t["income"].where(t.index != 3)), [],
-                 r"y: expected no missing targets, got 1 of 60 missing \(first in row 3\). Drop "
-                 "those rows."),
+                 TARGET + r"expected no missing targets, got 1 of 60 missing \(first in row 3\). "
+                 "Drop those rows."),
     "infinity in y": (lambda t: t.__setitem__("income", t["income"].where(t.index != 3, np.inf)),
-                      [], "y: expected finite numbers in the target, got 1 infinite value.*"),
-    "constant target": (lambda t: t.__setitem__("income", 1.5), [], "y: expected targets that "
-                        "vary, .* Check the target column."),
-    "one class": (lambda t: t.__setitem__("income", "a"), [], "y: expected at least 2 classes, got "
-                  "'a' alone. Fit with rows of every class."),
+                      [], TARGET + "expected finite numbers in the target, got 1 infinite value.*"),
+    "constant target": (lambda t: t.__setitem__("income", 1.5), [], TARGET + "expected targets "
+                        "that vary, .* Check the target column."),
+    "one class": (lambda t: t.__setitem__("income", "a"), [], TARGET + "expected at least "
+                  "2 classes, got 'a' alone. Fit with rows of every class."),
     "negative counts": (lambda t: t.__setitem__("income", t["visits"] - 100), ["--task", "count"],
-                        "y: expected counts: whole numbers of at least 0, got -.* Correct the "
-                        "column, or use --task regression."),
+                        TARGET + "expected counts: whole numbers of at least 0, got -.* Correct "
+                        "the column, or use --task regression."),
     "poisson": (lambda t: None, ["--likelihood", "poisson"],
-                "y: expected counts: whole numbers of at least 0, got .*"),
+                TARGET + "expected counts: whole numbers of at least 0, got .*"),
     "text among numbers": (lambda t: t.__setitem__("age", [*t["age"].astype(str)[:-1], "?"]), [],
-                           "X: expected numbers in column 'age', got '[?]' in 1 of 60 rows. "
-                           "Correct them, declare them missing with --missing-values '[?]', or "
-                           "name the column in --categorical NAME."),
+                           ".*csv: expected numbers in column 'age', got '[?]' in 1 of 60 rows "
+                           r"\(first in row \d+\). Correct them, declare them missing with "
+                           "--missing-values '[?]', or name the column in --categorical NAME."),
     "identifiers": (lambda t: t.__setitem__("job", [f"p{i}" for i in range(60)]), [],
-                    "X: expected text that recurs in column 'job', got 60 values in 60 rows.*"),
-    "rank": (lambda t: None, ["--rank", "5"], "rank: expected at most 4, what the 5 snapshots of "
+                    ".*csv: expected text that recurs in column 'job', got 60 values in 60 rows.*"),
+    "rank": (lambda t: None, ["--rank", "5"], "--rank: expected at most 4, what the 5 snapshots of "
              "swa_epochs span, got 5.*"),
     "temperature": (lambda t: None, ["--temperature", "0"],
-                    "temperature: expected a finite number above 0, got 0.0."),
+                    "--temperature: expected a finite number above 0, got 0.0."),
     "temperature word": (lambda t: None, ["--temperature", "best"], "Invalid value for "
                          "'--temperature': expected a number or 'loo' or 'validation', got 'best'. "
                          "See 'subbayes fit --help'."),
     "hidden": (lambda t: None, ["--hidden", "5,x"], "Invalid value for '--hidden': expected widths "
                "such as 50,50 or 'none', got '5,x'. See 'subbayes fit --help'."),
     "task": (lambda t: None, ["--task", "guess"], "Invalid value for '--task'.*"),
-    "likelihood": (lambda t: None, ["--likelihood", "categorical"], "likelihood: expected one of "
+    "likelihood": (lambda t: None, ["--likelihood", "categorical"], "--likelihood: expected one of "
                    "'heteroscedastic', 'gaussian', got 'categorical'."),
-    "ignored target": (lambda t: None, ["--ignore", "income"], "ignore: expected another column.*"),
-    "ignored column": (lambda t: None, ["--ignore", "jop"], "ignore: .*Perhaps 'job' is meant."),
+    "ignored target": (lambda t: None, ["--ignore", "income"], "--ignore: expected another .*"),
+    "ignored column": (lambda t: None, ["--ignore", "jop"], "--ignore: .*Perhaps 'job' is meant."),
     "categorical": (lambda t: None, ["--categorical", "hight"], "categorical: expected columns.*"),
-    "separator": (lambda t: None, ["--separator", ";"], "separator: expected a character that .*"
+    "separator": (lambda t: None, ["--separator", ";"], "--separator: expected a character that .*"
                   "Try --separator ','."),
     "option": (lambda t: None, ["--rnk", "3"], "No such option: --rnk.* See 'subbayes "
                "fit --help'."),
@@ -326,24 +329,24 @@ def test_tables_that_cannot_be_read(refused, tmp_path, files):
     def fit(path, pattern):
         refused(pattern, "fit", path, "--target", "income", "--out", tmp_path / "m", *SMALL)
 
-    fit(tmp_path / "none.csv", "path: expected a table in a file, got no such file: '.*none.csv'. "
+    fit(tmp_path / "none.csv", ".*: expected a table in a file, got no such file: '.*none.csv'. "
         "Check the path.")
     (tmp_path / "empty.csv").touch()
-    fit(tmp_path / "empty.csv", "path: expected a table with a header row, got an empty file.*")
+    fit(tmp_path / "empty.csv", ".*: expected a table with a header row, got an empty file.*")
     (tmp_path / "head.csv").write_text("age,income\n")
-    fit(tmp_path / "head.csv", "path: expected at least 2 rows in .*, got no rows below the "
+    fit(tmp_path / "head.csv", ".*: expected at least 2 rows in .*, got no rows below the "
         "header.")
     (tmp_path / "one.csv").write_text("age,income\n1,2\n")
-    fit(tmp_path / "one.csv", "path: expected at least 2 rows in .*, got one row.")
+    fit(tmp_path / "one.csv", ".*: expected at least 2 rows in .*, got one row.")
     (tmp_path / "text.xlsx").write_text("x")
-    fit(tmp_path / "text.xlsx", "path: expected a name that ends in .*got 'text.xlsx'.*")
+    fit(tmp_path / "text.xlsx", ".*: expected a name that ends in .*got 'text.xlsx'.*")
     (tmp_path / "bad.parquet").write_text("not parquet")
-    fit(tmp_path / "bad.parquet", "path: expected a .parquet file that can be read, .*")
+    fit(tmp_path / "bad.parquet", ".*: expected a .parquet file that can be read, .*")
     (tmp_path / "constant.csv").write_text("age,income\n" + "1,2\n1,3.5\n1,4\n")
-    fit(tmp_path / "constant.csv", "X: expected a column that varies, got a single value in each "
-        "of 'age'. Check the table.")
-    fit(files / "income", "path: expected a name that ends in .*")
-    refused("target: expected one of the columns .*got 'incom'. Perhaps 'income' is meant.",
+    fit(tmp_path / "constant.csv", ".*csv: expected a column that varies, got a single value in "
+        "each of 'age'. Check the table.")
+    fit(files / "income", ".*: expected a name that ends in .*")
+    refused("--target: expected one of the columns .*got 'incom'. Perhaps 'income' is meant.",
             "fit", files / "people.csv", "--target", "incom", "--out", tmp_path / "m")
     refused("Missing option '--target'.*", "fit", files / "people.csv", "--out", tmp_path / "m")
 
@@ -353,33 +356,33 @@ def test_constant_columns_are_left_out_with_a_warning(call, tmp_path):
     code, _, err = call("fit", path, "--target", "income", "--ignore", "rich", "--out",
                         tmp_path / "m", *SMALL)
     assert code == 0
-    assert "subbayes: warning: X: left out, as they hold a single value: 'same'." in err
+    assert f"subbayes: warning: {path}: left out, as they hold a single value: 'same'." in err
 
 
 def test_what_cannot_be_predicted_is_one_line(refused, files, tmp_path):
     model, people = files / "income", files / "people.csv"
     new = written(tmp_path / "n.csv", lambda t: t.__setitem__("job", ["pilot"] + ["smith"] * 59))
-    refused(r"X: expected the categories seen in fitting, got 'pilot' in column 'job' \(1 of 60 "
-            r"rows\). Correct them, fit with rows that have them, or use --unknown ignore of "
+    refused(r".*csv: expected the categories seen in fitting, got 'pilot' in column 'job' \(1 of "
+            r"60 rows\). Correct them, fit with rows that have them, or use --unknown ignore of "
             "'subbayes fit'.",
             "predict", model, new)
     new = written(tmp_path / "n.csv", lambda t: t.pop("age"))
-    refused("X: expected the columns it was fitted with, got none named 'age'.*",
+    refused(".*csv: expected the columns it was fitted with, got none named 'age'.*",
             "predict", model, new)
     new = written(tmp_path / "n.csv", lambda t: t.__setitem__("rich", "maybe"))
-    refused("y: expected only the classes 'no', 'yes', got 'maybe' in 60 of 60 rows.*",
+    refused(TARGET + "expected only the classes 'no', 'yes', got 'maybe' in 60 of 60 rows.*",
             "evaluate", files / "rich", new)
     new = written(tmp_path / "n.csv", lambda t: t.pop("income"))
-    refused("target: expected one of the columns .*got 'income'.*", "evaluate", model, new)
+    refused("--target: expected one of the columns .*got 'income'.*", "evaluate", model, new)
     new = written(tmp_path / "n.csv", lambda t: t.__setitem__("visits", -1))
-    refused("y: expected counts: whole numbers of at least 0, got -1.*", "evaluate",
+    refused(TARGET + "expected counts: whole numbers of at least 0, got -1.*", "evaluate",
             files / "visits", new)
-    refused("level: expected a level strictly between 0 and 1, got 2.0.", "predict", model, people,
-            "--level", 2)
-    refused("keep: expected columns of the table, got 'jop'. Perhaps 'job' is meant.",
+    refused("--level: expected a level strictly between 0 and 1, got 2.0.", "predict", model,
+            people, "--level", 2)
+    refused("--keep: expected columns of the table, got 'jop'. Perhaps 'job' is meant.",
             "predict", model, people, "--keep", "jop")
     refused("Invalid value for '--max-draws': .*", "predict", model, people, "--max-draws", 0)
-    refused("out: expected a name that ends in .csv or .*, got 'p.txt'. Rename it.",
+    refused("--out: expected a name that ends in .csv or .*, got 'p.txt'. Rename it.",
             "predict", model, people, "--out", tmp_path / "p.txt")
 
 
@@ -407,17 +410,17 @@ def test_files_that_are_there_stay_as_they_are(refused, call, files, tmp_path):
     people, model = files / "people.csv", files / "income"
     out = tmp_path / "p.csv"
     out.write_text("mine")
-    refused("out: expected a new file, got one that is there: '.*p.csv'. Pass --overwrite .*",
+    refused("--out: expected a new file, got one that is there: '.*p.csv'. Pass --overwrite .*",
             "predict", model, people, "--out", out)
-    refused("out: expected a new file, got one .*", "compare", people, "--target", "income",
+    refused("--out: expected a new file, got one .*", "compare", people, "--target", "income",
             "--out", out)
     assert out.read_text() == "mine"
     assert call("predict", model, people, "--out", out, "--overwrite")[0] == 0
     assert out.read_text().startswith("mean,")
     fit = ["fit", people, "--target", "income", "--ignore", "rich", *SMALL]
-    refused("out: expected a folder, got a file.*", *fit, "--out", out)
+    refused("--out: expected a folder, got a file.*", *fit, "--out", out)
     before = snapshot(model)
-    refused("out: expected a folder without a model, got one that has a model: '.*'. Pass "
+    refused("--out: expected a folder without a model, got one that has a model: '.*'. Pass "
             "--overwrite to replace it, or choose another path.", *fit, "--out", model)
     assert snapshot(model) == before
     folder = tmp_path / "mixed"

@@ -82,7 +82,8 @@ def test_labels_match_across_numeric_dtypes_and_doubt_is_none():
     ([datetime.date(2020, 1, 1)] * 2, "classification", "booleans, got a date"),
     (pd.date_range("2020", periods=3), None, "the target, got dates"),
     (["1", "2", "x"], None,
-     "numbers in the target, got 'x' in 1 of 3 rows. Correct them, or use task='class"),
+     r"numbers in the target, got 'x' in 1 of 3 rows \(first in row \d\). "
+     "Correct them, or use task='class"),
     (["a", "b"], "regression", "numbers in the target, got 'a', 'b'"),
     ([0, 2, -1], "count", "whole numbers of at least 0, got -1 in row 2"),
     ([0, 2.5], "count", "got 2.5 in row 1"),

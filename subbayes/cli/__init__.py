@@ -14,7 +14,8 @@ import typer
 
 from subbayes import __version__
 from subbayes.cli import compare, demo, evaluate, fit, predict, report
-from subbayes.cli.console import COMMAND, complain, in_one_line, say
+from subbayes.cli.console import COMMAND, complain, in_one_line, in_their_words, say
+from subbayes.progress import ANNOUNCE
 
 __all__ = ["app", "main", "run"]
 
@@ -81,6 +82,7 @@ def run(arguments: Sequence[str]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             COMMAND.set(f"subbayes {shlex.join(words)}")
+            ANNOUNCE.set(say)
             code = app(words, prog_name="subbayes", standalone_mode=False)
             sys.stdout.flush()
         return _interrupted() if code == 130 else int(code or 0)
@@ -105,4 +107,4 @@ def _warn(
     line: str | None = None,
 ) -> None:
     if issubclass(category, UserWarning):
-        say(f"warning: {in_one_line(str(message))}")
+        say(f"warning: {in_their_words(in_one_line(str(message)))}")

@@ -6,17 +6,23 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import typer
 
-__all__ = ["COMMAND", "Console", "as_options", "complain", "in_one_line", "lines", "say"]
+__all__ = ["COMMAND", "Console", "SUBJECT", "as_options", "complain", "in_one_line",
+           "in_their_words", "lines", "reading", "say"]
 
 COMMAND: ContextVar[str] = ContextVar("COMMAND", default="subbayes")
 """The command under way, as it was typed."""
+
+SUBJECT: ContextVar[str | None] = ContextVar("SUBJECT", default=None)
+"""The table that was read last, as the user calls it."""
 
 _BAD_INPUT, _UNEXPECTED = 2, 1
 _USAGE = typer.BadParameter.__mro__[2]  # click's, whether it is installed or inside typer
@@ -54,6 +60,19 @@ def say(text: str) -> None:
     print(f"subbayes: {text}", file=sys.stderr)
 
 
+@contextmanager
+def reading(path: str | PathLike[str]) -> Iterator[None]:
+    """What goes wrong in the block is about this table; what goes wrong later may be, too."""
+    SUBJECT.set(str(path))
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        if _is_ours(error) and text.startswith("path: "):
+            raise type(error)(f"{path}: {text.removeprefix('path: ')}") from None
+        raise
+
+
 def lines(facts: Mapping[str, Any]) -> str:
     """Names and values, aligned.
 
@@ -75,7 +94,7 @@ def complain(error: Exception) -> int:
         say(f"error: {reason} See '{command} --help'.")
         return _BAD_INPUT
     if _is_ours(error):
-        say(f"error: {as_options(in_one_line(str(error)), _owner())}")
+        say(f"error: {in_their_words(in_one_line(str(error)))}")
         return _BAD_INPUT
     reason = in_one_line(str(error)) or "no further word"
     say(f"error: unexpected {type(error).__name__}: {reason[:300]}. Run it again with --debug to "
@@ -99,10 +118,35 @@ def in_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+_OPTIONS = frozenset((
+    "activation", "batch_size", "chains", "draws", "dropout", "epochs", "hidden", "ignore",
+    "inference", "keep", "learning_rate", "level", "likelihood", "max_categories", "members", "out",
+    "patience", "prior_scale", "rank", "seed", "separator", "swa_epochs", "swa_learning_rate",
+    "target", "task", "temperature", "threshold", "validation_fraction", "warmup"))
 _AFTER_FIT = ("predict", "evaluate")
 _ONLY_FIT = ("unknown", "missing", "categorical", "missing_values", "max_categories", "task")
 _OPTION = re.compile(r"\b(unknown|missing|task|separator|categorical|missing_values|overwrite|"
                      r"max_categories|draws|warmup|inference)=(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)")
+
+
+def in_their_words(text: str) -> str:
+    """What the library says of its arguments, said of files and options.
+
+    Example:
+        >>> token = SUBJECT.set("people.csv")
+        >>> in_their_words("X: expected numbers in column 'age', got '?'.")
+        "people.csv: expected numbers in column 'age', got '?'."
+        >>> in_their_words("max_categories: expected a whole number of at least 1, got 0.")
+        '--max-categories: expected a whole number of at least 1, got 0.'
+        >>> SUBJECT.reset(token)
+    """
+    name, colon, rest = text.partition(": ")
+    subject = SUBJECT.get()
+    if name in ("X", "y") and subject and colon:
+        name = subject if name == "X" else f"{subject} (target)"
+    elif name in _OPTIONS and rest.startswith("expected "):
+        name = f"--{name.replace('_', '-')}"
+    return as_options(name + colon + rest, _owner())
 
 
 def _owner() -> str:

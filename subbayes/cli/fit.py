@@ -185,8 +185,9 @@ class _Job:
             self.clear()
             return self.fitted()
         except BaseException as error:
-            if isinstance(error, (KeyboardInterrupt, SystemExit)) and self.checkpoint.exists():
-                say(f"the same command goes on from {self.checkpoint}")
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                say(f"the same command goes on from {self.checkpoint}" if self.checkpoint.exists()
+                    else "nothing is kept of a training under way; the same command starts again")
             raise
 
     def fitted(self) -> TableModel:

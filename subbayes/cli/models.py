@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from subbayes.cli.console import reading
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -61,5 +63,7 @@ def read_rows(
     """
     from subbayes.tables import read_table
 
-    return read_table(path, target=fitted.column if scored else None, separator=separator,
-                      missing_values=list(fitted.encoder.missing_values), min_rows=min_rows)
+    with reading(path):
+        return read_table(
+            path, target=fitted.column if scored else None, separator=separator,
+            missing_values=list(fitted.encoder.missing_values), min_rows=min_rows)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "predict"
+_DIGITS = "%.7g"  # what float32 holds
 EXAMPLE = "subbayes predict runs/people new.csv --keep name --out predictions.csv"
 
 
@@ -64,12 +65,13 @@ def predict(
         predictions.insert(place, str(name), values.to_numpy(), allow_duplicates=True)
     if out is None:
         facts = {"rows": len(predictions), "predictions": predictions.to_dict("records")}
-        console.result(facts, predictions.to_csv(index=False).rstrip("\n"))
+        console.result(facts, predictions.to_csv(index=False, float_format=_DIGITS).rstrip("\n"))
         return
     _write(predictions, out)
+    interval = f", with {100 * level:g} % intervals" if "lower" in predictions else ""
     console.result({"rows": len(predictions), "out": str(out),
-                    "columns": list(predictions.columns)},
-                   f"{len(predictions)} predictions in {out}")
+                    "columns": list(predictions.columns), "level": level},
+                   f"{len(predictions)} predictions in {out}{interval}")
     if fitted.column in frame:
         console.hint(f"subbayes evaluate {model} {table}")
 
@@ -92,4 +94,5 @@ def _write(predictions: pd.DataFrame, out: Path) -> None:
         atomic_write_bytes(out, predictions.to_parquet(index=False))
     else:
         separator = "\t" if out.name.lower().endswith(".tsv") else ","
-        atomic_write_text(out, predictions.to_csv(index=False, sep=separator))
+        atomic_write_text(out, predictions.to_csv(
+            index=False, sep=separator, float_format=_DIGITS))

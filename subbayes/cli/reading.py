@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from subbayes.cli.console import reading
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -26,7 +28,8 @@ def read_training_table(
     from subbayes.checks import fail
     from subbayes.tables import closest, read_table
 
-    frame = read_table(path, target=target, missing_values=marks or [], separator=separator)
+    with reading(path):
+        frame = read_table(path, target=target, missing_values=marks or [], separator=separator)
     for name in ignore or []:
         if name not in frame or name == target:
             fail("ignore", "another column of the table than the target", f"'{name}'",
