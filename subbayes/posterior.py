@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.checks import (
@@ -184,9 +184,11 @@ class Posterior:
         pieces = math.ceil(self.data.n / rows)
         return math.ceil(self.data.n / pieces)
 
-    def _batches(self, chains: int, factor: int = 1) -> Iterator[tuple[Inputs, Targets]]:
+    def _batches(
+        self, chains: int, factor: int = 1, data: Data | None = None
+    ) -> Iterator[tuple[Inputs, Targets]]:
         size = self._rows_at_once(chains, factor)
-        for inputs, y in self.data.batches(size):
+        for inputs, y in (self.data if data is None else data).batches(size):
             if n_rows(y) <= size:
                 yield (to_device(inputs, self.network.device),
                        to_device(y, self.network.device))
@@ -223,21 +225,44 @@ class Posterior:
         prior = self.prior.log_prob(self._coordinates(z).cpu().numpy())
         return _impossible_where_nan(self.log_likelihood(z) / self.temperature + prior)
 
-    def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
-        """Tempered log density, shape (chains,), and its gradient, shape (chains, k)."""
+    def value_and_grad(
+        self, z: Coordinates, rows: Int[np.ndarray, "b"] | None = None
+    ) -> tuple[LogDensity, Coordinates]:
+        r"""Tempered log density, shape (chains,), and its gradient, shape (chains, k).
+
+        Args:
+            z: coordinates, shape (chains, k).
+            rows: positions of b observations; their log-likelihood counts N / b times. Over rows
+                drawn at random, value and gradient have those of all observations as their mean:
+
+                $$ \tfrac{N}{bT} \sum_{n \in \text{rows}} \log p(y_n \mid z) + \log p(z) $$
+
+        Raises:
+            InputError: rows that are not there, or data that are streamed.
+        """
+        data, share = self.data if rows is None else self._some(rows), self.temperature
+        if rows is not None:
+            share *= len(rows) / self.data.n
         points = self._coordinates(z)
         evaluate = self._evaluator("grad")
         with torch.no_grad():
             weights = self.subspace.weights(points)
             value, grad = torch.zeros_like(points[:, 0]), torch.zeros_like(weights)
-            for x, y in self._batches(len(points), factor=3):
+            for x, y in self._batches(len(points), 3, data):
                 part, terms = evaluate(weights, x, y)
                 value, grad = value + terms, grad + part
             grad = self.subspace.pull(grad).double()
-        rows = points.cpu().numpy()
-        total = value.cpu().numpy() / self.temperature + self.prior.log_prob(rows)
-        slope = grad.cpu().numpy() / self.temperature + self.prior.gradient(rows)
+        where = points.cpu().numpy()
+        total = value.cpu().numpy() / share + self.prior.log_prob(where)
+        slope = grad.cpu().numpy() / share + self.prior.gradient(where)
         return _impossible_where_nan(total), slope
+
+    def _some(self, rows: Int[np.ndarray, "b"]) -> Data:
+        """The given rows of the data."""
+        if len(rows) == 0 or rows.min() < 0 or rows.max() >= self.data.n:
+            fail("rows", f"positions in 0..{self.data.n - 1}",
+                 "none" if len(rows) == 0 else f"{rows.min()}..{rows.max()}")
+        return self.data.rows(torch.from_numpy(rows).to(self.network.device))
 
     def log_prob(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S"]:
         """Tempered log density of a tensor of coordinates (..., k), differentiable."""

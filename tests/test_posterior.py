@@ -6,6 +6,7 @@ import copy
 import threading
 import warnings
 from functools import lru_cache
+from itertools import combinations
 from typing import Any
 
 import cases
@@ -306,6 +307,30 @@ def test_temperature_divides_the_likelihood_alone(temperature):
     np.testing.assert_allclose(tempered.log_likelihood(z), likelihood, rtol=0)
     np.testing.assert_allclose(tempered.log_prob(torch.from_numpy(z)), tempered.value(z),
                                rtol=1e-12)
+
+
+def test_all_subsets_of_rows_together_are_the_data():
+    """The mean over every subset of a size is exactly the density of all rows."""
+    posterior = MLP.build(6).posterior(mode="eager").with_temperature(3.0)
+    z = points(posterior)
+    full = posterior.value_and_grad(z)
+    parts = [posterior.value_and_grad(z, np.array(rows)) for rows in combinations(range(6), 2)]
+    for k, whole in enumerate(full):
+        np.testing.assert_allclose(np.mean([part[k] for part in parts], 0), whole, rtol=1e-10)
+    everything = posterior.value_and_grad(z, np.array([5, 3, 1, 0, 2, 4]))
+    for a, b in zip(everything, full, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_rows_that_cannot_be():
+    posterior = MLP.build(6).posterior(mode="eager")
+    z = points(posterior)
+    for rows, got in ((np.array([0, 6]), r"0\.\.6"), (np.zeros(0, dtype=int), "none")):
+        with pytest.raises(InputError, match=rf"rows: expected positions in 0\.\.5, got {got}"):
+            posterior.value_and_grad(z, rows)
+    streamed = cases.Case("mlp", "gaussian", "loader").build().posterior(mode="eager")
+    with pytest.raises(InputError, match="data: expected tensors in memory to take rows from"):
+        streamed.value_and_grad(z, np.array([0]))
 
 
 def test_any_gaussian_prior():
