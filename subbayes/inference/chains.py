@@ -27,7 +27,7 @@ from subbayes.draws import Draws
 from subbayes.priors import Normal
 from subbayes.progress import bar
 
-__all__ = ["Density", "Info", "Kernel", "run"]
+__all__ = ["Density", "Info", "Kernel", "run", "start_points", "streams"]
 
 Rngs = list[np.random.Generator]
 KIND = "sampling-checkpoint"
@@ -161,13 +161,12 @@ def run(
                                ("thin", thin, 1), ("seed", seed, 0)):
         check_count(name, value, least)
     started = time.perf_counter()
-    rngs = [np.random.Generator(np.random.PCG64(s))
-            for s in np.random.SeedSequence(seed).spawn(chains)]
+    rngs = streams(seed, chains)
     saved = _Checkpoint.of(checkpoint, kernel, posterior, chains=chains, warmup=warmup,
                            thin=thin, seed=seed, initial=_describe(initial))
     resumed = saved.read(rngs, draws) if saved else None
     if resumed is None:
-        start = _start_points(posterior, initial, rngs)
+        start = start_points(posterior, initial, rngs)
         state = kernel.init(posterior, start, rngs)
         store = _Store(np.zeros((chains, draws, posterior.rank)), {},
                        np.zeros(chains, dtype=np.int64))
@@ -219,10 +218,31 @@ def _describe(initial: str | np.ndarray) -> str:
         {"initial": np.asarray(initial, dtype=np.float64)}, {})
 
 
-def _start_points(
+def streams(seed: int, chains: int) -> Rngs:
+    """A random stream for each chain, the same whatever the number of chains beside it.
+
+    Example:
+        >>> [stream.integers(100) for stream in streams(0, 3)][:2] == [
+        ...     stream.integers(100) for stream in streams(0, 2)]
+        True
+    """
+    return [np.random.Generator(np.random.PCG64(s))
+            for s in np.random.SeedSequence(seed).spawn(chains)]
+
+
+def start_points(
     posterior: Density, initial: str | np.ndarray, rngs: Rngs
 ) -> Float[np.ndarray, "chains k"]:
-    """Start points where the density is finite; draws from the prior are tried again."""
+    """Start points where the density is finite; draws from the prior are tried again.
+
+    Args:
+        posterior: the density.
+        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
+        rngs: a generator per chain.
+
+    Raises:
+        InputError: start points of zero density, or of another shape.
+    """
     chains, k = len(rngs), posterior.rank
     if isinstance(initial, str):
         if initial not in ("prior", "shift"):
