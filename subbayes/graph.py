@@ -5,17 +5,22 @@ and pointwise operations write into an operand that nothing else reads, which sa
 fresh memory for every activation. On the CPU, a float32 tanh becomes $1 - 2\sigma(-2x)$, which
 takes a third of the time and differs by at most 2e-7, and a matrix product of few columns is
 taken as the product of the transposes, which takes a quarter.
+
+A rewritten graph is then handed to the interpreter of TorchScript, which calls the same operations
+one after another in about 2 us each instead of the 6 us that Python needs: a third to a half of the
+time of a small network.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 
-__all__ = ["tidy"]
+__all__ = ["interpreted", "tidy"]
 
 aten = torch.ops.aten
 
@@ -34,6 +39,7 @@ _IN_PLACE = {
 _POINTWISE = {aten.relu.default, aten.tanh.default, aten.sigmoid.default, aten.softplus.default,
               aten.gelu.default, aten.silu.default, aten.elu.default, aten.leaky_relu.default}
 _NARROW = 16  # columns
+_SETTLING = 3  # calls after which the interpreter has profiled and simplified a function
 _COMMUTES = {aten.add.Tensor, aten.mul.Tensor}
 
 
@@ -73,6 +79,51 @@ def tidy(
     graph.lint()
     graph_module.recompile()
     return graph_module
+
+
+def interpreted(graph_module: GraphModule, *arguments: torch.Tensor) -> Callable[..., Any]:
+    """The graph as a function that TorchScript interprets, or Python where it cannot.
+
+    The function lives as long as it is referenced (`torch.jit.trace` keeps whatever it has traced),
+    and settles before it is returned: the same arguments give the same bits in every call.
+    Arguments that are differentiated by `backward` take Python's way.
+
+    Args:
+        graph_module: a graph of tensor operations.
+        arguments: tensors of the shapes it is for; run through it a few times.
+    """
+    plain = getattr(graph_module, "forward", graph_module)  # a module's call costs 10 us more
+    inputs = tuple(argument.detach() for argument in arguments)
+    try:
+        with torch.no_grad():
+            script = _script(plain, inputs)
+            for _ in range(_SETTLING):
+                settled = script(*inputs)
+            same = _same(settled, script(*inputs))
+    except Exception:  # what TorchScript cannot say is said by Python, only slower
+        return plain
+    if not same:
+        return plain
+
+    def call(*tensors: torch.Tensor) -> Any:
+        differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        return plain(*tensors) if differentiated else script(*tensors)
+
+    return call
+
+
+def _script(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Any:
+    """A function of its own, as `torch.jit.trace` makes one, but not kept by a global registry."""
+    names = [f"argument{i}" for i in range(len(inputs))]
+    traced, _ = torch._C._create_graph_by_tracing(
+        lambda *tensors: function(*tensors), inputs, lambda _: "", True, False, None, names)
+    return torch._C._create_function_from_graph("replay", traced)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a.nan_to_num(), b.nan_to_num())
+    return all(_same(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _straighten(graph: Graph) -> None:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from subbayes.checks import check_choice, check_count, fail
 from subbayes.data import Data, leaves, take
-from subbayes.graph import tidy
+from subbayes.graph import interpreted, tidy
 from subbayes.likelihoods import Likelihood
 from subbayes.minibatches import Feed, batch_sizes, inner, log_scale, split
 from subbayes.network import Network, Selection
@@ -450,7 +450,7 @@ class _Gradients:
             graph = make_fx(call)(*flat)
             graph.graph.eliminate_dead_code()
             graph.recompile()
-            replay = tidy(graph, *flat)
+            replay = interpreted(tidy(graph, *flat), *flat)
             expected, got = tree_flatten(call(*flat))[0], tree_flatten(replay(*flat))[0]
         except Exception as error:
             say("tracing the training step", error, "going on without")

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from subbayes.graph import tidy
+from subbayes import graph as graphs
+from subbayes.graph import interpreted, tidy
 from subbayes.layout import observations_last
 
 NETS = {
@@ -124,3 +125,51 @@ def test_narrow_products_are_flipped(rows, columns, flipped):
     graph = tidy(make_fx(lambda a, b: (a @ b).view(-1))(a, b), a, b)
     torch.testing.assert_close(graph(a, b), (a @ b).view(-1))
     assert ("clone" in graph.code) == flipped
+
+
+def loss_and_gradient(w, x):
+    return torch.func.grad_and_value(lambda w: torch.tanh(x @ w).square().sum())(w)
+
+
+def traced(w, x):
+    return tidy(make_fx(loss_and_gradient)(w, x), w, x)
+
+
+def test_the_interpreter_gives_the_same_numbers_and_the_same_bits_each_time():
+    w, x = torch.randn(3, 4, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+    run = interpreted(traced(w, x), w, x)
+    for seed in range(3):
+        w = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        got, again, expected = run(w, x), run(w, x), loss_and_gradient(w, x)
+        for a, b, c in zip(got, again, expected, strict=True):
+            assert torch.equal(a, b)
+            torch.testing.assert_close(a, c)
+
+
+def test_the_interpreter_is_differentiated_as_python_is():
+    w, x = torch.randn(3, 4, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+    run = interpreted(tidy(make_fx(lambda w, x: torch.tanh(x @ w).square().sum())(w, x), w, x,
+                           in_place=False), w, x)
+    leaf = w.clone().requires_grad_()
+    run(leaf, x).backward()
+    torch.testing.assert_close(leaf.grad, loss_and_gradient(w, x)[0])
+
+
+def test_the_interpreter_keeps_nothing_in_a_registry():
+    w, x = torch.randn(3, 4), torch.randn(6, 3)
+    interpreted(traced(w, x), w, x)
+    registry = torch.jit._state._python_cu
+    before = len(registry.get_functions())
+    interpreted(traced(w, x), w, x)
+    assert len(registry.get_functions()) == before
+
+
+def test_what_torchscript_cannot_say_python_says(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no such thing")
+
+    w, x = torch.randn(3, 4), torch.randn(6, 3)
+    expected = interpreted(traced(w, x), w, x)(w, x)
+    monkeypatch.setattr(graphs, "_script", refuse)
+    for a, b in zip(interpreted(traced(w, x), w, x)(w, x), expected, strict=True):
+        torch.testing.assert_close(a, b)
