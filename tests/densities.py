@@ -84,3 +84,26 @@ class Bimodal(Toy):
         mean[0] = (2 * self.weight - 1) * self.distance
         covariance[0, 0] += self.distance**2 - mean[0] ** 2
         return mean, covariance
+
+
+class LogisticTwins(Toy):
+    """For calibration: logistic regression of another data set in every chain.
+
+    Attributes:
+        truth: the coordinates, drawn from the prior, that each data set was simulated with.
+    """
+
+    def __init__(self, repeats: int, n: int = 12, copies: int = 1) -> None:
+        super().__init__(2)
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(repeats, n, 2))
+        self.truth = rng.normal(size=(repeats, 2))
+        logits = np.einsum("cnk,ck->cn", x, self.truth)
+        y = (rng.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(float)
+        self.x, self.y = np.repeat(x, copies, 0), np.repeat(y, copies, 0)
+
+    def likelihood(self, z):
+        """Of one point per data set, or of `copies` points per data set one after another."""
+        logits = np.einsum("cnk,ck->cn", self.x, z)
+        value = (self.y * logits - np.logaddexp(0, logits)).sum(1)
+        return value, np.einsum("cn,cnk->ck", self.y - 1 / (1 + np.exp(-logits)), self.x)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import nn
 
 from subbayes import DenseSubspace, Draws, FullSubspace, Gaussian, Network, Normal, Posterior
@@ -63,6 +64,15 @@ class LinearGaussian:
                              + prior_precision @ np.broadcast_to(self.prior.mean, k))
         return mean, covariance
 
+    def log_evidence(self) -> float:
+        """log of the integral of the likelihood^(1/T) over the prior: likelihood times prior
+        over posterior, at its mean."""
+        mean, covariance = self.moments()
+        residual = self.y - self.phi @ (self.shift + mean @ self.basis)
+        fit = stats.norm.logpdf(residual, scale=self.noise).sum() / self.temperature
+        at_mean = -0.5 * np.linalg.slogdet(2 * np.pi * covariance)[1]
+        return float(fit + self.prior.log_prob(mean[None])[0] - at_mean)
+
 
 def check_moments(
     draws: Draws, mean: np.ndarray, covariance: np.ndarray, errors: float = 4.5
@@ -78,3 +88,11 @@ def check_moments(
     spread = products.std((0, 1)).reshape(covariance.shape)
     n = np.asarray(ess_bulk(products)).reshape(covariance.shape)
     assert (np.abs(found - covariance) < errors * spread / np.sqrt(n)).all()
+
+
+def check_uniform_ranks(draws: Draws, truth: np.ndarray) -> None:
+    """Simulation-based calibration (Talts et al. 2018): one data set and one truth per chain."""
+    ranks = (draws.z < truth[:, None]).sum(1)
+    for k in range(draws.rank):
+        counts = np.bincount(ranks[:, k], minlength=draws.n_draws + 1)
+        assert stats.chisquare(counts).pvalue > 1e-3

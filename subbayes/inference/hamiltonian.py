@@ -6,7 +6,7 @@ $H(z, r) = -\log p_T(z \mid D) + \tfrac12 r^\top M^{-1} r$; see Neal (2011).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -15,9 +15,9 @@ from subbayes.checks import check_choice, check_count, check_positive, fail
 from subbayes.inference import adaptation
 from subbayes.inference.adaptation import Adaptation, Metric, Schedule, velocity
 from subbayes.inference.chains import Density, Rngs
-from subbayes.inference.streams import refilled
+from subbayes.inference.streams import copied, uniforms
 
-__all__ = ["GradientDensity", "Settings", "State"]
+__all__ = ["GradientDensity", "Settings", "State", "copied", "uniforms"]
 
 DIVERGENCE = 1000.0
 _AHEAD, _AHEAD_NORMALS = 96, 16
@@ -89,16 +89,6 @@ class Settings:
             check_positive("step_size", self.step_size)
 
 
-_S = TypeVar("_S", bound=State)
-
-
-def copied(state: _S) -> _S:
-    """The same state in arrays of its own, to be changed in place."""
-    other = object.__new__(type(state))
-    vars(other).update({name: array.copy() for name, array in vars(state).items()})
-    return other
-
-
 def begin(
     settings: Settings, posterior: GradientDensity, z: Float[np.ndarray, "chains k"]
 ) -> dict[str, Any]:
@@ -127,17 +117,6 @@ def begin(
 
 def _scale(posterior: Density) -> Float[np.ndarray, "k"]:
     return np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
-
-
-def uniforms(s: State, rngs: Rngs, n: int) -> Float[np.ndarray, "chains n"]:
-    """The next n uniform numbers of each chain's stream."""
-    block, used = refilled(s.uniforms, s.n_uniforms, _AHEAD - n + 1,
-                           lambda rng, shape: rng.random(shape), rngs)
-    s.uniforms[:] = block
-    chains = np.arange(len(used))[:, None]
-    out = s.uniforms[chains, used[:, None] + np.arange(n)]
-    s.n_uniforms[:] = used + n
-    return out
 
 
 def refresh(s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> Float[np.ndarray, "c k"]:

@@ -7,11 +7,14 @@ used up, keeps the streams apart and the cost small.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
+from jaxtyping import Float
 
-__all__ = ["refilled"]
+__all__ = ["copied", "refilled", "uniforms"]
 
+_S = TypeVar("_S")
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
@@ -35,3 +38,27 @@ def refilled(
         block[c] = draw(rngs[c], block[c].shape)
     used[empty] = 0
     return block, used
+
+
+def copied(state: _S) -> _S:
+    """The same state in arrays of its own, to be changed in place."""
+    other = object.__new__(type(state))
+    vars(other).update({name: array.copy() for name, array in vars(state).items()})
+    return other
+
+
+def uniforms(s: Any, rngs: list[np.random.Generator], n: int) -> Float[np.ndarray, "chains n"]:
+    """The next n uniform numbers of each chain's stream, from the block that its state keeps.
+
+    Args:
+        s: a state with `uniforms`, shape (chains, ahead), and `n_uniforms`; changed in place.
+        rngs: a generator per chain.
+        n: how many.
+    """
+    block, used = refilled(s.uniforms, s.n_uniforms, s.uniforms.shape[1] - n + 1,
+                           lambda rng, shape: rng.random(shape), rngs)
+    s.uniforms[:] = block
+    chains = np.arange(len(used))[:, None]
+    out = s.uniforms[chains, used[:, None] + np.arange(n)]
+    s.n_uniforms[:] = used + n
+    return out
