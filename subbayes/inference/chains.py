@@ -180,7 +180,7 @@ def run(
         last = time.monotonic()
         while (active := store.count < needed).any():
             moved, info = kernel.step(posterior, state, rngs)
-            state = _where(active, moved, state)
+            state = only_where(active, moved, state)
             finished = info.finished & active
             store.add(state, Info(finished, info.stats), warmup, thin)
             for c in (finished & (store.count == needed)).nonzero()[0]:
@@ -201,7 +201,7 @@ def run(
         "seconds": time.perf_counter() - started})
 
 
-def _where(active: np.ndarray, moved: Any, state: Any) -> Any:
+def only_where(active: np.ndarray, moved: Any, state: Any) -> Any:
     """The new state of active chains; chains that have all their draws stay where they are.
 
     With their random streams parked too, a longer run later goes on as if it had been one run.

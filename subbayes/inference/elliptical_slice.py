@@ -21,7 +21,7 @@ from subbayes.draws import Draws
 from subbayes.inference.chains import Density, Info, Rngs, run
 from subbayes.inference.streams import refilled
 
-__all__ = ["EllipticalSlice", "State", "elliptical_slice"]
+__all__ = ["EllipticalSlice", "State", "elliptical_slice", "next_angles"]
 
 _AHEAD, _AHEAD_NORMALS = 64, 16
 
@@ -75,7 +75,7 @@ class EllipticalSlice:
         state = State(z, value, np.zeros((chains, k)), blank, blank, blank, blank, none,
                       np.zeros((chains, _AHEAD)), np.zeros((chains, _AHEAD_NORMALS, k)),
                       none + _AHEAD, none + _AHEAD_NORMALS)
-        return _next_angles(posterior, state, np.ones(chains, dtype=bool), rngs)
+        return next_angles(posterior, state, np.ones(chains, dtype=bool), rngs)
 
     def step(self, posterior: Density, state: State, rngs: Rngs) -> tuple[State, Info]:
         """Try one angle on every chain."""
@@ -95,10 +95,10 @@ class EllipticalSlice:
             high=np.where(backward, state.high, state.angle),
             evaluations=evaluations,
         )
-        return _next_angles(posterior, moved, accepted, rngs), info
+        return next_angles(posterior, moved, accepted, rngs), info
 
 
-def _next_angles(
+def next_angles(
     posterior: Density, state: State, fresh: np.ndarray, rngs: Rngs
 ) -> State:
     """A new ellipse and full bracket for `fresh` chains; an angle in the bracket for the others.
