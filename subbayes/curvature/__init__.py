@@ -1,0 +1,13 @@
+"""Curvature of the log-likelihood in the weights, through products alone: no D x D matrices."""
+
+from subbayes.curvature.lanczos import (
+    Eigenpairs,
+    Operator,
+    SpectralDensity,
+    eigenvalues,
+    spectral_density,
+)
+from subbayes.curvature.products import Curvature, Kind
+
+__all__ = ["Curvature", "Eigenpairs", "Kind", "Operator", "SpectralDensity", "eigenvalues",
+           "spectral_density"]

@@ -1,0 +1,287 @@
+r"""Eigenvalues of a symmetric operator from products alone: Lanczos with restarts.
+
+Lanczos builds an orthonormal basis Q of the Krylov space of a random vector and the small matrix
+$T = Q A Q^\top$. Eigenpairs $T s = \theta s$ give Ritz pairs $(\theta, Q^\top s)$, with residual
+
+$$ \lVert A x - \theta x \rVert = \beta_m \lvert s_m \rvert , $$
+
+$\beta_m$ being the norm of what the m-th product adds to the basis: some eigenvalue lies within
+it of $\theta$. When the basis is full, the wanted Ritz vectors and the last direction are kept
+and the rest is dropped: thick restart (Wu and Simon 2000), in which T is diagonal but for one
+row. Every new vector is orthogonalised against the whole basis, twice, so that no eigenvalue
+appears in copies.
+
+Source: Wu and Simon (2000), "Thick-restart Lanczos method for large symmetric eigenvalue
+problems"; Ubaru, Chen and Saad (2017), "Fast estimation of tr(f(A)) via stochastic Lanczos
+quadrature".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.checks import check_choice, check_count, check_positive, fail
+from subbayes.progress import bar
+
+__all__ = ["Eigenpairs", "Operator", "SpectralDensity", "eigenvalues", "spectral_density"]
+
+Which = Literal["largest", "smallest", "magnitude"]
+
+
+@runtime_checkable
+class Operator(Protocol):
+    """A symmetric matrix known by its products."""
+
+    @property
+    def size(self) -> int:
+        """Number of rows D."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype in which products are computed."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which products are computed."""
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """The product with a vector of shape (D,), in its dtype."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Eigenpairs:
+    """Eigenvalues of an operator with their residuals.
+
+    Attributes:
+        values: eigenvalues, the wanted ones first, shape (r,).
+        residuals: norm of A x - value x for each unit vector x, shape (r,): some eigenvalue is
+            no further away. Rounding in the operator's products comes on top.
+        vectors: unit eigenvectors as rows, shape (r, D).
+        products: number of products it took.
+        converged: whether every residual met the tolerance.
+    """
+
+    values: Float[np.ndarray, "r"]
+    residuals: Float[np.ndarray, "r"]
+    vectors: Float[Tensor, "r D"]
+    products: int
+    converged: bool
+
+    def __repr__(self) -> str:
+        how = "converged" if self.converged else (
+            f"not converged (largest residual {self.residuals.max():.2g}): raise restarts")
+        return (f"Eigenpairs({len(self.values)} from {self.values[0]:.4g} to "
+                f"{self.values[-1]:.4g}, {self.products} products, {how})")
+
+
+def eigenvalues(
+    operator: Operator,
+    count: int = 20,
+    *,
+    which: Which = "largest",
+    basis: int | None = None,
+    tolerance: float = 1e-4,
+    restarts: int = 30,
+    seed: int = 0,
+    memory_limit: int = 2**31,
+    progress: bool | None = None,
+) -> Eigenpairs:
+    """The largest (or smallest) eigenvalues of an operator, with residual norms.
+
+    Args:
+        operator: a `Curvature`, or anything with size, dtype, device and products.
+        count: how many eigenvalues r.
+        which: "largest", "smallest" (the most negative ones) or "magnitude".
+        basis: vectors held at once, 8 D bytes each; by default 2 count + 20.
+        tolerance: a residual that is enough, relative to the largest eigenvalue found.
+        restarts: at most so many; each costs basis - count products.
+        seed: of the first vector.
+        memory_limit: bytes the basis may take.
+        progress: show a bar; None shows it on a terminal.
+
+    Raises:
+        InputError: a count above the number of weights, or a basis that is too small or exceeds
+            the memory limit.
+
+    Source: Wu and Simon (2000); figure 6 of Izmailov et al. (2019).
+
+    Example:
+        >>> import subbayes
+        >>> net = subbayes.Network(torch.nn.Linear(3, 1).double())
+        >>> x = torch.eye(3).double() * torch.tensor([1.0, 2.0, 3.0]).double()
+        >>> hessian = subbayes.Curvature(net, subbayes.Gaussian(1.0), (x, torch.zeros(3)))
+        >>> eigenvalues(hessian, 2, progress=False).values.round(3)
+        array([10.359,  5.   ])
+    """
+    check_choice("which", which, ("largest", "smallest", "magnitude"))
+    size = operator.size
+    if check_count("count", count) > size:
+        fail("count", f"at most {size}, the number of weights", count)
+    room = min(size, 2 * count + 20 if basis is None else check_count("basis", basis))
+    if room < min(size, count + 2):
+        fail("basis", f"at least {count + 2} vectors for {count} eigenvalues", room)
+    check_positive("tolerance", tolerance)
+    _check_memory(room, size, memory_limit)
+    krylov = _Krylov(operator, room, [check_count("seed", seed, 0)])
+    rounds = 1 + check_count("restarts", restarts, 0)
+    with bar(rounds, "Lanczos", progress, "rounds") as steps:
+        for turn in range(rounds):
+            krylov.fill()
+            values, vectors, residuals = krylov.ritz(which)
+            scale = max(float(values.abs().max()), np.finfo(float).tiny)
+            done = bool((residuals[:count] <= tolerance * scale).all())
+            steps.update(1)
+            if done or turn == rounds - 1:
+                break
+            krylov.shrink(values, vectors, min(count + (room - count) // 3, room - 1))
+    rows = vectors[:, :count].T @ krylov.Q[:room]
+    return Eigenpairs(values[:count].numpy(), residuals[:count].numpy(), rows,
+                      krylov.products, done)
+
+
+def _check_memory(rows: int, size: int, limit: int) -> None:
+    needed = 8 * (rows + 1) * size
+    if needed > limit:
+        fail("memory_limit", f"at least {needed / 2**30:.3g} GiB for {rows} vectors of {size} "
+             "weights", f"{limit / 2**30:.3g} GiB", "Ask for fewer eigenvalues or a smaller basis")
+
+
+class _Krylov:
+    """The basis Q (room + 1, D) and T = Q A Q' of its first rows, both in float64."""
+
+    def __init__(self, operator: Operator, room: int, seed: list[int]) -> None:
+        self.operator, self.room = operator, room
+        self.rng = np.random.default_rng(seed)
+        self.Q = torch.zeros(room + 1, operator.size, dtype=torch.float64,
+                             device=operator.device)
+        self.T = torch.zeros(room, room, dtype=torch.float64)
+        self.filled, self.products, self.beta = 0, 0, 0.0
+        self.Q[0] = self._new(0)
+
+    def _new(self, j: int) -> Tensor:
+        """A random unit vector orthogonal to the first j."""
+        vector = torch.from_numpy(self.rng.standard_normal(self.operator.size)).to(self.Q)
+        vector = self._orthogonal(vector, j)[0]
+        return vector / vector.norm()
+
+    def _orthogonal(self, vector: Tensor, j: int) -> tuple[Tensor, Tensor]:
+        """What of a vector is orthogonal to the first j, and its products with them."""
+        known = torch.zeros(j, dtype=vector.dtype, device=vector.device)
+        for _ in range(2):  # twice is enough (Kahan)
+            part = self.Q[:j] @ vector
+            vector = vector - part @ self.Q[:j]
+            known = known + part
+        return vector, known
+
+    def fill(self) -> None:
+        """Products until the basis is full."""
+        for j in range(self.filled, self.room):
+            product = self.operator(self.Q[j].to(self.operator.dtype)).double()
+            self.products += 1
+            scale = float(product.norm())
+            rest, known = self._orthogonal(product, j + 1)
+            self.T[j, : j + 1] = self.T[: j + 1, j] = known.cpu()
+            self.beta = float(rest.norm())
+            if self.beta > 1e-12 * scale:
+                self.Q[j + 1] = rest / self.beta
+            elif j + 1 < self.room:  # the space is closed: go on elsewhere
+                self.beta, self.Q[j + 1] = 0.0, self._new(j + 1)
+        self.filled = self.room
+
+    def ritz(self, which: Which) -> tuple[Tensor, Tensor, Tensor]:
+        """Ritz values, their vectors in the basis as columns, and residuals; wanted ones first."""
+        values, vectors = torch.linalg.eigh(self.T)
+        order = torch.argsort({"largest": values, "smallest": -values,
+                               "magnitude": values.abs()}[which], descending=True)
+        residuals = self.beta * vectors[-1, order].abs()
+        return values[order], vectors[:, order], residuals
+
+    def shrink(self, values: Tensor, vectors: Tensor, keep: int) -> None:
+        """Keep the wanted Ritz vectors and the last direction."""
+        self.Q[:keep] = vectors[:, :keep].T.to(self.Q) @ self.Q[: self.room]
+        self.Q[keep] = self.Q[self.room]
+        self.T = torch.zeros_like(self.T)
+        self.T[:keep, :keep] = torch.diag(values[:keep])
+        self.filled = keep
+
+
+# --- the whole spectrum ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralDensity:
+    r"""All eigenvalues at once, as a distribution: nodes with weights that sum to one.
+
+    Attributes:
+        nodes: places, shape (probes x steps,).
+        weights: their probabilities.
+        size: number of eigenvalues D.
+    """
+
+    nodes: Float[np.ndarray, "n"]
+    weights: Float[np.ndarray, "n"]
+    size: int
+
+    @property
+    def trace(self) -> float:
+        """Estimate of the sum of the eigenvalues."""
+        return self.size * float(self.weights @ self.nodes)
+
+    def above(self, threshold: float) -> float:
+        """Estimate of how many eigenvalues exceed a threshold."""
+        return self.size * float(self.weights[self.nodes > threshold].sum())
+
+
+def spectral_density(
+    operator: Operator,
+    *,
+    probes: int = 4,
+    steps: int = 60,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> SpectralDensity:
+    r"""The distribution of all eigenvalues by stochastic Lanczos quadrature.
+
+    For a random unit vector v, m steps of Lanczos give the Gauss quadrature of
+    $\sum_i (u_i^\top v)^2 \, \delta_{\lambda_i}$: nodes $\theta_j$ with weights $s_{1j}^2$. Its
+    mean over v is the density of the spectrum; moments up to degree 2m - 1 are exact for each v.
+
+    Args:
+        operator: as for `eigenvalues`.
+        probes: random vectors averaged over.
+        steps: Lanczos steps m of each.
+        seed: of the vectors.
+        progress: show a bar; None shows it on a terminal.
+
+    Source: Ubaru, Chen and Saad (2017), section 3; Ghorbani, Krishnan and Xiao (2019), "An
+    investigation into neural net optimization via Hessian eigenvalue density".
+
+    Example:
+        >>> import subbayes
+        >>> net = subbayes.Network(torch.nn.Linear(3, 1).double())
+        >>> data = torch.eye(3).double(), torch.zeros(3)
+        >>> hessian = subbayes.Curvature(net, subbayes.Gaussian(1.0), data)
+        >>> density = spectral_density(hessian, probes=2, progress=False)
+        >>> round(float(density.weights.sum()), 6), round(float(density.nodes.max()), 6)
+        (1.0, 4.0)
+    """
+    check_count("probes", probes)
+    steps = min(check_count("steps", steps), operator.size)
+    nodes, weights = [], []
+    with bar(probes, "Lanczos quadrature", progress, "probes") as shown:
+        for probe in range(probes):
+            krylov = _Krylov(operator, steps, [check_count("seed", seed, 0), probe])
+            krylov.fill()
+            theta, s = torch.linalg.eigh(krylov.T)
+            nodes.append(theta.numpy())
+            weights.append((s[0] ** 2).numpy() / probes)
+            shown.update(1)
+    order = np.argsort(np.concatenate(nodes))
+    return SpectralDensity(np.concatenate(nodes)[order], np.concatenate(weights)[order],
+                           operator.size)

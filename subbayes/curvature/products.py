@@ -1,0 +1,225 @@
+r"""Products of the Hessian and of the Fisher information with vectors of weights.
+
+With $L(w) = -\sum_n \log p(y_n \mid f(x_n; w))$ over all observations, $J_n = \partial f_n /
+\partial w$, $\Lambda_n$ the expected curvature of the likelihood in the outputs, and $g_n =
+\partial \log p(y_n \mid f_n) / \partial w$,
+
+$$ H = \nabla^2 L, \qquad F = \sum_n J_n^\top \Lambda_n J_n, \qquad
+   \hat F = \sum_n g_n g_n^\top . $$
+
+None of them is formed. One product with a vector v costs a few passes over the data:
+
+$$ H v = \partial_\epsilon \nabla L(w + \epsilon v), \qquad
+   F v = \sum_n J_n^\top (\Lambda_n (J_n v)), \qquad
+   \hat F v = \sum_n g_n (g_n^\top v) , $$
+
+a forward-mode derivative of a gradient for H (Pearlmutter 1994), and a forward-mode followed by
+a reverse-mode product for the others (Schraudolph 2002).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import grad, jvp, vjp
+
+from subbayes.checks import check_choice, check_count, fail
+from subbayes.data import Data, leaves, n_rows, take, to_device
+from subbayes.likelihoods import Likelihood
+from subbayes.network import Network, plain_attention
+from subbayes.posterior import check_fit
+from subbayes.types import Inputs, Targets
+from subbayes.vectorised import say
+
+__all__ = ["Curvature", "Kind"]
+
+Kind = Literal["hessian", "fisher", "empirical-fisher"]
+_KINDS = ("hessian", "fisher", "empirical-fisher")
+
+
+class Curvature:
+    r"""The Hessian or a Fisher information of the negative log-likelihood, as a linear operator.
+
+    Sums over all observations, in nats; divide by `n` for the curvature of a mean loss, add
+    $I / s^2$ for that of a posterior with prior $w \sim N(0, s^2 I)$. BatchNorm runs on stored
+    statistics and dropout is off, as in every `Network`.
+
+    Args:
+        network: the network f(x; w).
+        likelihood: p(y | f), with all its own parameters learned.
+        data: (inputs, y), a DataLoader, a Dataset or `Data`.
+        kind: "hessian", the second derivatives; "fisher", the Fisher information with the
+            expectation over y, which is the generalised Gauss-Newton matrix; or
+            "empirical-fisher", the outer products of the gradients at the targets observed.
+        weights: where, shape (D,); by default the network's.
+        batch_size: rows of one part of the sum; by default 256.
+
+    Attributes:
+        size: number of weights D.
+        n: number of observations N.
+        products: how many products were computed.
+
+    Raises:
+        InputError: parts that do not fit together, or an unknown kind.
+
+    Source: Pearlmutter (1994), "Fast exact multiplication by the Hessian"; Schraudolph (2002),
+    "Fast curvature matrix-vector products"; Kunstner, Balles and Hennig (2019) on how the two
+    Fisher matrices differ.
+
+    Example:
+        >>> import subbayes
+        >>> net = subbayes.Network(torch.nn.Linear(1, 1))
+        >>> x = torch.tensor([[1.0], [2.0]])
+        >>> fisher = Curvature(net, subbayes.Gaussian(0.5), (x, torch.zeros(2)), "fisher")
+        >>> fisher(torch.tensor([1.0, 0.0]))  # 4 (1 + 4), 4 (1 + 2)
+        tensor([20., 12.])
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        data: Any,
+        kind: Kind = "hessian",
+        *,
+        weights: Float[Tensor, "D"] | None = None,
+        batch_size: int = 256,
+    ) -> None:
+        check_choice("kind", kind, _KINDS)
+        if not likelihood.learned:
+            fail("likelihood", "all parameters learned or given", repr(likelihood),
+                 "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")
+        self.network = network if weights is None else network.with_weights(weights)
+        self.likelihood = likelihood
+        self.data = Data.of(data).to(network.device)
+        check_fit(network, likelihood, self.data)
+        self.kind = kind
+        self.batch_size = check_count("batch_size", batch_size)
+        self.products = 0
+        self._reverse_only = False
+
+    @property
+    def size(self) -> int:
+        """Number of weights D."""
+        return self.network.size
+
+    @property
+    def n(self) -> int:
+        """Number of observations N."""
+        return self.data.n
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype in which products are computed: the network's."""
+        return self.network.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which products are computed: the network's."""
+        return self.network.device
+
+    def __repr__(self) -> str:
+        return f"Curvature({self.kind}, size={self.size}, n={self.n})"
+
+    def __call__(self, vector: Float[Tensor, "D"]) -> Float[Tensor, "D"]:
+        """The product with a vector, summed in float64 over batches.
+
+        Raises:
+            InputError: a vector of another length, or a product that is not finite.
+        """
+        if vector.shape != (self.size,):
+            fail("vector", f"{self.size} entries, one for each weight", tuple(vector.shape))
+        v = vector.to(self.network.weights)
+        total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        with plain_attention():
+            for inputs, y in self._batches():
+                total += self._part(v, inputs, y).double()
+        if not bool(torch.isfinite(total).all()):
+            fail("weights", "finite curvature", "NaN or infinite entries",
+                 "Lower the learning rate of the training, or compute in float64")
+        self.products += 1
+        return total.to(vector.dtype)
+
+    def dense(self) -> Float[Tensor, "D D"]:
+        """The matrix itself, from D products: for small networks and for tests."""
+        eye = torch.eye(self.size, dtype=self.dtype, device=self.device)
+        return torch.stack([self(row) for row in eye])
+
+    # --- one batch ------------------------------------------------------------------------------
+
+    def _batches(self) -> Any:
+        for inputs, y in self.data.batches(self.batch_size):
+            for start in range(0, n_rows(y), self.batch_size):  # a loader's may be larger
+                rows = slice(start, start + self.batch_size)
+                yield (to_device(take(inputs, rows), self.device),
+                       to_device(take(y, rows), self.device))
+
+    def _part(self, v: Tensor, inputs: Inputs, y: Targets) -> Tensor:
+        w = self.network.weights
+
+        def outputs(weights: Tensor) -> Tensor:
+            return self.network(weights, inputs)
+
+        def terms(weights: Tensor) -> Tensor:
+            return self.likelihood.log_prob(outputs(weights), y)
+
+        if self.kind == "hessian":
+            slope = grad(lambda weights: -terms(weights).sum())
+            return self._along(slope, w, v, symmetric=True)[1]
+        if self.kind == "empirical-fisher":
+            _, along = self._along(terms, w, v)
+            return vjp(terms, w)[1](along)[0]
+        f, along = self._along(outputs, w, v)
+        curved = torch.einsum("ncd,nd->nc", self._likelihood_at(y).curvature(f), along)
+        return vjp(outputs, w)[1](curved)[0]
+
+    def _likelihood_at(self, y: Targets) -> Likelihood:
+        """The likelihood as its curvature needs it: with the noise that comes with the targets."""
+        return self.likelihood if isinstance(y, Tensor) else self.likelihood.given_noise(
+            leaves(y)[1])
+
+    def _along(
+        self, function: Callable[[Tensor], Tensor], w: Tensor, v: Tensor, symmetric: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Value and derivative along v, forward; in reverse where a layer has no forward rule."""
+        if not self._reverse_only:
+            try:
+                value, along = jvp(function, (w,), (v,))[:2]
+                return value, along
+            except (RuntimeError, NotImplementedError) as error:
+                found = _in_reverse(function, w, v, symmetric)
+                if symmetric:
+                    _check_symmetric(function, w, v, found[1])
+                self._reverse_only = True
+                say("a forward-mode derivative", error, "using reverse mode alone")
+                return found
+        return _in_reverse(function, w, v, symmetric)
+
+
+def _in_reverse(
+    function: Callable[[Tensor], Tensor], w: Tensor, v: Tensor, symmetric: bool
+) -> tuple[Tensor, Tensor]:
+    """J v as the derivative of u -> J^T u, which is linear; of a gradient J is J^T."""
+    value, pull = vjp(function, w)[:2]
+    if symmetric:
+        return value, pull(v)[0]
+    push = vjp(lambda u: pull(u)[0], torch.zeros_like(value))[1]
+    return value, push(v)[0]
+
+
+def _check_symmetric(
+    slope: Callable[[Tensor], Tensor], w: Tensor, v: Tensor, product: Tensor
+) -> None:
+    """Some fused layers have wrong second derivatives in torch, which are not symmetric."""
+    u = product + torch.linspace(-1, 1, len(v)).to(v) * product.norm() / len(v) ** 0.5
+    other = _in_reverse(slope, w, u, symmetric=True)[1]
+    gap = float((u @ product - v @ other).abs() / (u.norm() * product.norm()).clamp_min(1e-30))
+    if gap > 1e-3:
+        fail("module", "layers that torch can differentiate twice",
+             f"a Hessian that is not symmetric (by {gap:.2g}), in the reverse mode that a layer "
+             "without a forward-mode rule needs",
+             "Use kind='fisher', or write the layer (weight norm, say) in plain operations")
