@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
-from torch.func import grad_and_value
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,21 +27,20 @@ from subbayes.vectorised import Vectorised, say
 __all__ = ["Batched", "Mode", "bytes_per_row", "reuse_memory"]
 
 Mode = Literal["trace", "eager", "compile"]
-Single = Callable[[Tensor, Inputs, Targets], Tensor]
+Single = Callable[[Tensor, Inputs, Targets], Any]
 
 
 class Batched:
     """A function of (weights, inputs, y) for one weight vector, vectorised over many.
 
     Args:
-        single: the function of one weight vector (D,): a scalar, or a number per observation.
+        single: the function of one weight vector (D,): a tensor or a tuple of tensors.
         mode: "trace", "compile" or "eager".
-        grad: return (gradient, value) instead of the value.
     """
 
-    def __init__(self, single: Single, mode: Mode, grad: bool = False) -> None:
+    def __init__(self, single: Single, mode: Mode) -> None:
         self.mode = mode
-        self._eager = Vectorised(grad_and_value(single) if grad else single)
+        self._eager = Vectorised(single)
         self._replays: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, weights: Tensor, inputs: Inputs, y: Targets) -> Any:

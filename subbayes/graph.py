@@ -13,6 +13,7 @@ time of a small network.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,7 @@ def tidy(
         if node.op == "call_function" and _is_identity(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+    _share(graph)
     graph.eliminate_dead_code()
     if all(argument.device.type == "cpu" for argument in arguments):
         _quick_tanh(graph)
@@ -148,6 +150,39 @@ def _straighten(graph: Graph) -> None:
             node.replace_all_uses_with(source.args[0])
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _share(graph: Graph) -> None:
+    """Compute what is asked for twice once, if all operations are pure."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    if not all(map(_is_pure, calls)):
+        return
+    seen: dict[Any, Node] = {}
+    for node in calls:
+        key = node.target, _hashable(node.args), _hashable(node.kwargs)
+        first = seen.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether it neither writes into its operands nor draws random numbers."""
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return not (node.target._schema.is_mutable
+                or torch.Tag.nondeterministic_seeded in node.target.tags)
+
+
+def _hashable(value: Any) -> Any:
+    """Arguments as a key; numbers that are equal but of another type differ."""
+    if isinstance(value, dict):
+        return tuple((name, _hashable(item)) for name, item in sorted(value.items()))
+    if isinstance(value, (list, tuple)):
+        return tuple(_hashable(item) for item in value)
+    return type(value), value
 
 
 def _quick_tanh(graph: Graph) -> None:

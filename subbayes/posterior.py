@@ -153,6 +153,12 @@ class Posterior:
 
         return log_likelihood
 
+    def _gradient(self, weights: Tensor, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor]:
+        """Gradient in the weights and value: the score of the outputs, pulled back."""
+        outputs, pull = torch.func.vjp(lambda w: self._outputs(w, inputs), weights)
+        (gradient,) = pull(self.likelihood.score(outputs, y))
+        return gradient, self.likelihood.log_prob(outputs, y).double().sum()
+
     def _outputs(self, weights: Tensor, inputs: Inputs) -> Tensor:
         """Network outputs, with observations last in memory where the module bears it."""
         if self._observations_last:
@@ -166,8 +172,8 @@ class Posterior:
     def _evaluator(self, what: str) -> Batched:
         if what not in self._evaluators:
             mode = "eager" if what == "log_prob" else self.mode
-            self._evaluators[what] = Batched(
-                self._single(reduce=what != "pointwise"), mode, grad=what == "grad")
+            single = self._gradient if what == "grad" else self._single(what != "pointwise")
+            self._evaluators[what] = Batched(single, mode)
         return self._evaluators[what]
 
     def _rows_at_once(self, chains: int, factor: int = 1) -> int:

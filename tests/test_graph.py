@@ -173,3 +173,38 @@ def test_what_torchscript_cannot_say_python_says(monkeypatch):
     monkeypatch.setattr(graphs, "_script", refuse)
     for a, b in zip(interpreted(traced(w, x), w, x)(w, x), expected, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def shared_work(w, x):
+    h = torch.tanh(x @ w)
+    return (torch.tanh(x @ w) * 2 + h * 2).sum() + (h * 2.0).sum()
+
+
+def test_what_is_computed_twice_is_computed_once():
+    w, x = torch.randn(3, 4, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+    graph = tidy(make_fx(shared_work)(w, x), w, x)
+    torch.testing.assert_close(graph(w, x), shared_work(w, x))
+    names = [str(node.target) for node in graph.graph.nodes]
+    assert sum("mm" in name for name in names) == 1
+    assert sum("tanh" in name for name in names) == 1
+
+
+def writes_between(w, x):
+    h = x @ w
+    first = h.exp()
+    h.add_(1.0)
+    return (first + h.exp()).sum()
+
+
+def draws_twice(w, x):
+    return torch.rand_like(w).sum() - torch.rand_like(w).sum() + x.sum() * 0
+
+
+@pytest.mark.parametrize("function", [writes_between, draws_twice])
+def test_what_is_not_pure_is_not_shared(function):
+    w, x = torch.randn(3, 4, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+    torch.manual_seed(0)
+    expected = function(w, x)
+    graph = tidy(make_fx(function)(w, x), w, x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(graph(w, x), expected)

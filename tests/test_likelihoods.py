@@ -66,6 +66,17 @@ def test_log_density_equals_scipys(name, leading):
 
 
 @each
+@pytest.mark.parametrize("leading", [(), (4,), (2, 3)])
+def test_score_equals_automatic_differentiation(name, leading):
+    noise, likelihood, y = built(name)
+    f = outputs_of(noise, *leading).requires_grad_()
+    (expected,) = torch.autograd.grad(likelihood.log_prob(f, y).sum(), f)
+    found = likelihood.score(f.detach(), y)
+    assert found.shape == f.shape
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@each
 def test_one_row_and_float32_and_columns(name):
     noise, likelihood, y = built(name)
     f = outputs_of(noise)

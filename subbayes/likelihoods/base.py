@@ -35,8 +35,8 @@ class Likelihood(ABC):
     r"""What a likelihood offers; a new one is a small subclass.
 
     A subclass needs `log_prob`, `mean`, `variance`, `sample`, `n_outputs` and `check_targets`;
-    `curvature` is derived by automatic differentiation unless given, which is exact where the
-    Hessian in f does not depend on y (every canonical link).
+    `score` and `curvature` are derived by automatic differentiation unless given; the latter is
+    exact where the Hessian in f does not depend on y (every canonical link).
 
     Attributes:
         kind: "regression", "classification" or "count"; chooses scores and reports.
@@ -67,6 +67,13 @@ class Likelihood(ABC):
     @abstractmethod
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets outside the support."""
+
+    def score(self, outputs: Outputs, y: Targets) -> Outputs:
+        r"""The score in the outputs $\partial \log p(y \mid f) / \partial f$, shape (..., N, C).
+
+        Derived by automatic differentiation unless given.
+        """
+        return torch.func.grad(lambda f: self.log_prob(f, y).sum())(outputs)
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""Expected curvature $\Lambda = -E_y[\partial^2 \log p(y \mid f) / \partial f^2]$.

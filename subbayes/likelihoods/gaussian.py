@@ -21,7 +21,8 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 def _gaussian_log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    return -0.5 * (_LOG_2PI + variance.log() + (y - mean).square() / variance).sum(-1)
+    residual = y - mean
+    return -0.5 * (_LOG_2PI + variance.log() + residual * (residual / variance)).sum(-1)
 
 
 def _softplus_inverse(x: Tensor) -> Tensor:
@@ -242,8 +243,23 @@ class HeteroscedasticGaussian(GaussianLike):
             fail("likelihood", "a global variance", "global_variance='learned'",
                  "Learn it with train(...) or likelihood.estimated(outputs, y), or give a number")
         v = torch.as_tensor(self.global_variance, dtype=outputs.dtype, device=outputs.device)
-        raw = outputs[..., outputs.shape[-1] // 2 :].contiguous()  # strided softplus is 5x slower
-        return F.softplus(raw) + v
+        return F.softplus(self._raw(outputs)) + v
+
+    @staticmethod
+    def _raw(outputs: Outputs) -> Moments:
+        """The second half of the outputs; contiguous, as a strided softplus is 5 times slower."""
+        return outputs[..., outputs.shape[-1] // 2 :].contiguous()
+
+    def score(self, outputs: Outputs, y: Targets) -> Outputs:
+        r"""$r / v$ for a mean, $\tfrac12 (r^2 / v^2 - 1 / v)\, \sigma(f_\rho)$, r the residual.
+
+        Written with observations last in memory, where a network's backward pass wants them.
+        """
+        assert isinstance(y, Tensor)
+        variance, raw = self.variance(outputs), self._raw(outputs)
+        whitened = (column(y, outputs) - self.mean(outputs)) / variance
+        slope = 0.5 * (whitened * whitened - variance.reciprocal()) * raw.sigmoid()
+        return torch.cat([whitened.mT, slope.mT], -2).mT
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""Fisher information: $1/v$ for a mean, $(\partial v / \partial f_\rho)^2 / (2v^2)$."""

@@ -78,6 +78,10 @@ class Standardized(Likelihood):
         log_scale = sum(math.log(s) for s in self.scale)
         return self.likelihood.log_prob(outputs, self.inward(y)) - log_scale
 
+    def score(self, outputs: Outputs, y: Targets) -> Outputs:
+        """The inner likelihood's, which does not depend on the units of y."""
+        return self.likelihood.score(outputs, self.inward(y))
+
     def mean(self, outputs: Outputs) -> Moments:
         """E[y | f] in units of y."""
         shift, scale = self._units(outputs)
