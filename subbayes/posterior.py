@@ -155,7 +155,8 @@ class Posterior:
 
     def _gradient(self, weights: Tensor, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor]:
         """Gradient in the weights and value: the score of the outputs, pulled back."""
-        outputs, pull = torch.func.vjp(lambda w: self._outputs(w, inputs), weights)
+        outputs, pull = torch.func.vjp(  # type: ignore[misc]
+            lambda w: self._outputs(w, inputs), weights)
         (gradient,) = pull(self.likelihood.score(outputs, y))
         return gradient, self.likelihood.log_prob(outputs, y).double().sum()
 
