@@ -1,12 +1,17 @@
 """What holds for every test, those in docstrings too."""
 
 import os
+from importlib.util import find_spec
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
 import torch
 
+# Examples of adapters run where the packages are installed.
+collect_ignore = [f"subbayes/inference/adapters/{package}.py"
+                  for package in ("blackjax", "dynesty", "emcee", "nutpie")
+                  if find_spec(package) is None]
 
 def pytest_configure(config):
     # Two processes of many threads each are slower than two of one; sums come out the same too.

@@ -14,7 +14,8 @@ import pytest
 import subbayes
 
 ROOT = Path(__file__).parent.parent
-OPTIONAL = ["arviz", "pyarrow", "lightning", "pytorch_lightning", "beartype", "hypothesis"]
+OPTIONAL = ["arviz", "pyarrow", "lightning", "pytorch_lightning", "beartype", "hypothesis",
+            "blackjax", "jax", "dynesty", "emcee", "nutpie"]
 HEAVY = [
     *("sklearn", "pandas", "matplotlib", "scipy.stats", "scoringrules", "typer", "rich"),
     *("torch._dynamo", "torchvision"),
