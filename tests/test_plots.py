@@ -23,6 +23,7 @@ from subbayes import (
     FullSubspace,
     Gaussian,
     InputError,
+    InputTypeError,
     Network,
     Normal,
     Poisson,
@@ -32,7 +33,9 @@ from subbayes import (
     metrics,
     plots,
 )
+from subbayes.curvature import Eigenpairs, SpectralDensity
 from subbayes.files import ArtifactError
+from subbayes.plots.approximations import ellipse, gaussian, log_prob_on
 from subbayes.plots.calibration import _wilson
 from subbayes.plots.chains import correlations, rank_histogram
 from subbayes.plots.style import limits, new_axes
@@ -70,12 +73,22 @@ def posterior(k=3):
     return Posterior(net, Gaussian(1.0), (x, x.sum(1)), FullSubspace(torch.zeros(k).double()))
 
 
+def multivariate_normal(k):
+    return torch.distributions.MultivariateNormal(torch.zeros(k), torch.eye(k))
+
+
 X = torch.linspace(-1, 1, 60)
 CHOICE = TemperatureChoice((1.0, 10.0), (-1.2, -1.1), (0.1, 0.2), (0.3, 0.2), "loo")
 TABLE = pd.DataFrame({"method": ["MAP", "SWA"], "rmse": [2.0, 1.5], "coverage": [0.9, 0.97],
                       "log_likelihood": [-1.0, -0.5], "seconds": [1.0, 30.0]})
+RUNS = pd.DataFrame({"temperature": [1.0, 1.0, 10.0, 10.0],
+                     "log_likelihood": [-1.0, -1.2, -0.8, -1.0]})
+PAIRS = Eigenpairs(np.array([9.0, -4.0, 1.0]), np.array([0.1, 0.2, 2.0]), torch.zeros(3, 5), 7,
+                   True)
+NODES = SpectralDensity(np.array([-1.0, 0.0, 90.0]), np.array([0.2, 0.7, 0.1]), 10)
 EVERY = {
     "bands": lambda ax: plots.bands(regression()[0], X, data=(X, regression()[1]), ax=ax),
+    "bands with curves": lambda ax: plots.bands(regression()[0], X, curves=3, ax=ax),
     "intervals": lambda ax: plots.intervals(*regression(), ax=ax),
     "intervals by rank": lambda ax: plots.intervals(*regression(), by="rank", ax=ax),
     "intervals of counts": lambda ax: plots.intervals(*counts(), ax=ax),
@@ -86,6 +99,10 @@ EVERY = {
     "pit of counts": lambda ax: plots.pit(*counts(), ax=ax),
     "doubt": lambda ax: plots.doubt(*classes(), ax=ax),
     "density": lambda ax: plots.density(posterior(), draws(), size=5, ax=ax),
+    "density of engines and approximations": lambda ax: plots.density(
+        posterior(), {"ESS": draws(), "NUTS": draws(seed=1)}, axes=(2, 0), size=5, ax=ax,
+        approximations={"VI": (np.zeros(3), np.eye(3)), "Laplace": draws(seed=2),
+                        "flow": multivariate_normal(3)}),
     "density alone": lambda ax: plots.density(posterior(), size=5, ax=ax),
     "trace": lambda ax: plots.trace(draws(), ax=ax),
     "trace of a statistic": lambda ax: plots.trace(draws(), "log_likelihood", ax=ax),
@@ -98,6 +115,11 @@ EVERY = {
     "scores": lambda ax: plots.scores(TABLE, "rmse", ax=ax),
     "seconds": lambda ax: plots.scores(TABLE, "seconds", ax=ax),
     "temperature": lambda ax: plots.temperature(CHOICE, ax=ax),
+    "temperatures": lambda ax: plots.temperatures(RUNS, chosen=1.0, ax=ax),
+    "temperatures of methods": lambda ax: plots.temperatures(
+        RUNS.assign(method=["a", "a", "b", "b"]), ax=ax),
+    "spectra": lambda ax: plots.spectra({"Hessian": PAIRS, "Fisher": [3.0, 1.0]}, ax=ax),
+    "spectral density": lambda ax: plots.spectral_density({"Hessian": NODES}, ax=ax),
 }
 
 
@@ -517,6 +539,130 @@ def test_temperature_marks_the_choice():
     (lambda: plots.temperature({"scores": [1]}), "choice: expected what choose_temperature retur"),
 ])
 def test_results_that_are_none(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+# --- approximations, spectra, temperatures ------------------------------------------------------
+
+
+def test_ellipse_is_two_standard_deviations_of_the_marginal():
+    A = np.random.default_rng(0).normal(size=(4, 4))
+    mean, covariance = np.arange(4.0), A @ A.T
+    points = ellipse((mean, covariance), (3, 1)) - mean[[3, 1]]
+    marginal = covariance[np.ix_([3, 1], [3, 1])]
+    distance = np.einsum("ni,ij,nj->n", points, np.linalg.inv(marginal), points)
+    np.testing.assert_allclose(distance, 4.0)
+
+
+def test_draws_stand_for_their_moments_and_laplace_for_its_own():
+    group = draws()
+    mean, covariance = gaussian("VI", group, 3)
+    np.testing.assert_allclose(mean, group.mean())
+    np.testing.assert_allclose(covariance, group.covariance())
+    noted = Draws(group.z, {}, {"mode": [1.0, 2.0, 3.0], "covariance": np.eye(3).tolist()})
+    assert gaussian("Laplace", noted, 3)[0].tolist() == [1, 2, 3]
+
+
+def test_log_prob_of_tensors_of_arrays_and_of_functions():
+    z = np.random.default_rng(0).normal(size=(5, 2))
+    expected = stats.multivariate_normal(np.zeros(2)).logpdf(z)
+
+    class Ours:
+        log_prob = staticmethod(stats.multivariate_normal(np.zeros(2)).logpdf)
+
+    for one in (multivariate_normal(2), Ours(), Ours.log_prob):
+        np.testing.assert_allclose(log_prob_on("q", one, z), expected, rtol=1e-5)
+
+
+def test_contour_of_a_gaussian_is_its_ellipse():
+    wide = posterior(2)
+    q = stats.multivariate_normal([0.5, -0.5], [[1.0, 0.6], [0.6, 0.8]])
+    ax = plots.density(wide, spans=((-4, 4), (-4, 4)), size=81, approximations={"q": q.logpdf})
+    contour = ax.collections[-1].get_paths()[0].vertices
+    gap = np.einsum("ni,ij,nj->n", contour - q.mean, np.linalg.inv(q.cov), contour - q.mean)
+    np.testing.assert_allclose(gap, 4.0, atol=0.05)
+
+
+def test_engines_have_colours_shapes_and_names_of_their_own():
+    ax = plots.density(posterior(), {"ESS": draws(), "NUTS": draws(seed=1)}, size=5, n_draws=10,
+                       axes=(1, 2))
+    one, two = ax.lines[:2]
+    np.testing.assert_allclose(two.get_xydata(), draws(seed=1).flat(10)[:, 1:])
+    assert one.get_color() != two.get_color()
+    assert one.get_marker() != two.get_marker()
+    shown = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert shown == ["ESS", "NUTS", "shift (z = 0)"]
+
+
+def test_the_window_holds_what_is_wide():
+    ax = plots.density(posterior(), draws(), size=5,
+                       approximations={"wide": (np.zeros(3), 400 * np.eye(3))})
+    assert ax.get_xlim()[1] > 40
+    assert ax.get_xlim()[0] < -40
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("approximation", "message"), [
+    ((np.zeros(2), np.eye(3)), r"approximations\['q'\]: expected shapes \(3,\) and \(3, 3\), got"),
+    ((np.zeros(3), -np.eye(3)), "expected a positive definite covariance, got another"),
+    ((np.zeros(3),), r"expected a pair \(mean, covariance\), got 1 things"),
+    (lambda z: np.zeros(2), "expected one log density for each of 25 points, got shape .2,."),
+])
+def test_approximations_that_do_not_fit(approximation, message):
+    with pytest.raises(InputError, match=message):
+        plots.density(posterior(), size=5, approximations={"q": approximation})
+    with pytest.raises(InputTypeError, match="expected a pair .* or an object with log_prob"):
+        plots.density(posterior(), size=5, approximations={"q": 3.0})
+
+
+def test_bands_draw_the_curves_of_some_draws():
+    predictive, _ = regression(s=5)
+    lines = plots.bands(predictive, X, curves=3).lines[:3]
+    for line, s in zip(lines, (0, 2, 4), strict=True):
+        np.testing.assert_allclose(line.get_ydata(), predictive.outputs[s, :, 0])
+
+
+def test_spectra_sort_by_magnitude_and_mark_what_is_negative():
+    ax = plots.spectra({"Hessian": [1.0, -4.0, 0.0, 1e-9, 2.0]})
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), [4, 2, 1])
+    np.testing.assert_allclose(ax.lines[2].get_xydata(), [[1, 4]])
+    assert ax.lines[2].get_markerfacecolor() == "white"
+    assert ax.get_legend().get_texts()[-1].get_text() == "negative"
+    share = plots.spectra({"Hessian": [3.0, 1.0]}, share=True)
+    np.testing.assert_allclose(share.lines[0].get_ydata(), [0.75, 0.25])
+
+
+def test_spectra_take_a_trajectory_and_show_residuals():
+    recorder = TrajectoryRecorder()
+    for seed in range(4):
+        recorder.update(torch.randn(9, generator=generator(seed)))
+    ax = plots.spectra({"trajectory": recorder})
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), recorder.singular_values[:3] ** 2)
+    segments = plots.spectra({"Hessian": PAIRS}).collections[0].get_segments()
+    np.testing.assert_allclose([s[:, 1] for s in segments], [[8.9, 9.1], [3.8, 4.2], [1e-3, 3]])
+
+
+def test_spectral_density_counts_all_eigenvalues():
+    ax = plots.spectral_density({"Hessian": NODES})
+    x, y = ax.lines[0].get_xydata().T
+    count = (np.diff(np.arcsinh(x / (1e-4 * 90))) * (y[1:] + y[:-1]) / 2).sum()
+    assert count == pytest.approx(10, rel=0.02)
+
+
+def test_temperatures_are_means_and_spreads_of_runs():
+    ax = plots.temperatures(RUNS)
+    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[1, -1.1], [10, -0.9]])
+    assert ax.get_legend().get_texts()[0].get_text() == "mean of 2 runs, ± standard deviation"
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: plots.spectra({"a": [0.0]}), r"spectra\['a'\]: expected eigenvalues other than 0"),
+    (lambda: plots.temperatures(RUNS, "rmse"), "table: expected columns 'temperature' and 'rmse'"),
+    (lambda: plots.temperatures(RUNS.assign(temperature=0.0)), "temperatures above 0, got 0.0"),
+    (lambda: plots.bands(regression()[0], X, curves=-1), "curves: expected a whole number"),
+])
+def test_spectra_and_temperatures_that_are_none(call, message):
     with pytest.raises(InputError, match=message):
         call()
 

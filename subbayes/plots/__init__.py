@@ -8,8 +8,9 @@ from subbayes.plots.calibration import calibration, doubt, pit, reliability
 from subbayes.plots.chains import autocorrelation, ess, ranks, trace
 from subbayes.plots.density import density, surface
 from subbayes.plots.low_loss import curve
-from subbayes.plots.methods import scores, temperature
+from subbayes.plots.methods import scores, temperature, temperatures
 from subbayes.plots.predictions import bands, intervals
+from subbayes.plots.spectra import spectra, spectral_density
 from subbayes.plots.style import grid, png, save
 from subbayes.plots.training import curves, spectrum
 
@@ -30,8 +31,11 @@ __all__ = [
     "reliability",
     "save",
     "scores",
+    "spectra",
+    "spectral_density",
     "spectrum",
     "surface",
     "temperature",
+    "temperatures",
     "trace",
 ]

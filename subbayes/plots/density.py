@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from subbayes.checks import check_count, fail
 from subbayes.draws import Draws
-from subbayes.plots.style import INK, ORANGE, labelled, legend, new_axes
+from subbayes.plots.approximations import ellipse, gaussian, outlines
+from subbayes.plots.style import GREEN, INK, ORANGE, PURPLE, RED, labelled, legend, new_axes
 from subbayes.posterior import Posterior
 
 __all__ = ["density", "surface"]
 
+_MARKS = ((ORANGE, "o"), (PURPLE, "^"), (GREEN, "s"), (RED, "D"))
 _AT_ONCE = 64  # points in one batched evaluation
 
 
@@ -65,9 +72,11 @@ def _values(posterior: Posterior, z: Float[np.ndarray, "S k"]) -> Float[np.ndarr
 
 def density(
     posterior: Posterior,
-    draws: Draws | None = None,
+    draws: Draws | Mapping[str, Draws] | None = None,
     *,
+    approximations: Mapping[str, Any] | None = None,
     axes: tuple[int, int] = (0, 1),
+    spans: tuple[tuple[float, float], tuple[float, float]] | None = None,
     size: int = 41,
     n_draws: int = 800,
     ax: Axes | None = None,
@@ -81,17 +90,23 @@ def density(
 
     Args:
         posterior: the posterior.
-        draws: draws from it; without them the slice goes through the shift, two prior
-            standard deviations each way.
+        draws: draws from it, or those of several engines by name; without them the slice goes
+            through the shift, two prior standard deviations each way.
+        approximations: by name: a pair (mean, covariance) or `Draws`, whose Gaussian is drawn
+            as an ellipse at two standard deviations of its marginal; or an object with
+            `log_prob`, drawn as the contour two nats below the maximum of its slice.
         axes: which two coordinates.
+        spans: what to show of each, as (low, high); by default the draws and the ellipses.
         size: grid points along each axis; costs size² evaluations of the density.
-        n_draws: how many of the draws to show.
+        n_draws: how many of the draws to show, of each engine.
         ax: axes to draw on.
 
     Raises:
-        InputError: coordinates the posterior does not have, or draws of another rank.
+        InputError: coordinates the posterior does not have, or draws and approximations of
+            another rank.
 
-    Source: figure 2 of Izmailov et al. (2019), "Subspace inference for Bayesian deep learning".
+    Source: figures 2, 5 and 9 of Izmailov et al. (2019), "Subspace inference for Bayesian deep
+    learning".
 
     Example:
         >>> import torch, subbayes
@@ -99,33 +114,52 @@ def density(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> posterior = Posterior(net, subbayes.Gaussian(1.0), data,
         ...                       subbayes.FullSubspace(net.weights))
-        >>> density(posterior, size=9).get_xlabel()
+        >>> narrow = np.zeros(2), 0.04 * np.eye(2)
+        >>> density(posterior, approximations={"a guess": narrow}, size=9).get_xlabel()
         'z[0]'
     """
     i, j = _check_axes(axes, posterior.rank)
     check_count("size", size, 3)
-    if draws is not None and draws.rank != posterior.rank:
-        fail("draws", f"rank {posterior.rank}, as the posterior has", draws.rank)
-    center, spans = _window(posterior, draws, (i, j))
-    first, second = (np.linspace(*span, size) for span in spans)
+    named = draws if isinstance(draws, Mapping) else {} if draws is None else {"draws": draws}
+    for name, group in named.items():
+        if group.rank != posterior.rank:
+            fail(name, f"rank {posterior.rank}, as the posterior has", group.rank)
+    shapes = dict(approximations or {})
+    outside = [ellipse(moments, (i, j)) for name, one in shapes.items()
+               if (moments := gaussian(name, one, posterior.rank)) is not None]
+    center, window = _window(posterior, list(named.values()), (i, j), outside)
+    first, second = (np.linspace(*span, size) for span in spans or window)
     values = surface(posterior, first, second, (i, j), center)
-    below = values.max() - values
     ax = new_axes(ax, width=5.6, height=4.4)
-    _contours(ax, first, second, below)
-    if draws is not None:
-        flat = draws.flat(n_draws)
-        ax.plot(flat[:, i], flat[:, j], "o", color=ORANGE, markersize=2.8, alpha=0.8,
-                markeredgewidth=0, label="draws")
-    ax.plot(*center[[i, j]], "X", color=INK, markersize=8, markeredgecolor="white",
-            label="shift" if draws is None else "mean of the draws")
-    if draws is not None and _inside(0.0, spans[0]) and _inside(0.0, spans[1]):
-        ax.plot(0, 0, "P", color="white", markeredgecolor=INK, markersize=7,
-                label="shift (z = 0)")
+    _contours(ax, first, second, values.max() - values)
+    entries = _draws(ax, named, (i, j), n_draws)
+    entries += outlines(ax, shapes, first, second, (i, j), center)
+    if not named or len(named) == 1:
+        entries += ax.plot(*center[[i, j]], "X", color=INK, markersize=8, linestyle="",
+                           markeredgecolor="white",
+                           label="mean of the draws" if named else "shift")
+    if named and first[0] < 0 < first[-1] and second[0] < 0 < second[-1]:
+        entries += ax.plot(0, 0, "P", color="white", markeredgecolor=INK, markersize=7,
+                           linestyle="", label="shift (z = 0)")
     ax.set_xlim(first[0], first[-1])
     ax.set_ylim(second[0], second[-1])
     ax.grid(False)
-    legend(labelled(ax, f"z[{i}]", f"z[{j}]"), columns=3)
+    legend(labelled(ax, f"z[{i}]", f"z[{j}]"), columns=3, handles=entries)
     return ax
+
+
+def _draws(
+    ax: Axes, named: Mapping[str, Draws], axes: tuple[int, int], n_draws: int
+) -> list[Line2D]:
+    """Points of each engine, in colours and shapes of their own."""
+    entries = []
+    for (name, group), (color, marker) in zip(named.items(), cycle(_MARKS), strict=False):
+        flat = group.flat(n_draws)
+        ax.plot(flat[:, axes[0]], flat[:, axes[1]], marker, color=color, markersize=2.8,
+                alpha=0.8, markeredgewidth=0)
+        entries.append(Line2D([], [], marker=marker, color=color, linestyle="", markersize=5,
+                              label=name))
+    return entries
 
 
 def _check_axes(axes: tuple[int, int], rank: int) -> tuple[int, int]:
@@ -138,24 +172,26 @@ def _check_axes(axes: tuple[int, int], rank: int) -> tuple[int, int]:
 
 
 def _window(
-    posterior: Posterior, draws: Draws | None, axes: tuple[int, int]
+    posterior: Posterior,
+    draws: Sequence[Draws],
+    axes: tuple[int, int],
+    outside: Sequence[Float[np.ndarray, "n 2"]],
 ) -> tuple[Float[np.ndarray, "k"], list[tuple[float, float]]]:
-    """Where the slice goes through, and what to show of it: the draws and a margin."""
-    if draws is None:
+    """Where the slice goes through, and what to show of it: draws, outlines and a margin."""
+    if not draws:
         covariance = posterior.prior.from_standard(np.eye(posterior.rank))
         spread = 2 * np.sqrt((covariance**2).sum(0))
         return np.zeros(posterior.rank), [(-float(spread[i]), float(spread[i])) for i in axes]
-    flat = draws.flat()
+    flat = np.concatenate([group.flat() for group in draws])
     spans = []
-    for i in axes:
-        low, high = np.quantile(flat[:, i], [0.002, 0.998])
+    for place, i in enumerate(axes):
+        ends = [np.quantile(group.flat()[:, i], [0.002, 0.998]) for group in draws]
+        low, high = np.min(ends), np.max(ends)
         pad = 0.25 * (high - low) or 1.0
-        spans.append((float(low - pad), float(high + pad)))
+        shown = [points[:, place] for points in outside]
+        spans.append((float(min([low - pad, *(1.02 * p.min() - 0.02 * p.max() for p in shown)])),
+                      float(max([high + pad, *(1.02 * p.max() - 0.02 * p.min() for p in shown)]))))
     return flat.mean(0), spans
-
-
-def _inside(value: float, span: tuple[float, float]) -> bool:
-    return span[0] < value < span[1]
 
 
 def _contours(

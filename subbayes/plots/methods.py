@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from subbayes.checks import fail
 from subbayes.plots.style import (
     BLUE,
+    COLORS,
     GREY,
     ORANGE,
     RED,
@@ -27,7 +29,7 @@ from subbayes.tempering import TemperatureChoice
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["NAMES", "scores", "temperature"]
+__all__ = ["NAMES", "scores", "temperature", "temperatures"]
 
 NAMES = {
     "log_likelihood": ("log-likelihood (nats per row)", "higher is better"),
@@ -148,6 +150,61 @@ def temperature(
     ax.set_xticks(choice.temperatures, [f"{t:g}" for t in choice.temperatures])
     ax.minorticks_off()
     legend(labelled(ax, "temperature T", "log-likelihood\n(nats per observation)"))
+    return ax
+
+
+def temperatures(
+    table: pd.DataFrame,
+    score: str = "log_likelihood",
+    *,
+    chosen: float | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """A test score against the temperature, with the spread over runs.
+
+    Args:
+        table: one row per run, with columns "temperature" and `score`; rows of one temperature
+            are runs of it, of which mean and standard deviation are drawn. A column "method"
+            gives a line to each method.
+        score: which score.
+        chosen: mark the temperature that was chosen.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: a table without these columns, or temperatures that are not above 0.
+
+    Source: figure 11 of Izmailov et al. (2019).
+
+    Example:
+        >>> import pandas as pd
+        >>> table = pd.DataFrame({"temperature": [1.0, 1.0, 10.0, 10.0],
+        ...                       "rmse": [0.5, 0.6, 0.4, 0.5]})
+        >>> temperatures(table, "rmse").get_xlabel()
+        'temperature T'
+    """
+    if score not in table.columns or "temperature" not in table.columns:
+        fail("table", f"columns 'temperature' and {score!r}", list(table.columns))
+    if not (table["temperature"] > 0).all():
+        fail("table", "temperatures above 0", table["temperature"].min())
+    ax = new_axes(ax)
+    groups = table.groupby("method", sort=False) if "method" in table.columns else [("", table)]
+    for (name, rows), color in zip(groups, cycle(COLORS), strict=False):
+        by = rows.groupby("temperature")[score]
+        middle, spread, runs = by.mean(), by.std().fillna(0.0), int(by.count().max())
+        ax.fill_between(middle.index, middle - spread, middle + spread, color=color, alpha=0.18,
+                        linewidth=0)
+        label = f"mean of {runs} runs, ± standard deviation" if runs > 1 else "one run"
+        ax.plot(middle.index, middle, "o-", color=color, linewidth=1.6, markersize=5,
+                label=str(name) or label)
+    if chosen is not None:
+        ax.axvline(chosen, color=GREY, linewidth=1, linestyle="--", label=f"chosen: T = {chosen:g}")
+    ax.set_xscale("log")
+    values = np.sort(table["temperature"].unique())
+    if len(values) <= 8:
+        ax.set_xticks(values, [f"{t:g}" for t in values])
+        ax.minorticks_off()
+    title, better = NAMES.get(score, (score, ""))
+    legend(labelled(ax, "temperature T", f"{title}\n{better}".strip()))
     return ax
 
 

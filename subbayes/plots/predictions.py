@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from subbayes.checks import check_choice, fail
+from subbayes.checks import check_choice, check_count, fail
 from subbayes.data import to_targets, to_tensor
 from subbayes.plots.style import BLUE, INK, RED, SKY, labelled, legend, limits, new_axes
 from subbayes.predictive import Predictive
@@ -24,6 +24,7 @@ def bands(
     *,
     data: tuple[Any, Any] | None = None,
     level: float = 0.95,
+    curves: int = 0,
     target: int = 0,
     names: tuple[str, str] = ("x", "y"),
     ax: Axes | None = None,
@@ -38,12 +39,15 @@ def bands(
         x: the input, shape (N,) or (N, 1), in any order.
         data: observations (x, y) to draw with it.
         level: probability of each band.
+        curves: also draw the curves of so many draws, evenly spaced among them.
         target: which target, if there are several.
         names: of the input and the target, with their units.
         ax: axes to draw on.
 
     Raises:
         InputError: predictions of classes, or inputs of other number or shape.
+
+    Source: figures 1, 3 and 8 of Izmailov et al. (2019).
 
     Example:
         >>> from subbayes import Gaussian
@@ -64,6 +68,10 @@ def bands(
         low, high = (part[order] for part in _of_means(predictive, level, target))
         ax.fill_between(place, low, high, color=BLUE, alpha=0.4, linewidth=0,
                         label=f"{percent} of curves (epistemic)")
+    if curves:
+        shown = np.stack([_column(one, target)[order] for one in _some_means(predictive, curves)])
+        lines = ax.plot(place, shown.T, color=BLUE, linewidth=0.7, alpha=0.6)
+        lines[0].set_label(f"{len(shown)} of the curves")
     ax.plot(place, mean, color=BLUE, linewidth=1.8, label="mean")
     if data is not None:
         seen = observed(data[1], target)
@@ -170,6 +178,14 @@ def _moments(
     """Mean and ends of the interval of one target."""
     lower, upper = predictive.interval(level)
     return (_column(predictive.mean, target), _column(lower, target), _column(upper, target))
+
+
+def _some_means(predictive: Predictive, n: int) -> np.ndarray:
+    """The means of n evenly spaced draws, shape (n, N, T)."""
+    rows = np.linspace(0, predictive.n_draws - 1, min(check_count("curves", n), predictive.n_draws))
+    index = torch.from_numpy(rows.round().astype(int))
+    outputs = predictive.outputs[index]
+    return predictive.likelihood.of_draws(index).mean(outputs).numpy()
 
 
 def _of_means(

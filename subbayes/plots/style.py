@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
@@ -88,16 +89,20 @@ def labelled(ax: Axes, x: str, y: str) -> Axes:
     return ax
 
 
-def legend(ax: Axes, columns: int = 2) -> None:
+def legend(ax: Axes, columns: int = 2, handles: Sequence[Artist] | None = None) -> None:
     """A legend above the axes, where it hides no data.
 
     Args:
         ax: the axes; without labelled artists there is no legend.
         columns: entries side by side.
+        handles: what to show; by default all labelled artists.
     """
-    if ax.get_legend_handles_labels()[1]:
-        ax.legend(loc="lower left", bbox_to_anchor=(0, 1.01), ncols=columns, frameon=False,
-                  fontsize=_LEGEND, borderaxespad=0.2, handlelength=1.6, columnspacing=1.4)
+    if handles is None:
+        handles = ax.get_legend_handles_labels()[0]
+    if handles:
+        ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=columns,
+                  frameon=False, fontsize=_LEGEND, borderaxespad=0.2, handlelength=1.6,
+                  columnspacing=1.4)
 
 
 def note(ax: Axes, text: str) -> None:

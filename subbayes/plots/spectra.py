@@ -1,0 +1,148 @@
+"""Spectra of the trajectory, the Hessian and the Fisher information, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from subbayes.checks import fail
+from subbayes.curvature.lanczos import Eigenpairs, SpectralDensity
+from subbayes.plots.style import COLORS, GREY, labelled, legend, new_axes
+from subbayes.subspaces.trajectory import TrajectoryRecorder
+
+__all__ = ["spectra", "spectral_density"]
+
+_MARKERS = "osD^v"
+_ROUNDING = 1e-7  # of the largest: what single precision leaves of a zero
+
+
+def spectra(
+    spectra: Mapping[str, Eigenpairs | TrajectoryRecorder | Sequence[float] | Any],
+    *,
+    share: bool = False,
+    ax: Axes | None = None,
+) -> Axes:
+    r"""Eigenvalues against their place, largest magnitude first, on a logarithmic axis.
+
+    Negative eigenvalues are hollow, at their magnitude. Lines show residual norms where they
+    are known (most are shorter than the marker). Values below 1e-7 of the largest, which single
+    precision does not tell from 0, are left out.
+
+    Args:
+        spectra: by name: `Eigenpairs`; the recorder of a trajectory, whose eigenvalues
+            $s_i^2$ are the variances along its principal directions; or numbers.
+        share: divide each by the sum of its magnitudes, to compare decays.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: a spectrum without values other than 0.
+
+    Source: figures 6 and 7 of Izmailov et al. (2019).
+
+    Example:
+        >>> spectra({"Hessian": [9.0, 4.0, -1.0], "Fisher": [8.0, 3.0]}).get_xlabel()
+        'eigenvalue'
+    """
+    ax = new_axes(ax)
+    hollow, longest = False, 1
+    for (name, one), color, marker in zip(spectra.items(), cycle(COLORS), cycle(_MARKERS),
+                                          strict=False):
+        values, residuals = _values(name, one)
+        size = np.abs(values)
+        scale = size.sum() if share else 1.0
+        place, below = np.arange(1, len(values) + 1), values < 0
+        ax.plot(place, size / scale, "-", color=color, linewidth=1, alpha=0.6)
+        for part, face in ((~below, color), (below, "white")):
+            ax.plot(place[part], size[part] / scale, marker, markersize=4.5, linestyle="",
+                    color=color, markerfacecolor=face, label=name if part is not below else None)
+        if residuals is not None:
+            low = np.maximum(size - residuals, 1e-3 * size)
+            ax.vlines(place, low / scale, (size + residuals) / scale, color=color, linewidth=1)
+        hollow, longest = hollow or bool(below.any()), max(longest, len(values))
+    ax.set_yscale("log")
+    ax.set_xlim(1 - 0.03 * longest, longest + 0.03 * longest)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles = list(ax.get_legend_handles_labels()[0])
+    if hollow:
+        handles.append(Line2D([], [], marker="o", markersize=4.5, color=GREY, linestyle="",
+                              markerfacecolor="white", label="negative"))
+    what = "share of the magnitudes shown" if share else "magnitude"
+    legend(labelled(ax, "eigenvalue", what), columns=3, handles=handles)
+    return ax
+
+
+def _values(name: str, one: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """Eigenvalues, largest magnitude first, and their residuals."""
+    residuals = None
+    if isinstance(one, Eigenpairs):
+        values, residuals = one.values, one.residuals
+    elif isinstance(one, TrajectoryRecorder):
+        values = one.singular_values.double().numpy() ** 2
+    else:
+        values = np.asarray(one, dtype=float)
+    order = np.argsort(-np.abs(values), kind="stable")
+    order = order[np.abs(values[order]) > _ROUNDING * np.abs(values).max(initial=0.0)]
+    if order.size == 0:
+        fail(f"spectra[{name!r}]", "eigenvalues other than 0", "none")
+    return values[order], None if residuals is None else residuals[order]
+
+
+def spectral_density(
+    densities: Mapping[str, SpectralDensity], *, width: float = 0.03, ax: Axes | None = None
+) -> Axes:
+    """How many eigenvalues there are of each size, on both sides of 0.
+
+    The axis is linear near 0 and logarithmic beyond; nodes are smoothed on that axis.
+
+    Args:
+        densities: by name, what `curvature.spectral_density` returns.
+        width: standard deviation of the smoothing, as a share of the axis.
+        ax: axes to draw on.
+
+    Source: Ghorbani, Krishnan and Xiao (2019), figure 1.
+
+    Example:
+        >>> one = SpectralDensity(np.array([-1.0, 5.0]), np.array([0.2, 0.8]), size=10)
+        >>> spectral_density({"Hessian": one}).get_xlabel()
+        'eigenvalue'
+    """
+    ax = new_axes(ax)
+    near = 1e-4 * max(float(np.abs(one.nodes).max()) for one in densities.values())
+    for (name, one), color in zip(densities.items(), cycle(COLORS), strict=False):
+        grid, count = _smoothed(one, near, width)
+        ax.fill_between(grid, 1e-3, np.maximum(count, 1e-3), color=color, alpha=0.18, linewidth=0)
+        ax.plot(grid, np.maximum(count, 1e-3), color=color, linewidth=1.6, label=name)
+    ax.set_xscale("symlog", linthresh=near, linscale=0.5)
+    ax.set_xticks(_ticks(ax.get_xlim(), near))
+    ax.minorticks_off()
+    ax.set_yscale("log")
+    ax.set_ylim(0.05, None)
+    legend(labelled(ax, "eigenvalue", "eigenvalues per unit of the axis"))
+    return ax
+
+
+def _ticks(limits: tuple[float, float], near: float) -> list[float]:
+    """0 and powers of ten on both sides, six at most of each, none close to 0."""
+    first = int(np.ceil(np.log10(near))) + 1
+    last = int(np.floor(np.log10(max(-limits[0], limits[1], 10.0**first))))
+    powers = 10.0 ** np.arange(first, last + 1, max(1, (last - first) // 5 + 1))
+    both = [*(-powers[::-1]), 0.0, *powers]
+    return [float(t) for t in both if limits[0] <= t <= limits[1]]
+
+
+def _smoothed(
+    one: SpectralDensity, near: float, width: float
+) -> tuple[Float[np.ndarray, "g"], Float[np.ndarray, "g"]]:
+    """Gaussians at the nodes, on the axis arcsinh(x / near)."""
+    at = np.arcsinh(one.nodes / near)
+    spread = max(width * float(np.ptp(at)), 0.1)
+    grid = np.linspace(at.min() - 4 * spread, at.max() + 4 * spread, 400)
+    bells = np.exp(-0.5 * ((grid[:, None] - at) / spread) ** 2) / (spread * np.sqrt(2 * np.pi))
+    return near * np.sinh(grid), one.size * (bells @ one.weights)
