@@ -40,6 +40,7 @@ _ROOMS = {
     "Training": "api",
     "TrajectoryRecorder": "subspaces.trajectory",
     "choose_temperature": "tempering",
+    "compare": "choice",
     "connect": "curve_training",
     "curve_losses": "subspaces.curves",
     "eigenvalues": "curvature",

@@ -36,6 +36,7 @@ __all__ = [
     "mcse_mean",
     "psis",
     "rhat",
+    "sum_se",
 ]
 
 Chains: TypeAlias = Float[np.ndarray, "k chains draws"]
@@ -427,21 +428,32 @@ def psis(
 
 
 def loo(
-    log_lik: Num[np.ndarray, "..."], reff: float | Float[np.ndarray, "N"] | None = None
+    log_lik: Num[np.ndarray, "..."],
+    reff: float | Float[np.ndarray, "N"] | None = None,
+    *,
+    temperature: float = 1.0,
+    log_weights: Float[np.ndarray, "S"] | None = None,
+    quiet: bool = False,
 ) -> LooResult:
     r"""Leave-one-out predictive density from the draws of one posterior, without refitting.
 
     $$\widehat{\mathrm{elpd}} = \sum_i \log \sum_s w_{is} \, p(y_i \mid z_s), \qquad
-      w_{is} \propto \mathrm{PSIS}\left(1 / p(y_i \mid z_s)\right).$$
+      w_{is} \propto \mathrm{PSIS}\left(\omega_s \, p(y_i \mid z_s)^{-1/T}\right).$$
 
-    The draws must come from the posterior whose likelihood this is (temperature 1), and a
-    warning is given for observations whose weights are too heavy-tailed to be trusted.
+    The draws must come from the posterior whose likelihood this is, or have weights $\omega_s$
+    that make them so, and a warning is given for observations whose weights are too heavy-tailed
+    to be trusted.
 
     Args:
         log_lik: log density of every observation under every draw, in nats, shape (S, N), or
             (chains, draws, N), from which each observation's relative efficiency is estimated.
         reff: relative efficiency ESS / S, one number or one per observation; by default 1 for
             (S, N), which treats the draws as independent.
+        temperature: T of the posterior the draws are of; the score is of the observations as they
+            are, at any T.
+        log_weights: $\log \omega_s$ up to a constant, shape (S,): posterior of interest over the
+            one that was sampled; by default all equal.
+        quiet: give no warning.
 
     Returns:
         The estimate with its parts; see `LooResult`.
@@ -464,18 +476,24 @@ def loo(
     if reff is None and log_lik.ndim == 2:
         reff = 1.0
     given = None if reff is None else _efficiency(reff, n)
+    base = np.zeros(n_draws) if log_weights is None else log_weights
+    if base.shape != (n_draws,):
+        fail("log_weights", f"one for each of {n_draws} draws", f"shape {base.shape}")
+    base = base - _logsumexp(base[None])
     pointwise, in_sample, pareto_k = np.empty(n), np.empty(n), np.empty(n)
     for block in blocks(n, n_draws):
         part = np.array(chains[:, :, block], dtype=np.float64)
         efficiency = _relative_efficiency(part) if given is None else given[block]
         columns = np.ascontiguousarray(part.reshape(n_draws, -1).T)
-        weights, pareto_k[block] = _smooth(-columns, _tail_lengths(n_draws, efficiency))
+        weights, pareto_k[block] = _smooth(
+            base - columns / temperature, _tail_lengths(n_draws, efficiency))
         pointwise[block] = _logsumexp(weights + columns)
-        in_sample[block] = _logsumexp(columns) - math.log(n_draws)
+        in_sample[block] = _logsumexp(base + columns)
     elpd = float(pointwise.sum())
-    result = LooResult(elpd, _sum_se(pointwise), float(in_sample.sum()) - elpd, pointwise,
+    result = LooResult(elpd, sum_se(pointwise), float(in_sample.sum()) - elpd, pointwise,
                        pareto_k, n_draws)
-    _warn_unreliable(result)
+    if not quiet:
+        _warn_unreliable(result)
     return result
 
 
@@ -512,7 +530,7 @@ def compare(results: dict[str, LooResult]) -> list[Comparison]:
     best = ranked[0][1]
     return [
         Comparison(name, one.elpd, one.se, one.elpd - best.elpd,
-                   _sum_se(one.pointwise - best.pointwise), one.p_loo, one.n_bad)
+                   sum_se(one.pointwise - best.pointwise), one.p_loo, one.n_bad)
         for name, one in ranked
     ]
 
@@ -636,8 +654,13 @@ def _logsumexp(x: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n"]:
     return np.log(np.exp(x - top).sum(axis=1)) + top[:, 0]
 
 
-def _sum_se(terms: Float[np.ndarray, "N"]) -> float:
-    """Standard error of a sum of N terms; one term has none."""
+def sum_se(terms: Float[np.ndarray, "N"]) -> float:
+    """Standard error of a sum of N terms; one term has none.
+
+    Example:
+        >>> sum_se(np.array([1.0, 3.0, 1.0, 3.0]))
+        2.0
+    """
     if len(terms) < 2:
         return math.nan
     return float(np.sqrt(len(terms) * terms.var()))

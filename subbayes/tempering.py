@@ -120,10 +120,9 @@ def choose_temperature(
 
 def _loo_terms(posterior: Posterior, draws: Draws) -> tuple[np.ndarray, float]:
     """Leave-one-out log predictive density of each observation, and the worst Pareto k."""
-    terms = posterior.pointwise(draws.flat())
-    weights, k = diagnostics.psis(-terms / posterior.temperature)
-    total = np.logaddexp.reduce(weights, axis=0)
-    return np.logaddexp.reduce(weights + terms, axis=0) - total, float(np.max(k))
+    found = diagnostics.loo(posterior.pointwise(draws.flat()), temperature=posterior.temperature,
+                            quiet=True)
+    return found.pointwise, float(found.pareto_k.max())
 
 
 def _validation_terms(posterior: Posterior, draws: Draws, data: Data) -> np.ndarray:
