@@ -93,17 +93,17 @@ class LogisticTwins(Toy):
         truth: the coordinates, drawn from the prior, that each data set was simulated with.
     """
 
-    def __init__(self, repeats: int, n: int = 12, copies: int = 1) -> None:
+    def __init__(self, repeats: int, n: int = 12) -> None:
         super().__init__(2)
         rng = np.random.default_rng(0)
-        x = rng.normal(size=(repeats, n, 2))
+        self.x = rng.normal(size=(repeats, n, 2))
         self.truth = rng.normal(size=(repeats, 2))
-        logits = np.einsum("cnk,ck->cn", x, self.truth)
-        y = (rng.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(float)
-        self.x, self.y = np.repeat(x, copies, 0), np.repeat(y, copies, 0)
+        logits = np.einsum("cnk,ck->cn", self.x, self.truth)
+        self.y = (rng.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(float)
 
     def likelihood(self, z):
-        """Of one point per data set, or of `copies` points per data set one after another."""
-        logits = np.einsum("cnk,ck->cn", self.x, z)
-        value = (self.y * logits - np.logaddexp(0, logits)).sum(1)
-        return value, np.einsum("cn,cnk->ck", self.y - 1 / (1 + np.exp(-logits)), self.x)
+        """Of one point per data set, or of several per data set one after another."""
+        x, y = (np.repeat(a, len(z) // len(self.x), 0) for a in (self.x, self.y))
+        logits = np.einsum("cnk,ck->cn", x, z)
+        value = (y * logits - np.logaddexp(0, logits)).sum(1)
+        return value, np.einsum("cn,cnk->ck", y - 1 / (1 + np.exp(-logits)), x)

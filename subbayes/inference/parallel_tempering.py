@@ -230,11 +230,12 @@ class ParallelTempering:
         self, posterior: Density, s: State, pair: Bool[np.ndarray, "chains gaps"], rngs: Rngs
     ) -> None:
         """Accept or refuse the exchanges of `pair`."""
-        coins, used = refilled(s.coins, s.n_coins, _AHEAD, lambda rng, shape: rng.random(shape),
-                               rngs)
-        s.coins[:] = coins
-        u = coins[np.arange(len(used)), used]
-        s.n_coins[:] = used + pair.any(1)
+        rows = pair.any(1).nonzero()[0]  # others draw nothing: their streams are their own
+        coins, used = refilled(s.coins[rows], s.n_coins[rows], _AHEAD,
+                               lambda rng, shape: rng.random(shape), [rngs[c] for c in rows])
+        s.coins[rows], s.n_coins[rows] = coins, used + 1
+        u = np.ones(pair.shape)
+        u[rows] = coins[np.arange(len(rows)), used]
         # On the prior's rung l may be minus infinity: the other is finite, and the answer is no.
         gap = (s.beta[:, :-1] - s.beta[:, 1:]) / posterior.temperature
         with np.errstate(over="ignore", invalid="ignore"):
@@ -268,11 +269,7 @@ class ParallelTempering:
             s.round[c] = s.round[c, 0]
         for counter in (s.spent, s.made, s.idle, s.tried, s.refused, s.trips):
             counter[rows] = 0
-        powers = _Powers(posterior, s.beta.reshape(-1) / posterior.temperature)
-        flat = _flat(s, powers)
-        fresh = np.repeat(np.isin(np.arange(len(finished)), rows), self.rungs)
-        moved = elliptical_slice.next_angles(powers, flat, fresh, _shared(rngs, self.rungs))
-        _put(s, only_where(fresh, moved, flat))
+        _begin_anew(posterior, s, rows, rngs)
 
 
 def _shared(rngs: Rngs, rungs: int) -> Rngs:
@@ -293,6 +290,18 @@ def _flat(s: State, powers: _Powers) -> elliptical_slice.State:
     return elliptical_slice.State(
         z=rows(s.points), log_likelihood=_powered(powers.power, rows(s.log_likelihood)),
         **{name: rows(getattr(s, name)) for name in _SEARCH})
+
+
+def _begin_anew(posterior: Density, s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> None:
+    """New ellipses and heights for all rungs of some ladders, whose powers have changed."""
+    part = State(**{name: array[rows] for name, array in vars(s).items()})
+    powers = _Powers(posterior, part.beta.reshape(-1) / posterior.temperature)
+    fresh = np.ones(part.beta.size, dtype=bool)
+    moved = elliptical_slice.next_angles(
+        powers, _flat(part, powers), fresh, _shared([rngs[c] for c in rows], s.beta.shape[1]))
+    _put(part, moved)
+    for name in _SEARCH:
+        getattr(s, name)[rows] = getattr(part, name)
 
 
 def _put(s: State, flat: elliptical_slice.State) -> None:

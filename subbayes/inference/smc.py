@@ -286,9 +286,10 @@ def smc(
     Returns:
         Draws of equal weight with the stat "log_likelihood" (at temperature 1); meta has
         "log_evidence" (of the tempered posterior: the log of the mean of the groups' estimates,
-        which but for adaptation are unbiased), its standard error over groups "log_evidence_se" (None for one group), and per
-        group "log_evidences", "stages" (temperatures passed through) and "moves" (steps in all),
-        and "acceptance" (the least of any stage) and "density_evaluations" of all together.
+        which but for adaptation are unbiased) and its standard error over groups
+        "log_evidence_se" (None for one group); per group "log_evidences", "stages" (temperatures
+        passed through) and "moves" (steps in all); and of all together "acceptance" (the least of
+        any stage) and "density_evaluations".
 
     Raises:
         InputError: a log-likelihood that is minus infinity at all draws from the prior.
