@@ -11,6 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _ROOMS = {
+    "Approximation": "inference.variational",
     "Bernoulli": "likelihoods",
     "Categorical": "likelihoods",
     "CoordinateSubspace": "subspace",
@@ -55,6 +56,8 @@ _ROOMS = {
     "train": "training",
     "train_curve": "curve_training",
     "train_many": "training_many",
+    "variational": "inference.variational",
+    "variational_fit": "inference.variational",
 }
 
 __all__ = ["__version__", *sorted(_ROOMS)]

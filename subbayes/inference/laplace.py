@@ -12,18 +12,20 @@ backpropagation networks*; Tierney & Kadane (1986).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float
 
-from subbayes import diagnostics
 from subbayes.checks import check_count, fail
 from subbayes.draws import Draws
 from subbayes.inference.hamiltonian import GradientDensity
+from subbayes.inference.importance import weighed
 from subbayes.progress import bar
 
-__all__ = ["laplace"]
+__all__ = ["climb", "laplace"]
 
+ValueAndGrad = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 _AT_ONCE = 64
 _STEP = 0.05  # of a posterior standard deviation
 
@@ -75,11 +77,11 @@ def laplace(
     started = time.perf_counter()
     rng = np.random.default_rng(seed)
     k = posterior.rank
-    with bar(starts + 2, "Laplace approximation", progress, "steps") as steps:
+    with bar(starts + 1, "Laplace approximation", progress, "steps") as steps:
         points = [np.zeros(k), *(posterior.prior.sample((k,), rng) for _ in range(starts - 1))]
         modes = []
         for point in points:
-            modes.append(_climb(posterior, point))
+            modes.append(climb(posterior.value_and_grad, point))
             steps.update(1)
         height, mode = max(modes, key=lambda pair: pair[0])
         if not np.isfinite(height):
@@ -89,39 +91,37 @@ def laplace(
         steps.update(1)
         eps = rng.standard_normal((chains, draws, k))
         z = mode + eps @ factor.T
-        rows = z.reshape(-1, k)
-        value = np.concatenate([posterior.value_and_grad(rows[i:i + _AT_ONCE])[0]
-                                for i in range(0, len(rows), _AT_ONCE)])
-        steps.update(1)
     log_volume = float(np.linalg.slogdet(factor)[1])
     log_q = -0.5 * (eps**2).sum(-1) - 0.5 * k * np.log(2 * np.pi) - log_volume
     gradient = posterior.value_and_grad(mode[None])[1][0]
-    ratios = np.maximum(value - log_q.reshape(-1), -1e300)[:, None]
-    return Draws(z, {"log_density": value.reshape(chains, draws), "log_q": log_q}, {
+    found = weighed(posterior, z, log_q, {
         "sampler": "laplace", "seed": seed, "temperature": posterior.temperature,
         "mode": mode.tolist(), "covariance": (factor @ factor.T).tolist(),
         "log_evidence": height + 0.5 * k * float(np.log(2 * np.pi)) + log_volume,
-        "gradient": float(np.abs(factor.T @ gradient).max()),
-        "pareto_k": float(diagnostics.psis(ratios)[1][0]) if len(rows) >= 25 else float("nan"),
-        "seconds": time.perf_counter() - started})
+        "gradient": float(np.abs(factor.T @ gradient).max())})
+    found.meta["seconds"] = time.perf_counter() - started
+    return found
 
 
-def _climb(
-    posterior: GradientDensity, start: Float[np.ndarray, "k"]
+def climb(
+    value_and_grad: ValueAndGrad, start: Float[np.ndarray, "k"], iterations: int = 1000
 ) -> tuple[float, Float[np.ndarray, "k"]]:
-    """The log density and the place of the maximum that L-BFGS reaches from a start."""
+    """The log density and the place of the maximum that L-BFGS reaches from a start.
+
+    Minus infinity and the start itself where the density is not finite there.
+    """
     from scipy.optimize import minimize
 
     def descent(z: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = posterior.value_and_grad(z[None])
+        value, gradient = value_and_grad(z[None])
         if not (np.isfinite(value[0]) and np.isfinite(gradient).all()):
             return 1e300, np.zeros_like(z)
         return -float(value[0]), -gradient[0]
 
-    if not np.isfinite(posterior.value_and_grad(start[None])[0][0]):
+    if not np.isfinite(value_and_grad(start[None])[0][0]):
         return -np.inf, start
     found = minimize(descent, start, jac=True, method="L-BFGS-B",
-                     options={"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-8})
+                     options={"maxiter": iterations, "ftol": 1e-14, "gtol": 1e-8})
     return -float(found.fun), np.asarray(found.x, dtype=np.float64)
 
 

@@ -1,0 +1,156 @@
+r"""Gaussian approximations of a posterior, and how they climb its ELBO.
+
+Steps are taken in the frame of the approximation itself: $\delta$ moves the mean by so many
+standard deviations, $T$ stretches the factor by so many of its own lengths,
+
+$$ m \leftarrow m + L \delta, \qquad L \leftarrow L \, e^{T} \text{ (diagonal)}, \quad
+   L (I + T) \text{ (below it)}, $$
+
+so that a learning rate means the same on every scale of the posterior. With $z = m + L\epsilon$
+the path derivatives of $\log p - \log q$ ("sticking the landing", Roeder et al. 2017) are
+
+$$ \nabla_\delta = a, \qquad \nabla_T = \mathrm{tril}(a \epsilon^\top), \qquad
+   a = L^\top \nabla_z \log p_T(z \mid D) + \epsilon, $$
+
+without any noise where q is the posterior.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+__all__ = ["FullRank", "MeanField", "Placed"]
+
+Rows = Float[np.ndarray, "S k"]
+Pull = Callable[[Rows], Float[np.ndarray, "p"]]
+Placed = tuple[Rows, Float[np.ndarray, "S"], Pull]
+
+
+@dataclass(frozen=True)
+class MeanField:
+    r"""$N(m, \mathrm{diag}(s^2))$.
+
+    Attributes:
+        mean: m, shape (k,).
+        sd: s, shape (k,).
+    """
+
+    mean: Float[np.ndarray, "k"]
+    sd: Float[np.ndarray, "k"]
+
+    @property
+    def rank(self) -> int:
+        """Number of coordinates k."""
+        return len(self.mean)
+
+    def log_prob(self, z: Rows) -> Float[np.ndarray, "S"]:
+        """Log density of coordinates (S, k)."""
+        return self._log_prob((z - self.mean) / self.sd)
+
+    def _log_prob(self, eps: Rows) -> Float[np.ndarray, "S"]:
+        return _standard(eps) - float(np.log(self.sd).sum())
+
+    def place(self, eps: Rows) -> Placed:
+        """z at standard normal draws, log q there, and what turns slopes into an ascent step."""
+        def pull(slope: Rows) -> Float[np.ndarray, "p"]:
+            a = slope * self.sd + eps
+            return np.concatenate([a.mean(0), (a * eps).mean(0)])
+
+        return self.mean + self.sd * eps, self._log_prob(eps), pull
+
+    def moved(self, step: Float[np.ndarray, "p"]) -> MeanField:
+        r"""After a step $(\delta, \log$ stretch$)$."""
+        delta, stretch = np.split(step, 2)
+        return MeanField(self.mean + self.sd * delta, self.sd * np.exp(stretch))
+
+    def numbers(self) -> Float[np.ndarray, "p"]:
+        """What iterates are averaged over."""
+        return np.concatenate([self.mean, self.sd])
+
+    def like(self, numbers: Float[np.ndarray, "p"]) -> MeanField:
+        """The inverse of `numbers`."""
+        mean, sd = np.split(numbers, 2)
+        return MeanField(mean, sd)
+
+
+@dataclass(frozen=True)
+class FullRank:
+    r"""$N(m, LL^\top)$.
+
+    Attributes:
+        mean: m, shape (k,).
+        factor: L, lower triangular with a positive diagonal, shape (k, k).
+    """
+
+    mean: Float[np.ndarray, "k"]
+    factor: Float[np.ndarray, "k k"]
+
+    @classmethod
+    def of(cls, other: MeanField) -> FullRank:
+        """The same Gaussian."""
+        return cls(other.mean, np.diag(other.sd))
+
+    @property
+    def rank(self) -> int:
+        """Number of coordinates k."""
+        return len(self.mean)
+
+    def covariance(self) -> Float[np.ndarray, "k k"]:
+        r"""$LL^\top$."""
+        return self.factor @ self.factor.T
+
+    def log_volume(self) -> float:
+        r"""$\log \det L$."""
+        return float(np.log(np.diag(self.factor)).sum())
+
+    def log_prob(self, z: Rows) -> Float[np.ndarray, "S"]:
+        """Log density of coordinates (S, k)."""
+        return _standard(self.centred(z)) - self.log_volume()
+
+    def centred(self, z: Rows) -> Rows:
+        """$L^{-1}(z - m)$."""
+        from scipy.linalg import solve_triangular
+
+        return solve_triangular(self.factor, (z - self.mean).T, lower=True).T
+
+    def pushed(self, eps: Rows) -> Rows:
+        r"""$m + L\epsilon$."""
+        return self.mean + eps @ self.factor.T
+
+    def place(self, eps: Rows) -> Placed:
+        """z at standard normal draws, log q there, and what turns slopes into an ascent step."""
+        def pull(slope: Rows) -> Float[np.ndarray, "p"]:
+            a = slope @ self.factor + eps
+            stretch = a.T @ eps / len(eps)
+            return np.concatenate([a.mean(0), stretch[np.tril_indices(self.rank)]])
+
+        return self.pushed(eps), _standard(eps) - self.log_volume(), pull
+
+    def moved(self, step: Float[np.ndarray, "p"]) -> FullRank:
+        r"""After a step $(\delta, T)$."""
+        k = self.rank
+        stretch = np.zeros((k, k))
+        stretch[np.tril_indices(k)] = step[k:]
+        stretch[np.diag_indices(k)] = np.exp(np.diag(stretch))
+        return FullRank(self.mean + self.factor @ step[:k], self.factor @ stretch)
+
+    def numbers(self) -> Float[np.ndarray, "p"]:
+        """What iterates are averaged over."""
+        return np.concatenate([self.mean, self.factor[np.tril_indices(self.rank)]])
+
+    def like(self, numbers: Float[np.ndarray, "p"]) -> FullRank:
+        """The inverse of `numbers`."""
+        k = self.rank
+        factor = np.zeros((k, k))
+        factor[np.tril_indices(k)] = numbers[k:]
+        return FullRank(numbers[:k].copy(), factor)
+
+
+def _standard(eps: Rows) -> Float[np.ndarray, "S"]:
+    """Log density of a standard normal."""
+    return -0.5 * (eps**2).sum(-1) - 0.5 * eps.shape[-1] * math.log(2 * math.pi)

@@ -1,0 +1,62 @@
+"""Independent draws of an approximation, weighed against the posterior they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from subbayes import diagnostics
+from subbayes.draws import Draws
+from subbayes.inference.chains import Density
+
+__all__ = ["evidence", "weighed"]
+
+_AT_ONCE = 64
+_LEAST = 25  # draws for a Pareto fit
+
+
+def weighed(
+    posterior: Density,
+    z: Float[np.ndarray, "chains draws k"],
+    log_q: Float[np.ndarray, "chains draws"],
+    meta: Mapping[str, Any],
+) -> Draws:
+    """Draws with stats "log_density" and "log_q", and "pareto_k" of their ratios in meta.
+
+    Args:
+        posterior: the density.
+        z: independent draws of the approximation.
+        log_q: the normalised log density of the approximation there.
+        meta: more facts.
+    """
+    rows = z.reshape(-1, z.shape[-1])
+    likelihood = np.concatenate([posterior.log_likelihood(rows[i:i + _AT_ONCE])
+                                 for i in range(0, len(rows), _AT_ONCE)])
+    value = likelihood / posterior.temperature + posterior.prior.log_prob(rows)
+    ratios = np.maximum(value - log_q.reshape(-1), -1e300)[:, None]
+    tail = float(diagnostics.psis(ratios)[1][0]) if len(rows) >= _LEAST else float("nan")
+    stats = {"log_density": value.reshape(log_q.shape), "log_q": log_q}
+    return Draws(z, stats, {**meta, "pareto_k": tail})
+
+
+def evidence(log_ratios: Float[np.ndarray, "S"]) -> tuple[float, float]:
+    r"""Log of the mean ratio and its standard error, by the delta method.
+
+    $$ \log p_T(D) \approx \log \tfrac1S \sum_s \frac{p_T(D, z_s)}{q(z_s)}, \qquad z_s \sim q . $$
+
+    Args:
+        log_ratios: $\log p_T(D, z_s) - \log q(z_s)$.
+
+    Example:
+        >>> evidence(np.log(np.array([1.0, 3.0])))
+        (0.6931471805599453, 0.35355339059327373)
+    """
+    top = float(log_ratios.max())
+    if not np.isfinite(top):
+        return top, float("nan")
+    ratios = np.exp(log_ratios - top)
+    mean = float(ratios.mean())
+    return top + float(np.log(mean)), float(ratios.std() / mean / np.sqrt(len(ratios)))
