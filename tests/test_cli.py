@@ -215,6 +215,38 @@ def test_compare_prints_one_table(call, files, tmp_path, monkeypatch):
     assert found["settings"]["n_train"] == 48
 
 
+def test_compare_ranks_saved_models(call, refused, files, tmp_path):
+    people = files / "people.csv"
+    other = tmp_path / "hot"
+    assert call("fit", people, "--target", "income", "--ignore", "rich", "--ignore", "visits",
+                "--out", other, *SMALL, "--temperature", "50", "--quiet")[0] == 0
+    words = ["compare", people, files / "income", other]
+    code, out, err = call(*words, "--out", tmp_path / "ranks.csv")
+    assert code == 0
+    assert f"warning: {other}: " in err
+    assert re.match(r" +elpd +difference +p_loo +bad k +log evidence\n", out)
+    assert re.search(rf"{other} +-\d+\.\d ± \d", out)
+    assert sorted(pd.read_csv(tmp_path / "ranks.csv")["name"]) == sorted(map(str, words[2:]))
+    code, out, _ = call(*words, "--json", "--quiet")
+    found = json.loads(out)
+    assert found["n"] == 60
+    assert found["rows"][0]["difference"] == 0
+    assert {row["name"] for row in found["rows"]} == {str(w) for w in words[2:]}
+    assert {row["temperature"] for row in found["rows"]} >= {50.0}
+    refused(r"models\['.*visits'\]: expected the observations of .*", "compare", people,
+            files / "income", files / "visits")
+    refused("models: expected each folder once, .*", "compare", people, other, other)
+    refused("models: expected models that predict 'rich', got 'income' .*", *words, "--target",
+            "rich")
+    refused("model: expected a folder that `subbayes fit` wrote, .*", "compare", people, tmp_path)
+    held = tmp_path / "held"
+    assert call("fit", people, "--target", "income", "--ignore", "rich", "--out", held, *SMALL,
+                "--temperature", "validation", "--quiet")[0] == 0
+    refused("models: expected models fitted to all rows of the table, got one that held out .*",
+            "compare", people, held)
+    refused("Invalid value for '?--target'?: the column to predict.*", "compare", people)
+
+
 def test_report_is_one_html_file(call, files, tmp_path):
     pytest.importorskip("subbayes.report")
     code, out, _ = call("report", files / "income", files / "people.csv", "--train",

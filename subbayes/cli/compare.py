@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from subbayes.cli.compare_models import rank_models
 from subbayes.cli.console import Console, as_options, say
 from subbayes.cli.options import (
     DATA,
@@ -44,7 +45,6 @@ from subbayes.cli.options import (
     SwaEpochs,
     SwaLearningRate,
     Table,
-    Target,
     Temperature,
     Unknown,
     ValidationFraction,
@@ -68,7 +68,12 @@ _D = Settings()
 
 def compare(
     table: Table,
-    target: Target,
+    models: Annotated[list[Path] | None, typer.Argument(
+        help="Folders that `subbayes fit --out` wrote from TABLE: compare these, fit nothing.",
+        show_default=False)] = None,
+    target: Annotated[str | None, typer.Option(
+        help="Column to predict; needed without MODELS.", rich_help_panel=DATA,
+        show_default=False)] = None,
     methods: Annotated[str, typer.Option(
         help="Some of map, swa, swag, ensemble, mc-dropout, temperature-scaling, pca, random.",
         metavar="NAME,NAME,...")] = "map,swa,swag,ensemble,pca,random",
@@ -115,12 +120,23 @@ def compare(
 ) -> None:
     """Fit several methods to the same rows and score them on the same other rows.
 
+    With MODELS nothing is fitted: posteriors of TABLE are ranked by their expected log density of a
+    new row (PSIS leave-one-out, from the draws), with differences and standard errors, and by log
+    evidence where the engine knows it. Of the options only --separator, --out, --overwrite, --json
+    and --quiet count then.
+
     Columns: log-likelihood (mean over test rows, in nats; higher is better) and, for numbers and
     counts, RMSE, CRPS and coverage of the interval; for classes accuracy, Brier score, calibration
     error and AUROC; then seconds. mc-dropout needs --dropout above 0. temperature-scaling and
     --temperature validation hold out --validation-fraction of the training rows.
     """
     console = Console(as_json, quiet)
+    if models:
+        rank_models(table, models, target, separator, out, overwrite, console)
+        return
+    if target is None:
+        raise typer.BadParameter("the column to predict, or folders of models",
+                                 param_hint="--target")
     settings = make_settings(
         hidden=hidden, activation=activation, likelihood=likelihood, temperature=temperature,
         prior_scale=prior_scale, dropout=dropout, epochs=epochs, learning_rate=learning_rate,
