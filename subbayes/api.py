@@ -47,6 +47,9 @@ ENGINES = {
     "elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice",
     "nuts": "subbayes.inference.nuts:nuts",
     "hmc": "subbayes.inference.hmc:hmc",
+    "slice": "subbayes.inference.slice_sampling:slice_sampling",
+    "parallel-tempering": "subbayes.inference.parallel_tempering:parallel_tempering",
+    "smc": "subbayes.inference.smc:smc",
     "laplace": "subbayes.inference.laplace:laplace",
 }
 RANK = 5

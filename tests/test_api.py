@@ -38,7 +38,7 @@ from subbayes import (
     fit,
     load,
 )
-from subbayes.api import build_subspace, forget, train_trajectory
+from subbayes.api import ENGINES, build_subspace, forget, train_trajectory
 
 QUICK = Training(epochs=4, swa_epochs=6, batch_size=16, swa_learning_rate=1e-2)
 OPTIONS = dict(rank=2, draws=20, chains=3, training=QUICK, progress=False)
@@ -436,8 +436,8 @@ REFUSALS = {
                  "'full', got 'optimal'"),
     "subspace size": (dict(subspace=FullSubspace(torch.zeros(3))), "subspace: expected 26 "
                       "weights, as the network has, got 3"),
-    "inference": (dict(inference="gibbs"), "inference: expected one of 'elliptical-slice', 'nuts', "
-                  "'hmc', 'laplace', got 'gibbs'"),
+    "inference": (dict(inference="gibbs"), "inference: expected one of "
+                  + ", ".join(map(repr, ENGINES)) + ", got 'gibbs'"),
     "likelihood": (dict(likelihood="normal"), "likelihood: expected one of 'gaussian', "),
     "likelihood type": (dict(likelihood=3), "likelihood: expected a name or a Likelihood, got int"),
     "temperature": (dict(temperature=0.0), "temperature: expected a finite number above 0, got 0"),
@@ -567,7 +567,8 @@ def test_partial_is_named_as_an_engine():
 
 
 @pytest.mark.parametrize("subspace", ["pca", "random", "curve", "full"])
-@pytest.mark.parametrize("inference", ["elliptical-slice", "nuts", "hmc", "laplace"])
+@pytest.mark.parametrize("inference", [
+    "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc", "laplace"])
 def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(30, 2)

@@ -20,7 +20,8 @@ Task = StrEnum("Task", ["regression", "classification", "count"])
 Likelihood = StrEnum("Likelihood", ["heteroscedastic", "gaussian", "poisson", "categorical"])
 Unknown = StrEnum("Unknown", ["error", "ignore"])
 Missing = StrEnum("Missing", ["error", "impute"])
-InferenceName = StrEnum("InferenceName", ["elliptical-slice", "nuts", "hmc", "laplace"])
+InferenceName = StrEnum("InferenceName", [
+    "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc", "laplace"])
 INFERENCE = InferenceName(Settings.inference)
 Activation = StrEnum("Activation", ["relu", "tanh", "silu", "gelu"])
 
@@ -114,8 +115,8 @@ Temperature = Annotated[str, typer.Option(
     help="A number above 0 (1 is the posterior, more is wider); or loo, or validation, to choose "
     "it.", rich_help_panel=POSTERIOR, metavar="NUMBER|loo|validation")]
 Inference = Annotated[InferenceName, typer.Option(
-    help="The sampler: nuts and hmc follow gradients, elliptical-slice needs none, laplace is "
-    "a Gaussian at the mode.",
+    help="The sampler: nuts and hmc follow gradients, elliptical-slice and slice need none, "
+    "parallel-tempering and smc find modes far apart, laplace is a Gaussian at the mode.",
     rich_help_panel=POSTERIOR)]
 Draws = Annotated[int, typer.Option(help="Draws per chain.", rich_help_panel=POSTERIOR)]
 Chains = Annotated[int, typer.Option(help="Number of chains.", rich_help_panel=POSTERIOR)]

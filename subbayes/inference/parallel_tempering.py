@@ -257,7 +257,7 @@ class ParallelTempering:
     ) -> None:
         """At the end of a window, powers of equal exchange rates; then begin the ladder's moves."""
         ends = [*Schedule.of(self.warmup).ends, self.warmup]
-        rows = (finished & np.isin(s.count, ends)).nonzero()[0]
+        rows = np.flatnonzero(finished & np.isin(s.count, ends))
         if not rows.size:
             return
         for c in rows:
