@@ -230,7 +230,7 @@ class ParallelTempering:
         self, posterior: Density, s: State, pair: Bool[np.ndarray, "chains gaps"], rngs: Rngs
     ) -> None:
         """Accept or refuse the exchanges of `pair`."""
-        rows = pair.any(1).nonzero()[0]  # others draw nothing: their streams are their own
+        rows = np.flatnonzero(pair.any(1))  # others draw nothing: their streams are their own
         coins, used = refilled(s.coins[rows], s.n_coins[rows], _AHEAD,
                                lambda rng, shape: rng.random(shape), [rngs[c] for c in rows])
         s.coins[rows], s.n_coins[rows] = coins, used + 1
@@ -243,7 +243,7 @@ class ParallelTempering:
             chance = np.exp(np.minimum(log_ratio, 0.0))
         s.tried[:] += pair
         s.refused[:] += np.where(pair, 1 - chance, 0.0)
-        c, r = (pair & (u < chance)).nonzero()
+        c, r = np.nonzero(pair & (u < chance))
         before = _powered(s.beta / posterior.temperature, s.log_likelihood)
         for array in (s.points, s.log_likelihood, s.origin):
             array[c, r], array[c, r + 1] = array[c, r + 1], array[c, r].copy()
@@ -400,7 +400,7 @@ def parallel_tempering(
         draw, and of the run so far "swap_rate", "least_swap_rate" (of any pair), "round_trips",
         "barrier" (sum of refusals, $\Lambda$), "idle" and "log_evidence"; meta has
         "log_evidence" (of the tempered posterior, by bridge sampling between neighbouring rungs,
-        mean over ladders), its standard error "log_evidence_se" (None for one ladder),
+        mean over ladders), its standard error "log_evidence_error" (of several ladders),
         "swap_rate", "least_swap_rate", "barrier", "round_trips" and "idle".
 
     Raises:
@@ -422,9 +422,9 @@ def parallel_tempering(
               checkpoint_seconds=checkpoint_seconds, progress=progress)
     last = {name: values[:, -1] for name, values in out.stats.items()}
     evidence = last["log_evidence"]
-    return replace(out, meta=out.meta | {
+    error = {"log_evidence_error": float(evidence.std(ddof=1) / np.sqrt(chains))}
+    return replace(out, meta=out.meta | (error if chains > 1 else {}) | {
         "log_evidence": float(evidence.mean()),
-        "log_evidence_se": float(evidence.std(ddof=1) / np.sqrt(chains)) if chains > 1 else None,
         "swap_rate": float(last["swap_rate"].mean()),
         "least_swap_rate": float(last["least_swap_rate"].min()),
         "barrier": float(last["barrier"].mean()), "idle": float(last["idle"].mean()),

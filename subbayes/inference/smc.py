@@ -287,7 +287,7 @@ def smc(
         Draws of equal weight with the stat "log_likelihood" (at temperature 1); meta has
         "log_evidence" (of the tempered posterior: the log of the mean of the groups' estimates,
         which but for adaptation are unbiased) and its standard error over groups
-        "log_evidence_se" (None for one group); per group "log_evidences", "stages" (temperatures
+        "log_evidence_error" (of several groups); per group "log_evidences", "stages" (temperatures
         passed through) and "moves" (steps in all); and of all together "acceptance" (the least of
         any stage) and "density_evaluations".
 
@@ -327,5 +327,7 @@ def _evidence(logs: Float[np.ndarray, "groups"]) -> dict[str, Any]:
     """The log of the mean of the groups' estimates, and its standard error (delta method)."""
     log_mean = float(logsumexp(logs) - np.log(len(logs)))
     ratios = np.exp(logs - log_mean)
-    se = float(ratios.std(ddof=1) / np.sqrt(len(logs))) if len(logs) > 1 else None
-    return {"log_evidence": log_mean, "log_evidence_se": se, "log_evidences": logs.tolist()}
+    facts = {"log_evidence": log_mean, "log_evidences": logs.tolist()}
+    if len(logs) == 1:
+        return facts
+    return facts | {"log_evidence_error": float(ratios.std(ddof=1) / np.sqrt(len(logs)))}
