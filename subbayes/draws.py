@@ -128,6 +128,8 @@ class Draws:
         if self.meta.get("pareto_k", 0.0) > 0.7:
             said.append(f"Pareto k of the approximation is {self.meta['pareto_k']:.2f}, above 0.7: "
                         "it misses a part of the posterior; use inference='nuts'")
+        if self.meta.get("converged") is False:
+            said.append("the ELBO was still rising at the last step: raise steps=...")
         return said + self._energy_warnings()
 
     @property
@@ -150,18 +152,23 @@ class Draws:
                             "longer (draws=...) or use a dense mass matrix (metric='dense')")
         return said
 
-    def to_arviz(self, posterior: Posterior | None = None) -> Any:
+    def to_arviz(self, posterior: Posterior | None = None, *, seed: int = 0) -> Any:
         """The draws as ArviZ data (`InferenceData` on 0.2x, `DataTree` on 1.x).
 
+        Groups: posterior, sample_stats (under ArviZ's names: lp, diverging, tree_depth, ...), and
+        with the posterior log_likelihood, posterior_predictive and observed_data.
+
         Args:
-            posterior: also put in the log-likelihood of each observation and the targets.
+            posterior: also put in the log-likelihood of each observation, targets drawn anew from
+                the model for each draw, and the targets.
+            seed: of the targets drawn anew.
 
         Raises:
             ImportError: if arviz is not installed (`pip install subbayes[arviz]`).
         """
         from subbayes.export import to_arviz
 
-        return to_arviz(self, posterior)
+        return to_arviz(self, posterior, seed=seed)
 
     def __repr__(self) -> str:
         how = "; ".join(self.warnings()) or "no warnings"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from subbayes.checks import fail
+from subbayes.types import Targets
 
 if TYPE_CHECKING:
     from subbayes.draws import Draws
@@ -16,7 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["to_arviz"]
 
 
-def to_arviz(draws: Draws, posterior: Posterior | None = None) -> Any:
+_NAMES = {  # what ArviZ's plots and diagnostics look for
+    "log_likelihood": "log_likelihood_sum",  # under its own name: one number per observation
+    "log_density": "lp",
+    "divergent": "diverging",
+    "depth": "tree_depth",
+    "acceptance": "acceptance_rate",
+}
+_ROWS = 4096
+
+
+def to_arviz(draws: Draws, posterior: Posterior | None = None, *, seed: int = 0) -> Any:
     """Convert draws; see `Draws.to_arviz`."""
     try:
         import arviz
@@ -24,19 +36,34 @@ def to_arviz(draws: Draws, posterior: Posterior | None = None) -> Any:
         raise ImportError("to_arviz needs arviz: pip install 'subbayes[arviz]'") from error
     groups: dict[str, Any] = {"posterior": {"z": draws.z}}
     if draws.stats:
-        # under the name log_likelihood ArviZ looks for one number per observation
-        groups["sample_stats"] = {
-            "log_likelihood_sum" if name == "log_likelihood" else name: values
-            for name, values in draws.stats.items()}
+        groups["sample_stats"] = {_NAMES.get(name, name): values
+                                  for name, values in draws.stats.items()}
     if posterior is not None:
         if posterior.rank != draws.rank:
             fail("posterior", f"one of rank {draws.rank}, as the draws", posterior.rank)
-        terms = posterior.pointwise(draws.flat())
-        groups["log_likelihood"] = {"y": terms.reshape(draws.n_chains, draws.n_draws, -1)}
-        targets = posterior.data.targets()
-        y = targets if isinstance(targets, Tensor) else targets[0]
-        groups["observed_data"] = {"y": y.cpu().numpy()}
+        shape = draws.n_chains, draws.n_draws
+        groups["log_likelihood"] = {"y": posterior.pointwise(draws.flat()).reshape(*shape, -1)}
+        y = _values(posterior.data.targets()).numpy()
+        groups["posterior_predictive"] = {
+            "y": _replicated(draws, posterior, seed).reshape(*shape, *y.shape)}
+        groups["observed_data"] = {"y": y}
     coords = {"coordinate": np.arange(draws.rank)}
     if int(arviz.__version__.split(".")[0]) >= 1:
         return arviz.from_dict(groups, coords=coords, dims={"z": ["coordinate"]})
     return arviz.from_dict(**groups, coords=coords, dims={"z": ["coordinate"]})
+
+
+def _replicated(draws: Draws, posterior: Posterior, seed: int) -> np.ndarray:
+    """Targets of the observations anew, one for each draw, shape (S, N, ...)."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for inputs, y in posterior.data.batches(_ROWS):
+        noise = None if isinstance(y, Tensor) else y[1]
+        found = posterior.predict(draws, inputs, noise=noise)
+        parts.append(found.likelihood.sample(found.outputs, generator))
+    return torch.cat(parts, 1).numpy()
+
+
+def _values(y: Targets) -> Tensor:
+    """Targets without known noise scales, on the CPU."""
+    return (y if isinstance(y, Tensor) else y[0]).cpu()
