@@ -36,6 +36,7 @@ __all__ = [
     "mcse_mean",
     "psis",
     "rhat",
+    "separate_groups",
     "sum_se",
 ]
 
@@ -175,6 +176,40 @@ def mcse_mean(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
         0.01
     """
     return _per_coordinate(lambda x: x.std(axis=(1, 2), ddof=1) / np.sqrt(_ess(_split(x))), x)
+
+
+def separate_groups(x: Float[np.ndarray, "chains draws k"]) -> list[Num[np.ndarray, "_"]]:
+    r"""Groups of chains that never meet, each chain settled where it is: several modes.
+
+    In a coordinate, chains whose central 95 % intervals overlap belong together, and so do those
+    that a chain between them connects. Chains that are still on their way (split R-hat of the chain
+    alone above 1.2) are no evidence of modes. The coordinate with the most groups counts.
+
+    Args:
+        x: draws, shape (chains, draws, k).
+
+    Returns:
+        The chains of each group, the largest group first; one group where all is well.
+
+    Example:
+        >>> x = np.random.default_rng(0).normal(size=(4, 500, 2))
+        >>> x[[1, 3], :, 1] += 8
+        >>> [group.tolist() for group in separate_groups(x)]
+        [[0, 2], [1, 3]]
+    """
+    chains, draws, k = x.shape
+    alone = rhat(x.swapaxes(0, 1).reshape(1, draws, chains * k)).reshape(chains, k)
+    low, high = np.quantile(x, [0.025, 0.975], axis=1)
+    best = [np.arange(chains)]
+    for j in range(k):
+        if not (alone[:, j] < 1.2).all():
+            continue
+        order = np.argsort(low[:, j])
+        reach = np.maximum.accumulate(high[order, j])
+        gaps = np.flatnonzero(low[order[1:], j] > reach[:-1]) + 1
+        if len(gaps) >= len(best):
+            best = [np.sort(group) for group in np.split(order, gaps)]
+    return sorted(best, key=lambda group: (-len(group), int(group[0])))
 
 
 def average_ranks(x: Num[np.ndarray, "rows n"]) -> Float[np.ndarray, "rows n"]:

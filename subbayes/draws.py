@@ -115,11 +115,12 @@ class Draws:
         worst = float(rhat[known].max(initial=1.0))
         least, enough = float(ess[known].min(initial=np.inf)), 100 * self.n_chains
         about = _rounded_up(self.n_draws * max(2.0, enough / least))
-        if worst > 1.2:
+        said += self._stuck_warnings(worst)
+        if worst > 1.2 and not said:
             said.append(f"R-hat is {worst:.3f}, above 1.01: chains are in different places; "
                         f"{self._follow}lower the rank, raise the temperature or warm up longer "
                         "(warmup=...)")
-        elif worst > 1.01:
+        elif 1.01 < worst <= 1.2:
             said.append(f"R-hat is {worst:.3f}, above 1.01: chains disagree; run longer "
                         f"(draws=..., about {about}), {self._follow}or lower the rank")
         if least < enough:
@@ -131,6 +132,28 @@ class Draws:
         if self.meta.get("converged") is False:
             said.append("the ELBO was still rising at the last step: raise steps=...")
         return said + self._energy_warnings()
+
+    def _stuck_warnings(self, worst: float) -> list[str]:
+        """Chains that never moved, and groups of chains in modes of their own."""
+        still = np.ptp(self.z, axis=1).max(1) == 0
+        n = int(still.sum())
+        if n and n < self.n_chains:
+            return [f"{n} of {self.n_chains} chains never moved (the first is chain "
+                    f"{int(still.argmax())}): start them elsewhere (initial=...), or use "
+                    "another engine (inference='slice')"]
+        if n or not worst > 1.2:
+            return []
+        heights = self.stats.get("log_density", self.stats.get("log_likelihood"))
+        x = self.z if heights is None else np.concatenate([self.z, heights[..., None]], 2)
+        groups = diagnostics.separate_groups(x)
+        if len(groups) == 1:
+            return []
+        sizes = " and ".join(str(len(group)) for group in groups[:4])
+        where = "" if heights is None else ", of mean log density " + " and ".join(
+            f"{heights[group].mean():.1f}" for group in groups[:4])
+        return [f"chains are stuck in {len(groups)} modes ({sizes} chains{where}; R-hat is "
+                f"{worst:.3f}): their shares are not to be trusted; sample with inference='smc' or "
+                "'parallel-tempering', raise the temperature, or lower the rank"]
 
     @property
     def _follow(self) -> str:

@@ -8,11 +8,13 @@ import cases
 import numpy as np
 import pytest
 import torch
+from densities import Bimodal
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import LinearGaussian
 
-from subbayes import Draws, InputError, diagnostics
+from subbayes import Draws, InputError, Normal, diagnostics
+from subbayes.inference.hmc import hmc
 
 arviz = pytest.importorskip("arviz")
 
@@ -147,6 +149,41 @@ def test_one_coordinate_that_never_moves_beside_good_ones():
 def test_chains_stuck_at_different_values():
     z = np.repeat(np.arange(3.0)[:, None, None], 50, axis=1)
     assert any(s.startswith("R-hat is inf") for s in Draws(z).warnings())
+
+
+def test_a_chain_that_never_moved_beside_good_ones():
+    draws = some(4, 1000)
+    draws.z[2] = draws.z[2, 0]
+    first = draws.warnings()[0]
+    assert first == ("1 of 4 chains never moved (the first is chain 2): start them elsewhere "
+                     "(initial=...), or use another engine (inference='slice')")
+
+
+def test_chains_stuck_in_a_mode_each(unchecked):
+    """HMC on two bumps 16 standard deviations apart: no chain crosses."""
+    density = Bimodal(3, prior=Normal(5.0), distance=4.0, sd=0.5)
+    start = np.random.default_rng(0).normal(size=(6, 3)) * 0.5
+    start[:, 0] += np.array([-4, 4, 4, -4, 4, 4])
+    draws = hmc(density, draws=200, chains=6, warmup=100, initial=start, progress=False)
+    assert [g.tolist() for g in diagnostics.separate_groups(draws.z)] == [[1, 2, 4, 5], [0, 3]]
+    first, *others = draws.warnings()
+    assert first.startswith("chains are stuck in 2 modes (4 and 2 chains, of mean log density ")
+    assert "sample with inference='smc' or 'parallel-tempering'" in first
+    assert not any("R-hat" in line for line in others)
+    near = hmc(Bimodal(3, distance=1.0), draws=200, chains=6, warmup=100, progress=False)
+    assert not any("stuck" in line for line in near.warnings())
+
+
+@pytest.mark.parametrize("k", [1, 20])
+@pytest.mark.parametrize("memory", [0.0, 0.9, 0.999])
+def test_no_false_alarm_of_modes(k, memory):
+    """Good chains, slow chains and chains still on their way are not chains in modes."""
+    rng = np.random.default_rng(1)
+    for draws in (20, 300):
+        z = rng.normal(size=(8, draws, k))
+        for i in range(1, draws):
+            z[:, i] = memory * z[:, i - 1] + np.sqrt(1 - memory**2) * z[:, i]
+        assert not any("stuck" in line for line in Draws(z).warnings())
 
 
 def test_too_few_draws_to_judge():
