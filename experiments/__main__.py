@@ -20,10 +20,10 @@ _HARNESS = ("batched", "store")
 
 
 def names() -> list[str]:
-    """The experiments there are, one file each (and a file of its tables beside)."""
+    """The experiments there are, one file each (and a file of its tables or page beside)."""
     files = Path(__file__).parent.glob("[a-z]*.py")
     return sorted(f.stem for f in files
-                  if f.stem not in _HARNESS and not f.stem.endswith("_tables"))
+                  if f.stem not in _HARNESS and not f.stem.endswith(("_tables", "_page")))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -174,11 +174,11 @@ def table(
             + paragraphs(caption, kind="caption"))
 
 
-def figure(drawn: Axes | Figure, caption: str) -> str:
+def figure(drawn: Axes | Figure | bytes, caption: str) -> str:
     """A figure inside the page, as a data URI.
 
     Args:
-        drawn: the figure, or axes in it.
+        drawn: the figure, or axes in it, or the bytes of a PNG file.
         caption: plain text below it, and what is read out in place of the image.
 
     Example:
@@ -186,7 +186,8 @@ def figure(drawn: Axes | Figure, caption: str) -> str:
         >>> figure(new_axes(), "nothing")[:33]
         '<figure><img src="data:image/png;'
     """
-    data = base64.b64encode(png(drawn)).decode("ascii")
+    content = drawn if isinstance(drawn, bytes) else png(drawn)
+    data = base64.b64encode(content).decode("ascii")
     words = escape(caption)
     return (f'<figure><img src="data:image/png;base64,{data}" alt="{words}">'
             f"<figcaption>{words}</figcaption></figure>")
