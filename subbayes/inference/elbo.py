@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -26,6 +26,7 @@ Target = Callable[[Rows], tuple[Float[np.ndarray, "S"], Rows]]
 _WINDOWS, _SHORTEST = 20, 25
 
 
+@runtime_checkable
 class Family(Protocol):
     """A member of a family of densities that standard normal draws are turned into."""
 
@@ -128,9 +129,11 @@ def ascend(
 
 
 def _settled(history: Float[np.ndarray, "windows window"]) -> bool:
-    """Whether the last two windows are no higher than the two before, but for their noise."""
-    if len(history) < 4:
-        return False
+    """Whether the bound, twice in turn, rose no more over two windows than noise would have it."""
+    return len(history) >= 5 and _stands(history[:-1]) and _stands(history)
+
+
+def _stands(history: Float[np.ndarray, "windows window"]) -> bool:
     rise = float(history[-2:].mean() - history[-4:-2].mean())
     noise = history[-4:].var(1).mean() / history[-2:].size
     return rise < float(np.sqrt(2 * noise))

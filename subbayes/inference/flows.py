@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from subbayes.seeding import forked
 __all__ = ["Flow", "check_flow", "load_zuko"]
 
 Rows = Float[np.ndarray, "S k"]
-TRANSFORMS, HIDDEN = 4, (64, 64)
+TRANSFORMS, HIDDEN = 4, (32, 32)
 
 
 def load_zuko() -> Any:
@@ -65,10 +66,19 @@ class _Couplings(nn.Module):
                 nn.init.zeros_(layer.hyper[-1].weight)
                 nn.init.zeros_(layer.hyper[-1].bias)
 
-    def forward(self, x: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-        """The image of rows (S, k), from noise to x if inverse, and its log determinant."""
+        self.names, parameters = zip(*self.named_parameters(), strict=True)
+        self.shapes = [p.shape for p in parameters]
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """The parameters out of one vector."""
+        parts = flat.split([shape.numel() for shape in self.shapes])
+        return {name: part.view(shape)
+                for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+
+    def forward(self, rows: Tensor, inverse: bool) -> tuple[Tensor, ...]:
+        """From x (S, k) to noise, with the log determinant; the other way without it."""
         transform = self.transform()
-        return (transform.inv if inverse else transform).call_and_ladj(x)
+        return (transform.inv(rows),) if inverse else transform.call_and_ladj(rows)
 
 
 @dataclass(frozen=True)
@@ -98,13 +108,9 @@ class Flow:
         """Number of coordinates k."""
         return self.frame.rank
 
-    def _run(self, weights: Tensor, x: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+    def _run(self, weights: Tensor, rows: Tensor, inverse: bool) -> Any:
         """The couplings with given weights."""
-        named, at = {}, 0
-        for name, parameter in self.couplings.named_parameters():
-            named[name] = weights[at:at + parameter.numel()].view_as(parameter)
-            at += parameter.numel()
-        return functional_call(self.couplings, named, (x, inverse))
+        return functional_call(self.couplings, self.couplings.named(weights), (rows, inverse))
 
     def _log_q(self, weights: Tensor, x: Tensor) -> Tensor:
         """Log density in the frame of the Gaussian."""
@@ -126,17 +132,20 @@ class Flow:
         """
         with torch.enable_grad():
             weights = torch.from_numpy(self.weights).requires_grad_()
-            x, _ = self._run(weights, torch.from_numpy(eps), True)
+            x, = self._run(weights, torch.from_numpy(eps), True)
             point = x.detach().requires_grad_()
             log_q = self._log_q(weights.detach(), point)
             score, = torch.autograd.grad(log_q.sum(), point)
 
-        def pull(slope: Rows) -> Float[np.ndarray, "p"]:
-            a = torch.from_numpy(slope @ self.frame.factor) - score
-            return torch.autograd.grad(x, weights, a / len(a))[0].numpy()
-
         z = self.frame.pushed(point.detach().numpy())
-        return z, log_q.detach().numpy() - self.frame.log_volume(), pull
+        return (z, log_q.detach().numpy() - self.frame.log_volume(),
+                partial(self._pull, weights, x, score))
+
+    def _pull(
+        self, weights: Tensor, x: Tensor, score: Tensor, slope: Rows
+    ) -> Float[np.ndarray, "p"]:
+        a = torch.from_numpy(slope @ self.frame.factor) - score
+        return torch.autograd.grad(x, weights, a / len(a))[0].numpy()
 
     def moved(self, step: Float[np.ndarray, "p"]) -> Flow:
         """With weights a step further."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -57,11 +58,11 @@ class MeanField:
 
     def place(self, eps: Rows) -> Placed:
         """z at standard normal draws, log q there, and what turns slopes into an ascent step."""
-        def pull(slope: Rows) -> Float[np.ndarray, "p"]:
-            a = slope * self.sd + eps
-            return np.concatenate([a.mean(0), (a * eps).mean(0)])
+        return self.mean + self.sd * eps, self._log_prob(eps), partial(self._pull, eps)
 
-        return self.mean + self.sd * eps, self._log_prob(eps), pull
+    def _pull(self, eps: Rows, slope: Rows) -> Float[np.ndarray, "p"]:
+        a = slope * self.sd + eps
+        return np.concatenate([a.mean(0), (a * eps).mean(0)])
 
     def moved(self, step: Float[np.ndarray, "p"]) -> MeanField:
         r"""After a step $(\delta, \log$ stretch$)$."""
@@ -124,12 +125,12 @@ class FullRank:
 
     def place(self, eps: Rows) -> Placed:
         """z at standard normal draws, log q there, and what turns slopes into an ascent step."""
-        def pull(slope: Rows) -> Float[np.ndarray, "p"]:
-            a = slope @ self.factor + eps
-            stretch = a.T @ eps / len(eps)
-            return np.concatenate([a.mean(0), stretch[np.tril_indices(self.rank)]])
+        return self.pushed(eps), _standard(eps) - self.log_volume(), partial(self._pull, eps)
 
-        return self.pushed(eps), _standard(eps) - self.log_volume(), pull
+    def _pull(self, eps: Rows, slope: Rows) -> Float[np.ndarray, "p"]:
+        a = slope @ self.factor + eps
+        stretch = a.T @ eps / len(eps)
+        return np.concatenate([a.mean(0), stretch[np.tril_indices(self.rank)]])
 
     def moved(self, step: Float[np.ndarray, "p"]) -> FullRank:
         r"""After a step $(\delta, T)$."""
