@@ -338,11 +338,24 @@ def restarted(
     if network.masks:
         fail("parameters", "whole parameters to train solutions of their own", "masks",
              "Train them elsewhere and pass them to train_curve as ends=")
-    drawn = network.flatten(fresh(network.module_with(), factory, seed))
+    drawn = _fresh_weights(network, factory, seed)
     made = network.module_with(drawn)
     for name, parameter in made.named_parameters():
         parameter.requires_grad_(name in network.names)
     return made
+
+
+def _fresh_weights(
+    network: Network, factory: Callable[[], nn.Module] | None, seed: int
+) -> Float[Tensor, "D"]:
+    """Initial weights of a seed, for a module of the same architecture."""
+    module = fresh(network.module_with(), factory, seed)
+    if factory is not None:
+        made = Network(module, network.masks or list(network.names), network.output)
+        if made.architecture != network.architecture:
+            fail("factory", "modules of the architecture of the module", "another",
+                 "A curve connects solutions of one architecture")
+    return network.flatten(module)
 
 
 def _solutions(
@@ -406,8 +419,7 @@ def _begun(
     if not fixed:
         control = _ControlPoints(network.weights, degree + 1, (), kind, plan)
         for i in range(degree + 1):
-            module = fresh(network.module_with(), factory, derive(seed, 3, i))
-            control.write(i, network.flatten(module))
+            control.write(i, _fresh_weights(network, factory, derive(seed, 3, i)))
         return control
     count = (len(fixed) - 1) * degree + 1
     control = _ControlPoints(network.weights, count, range(0, count, degree), kind, plan)

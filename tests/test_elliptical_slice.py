@@ -165,3 +165,18 @@ def test_start_points_are_tried_again_inside_the_support():
 def test_counts_are_checked(option):
     with pytest.raises(InputError, match=f"{option}: expected a whole number of at least 1"):
         elliptical_slice(LinearGaussian().posterior(), **{option: 0})
+
+
+def test_more_chains_than_memory_allows(monkeypatch):
+    """Refused before anything is evaluated or allocated."""
+    def untouched(z):
+        raise AssertionError
+
+    with pytest.raises(InputError, match=r"chains: expected 100000000 chains of 1000000 draws to "
+                       r"fit into .* GiB of free memory, got about .* GiB. Run fewer chains"):
+        elliptical_slice(Density(untouched, 2), draws=10**6, chains=10**8)
+    monkeypatch.setattr("subbayes.memory.available", lambda: 50_000)
+    with pytest.raises(InputError, match=r"100 chains of 20 draws to fit into 0.0 MiB of free"):
+        elliptical_slice(LinearGaussian().posterior(), draws=20, chains=100)
+    monkeypatch.setattr("subbayes.memory.available", lambda: None)
+    elliptical_slice(LinearGaussian().posterior(), draws=2, chains=2, progress=False)

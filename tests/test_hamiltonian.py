@@ -10,7 +10,7 @@ from scipy import stats
 
 from subbayes import Normal
 from subbayes.checks import InputError
-from subbayes.inference.adaptation import Schedule
+from subbayes.inference.adaptation import Schedule, _momentum_factor
 from subbayes.inference.hmc import hmc
 from subbayes.inference.nuts import _ONES, _TRAILING, NUTS, nuts
 
@@ -194,6 +194,27 @@ def test_bad_input(engine):
     for bad in ({"target_acceptance": 1.5}, {"step_size": -1.0}):
         with pytest.raises(InputError, match=next(iter(bad))):
             engine(Toy(2), draws=5, progress=False, **bad)
+
+
+def test_a_singular_mass_matrix():
+    """Shrinkage keeps windows of a few draws regular; what is left is said."""
+    expected = ("metric: expected draws of the warm-up with a positive definite covariance, got a "
+                "singular one. Use metric='diagonal' or a longer warm-up")
+    for bad in (np.zeros((2, 2)), np.ones((2, 2)), np.diag([1.0, -1e-9])):
+        with pytest.raises(InputError, match=expected):
+            _momentum_factor(np.stack([np.eye(2), bad]))
+
+
+@engines
+def test_a_gradient_that_is_not_finite_on_the_way_is_a_divergence(engine):
+    class Broken(Toy):
+        def value_and_grad(self, z):
+            value, gradient = super().value_and_grad(z)
+            return value, np.where(z[:, :1] > 1, np.nan, gradient)
+
+    draws = engine(Broken(2), draws=100, chains=20, warmup=60, initial="shift", progress=False)
+    assert (draws.z[..., 0] <= 1).all()
+    assert draws.stats["divergent"].any()
 
 
 @engines

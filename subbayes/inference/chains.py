@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float
 from subbayes import artifact
 from subbayes.checks import check_count, fail
 from subbayes.draws import Draws
+from subbayes.memory import check_memory
 from subbayes.priors import Normal
 from subbayes.progress import bar
 
@@ -32,6 +33,7 @@ __all__ = ["Density", "Info", "Kernel", "run", "start_points", "streams"]
 Rngs = list[np.random.Generator]
 KIND = "sampling-checkpoint"
 _RETRIES = 100
+_STATS, _COPIES = 4, 16  # numbers a draw, and vectors a chain, that every kernel holds
 
 
 @runtime_checkable
@@ -161,6 +163,7 @@ def run(
                                ("thin", thin, 1), ("seed", seed, 0)):
         check_count(name, value, least)
     started = time.perf_counter()
+    _check_memory(kernel, posterior, chains, draws)
     rngs = streams(seed, chains)
     saved = _Checkpoint.of(checkpoint, kernel, posterior, chains=chains, warmup=warmup,
                            thin=thin, seed=seed, initial=_describe(initial))
@@ -211,6 +214,21 @@ def only_where(active: np.ndarray, moved: Any, state: Any) -> Any:
     rows = {name: np.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, getattr(state, name))
             for name, new in vars(moved).items()}
     return type(moved)(**rows)
+
+
+def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -> None:
+    """Refuse a run that would not fit into memory, by an estimate from below.
+
+    Draws with their statistics, the kernel's state (a few copies; matrices of a dense metric), and
+    the weights and gradients of all chains.
+    """
+    k = posterior.rank
+    matrices = 8 * k if getattr(kernel, "metric", "diagonal") == "dense" else 0
+    numbers = draws * (k + _STATS) + k * (_COPIES + matrices)
+    network = getattr(posterior, "network", None)
+    weights = 0 if network is None else 2 * network.size * network.weights.element_size()
+    check_memory("chains", f"{chains} chains of {draws} draws", chains * (8 * numbers + weights),
+                 "Run fewer chains or draws, or thin them (thin=...)")
 
 
 def _describe(initial: str | np.ndarray) -> str:
