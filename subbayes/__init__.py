@@ -34,6 +34,7 @@ _ROOMS = {
     "Posterior": "posterior",
     "Predictive": "predictive",
     "RandomSubspace": "subspace",
+    "RefreshedPosterior": "batchnorm",
     "Standardized": "likelihoods",
     "Subspace": "subspace",
     "SubspaceClassifier": "estimators",
