@@ -20,7 +20,8 @@ TEXTS = {
 # The rooms in the order of the house; a room not named here follows, by name.
 ORDER = [
     *("network", "data", "likelihoods", "priors", "subspace", "subspaces", "posterior"),
-    *("inference", "draws", "diagnostics", "predictive", "metrics", "training", "baselines"),
+    *("curvature", "inference", "draws", "diagnostics", "predictive", "metrics", "training"),
+    *("baselines",),
     *("api", "estimators", "tabular", "artifact", "plots", "report"),
 ]
 

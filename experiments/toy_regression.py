@@ -345,6 +345,10 @@ def summary(curves: Array, points: Points, noise: float) -> Record:
 # --- running ------------------------------------------------------------------------------------
 
 
+def _key(name: str, settings: Record) -> str:
+    return key_of(name.replace(" ", "-"), settings | {"procedure": PROCEDURE})
+
+
 class Keep:
     """Arrays by key, kept as files beside the records, so that nothing is computed twice."""
 
@@ -352,11 +356,15 @@ class Keep:
         self.folder, self.say = folder, say
         self.store = Store(folder / "records.json")
 
+    def path(self, key: str) -> Path:
+        """Where the arrays of a step are."""
+        return self.folder / "arrays" / f"{key}.safetensors"
+
     def __call__(self, name: str, settings: Record,
                  make: Callable[[], tuple[Arrays, Record]]) -> Arrays:
         """Arrays of a step: as kept, or made and kept."""
-        key = key_of(name.replace(" ", "-"), settings | {"procedure": PROCEDURE})
-        path = self.folder / "arrays" / f"{key}.safetensors"
+        key = _key(name, settings)
+        path = self.path(key)
         if key in self.store and path.exists():
             try:
                 return load_file(path)
@@ -375,36 +383,42 @@ class Keep:
 
 @dataclass(frozen=True)
 class Found:
-    """All methods on one data set."""
+    """All methods on one data set; arrays only where pictures need them."""
 
     points: Points
-    model: Trained
     plan: Plan
     seed: int
-    arrays: dict[str, Arrays]
     records: dict[str, Record]
+    arrays: dict[str, Arrays]
+    train: Callable[[], Trained]
+
+    @property
+    def model(self) -> Trained:
+        """What was trained."""
+        return self.train()
 
 
-def run_points(points: Points, methods: tuple[str, ...], plan: Plan, seed: int,
-               keep: Keep) -> Found:
-    """Train and run every method; what is kept is not run again."""
+def run_points(points: Points, methods: tuple[str, ...], plan: Plan, seed: int, keep: Keep,
+               pictures: bool) -> Found:
+    """Train and run every method; what is on record is run again only for pictures of it."""
     torch.set_num_threads(1)
-    model = trained(points, plan, seed, keep)
+    model = functools.cache(lambda: trained(points, plan, seed, keep))
     arrays, records = {}, {}
     for method in methods:
+        name = f"{points.name} {method}"
         settings = asdict(plan) | {"data": points.name, "seed": seed, "method": method}
-        kept = keep(f"{points.name} {method}", settings, functools.partial(
-            _with_summary, method, points, model, plan, seed))
-        arrays[method] = kept
-        records[method] = keep.store[key_of(f"{points.name} {method}".replace(" ", "-"),
-                                            settings | {"procedure": PROCEDURE})]
-    return Found(points, model, plan, seed, arrays, records)
+        key = _key(name, settings)
+        if pictures or key not in keep.store:
+            arrays[method] = keep(name, settings, functools.partial(
+                _with_summary, method, points, model, plan, seed))
+        records[method] = keep.store[key]
+    return Found(points, plan, seed, records, arrays, model)
 
 
-def _with_summary(method: str, points: Points, model: Trained, plan: Plan,
+def _with_summary(method: str, points: Points, model: Callable[[], Trained], plan: Plan,
                   seed: int) -> tuple[Arrays, Record]:
-    arrays, facts = run_method(method, points, model, plan, seed)
-    return arrays, facts | summary(arrays["curves"], points, facts.get("noise", model.noise))
+    arrays, facts = run_method(method, points, model(), plan, seed)
+    return arrays, facts | summary(arrays["curves"], points, facts.get("noise", model().noise))
 
 
 def predictive_of(curves: Array, noise: float) -> Predictive:
@@ -422,8 +436,8 @@ def spectra_of(found: Found, keep: Keep) -> dict[str, Any]:
         for kind in ("hessian", "fisher"):
             product = curvature.Curvature(network, found.model.likelihood, inputs, kind,
                                           batch_size=400)
-            pairs = curvature.eigenvalues(product, 40, which="magnitude", basis=80, restarts=3,
-                                          tolerance=1e-3, progress=False)
+            pairs = curvature.eigenvalues(product, min(40, product.size), which="magnitude",
+                                          basis=80, restarts=3, tolerance=1e-3, progress=False)
             arrays[kind] = np.stack([pairs.values, pairs.residuals])
             record[kind] = {"products": pairs.products, "largest": float(pairs.values[0]),
                             "residual": float(pairs.residuals.max())}
@@ -459,8 +473,10 @@ def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Reco
     paper = paper_points(options.data_dir)
     sets = [paper, *(twin(s, paper, plan) for s in range(
         1, 1 + check_count("twins", options.twins, 0)))]
-    found = [run_points(points, methods, plan, options.seed, keep) for points in sets]
+    wanted = bool(options.page or options.write)
+    found = [run_points(points, methods, plan, options.seed, keep, wanted and points is paper)
+             for points in sets]
     say(page.markdown(found))
-    if options.page or options.write:
+    if wanted:
         page.write(found, spectra_of(found[0], keep), options.page, options.write)
     return {one.points.name: one.records for one in found}

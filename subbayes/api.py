@@ -51,6 +51,9 @@ ENGINES = {
     "parallel-tempering": "subbayes.inference.parallel_tempering:parallel_tempering",
     "smc": "subbayes.inference.smc:smc",
     "laplace": "subbayes.inference.laplace:laplace",
+    "vi": "subbayes.inference.variational:mean_field_vi",
+    "full-rank-vi": "subbayes.inference.variational:full_rank_vi",
+    "realnvp": "subbayes.inference.variational:realnvp",
 }
 RANK = 5
 CHOICE = "temperature-choice"
@@ -198,8 +201,9 @@ def fit(
         subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
             solution, which is trained for it), "full", a `Subspace` (then nothing is trained and
             `model` is used as it is), or a function of the `Trained` result.
-        inference: "elliptical-slice", "nuts", "hmc", "laplace", or a function (posterior, draws=,
-            chains=, warmup=, seed=, checkpoint=, progress=) -> Draws.
+        inference: "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc",
+            "laplace", "vi", "full-rank-vi", "realnvp", or a function (posterior, draws=, chains=,
+            warmup=, seed=, checkpoint=, progress=) -> Draws.
         rank: number of coordinates k; None takes 5 for "pca" and "random", or fewer where the
             trajectory or the weights have fewer directions, and 2 for "curve".
         prior: of z: a scale or a `Normal`.

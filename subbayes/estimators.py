@@ -210,7 +210,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
             solution) or "full".
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
             or fewer where the trajectory has fewer directions, and 2 for "curve".
-        inference: "elliptical-slice", "nuts", "hmc" or "laplace": the sampler.
+        inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother,
@@ -372,7 +372,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
             solution) or "full".
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
             or fewer where the trajectory has fewer directions, and 2 for "curve".
-        inference: "elliptical-slice", "nuts", "hmc" or "laplace": the sampler.
+        inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training; smaller is smoother,

@@ -10,6 +10,7 @@ float32.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import math
@@ -257,14 +258,12 @@ class Posterior:
         evaluate = self._evaluator("grad")
         with torch.no_grad():
             weights = self.subspace.weights(points)
-            value, grad = torch.zeros_like(points[:, 0]), torch.zeros_like(weights)
-            for x, y in self._batches(len(points), 3, data):
-                part, terms = evaluate(weights, x, y)
-                value, grad = value + terms, grad + part
-            grad = self.subspace.pull(grad).double()
+            parts = (evaluate(weights, x, y) for x, y in self._batches(len(points), 3, data))
+            grad, value = functools.reduce(_added, parts)
+            grad = self.subspace.pull(grad)
         where = points.cpu().numpy()
         total = value.cpu().numpy() / share + self.prior.log_prob(where)
-        slope = grad.cpu().numpy() / share + self.prior.gradient(where)
+        slope = grad.cpu().numpy().astype(np.float64) / share + self.prior.gradient(where)
         return _impossible_where_nan(total), slope
 
     def _some(self, rows: Int[np.ndarray, "b"]) -> Data:
@@ -405,6 +404,10 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> None:
     likelihood.check_targets(targets)
     inputs = to_device(data.first()[0], network.device)
     likelihood.check_outputs(network.check(inputs), targets)
+
+
+def _added(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return a[0] + b[0], a[1] + b[1]
 
 
 def _impossible_where_nan(values: LogDensity) -> LogDensity:

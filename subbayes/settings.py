@@ -33,7 +33,7 @@ class Settings:
             solution) or "full".
         rank: number of coordinates; None takes 5, or fewer where the trajectory or the weights
             have fewer directions, and 2 for "curve".
-        inference: "elliptical-slice", "nuts", "hmc" or "laplace".
+        inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: a number, "loo" or "validation".
         dropout: dropout probability in training, after each hidden layer.
         prior_scale: s of the prior N(0, s^2 I) of the weights in training, infinite for no

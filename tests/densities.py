@@ -41,6 +41,21 @@ class Toy:
         return f"{type(self).__name__} {self.rank} {self.temperature}"
 
 
+class Narrow(Toy):
+    """A Gaussian likelihood of standard deviation 0.05 around 0, under a standard normal prior."""
+
+    sd = 0.05
+
+    def likelihood(self, z):
+        """Its maximum is 0."""
+        return -0.5 * ((z / self.sd) ** 2).sum(1), -z / self.sd**2
+
+    def log_evidence(self):
+        """Of the tempered posterior."""
+        s2 = self.sd**2 * self.temperature
+        return 0.5 * self.rank * np.log(s2 / (1 + s2))
+
+
 class Banana(Toy):
     """z1 ~ N(0, 1), z2 | z1 ~ N(b (z1^2 - 1), s^2): mean 0, variances 1 and 2 b^2 + s^2."""
 

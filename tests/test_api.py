@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -568,7 +569,10 @@ def test_partial_is_named_as_an_engine():
 
 @pytest.mark.parametrize("subspace", ["pca", "random", "curve", "full"])
 @pytest.mark.parametrize("inference", [
-    "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc", "laplace"])
+    "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc", "laplace", "vi",
+    "full-rank-vi", pytest.param("realnvp", marks=[pytest.mark.slow, pytest.mark.skipif(
+        find_spec("zuko") is None, reason="needs zuko")])])
+@pytest.mark.usefixtures("unchecked")
 def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(30, 2)

@@ -18,6 +18,8 @@ from oracles import LinearGaussian
 from subbayes import elliptical_slice
 from subbayes.checks import InputError
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
 DRAWS = 400
 SCRIPT = textwrap.dedent(f"""
     import sys

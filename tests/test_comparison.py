@@ -29,6 +29,8 @@ from subbayes.baselines.map import point
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.comparison import METHODS, compare_methods, shown
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
 PLAN = Training(epochs=15, swa_epochs=8, swa_learning_rate=1e-3, batch_size=20)
 QUICK = {"training": PLAN, "rank": 2, "draws": 20, "chains": 2, "members": 2, "n_draws": 4,
          "progress": False}
@@ -245,7 +247,7 @@ def test_bad_input_is_refused_before_training(change, message, monkeypatch):
         compare_methods(**(given | change))
 
 
-def test_something_else_than_a_module(unchecked):
+def test_something_else_than_a_module():
     with pytest.raises(InputTypeError, match="module: expected a module, or a function that makes "
                                              "one, got str"):
         compare_methods("net", Gaussian(), TRAIN, TEST, **QUICK)

@@ -22,6 +22,8 @@ from subbayes.own_files import OwnFiles
 from subbayes.plots.style import new_axes, png
 from subbayes.table_model import TableModel
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
 SMALL = dataclasses.replace(
     demo.SETTINGS, hidden=(5,), rank=2, epochs=4, swa_epochs=5, draws=20, chains=2, warmup=5)
 
@@ -223,7 +225,7 @@ def test_a_model_of_somebody_else_is_safe(tmp_path):
 
 @pytest.mark.parametrize(("seed", "message"), [(-1, "seed: expected a whole number of at least 0"),
                                                (0.5, "seed: expected a whole number")])
-def test_bad_seeds(seed, message, tmp_path, unchecked):
+def test_bad_seeds(seed, message, tmp_path):
     with pytest.raises(InputError, match=message):
         demo.run(tmp_path, seed)
 

@@ -10,6 +10,8 @@ from scipy import stats
 from subbayes import Normal, elliptical_slice
 from subbayes.checks import InputError
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
 CORRELATED = Normal(covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))
 
 MODELS = {

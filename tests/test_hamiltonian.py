@@ -14,6 +14,8 @@ from subbayes.inference.adaptation import Schedule, _momentum_factor
 from subbayes.inference.hmc import hmc
 from subbayes.inference.nuts import _ONES, _TRAILING, NUTS, nuts
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
 CORRELATED = Normal(covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))
 
 MODELS = {
@@ -218,7 +220,7 @@ def test_a_gradient_that_is_not_finite_on_the_way_is_a_divergence(engine):
 
 
 @engines
-def test_something_else_than_a_density(engine, unchecked):
+def test_something_else_than_a_density(engine):
     with pytest.raises(InputError, match="metric: expected one of 'diagonal', 'dense'"):
         engine(Toy(2), draws=5, progress=False, metric="round")
 

@@ -11,6 +11,8 @@ from subbayes import Normal
 from subbayes.checks import InputError
 from subbayes.inference.slice_sampling import slice_sampling
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
 MODELS = {
     "subspace": LinearGaussian(rank=2),
     "full-conjugate": LinearGaussian(rank=None),
@@ -23,8 +25,9 @@ metrics = pytest.mark.parametrize("metric", ["diagonal", "dense"])
 
 
 @metrics
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("subspace", "rank-one") else name
+    for name in MODELS])
 def test_draws_match_the_closed_form(metric, name):
     model = MODELS[name]
     draws = slice_sampling(model.posterior(), draws=60, chains=60, warmup=40, metric=metric,
@@ -35,7 +38,6 @@ def test_draws_match_the_closed_form(metric, name):
 @metrics
 @pytest.mark.parametrize("density", [Banana(2), Bimodal(2, distance=1.2)],
                          ids=["banana", "bimodal"])
-@pytest.mark.usefixtures("unchecked")
 def test_other_shapes(metric, density):
     draws = slice_sampling(density, draws=100, chains=200, warmup=80, metric=metric,
                            progress=False)
@@ -49,7 +51,6 @@ def test_no_data_gives_the_prior():
 
 
 @metrics
-@pytest.mark.usefixtures("unchecked")
 def test_calibration(metric):
     density = LogisticTwins(300)
     draws = slice_sampling(density, draws=9, thin=4, chains=300, warmup=40, metric=metric,
@@ -134,7 +135,7 @@ def test_what_is_not_a_number_is_impossible():
     assert abs(draws.z.mean() - np.sqrt(2 / np.pi)) < 4.5 * np.sqrt((1 - 2 / np.pi) / n)
 
 
-def test_bad_input(unchecked):
+def test_bad_input():
     class Impossible(Toy):
         def likelihood(self, z):
             return np.full(len(z), -np.inf), np.zeros_like(z)

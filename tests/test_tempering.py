@@ -12,6 +12,8 @@ from subbayes import choose_temperature
 from subbayes.checks import InputError
 from subbayes.tempering import TemperatureChoice
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
 TEMPERATURES = (1.0, 4.0, 20.0)
 
 

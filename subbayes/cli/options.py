@@ -21,7 +21,8 @@ Likelihood = StrEnum("Likelihood", ["heteroscedastic", "gaussian", "poisson", "c
 Unknown = StrEnum("Unknown", ["error", "ignore"])
 Missing = StrEnum("Missing", ["error", "impute"])
 InferenceName = StrEnum("InferenceName", [
-    "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc", "laplace"])
+    "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc", "laplace",
+    "vi", "full-rank-vi", "realnvp"])
 INFERENCE = InferenceName(Settings.inference)
 Activation = StrEnum("Activation", ["relu", "tanh", "silu", "gelu"])
 
@@ -116,7 +117,8 @@ Temperature = Annotated[str, typer.Option(
     "it.", rich_help_panel=POSTERIOR, metavar="NUMBER|loo|validation")]
 Inference = Annotated[InferenceName, typer.Option(
     help="The sampler: nuts and hmc follow gradients, elliptical-slice and slice need none, "
-    "parallel-tempering and smc find modes far apart, laplace is a Gaussian at the mode.",
+    "parallel-tempering and smc find modes far apart; laplace, vi, full-rank-vi and realnvp are "
+    "approximations.",
     rich_help_panel=POSTERIOR)]
 Draws = Annotated[int, typer.Option(help="Draws per chain.", rich_help_panel=POSTERIOR)]
 Chains = Annotated[int, typer.Option(help="Number of chains.", rich_help_panel=POSTERIOR)]

@@ -163,7 +163,7 @@ def update(
     rows, acceptance = rows[adapting], acceptance[adapting]
     _average(s, rows, target - acceptance)
     _gather(s, rows[s.count[rows] > schedule.first])
-    closing = rows[np.isin(s.count[rows], schedule.ends)]
+    closing = rows[[count in schedule.ends for count in s.count[rows].tolist()]]
     if closing.size:
         _new_metric(s, closing, scale)
     done = rows[s.count[rows] == warmup]

@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float
 from subbayes import artifact
 from subbayes.checks import check_count, fail
 from subbayes.draws import Draws
+from subbayes.inference.streams import copied, rebuilt
 from subbayes.memory import check_memory
 from subbayes.priors import Normal
 from subbayes.progress import bar
@@ -84,7 +85,10 @@ class Kernel(Protocol):
         """The state at start points z."""
 
     def step(self, posterior: Any, state: Any, rngs: Rngs) -> tuple[Any, Info]:
-        """One batched evaluation: the new state and what happened."""
+        """One batched evaluation: the new state and what happened.
+
+        The old state belongs to the step, which may change it in place.
+        """
 
 
 @dataclass
@@ -182,8 +186,9 @@ def run(
         steps.update(int(np.minimum(store.count, needed).sum()))
         last = time.monotonic()
         while (active := store.count < needed).any():
+            before = state if active.all() else copied(state)
             moved, info = kernel.step(posterior, state, rngs)
-            state = only_where(active, moved, state)
+            state = only_where(active, moved, before)
             finished = info.finished & active
             store.add(state, Info(finished, info.stats), warmup, thin)
             for c in (finished & (store.count == needed)).nonzero()[0]:
@@ -213,7 +218,7 @@ def only_where(active: np.ndarray, moved: Any, state: Any) -> Any:
         return moved
     rows = {name: np.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, getattr(state, name))
             for name, new in vars(moved).items()}
-    return type(moved)(**rows)
+    return rebuilt(moved, rows)
 
 
 def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -> None:

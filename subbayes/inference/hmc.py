@@ -69,14 +69,15 @@ class HMC(hamiltonian.Settings):
     ) -> State:
         """The state at start points z, each chain with a fresh momentum."""
         fields = hamiltonian.begin(self, posterior, z)
-        s = State(**fields, end_z=z.copy(), end_r=np.zeros_like(z), end_g=np.zeros_like(z),
-                  steps=np.ones(len(z), dtype=np.int64))
+        s = hamiltonian.copied(State(
+            **fields, end_z=z, end_r=np.zeros_like(z), end_g=np.zeros_like(z),
+            steps=np.ones(len(z), dtype=np.int64)))
         self._start(s, np.arange(len(z)), rngs, hamiltonian.uniforms(s, rngs, 1)[:, 0])
         return s
 
     def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
-        """One leapfrog step of every chain."""
-        s: State = hamiltonian.copied(state)
+        """One leapfrog step of every chain, in place."""
+        s = state
         u = hamiltonian.uniforms(s, rngs, 2)
         z, r, value, g, log_weight = hamiltonian.leapfrog(
             posterior, s, s.end_z, s.end_r, s.end_g, s.step)

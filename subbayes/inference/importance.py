@@ -51,8 +51,9 @@ def evidence(log_ratios: Float[np.ndarray, "S"]) -> tuple[float, float]:
         log_ratios: $\log p_T(D, z_s) - \log q(z_s)$.
 
     Example:
-        >>> evidence(np.log(np.array([1.0, 3.0])))
-        (0.6931471805599453, 0.35355339059327373)
+        >>> value, error = evidence(np.log(np.array([1.0, 3.0])))
+        >>> f"{value:.4f} {error:.4f}"
+        '0.6931 0.3536'
     """
     top = float(log_ratios.max())
     if not np.isfinite(top):

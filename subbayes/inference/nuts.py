@@ -105,20 +105,20 @@ class NUTS(hamiltonian.Settings):
         none = np.zeros(chains, dtype=np.int64)
         rows, ends = np.zeros((chains, k)), np.zeros((chains, 2, k))
         levels, blank = np.zeros((chains, self.max_depth, k)), np.zeros(chains)
-        s = State(
+        s = hamiltonian.copied(State(
             **fields, ends_z=ends, ends_r=ends.copy(), ends_g=ends.copy(), side=none,
             depth=none.copy(), leaf=none.copy(), log_weight=blank, r_sum=rows,
             proposal_z=rows.copy(), proposal_value=blank.copy(), proposal_g=rows.copy(),
             proposal_energy=blank.copy(), sub_log_weight=blank.copy(), sub_r_sum=rows.copy(),
             sub_z=rows.copy(), sub_value=blank.copy(), sub_g=rows.copy(),
-            sub_energy=blank.copy(), levels_r=levels, levels_sum=levels.copy())
+            sub_energy=blank.copy(), levels_r=levels, levels_sum=levels.copy()))
         u = hamiltonian.uniforms(s, rngs, 1)
         _new_trajectories(s, np.arange(chains), rngs, u[:, 0])
         return s
 
     def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
-        """One leapfrog step of every chain."""
-        s: State = hamiltonian.copied(state)
+        """One leapfrog step of every chain, in place."""
+        s = state
         u = hamiltonian.uniforms(s, rngs, _UNIFORMS)
         r, log_weight = _leap(posterior, s)
         diverged = log_weight < -hamiltonian.DIVERGENCE

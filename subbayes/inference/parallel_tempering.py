@@ -422,8 +422,10 @@ def parallel_tempering(
               checkpoint_seconds=checkpoint_seconds, progress=progress)
     last = {name: values[:, -1] for name, values in out.stats.items()}
     evidence = last["log_evidence"]
-    error = {"log_evidence_error": float(evidence.std(ddof=1) / np.sqrt(chains))}
-    return replace(out, meta=out.meta | (error if chains > 1 else {}) | {
+    error = {}
+    if chains > 1:
+        error = {"log_evidence_error": float(evidence.std(ddof=1) / np.sqrt(chains))}
+    return replace(out, meta=out.meta | error | {
         "log_evidence": float(evidence.mean()),
         "swap_rate": float(last["swap_rate"].mean()),
         "least_swap_rate": float(last["least_swap_rate"].min()),
