@@ -21,18 +21,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from experiments import batched, uci_small_tables
-from experiments.batched import Members, Table
+from experiments.batched import Members
 from experiments.store import Record, Store, key_of, versions
+from experiments.uci import (
+    Array,
+    Case,
+    Say,
+    best,
+    case,
+    fields_of,
+    moment_matched,
+    order,
+    posterior_of,
+    scores,
+    summary,
+    worst_rhat,
+)
 from subbayes import Draws, Posterior, Predictive, elliptical_slice
 from subbayes.baselines.map import point
 from subbayes.baselines.swag import swag
 from subbayes.checks import InputError, check_count
 from subbayes.datasets import load_uci
-from subbayes.metrics import log_likelihood, rmse
 from subbayes.prediction import average
 from subbayes.seeding import derive
 from subbayes.training import SwaResult
@@ -45,9 +57,6 @@ FIXED = ("hidden", "path_epochs", "clip_norm", "snapshots", "rank", "swag_draws"
 
 PROCEDURE = 1
 """Raise it when the code below changes what the same settings give."""
-
-Say = Callable[..., None]
-Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -139,34 +148,6 @@ class Chosen:
         return {(self.swag, self.swag_rate), (self.pca, self.pca_rate)}
 
 
-@dataclass(frozen=True)
-class Case:
-    """Rows to learn from and rows to score on."""
-
-    table: Table
-    inputs: Float[Tensor, "m d"]
-    y: Array
-
-
-def case(X: Array, y: Array, train: Array, test: Array, seed: int) -> Case:
-    """Inputs standardised by the training rows alone; constant columns become zero.
-
-    Args:
-        X: (n, d).
-        y: (n,).
-        train: indices of training rows.
-        test: indices of the rows to score on.
-        seed: of everything random about it.
-    """
-    center, scale = X[train].mean(0), X[train].std(0)
-    scale = np.where(scale > 1e-12 * np.maximum(1, np.abs(center)), scale, np.inf)
-
-    def inputs(rows: Array) -> Tensor:
-        return torch.tensor((X[rows] - center) / scale, dtype=torch.float32)
-
-    return Case(Table(inputs(train), torch.tensor(y[train]), seed), inputs(test), y[test])
-
-
 # --- the three methods ------------------------------------------------------------------------
 
 
@@ -202,48 +183,14 @@ def predict_swag(path: SwaResult, plan: Plan, inputs: Tensor, seed: int) -> Pred
     return swag(path, plan.swag_draws, seed=seed).predict(inputs)
 
 
-def posterior_of(path: SwaResult, table: Table, plan: Plan) -> Posterior:
-    """The posterior in the PCA subspace; of lower rank where the trajectory spans less."""
-    data = (table.inputs, table.y)
-    for rank in range(plan.rank, 0, -1):
-        try:
-            space = path.recorder.pca(rank)
-        except InputError:
-            continue
-        return Posterior(path.network, path.likelihood, data, space)
-    raise InputError("path: expected a trajectory that moves, got one that does not.")
-
-
 def sampled(posterior: Posterior, plan: Plan, seed: int) -> Draws:
     """Draws of chains that are long enough to agree, or as long as the plan allows."""
     for factor in (2**i for i in range(plan.longest.bit_length())):
         draws = elliptical_slice(posterior, draws=factor * plan.draws, chains=plan.chains,
                                  seed=seed, progress=False)
-        if _worst(draws) <= plan.rhat:
+        if worst_rhat(draws) <= plan.rhat:
             break
     return draws
-
-
-def _worst(draws: Draws) -> float:
-    return float(np.nanmax(draws.rhat()))
-
-
-# --- scores -----------------------------------------------------------------------------------
-
-
-def moment_matched(predictive: Predictive, y: Array) -> float:
-    """The paper's test log-likelihood (E.1.1), the criterion of every choice here."""
-    return log_likelihood(predictive, y, moment_matched=True)
-
-
-def scores(predictive: Predictive, y: Array) -> dict[str, float]:
-    """Scores on test rows; coverages of the mixture and of the Gaussian with its moments."""
-    below = predictive.cdf(y)  # inside the central interval of the mixture: cheaper than its ends
-    inside = np.abs(y - predictive.mean) <= 1.959963984540054 * predictive.std
-    return {"log_likelihood": moment_matched(predictive, y),
-            "log_likelihood_mixture": log_likelihood(predictive, y),
-            "rmse": rmse(predictive, y), "coverage": float(inside.mean()),
-            "coverage_mixture": float(((below >= 0.025) & (below <= 0.975)).mean())}
 
 
 # --- choosing ---------------------------------------------------------------------------------
@@ -269,9 +216,9 @@ def try_training(cases: list[Case], plan: Plan, epochs: int) -> list[Record]:
     tried = []
     for i, base in enumerate(grid):
         at = range(i * len(cases), (i + 1) * len(cases))
-        values = [_value(predict_sgd(members, s, c.inputs), c) if members.finite(s) else -math.inf
-                  for s, c in zip(at, cases, strict=True)]
-        tried.append(dataclasses.asdict(base) | _summary(values))
+        values = [moment_matched(predict_sgd(members, s, c.inputs), c.y)
+                  if members.finite(s) else -math.inf for s, c in zip(at, cases, strict=True)]
+        tried.append(dataclasses.asdict(base) | summary(values))
     return tried
 
 
@@ -279,11 +226,11 @@ def try_path(cases: list[Case], members: Members, plan: Plan, base: Base,
              rate: float) -> list[Record]:
     """Validation likelihood of SWAG, and of the subspace at every temperature."""
     paths = along(members, cases, plan, base, rate)
-    swags = [_value(predict_swag(p, plan, c.inputs, c.table.seed), c) if p else -math.inf
+    swags = [moment_matched(predict_swag(p, plan, c.inputs, c.table.seed), c.y) if p else -math.inf
              for p, c in zip(paths, cases, strict=True)]
     rows = np.array([_tempered(p, c, plan) for p, c in zip(paths, cases, strict=True)])
-    return [{"method": "SWAG", "rate": rate} | _summary(swags)] + [
-        {"method": "PCA + ESS", "rate": rate, "temperature": t} | _summary(column)
+    return [{"method": "SWAG", "rate": rate} | summary(swags)] + [
+        {"method": "PCA + ESS", "rate": rate, "temperature": t} | summary(column)
         for t, column in zip(plan.temperatures, rows.T.tolist(), strict=True)]
 
 
@@ -291,40 +238,21 @@ def _tempered(path: SwaResult | None, c: Case, plan: Plan) -> list[float]:
     """Validation likelihoods of short runs at every temperature."""
     if path is None:
         return [-math.inf] * len(plan.temperatures)
-    posterior = posterior_of(path, c.table, plan)
+    posterior = posterior_of(path, c.table, plan.rank)
     values = []
     for temperature in plan.temperatures:
         tempered = posterior.with_temperature(temperature)
         draws = elliptical_slice(tempered, draws=plan.tuning_draws, chains=plan.tuning_chains,
                                  warmup=plan.tuning_draws, seed=c.table.seed, progress=False)
-        values.append(_value(tempered.predict(draws, c.inputs), c))
+        values.append(moment_matched(tempered.predict(draws, c.inputs), c.y))
     return values
-
-
-def _value(predictive: Predictive, c: Case) -> float:
-    return moment_matched(predictive, c.y)
-
-
-def _summary(values: list[float]) -> Record:
-    """Mean and standard error over validation cases; null where one diverged."""
-    if not all(map(math.isfinite, values)):
-        return {"score": None, "se": None}
-    return {"score": float(np.mean(values)), "se": float(np.std(values) / len(values) ** 0.5)}
-
-
-def _order(tried: Record) -> float:
-    return -math.inf if tried["score"] is None else tried["score"]
-
-
-def _best(tried: list[Record]) -> Record:
-    return max(tried, key=_order)
 
 
 def chosen(name: str, X: Array, y: Array, masks: Array, plan: Plan, store: Store,
            say: Say) -> Chosen:
     """The choice for a data set; what was tried is on record and not tried again."""
     cases = functools.cache(lambda: tuning_cases(X, y, masks, plan))
-    facts = {"dataset": name, "procedure": PROCEDURE} | _fields(
+    facts = {"dataset": name, "procedure": PROCEDURE} | fields_of(
         plan, "hidden", "tuning_splits", "validations", "validation")
 
     def kept(what: str, settings: Record, tried: Callable[[], list[Record]]) -> list[Record]:
@@ -334,22 +262,22 @@ def chosen(name: str, X: Array, y: Array, masks: Array, plan: Plan, store: Store
             store.put(key, facts | settings | {
                 "kind": what, "tried": tried(), "versions": versions(),
                 "seconds": round(time.process_time() - started, 1)})
-            say(f"{name} {what} {settings.get('rate', '')}: best {_best(store[key]['tried'])}")
+            say(f"{name} {what} {settings.get('rate', '')}: best {best(store[key]['tried'])}")
         return store[key]["tried"]
 
-    grid = _fields(plan, "learning_rates", "weight_decays")
-    best_at = [_best(kept("training", grid | {"epochs": e},
+    grid = fields_of(plan, "learning_rates", "weight_decays")
+    best_at = [best(kept("training", grid | {"epochs": e},
                           lambda e=e: try_training(cases(), plan, e))) for e in plan.epochs]
-    fixed = _fields(plan, "path_epochs", "clip_norm", "snapshots", "rank", "swag_draws",
+    fixed = fields_of(plan, "path_epochs", "clip_norm", "snapshots", "rank", "swag_draws",
                     "temperatures", "tuning_chains", "tuning_draws")
     few = functools.cache(lambda: cases()[:plan.tuning_splits])
     members = functools.cache(lambda base: train(few(), plan, [base] * len(few())))
     swags, tempered = [], []
-    for row in sorted(best_at, key=_order, reverse=True)[:plan.bases]:
+    for row in sorted(best_at, key=order, reverse=True)[:plan.bases]:
         base = _base(row)
         here: list[Record] = []
         for rate in plan.path_rates + plan.further_rates:
-            if rate in plan.further_rates and _best(here)["rate"] < here[-1]["rate"]:
+            if rate in plan.further_rates and best(here)["rate"] < here[-1]["rate"]:
                 break
             settings = dataclasses.asdict(base) | fixed | {"rate": rate}
             swag_row, *rows = kept("path", settings, lambda base=base, rate=rate: try_path(
@@ -357,17 +285,14 @@ def chosen(name: str, X: Array, y: Array, masks: Array, plan: Plan, store: Store
             here += rows
             swags.append(swag_row | dataclasses.asdict(base))
         tempered += [row | dataclasses.asdict(base) for row in here]
-    swag_best, best = _best(swags), _best(tempered)
-    return Chosen(sgd=_base(_best(best_at)), swag=_base(swag_best), swag_rate=swag_best["rate"],
-                  pca=_base(best), pca_rate=best["rate"], temperature=best["temperature"])
+    swag_best, pca_best = best(swags), best(tempered)
+    return Chosen(sgd=_base(best(best_at)), swag=_base(swag_best), swag_rate=swag_best["rate"],
+                  pca=_base(pca_best), pca_rate=pca_best["rate"],
+                  temperature=pca_best["temperature"])
 
 
 def _base(row: Record) -> Base:
     return Base(row["learning_rate"], row["weight_decay"], row["epochs"])
-
-
-def _fields(plan: Plan, *names: str) -> Record:
-    return {name: getattr(plan, name) for name in names}
 
 
 # --- the splits -------------------------------------------------------------------------------
@@ -397,7 +322,7 @@ def run_table(name: str, X: Array, y: Array, masks: Array, tuning_masks: Array, 
     store = Store(Path(folder) / f"{name}.json")
     choice = chosen(name, X, y, tuning_masks, plan, store, say)
     settings = {"dataset": name, "chosen": dataclasses.asdict(choice),
-                "plan": _fields(plan, *FIXED), "procedure": PROCEDURE}
+                "plan": fields_of(plan, *FIXED), "procedure": PROCEDURE}
     keys = [key_of(f"{name}-{split:02d}", settings | {"split": split})
             for split in range(len(masks))]
     missing = [split for split, key in enumerate(keys) if key not in store]
@@ -434,7 +359,7 @@ def _record(c: Case, sgd: Predictive, swag_path: SwaResult | None, pca_path: Swa
         raise InputError("path_rates: expected rates at which training stays finite, got one "
                          "that diverged. Lower the grid.")
     seed = c.table.seed
-    posterior = posterior_of(pca_path, c.table, plan).with_temperature(temperature)
+    posterior = posterior_of(pca_path, c.table, plan.rank).with_temperature(temperature)
     started = time.process_time()
     draws = sampled(posterior, plan, seed)
     drawn = time.process_time()
@@ -443,7 +368,7 @@ def _record(c: Case, sgd: Predictive, swag_path: SwaResult | None, pca_path: Swa
         "SWA": scores(point(pca_path).predict(c.inputs), c.y),
         "SWAG": scores(predict_swag(swag_path, plan, c.inputs, seed), c.y),
         "PCA + ESS": scores(posterior.predict(draws, c.inputs), c.y)}
-    sampling = {"rank": posterior.rank, "draws": draws.n_draws, "rhat": _worst(draws),
+    sampling = {"rank": posterior.rank, "draws": draws.n_draws, "rhat": worst_rhat(draws),
                 "ess_bulk": float(np.nanmin(draws.ess_bulk())),
                 "evaluations_per_draw": float(draws.stats["evaluations"].mean())}
     seconds = seconds | {"sampling": drawn - started, "scoring": time.process_time() - drawn}

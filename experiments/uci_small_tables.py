@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from subbayes.checks import fail
-from subbayes.files import atomic_write_text
+from experiments.store import Record
+from experiments.uci import Figure, figure_text, spread, values, verdict, write_between
 
 __all__ = ["PAPER", "RERUN", "markdown", "summary", "write"]
-
-Record = dict[str, Any]
-Figure = tuple[float, float]
 
 METHODS = ("SGD", "SWAG", "PCA + ESS")
 
@@ -57,39 +52,10 @@ TITLES = {
     "rmse": "Test RMSE (table 3); lower is better",
     "coverage": "Coverage of the 95 % interval (table 4); nearer to 0.95 is better"}
 
-_MARKS = ("<!-- uci_small: begin -->", "<!-- uci_small: end -->")
-
-
-def values(records: list[Record], method: str, score: str) -> np.ndarray:
-    """One score of one method on all splits."""
-    return np.array([r["methods"][method][score] for r in records])
-
-
-def verdict(score: str, paper: Figure, ours: Figure, n: int) -> str:
-    """Ours against the paper's, in standard errors of the difference of means."""
-    badness = [abs(m - 0.95) if score == "coverage" else m if score == "rmse" else -m
-               for m, _ in (paper, ours)]
-    error = ((paper[1] ** 2 + ours[1] ** 2) / n) ** 0.5
-    gap = badness[1] - badness[0]
-    if abs(gap) <= 2 * error:
-        return "within error"
-    return "worse" if gap > 0 else "better"
-
-
-def _figure(mean: float, deviation: float | None, small: bool = False) -> str:
-    digits = 5 if small else 3
-    text = f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
-    return text.replace("-", "−")
-
-
-def _spread(found: np.ndarray) -> Figure:
-    """Mean and standard deviation."""
-    return float(found.mean()), float(found.std(ddof=min(1, len(found) - 1)))
-
 
 def _row(name: str, records: list[Record], method: str, score: str) -> str:
     found = values(records, method, score)
-    ours = _spread(found)
+    ours = spread(found)
     paper = PAPER[score][name][METHODS.index(method)]
     rerun = RERUN[score].get(name, {}).get(method)
     small = score == "rmse" and name == "naval"
@@ -97,11 +63,11 @@ def _row(name: str, records: list[Record], method: str, score: str) -> str:
         agrees = "within error" if round(ours[0], 3) <= paper[0] else "worse"
     else:
         agrees = verdict(score, paper, ours, len(found))
-    cells = [name, method, _figure(*paper), _figure(*ours, small)]
+    cells = [name, method, figure_text(*paper), figure_text(*ours, 5 if small else 3)]
     if score == "log_likelihood":
         mixture = values(records, method, "log_likelihood_mixture")
-        cells.append(_figure(*_spread(mixture)))
-    cells += [_figure(*rerun) if rerun else "", agrees]
+        cells.append(figure_text(*spread(mixture)))
+    cells += [figure_text(*rerun) if rerun else "", agrees]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -158,7 +124,7 @@ def summary(found: dict[str, list[Record]]) -> Record:
         "rhat": max(r["sampling"]["rhat"] for r in records),
         "seconds": round(sum(sum(r["seconds"].values()) for r in records), 1),
         "methods": {method: {
-            score: dict(zip(("mean", "sd"), _spread(values(records, method, score)), strict=True))
+            score: dict(zip(("mean", "sd"), spread(values(records, method, score)), strict=True))
             for score in records[0]["methods"][method]} for method in records[0]["methods"]}}
         for name, records in found.items()}
 
@@ -169,10 +135,4 @@ def write(page: str | Path, found: dict[str, list[Record]]) -> None:
     Raises:
         InputError: a page without the marks.
     """
-    path = Path(page)
-    text = path.read_text()
-    if any(mark not in text for mark in _MARKS):
-        fail("page", f"the marks {' and '.join(_MARKS)} in '{path}'", "a page without them")
-    begin, end = map(re.escape, _MARKS)
-    block = f"{_MARKS[0]}\n\n{markdown(found)}\n\n{_MARKS[1]}"
-    atomic_write_text(path, re.sub(f"{begin}.*{end}", lambda _: block, text, flags=re.DOTALL))
+    write_between(page, "uci_small", markdown(found))
