@@ -1,28 +1,33 @@
-"""The README's example runs and prints what the README says, and its table names real files."""
+"""Examples of the README and of pages run and print what these say; the README names real files."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import re
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parents[1] / "README.md"
+PAGES = {"README": (README, None),
+         "variational inference": (README.parent / "docs/methods/variational-inference.md", "zuko")}
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.S)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
-def blocks() -> list[tuple[str, str]]:
-    return BLOCK.findall(README.read_text())
-
-
-def test_the_example_prints_what_the_readme_says():
-    kinds = [kind for kind, _ in blocks()]
-    code = blocks()[kinds.index("python")][1]
-    expected = blocks()[kinds.index("python") + 1][1]
+@pytest.mark.parametrize(("page", "needs"), PAGES.values(), ids=PAGES)
+def test_the_example_prints_what_the_page_says(page, needs):
+    if needs is not None and importlib.util.find_spec(needs) is None:
+        pytest.skip(f"needs {needs}")
+    blocks = BLOCK.findall(page.read_text())
+    kinds = [kind for kind, _ in blocks]
+    code = blocks[kinds.index("python")][1]
+    expected = blocks[kinds.index("python") + 1][1]
     assert len(code.strip().splitlines()) <= 20
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        exec(compile(code, "README.md", "exec"), {})
+        exec(compile(code, page.name, "exec"), {})
     found = out.getvalue()
     words = [" ".join(NUMBER.sub("#", text).split()) for text in (found, expected)]
     assert words[0] == words[1]
