@@ -112,13 +112,14 @@ def to_device(values: Any, device: torch.device) -> Any:
 
     Data on an accelerator are not brought to a model elsewhere: that is a mistake, said in a line.
     """
-    def moved(tensor: Tensor) -> Tensor:
-        if tensor.device.type not in ("cpu", torch.device(device).type):
-            fail("data", f"tensors on the CPU or on {device}, where the module is", tensor.device,
-                 "Move the module or the data with .to(device)")
-        return tensor.to(device, non_blocking=True)
+    return _map(values, lambda tensor: _moved(tensor, device))
 
-    return _map(values, moved)
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.device.type not in ("cpu", torch.device(device).type):
+        fail("data", f"tensors on the CPU or on {device}, where the module is", tensor.device,
+             "Move the module or the data with .to(device)")
+    return tensor.to(device, non_blocking=True)
 
 
 def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
