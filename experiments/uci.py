@@ -115,6 +115,19 @@ def fields_of(plan: Any, *names: str) -> Record:
     return {name: getattr(plan, name) for name in names}
 
 
+def asked(names: str, known: tuple[str, ...]) -> list[str]:
+    """The data sets named, with commas between.
+
+    Raises:
+        InputError: one that is not known.
+    """
+    found = names.split(",")
+    for name in found:
+        if name not in known:
+            fail("datasets", f"some of {', '.join(known)}", f"'{name}'")
+    return found
+
+
 # --- pages ----------------------------------------------------------------------------------------
 
 
@@ -123,11 +136,19 @@ def values(records: list[Record], method: str, score: str) -> np.ndarray:
     return np.array([r["methods"][method][score] for r in records])
 
 
-def verdict(score: str, paper: Figure, ours: Figure, n: int) -> str:
-    """Ours against the paper's, in standard errors of the difference of means."""
+def verdict(score: str, paper: Figure, ours: Figure, n: int, n_paper: int | None = None) -> str:
+    """Ours against the paper's, in standard errors of the difference of means.
+
+    Args:
+        score: "log_likelihood", "rmse" or "coverage".
+        paper: mean and deviation over splits.
+        ours: the same.
+        n: splits behind ours,
+        n_paper: and behind the paper's, by default as many.
+    """
     badness = [abs(m - 0.95) if score == "coverage" else m if score == "rmse" else -m
                for m, _ in (paper, ours)]
-    error = ((paper[1] ** 2 + ours[1] ** 2) / n) ** 0.5
+    error = (paper[1] ** 2 / (n_paper or n) + ours[1] ** 2 / n) ** 0.5
     gap = badness[1] - badness[0]
     if abs(gap) <= 2 * error:
         return "within error"
@@ -143,6 +164,18 @@ def figure_text(mean: float, deviation: float | None, digits: int = 3) -> str:
 def spread(found: np.ndarray) -> Figure:
     """Mean and standard deviation."""
     return float(found.mean()), float(found.std(ddof=min(1, len(found) - 1)))
+
+
+def summary_of(found: dict[str, list[Record]]) -> Record:
+    """Means and deviations by data set, method and score, for the JSON line."""
+    return {name: {
+        "splits": len(records), "chosen": records[0]["chosen"], "plan": records[0]["plan"],
+        "rhat": max(r["sampling"]["rhat"] for r in records),
+        "seconds": round(sum(sum(r["seconds"].values()) for r in records), 1),
+        "methods": {method: {
+            score: dict(zip(("mean", "sd"), spread(values(records, method, score)), strict=True))
+            for score in records[0]["methods"][method]} for method in records[0]["methods"]}}
+        for name, records in found.items()}
 
 
 def write_between(page: str | Path, name: str, text: str) -> None:

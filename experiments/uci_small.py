@@ -30,6 +30,7 @@ from experiments.uci import (
     Array,
     Case,
     Say,
+    asked,
     best,
     case,
     fields_of,
@@ -38,6 +39,7 @@ from experiments.uci import (
     posterior_of,
     scores,
     summary,
+    summary_of,
     worst_rhat,
 )
 from subbayes import Draws, Posterior, Predictive, elliptical_slice
@@ -390,22 +392,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, say: Say) -> Record:
     """Run what is missing; returns a summary of all records asked for."""
-    asked = options.datasets.split(",")
-    for name in asked:
-        if name not in DATASETS:
-            raise InputError(f"datasets: expected some of {', '.join(DATASETS)}, got '{name}'.")
+    names = asked(options.datasets, DATASETS)
     jobs = [(name, options.splits, options.data_dir, options.results,
-             PLANS.get(name, Plan())) for name in asked]
+             PLANS.get(name, Plan())) for name in names]
     if options.workers == 1:
         records = [run_dataset(*job, say=say) for job in jobs]
     else:
         with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
             records = list(pool.map(_quiet, *zip(*jobs, strict=True)))
-    found = dict(zip(asked, records, strict=True))
+    found = dict(zip(names, records, strict=True))
     say(uci_small_tables.markdown(found))
     if options.write:
         uci_small_tables.write(options.write, found)
-    return uci_small_tables.summary(found)
+    return summary_of(found)
 
 
 def _quiet(*job: Any) -> list[Record]:

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.store import Record
 from experiments.uci import Figure, figure_text, spread, values, verdict, write_between
 
-__all__ = ["PAPER", "RERUN", "markdown", "summary", "write"]
+__all__ = ["PAPER", "RERUN", "markdown", "write"]
 
 METHODS = ("SGD", "SWAG", "PCA + ESS")
 
@@ -115,18 +115,6 @@ def markdown(found: dict[str, list[Record]]) -> str:
     counts = ", ".join(f"{name} {len(records)}" for name, records in found.items())
     parts = [f"Splits: {counts}. Mean ± standard deviation over splits."]
     return "\n\n".join([*parts, *(_table(score, found) for score in TITLES), _settings(found)])
-
-
-def summary(found: dict[str, list[Record]]) -> Record:
-    """Means and deviations by data set, method and score, for the JSON line."""
-    return {name: {
-        "splits": len(records), "chosen": records[0]["chosen"], "plan": records[0]["plan"],
-        "rhat": max(r["sampling"]["rhat"] for r in records),
-        "seconds": round(sum(sum(r["seconds"].values()) for r in records), 1),
-        "methods": {method: {
-            score: dict(zip(("mean", "sd"), spread(values(records, method, score)), strict=True))
-            for score in records[0]["methods"][method]} for method in records[0]["methods"]}}
-        for name, records in found.items()}
 
 
 def write(page: str | Path, found: dict[str, list[Record]]) -> None:
