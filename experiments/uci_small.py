@@ -2,7 +2,9 @@
 
 One hidden layer of 50, heteroscedastic with a global variance, batches of a tenth of the rows,
 the 20 usual splits. Learning rates, weight decay, epochs and temperature are chosen for each
-data set by likelihood on validation rows of the training part of a few splits.
+data set by likelihood on validation rows of the training part of a few splits. Mean-field
+variational inference runs along the trajectories that suit elliptical slice sampling, at a
+temperature of its own, in records of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -47,15 +49,23 @@ from subbayes.baselines.map import point
 from subbayes.baselines.swag import swag
 from subbayes.checks import InputError, check_count
 from subbayes.datasets import load_uci
+from subbayes.inference.variational import variational
 from subbayes.prediction import average
 from subbayes.seeding import derive
 from subbayes.training import SwaResult
 
 DATASETS = ("yacht", "boston", "energy", "concrete", "naval")
-METHODS = ("SGD", "SWAG", "PCA + ESS")
+METHODS = ("SGD", "SWAG", "PCA + ESS", "PCA + VI")
 FIXED = ("hidden", "path_epochs", "clip_norm", "snapshots", "rank", "swag_draws", "chains", "draws",
          "rhat", "longest")
 """The part of a plan that the splits depend on, beside what was chosen."""
+
+VI_FIXED = ("hidden", "path_epochs", "clip_norm", "snapshots", "rank", "vi_steps", "vi_samples",
+            "vi_batch_size", "vi_draws")
+"""The same for variational inference."""
+
+_DIVERGED = ("path_rates: expected rates at which training stays finite, got one that diverged. "
+             "Lower the grid.")
 
 PROCEDURE = 1
 """Raise it when the code below changes what the same settings give."""
@@ -90,6 +100,10 @@ class Plan:
         rhat: where the worst R-hat is above this, the chains are run anew at twice the length,
         longest: up to this many times `draws`.
         swag_draws: weight vectors of SWAG.
+        vi_steps: of the variational fit, at most.
+        vi_samples: draws in each of them.
+        vi_batch_size: rows in each of them; all, where there are no more.
+        vi_draws: draws of the fitted Gaussian.
     """
 
     hidden: tuple[int, ...] = (50,)
@@ -114,6 +128,10 @@ class Plan:
     rhat: float = 1.05
     longest: int = 8
     swag_draws: int = 200
+    vi_steps: int = 2000
+    vi_samples: int = 8
+    vi_batch_size: int = 1000
+    vi_draws: int = 400
 
 
 PLANS = {
@@ -150,7 +168,7 @@ class Chosen:
         return {(self.swag, self.swag_rate), (self.pca, self.pca_rate)}
 
 
-# --- the three methods ------------------------------------------------------------------------
+# --- the methods ------------------------------------------------------------------------------
 
 
 def train(cases: list[Case], plan: Plan, bases: list[Base]) -> Members:
@@ -193,6 +211,14 @@ def sampled(posterior: Posterior, plan: Plan, seed: int) -> Draws:
         if worst_rhat(draws) <= plan.rhat:
             break
     return draws
+
+
+def fitted(posterior: Posterior, plan: Plan, seed: int) -> Draws:
+    """Draws of the mean-field Gaussian nearest to the posterior."""
+    batch_size = plan.vi_batch_size if plan.vi_batch_size < posterior.data.n else None
+    return variational(posterior, family="mean-field", chains=1, draws=plan.vi_draws,
+                       steps=plan.vi_steps, samples=plan.vi_samples, batch_size=batch_size,
+                       seed=seed, progress=False)
 
 
 # --- choosing ---------------------------------------------------------------------------------
@@ -250,22 +276,47 @@ def _tempered(path: SwaResult | None, c: Case, plan: Plan) -> list[float]:
     return values
 
 
+def try_vi(cases: list[Case], plan: Plan, base: Base, rate: float) -> list[Record]:
+    """Validation likelihood of variational inference at every temperature."""
+    paths = along(train(cases, plan, [base] * len(cases)), cases, plan, base, rate)
+    rows = np.array([_vi_tempered(p, c, plan) for p, c in zip(paths, cases, strict=True)])
+    return [{"temperature": t} | summary(column)
+            for t, column in zip(plan.temperatures, rows.T.tolist(), strict=True)]
+
+
+def _vi_tempered(path: SwaResult | None, c: Case, plan: Plan) -> list[float]:
+    """Validation likelihoods at every temperature."""
+    if path is None:
+        return [-math.inf] * len(plan.temperatures)
+    posterior = posterior_of(path, c.table, plan.rank)
+    values = []
+    for temperature in plan.temperatures:
+        tempered = posterior.with_temperature(temperature)
+        draws = fitted(tempered, plan, c.table.seed)
+        values.append(moment_matched(tempered.predict(draws, c.inputs), c.y))
+    return values
+
+
+def _kept(store: Store, say: Say, name: str, what: str, settings: Record,
+          tried: Callable[[], list[Record]]) -> list[Record]:
+    """What was tried, from the records or, then on record, anew."""
+    key = key_of(f"{name}-{what}", settings)
+    if key not in store:
+        started = time.process_time()
+        store.put(key, settings | {"kind": what, "tried": tried(), "versions": versions(),
+                                   "seconds": round(time.process_time() - started, 1)})
+        say(f"{name} {what} {settings.get('rate', '')}: best {best(store[key]['tried'])}")
+    return store[key]["tried"]
+
+
 def chosen(name: str, X: Array, y: Array, masks: Array, plan: Plan, store: Store,
            say: Say) -> Chosen:
     """The choice for a data set; what was tried is on record and not tried again."""
     cases = functools.cache(lambda: tuning_cases(X, y, masks, plan))
-    facts = {"dataset": name, "procedure": PROCEDURE} | fields_of(
-        plan, "hidden", "tuning_splits", "validations", "validation")
+    facts = _facts(name, plan)
 
     def kept(what: str, settings: Record, tried: Callable[[], list[Record]]) -> list[Record]:
-        key = key_of(f"{name}-{what}", facts | settings)
-        if key not in store:
-            started = time.process_time()
-            store.put(key, facts | settings | {
-                "kind": what, "tried": tried(), "versions": versions(),
-                "seconds": round(time.process_time() - started, 1)})
-            say(f"{name} {what} {settings.get('rate', '')}: best {best(store[key]['tried'])}")
-        return store[key]["tried"]
+        return _kept(store, say, name, what, facts | settings, tried)
 
     grid = fields_of(plan, "learning_rates", "weight_decays")
     best_at = [best(kept("training", grid | {"epochs": e},
@@ -291,6 +342,22 @@ def chosen(name: str, X: Array, y: Array, masks: Array, plan: Plan, store: Store
     return Chosen(sgd=_base(best(best_at)), swag=_base(swag_best), swag_rate=swag_best["rate"],
                   pca=_base(pca_best), pca_rate=pca_best["rate"],
                   temperature=pca_best["temperature"])
+
+
+def vi_temperature(name: str, X: Array, y: Array, masks: Array, plan: Plan, choice: Chosen,
+                   store: Store, say: Say) -> float:
+    """The temperature of variational inference, along the trajectories already chosen."""
+    settings = _facts(name, plan) | dataclasses.asdict(choice.pca) | {
+        "rate": choice.pca_rate} | fields_of(plan, *VI_FIXED, "temperatures")
+    found = _kept(store, say, name, "vi", settings, lambda: try_vi(
+        tuning_cases(X, y, masks, plan)[:plan.tuning_splits], plan, choice.pca, choice.pca_rate))
+    return float(best(found)["temperature"])
+
+
+def _facts(name: str, plan: Plan) -> Record:
+    """What every choice depends on."""
+    return {"dataset": name, "procedure": PROCEDURE} | fields_of(
+        plan, "hidden", "tuning_splits", "validations", "validation")
 
 
 def _base(row: Record) -> Base:
@@ -325,21 +392,40 @@ def run_table(name: str, X: Array, y: Array, masks: Array, tuning_masks: Array, 
     choice = chosen(name, X, y, tuning_masks, plan, store, say)
     settings = {"dataset": name, "chosen": dataclasses.asdict(choice),
                 "plan": fields_of(plan, *FIXED), "procedure": PROCEDURE}
-    keys = [key_of(f"{name}-{split:02d}", settings | {"split": split})
+    records = _filled(store, f"{name}-", "split", settings, masks, say, lambda missing: _runs(
+        [case_of(X, y, masks, s) for s in missing], plan, choice))
+    temperature = vi_temperature(name, X, y, tuning_masks, plan, choice, store, say)
+    settings = {"dataset": name, "base": dataclasses.asdict(choice.pca), "rate": choice.pca_rate,
+                "temperature": temperature, "plan": fields_of(plan, *VI_FIXED),
+                "procedure": PROCEDURE}
+    further = _filled(store, f"{name}-vi-", "vi-split", settings, masks, say, lambda missing:
+                      _vi_runs([case_of(X, y, masks, s) for s in missing], plan, choice,
+                               temperature))
+    return [record | {"methods": record["methods"] | more["methods"], "vi": more["vi"]}
+            for record, more in zip(records, further, strict=True)]
+
+
+def case_of(X: Array, y: Array, masks: Array, split: int) -> Case:
+    """Training and test rows of a split."""
+    return case(X, y, np.flatnonzero(~masks[split]), np.flatnonzero(masks[split]), derive(split))
+
+
+def _filled(store: Store, prefix: str, kind: str, settings: Record, masks: Array, say: Say,
+            runs: Callable[[list[int]], Iterator[Record]]) -> list[Record]:
+    """The records of all splits, those that are missing run together."""
+    keys = [key_of(f"{prefix}{split:02d}", settings | {"split": split})
             for split in range(len(masks))]
     missing = [split for split, key in enumerate(keys) if key not in store]
-    cases = [case(X, y, np.flatnonzero(~masks[s]), np.flatnonzero(masks[s]), derive(s))
-             for s in missing]
     if missing:
-        for split, record in zip(missing, _runs(cases, plan, choice), strict=True):
-            store.put(keys[split], settings | {"kind": "split", "split": split} | record)
-            found = record["methods"]
-            say(f"{name} {split:2d}: " + ", ".join(
-                f"{m} {found[m]['log_likelihood']:.3f}" for m in METHODS))
+        for split, record in zip(missing, runs(missing), strict=True):
+            store.put(keys[split], settings | {"kind": kind, "split": split} | record)
+            said = (f"{m} {found['log_likelihood']:.3f}" for m, found in record["methods"].items()
+                    if m in METHODS)
+            say(f"{settings['dataset']} {split:2d}: " + ", ".join(said))
     return [store[key] for key in keys]
 
 
-def _runs(cases: list[Case], plan: Plan, choice: Chosen) -> Any:
+def _runs(cases: list[Case], plan: Plan, choice: Chosen) -> Iterator[Record]:
     """Train all cases together, then sample and score one after the other."""
     started = time.process_time()
     members = {base: train(cases, plan, [base] * len(cases))
@@ -358,8 +444,7 @@ def _runs(cases: list[Case], plan: Plan, choice: Chosen) -> Any:
 def _record(c: Case, sgd: Predictive, swag_path: SwaResult | None, pca_path: SwaResult | None,
             plan: Plan, temperature: float, seconds: dict[str, float]) -> Record:
     if swag_path is None or pca_path is None:
-        raise InputError("path_rates: expected rates at which training stays finite, got one "
-                         "that diverged. Lower the grid.")
+        raise InputError(_DIVERGED)
     seed = c.table.seed
     posterior = posterior_of(pca_path, c.table, plan.rank).with_temperature(temperature)
     started = time.process_time()
@@ -376,6 +461,36 @@ def _record(c: Case, sgd: Predictive, swag_path: SwaResult | None, pca_path: Swa
     seconds = seconds | {"sampling": drawn - started, "scoring": time.process_time() - drawn}
     return {"methods": methods, "sampling": sampling, "versions": versions(), "threads": 1,
             "seconds": {k: round(v, 2) for k, v in seconds.items()}}
+
+
+def _vi_runs(cases: list[Case], plan: Plan, choice: Chosen, temperature: float
+             ) -> Iterator[Record]:
+    """Train all cases together along the trajectory chosen, then fit one after the other."""
+    started = time.process_time()
+    members = train(cases, plan, [choice.pca] * len(cases))
+    paths = along(members, cases, plan, choice.pca, choice.pca_rate)
+    seconds = {"training": (time.process_time() - started) / len(cases)}
+    for path, c in zip(paths, cases, strict=True):
+        if path is None:
+            raise InputError(_DIVERGED)
+        started = time.process_time()
+        posterior = posterior_of(path, c.table, plan.rank).with_temperature(temperature)
+        draws = fitted(posterior, plan, c.table.seed)
+        fit = {name: _number(draws.meta[name]) for name in (
+            "elbo", "elbo_error", "log_evidence", "log_evidence_error", "pareto_k", "steps")}
+        drawn = time.process_time()
+        yield {"methods": {"PCA + VI": scores(posterior.predict(draws, c.inputs), c.y)},
+               "centre": scores(point(path).predict(c.inputs), c.y),
+               "vi": fit | {"converged": draws.meta["converged"], "rank": posterior.rank,
+                            "temperature": temperature},
+               "versions": versions(), "threads": 1,
+               "seconds": {k: round(v, 2) for k, v in (seconds | {
+                   "fit": drawn - started, "scoring": time.process_time() - drawn}).items()}}
+
+
+def _number(value: float) -> float | None:
+    """What JSON can hold."""
+    return float(value) if math.isfinite(value) else None
 
 
 # --- the command ------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ TINY = uci_small.Plan(
     hidden=(6,), learning_rates=(1e-2,), weight_decays=(1e-2, 1e-1), epochs=(5,),
     path_rates=(1e-3,), further_rates=(), path_epochs=6, snapshots=5, rank=3,
     temperatures=(1.0, 100.0), tuning_splits=1, validations=1, tuning_chains=2, tuning_draws=5,
-    chains=2, draws=10, longest=1, swag_draws=5)
+    chains=2, draws=10, longest=1, swag_draws=5, vi_steps=10,
+    vi_samples=2, vi_batch_size=50, vi_draws=10)
 
 
 def quiet(*_):
@@ -152,7 +153,8 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_only_reads(diabetes, tmp_
     assert both[0] == first[0]
     assert [r["split"] for r in both] == [0, 1]
     for record in both:
-        assert set(record["methods"]) == {"SGD", "SWA", "SWAG", "PCA + ESS"}
+        assert set(record["methods"]) == {"SGD", "SWA", "SWAG", "PCA + ESS", "PCA + VI"}
+        assert record["vi"]["temperature"] in TINY.temperatures
         assert all(np.isfinite(v) for m in record["methods"].values() for v in m.values())
     monkeypatch.setattr(uci_small, "train", lambda *_: pytest.fail("trained again"))
     assert go(2) == both
@@ -163,7 +165,52 @@ def test_a_changed_setting_is_run_anew(diabetes, tmp_path):
     for plan in (TINY, dataclasses.replace(TINY, draws=12)):
         uci_small.run_table("yacht", X, y, masks[:1], masks, str(tmp_path), plan, quiet)
     kinds = [r["kind"] for r in Store(tmp_path / "yacht.json").records.values()]
-    assert sorted(kinds) == ["path", "split", "split", "training"]  # the choice stays
+    assert sorted(kinds) == ["path", "split", "split", "training", "vi", "vi-split"]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_variational_inference_keeps_the_records_there_are(diabetes, tmp_path, monkeypatch):
+    """It runs along the same trajectory; nothing else is run again, and it goes on by itself."""
+    X, y, masks = diabetes
+
+    def go(plan):
+        return uci_small.run_table("yacht", X, y, masks[:1], masks, str(tmp_path), plan, quiet)
+
+    go(TINY)
+    records = Store(tmp_path / "yacht.json").records
+    (split,), (fit,) = ([r for r in records.values() if r["kind"] == kind]
+                        for kind in ("split", "vi-split"))
+    assert fit["centre"] == pytest.approx(split["methods"]["SWA"], rel=1e-4)
+    for name in ("try_training", "try_path", "_runs"):
+        monkeypatch.setattr(uci_small, name, lambda *_: pytest.fail("run again"))
+    other = dataclasses.replace(TINY, vi_draws=11)
+    first = go(other)
+    after = Store(tmp_path / "yacht.json").records
+    assert {k: r for k, r in after.items() if k in records} == records
+    assert sorted(r["kind"] for k, r in after.items() if k not in records) == ["vi", "vi-split"]
+    monkeypatch.setattr(uci_small, "_vi_runs", lambda *_: pytest.fail("run again"))
+    assert go(other) == first
+
+
+def test_the_temperature_of_variational_inference_is_chosen_on_validation_rows(
+    diabetes, tmp_path, monkeypatch
+):
+    X, y, masks = diabetes
+    marked = y.copy()
+    marked[masks[0]] = np.nan
+    seen = []
+
+    def score(predictive, targets):
+        seen.append(np.isfinite(targets).all())
+        return -abs(len(seen) % len(TINY.temperatures) - 1)
+
+    monkeypatch.setattr(uci_small, "moment_matched", score)
+    base = uci_small.Base(1e-2, 1e-2, 5)
+    choice = uci_small.Chosen(base, base, 1e-3, base, 1e-3, 1.0)
+    found = uci_small.vi_temperature("yacht", X, marked, masks, TINY, choice,
+                                     Store(tmp_path / "x.json"), quiet)
+    assert found == 1.0
+    assert seen == [True] * len(TINY.temperatures)
 
 
 def test_each_method_gets_its_own_best(diabetes, tmp_path, monkeypatch):
@@ -228,7 +275,9 @@ def record(value):
            "coverage": 0.95, "coverage_mixture": 0.95}
     base = uci_small.Base(0.01, 0.1, 100)
     chosen = dataclasses.asdict(uci_small.Chosen(base, base, 1e-3, base, 1e-3, 30.0))
-    return {"methods": dict.fromkeys(("SGD", "SWA", "SWAG", "PCA + ESS"), one), "chosen": chosen,
+    methods = ("SGD", "SWA", "SWAG", "PCA + ESS", "PCA + VI")
+    return {"methods": dict.fromkeys(methods, one), "chosen": chosen,
+            "vi": {"pareto_k": 0.4, "temperature": 10.0},
             "plan": {"chains": 8}, "seconds": {"training": 1.0, "sampling": 2.0},
             "sampling": {"rhat": 1.01, "rank": 20, "draws": 500}}
 
@@ -244,6 +293,8 @@ def test_the_page_gets_the_tables_between_its_marks(tmp_path):
     assert "old" not in text
     assert ("| yacht | PCA + ESS | −0.225 ± 0.400 | −0.200 ± 0.141 | −0.200 ± 0.141 "
             "| −0.500 ± 0.180 | within error |") in text
+    assert "| yacht | PCA + VI | −0.396 ± 0.419 | −0.200 ± 0.141 |" in text
+    assert "| 30, 10 | 20 | 8 × 500 | 1.010, 1.010 | 3.0 | 0.40, 0.40 |" in text
     uci_small_tables.write(page, found)
     assert page.read_text() == text
 
