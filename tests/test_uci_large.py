@@ -44,7 +44,7 @@ def test_one_run_gives_the_solution_and_the_trajectory_of_its_later_epochs(diabe
     run = uci_large.trained(c, TINY, 1e-3, "cpu")
     seen = []
     other = subbayes.train(
-        subbayes.MLP(10, (6, 2), 2, seed=0), c.table.likelihood, (c.table.inputs, c.table.y),
+        uci_large.initial(c.table, TINY), c.table.likelihood, (c.table.inputs, c.table.y),
         epochs=8, learning_rate=1e-3, optimizer="sgd", momentum=0.9, batch_size=30,
         weight_decay=1e-4, bias_lr_factor=2.0, seed=0, progress=False,
         callback=lambda _, module: seen.append(subbayes.Network(module).weights.clone()))
@@ -54,6 +54,17 @@ def test_one_run_gives_the_solution_and_the_trajectory_of_its_later_epochs(diabe
     last = (torch.stack(seen[4:]) - torch.stack(seen[3:]).mean(0)).double()
     torch.testing.assert_close(run.swa.recorder.singular_values.double(),
                                torch.linalg.svdvals(last / 3**0.5), rtol=1e-3, atol=1e-6)
+
+
+def test_networks_start_with_no_dead_unit_before_the_outputs(diabetes):
+    table = a_case(diabetes).table
+    plan = dataclasses.replace(TINY, hidden=(20, 20, 2))
+    for seed in range(10):
+        module = uci_large.initial(dataclasses.replace(table, seed=seed), plan)
+        assert ((module.layers[:-1](table.inputs) > 0).double().mean(0) >= 0.1).all()
+    nowhere = dataclasses.replace(table, inputs=torch.full_like(table.inputs, -math.inf))
+    with pytest.raises(InputError, match="hidden: expected units that are positive somewhere"):
+        uci_large.initial(nowhere, plan)
 
 
 def test_normalised_log_likelihoods_are_those_of_targets_of_variance_one(diabetes):
@@ -108,6 +119,10 @@ def test_the_rate_is_the_best_for_sgd_and_the_temperature_the_best_at_it(
     options = ("pol", X, y, masks[0], plan, store, "cpu", quiet)
     assert uci_large.chosen(*options) == uci_large.Chosen(0.1, 10.0)
     assert uci_large.chosen(*options) == uci_large.Chosen(0.1, 10.0)
+    assert asked == [1e-3, 1e-1, 1.0]
+    single = dataclasses.replace(TINY, temperatures=(5.0,))
+    assert uci_large.chosen("pol", X, y, masks[0], single, store, "cpu", quiet) == (
+        uci_large.Chosen(1e-3, 5.0))
     assert asked == [1e-3, 1e-1, 1.0]
     with pytest.raises(InputError, match="learning_rates: expected a rate at which training"):
         uci_large.chosen("pol", X, y, masks[0], dataclasses.replace(TINY, learning_rates=(1.0,)),
