@@ -19,7 +19,9 @@ import pandas as pd
 import pytest
 
 from subbayes import artifact, choose_temperature, load
-from subbayes.cli import run
+from subbayes.api import ENGINES, SUBSPACES
+from subbayes.cli import options, run
+from subbayes.cli.fit import Method
 from subbayes.table_model import TableModel
 
 pytestmark = pytest.mark.slow  # real processes, a minute and more
@@ -104,7 +106,26 @@ def test_help_needs_nothing_heavy():
     assert out.stdout.strip().endswith("[]")
 
 
+def test_all_engines_and_subspaces_can_be_named():
+    assert [name.value for name in options.InferenceName] == list(ENGINES)
+    assert [name.value for name in Method][:len(SUBSPACES)] == list(SUBSPACES)
+
+
 # --- fit, predict, evaluate, report, compare ----------------------------------------------------
+
+
+@pytest.mark.parametrize("subspace", SUBSPACES)
+@pytest.mark.parametrize("inference", ENGINES)
+def test_every_engine_samples_every_subspace(call, files, tmp_path, inference, subspace):
+    if inference == "realnvp":
+        pytest.importorskip("zuko")
+    words = SMALL.copy()
+    if subspace == "full":
+        del words[words.index("--rank"):words.index("--rank") + 2]
+    code, _, err = call("fit", files / "people.csv", "--target", "income", "--out", tmp_path / "m",
+                        "--inference", inference, "--subspace", subspace, *words, "--quiet")
+    assert code == 0, err
+    assert TableModel.load(tmp_path / "m").model.draws.meta["sampler"] == inference
 
 
 def test_fit_reports_in_text_and_json(call, files, tmp_path):

@@ -19,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from subbayes import InputError, Predictive, SubspaceClassifier, SubspaceRegressor, metrics
+from subbayes.api import ENGINES, SUBSPACES
 from subbayes.table_model import fit_matrix
 from subbayes.tabular import TabularEncoder
 
@@ -438,3 +439,23 @@ def test_a_fit_gives_no_warnings_of_its_own():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SubspaceRegressor(**QUICK).fit(X, y).predict(X)
+
+
+# --- every engine in every subspace -------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [SubspaceRegressor, SubspaceClassifier])
+@pytest.mark.parametrize("subspace", SUBSPACES)
+@pytest.mark.parametrize("inference", ENGINES)
+def test_every_engine_samples_every_subspace(inference, subspace, kind):
+    if inference == "realnvp":
+        pytest.importorskip("zuko")
+    X, y = numbers() if kind is SubspaceRegressor else labels()
+    options = QUICK | dict(hidden=(3,), epochs=5, rank=None if subspace == "full" else 2)
+    model = kind(subspace=subspace, inference=inference, **options).fit(X, y)
+    assert model.model_.draws.meta["sampler"] == inference
+    assert np.isfinite(model.predict(X) if kind is SubspaceRegressor
+                       else model.predict_proba(X)).all()
