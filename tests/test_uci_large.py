@@ -196,7 +196,7 @@ def test_the_authors_normalised_log_likelihoods_fit_their_residuals():
 
 def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(uci_large, "load_uci", lambda name, folder: diabetes)
-    monkeypatch.setattr(uci_large, "Plan", lambda: TINY)
+    monkeypatch.setattr(uci_large, "PLANS", {"pol": TINY})
     assert command.main(["uci_large", "--datasets", "pol", "--splits", "2", "--json",
                          "--results", str(tmp_path)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
