@@ -19,8 +19,13 @@ __all__ = ["bar", "bars_as_text", "in_turns", "machine", "peak_memory", "use_thr
 
 
 def use_threads(count: int) -> None:
-    """Hold torch and the numerical libraries of child processes to `count` threads."""
+    """Hold all libraries, and those of child processes, to `count` threads.
+
+    JAX has a pool of its own that no setting holds back: the process is confined to so many cores.
+    """
     torch.set_num_threads(count)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-count:])
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(count)
 

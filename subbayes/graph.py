@@ -41,6 +41,7 @@ _POINTWISE = {aten.relu.default, aten.tanh.default, aten.sigmoid.default, aten.s
               aten.gelu.default, aten.silu.default, aten.elu.default, aten.leaky_relu.default}
 _NARROW = 16  # columns
 _SETTLING = 3  # calls after which the interpreter has profiled and simplified a function
+_SMALL = 16  # numbers of a constant that are compared
 _COMMUTES = {aten.add.Tensor, aten.mul.Tensor}
 
 
@@ -158,12 +159,22 @@ def _share(graph: Graph) -> None:
     if not all(map(_is_pure, calls)):
         return
     seen: dict[Any, Node] = {}
-    for node in calls:
+    for node in [node for node in graph.nodes if node.op == "get_attr"] + calls:
         key = node.target, _hashable(node.args), _hashable(node.kwargs)
+        if node.op == "get_attr":
+            key = _constant(graph, node)
         first = seen.setdefault(key, node)
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
+
+
+def _constant(graph: Graph, node: Node) -> Any:
+    """A constant tensor as a key; a large one is only itself."""
+    value = getattr(graph.owning_module, str(node.target), None)
+    if not isinstance(value, torch.Tensor) or value.numel() > _SMALL:
+        return node
+    return value.dtype, value.device, str(value.tolist())
 
 
 def _is_pure(node: Node) -> bool:

@@ -189,6 +189,17 @@ def test_what_is_computed_twice_is_computed_once():
     assert sum("tanh" in name for name in names) == 1
 
 
+@pytest.mark.parametrize(("other", "times"), [(2.0, 1), (3.0, 2)])
+def test_equal_constants_are_one(other, times):
+    def function(x):
+        return (x + torch.tensor([2.0])).exp() * (x + torch.tensor([other])).exp()
+
+    x = torch.randn(5)
+    graph = tidy(make_fx(function)(x), x)
+    torch.testing.assert_close(graph(x), function(x))
+    assert sum("exp" in str(node.target) for node in graph.graph.nodes) == times
+
+
 def writes_between(w, x):
     h = x @ w
     first = h.exp()
