@@ -172,7 +172,7 @@ class Draws:
             low = float(np.nanmin(diagnostics.ebfmi(self.stats["energy"])))
             if low < 0.3:
                 said.append(f"E-BFMI is {low:.2f}, below 0.3: the tails are reached slowly; run "
-                            "longer (draws=...) or use a dense mass matrix (metric='dense')")
+                            "longer (draws=...), or warm up longer (warmup=...)")
         return said
 
     def to_arviz(self, posterior: Posterior | None = None, *, seed: int = 0) -> Any:

@@ -26,6 +26,7 @@ MODELS = {
     "correlated-prior": LinearGaussian(rank=2, prior=CORRELATED),
     "rank-one": LinearGaussian(rank=1),
 }
+METRICS = ("diagonal", "dense")
 ENGINES = {"hmc": hmc, "nuts": nuts}
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
@@ -50,6 +51,22 @@ def test_other_shapes(engine, density):
     draws = engine(density, draws=100, chains=250, warmup=120, seed=2, target_acceptance=0.9,
                    progress=False)
     check_moments(draws, *density.moments())
+
+
+@engines
+@pytest.mark.parametrize(("rank", "metric"), [(50, "dense"), (51, "diagonal")])
+def test_few_coordinates_have_a_dense_mass_matrix(engine, rank, metric):
+    options = dict(draws=3, chains=2, warmup=30, progress=False)
+    assert np.array_equal(engine(Toy(rank), **options).z,
+                          engine(Toy(rank), metric=metric, **options).z)
+
+
+@engines
+def test_a_dense_mass_matrix_spares_gradients(engine):
+    prior = Normal(covariance=[[1.0, 0.999], [0.999, 1.0]])
+    spent = [engine(Toy(2, prior), draws=100, chains=10, warmup=150, metric=metric,
+                    progress=False).stats["evaluations"].mean() for metric in METRICS]
+    assert spent[1] < 0.5 * spent[0]
 
 
 @engines

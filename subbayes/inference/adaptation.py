@@ -17,11 +17,13 @@ from jaxtyping import Float, Int
 
 from subbayes.checks import check_choice, fail
 
-__all__ = ["Adaptation", "Metric", "Schedule", "begin", "momentum", "update", "velocity"]
+__all__ = ["Adaptation", "Metric", "Schedule", "begin", "momentum", "preferred", "update",
+           "velocity"]
 
 Metric = Literal["diagonal", "dense"]
 
 _GAMMA, _DELAY, _KAPPA = 0.05, 10.0, 0.75
+_DENSE = 50  # coordinates
 _SHRINKAGE, _SHRINKAGE_DRAWS = 1e-3, 5.0
 
 
@@ -90,6 +92,11 @@ class Schedule:
             ends.append(at)
             window *= 2
         return cls(first, tuple(ends))
+
+
+def preferred(rank: int) -> Metric:
+    """The mass matrix of choice: dense where its cost is small beside that of a gradient."""
+    return "dense" if rank <= _DENSE else "diagonal"
 
 
 def begin(

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from subbayes.checks import check_count, check_positive
 from subbayes.draws import Draws
 from subbayes.inference import hamiltonian
-from subbayes.inference.adaptation import Metric, Schedule
+from subbayes.inference.adaptation import Metric, Schedule, preferred
 from subbayes.inference.chains import Info, Rngs, run
 from subbayes.inference.hamiltonian import GradientDensity
 
@@ -126,7 +126,7 @@ def hmc(
     length: float = np.pi / 2,
     target_acceptance: float = 0.8,
     max_steps: int = 1000,
-    metric: Metric = "diagonal",
+    metric: Metric | None = None,
     step_size: float | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = 10.0,
@@ -146,7 +146,7 @@ def hmc(
         length: mean length of a trajectory in units of the posterior's scale.
         target_acceptance: mean acceptance that the step size aims at.
         max_steps: leapfrog steps of a trajectory at most.
-        metric: "diagonal" or "dense" mass matrix.
+        metric: "diagonal" or "dense" mass matrix; None takes a dense one up to 50 coordinates.
         step_size: the first step size, in units of the prior's scale.
         checkpoint: directory to save the run in and resume it from, bit for bit.
         checkpoint_seconds: time between checkpoints.
@@ -170,8 +170,9 @@ def hmc(
         (2, 100, 2)
     """
     warmup = max(draws * thin, 200) if warmup is None else warmup
-    kernel = HMC(warmup=warmup, target_acceptance=target_acceptance, metric=metric,
-                 step_size=step_size, length=length, max_steps=max_steps)
+    kernel = HMC(warmup=warmup, target_acceptance=target_acceptance,
+                 metric=metric or preferred(posterior.rank), step_size=step_size, length=length,
+                 max_steps=max_steps)
     return run(kernel, posterior, draws=draws, chains=chains, warmup=warmup, thin=thin, seed=seed,
                initial=initial, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds,
                progress=progress)

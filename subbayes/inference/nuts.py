@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from subbayes.checks import check_count
 from subbayes.draws import Draws
 from subbayes.inference import hamiltonian
-from subbayes.inference.adaptation import Metric
+from subbayes.inference.adaptation import Metric, preferred
 from subbayes.inference.chains import Info, Rngs, run
 from subbayes.inference.hamiltonian import GradientDensity
 
@@ -279,7 +279,7 @@ def nuts(
     initial: str | np.ndarray = "prior",
     target_acceptance: float = 0.8,
     max_depth: int = 10,
-    metric: Metric = "diagonal",
+    metric: Metric | None = None,
     step_size: float | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = 10.0,
@@ -298,7 +298,7 @@ def nuts(
         initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
         target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
         max_depth: doublings of a trajectory at most.
-        metric: "diagonal" or "dense" mass matrix.
+        metric: "diagonal" or "dense" mass matrix; None takes a dense one up to 50 coordinates.
         step_size: the first step size, in units of the prior's scale.
         checkpoint: directory to save the run in and resume it from, bit for bit.
         checkpoint_seconds: time between checkpoints.
@@ -322,8 +322,9 @@ def nuts(
         (2, 100, 2)
     """
     warmup = max(draws * thin, 200) if warmup is None else warmup
-    kernel = NUTS(warmup=warmup, target_acceptance=target_acceptance, metric=metric,
-                  step_size=step_size, max_depth=max_depth)
+    kernel = NUTS(warmup=warmup, target_acceptance=target_acceptance,
+                  metric=metric or preferred(posterior.rank), step_size=step_size,
+                  max_depth=max_depth)
     return run(kernel, posterior, draws=draws, chains=chains, warmup=warmup, thin=thin, seed=seed,
                initial=initial, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds,
                progress=progress)
