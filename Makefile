@@ -24,6 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CORE := $(VENV)/.installed-torch-$(TORCH)
 DEV := $(CORE)-dev
 DOCS := $(CORE)-docs
+ALL := $(CORE)-all
 RECIPE := pyproject.toml $(filter-out /dev/null,$(CONSTRAINTS))
 
 # The documentation theme announces its successor at every build.
@@ -73,7 +74,12 @@ $(CORE): $(RECIPE)
 
 $(DEV): $(CORE)
 	@echo "[dev] installing the extras and the developers' tools"
-	@$(PIP) install -e ".[dev,arviz,parquet,lightning]" "torch==$(TORCH)" -c $(CONSTRAINTS)
+	@$(PIP) install -e ".[dev,arviz,parquet,lightning,flows]" "torch==$(TORCH)" -c $(CONSTRAINTS)
+	@touch $@
+
+$(ALL): $(DEV)
+	@echo "[all] installing the samplers of other libraries"
+	@$(PIP) install -e ".[samplers]" "torch==$(TORCH)" -c $(CONSTRAINTS)
 	@touch $@
 
 $(DOCS): $(CORE)
@@ -87,7 +93,7 @@ demo: $(CORE) ## run the main job on real data: table, plots and report in runs/
 test: $(DEV) ## run the tests (but the slow ones)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-test-all: $(DEV) ## run all tests, the slow ones too
+test-all: $(ALL) ## run all tests, the slow ones and those of other libraries' samplers too
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow" $(ARGS)
 
 test-oldest: constraints-oldest.txt ## run the tests with the oldest supported versions, in .venv-oldest
