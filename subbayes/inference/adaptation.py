@@ -8,6 +8,7 @@ the chains beside it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -150,7 +151,7 @@ def momentum(
 
 def update(
     s: Any, rows: Int[np.ndarray, "c"], acceptance: Float[np.ndarray, "c"], *,
-    target: float, warmup: int, schedule: Schedule, scale: Float[np.ndarray, "k"],
+    target: float, warmup: int, schedule: Schedule, scale: Callable[[], Float[np.ndarray, "k"]],
 ) -> None:
     """Take account of a finished draw of the chains `rows`, in place.
 
@@ -161,7 +162,7 @@ def update(
         target: acceptance to aim at.
         warmup: draws of the warm-up; later ones adapt nothing.
         schedule: of the windows.
-        scale: the prior's, shape (k,), which short windows are shrunk towards.
+        scale: makes the prior's, shape (k,), which short windows are shrunk towards.
     """
     s.count[rows] += 1
     adapting = s.count[rows] <= warmup
@@ -172,7 +173,7 @@ def update(
     _gather(s, rows[s.count[rows] > schedule.first])
     closing = rows[[count in schedule.ends for count in s.count[rows].tolist()]]
     if closing.size:
-        _new_metric(s, closing, scale)
+        _new_metric(s, closing, scale())
     done = rows[s.count[rows] == warmup]
     s.step[done] = np.exp(s.log_step_mean[done])
 

@@ -103,6 +103,8 @@ class _Store:
     def add(self, state: Any, info: Info, warmup: int, thin: int) -> None:
         """File away the draws that chains finished in this step."""
         self.evaluations += 1
+        if not info.finished.any():
+            return
         self.count += info.finished
         kept, phase = np.divmod(self.count - warmup - 1, thin)
         c = (info.finished & (phase == thin - 1) & (kept >= 0)
@@ -191,9 +193,10 @@ def run(
             state = only_where(active, moved, before)
             finished = info.finished & active
             store.add(state, Info(finished, info.stats), warmup, thin)
-            for c in (finished & (store.count == needed)).nonzero()[0]:
-                parked[int(c)] = rngs[c].bit_generator.state
-            steps.update(int(finished.sum()))
+            if done := int(finished.sum()):
+                for c in (finished & (store.count == needed)).nonzero()[0]:
+                    parked[int(c)] = rngs[c].bit_generator.state
+                steps.update(done)
             if saved and (interrupted or time.monotonic() - last > checkpoint_seconds):
                 saved.write(state, store, rngs, parked)
                 last = time.monotonic()

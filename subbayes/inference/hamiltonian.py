@@ -177,4 +177,5 @@ def adapt(
         return
     adaptation.update(
         s, rows, s.acceptance[rows] / s.evaluations[rows], target=settings.target_acceptance,
-        warmup=settings.warmup, schedule=Schedule.of(settings.warmup), scale=_scale(posterior))
+        warmup=settings.warmup, schedule=Schedule.of(settings.warmup),
+        scale=lambda: _scale(posterior))

@@ -180,9 +180,10 @@ def _new_subtrees(s: State, rows: np.ndarray, u: np.ndarray) -> None:
 def _leap(posterior: GradientDensity, s: State) -> tuple[np.ndarray, np.ndarray]:
     """Move the growing ends by one leapfrog step: their momenta, and log weights exp(H0 - H)."""
     chains = np.arange(len(s.side))
+    at = 2 * chains + s.side
+    z, r, g = (ends.reshape(-1, ends.shape[-1])[at] for ends in (s.ends_z, s.ends_r, s.ends_g))
     z, r, value, g, log_weight = hamiltonian.leapfrog(
-        posterior, s, s.ends_z[chains, s.side], s.ends_r[chains, s.side],
-        s.ends_g[chains, s.side], np.where(s.side == 1, s.step, -s.step))
+        posterior, s, z, r, g, np.where(s.side, s.step, -s.step))
     s.ends_z[chains, s.side], s.ends_r[chains, s.side] = z, r
     s.ends_g[chains, s.side] = g
     s.leaf_value[:] = value

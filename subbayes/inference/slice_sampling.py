@@ -154,7 +154,7 @@ class SliceSampling:
         scale = np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
         if self.warmup:
             adaptation.update(s, rows, share, target=0.5, warmup=self.warmup,
-                              schedule=Schedule.of(self.warmup), scale=scale)
+                              schedule=Schedule.of(self.warmup), scale=lambda: scale)
         for counter in (s.coordinate, s.expansions, s.contractions, s.evaluations):
             counter[rows] = 0
 

@@ -60,10 +60,10 @@ def uniforms(s: Any, rngs: list[np.random.Generator], n: int) -> Float[np.ndarra
         rngs: a generator per chain.
         n: how many.
     """
-    block, used = refilled(s.uniforms, s.n_uniforms, s.uniforms.shape[1] - n + 1,
-                           lambda rng, shape: rng.random(shape), rngs)
-    s.uniforms[:] = block
-    chains = np.arange(len(used))[:, None]
-    out = s.uniforms[chains, used[:, None] + np.arange(n)]
-    s.n_uniforms[:] = used + n
-    return out
+    for c in (s.n_uniforms > s.uniforms.shape[1] - n).nonzero()[0]:
+        s.uniforms[c] = rngs[c].random(s.uniforms.shape[1])
+        s.n_uniforms[c] = 0
+    chains, ahead = s.uniforms.shape
+    first = np.arange(0, chains * ahead, ahead) + s.n_uniforms
+    s.n_uniforms[:] += n
+    return np.asarray(s.uniforms.reshape(-1)[first[:, None] + np.arange(n)])
