@@ -80,7 +80,7 @@ class Plan:
         curve_epochs: passes for the curve between the two solutions.
         rank: of the random and the PCA subspace.
         swag_scale: SWAG's covariance is widened by this, as in the authors' notebook.
-        temperature: T of all posteriors.
+        temperature: T of all posteriors; by default N / K, the default of the authors' scripts.
         chains: of the samplers.
         draws: draws a chain, after as many for warm-up (NUTS: a quarter of both).
         vi_steps: of the variational fits.
@@ -100,7 +100,7 @@ class Plan:
     curve_epochs: int = 2000
     rank: int = 10
     swag_scale: float = 10.0
-    temperature: float = 1.0
+    temperature: float = 40.0
     chains: int = 4
     draws: int = 400
     vi_steps: int = 2000
