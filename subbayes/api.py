@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from subbayes import artifact, likelihoods
 from subbayes.checks import (
@@ -30,6 +31,7 @@ from subbayes.data import Data, leaves
 from subbayes.draws import Draws
 from subbayes.evaluation import Mode
 from subbayes.fitted import FittedModel, load
+from subbayes.inference.flows import load_zuko
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
 from subbayes.posterior import Posterior, check_fit
@@ -237,7 +239,9 @@ def fit(
         >>> model.predict(x[:5]).std.shape
         (5,)
     """
-    data = Data.of(data)
+    source, data = data, Data.of(data)
+    if not isinstance(source, (DataLoader, Dataset)):  # these shuffle, and in a way of their own
+        source = data
     likelihood = _likelihood(likelihood)
     network = Network(model, parameters, output)
     check_fit(network, likelihood, data)
@@ -255,7 +259,8 @@ def fit(
     prepared = _resumed(folder, model, parameters, output, data, likelihood, settings)
     if prepared is None:
         network, likelihood, space, history = _prepared(
-            model, likelihood, data, subspace, rank, training, parameters, output, seed, progress)
+            model, likelihood, source, subspace, rank, training, parameters, output, seed,
+            progress)
         prepared = FittedModel(network, likelihood, space, prior, history=history,
                                settings=settings)
         if folder is not None:
@@ -342,6 +347,8 @@ def _engine(inference: str | Callable[..., Draws]) -> Callable[..., Draws]:
     if callable(inference):
         return inference
     check_choice("inference", inference, ENGINES)
+    if inference == "realnvp":  # before the training
+        load_zuko()
     room, _, name = ENGINES[inference].partition(":")
     return getattr(importlib.import_module(room), name)
 
@@ -349,7 +356,7 @@ def _engine(inference: str | Callable[..., Draws]) -> Callable[..., Draws]:
 def _prepared(
     model: nn.Module,
     likelihood: Likelihood,
-    data: Data,
+    data: Any,
     subspace: str | Subspace | Callable[[Trained], Subspace],
     rank: int | None,
     training: Training,
@@ -361,7 +368,7 @@ def _prepared(
     """The network, its likelihood and the subspace to sample in."""
     if isinstance(subspace, Subspace):
         network = Network(model, parameters, output).with_weights(subspace.shift)
-        return network, _learned(network, likelihood, data), subspace, {}
+        return network, _learned(network, likelihood, Data.of(data)), subspace, {}
     trained = train_trajectory(model, likelihood, data, training, parameters=parameters,
                                output=output, seed=seed, progress=progress)
     space = build_subspace(subspace, trained, rank, seed, data=data, training=training,

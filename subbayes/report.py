@@ -199,9 +199,17 @@ def _with_posterior(model: FittedModel | None, data: Data | None) -> FittedModel
         model.network, model.likelihood, data, model.subspace, model.prior, model.temperature))
 
 
+_ENGINES = {"nuts": "NUTS", "hmc": "HMC", "smc": "SMC", "laplace": "Laplace", "vi": "VI",
+            "full-rank-vi": "full-rank VI", "realnvp": "RealNVP"}
+
+
 def _method(model: FittedModel) -> str:
     """What tables call a model."""
-    return METHODS.get(str(model.settings.get("subspace")), "posterior")
+    method = METHODS.get(str(model.settings.get("subspace")), "posterior")
+    engine = str(model.settings.get("inference", "elliptical-slice"))
+    if engine == "elliptical-slice":
+        return method
+    return f"{method.removesuffix(' + ESS')} + {_ENGINES.get(engine, engine)}"
 
 
 # --- in words -------------------------------------------------------------------------------
@@ -347,6 +355,12 @@ def _verdict(story: _Story) -> str:
     if model is None or model.draws is None:
         return ""
     good = not model.warnings()
+    if "pareto_k" in model.draws.meta:
+        news = (f"An approximation, of which all draws are independent. Its Pareto k is "
+                f"{model.draws.meta['pareto_k']:.2f}: " + (
+                    "importance weights could correct it" if good else
+                    "it misses part of the posterior, see below what to do"))
+        return html.box("good" if good else "bad", f"{news}.", _coverage(story))
     news = "The chains agree" if good else (
         "The chains have not settled: read what follows with care, and see below what to do")
     if model.draws.n_draws >= 4:

@@ -140,7 +140,7 @@ def test_our_nuts_agrees_on_a_small_network(name):
     trained = subbayes.train(module, subbayes.Gaussian(0.3), (x, y), epochs=100, progress=False)
     space = subbayes.RandomSubspace(trained.network.weights, 3)
     posterior = subbayes.Posterior(
-        trained.network, subbayes.Gaussian(0.3), (x, y), space, temperature=2.0)
+        trained.network, subbayes.Gaussian(0.3), (x, y), space, subbayes.Normal(0.3), 2.0)
     ours = nuts(posterior, draws=500, chains=16, warmup=300, progress=False)
     assert not ours.warnings()
     theirs = sampled(name, posterior, draws=600, chains=8)

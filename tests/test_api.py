@@ -18,6 +18,7 @@ import pytest
 import torch
 from oracles import LinearGaussian, check_moments
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import (
     MLP,
@@ -583,3 +584,17 @@ def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
     assert np.isfinite(model.predict(x).mean).all()
     saved = load(model.save(tmp_path / "model"), nn.Linear(2, 1))
     np.testing.assert_array_equal(saved.draws.z, model.draws.z)
+
+
+@pytest.mark.parametrize(("wrap", "shuffles"), [
+    (lambda pair: DataLoader(TensorDataset(*pair), batch_size=10, shuffle=True), True),
+    (lambda pair: TensorDataset(*pair), True),
+    (lambda pair: DataLoader(TensorDataset(*pair), batch_size=10), False)],
+    ids=["shuffling loader", "dataset", "loader in order"])
+def test_training_shuffles_as_the_data_do(wrap, shuffles):
+    """The density reads a loader in a fixed order; the training does not."""
+    options = OPTIONS | dict(training=Training(epochs=2, swa_epochs=3, batch_size=10))
+    first, same, other = (fit(net(), wrap(data()), **options | dict(seed=seed)).network.weights
+                          for seed in (1, 1, 2))
+    assert torch.equal(first, same)
+    assert torch.equal(first, other) is not shuffles

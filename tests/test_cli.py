@@ -259,6 +259,10 @@ def test_compare_ranks_saved_models(call, refused, files, tmp_path):
     refused(r"models\['.*visits'\]: expected the observations of .*", "compare", people,
             files / "income", files / "visits")
     refused("models: expected each folder once, .*", "compare", people, other, other)
+    table(seed=1).to_csv(tmp_path / "others.csv", index=False)
+    refused("table: expected the rows that '.*income' was fitted to, for leave-one-out, got "
+            "rows of another likelihood. Name the table .*", "compare", tmp_path / "others.csv",
+            files / "income", other)
     refused("models: expected models that predict 'rich', got 'income' .*", *words, "--target",
             "rich")
     refused("model: expected a folder that `subbayes fit` wrote, .*", "compare", people, tmp_path)

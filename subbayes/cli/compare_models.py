@@ -74,5 +74,24 @@ def _candidate(
     features, values = split_target(
         read_rows(model, table, separator, scored=True, min_rows=2), model.column)
     data = model.encoder.transform(features), numbers(model.target, values)
-    return Posterior(fitted.network, fitted.likelihood, data, fitted.subspace, fitted.prior,
-                     fitted.temperature), fitted.draws
+    posterior = Posterior(fitted.network, fitted.likelihood, data, fitted.subspace, fitted.prior,
+                          fitted.temperature)
+    _check_rows(posterior, fitted.draws, folder)
+    return posterior, fitted.draws
+
+
+def _check_rows(posterior: Posterior, draws: Draws, folder: Path) -> None:
+    """The table holds the rows the model was fitted to: the first draws are as likely as they were.
+
+    Other rows would give scores that mean nothing, since leaving a row out needs it in.
+    """
+    from subbayes.checks import fail
+
+    noted = draws.stats.get("log_likelihood")
+    if noted is None:
+        return
+    found = posterior.log_likelihood(draws.z[0, :4])
+    if abs(found - noted[0, :4]).max() > 1e-3 * (1 + abs(found).max()):
+        fail("table", f"the rows that '{folder}' was fitted to, for leave-one-out",
+             "rows of another likelihood",
+             "Name the table it was fitted to, or use `subbayes evaluate` on other rows")

@@ -97,6 +97,9 @@ def complain(error: Exception) -> int:
         say(f"error: {in_their_words(in_one_line(str(error)))}")
         return _BAD_INPUT
     reason = in_one_line(str(error)) or "no further word"
+    if isinstance(error, ImportError) and "pip install" in reason:
+        say(f"error: {reason}")
+        return _BAD_INPUT
     say(f"error: unexpected {type(error).__name__}: {reason[:300]}. Run it again with --debug to "
         "see where.")
     return _UNEXPECTED
