@@ -31,7 +31,6 @@ from subbayes.data import Data, leaves
 from subbayes.draws import Draws
 from subbayes.evaluation import Mode
 from subbayes.fitted import FittedModel, load
-from subbayes.inference.flows import load_zuko
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
 from subbayes.posterior import Posterior, check_fit
@@ -347,8 +346,8 @@ def _engine(inference: str | Callable[..., Draws]) -> Callable[..., Draws]:
     if callable(inference):
         return inference
     check_choice("inference", inference, ENGINES)
-    if inference == "realnvp":  # before the training
-        load_zuko()
+    if inference == "realnvp":  # say before the training what is not installed
+        importlib.import_module("subbayes.inference.flows").load_zuko()
     room, _, name = ENGINES[inference].partition(":")
     return getattr(importlib.import_module(room), name)
 

@@ -397,3 +397,15 @@ def test_tables_escape_and_mark_cells():
     assert page.words == "<a> b 1 < 2 3 x y c & d"
     assert [attributes for tag, attributes in page.tags if tag == "td"] == [
         {}, {"class": "best"}, {}, {}]
+
+
+@pytest.mark.parametrize(("inference", "label", "chains"), [
+    ("laplace", "PCA + Laplace", False), ("hmc", "PCA + HMC", True)])
+def test_the_engine_has_its_name_and_an_approximation_no_chains(
+        tmp_path, inference, label, chains):
+    path = write_report(model(inference=inference), tmp_path / "r.html", test=rows(seed=1))
+    text = path.read_text(encoding="utf-8")
+    assert label in text
+    assert "PCA + ESS" not in text
+    assert ("The chains " in text) is chains
+    assert ("all draws are independent" in text) is not chains
