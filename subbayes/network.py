@@ -133,6 +133,39 @@ class Network:
         """Device of the weights."""
         return self.weights.device
 
+    @property
+    def spans(self) -> dict[str, slice]:
+        """Where in the flat vector the weights of each selected parameter lie."""
+        ends = np.cumsum(self._sizes)
+        return {name: slice(int(end) - size, int(end))
+                for name, size, end in zip(self.names, self._sizes, ends, strict=True)}
+
+    def owners(self) -> Iterator[tuple[str, nn.Module, dict[str, str]]]:
+        """Submodules with selected parameters of their own: name, module, and these by attribute.
+
+        A parameter goes by the first of its names, also where several submodules share it.
+        """
+        aliases = _aliases(self._module)
+        for name, module in self._module.named_modules():
+            full = {own: f"{name}.{own}" if name else own for own in module._parameters}
+            chosen = {own: aliases[path] for own, path in full.items()
+                      if aliases.get(path) in self._shapes}
+            if chosen:
+                yield name, module, chosen
+
+    @contextmanager
+    def watched(self, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
+        """Call a hook (module, args, kwargs, output) after each call of the named submodules."""
+        modules = dict(self._module.named_modules())
+        with taking_turns:
+            handles = [modules[name].register_forward_hook(hook, with_kwargs=True)
+                       for name, hook in hooks.items()]
+            try:
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
+
     def __repr__(self) -> str:
         kind = type(self._module).__name__
         return f"Network({kind}, {self.size} weights in {len(self.names)} parameters)"

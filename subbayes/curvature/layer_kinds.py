@@ -1,0 +1,158 @@
+r"""What the gradient of a layer's weights is made of, kind by kind.
+
+For one observation n and one cotangent of the outputs, the gradient of a weight matrix is a sum
+over the places t of a layer (time steps, pixels) of outer products
+
+$$ G_n = \sum_t g_{nt} \otimes a_{nt} $$
+
+of the gradient g of what came out and of a, what went in: the input of a linear layer, the patch
+under a convolution (group by group), the normalised input of a normalisation (each weight is a
+group of its own), and, the other way round, the one-hot index of an embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["KINDS", "Kind", "Right", "contract", "kind_of", "scattered"]
+
+Rows = slice
+Right = Callable[[Rows], Float[Tensor, "n t groups i"]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a kind of layer reads its input and the gradient of its output.
+
+    Attributes:
+        name: "linear", "conv", "norm" or "embedding".
+        ndim: least number of dimensions of an input with rows.
+        right: from (module, input, rows N) to a function from a slice of rows to a, of shape
+            (n, T, groups, I). What it needs of the module is read at once, while a call lasts.
+        left: from (module, gradient of the output, rows N) to g, of shape (N, T, groups, O).
+    """
+
+    name: str
+    ndim: Callable[[nn.Module], int]
+    right: Callable[[nn.Module, Tensor, int], Right]
+    left: Callable[[nn.Module, Tensor, int], Float[Tensor, "n t groups o"]]
+
+
+def _linear_right(module: nn.Module, x: Tensor, n: int) -> Right:
+    a = x.reshape(n, -1, 1, x.shape[-1])
+    return lambda rows: a[rows]
+
+
+def _linear_left(module: nn.Module, g: Tensor, n: int) -> Tensor:
+    return g.reshape(n, -1, 1, g.shape[-1])
+
+
+def _conv_right(module: nn.Module, x: Tensor, n: int) -> Right:
+    assert isinstance(module, (nn.Conv1d, nn.Conv2d))
+    groups, padding, mode = module.groups, module._reversed_padding_repeated_twice, (
+        "constant" if module.padding_mode == "zeros" else module.padding_mode)
+    sizes = [(1, *size) if isinstance(module, nn.Conv1d) else size for size in (
+        module.kernel_size, module.dilation, module.stride)]
+
+    def patches(rows: Rows) -> Tensor:
+        padded = F.pad(x[rows], padding, mode=mode)
+        images = padded.unsqueeze(2) if isinstance(module, nn.Conv1d) else padded
+        columns = F.unfold(images, sizes[0], dilation=sizes[1], stride=sizes[2])  # n, c k k, T
+        return columns.unflatten(1, (groups, -1)).permute(0, 3, 1, 2)
+
+    return patches
+
+
+def _conv_left(module: nn.Module, g: Tensor, n: int) -> Tensor:
+    assert isinstance(module, (nn.Conv1d, nn.Conv2d))
+    return g.flatten(2).unflatten(1, (module.groups, -1)).permute(0, 3, 1, 2)
+
+
+def _norm_right(module: nn.Module, x: Tensor, n: int) -> Right:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        mean, var = module.running_mean, module.running_var
+        assert mean is not None
+        assert var is not None
+        scale = (var + module.eps).rsqrt()
+
+        def centred(rows: Rows) -> Tensor:
+            shape = (-1, *[1] * (x.ndim - 2))
+            return _columns((x[rows] - mean.reshape(shape)) * scale.reshape(shape))
+
+        return centred
+    if isinstance(module, nn.GroupNorm):
+        return lambda rows: _columns(F.group_norm(x[rows], module.num_groups, eps=module.eps))
+    assert isinstance(module, nn.LayerNorm)
+    size = module.normalized_shape
+    rows_first = x.reshape(n, -1, *size)
+    return lambda rows: F.layer_norm(rows_first[rows], size, eps=module.eps).flatten(
+        2).unsqueeze(-1)
+
+
+def _columns(x: Tensor) -> Tensor:
+    """(n, C, *places) as (n, T, C, 1)."""
+    return x.reshape(*x.shape[:2], -1).transpose(1, 2).unsqueeze(-1)
+
+
+def _norm_left(module: nn.Module, g: Tensor, n: int) -> Tensor:
+    if not isinstance(module, nn.LayerNorm):
+        return _columns(g)
+    return g.reshape(n, -1, *module.normalized_shape).flatten(2).unsqueeze(-1)
+
+
+def _embedding_right(module: nn.Module, x: Tensor, n: int) -> Right:
+    """The index itself, -1 where it has no gradient."""
+    assert isinstance(module, nn.Embedding)
+    index = x.reshape(n, -1, 1, 1)
+    if module.padding_idx is not None:
+        index = index.masked_fill(index == module.padding_idx, -1)
+    return lambda rows: index[rows]
+
+
+KINDS: dict[type[nn.Module], Kind] = {
+    nn.Linear: Kind("linear", lambda m: 2, _linear_right, _linear_left),
+    nn.Conv1d: Kind("conv", lambda m: 3, _conv_right, _conv_left),
+    nn.Conv2d: Kind("conv", lambda m: 4, _conv_right, _conv_left),
+    nn.Embedding: Kind("embedding", lambda m: 1, _embedding_right, _linear_left),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm),
+                    Kind("norm", lambda m: 2, _norm_right, _norm_left)),
+    nn.LayerNorm: Kind("norm", lambda m: 1 + len(m.normalized_shape), _norm_right,  # type: ignore
+                       _norm_left),
+}
+
+
+def kind_of(module: nn.Module) -> Kind | None:
+    """The kind of a module, or None for one that is not known.
+
+    A subclass counts as its parent: whether its gradients are those of the kind is tried out.
+    """
+    found = next((KINDS[c] for c in type(module).__mro__ if c in KINDS), None)
+    batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return None if batch_norm and module.running_mean is None else found
+
+
+def contract(
+    left: Float[Tensor, "n t groups o"], right: Float[Tensor, "n t groups i"]
+) -> Float[Tensor, "n p"]:
+    """The gradient of the weight for each row, flat: sum over places of outer products."""
+    if left.shape[-1] == right.shape[-1] == 1:
+        return (left * right).sum(1).flatten(1)
+    if left.shape[1] == 1:
+        return (left[:, 0].unsqueeze(-1) * right[:, 0].unsqueeze(-2)).flatten(1)
+    return torch.einsum("ntgo,ntgi->ngoi", left, right).flatten(1)
+
+
+def scattered(
+    left: Float[Tensor, "n t one e"], index: Tensor, size: int
+) -> Float[Tensor, "n p"]:
+    """The gradient of an embedding for each row, flat: each place adds to the row it looked up."""
+    n, t, _, e = left.shape
+    rows = left.new_zeros(n, size + 1, e)  # the last is for index -1
+    where = (index.reshape(n, t, 1) % (size + 1)).expand(n, t, e)
+    return rows.scatter_add_(1, where, left.reshape(n, t, e))[:, :size].flatten(1)

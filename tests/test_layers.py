@@ -1,0 +1,110 @@
+"""Gradients layer by layer against the dense Jacobian, for every network of the table."""
+
+import cases
+import pytest
+import torch
+from torch import nn
+
+from subbayes import Network
+from subbayes.curvature.layers import Layers, captured
+from subbayes.data import n_rows, take
+
+
+def dense(network: Network, inputs) -> torch.Tensor:
+    """The Jacobian (N, C, D), one row at a time, by autograd in the whole weight vector."""
+    jacobians = []
+    for n in range(n_rows(inputs)):
+        row, w = take(inputs, slice(n, n + 1)), network.weights.clone().requires_grad_()
+        f = network(w, row)[0]
+        jacobians.append(torch.stack([torch.autograd.grad(v, w, retain_graph=True)[0] for v in f]))
+    return torch.stack(jacobians)
+
+
+def check(network: Network, inputs, tolerance: float = 1e-10) -> Layers:
+    batch = captured(network, inputs)
+    expected = dense(network, inputs)
+    found = torch.stack([batch.rows(u.expand_as(batch.outputs))
+                         for u in torch.eye(batch.outputs.shape[1]).to(batch.outputs)], 1)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    u = torch.randn_like(batch.outputs)
+    torch.testing.assert_close(batch.total(u), torch.einsum("nc,ncd->d", u, expected),
+                               rtol=100 * tolerance, atol=100 * tolerance)
+    return batch.plan
+
+
+@pytest.mark.filterwarnings("ignore:vectorising over rows")
+@pytest.mark.parametrize("case", cases.one_per_network(), ids=lambda case: case.name)
+def test_every_network_of_the_table(case):
+    built = case.build()
+    check(built.network, built.inputs, 1e-10 if built.network.dtype == torch.float64 else 1e-4)
+
+
+class Many(nn.Module):
+    """One of each kind that is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(4, 6, 3, padding="same", dilation=2, groups=2)
+        self.batch = nn.BatchNorm1d(6)
+        self.second = nn.Conv1d(6, 4, 2, stride=2, padding=1, padding_mode="circular")
+        self.group, self.layer = nn.GroupNorm(2, 4), nn.LayerNorm([4, 4])
+        self.images = nn.Conv2d(1, 2, (2, 3), stride=(1, 2), bias=False)
+        self.head = nn.Linear(6, 3)
+        self.batch.running_mean.uniform_(-1, 1)
+        self.batch.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu_(self.batch(self.first(x)))
+        x = self.layer(self.group(self.second(x)).sin_())
+        return self.head(torch.tanh(self.images(x[:, None])).flatten(1)[:, :6])
+
+
+def test_every_kind_of_layer():
+    torch.manual_seed(0)
+    plan = check(Network(Many().double()), torch.randn(5, 4, 6).double())
+    assert len(plan.layers) == 7
+    assert plan.rest is None
+
+
+def test_a_layer_in_several_places_of_a_row_and_padding():
+    torch.manual_seed(0)
+
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.order = nn.Embedding(9, 3, padding_idx=0), nn.Embedding(4, 3)
+            self.norm, self.inner, self.head = nn.LayerNorm(3), nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.words(x) + self.order(torch.arange(4))
+            return self.head(torch.tanh(self.inner(self.norm(h))).mean(1))
+
+    plan = check(Network(Text().double()), torch.randint(9, (6, 4)))
+    assert {layer.name for layer in plan.layers} == {"words", "norm", "inner", "head"}
+    assert plan.rest.size == 12  # positions have no rows
+
+
+def test_layers_that_run_twice_or_share_weights_are_differentiated_row_by_row():
+    torch.manual_seed(0)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out, self.idle = nn.Linear(3, 3), nn.Linear(3, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            again = x[:, :2] @ self.out.weight[:, :2]  # behind the layer's back
+            return self.out(self.inner(torch.tanh(self.inner(x)))) + again
+
+    plan = check(Network(Twice().double()), torch.randn(4, 3).double())
+    assert plan.layers == ()
+    assert plan.rest.size == 12 + 8 + 6
+
+
+def test_the_module_is_left_as_it_was():
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    network = Network(module)
+    captured(network, torch.randn(4, 3))
+    inner = [m for _, m, _ in network.owners()]
+    assert not any(m._forward_hooks for m in [*module.modules(), *inner])
+    assert all(p.grad is None for p in module.parameters())
