@@ -136,13 +136,13 @@ class RestGradients:
     """Gradients of u_n f_n in the remaining weights, for N rows, computed when asked for."""
 
     layer: Rest
-    captured: Captured = field(repr=False)
+    plan: Layers = field(repr=False)
+    inputs: Inputs = field(repr=False)
     cotangents: Float[Tensor, "N C"] = field(repr=False)
 
     def parts(self, rows: slice = slice(None)) -> Iterator[Part]:
         """Rows of the Jacobian: pairs (place in the flat vector, gradients (n, size))."""
-        layers = self.captured.plan
-        gradients = layers.by_rows(take(self.captured.inputs, rows), self.cotangents[rows])
+        gradients = self.plan.by_rows(take(self.inputs, rows), self.cotangents[rows])
         sizes = [span.place.stop - span.place.start for span in self.layer.spans]
         for span, part in zip(self.layer.spans, gradients.split(sizes, 1), strict=True):
             yield span.place, part
@@ -161,6 +161,7 @@ class Layers:
     Attributes:
         layers: those that can be trusted.
         rest: the other weights, or None.
+        row_bytes: about what a captured row holds: activations kept for the backward passes.
 
     Example:
         >>> network = Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
@@ -181,6 +182,7 @@ class Layers:
         self.rest: Rest | None = None
         self.layers = self._candidates()
         self.layers = self._trusted(take(inputs, few))
+        self.row_bytes = _saved_bytes(self, take(inputs, few))
         known = {span.place.start for layer in self.layers for span in layer.spans}
         left = [span for span in self._spans().values() if span.place.start not in known]
         self.rest = Rest(tuple(left)) if left else None
@@ -228,10 +230,19 @@ class Layers:
 
     # --- the rest ---------------------------------------------------------------------------
 
-    def by_rows(self, inputs: Inputs, cotangents: Float[Tensor, "n C"]) -> Float[Tensor, "n p"]:
-        """Gradients of u_n f_n in the weights outside the layers, one row at a time in effect."""
-        assert self.rest is not None
-        where = torch.cat([torch.arange(s.place.start, s.place.stop) for s in self.rest.spans])
+    def by_rows(
+        self, inputs: Inputs, cotangents: Float[Tensor, "n C"], where: Tensor | None = None
+    ) -> Float[Tensor, "n p"]:
+        """Gradients of u_n f_n in the weights outside the layers, one row at a time in effect.
+
+        Args:
+            inputs: rows.
+            cotangents: u.
+            where: places in the flat vector of some of these weights; by default of all.
+        """
+        if where is None:
+            assert self.rest is not None
+            where = torch.cat([torch.arange(s.place.start, s.place.stop) for s in self.rest.spans])
         where, w = where.to(self.network.device), self.network.weights
 
         def gradient(row: Any, u: Tensor) -> Tensor:
@@ -268,6 +279,22 @@ def _agrees(batch: Captured, layer: Layer, u: Tensor, truth: Float[Tensor, "n D"
     return all(rows.shape == truth[:, place].shape
                and bool(((rows - truth[:, place]).norm() <= tolerance * truth.norm()).all())
                for place, rows in parts)
+
+
+def _saved_bytes(plan: Layers, inputs: Inputs) -> int:
+    """Bytes that autograd keeps for one more row."""
+    counts = []
+    for rows in (1, 2):
+        sizes: list[int] = []
+
+        def kept(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(tensor.numel() * tensor.element_size())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
+            plan.capture(take(inputs, slice(rows)))
+        counts.append(sum(sizes))
+    return max(counts[1] - counts[0], leaves(inputs)[0][:1].numel())
 
 
 class Captured:
@@ -334,7 +361,7 @@ class Captured:
                 left = layer.kind.left(layer.module, g, len(self))
                 gradients.append(LayerGradients(layer, left, self._rights.get(layer.name, _none)))
         if layers is None and self.plan.rest is not None:
-            gradients.append(RestGradients(self.plan.rest, self, cotangents))
+            gradients.append(RestGradients(self.plan.rest, self.plan, self.inputs, cotangents))
         return gradients
 
     def total(self, cotangents: Float[Tensor, "N C"]) -> Float[Tensor, "D"]:

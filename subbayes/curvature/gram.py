@@ -1,0 +1,296 @@
+r"""Products between rows of Jacobians, layer by layer: Gram matrices (empirical tangent kernels).
+
+For two rows with gradients $\sum_t g_t \otimes a_t$ and $\sum_s g'_s \otimes a'_s$ in a layer,
+
+$$ \langle G, G' \rangle = \sum_{t,s} (a_t^\top a'_s)(g_t^\top g'_s) , $$
+
+which for a linear layer that applies once is the entrywise product $A A'^\top \circ G G'^\top$
+of two small Gram matrices, whatever the width of the layer. Where a layer applies in many places
+it may be cheaper to form the gradients themselves, block by block; the cheaper way is taken.
+
+All sums run in float64: the Gram matrix is then, but for that rounding, the exact one of the
+factors as computed, positive semi-definite, and differences of such matrices lose no digits that
+the factors had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.curvature.layer_kinds import Right
+from subbayes.curvature.layers import Layer, LayerGradients, Layers, Rest, RestGradients, Span
+from subbayes.data import n_rows
+from subbayes.types import Inputs
+
+__all__ = ["Block", "block", "gram", "pushed", "squares"]
+
+_OUTER, _INNER, _PAIRS = 192 * 2**20, 48 * 2**20, 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Gradients of R cotangents in one layer, for N rows.
+
+    Attributes:
+        layer: the layer.
+        left: (R, N, T, groups, O).
+        right: from a slice of rows to (n, T, groups, I).
+    """
+
+    layer: Layer
+    left: Float[Tensor, "R N t groups o"]
+    right: Right = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        """Number of selected weights."""
+        return self.layer.size
+
+    def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
+        """The gradients themselves, in the order of `spans`."""
+        return torch.stack([torch.cat([part.double() for _, part in LayerGradients(
+            self.layer, left, self.right).parts(rows)], 1) for left in self.left])
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Where the columns of `dense` lie."""
+        return self.layer.spans
+
+
+@dataclass(frozen=True)
+class RestPiece:
+    """Gradients of R cotangents in the remaining weights, for N rows, dense."""
+
+    layer: Rest
+    rows: Float[Tensor, "R N p"]
+
+    @property
+    def size(self) -> int:
+        """Number of weights."""
+        return self.layer.size
+
+    def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
+        """The gradients themselves, in the order of `spans`."""
+        return self.rows[:, rows].double()
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Where the columns of `dense` lie."""
+        return self.layer.spans
+
+
+@dataclass(frozen=True)
+class Block:
+    r"""Rows $r_n^\top J_n$ for N inputs and R cotangents r each, layer by layer.
+
+    Attributes:
+        n: number of inputs N.
+        roots: cotangents R per input.
+        pieces: by layer.
+    """
+
+    n: int
+    roots: int
+    pieces: tuple[Piece | RestPiece, ...]
+
+    def dense(self, rows: slice, size: int) -> Float[Tensor, "m D"]:
+        """Rows of some inputs over all D weights, input by input: (n R, D)."""
+        n = len(range(*rows.indices(self.n)))
+        whole = torch.zeros(n, self.roots, size, dtype=torch.float64, device=self.device)
+        for piece in self.pieces:
+            start, columns = 0, piece.dense(rows)
+            for span in piece.spans:
+                width = span.place.stop - span.place.start
+                whole[:, :, span.place] = columns[..., start: start + width].transpose(0, 1)
+                start += width
+        return whole.flatten(0, 1)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the gradients are."""
+        first = self.pieces[0]
+        return (first.left if isinstance(first, Piece) else first.rows).device
+
+
+def block(
+    plan: Layers, inputs: Inputs, root: Float[Tensor, "N C R"] | None = None
+) -> Block:
+    """The rows of a batch; by default one row for each output.
+
+    Args:
+        plan: the network's layers.
+        inputs: N rows.
+        root: cotangents of each input as columns; identity matrices by default.
+    """
+    batch = plan.capture(inputs)
+    count = batch.outputs.shape[1]
+    columns = (torch.eye(count).to(batch.outputs).expand(n_rows(inputs), -1, -1)
+               if root is None else root.to(batch.outputs))
+    pulled = [batch.pull(columns[..., r]) for r in range(columns.shape[-1])]
+    return Block(len(batch), len(pulled), tuple(
+        _stacked(same) for same in zip(*pulled, strict=True)))
+
+
+def _stacked(same: tuple[LayerGradients | RestGradients, ...]) -> Piece | RestPiece:
+    first = same[0]
+    if isinstance(first, LayerGradients):
+        lefts = [g.left for g in same if isinstance(g, LayerGradients)]
+        return Piece(first.layer, torch.stack(lefts), first.right)
+    rows = [torch.cat([part for _, part in g.parts()], 1) for g in same]
+    return RestPiece(first.layer, torch.stack(rows))
+
+
+def gram(
+    a: Block, b: Block, scale: Float[Tensor, "D"] | None = None
+) -> Float[Tensor, "m l"]:
+    """Products of all rows of two blocks, input by input, in float64: (N R, M S).
+
+    Args:
+        a: N inputs.
+        b: M inputs.
+        scale: weigh the columns.
+    """
+    total = torch.zeros(a.roots, a.n, b.roots, b.n, dtype=torch.float64, device=a.device)
+    for mine, other in zip(a.pieces, b.pieces, strict=True):
+        if scale is None and isinstance(mine, Piece) and isinstance(other, Piece) and (
+                _factored(mine, other)):
+            _add_factored(total, mine, other)
+        else:
+            _add_dense(total, mine, other, scale)
+    return total.permute(1, 0, 3, 2).reshape(a.n * a.roots, b.n * b.roots)
+
+
+def _factored(a: Piece, b: Piece) -> bool:
+    """Whether Gram matrices of the factors are cheaper than the gradients."""
+    if any(span.keep is not None for span in a.spans):
+        return False
+    roots, n, t, groups, o = a.left.shape
+    s = b.left.shape[2]
+    if a.layer.weight is None or groups > 1:
+        return False
+    if a.layer.kind.name == "embedding":
+        return t * s * (o + 3) < a.size
+    i = a.size // o
+    return t * s * (i / (roots * b.left.shape[0]) + o + 3) < a.size or t == s == 1
+
+
+def _add_factored(total: Float[Tensor, "R N S M"], a: Piece, b: Piece) -> None:
+    t, s = a.left.shape[2], b.left.shape[2]
+    pairs = a.left.shape[0] * b.left.shape[0] * t * s * 8
+    step = int((_PAIRS / pairs) ** 0.5)
+    for mine in _slices(total.shape[1], step):
+        for other in _slices(total.shape[3], step):
+            total[:, mine, :, other] += _pairs(a, b, mine, other)
+
+
+def _pairs(a: Piece, b: Piece, mine: slice, other: slice) -> Float[Tensor, "R n S m"]:
+    """Sum over places t, s of (a_t a'_s + 1 for a bias)(g_t g'_s), plus what the bias adds."""
+    left, right = a.left[:, mine, :, 0].double(), b.left[:, other, :, 0].double()
+    inner = _right_gram(a, b, mine, other)  # n t m s
+    if a.layer.bias is not None:
+        inner += 1
+    r, n, t, o = left.shape
+    q, m, s, _ = right.shape
+    outer = (left.reshape(-1, o) @ right.reshape(-1, o).T).reshape(r, n, t, q, m, s)
+    if t == s == 1:
+        return outer.reshape(r, n, q, m).mul_(inner.reshape(1, n, 1, m))
+    return torch.einsum("rntqms,ntms->rnqm", outer, inner)
+
+
+def _right_gram(a: Piece, b: Piece, mine: slice, other: slice) -> Float[Tensor, "n t m s"]:
+    x, y = a.right(mine)[:, :, 0], b.right(other)[:, :, 0]
+    flat = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+    if a.layer.kind.name == "embedding":
+        product = ((flat[0] == flat[1].T) & (flat[0] >= 0)).double()
+    else:
+        product = flat[0].double() @ flat[1].double().T
+    return product.reshape(*x.shape[:2], *y.shape[:2])
+
+
+def _add_dense(
+    total: Float[Tensor, "R N S M"], a: Piece | RestPiece, b: Piece | RestPiece,
+    scale: Float[Tensor, "D"] | None,
+) -> None:
+    weigh = None if scale is None else _columns(a, scale[None])
+    for mine in _slices(total.shape[1], _OUTER // (8 * total.shape[0] * a.size)):
+        rows = a.dense(mine).flatten(0, 1)
+        rows = rows if weigh is None else rows * weigh
+        for other in _slices(total.shape[3], _INNER // (8 * total.shape[2] * b.size)):
+            columns = b.dense(other)
+            product = rows @ columns.flatten(0, 1).T
+            total[:, mine, :, other] += product.reshape(
+                total.shape[0], -1, *columns.shape[:2])
+
+
+def _slices(count: int, step: int) -> Iterator[slice]:
+    for start in range(0, count, max(1, step)):
+        yield slice(start, start + max(1, step))
+
+
+def _columns(piece: Piece | RestPiece, vectors: Float[Tensor, "k D"]) -> Float[Tensor, "k p"]:
+    """The entries of weight vectors that belong to a piece, in the order of `dense`."""
+    return torch.cat([vectors[:, span.place] for span in piece.spans], 1)
+
+
+def squares(part: Block) -> Iterator[tuple[slice, Float[Tensor, "p"]]]:
+    """Sums of squares of the columns, span by span."""
+    for piece in part.pieces:
+        step = max(1, _INNER // (8 * part.roots * piece.size))
+        total = torch.zeros((), dtype=torch.float64, device=part.device)
+        if isinstance(piece, Piece) and _applies_once(piece):
+            g, a = piece.left[:, :, 0, 0].double().square(), piece.right(slice(None))[:, 0, 0]
+            total = (g.sum(0).T @ a.double().square()).flatten()
+            if piece.layer.bias is not None:
+                total = torch.cat([total, g.sum((0, 1))])
+        else:
+            for rows in _slices(part.n, step):
+                total = total + piece.dense(rows).square().sum((0, 1))
+        widths = [span.place.stop - span.place.start for span in piece.spans]
+        yield from zip([span.place for span in piece.spans], total.split(widths), strict=True)
+
+
+def _applies_once(piece: Piece) -> bool:
+    """A linear layer, all of whose weights are selected, with one place."""
+    return (piece.layer.kind.name == "linear" and piece.left.shape[2] == 1
+            and piece.layer.weight is not None and all(s.keep is None for s in piece.spans))
+
+
+def pushed(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
+    """Products of all rows with weight vectors, input by input, in float64: (k, N R)."""
+    total = torch.zeros(len(basis), part.n, part.roots, dtype=torch.float64, device=part.device)
+    for piece in part.pieces:
+        vectors = _columns(piece, basis)
+        if isinstance(piece, Piece) and _is_matrix(piece):
+            each = 8 * max(piece.left[0, 0].numel(), piece.size // piece.left.shape[-1])
+            for rows in _slices(part.n, _INNER // each):
+                left, right = piece.left[:, rows], piece.right(rows)
+                for some in _slices(len(basis), _INNER // (2 * each * right.shape[0])):
+                    total[some, rows] += _along(piece, left, right, vectors[some])
+        else:
+            for rows in _slices(part.n, _INNER // (8 * part.roots * piece.size)):
+                dense = piece.dense(rows)
+                total[:, rows] += torch.einsum("kp,rnp->knr", vectors.double(), dense)
+    return total.flatten(1)
+
+
+def _is_matrix(piece: Piece) -> bool:
+    return (piece.layer.kind.name in ("linear", "conv") and piece.layer.weight is not None
+            and all(span.keep is None for span in piece.spans))
+
+
+def _along(
+    piece: Piece, left: Float[Tensor, "R n t groups o"], right: Float[Tensor, "n t groups i"],
+    vectors: Float[Tensor, "k p"],
+) -> Float[Tensor, "k n R"]:
+    """Sum over places of g (W a + b) for tangents (W, b) of a layer."""
+    groups, o, i = left.shape[3], left.shape[4], right.shape[3]
+    matrix = vectors[:, : groups * o * i].reshape(-1, groups, o, i).to(right)
+    change = torch.einsum("ntgi,kgoi->nktgo", right, matrix)
+    if piece.layer.bias is not None:
+        change += vectors[:, groups * o * i:].reshape(-1, 1, groups, o).to(right)
+    return torch.einsum("nkp,rnp->knr", change.flatten(2), left.flatten(2)).double()

@@ -1,0 +1,218 @@
+r"""The Jacobian of a network over a set of inputs, through products alone.
+
+Rows are $r_n^\top J_n$ for the columns r of a root $R_n$ (C x R) of each input: the identity for
+$J_X$, a root of the likelihood's curvature, $\Lambda_n = R_n R_n^\top$, for V, whose
+$V^\top V = \sum_n J_n^\top \Lambda_n J_n$ is the Gauss-Newton matrix. Rows of one input stand
+together. Nothing of size rows x D is held: products stream over blocks of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.checks import fail
+from subbayes.curvature.gram import Block, block, gram, pushed, squares
+from subbayes.curvature.layers import Layers
+from subbayes.data import Data, leaves, n_rows, take, to_device
+from subbayes.likelihoods import Likelihood
+from subbayes.network import Network
+from subbayes.prediction import input_batches
+from subbayes.types import Inputs, Targets
+
+__all__ = ["Jacobian", "curvature_root"]
+
+Pairs = Callable[[], Iterator[tuple[Inputs, Targets | None]]]
+
+
+class Jacobian:
+    """Rows of a Jacobian, as products.
+
+    Make one with `Jacobian.of_inputs` or `Jacobian.of_data`.
+
+    Attributes:
+        plan: the network's layers.
+        n: number of inputs N.
+        roots: rows per input R.
+
+    Example:
+        >>> network = Network(torch.nn.Linear(2, 1))
+        >>> J = Jacobian.of_inputs(Layers(network, torch.zeros(1, 2)), torch.tensor([[3.0, 4.0]]))
+        >>> J.pull(torch.ones(1, 1))
+        tensor([[3., 4., 1.]])
+        >>> J.gram(), J.push(torch.eye(3)).T
+        (tensor([[26.]], dtype=torch.float64), tensor([[3., 4., 1.]], dtype=torch.float64))
+    """
+
+    def __init__(
+        self, plan: Layers, pairs: Pairs, n: int, likelihood: Likelihood | None,
+        memory_limit: int,
+    ) -> None:
+        self.plan, self._pairs, self.n, self.likelihood = plan, pairs, n, likelihood
+        first = to_device(take(next(iter(pairs()))[0], slice(2)), self.network.device)
+        with torch.no_grad():
+            self.roots = self.network(self.network.weights, first).shape[1]
+        rest = 0 if plan.rest is None else 8 * plan.rest.size * self.roots
+        self.row_bytes = plan.row_bytes * (2 + self.roots) + rest
+        self.step = max(1, memory_limit // self.row_bytes)
+
+    @classmethod
+    def of_inputs(cls, plan: Layers, inputs: Any, memory_limit: int = 2**28) -> Jacobian:
+        """J_X: one row for each output of each input.
+
+        Args:
+            plan: the network's layers.
+            inputs: in the form the module takes, or a loader of them.
+            memory_limit: bytes of gradients held at once.
+        """
+        batches = list(input_batches(inputs))
+        return cls(plan, lambda: ((batch, None) for batch in batches),
+                   sum(map(n_rows, batches)), None, memory_limit)
+
+    @classmethod
+    def of_data(
+        cls, plan: Layers, likelihood: Likelihood, data: Data, memory_limit: int = 2**28
+    ) -> Jacobian:
+        """V: the rows whose squares sum to the Gauss-Newton matrix."""
+        return cls(plan, data.batches, data.n, likelihood, memory_limit)
+
+    @property
+    def network(self) -> Network:
+        """The network, at whose weights the Jacobian is."""
+        return self.plan.network
+
+    @property
+    def size(self) -> int:
+        """Number of columns D."""
+        return self.network.size
+
+    @property
+    def rows(self) -> int:
+        """Number of rows N R."""
+        return self.n * self.roots
+
+    def __repr__(self) -> str:
+        return f"Jacobian(rows={self.rows}, size={self.size})"
+
+    # --- blocks of inputs ---------------------------------------------------------------------
+
+    def batches(self, step: int | None = None) -> Iterator[tuple[slice, Inputs, Targets | None]]:
+        """Blocks of inputs with their place among all, on the network's device."""
+        size, done = self.step if step is None else step, 0
+        for inputs, y in self._pairs():
+            for start in range(0, n_rows(inputs), size):
+                rows = slice(start, min(start + size, n_rows(inputs)))
+                part = to_device(take(inputs, rows), self.network.device)
+                targets = None if y is None else to_device(take(y, rows), self.network.device)
+                yield slice(done, done + n_rows(part)), part, targets
+                done += n_rows(part)
+
+    def root(
+        self, inputs: Inputs, y: Targets | None, outputs: Tensor | None = None
+    ) -> Float[Tensor, "n C R"] | None:
+        """The cotangents of each input of a block as columns, None for identity matrices."""
+        if self.likelihood is None:
+            return None
+        if outputs is None:
+            with torch.no_grad():
+                outputs = self.network(self.network.weights, inputs)
+        return curvature_root(self.likelihood, outputs, y)
+
+    def blocks(self, first: int = 0) -> Iterator[tuple[slice, Block]]:
+        """Blocks of rows, layer by layer, with their place among all rows, from a first row on."""
+        for place, inputs, y in self.batches():
+            rows = slice(place.start * self.roots, place.stop * self.roots)
+            if rows.start >= first:
+                yield rows, block(self.plan, inputs, self.root(inputs, y))
+
+    def dense(self, most: int = 2**26) -> Iterator[tuple[slice, Float[Tensor, "m D"]]]:
+        """Rows over all weights, in float64, at most so many bytes at once (or one input's)."""
+        step = max(1, most // (8 * self.size * self.roots))
+        for place, part in self.blocks():
+            for start in range(0, part.n, step):
+                rows = part.dense(slice(start, start + step), self.size)
+                first = place.start + start * self.roots
+                yield slice(first, first + len(rows)), rows
+
+    def squares(self) -> Float[Tensor, "D"]:
+        """Sums of squares of the columns, in float64: the diagonal of V'V."""
+        total = torch.zeros(self.size, dtype=torch.float64, device=self.network.device)
+        for _, part in self.blocks():
+            for place, sums in squares(part):
+                total[place] += sums
+        return total
+
+    def outputs(self) -> Float[Tensor, "N C"]:
+        """The network's outputs at all inputs."""
+        with torch.no_grad():
+            return torch.cat([self.network(self.network.weights, inputs)
+                              for _, inputs, _ in self.batches()])
+
+    # --- products -------------------------------------------------------------------------------
+
+    def gram(
+        self, other: Jacobian | None = None, scale: Float[Tensor, "D"] | None = None
+    ) -> Float[Tensor, "m l"]:
+        """Products of all rows with those of another Jacobian, or with themselves, in float64.
+
+        Args:
+            other: another Jacobian of the same network.
+            scale: weigh the columns: J diag(scale) J'.
+        """
+        to = self if other is None else other
+        total = torch.zeros(self.rows, to.rows, dtype=torch.float64, device=self.network.device)
+        for mine, left in self.blocks():
+            if other is None:
+                total[mine, mine] = gram(left, left, scale)
+            for theirs, right in to.blocks(mine.stop if other is None else 0):
+                total[mine, theirs] = gram(left, right, scale)
+                if other is None:
+                    total[theirs, mine] = total[mine, theirs].T
+        return total
+
+    def push(self, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
+        """Products of all rows with k vectors, in float64."""
+        total = torch.zeros(len(basis), self.rows, dtype=torch.float64,
+                            device=self.network.device)
+        for rows, part in self.blocks():
+            total[:, rows] = pushed(part, basis)
+        return total
+
+    def pull(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
+        """Combinations of all rows with s vectors of coefficients, in the network's dtype."""
+        total = self.network.weights.new_zeros(len(cotangents), self.size)
+        for place, inputs, y in self.batches():
+            batch = self.plan.capture(inputs)
+            root = self.root(inputs, y, batch.outputs)
+            some = cotangents[:, place.start * self.roots: place.stop * self.roots]
+            u = some.reshape(len(cotangents), -1, self.roots).to(batch.outputs)
+            u = u if root is None else torch.einsum("ncr,snr->snc", root.to(u), u)
+            for row, one in enumerate(u):
+                total[row] += batch.total(one)
+        return total
+
+
+def curvature_root(
+    likelihood: Likelihood, outputs: Float[Tensor, "n C"], y: Targets | None
+) -> Float[Tensor, "n C C"]:
+    r"""A root R of the curvature of the likelihood, $\Lambda = R R^\top$, for each row.
+
+    Raises:
+        InputError: a curvature that is not finite, or not positive semi-definite.
+    """
+    if y is not None and not isinstance(y, Tensor):
+        likelihood = likelihood.given_noise(leaves(y)[1])  # it comes with the targets
+    curvature = likelihood.curvature(outputs.double())
+    if not bool(torch.isfinite(curvature).all()):
+        fail("likelihood", "finite curvature at the network's outputs", "NaN or infinite entries",
+             "Train the network further, or compute in float64")
+    values, vectors = torch.linalg.eigh(curvature)
+    if bool((values[..., 0] < -1e-8 * values[..., -1].clamp_min(1e-300)).any()):
+        fail("likelihood", "a positive semi-definite curvature",
+             f"an eigenvalue of {float(values.min()):.3g}",
+             "Give the likelihood its expected curvature (the Fisher information)")
+    return vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
