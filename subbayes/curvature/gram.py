@@ -16,7 +16,7 @@ the factors had.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -27,7 +27,7 @@ from subbayes.curvature.layers import Layer, LayerGradients, Layers, Rest, RestG
 from subbayes.data import n_rows
 from subbayes.types import Inputs
 
-__all__ = ["Block", "block", "gram", "pushed", "squares"]
+__all__ = ["Block", "block", "gram", "narrowed", "pushed", "squares"]
 
 _OUTER, _INNER, _PAIRS = 192 * 2**20, 48 * 2**20, 16 * 2**20
 
@@ -235,6 +235,23 @@ def _slices(count: int, step: int) -> Iterator[slice]:
 def _columns(piece: Piece | RestPiece, vectors: Float[Tensor, "k D"]) -> Float[Tensor, "k p"]:
     """The entries of weight vectors that belong to a piece, in the order of `dense`."""
     return torch.cat([vectors[:, span.place] for span in piece.spans], 1)
+
+
+def narrowed(
+    piece: Piece | RestPiece, most: int
+) -> Iterator[tuple[list[slice], Piece | RestPiece]]:
+    """A piece cut into pieces of about so many columns, with the places of their columns."""
+    places = [span.place for span in piece.spans]
+    if not (isinstance(piece, Piece) and _is_matrix(piece) and piece.left.shape[3] == 1):
+        yield places, piece
+        return
+    outs = piece.left.shape[4]
+    for some in _slices(outs, most * outs // piece.size):
+        cut = replace(piece, left=piece.left[..., some])
+        widths = [(place.stop - place.start) // outs for place in places]
+        yield [slice(place.start + some.start * width,
+                     place.start + min(some.stop, outs) * width)
+               for place, width in zip(places, widths, strict=True)], cut
 
 
 def squares(part: Block) -> Iterator[tuple[slice, Float[Tensor, "p"]]]:

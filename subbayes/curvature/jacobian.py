@@ -16,10 +16,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.checks import fail
-from subbayes.curvature.gram import Block, block, gram, pushed, squares
+from subbayes.curvature.gram import Block, block, gram, narrowed, pushed, squares
 from subbayes.curvature.layers import Layers
 from subbayes.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
+from subbayes.memory import check_memory
 from subbayes.network import Network
 from subbayes.prediction import input_batches
 from subbayes.types import Inputs, Targets
@@ -38,6 +39,7 @@ class Jacobian:
         plan: the network's layers.
         n: number of inputs N.
         roots: rows per input R.
+        memory_limit: bytes of gradients held at once.
 
     Example:
         >>> network = Network(torch.nn.Linear(2, 1))
@@ -53,6 +55,7 @@ class Jacobian:
         memory_limit: int,
     ) -> None:
         self.plan, self._pairs, self.n, self.likelihood = plan, pairs, n, likelihood
+        self.memory_limit = memory_limit
         first = to_device(take(next(iter(pairs()))[0], slice(2)), self.network.device)
         with torch.no_grad():
             self.roots = self.network(self.network.weights, first).shape[1]
@@ -137,6 +140,18 @@ class Jacobian:
                 rows = part.dense(slice(start, start + step), self.size)
                 first = place.start + start * self.roots
                 yield slice(first, first + len(rows)), rows
+
+    def columns(
+        self, most: int = 2**26
+    ) -> Iterator[tuple[list[slice], Float[Tensor, "m p"]]]:
+        """Columns of all rows, in float64, with their places; holds the factors of all rows."""
+        check_memory("data", f"the gradients of {self.n} rows", self.n * self.row_bytes,
+                     "Use fewer rows, or the diagonal form")
+        parts = [part for _, part in self.blocks()]
+        for pieces in zip(*(part.pieces for part in parts), strict=True):
+            for cuts in zip(*(narrowed(p, most // (8 * self.rows)) for p in pieces), strict=True):
+                dense = [cut.dense(slice(None)).transpose(0, 1).flatten(0, 1) for _, cut in cuts]
+                yield cuts[0][0], torch.cat(dense)
 
     def squares(self) -> Float[Tensor, "D"]:
         """Sums of squares of the columns, in float64: the diagonal of V'V."""

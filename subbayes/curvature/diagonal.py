@@ -1,0 +1,61 @@
+r"""The diagonal approximation $\Psi \approx \mathrm{diag}(V^\top V + \lambda I)^{-1}$.
+
+One pass over the data and D numbers. Correlations between weights are lost: predictive variances
+come out too large where many weights act alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.precision import Precision
+
+__all__ = ["Diagonal"]
+
+
+class Diagonal(Precision):
+    """The precision's diagonal.
+
+    Args:
+        V: root of the Gauss-Newton matrix.
+        prior_precision: lambda.
+        squares: the diagonal of V'V, where it is known already.
+    """
+
+    form = "diagonal"
+
+    def __init__(
+        self, V: Jacobian, prior_precision: float, squares: Float[Tensor, "D"] | None = None
+    ) -> None:
+        super().__init__(V, prior_precision)
+        self.squares = V.squares() if squares is None else squares
+
+    def variances(self) -> Float[Tensor, "D"]:
+        """One over the diagonal."""
+        return 1 / (self.squares + self.prior_precision)
+
+    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+        """Entry by entry."""
+        return vectors * self.variances().to(vectors)
+
+    def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
+        """A Gram matrix with weighted columns."""
+        sigma = self.jacobian(inputs).gram(scale=self.variances())
+        return (sigma + sigma.T) / 2
+
+    def eigenvalues(self) -> Float[Tensor, "D"]:
+        """The diagonal of V'V."""
+        return self.squares
+
+    def with_prior_precision(self, prior_precision: float) -> Diagonal:
+        """Nothing is computed again."""
+        return Diagonal(self.V, prior_precision, self.squares)
+
+    def logdet(self, noise: float = 1.0) -> float:
+        """The sum of logarithms."""
+        return float(torch.log(noise * self.squares + self.prior_precision).sum())

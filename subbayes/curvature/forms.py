@@ -1,0 +1,103 @@
+"""Which form of the precision: the exact one that fits, or an approximation by name."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from subbayes.checks import check_choice, fail
+from subbayes.curvature.diagonal import Diagonal
+from subbayes.curvature.dual import Dual
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.layers import Layers
+from subbayes.curvature.precision import Precision
+from subbayes.curvature.primal import Primal
+from subbayes.data import Data, to_device
+from subbayes.likelihoods import Likelihood
+from subbayes.memory import available, in_words
+from subbayes.network import Network
+from subbayes.posterior import check_fit
+
+__all__ = ["Form", "exact", "precision", "root"]
+
+Form = Literal["exact", "dual", "primal", "diagonal", "low-rank", "kfac"]
+FORMS = ("exact", "dual", "primal", "diagonal", "low-rank", "kfac")
+
+
+def precision(
+    network: Network,
+    likelihood: Likelihood,
+    data: Any,
+    form: Form = "exact",
+    *,
+    prior_precision: float = 1.0,
+    memory_limit: int | None = None,
+    **options: Any,
+) -> Precision:
+    r"""The precision $\sum_n J_n^\top \Lambda_n J_n + \lambda I$ of the Laplace approximation.
+
+    Args:
+        network: f(x; w), at the maximum a posteriori.
+        likelihood: p(y | f), with all its own parameters learned.
+        data: (inputs, y), a DataLoader, a Dataset or `Data`.
+        form: "exact" (dual or primal, whichever is smaller), "dual", "primal", "diagonal",
+            "low-rank" (matrix-free) or "kfac" (needs the extra of that name).
+        prior_precision: $\lambda$.
+        memory_limit: bytes that matrices may take; by default 80 % of what is free.
+        options: of the low-rank and KFAC forms.
+
+    Raises:
+        InputError: parts that do not fit together, a prior precision that is not above 0, or a
+            form that does not fit into memory (with the number, and a form that would).
+
+    Example:
+        >>> import subbayes, torch
+        >>> net = subbayes.Network(torch.nn.Linear(2, 1).double())
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).double()
+        >>> found = precision(net, subbayes.Gaussian(0.5), (x, torch.zeros(2)))
+        >>> found.form, found.covariance(x).diagonal()
+        ('dual', tensor([0.2197, 0.2370], dtype=torch.float64))
+    """
+    check_choice("form", form, FORMS)
+    V = root(network, likelihood, data)
+    if form in ("exact", "dual", "primal"):
+        return exact(V, prior_precision, form, memory_limit)
+    if form == "diagonal":
+        return Diagonal(V, prior_precision, **options)
+    if form == "low-rank":
+        from subbayes.curvature.low_rank import LowRank
+
+        return LowRank(V, prior_precision, **options)
+    from subbayes.curvature.kfac import Kfac
+
+    return Kfac(V, prior_precision, **options)
+
+
+def root(network: Network, likelihood: Likelihood, data: Any) -> Jacobian:
+    """V, whose V'V is the Gauss-Newton matrix; checks that all fits together first."""
+    if not likelihood.learned:
+        fail("likelihood", "all parameters learned or given", repr(likelihood),
+             "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")
+    data = Data.of(data).to(network.device)
+    check_fit(network, likelihood, data)
+    plan = Layers(network, to_device(data.first()[0], network.device))
+    return Jacobian.of_data(plan, likelihood, data)
+
+
+def exact(
+    V: Jacobian, prior_precision: float, form: str = "exact", memory_limit: int | None = None
+) -> Dual | Primal:
+    """The exact precision: dual for N C rows below D, else primal; refused where it cannot fit."""
+    sizes = {"dual": V.rows, "primal": V.size}
+    chosen = min(sizes, key=lambda name: sizes[name]) if form == "exact" else form
+    needed = {name: 24 * size**2 for name, size in sizes.items()}
+    free = available()
+    limit = memory_limit if memory_limit is not None else (
+        float("inf") if free is None else 0.8 * free)
+    if needed[chosen] > limit:
+        fits = [name for name in needed if needed[name] <= limit]
+        fail("form", f"one that fits into {in_words(limit)}",
+             f"the {chosen} form with {sizes[chosen]} rows, {in_words(needed[chosen])}",
+             f"The {fits[0]} form fits: {in_words(needed[fits[0]])}" if fits else
+             f"Use 'low-rank' or 'diagonal', or at most {int((limit / 24) ** 0.5) // V.roots} "
+             "observations")
+    return (Dual if chosen == "dual" else Primal)(V, prior_precision)

@@ -1,0 +1,127 @@
+r"""The precision of the weights in the Laplace approximation, and what is asked of it.
+
+$$ \Psi^{-1} = V^\top V + \lambda I = \sum_n J_n^\top \Lambda_n J_n + \lambda I $$
+
+One interface for all forms, exact and approximate, each in a file of its own: `dual`, `primal`,
+`diagonal`, `low_rank`, `kfac`.
+
+Source: Immer, Korzepa and Bauer (2021), "Improving predictions of Bayesian neural nets via local
+linearization"; eq. (7) and (11) of the paper on optimal subspaces.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.checks import check_positive, fail
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.network import Network
+
+__all__ = ["Precision", "cholesky"]
+
+
+class Precision(ABC):
+    r"""The precision $\Psi^{-1} = V^\top V + \lambda I$ in one of its forms.
+
+    Args:
+        V: root of the Gauss-Newton matrix over the data.
+        prior_precision: $\lambda$ of the prior $w \sim N(\hat w, \lambda^{-1} I)$.
+
+    Attributes:
+        form: its name.
+    """
+
+    form: ClassVar[str]
+
+    def __init__(self, V: Jacobian, prior_precision: float) -> None:
+        self.V = V
+        self.prior_precision = check_positive("prior_precision", prior_precision)
+
+    @property
+    def network(self) -> Network:
+        """The network, at whose weights the curvature is taken."""
+        return self.V.network
+
+    @property
+    def size(self) -> int:
+        """Number of weights D."""
+        return self.V.size
+
+    def __repr__(self) -> str:
+        return (f"{type(self).__name__}(size={self.size}, rows={self.V.rows}, "
+                f"prior_precision={self.prior_precision:g})")
+
+    def jacobian(self, inputs: Any) -> Jacobian:
+        """J_X at inputs, for the products below (or what is one already)."""
+        if isinstance(inputs, Jacobian):
+            return inputs
+        return Jacobian.of_inputs(self.V.plan, inputs, self.V.memory_limit)
+
+    @abstractmethod
+    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+        r"""$\Psi v$ for s weight vectors."""
+
+    @abstractmethod
+    def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
+        r"""Epistemic covariance of all outputs at inputs, $\Sigma_X = J_X \Psi J_X^\top$.
+
+        Args:
+            inputs: in the form the module takes, or their `Jacobian`.
+
+        Returns:
+            Float64, outputs of one input together.
+        """
+
+    @abstractmethod
+    def variances(self) -> Float[Tensor, "D"]:
+        r"""Marginal variances of the weights, the diagonal of $\Psi$."""
+
+    @abstractmethod
+    def eigenvalues(self) -> Float[Tensor, "r"]:
+        r"""Eigenvalues of $V^\top V$ (those left out are zero), in float64."""
+
+    @abstractmethod
+    def with_prior_precision(self, prior_precision: float) -> Precision:
+        r"""The same form at another $\lambda$; what does not depend on it is shared."""
+
+    def pull(self, inputs: Any, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
+        r"""$\Psi J_X^\top u$ for s vectors of coefficients of the outputs at inputs."""
+        return self.solve(self.jacobian(inputs).pull(cotangents))
+
+    def logdet(self, noise: float = 1.0) -> float:
+        r"""$\log\det(\nu V^\top V + \lambda I)$, where $\nu$ is `noise` (1 by default)."""
+        values = self.eigenvalues().clamp_min(0)
+        zeros = (self.size - len(values)) * math.log(self.prior_precision)
+        return float((noise * values + self.prior_precision).log().sum() + zeros)
+
+
+def cholesky(matrix: Float[Tensor, "m m"], what: str) -> Float[Tensor, "m m"]:
+    """The lower factor; where rounding makes the matrix indefinite, with jitter, and a warning.
+
+    Raises:
+        InputError: a matrix that is not positive definite beyond rounding, or not finite.
+    """
+    if not bool(torch.isfinite(matrix).all()):
+        fail(what, "finite numbers", "NaN or infinite entries",
+             "Train the network further, or compute in float64")
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not bool(failed):
+        return factor
+    scale = float(matrix.diagonal().abs().max())
+    for jitter in (scale * 10.0**k for k in range(-15, -6)):
+        factor, failed = torch.linalg.cholesky_ex(
+            matrix + jitter * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
+        if not bool(failed):
+            warnings.warn(f"{what}: not positive definite; added jitter {jitter:.2g} to the "
+                          f"diagonal, {jitter / scale:.0e} of its largest entry", stacklevel=3)
+            return factor
+    least = float(torch.linalg.eigvalsh(matrix)[0])
+    fail(what, "a positive definite matrix", f"smallest eigenvalue {least:.3g}",
+         "Raise the prior precision, or compute in float64")

@@ -1,0 +1,85 @@
+"""The forms of the precision against a dense computation, and against one another."""
+
+import math
+
+import cases
+import pytest
+import torch
+from test_jacobian import dense_rows
+from test_layers import dense
+
+import subbayes
+from subbayes import InputError, Network
+from subbayes.curvature.forms import precision, root
+from subbayes.curvature.precision import cholesky
+from subbayes.data import take
+
+CHOSEN = [case for case in cases.CASES if case.dtype == torch.float64 and (
+    case.network == "mlp" or case.network in ("cnn", "dict", "masked"))]
+
+
+def dense_precision(built, lam: float) -> torch.Tensor:
+    V = dense_rows(built.network, built.likelihood, built.inputs, built.y)
+    return V.T @ V + lam * torch.eye(V.shape[1]).double()
+
+
+@pytest.mark.parametrize("form", ["dual", "primal", "diagonal"])
+@cases.parametrize(*CHOSEN)
+def test_every_form_is_what_a_dense_computation_gives(case, form):
+    built, lam = case.build(), 0.7
+    found = precision(built.network, built.likelihood, built.data, form, prior_precision=0.2)
+    found = found.with_prior_precision(lam)
+    A = dense_precision(built, lam)
+    A = A.diagonal().diag() if form == "diagonal" else A
+    psi, X = torch.linalg.inv(A), take(built.inputs, slice(0, 4))
+    J = dense(built.network, X).flatten(0, 1)
+    same = dict(rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found.covariance(X), J @ psi @ J.T, **same)
+    torch.testing.assert_close(found.variances(), psi.diagonal(), **same)
+    W, U = torch.randn(2, len(A)).double(), torch.randn(3, len(J)).double()
+    torch.testing.assert_close(found.solve(W), W @ psi, **same)
+    torch.testing.assert_close(found.pull(X, U), U @ J @ psi, **same)
+    assert math.isclose(found.logdet(), float(torch.logdet(A)), rel_tol=1e-9, abs_tol=1e-9)
+    V2 = (A - lam * torch.eye(len(A)).double()) * 2.5
+    expected = float(torch.logdet(V2 + lam * torch.eye(len(A)).double()))
+    assert math.isclose(found.logdet(2.5), expected, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_the_smaller_exact_form_is_chosen_and_what_does_not_fit_is_refused():
+    x, y = torch.randn(6, 3).double(), torch.randn(6).double()
+    small, large = (Network(subbayes.MLP(3, (w,), 1, seed=0).double()) for w in (1, 9))
+    options = dict(likelihood=subbayes.Gaussian(1.0), data=(x, y))
+    assert precision(small, **options).form == "dual"  # 6 rows, 6 weights
+    assert precision(large, **options).form == "dual"
+    many = (x.repeat(9, 1), y.repeat(9))
+    assert precision(large, subbayes.Gaussian(1.0), many).form == "primal"
+    with pytest.raises(InputError, match=r"form: expected one that fits into 0.0 MiB, got the "
+                       r"primal form with 46 rows, 0.0 MiB. The dual form fits"):
+        precision(large, **options, form="primal", memory_limit=1000)
+    with pytest.raises(InputError, match=r"Use 'low-rank' or 'diagonal', or at most 2 obs"):
+        precision(large, **options, memory_limit=100)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+def test_prior_precisions_that_are_none(value):
+    net = Network(torch.nn.Linear(2, 1))
+    V = root(net, subbayes.Gaussian(1.0), (torch.randn(3, 2), torch.randn(3)))
+    from subbayes.curvature.diagonal import Diagonal
+
+    with pytest.raises(InputError, match="prior_precision: expected a"):
+        Diagonal(V, value)
+
+
+def test_duplicate_rows_are_no_trouble_and_jitter_is_said():
+    x, y = torch.ones(5, 2).double(), torch.zeros(5).double()
+    net = Network(torch.nn.Linear(2, 1).double())
+    found = precision(net, subbayes.Gaussian(1e-3), (x, y), "dual", prior_precision=1e-3)
+    torch.testing.assert_close(found.covariance(x[:1]), torch.full((1, 1), 2e-7).double(),
+                               rtol=1e-3, atol=0)
+    singular = torch.ones(3, 3).double() * (1 + 1e-17)
+    with pytest.warns(UserWarning, match=r"kernel: not positive definite; added jitter .*e-1"):
+        cholesky(singular, "kernel")
+    with pytest.raises(InputError, match="kernel: expected a positive definite matrix, got sma"):
+        cholesky(-torch.eye(2).double(), "kernel")
+    with pytest.raises(InputError, match="kernel: expected finite numbers"):
+        cholesky(torch.full((2, 2), math.nan).double(), "kernel")
