@@ -14,12 +14,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from subbayes.data import leaves, take
-from subbayes.graph import interpreted, tidy
+from subbayes.graph import compiled, interpreted, tidy
 from subbayes.network import Network, taking_turns
 from subbayes.types import Inputs, Targets
 from subbayes.vectorised import Vectorised, say
@@ -45,7 +44,8 @@ class Batched:
 
     def __call__(self, weights: Tensor, inputs: Inputs, y: Targets) -> Any:
         """Evaluate all weight vectors (S, D) on one batch."""
-        key = tuple((t.shape, t.dtype, t.device) for t in [weights, *leaves(inputs), *leaves(y)])
+        key = tuple((t.shape, t.stride(), t.dtype, t.device)
+                    for t in [weights, *leaves(inputs), *leaves(y)])
         if key not in self._replays:
             self._replays[key] = self._prepare(weights, inputs, y)
         return self._replays[key](weights, inputs, y)
@@ -73,18 +73,14 @@ class Batched:
         graph.graph.eliminate_dead_code()
         graph.recompile()
         arguments = (weights, *leaves(inputs), *leaves(y))
-        tidy(graph, *arguments, in_place=self.mode != "compile")
-        if self.mode == "compile":
-            validates = Distribution._validate_args
+        compiles = self.mode == "compile"
+        tidy(graph, *arguments, compiles=compiles)
+        if compiles:
             try:
-                compiled = _replay(torch.compile(graph, dynamic=False, fullgraph=True))
-                compiled(weights, inputs, y)
-                return compiled
+                return _replay(compiled(graph, *arguments))
             except Exception as error:
                 say("torch.compile", error, "going on with the traced density")
                 tidy(graph, *arguments)
-            finally:  # the compiler turns it off for everybody
-                Distribution.set_default_validate_args(validates)
         return _replay(interpreted(graph, *arguments))
 
 
@@ -112,7 +108,7 @@ def _like(structure: Any, flat: Sequence[Tensor]) -> Any:
 
 
 def _close(a: Any, b: Any) -> bool:
-    pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
+    pairs = zip(a, b, strict=True) if isinstance(a, (tuple, list)) else [(a, b)]
     return all(torch.allclose(x.double(), y.double(), rtol=1e-3, atol=1e-3, equal_nan=True)
                for x, y in pairs)
 

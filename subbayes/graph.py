@@ -13,15 +13,17 @@ time of a small network.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.distributions import Distribution
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 
-__all__ = ["interpreted", "tidy"]
+__all__ = ["compiled", "interpreted", "tidy"]
 
 aten = torch.ops.aten
 
@@ -38,7 +40,11 @@ _IN_PLACE = {
     aten.exp.default: aten.exp_.default, aten.pow.Tensor_Scalar: aten.pow_.Scalar,
 }
 _POINTWISE = {aten.relu.default, aten.tanh.default, aten.sigmoid.default, aten.softplus.default,
-              aten.gelu.default, aten.silu.default, aten.elu.default, aten.leaky_relu.default}
+              aten.gelu.default, aten.silu.default, aten.elu.default, aten.leaky_relu.default,
+              aten.tanh_backward.default, aten.sigmoid_backward.default,
+              aten.threshold_backward.default, aten.softplus_backward.default,
+              aten.gelu_backward.default, aten.silu_backward.default, aten.elu_backward.default,
+              aten.leaky_relu_backward.default}
 _NARROW = 16  # columns
 _SETTLING = 3  # calls after which the interpreter has profiled and simplified a function
 _SMALL = 16  # numbers of a constant that are compared
@@ -46,15 +52,15 @@ _COMMUTES = {aten.add.Tensor, aten.mul.Tensor}
 
 
 def tidy(
-    graph_module: GraphModule, *arguments: torch.Tensor, in_place: bool = True
+    graph_module: GraphModule, *arguments: torch.Tensor, compiles: bool = False
 ) -> GraphModule:
     """Rewrite a traced graph and return it; its result is the same.
 
     Args:
         graph_module: what `make_fx` returned; changed in place.
         arguments: what it was traced with; run through it once for the shapes.
-        in_place: let pointwise operations write into operands that nothing else reads; a
-            compiler does that by itself.
+        compiles: leave to a compiler what it does by itself: joining pointwise operations, and
+            letting them write into operands that nothing else reads.
     """
     graph = graph_module.graph
     with torch.no_grad():
@@ -69,12 +75,12 @@ def tidy(
     _share(graph)
     graph.eliminate_dead_code()
     if all(argument.device.type == "cpu" for argument in arguments):
-        _quick_tanh(graph)
+        _quick_tanh(graph, joined=compiles)
         _narrow_products(graph)
         graph_module.recompile()
         with torch.no_grad():
             ShapeProp(graph_module).propagate(*arguments)
-    if in_place:
+    if not compiles:
         fresh: set[Node] = set()
         for node in graph.nodes:
             if node.op == "call_function":
@@ -115,6 +121,34 @@ def interpreted(graph_module: GraphModule, *arguments: torch.Tensor) -> Callable
     return call
 
 
+def compiled(graph_module: GraphModule, *arguments: torch.Tensor) -> Callable[..., Any]:
+    """The graph compiled for arguments of these shapes and strides, which nothing checks.
+
+    `torch.compile` would check them at each call, which takes longer than a small network.
+
+    Args:
+        graph_module: a graph of tensor operations.
+        arguments: tensors of the shapes and strides it is for.
+
+    Raises:
+        Exception: no compiler, or a graph it fails on.
+    """
+    import torch._inductor.config
+
+    graph = copy.deepcopy(graph_module.graph)  # the compiler rewrites what it is given
+    for node in graph.nodes:
+        node.meta.clear()  # of the tracing, with fake tensors of another world
+    validates = Distribution._validate_args
+    try:
+        with torch.no_grad(), torch._inductor.config.patch(cpp_wrapper=True):
+            call = torch._inductor.compile(
+                GraphModule(graph_module, graph), list(arguments))
+            call(*arguments)
+    finally:  # the compiler turns it off for everybody
+        Distribution.set_default_validate_args(validates)
+    return cast("Callable[..., Any]", call)
+
+
 def _script(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Any:
     """A function of its own, as `torch.jit.trace` makes one, but not kept by a global registry."""
     names = [f"argument{i}" for i in range(len(inputs))]
@@ -135,15 +169,17 @@ def _straighten(graph: Graph) -> None:
     A compiler would otherwise lay the function's result out anew, against the grain.
     """
     for node in list(graph.nodes):
-        source = node.args[0] if node.target in _POINTWISE else None
-        if isinstance(source, Node) and source.target is aten.transpose.int:
-            with graph.inserting_before(node):
-                inner = graph.call_function(
-                    node.target, (source.args[0], *node.args[1:]), node.kwargs)
-                outer = graph.call_function(aten.transpose.int, (inner, *source.args[1:]))
-            outer.meta = dict(node.meta)
-            node.replace_all_uses_with(outer)
-            graph.erase_node(node)
+        turned = [arg for arg in node.args if isinstance(arg, Node)]
+        if node.target not in _POINTWISE or not _turned_alike(turned):
+            continue
+        with graph.inserting_before(node):
+            inner = graph.call_function(
+                node.target, tuple(arg.args[0] if isinstance(arg, Node) else arg
+                                   for arg in node.args), node.kwargs)
+            outer = graph.call_function(aten.transpose.int, (inner, *turned[0].args[1:]))
+        outer.meta = dict(node.meta)
+        node.replace_all_uses_with(outer)
+        graph.erase_node(node)
     for node in list(graph.nodes):
         source = node.args[0] if node.target is aten.transpose.int else None
         if (isinstance(source, Node) and source.target is aten.transpose.int
@@ -153,11 +189,24 @@ def _straighten(graph: Graph) -> None:
     graph.eliminate_dead_code()
 
 
+def _turned_alike(nodes: list[Node]) -> bool:
+    """Whether all are transpositions of the same two axes of tensors of one shape."""
+    return bool(nodes) and all(
+        node.target is aten.transpose.int and _axes(node) == _axes(nodes[0])
+        and _shape(node).shape == _shape(nodes[0]).shape  # type: ignore[union-attr]
+        for node in nodes)
+
+
 def _share(graph: Graph) -> None:
     """Compute what is asked for twice once, if all operations are pure."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     if not all(map(_is_pure, calls)):
         return
+    for node in calls:
+        if node.target is aten.lift_fresh_copy.default:  # nothing writes into the constant
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    calls = [node for node in graph.nodes if node.op == "call_function"]
     seen: dict[Any, Node] = {}
     for node in [node for node in graph.nodes if node.op == "get_attr"] + calls:
         key = node.target, _hashable(node.args), _hashable(node.kwargs)
@@ -196,14 +245,19 @@ def _hashable(value: Any) -> Any:
     return type(value), value
 
 
-def _quick_tanh(graph: Graph) -> None:
-    """Put tanh down as a sigmoid, and its factor into the product with weights before it."""
+def _quick_tanh(graph: Graph, joined: bool) -> None:
+    """Put tanh down as a sigmoid, and its factor into the product with weights before it.
+
+    Not the latter where pointwise operations are joined anyway: a product costs less without.
+    """
     for node in list(graph.nodes):
         shape = _shape(node)
         if node.target is not aten.tanh.default or shape is None or shape.dtype != torch.float32:
             continue
         with graph.inserting_before(node):
-            out = graph.call_function(aten.sigmoid.default, (_times_minus_two(graph, node),))
+            x = (graph.call_function(aten.mul.Tensor, (node.args[0], -2.0)) if joined
+                 else _times_minus_two(graph, node))
+            out = graph.call_function(aten.sigmoid.default, (x,))
             out = graph.call_function(aten.rsub.Scalar, (out, 1.0, 2.0))
         node.replace_all_uses_with(out)
         graph.erase_node(node)

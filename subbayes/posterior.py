@@ -151,18 +151,29 @@ class Posterior:
     # --- evaluation -------------------------------------------------------------------------
 
     def _single(self, reduce: bool) -> Callable[..., Tensor]:
-        def log_likelihood(weights: Tensor, inputs: Inputs, y: Targets) -> Tensor:
+        def log_likelihood(place: Tensor, inputs: Inputs, y: Targets) -> Tensor:
+            weights = self._weights(place, inside=True)
             terms = self.likelihood.log_prob(self._outputs(weights, inputs), y).double()
             return terms.sum() if reduce else terms
 
         return log_likelihood
 
-    def _gradient(self, weights: Tensor, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor]:
-        """Gradient in the weights and value: the score of the outputs, pulled back."""
+    def _gradient(self, place: Tensor, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor]:
+        """Gradient and value: the score of the outputs, pulled back."""
         outputs, pull = torch.func.vjp(  # type: ignore[misc]
-            lambda w: self._outputs(w, inputs), weights)
+            lambda w: self._outputs(w, inputs), self._weights(place, inside=True))
         (gradient,) = pull(self.likelihood.score(outputs, y))
-        return gradient, self.likelihood.log_prob(outputs, y).double().sum()
+        value = self.likelihood.log_prob(outputs, y).double().sum()
+        return self._pulled(gradient, inside=True), value
+
+    def _weights(self, points: Tensor, inside: bool) -> Tensor:
+        """Weights at z, found inside the traced density or before it."""
+        return self.subspace.weights(points) if inside is self.subspace.traceable else points
+
+    def _pulled(self, gradient: Tensor, inside: bool) -> Tensor:
+        """The gradient in z, found inside the traced density or after it."""
+        return (self.subspace.pull(gradient).double() if inside is self.subspace.traceable
+                else gradient)
 
     def _outputs(self, weights: Tensor, inputs: Inputs) -> Tensor:
         """Network outputs, with observations last in memory where the module bears it."""
@@ -199,7 +210,11 @@ class Posterior:
         self, chains: int, factor: int = 1, data: Data | None = None
     ) -> Iterator[tuple[Inputs, Targets]]:
         size = self._rows_at_once(chains, factor)
-        for inputs, y in (self.data if data is None else data).batches(size):
+        data = self.data if data is None else data
+        if data.inputs is not None and data.y is not None and data.n <= size:
+            yield data.inputs, data.y
+            return
+        for inputs, y in data.batches(size):
             if n_rows(y) <= size:
                 yield (to_device(inputs, self.network.device),
                        to_device(y, self.network.device))
@@ -222,8 +237,8 @@ class Posterior:
         """
         evaluate = self._evaluator("value")
         with torch.no_grad():
-            weights = self.subspace.weights(self._coordinates(z))
-            total = sum(evaluate(weights, x, y) for x, y in self._batches(len(weights)))
+            place = self._weights(self._coordinates(z), inside=False)
+            total = sum(evaluate(place, x, y) for x, y in self._batches(len(place)))
         assert isinstance(total, Tensor)
         return _impossible_where_nan(total.cpu().numpy())
 
@@ -257,14 +272,13 @@ class Posterior:
         points = self._coordinates(z)
         evaluate = self._evaluator("grad")
         with torch.no_grad():
-            weights = self.subspace.weights(points)
-            parts = (evaluate(weights, x, y) for x, y in self._batches(len(points), 3, data))
+            place = self._weights(points, inside=False)
+            parts = (evaluate(place, x, y) for x, y in self._batches(len(points), 3, data))
             grad, value = functools.reduce(_added, parts)
-            grad = self.subspace.pull(grad)
-        where = points.cpu().numpy()
-        total = value.cpu().numpy() / share + self.prior.log_prob(where)
-        slope = grad.cpu().numpy().astype(np.float64) / share + self.prior.gradient(where)
-        return _impossible_where_nan(total), slope
+            grad = self._pulled(grad, inside=False)
+        prior, prior_slope = self.prior.value_and_grad(points.cpu().numpy())
+        total = value.cpu().numpy() / share + prior
+        return _impossible_where_nan(total), grad.cpu().numpy() / share + prior_slope
 
     def _some(self, rows: Int[np.ndarray, "b"]) -> Data:
         """The given rows of the data."""
@@ -278,8 +292,8 @@ class Posterior:
         if z.ndim == 0 or z.shape[-1] != self.rank:
             fail("z", f"shape (..., {self.rank})", tuple(z.shape))
         points = z.reshape(-1, self.rank)
-        evaluate, weights = self._evaluator("log_prob"), self.subspace.weights(points)
-        total = sum(evaluate(weights, x, y) for x, y in self._batches(len(points), factor=3))
+        evaluate, place = self._evaluator("log_prob"), self._weights(points, inside=False)
+        total = sum(evaluate(place, x, y) for x, y in self._batches(len(points), factor=3))
         assert isinstance(total, Tensor)
         value = total / self.temperature + self.prior.log_prob_tensor(points)
         return value.reshape(z.shape[:-1])
@@ -290,9 +304,9 @@ class Posterior:
         evaluate = self._evaluator("pointwise")
         with torch.no_grad():
             return np.concatenate([
-                torch.cat([evaluate(weights, x, y).cpu()
-                           for x, y in self._batches(len(weights))], 1).numpy()
-                for weights in map(self.subspace.weights, points.split(64))])
+                torch.cat([evaluate(self._weights(part, inside=False), x, y).cpu()
+                           for x, y in self._batches(len(part))], 1).numpy()
+                for part in points.split(64)])
 
     # --- prediction -------------------------------------------------------------------------
 

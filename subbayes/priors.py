@@ -85,10 +85,8 @@ class Normal:
 
     def log_prob(self, z: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S"]:
         """Log density of coordinates, shape (...)."""
-        k = z.shape[-1]
         eps = self.from_centred(z - self.mean)
-        constant = 0.5 * k * np.log(2 * np.pi) + self._log_volume(k)
-        return np.asarray(-0.5 * (eps**2).sum(-1) - constant)
+        return np.asarray(-0.5 * (eps**2).sum(-1) - self._constant(z.shape[-1]))
 
     def from_centred(self, centred: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:
         r"""The inverse of `from_standard`: $L^{-1}(z - m)$."""
@@ -98,6 +96,10 @@ class Normal:
 
         rows = centred.reshape(-1, centred.shape[-1])
         return solve_triangular(self.factor, rows.T, lower=True).T.reshape(centred.shape)
+
+    def _constant(self, k: int) -> float:
+        """What normalises the density of k coordinates."""
+        return 0.5 * k * math.log(2 * math.pi) + self._log_volume(k)
 
     def _log_volume(self, k: int) -> float:
         if self.factor is not None:
@@ -117,9 +119,18 @@ class Normal:
         back = solve_triangular(self.factor, rows.T, lower=True, trans="T").T
         return -back.reshape(eps.shape)
 
+    def value_and_grad(
+        self, z: Float[np.ndarray, "S k"]
+    ) -> tuple[Float[np.ndarray, "S"], Float[np.ndarray, "S k"]]:
+        """Log density of coordinates (S, k) and its gradient, in one go."""
+        if self.factor is not None:
+            return self.log_prob(z), self.gradient(z)
+        eps = (z - self.mean) / self.scale
+        value = np.einsum("sk,sk->s", eps, eps) * -0.5 - self._constant(z.shape[-1])
+        return value, -eps / self.scale
+
     def log_prob_tensor(self, z: Tensor) -> Tensor:
         """Log density of a tensor (..., k) in float64, differentiable."""
-        k = z.shape[-1]
         mean = torch.from_numpy(self.mean).to(z.device)
         centred = z.double() - mean
         if self.factor is None:
@@ -128,8 +139,7 @@ class Normal:
             factor = torch.from_numpy(self.factor).to(z.device)
             eps = torch.linalg.solve_triangular(factor, centred.unsqueeze(-1), upper=False)
             eps = eps.squeeze(-1)
-        constant = 0.5 * k * float(np.log(2 * np.pi)) + self._log_volume(k)
-        return -0.5 * eps.square().sum(-1) - constant
+        return -0.5 * eps.square().sum(-1) - self._constant(z.shape[-1])
 
     def to_config(self) -> dict[str, Any]:
         """A JSON-able description; `Normal.from_config` reads it back."""

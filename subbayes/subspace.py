@@ -33,10 +33,13 @@ class Subspace(ABC):
     Attributes:
         shift: the centre $\hat w$, shape (D,).
         rank: number of coordinates k.
+        traceable: whether `push` and `pull` may become part of a traced graph, which keeps what
+            they read.
     """
 
     shift: Float[Tensor, "D"]
     rank: int
+    traceable: bool = True
 
     @property
     def size(self) -> int:
@@ -256,6 +259,7 @@ class RandomSubspace(Subspace):
         self.seed = check_count("seed", seed, 0)
         small = rank * shift.numel() * shift.element_size() <= _CACHE_BYTES
         self._cached = torch.stack([self._row(i) for i in range(rank)]) if small else None
+        self.traceable = small
 
     def _row(self, i: int) -> Float[Tensor, "D"]:
         # NumPy's generator: torch's may not be called under vmap

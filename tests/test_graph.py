@@ -149,7 +149,7 @@ def test_the_interpreter_gives_the_same_numbers_and_the_same_bits_each_time():
 def test_the_interpreter_is_differentiated_as_python_is():
     w, x = torch.randn(3, 4, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
     run = interpreted(tidy(make_fx(lambda w, x: torch.tanh(x @ w).square().sum())(w, x), w, x,
-                           in_place=False), w, x)
+                           compiles=True), w, x)
     leaf = w.clone().requires_grad_()
     run(leaf, x).backward()
     torch.testing.assert_close(leaf.grad, loss_and_gradient(w, x)[0])
