@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["KINDS", "Kind", "Right", "contract", "kind_of", "scattered"]
+__all__ = ["KINDS", "Kind", "Patches", "Right", "contract", "kind_of", "scattered"]
 
 Rows = slice
 Right = Callable[[Rows], Float[Tensor, "n t groups i"]]
@@ -53,20 +53,46 @@ def _linear_left(module: nn.Module, g: Tensor, n: int) -> Tensor:
     return g.reshape(n, -1, 1, g.shape[-1])
 
 
+class Patches:
+    """What lies under a convolution at each place: all of it, or chosen entries alone.
+
+    Args:
+        module: the convolution.
+        x: its input, shape (N, channels, *places).
+    """
+
+    def __init__(self, module: nn.Conv1d | nn.Conv2d, x: Tensor) -> None:
+        self.x, self.groups, flat = x, module.groups, isinstance(module, nn.Conv1d)
+        self.padding, self.mode = module._reversed_padding_repeated_twice, (
+            "constant" if module.padding_mode == "zeros" else module.padding_mode)
+        self.kernel, self.dilation, self.stride = ((1, *size) if flat else size for size in (
+            module.kernel_size, module.dilation, module.stride))
+
+    def _padded(self, rows: Rows) -> Float[Tensor, "n c h w"]:
+        padded = F.pad(self.x[rows], self.padding, mode=self.mode)
+        return padded.unsqueeze(2) if padded.ndim == 3 else padded
+
+    def __call__(self, rows: Rows) -> Float[Tensor, "n t groups i"]:
+        """All of it, for some rows."""
+        columns = F.unfold(self._padded(rows), self.kernel, dilation=self.dilation,
+                           stride=self.stride)  # n, c k k, T
+        return columns.unflatten(1, (self.groups, -1)).permute(0, 3, 1, 2)
+
+    def columns(self, which: Tensor) -> Float[Tensor, "n p t"]:
+        """Entries (group and input, as one number) for all rows, without the others."""
+        windows = self._padded(slice(None))
+        for axis in (0, 1):
+            reach = (self.kernel[axis] - 1) * self.dilation[axis] + 1
+            windows = windows.unfold(2 + axis, reach, self.stride[axis])
+        windows = windows[..., ::self.dilation[0], ::self.dilation[1]].movedim((4, 5), (2, 3))
+        height, width = self.kernel
+        chosen = windows[:, which // (height * width), which // width % height, which % width]
+        return chosen.flatten(2)
+
+
 def _conv_right(module: nn.Module, x: Tensor, n: int) -> Right:
     assert isinstance(module, (nn.Conv1d, nn.Conv2d))
-    groups, padding, mode = module.groups, module._reversed_padding_repeated_twice, (
-        "constant" if module.padding_mode == "zeros" else module.padding_mode)
-    sizes = [(1, *size) if isinstance(module, nn.Conv1d) else size for size in (
-        module.kernel_size, module.dilation, module.stride)]
-
-    def patches(rows: Rows) -> Tensor:
-        padded = F.pad(x[rows], padding, mode=mode)
-        images = padded.unsqueeze(2) if isinstance(module, nn.Conv1d) else padded
-        columns = F.unfold(images, sizes[0], dilation=sizes[1], stride=sizes[2])  # n, c k k, T
-        return columns.unflatten(1, (groups, -1)).permute(0, 3, 1, 2)
-
-    return patches
+    return Patches(module, x)
 
 
 def _conv_left(module: nn.Module, g: Tensor, n: int) -> Tensor:
