@@ -48,6 +48,11 @@ class Diagonal(Precision):
         sigma = self.jacobian(inputs).gram(scale=self.variances())
         return (sigma + sigma.T) / 2
 
+    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+        """Independent weights."""
+        eps = torch.randn(count, self.size, generator=generator, dtype=torch.float64)
+        return (eps.to(self.squares.device) * self.variances().sqrt()).to(self.network.weights)
+
     def eigenvalues(self) -> Float[Tensor, "D"]:
         """The diagonal of V'V."""
         return self.squares

@@ -26,6 +26,8 @@ from subbayes.network import Network
 
 __all__ = ["Precision", "cholesky"]
 
+_AT_ONCE = 1024
+
 
 class Precision(ABC):
     r"""The precision $\Psi^{-1} = V^\top V + \lambda I$ in one of its forms.
@@ -95,11 +97,32 @@ class Precision(ABC):
         r"""$\Psi J_X^\top u$ for s vectors of coefficients of the outputs at inputs."""
         return self.solve(self.jacobian(inputs).pull(cotangents))
 
+    def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
+        """Covariance of the outputs of each input, without those between inputs."""
+        X = self.jacobian(inputs)
+        parts = [_diagonal(self.covariance(part), X.roots)
+                 for _, part, _ in X.batches(max(1, _AT_ONCE // X.roots))]
+        return torch.cat(parts)
+
+    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+        r"""Draws from $N(0, \Psi)$: $\Psi (V^\top \epsilon + \sqrt\lambda\, \eta)$."""
+        some = self.network.weights
+        rows, weights = (torch.randn(count, size, generator=generator, dtype=torch.float64)
+                         for size in (self.V.rows, self.size))
+        pulled = self.V.pull(rows.to(some.device))
+        return self.solve(pulled + self.prior_precision**0.5 * weights.to(some))
+
     def logdet(self, noise: float = 1.0) -> float:
         r"""$\log\det(\nu V^\top V + \lambda I)$, where $\nu$ is `noise` (1 by default)."""
         values = self.eigenvalues().clamp_min(0)
         zeros = (self.size - len(values)) * math.log(self.prior_precision)
         return float((noise * values + self.prior_precision).log().sum() + zeros)
+
+
+def _diagonal(matrix: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:
+    """Square blocks along the diagonal."""
+    n = len(matrix) // size
+    return matrix.reshape(n, size, n, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
 
 def cholesky(matrix: Float[Tensor, "m m"], what: str) -> Float[Tensor, "m m"]:

@@ -1,0 +1,174 @@
+r"""The Laplace approximation within a subspace w = ŵ + P z.
+
+With the exact Gauss-Newton matrix, whatever the subspace was chosen by,
+
+$$ z \sim N\bigl(0, (P^\top \Psi^{-1} P)^{-1}\bigr), \qquad
+   \Sigma_{P,X} = J_X P \,(P^\top \Psi^{-1} P)^{-1} P^\top J_X^\top , $$
+
+from the products $V P$ and $J_X P$ alone, streamed over the data: k x k matrices and the basis are
+all that is held. Over weights it is the precision with $\Psi_P = P (P^\top \Psi^{-1} P)^{-1}
+P^\top$ for $\Psi$; $\Psi_P \preceq \Psi$.
+
+Source: eq. (13) to (19) of the paper on optimal subspaces; Izmailov et al. (2019).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.checks import fail
+from subbayes.curvature.entries import Entries
+from subbayes.curvature.gram import pushed
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.precision import Precision, cholesky
+from subbayes.subspace import CoordinateSubspace, Subspace
+
+__all__ = ["Restricted", "along"]
+
+Matrices = tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]
+
+
+class Restricted(Precision):
+    """The exact precision restricted to a subspace.
+
+    Args:
+        V: root of the Gauss-Newton matrix.
+        subspace: around the network's weights.
+        prior_precision: lambda of the prior of the weights.
+        matrices: (V P)'(V P) and P'P, where they are known already.
+
+    Attributes:
+        subspace: as given.
+        matrix: (V P)'(V P), shape (k, k).
+        metric: P'P, shape (k, k).
+        factor: lower factor of the precision of z.
+    """
+
+    form = "subspace"
+
+    def __init__(
+        self, V: Jacobian, subspace: Subspace, prior_precision: float,
+        matrices: Matrices | None = None,
+    ) -> None:
+        super().__init__(V, prior_precision)
+        if subspace.size != V.size:
+            fail("subspace", f"{V.size} weights, as the network has", subspace.size,
+                 "Build it from this network's weights")
+        self.subspace = subspace
+        self.matrix, self.metric = (_squared(V, subspace), _metric(subspace)
+                                    ) if matrices is None else matrices
+        self.factor = cholesky(self.matrix + self.prior_precision * self.metric, "subspace")
+
+    def leading(self, rank: int) -> Restricted:
+        """Within the span of the first basis vectors of a subspace with a basis."""
+        from subbayes.subspace import DenseSubspace
+
+        space = (CoordinateSubspace(self.subspace.shift, self.subspace.indices[:rank])
+                 if isinstance(self.subspace, CoordinateSubspace) else
+                 DenseSubspace(self.subspace.shift, self.subspace.basis()[:rank]))
+        return Restricted(self.V, space, self.prior_precision,
+                          (self.matrix[:rank, :rank], self.metric[:rank, :rank]))
+
+    @property
+    def z_covariance(self) -> Float[Tensor, "k k"]:
+        """Covariance of the coordinates."""
+        return torch.cholesky_inverse(self.factor)
+
+    def along(self, inputs: Any) -> Float[Tensor, "m k"]:
+        """J_X P, outputs of one input together."""
+        return along(self.jacobian(inputs), self.subspace)
+
+    def _half(self, inputs: Any) -> Float[Tensor, "k m"]:
+        return torch.linalg.solve_triangular(self.factor, self.along(inputs).T, upper=False)
+
+    def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
+        """From J_X P."""
+        half = self._half(inputs)
+        return half.T @ half
+
+    def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
+        """From J_X P, input by input."""
+        X = self.jacobian(inputs)
+        half = self._half(X).reshape(self.subspace.rank, X.n, X.roots)
+        return torch.einsum("knc,knd->ncd", half, half)
+
+    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+        """Down to coordinates and up again."""
+        z = torch.cholesky_solve(self.subspace.pull(vectors).T.to(self.factor), self.factor).T
+        return self.subspace.push(z.to(vectors))
+
+    def variances(self) -> Float[Tensor, "D"]:
+        """Zero for weights that do not move."""
+        if isinstance(self.subspace, CoordinateSubspace):
+            zeros = torch.zeros(self.size, dtype=torch.float64, device=self.factor.device)
+            return zeros.scatter(0, self.subspace.indices, self.z_covariance.diagonal())
+        basis = self.subspace.basis().double()
+        return torch.linalg.solve_triangular(self.factor, basis, upper=False).square().sum(0)
+
+    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+        """Draws of the coordinates, as weights."""
+        return self.subspace.push(self.coordinates(count, generator).to(self.network.weights))
+
+    def coordinates(self, count: int, generator: torch.Generator) -> Float[Tensor, "s k"]:
+        """Draws of the coordinates."""
+        eps = torch.randn(self.subspace.rank, count, generator=generator, dtype=torch.float64)
+        return torch.linalg.solve_triangular(
+            self.factor.T, eps.to(self.factor.device), upper=True).T
+
+    @cached_property
+    def _whitened(self) -> tuple[Float[Tensor, "r"], float]:
+        """Eigenvalues of (V P)'(V P) where P'P is the identity, and log det P'P."""
+        values, vectors = torch.linalg.eigh(self.metric)
+        kept = values > 1e-12 * values[-1]
+        whiten = vectors[:, kept] / values[kept].sqrt()
+        found = torch.linalg.eigvalsh(whiten.T @ self.matrix @ whiten).clamp_min(0)
+        return found, float(values[kept].log().sum())
+
+    def eigenvalues(self) -> Float[Tensor, "r"]:
+        """Of the Gauss-Newton matrix within the subspace."""
+        return self._whitened[0]
+
+    def logdet(self, noise: float = 1.0) -> float:
+        """Of the precision of the coordinates."""
+        values, volume = self._whitened
+        return float((noise * values + self.prior_precision).log().sum()) + volume
+
+    def with_prior_precision(self, prior_precision: float) -> Restricted:
+        """One more factorisation, of k x k."""
+        other = Restricted(self.V, self.subspace, prior_precision, (self.matrix, self.metric))
+        if "_whitened" in self.__dict__:
+            other.__dict__["_whitened"] = self._whitened
+        return other
+
+
+def along(J: Jacobian, subspace: Subspace) -> Float[Tensor, "m k"]:
+    """J P: of coordinate subspaces the chosen columns, of others products with the basis."""
+    if isinstance(subspace, CoordinateSubspace):
+        entries = Entries(J.plan, subspace.indices)
+        return torch.cat([part.flatten(0, 1) for _, part in entries.blocks(J)]).double()
+    return J.push(subspace.basis()).T
+
+
+def _squared(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:
+    """(V P)'(V P), summed over blocks of the data."""
+    if isinstance(subspace, CoordinateSubspace):
+        return Entries(V.plan, subspace.indices).gram(V).double()
+    total = torch.zeros(subspace.rank, subspace.rank, dtype=torch.float64,
+                        device=V.network.device)
+    basis = subspace.basis()
+    for _, part in V.blocks():
+        rows = pushed(part, basis)
+        total.addmm_(rows, rows.T)
+    return total
+
+
+def _metric(subspace: Subspace) -> Float[Tensor, "k k"]:
+    if isinstance(subspace, CoordinateSubspace):
+        return torch.eye(subspace.rank, dtype=torch.float64, device=subspace.shift.device)
+    basis = subspace.basis().double()
+    return basis @ basis.T

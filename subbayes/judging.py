@@ -1,0 +1,191 @@
+r"""How much of the full Laplace approximation a subspace keeps.
+
+All measures compare epistemic covariances of the outputs at inputs X, $\Sigma_{P,X}$ of a
+subspace with $\Sigma_X$ of all weights, or the predictives they belong to.
+
+Source: eq. (20), (25) and Lemma 2 of the paper on optimal subspaces; Daxberger et al. (2021) for
+the Wasserstein distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.checks import check_count, fail
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.precision import Precision, cholesky
+from subbayes.curvature.restricted import Restricted, along
+from subbayes.subspace import Subspace
+
+__all__ = ["Judgement", "dead_fraction", "eckart_young", "jacobian_rank", "judge", "kl",
+           "log_trace", "relative_error", "trace_criterion", "wasserstein"]
+
+Matrix = Float[Tensor, "m m"]
+
+
+def relative_error(subspace: Matrix, full: Matrix) -> float:
+    r"""$\lVert \Sigma_{P,X} - \Sigma_X \rVert_F / \lVert \Sigma_X \rVert_F$, eq. (20)."""
+    return float((subspace - full).norm() / full.norm())
+
+
+def trace_criterion(subspace: Matrix, full: Matrix) -> float:
+    r"""$\mathrm{tr}\, \Sigma_{P,X} / \mathrm{tr}\, \Sigma_X$: the larger the better, at most 1."""
+    return float(subspace.trace() / full.trace())
+
+
+def log_trace(subspace: Matrix) -> float:
+    r"""$\log \mathrm{tr}\, \Sigma_{P,X}$, which ranks subspaces where $\Sigma_X$ is not known."""
+    return float(subspace.trace().log())
+
+
+def eckart_young(full: Matrix, rank: int) -> float:
+    r"""The least relative error any subspace of a rank can have.
+
+    $(\sum_{i>s} \lambda_i^2 / \sum_i \lambda_i^2)^{1/2}$ for the eigenvalues of $\Sigma_X$ in
+    falling order.
+    """
+    values = torch.linalg.eigvalsh(full).flip(0)
+    return float(values[check_count("rank", rank, 0):].norm() / values.norm())
+
+
+def wasserstein(a: Matrix, b: Matrix) -> float:
+    r"""Squared 2-Wasserstein distance of two Gaussians with the same mean.
+
+    $\mathrm{tr}(A + B - 2 (B^{1/2} A B^{1/2})^{1/2})$; a noise common to both may be in them.
+    """
+    values, vectors = torch.linalg.eigh(b)
+    half = vectors * values.clamp_min(0).sqrt() @ vectors.T
+    cross = torch.linalg.eigvalsh(half @ a @ half).clamp_min(0).sqrt().sum()
+    return max(float(a.trace() + b.trace() - 2 * cross), 0.0)
+
+
+def kl(a: Matrix, b: Matrix) -> float:
+    r"""$\mathrm{KL}(N(m, A) \,\|\, N(m, B))$ in nats.
+
+    Predictives of y have their noise in A and B; without noise, that of a subspace is singular.
+
+    Raises:
+        InputError: a matrix that is not positive definite.
+    """
+    L, M = cholesky(b, "b"), cholesky(a, "a")
+    half = torch.linalg.solve_triangular(L, M, upper=False)
+    logs = 2 * (L.diagonal().log().sum() - M.diagonal().log().sum())
+    return max(float(0.5 * (half.square().sum() - len(a) + logs)), 0.0)
+
+
+def dead_fraction(J: Jacobian, tolerance: float = 0.0) -> float:
+    """The fraction of weights that no output at the inputs depends on (table 6).
+
+    Args:
+        J: Jacobian at the inputs.
+        tolerance: a gradient that counts as none.
+    """
+    return float((J.squares() <= tolerance**2).double().mean())
+
+
+def jacobian_rank(J: Jacobian) -> int:
+    """The numerical rank of a Jacobian, from its Gram matrix: the largest rank worth asking for.
+
+    Singular values below about 1e-7 of the largest count as zero.
+    """
+    values = torch.linalg.eigvalsh(J.gram())
+    kept = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
+    return min(int(kept.sum()), J.size)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A subspace of one rank, held against the full Laplace approximation at given inputs.
+
+    Attributes:
+        name: what the subspace is called.
+        rank: s.
+        relative_error: of its covariance.
+        bound: the least relative error possible at this rank.
+        trace: of its covariance, relative to that of the full one.
+        log_trace: logarithm of the trace itself.
+        wasserstein: squared 2-Wasserstein distance to the full predictive.
+        kl: divergence from the full predictive, where there is noise; else NaN.
+    """
+
+    name: str
+    rank: int
+    relative_error: float
+    bound: float
+    trace: float
+    log_trace: float
+    wasserstein: float
+    kl: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain numbers."""
+        return asdict(self)
+
+
+def judge(
+    psi: Precision,
+    subspaces: Mapping[str, Subspace],
+    inputs: Any,
+    *,
+    ranks: Sequence[int] | None = None,
+    noise: float = 0.0,
+) -> list[Judgement]:
+    """Hold subspaces of several ranks against the full Laplace approximation.
+
+    Args:
+        psi: the exact precision.
+        subspaces: by name; of each the first s basis vectors are taken.
+        inputs: X, or their `Jacobian`.
+        ranks: s; by default each subspace's own.
+        noise: standard deviation of a noise on all outputs, for the divergence.
+
+    Returns:
+        One judgement for each subspace and rank; ranks above a subspace's own are left out.
+
+    Raises:
+        InputError: a precision that is not exact, or no subspaces.
+
+    Example:
+        >>> import subbayes
+        >>> from subbayes.curvature.forms import precision
+        >>> from subbayes.subspaces.optimal import optimal_for
+        >>> net = subbayes.Network(subbayes.MLP(2, (8,), 1, seed=0).double())
+        >>> x, new = torch.randn(50, 2).double(), torch.randn(9, 2).double()
+        >>> psi = precision(net, subbayes.Gaussian(0.1), (x, x[:, 0]))
+        >>> spaces = {"optimal": optimal_for(psi, new, 5)[0],
+        ...           "random": subbayes.RandomSubspace(net.weights, 5)}
+        >>> best, other = judge(psi, spaces, new)
+        >>> abs(best.relative_error - best.bound) < 1e-8, best.trace > other.trace
+        (True, True)
+    """
+    if psi.form not in ("dual", "primal"):
+        fail("psi", "an exact precision, dual or primal", psi.form,
+             "Subspaces are judged by the exact one, whatever they were chosen by")
+    if not subspaces:
+        fail("subspaces", "at least one", "none")
+    X = psi.jacobian(inputs)
+    full = psi.covariance(X)
+    found = []
+    for name, space in subspaces.items():
+        inside, columns = Restricted(psi.V, space, psi.prior_precision), along(X, space)
+        for rank in [space.rank] if ranks is None else ranks:
+            if check_count("ranks", rank) <= space.rank:
+                precise = (inside.matrix + psi.prior_precision * inside.metric)[:rank, :rank]
+                half = torch.linalg.solve_triangular(
+                    cholesky(precise, "subspace"), columns[:, :rank].T, upper=False)
+                found.append(_judgement(name, rank, half.T @ half, full, noise))
+    return found
+
+
+def _judgement(name: str, rank: int, part: Matrix, full: Matrix, noise: float) -> Judgement:
+    eye = noise**2 * torch.eye(len(full), dtype=full.dtype, device=full.device)
+    return Judgement(
+        name, rank, relative_error(part, full), eckart_young(full, rank),
+        trace_criterion(part, full), log_trace(part), wasserstein(part + eye, full + eye),
+        kl(part + eye, full + eye) if noise else float("nan"))
