@@ -21,6 +21,7 @@ from subbayes.checks import check_count, fail
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.restricted import Restricted, along
+from subbayes.curvature.squares import columns_squared
 from subbayes.subspace import Subspace
 
 __all__ = ["Judgement", "dead_fraction", "eckart_young", "jacobian_rank", "judge", "kl",
@@ -86,7 +87,7 @@ def dead_fraction(J: Jacobian, tolerance: float = 0.0) -> float:
         J: Jacobian at the inputs.
         tolerance: a gradient that counts as none.
     """
-    return float((J.squares() <= tolerance**2).double().mean())
+    return float((columns_squared(J) <= tolerance**2).double().mean())
 
 
 def jacobian_rank(J: Jacobian) -> int:

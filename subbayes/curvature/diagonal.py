@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
+from subbayes.curvature.squares import columns_squared
 
 __all__ = ["Diagonal"]
 
@@ -33,7 +34,7 @@ class Diagonal(Precision):
         self, V: Jacobian, prior_precision: float, squares: Float[Tensor, "D"] | None = None
     ) -> None:
         super().__init__(V, prior_precision)
-        self.squares = V.squares() if squares is None else squares
+        self.squares = columns_squared(V) if squares is None else squares
 
     def variances(self) -> Float[Tensor, "D"]:
         """One over the diagonal."""
@@ -57,9 +58,9 @@ class Diagonal(Precision):
         """The diagonal of V'V."""
         return self.squares
 
-    def with_prior_precision(self, prior_precision: float) -> Diagonal:
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Diagonal:
         """Nothing is computed again."""
-        return Diagonal(self.V, prior_precision, self.squares)
+        return Diagonal(V, prior_precision, factor * self.squares)
 
     def logdet(self, noise: float = 1.0) -> float:
         """The sum of logarithms."""

@@ -98,10 +98,11 @@ class Dual(Precision):
         return float(2 * self.factor.diagonal().log().sum()
                      + (self.size - self.V.rows) * math.log(self.prior_precision))
 
-    def with_prior_precision(self, prior_precision: float) -> Dual:
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Dual:
         """One more factorisation."""
-        other = Dual(self.V, prior_precision, self.kernel)
-        other._last = self._last
+        other = Dual(V, prior_precision, self.kernel if factor == 1 else factor * self.kernel)
+        if self._last is not None:
+            other._last = self._last[0], self._last[1] * factor**0.5
         if "_eigenvalues" in self.__dict__:
-            other.__dict__["_eigenvalues"] = self._eigenvalues
+            other.__dict__["_eigenvalues"] = self._eigenvalues * factor
         return other

@@ -27,7 +27,7 @@ from subbayes.curvature.layers import Layer, LayerGradients, Layers, Rest, RestG
 from subbayes.data import n_rows
 from subbayes.types import Inputs
 
-__all__ = ["Block", "block", "gram", "narrowed", "pushed", "squares"]
+__all__ = ["Block", "block", "gram", "narrowed", "pushed"]
 
 _OUTER, _INNER, _PAIRS = 192 * 2**20, 48 * 2**20, 16 * 2**20
 
@@ -252,29 +252,6 @@ def narrowed(
         yield [slice(place.start + some.start * width,
                      place.start + min(some.stop, outs) * width)
                for place, width in zip(places, widths, strict=True)], cut
-
-
-def squares(part: Block) -> Iterator[tuple[slice, Float[Tensor, "p"]]]:
-    """Sums of squares of the columns, span by span."""
-    for piece in part.pieces:
-        step = max(1, _INNER // (8 * part.roots * piece.size))
-        total = torch.zeros((), dtype=torch.float64, device=part.device)
-        if isinstance(piece, Piece) and _applies_once(piece):
-            g, a = piece.left[:, :, 0, 0].double().square(), piece.right(slice(None))[:, 0, 0]
-            total = (g.sum(0).T @ a.double().square()).flatten()
-            if piece.layer.bias is not None:
-                total = torch.cat([total, g.sum((0, 1))])
-        else:
-            for rows in _slices(part.n, step):
-                total = total + piece.dense(rows).square().sum((0, 1))
-        widths = [span.place.stop - span.place.start for span in piece.spans]
-        yield from zip([span.place for span in piece.spans], total.split(widths), strict=True)
-
-
-def _applies_once(piece: Piece) -> bool:
-    """A linear layer, all of whose weights are selected, with one place."""
-    return (piece.layer.kind.name == "linear" and piece.left.shape[2] == 1
-            and piece.layer.weight is not None and all(s.keep is None for s in piece.spans))
 
 
 def pushed(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:

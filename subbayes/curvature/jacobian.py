@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.checks import fail
-from subbayes.curvature.gram import Block, block, gram, narrowed, pushed, squares
+from subbayes.curvature.gram import Block, block, gram, narrowed, pushed
 from subbayes.curvature.layers import Layers
 from subbayes.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
@@ -57,8 +57,7 @@ class Jacobian:
         self.plan, self._pairs, self.n, self.likelihood = plan, pairs, n, likelihood
         self.memory_limit = memory_limit
         first = to_device(take(next(iter(pairs()))[0], slice(2)), self.network.device)
-        with torch.no_grad():
-            self.roots = self.network(self.network.weights, first).shape[1]
+        self.roots = self.network.check(first)
         rest = 0 if plan.rest is None else 8 * plan.rest.size * self.roots
         self.row_bytes = plan.row_bytes * (2 + self.roots) + rest
         self.step = max(1, memory_limit // self.row_bytes)
@@ -153,14 +152,6 @@ class Jacobian:
                 dense = [cut.dense(slice(None)).transpose(0, 1).flatten(0, 1) for _, cut in cuts]
                 yield cuts[0][0], torch.cat(dense)
 
-    def squares(self) -> Float[Tensor, "D"]:
-        """Sums of squares of the columns, in float64: the diagonal of V'V."""
-        total = torch.zeros(self.size, dtype=torch.float64, device=self.network.device)
-        for _, part in self.blocks():
-            for place, sums in squares(part):
-                total[place] += sums
-        return total
-
     def outputs(self) -> Float[Tensor, "N C"]:
         """The network's outputs at all inputs."""
         with torch.no_grad():
@@ -225,6 +216,9 @@ def curvature_root(
     if not bool(torch.isfinite(curvature).all()):
         fail("likelihood", "finite curvature at the network's outputs", "NaN or infinite entries",
              "Train the network further, or compute in float64")
+    diagonal = curvature.diagonal(dim1=-2, dim2=-1)
+    if torch.equal(curvature, torch.diag_embed(diagonal)) and bool((diagonal >= 0).all()):
+        return torch.diag_embed(diagonal.sqrt())
     values, vectors = torch.linalg.eigh(curvature)
     if bool((values[..., 0] < -1e-8 * values[..., -1].clamp_min(1e-300)).any()):
         fail("likelihood", "a positive semi-definite curvature",

@@ -90,8 +90,20 @@ class Precision(ABC):
         r"""Eigenvalues of $V^\top V$ (those left out are zero), in float64."""
 
     @abstractmethod
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Precision:
+        """The same form at another prior precision, and V'V times a factor.
+
+        What does not depend on either is shared.
+
+        Args:
+            V: the root after the change, e.g. with another noise in its likelihood.
+            prior_precision: lambda.
+            factor: (new V)'(new V) over the old one.
+        """
+
     def with_prior_precision(self, prior_precision: float) -> Precision:
-        r"""The same form at another $\lambda$; what does not depend on it is shared."""
+        """The same form at another prior precision."""
+        return self.rescaled(self.V, prior_precision, 1.0)
 
     def pull(self, inputs: Any, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
         r"""$\Psi J_X^\top u$ for s vectors of coefficients of the outputs at inputs."""

@@ -61,11 +61,11 @@ class Primal(Precision):
         """All of them."""
         return self._eigenvalues
 
-    def with_prior_precision(self, prior_precision: float) -> Primal:
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Primal:
         """One more factorisation."""
-        other = Primal(self.V, prior_precision, self.matrix)
+        other = Primal(V, prior_precision, self.matrix if factor == 1 else factor * self.matrix)
         if "_eigenvalues" in self.__dict__:
-            other.__dict__["_eigenvalues"] = self._eigenvalues
+            other.__dict__["_eigenvalues"] = self._eigenvalues * factor
         return other
 
 

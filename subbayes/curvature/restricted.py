@@ -138,11 +138,12 @@ class Restricted(Precision):
         values, volume = self._whitened
         return float((noise * values + self.prior_precision).log().sum()) + volume
 
-    def with_prior_precision(self, prior_precision: float) -> Restricted:
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Restricted:
         """One more factorisation, of k x k."""
-        other = Restricted(self.V, self.subspace, prior_precision, (self.matrix, self.metric))
+        other = Restricted(V, self.subspace, prior_precision,
+                           (factor * self.matrix, self.metric))
         if "_whitened" in self.__dict__:
-            other.__dict__["_whitened"] = self._whitened
+            other.__dict__["_whitened"] = self._whitened[0] * factor, self._whitened[1]
         return other
 
 
