@@ -11,6 +11,7 @@ from test_layers import dense
 import subbayes
 from subbayes import InputError, Network
 from subbayes.curvature.forms import precision, root
+from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.precision import cholesky
 from subbayes.data import take
 
@@ -83,3 +84,41 @@ def test_duplicate_rows_are_no_trouble_and_jitter_is_said():
         cholesky(-torch.eye(2).double(), "kernel")
     with pytest.raises(InputError, match="kernel: expected finite numbers"):
         cholesky(torch.full((2, 2), math.nan).double(), "kernel")
+
+
+@cases.parametrize(*[case for case in CHOSEN if case.network != "mlp" or case.data == "memory"][:8])
+def test_the_matrix_free_form_is_exact_by_conjugate_gradients(case):
+    built, lam = case.build(), 0.7
+    V = root(built.network, built.likelihood, built.data)
+    found = LowRank(V, lam, rank=2, tolerance=1e-11)
+    psi, X = torch.linalg.inv(dense_precision(built, lam)), take(built.inputs, slice(0, 3))
+    J = dense(built.network, X).flatten(0, 1)
+    same = dict(rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(found.covariance(X), J @ psi @ J.T, **same)
+    assert found.solved[0] < 1e-11
+    W, U = torch.randn(2, V.size).double(), torch.randn(2, len(J)).double()
+    torch.testing.assert_close(found.solve(W), W @ psi, **same)
+    torch.testing.assert_close(found.pull(X, U), U @ J @ psi, **same)
+
+
+def test_the_low_rank_form_of_full_rank_is_exact_and_of_less_from_above():
+    net = Network(subbayes.MLP(3, (8,), 1, seed=0).double())
+    x = torch.randn(12, 3).double()
+    exact = precision(net, subbayes.Gaussian(0.2), (x, x[:, 0]))
+    whole, part = (LowRank(exact.V, 1.0, rank, tolerance=None, rounds=6) for rank in (12, 4))
+    torch.testing.assert_close(whole.covariance(x), exact.covariance(x), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(whole.variances(), exact.variances(), rtol=1e-7, atol=0)
+    assert math.isclose(whole.logdet(), exact.logdet(), rel_tol=1e-8)
+    torch.testing.assert_close(whole.with_prior_precision(3.0).covariance(x),
+                               exact.with_prior_precision(3.0).covariance(x), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(part.values, exact.eigenvalues().flip(0)[:4], rtol=1e-3, atol=0)
+    assert part.residual < 0.1 * float(part.values[0])
+    gap = torch.linalg.eigvalsh(part.covariance(x) - exact.covariance(x))
+    assert gap[0] > -1e-3
+    assert part.logdet() < exact.logdet()
+    with pytest.warns(UserWarning, match="tolerance: conjugate gradients stopped after 1 steps"):
+        LowRank(exact.V, 1e-4, 1, tolerance=1e-14, iterations=1).solve(torch.randn(1, 41).double())
+    with pytest.raises(InputError, match="rank: expected at most 12, the rank the Gauss-Newton"):
+        LowRank(exact.V, 1.0, 13)
+    again = precision(net, subbayes.Gaussian(0.2), (x, x[:, 0]), "low-rank", rank=4)
+    assert again.form == "low-rank"

@@ -42,7 +42,8 @@ def precision(
         form: "exact" (dual or primal, whichever is smaller), "dual", "primal", "diagonal",
             "low-rank" (matrix-free) or "kfac" (needs the extra of that name).
         prior_precision: $\lambda$.
-        memory_limit: bytes that matrices may take; by default 80 % of what is free.
+        memory_limit: bytes that matrices may take, by default 80 % of what is free; a quarter of
+            it goes to the gradients held at once, by default 256 MiB.
         options: of the low-rank and KFAC forms.
 
     Raises:
@@ -58,7 +59,7 @@ def precision(
         ('dual', tensor([0.2197, 0.2370], dtype=torch.float64))
     """
     check_choice("form", form, FORMS)
-    V = root(network, likelihood, data)
+    V = root(network, likelihood, data, memory_limit)
     if form in ("exact", "dual", "primal"):
         return exact(V, prior_precision, form, memory_limit)
     if form == "diagonal":
@@ -72,15 +73,25 @@ def precision(
     return Kfac(V, prior_precision, **options)
 
 
-def root(network: Network, likelihood: Likelihood, data: Any) -> Jacobian:
-    """V, whose V'V is the Gauss-Newton matrix; checks that all fits together first."""
+def root(
+    network: Network, likelihood: Likelihood, data: Any, memory_limit: int | None = None
+) -> Jacobian:
+    """V, whose V'V is the Gauss-Newton matrix; checks that all fits together first.
+
+    Args:
+        network: f(x; w).
+        likelihood: p(y | f).
+        data: as for `precision`.
+        memory_limit: a quarter of it is for the gradients of a block; by default 256 MiB are.
+    """
     if not likelihood.learned:
         fail("likelihood", "all parameters learned or given", repr(likelihood),
              "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")
     data = Data.of(data).to(network.device)
     check_fit(network, likelihood, data)
     plan = Layers(network, to_device(data.first()[0], network.device))
-    return Jacobian.of_data(plan, likelihood, data)
+    return Jacobian.of_data(plan, likelihood, data,
+                            2**28 if memory_limit is None else memory_limit // 4)
 
 
 def exact(

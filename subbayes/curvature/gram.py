@@ -29,7 +29,7 @@ from subbayes.types import Inputs
 
 __all__ = ["Block", "block", "gram", "narrowed", "pushed"]
 
-_OUTER, _INNER, _PAIRS = 192 * 2**20, 48 * 2**20, 16 * 2**20
+_OUTER, _INNER, _PAIRS = 128 * 2**20, 48 * 2**20, 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,18 @@ def _add_factored(total: Float[Tensor, "R N S M"], a: Piece, b: Piece) -> None:
     pairs = a.left.shape[0] * b.left.shape[0] * t * s * 8
     step = int((_PAIRS / pairs) ** 0.5)
     for mine in _slices(total.shape[1], step):
-        for other in _slices(total.shape[3], step):
-            total[:, mine, :, other] += _pairs(a, b, mine, other)
+        for other in _slices(total.shape[3], step, mine.start if a is b else 0):
+            _add(total, mine, other, _pairs(a, b, mine, other), a is b)
+
+
+def _add(
+    total: Float[Tensor, "R N S M"], mine: slice, other: slice, part: Float[Tensor, "R n S m"],
+    mirrored: bool,
+) -> None:
+    """Add a part; of a symmetric matrix the part across the diagonal too."""
+    total[:, mine, :, other] += part
+    if mirrored and mine.start != other.start:
+        total[:, other, :, mine] += part.permute(2, 3, 0, 1)
 
 
 def _pairs(a: Piece, b: Piece, mine: slice, other: slice) -> Float[Tensor, "R n S m"]:
@@ -217,19 +227,21 @@ def _add_dense(
     scale: Float[Tensor, "D"] | None,
 ) -> None:
     weigh = None if scale is None else _columns(a, scale[None])
-    for mine in _slices(total.shape[1], _OUTER // (8 * total.shape[0] * a.size)):
+    step = _OUTER // (8 * total.shape[0] * a.size)
+    inner = step if a is b else _INNER // (8 * total.shape[2] * b.size)
+    for mine in _slices(total.shape[1], step):
         rows = a.dense(mine).flatten(0, 1)
         rows = rows if weigh is None else rows * weigh
-        for other in _slices(total.shape[3], _INNER // (8 * total.shape[2] * b.size)):
+        for other in _slices(total.shape[3], inner, mine.start if a is b else 0):
             columns = b.dense(other)
             product = rows @ columns.flatten(0, 1).T
-            total[:, mine, :, other] += product.reshape(
-                total.shape[0], -1, *columns.shape[:2])
+            _add(total, mine, other, product.reshape(total.shape[0], -1, *columns.shape[:2]),
+                 a is b)
 
 
-def _slices(count: int, step: int) -> Iterator[slice]:
-    for start in range(0, count, max(1, step)):
-        yield slice(start, start + max(1, step))
+def _slices(count: int, step: int, start: int = 0) -> Iterator[slice]:
+    for first in range(start, count, max(1, step)):
+        yield slice(first, first + max(1, step))
 
 
 def _columns(piece: Piece | RestPiece, vectors: Float[Tensor, "k D"]) -> Float[Tensor, "k p"]:

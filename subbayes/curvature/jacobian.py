@@ -59,7 +59,7 @@ class Jacobian:
         first = to_device(take(next(iter(pairs()))[0], slice(2)), self.network.device)
         self.roots = self.network.check(first)
         rest = 0 if plan.rest is None else 8 * plan.rest.size * self.roots
-        self.row_bytes = plan.row_bytes * (2 + self.roots) + rest
+        self.row_bytes = 2 * plan.row_bytes + self.roots * plan.gradient_bytes + rest
         self.step = max(1, memory_limit // self.row_bytes)
 
     @classmethod

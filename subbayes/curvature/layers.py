@@ -162,6 +162,7 @@ class Layers:
         layers: those that can be trusted.
         rest: the other weights, or None.
         row_bytes: about what a captured row holds: activations kept for the backward passes.
+        gradient_bytes: what the gradients of one cotangent hold for a row.
 
     Example:
         >>> network = Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
@@ -182,7 +183,7 @@ class Layers:
         self.rest: Rest | None = None
         self.layers = self._candidates()
         self.layers = self._trusted(take(inputs, few))
-        self.row_bytes = _saved_bytes(self, take(inputs, few))
+        self.row_bytes, self.gradient_bytes = _bytes(self, take(inputs, few))
         known = {span.place.start for layer in self.layers for span in layer.spans}
         left = [span for span in self._spans().values() if span.place.start not in known]
         self.rest = Rest(tuple(left)) if left else None
@@ -281,8 +282,8 @@ def _agrees(batch: Captured, layer: Layer, u: Tensor, truth: Float[Tensor, "n D"
                for place, rows in parts)
 
 
-def _saved_bytes(plan: Layers, inputs: Inputs) -> int:
-    """Bytes that autograd keeps for one more row."""
+def _bytes(plan: Layers, inputs: Inputs) -> tuple[int, int]:
+    """Bytes that autograd keeps for one more row, and those of the layers' outputs."""
     counts = []
     for rows in (1, 2):
         sizes: list[int] = []
@@ -292,9 +293,11 @@ def _saved_bytes(plan: Layers, inputs: Inputs) -> int:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
-            plan.capture(take(inputs, slice(rows)))
+            batch = plan.capture(take(inputs, slice(rows)))
         counts.append(sum(sizes))
-    return max(counts[1] - counts[0], leaves(inputs)[0][:1].numel())
+    outputs = batch.outputs
+    return max(counts[1] - counts[0], outputs[0].nbytes), (
+        batch.output_numbers // len(batch) * outputs.element_size())
 
 
 class Captured:
@@ -307,11 +310,13 @@ class Captured:
     Attributes:
         outputs: shape (N, C), detached.
         calls: how often each layer ran.
+        output_numbers: how many numbers the layers returned together.
     """
 
     def __init__(self, plan: Layers, inputs: Inputs) -> None:
         self.plan, self.inputs = plan, inputs
         self.calls = {layer.name: 0 for layer in plan.layers}
+        self.output_numbers = 0
         self._rights: dict[str, Right] = {}
         self._edges: dict[str, GradientEdge] = {}
         network, n = plan.network, n_rows(inputs)
@@ -332,6 +337,7 @@ class Captured:
                 return
             if x.ndim >= layer.kind.ndim(module) and x.shape[0] % n == 0 and output.requires_grad:
                 self._edges[layer.name] = get_gradient_edge(output)
+                self.output_numbers += output.numel()
                 if layer.weight is not None:
                     with torch.no_grad():
                         self._rights[layer.name] = layer.kind.right(module, x.detach(), n)

@@ -94,7 +94,7 @@ def linearised_laplace(
         psi = precision(network, likelihood, data, covariance, prior_precision=prior_precision,
                         memory_limit=memory_limit, **options)
         return LinearisedLaplace(psi, likelihood, None)
-    V = root(network, likelihood, data)
+    V = root(network, likelihood, data, memory_limit)
     inside = Restricted(V, subspace, prior_precision)
     _check_centre(network, subspace)
     return LinearisedLaplace(inside, likelihood, subspace)

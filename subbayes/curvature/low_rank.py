@@ -1,0 +1,165 @@
+r"""Matrix-free: a low-rank Gauss-Newton matrix, made exact by conjugate gradients.
+
+Subspace iterations on random vectors (Halko, Martinsson and Tropp 2011)
+give the leading eigenpairs $V^\top V \approx Q\, \mathrm{diag}(e)\, Q^\top$ from products with V
+and $V^\top$ alone, and with them
+
+$$ \Psi_r = \tfrac1\lambda \Bigl(I - Q\, \mathrm{diag}\Bigl(\frac{e}{e + \lambda}\Bigr) Q^\top
+   \Bigr) \succeq \Psi , $$
+
+which errs by at most $1/\lambda - 1/(\lambda + e_{r+1})$ where eigenvalues were left out: they are
+reported by their residuals. With a tolerance, solves go on from there by conjugate gradients on
+$V^\top V + \lambda I$ with $\Psi_r$ as the preconditioner, which converge in as many steps as
+there are distinct eigenvalues left: to the exact $\Psi$, at two passes over the data a step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.checks import check_count, check_positive, fail
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.precision import Precision
+
+__all__ = ["LowRank"]
+
+Pairs = tuple[Float[Tensor, "r"], Float[Tensor, "r D"], float]
+
+
+class LowRank(Precision):
+    """A low-rank approximation of the precision, with conjugate gradients on top.
+
+    Args:
+        V: root of the Gauss-Newton matrix.
+        prior_precision: lambda.
+        rank: eigenpairs r kept; r vectors of D numbers are held, three times over while they
+            are computed.
+        tolerance: relative residual of solves, reached by conjugate gradients; None takes the
+            low-rank approximation as it is.
+        iterations: at most so many steps of conjugate gradients.
+        rounds: subspace iterations.
+        seed: of the random vectors.
+        pairs: eigenvalues, eigenvectors and largest residual, where they are known already.
+
+    Attributes:
+        values: eigenvalues kept, largest first, shape (r,).
+        vectors: their eigenvectors as rows, shape (r, D).
+        residual: the largest of the norms of V'V q - e q.
+        solved: relative residual of the last solve, and its number of steps.
+
+    Raises:
+        InputError: a rank above the number of weights or of rows.
+
+    Warns:
+        Conjugate gradients that stop above the tolerance.
+    """
+
+    form = "low-rank"
+
+    def __init__(
+        self, V: Jacobian, prior_precision: float, rank: int = 100, *,
+        tolerance: float | None = 1e-6, iterations: int = 200, rounds: int = 2, seed: int = 0,
+        pairs: Pairs | None = None,
+    ) -> None:
+        super().__init__(V, prior_precision)
+        most = min(V.size, V.rows)
+        if check_count("rank", rank) > most:
+            fail("rank", f"at most {most}, the rank the Gauss-Newton matrix can have", rank)
+        self.rank, self.iterations = rank, check_count("iterations", iterations)
+        self.tolerance = None if tolerance is None else check_positive("tolerance", tolerance)
+        self._options = {"tolerance": tolerance, "iterations": iterations, "rounds": rounds,
+                         "seed": seed}
+        self._pairs = _eigenpairs(V, rank, rounds, seed) if pairs is None else pairs
+        self.values, self.vectors, self.residual = self._pairs
+        self.solved: tuple[float, int] = (0.0, 0)
+
+    def __repr__(self) -> str:
+        return (f"LowRank(rank={self.rank} of {self.size}, eigenvalues from "
+                f"{float(self.values[0]):.3g} to {float(self.values[-1]):.3g}, residual "
+                f"{self.residual:.2g})")
+
+    def _approximately(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+        """By the low-rank approximation."""
+        shrink = self.values / (self.values + self.prior_precision)
+        inside = (vectors @ self.vectors.T * shrink) @ self.vectors
+        return (vectors - inside) / self.prior_precision
+
+    def _apply(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+        """V'V v + lambda v."""
+        return _squared(self.V, vectors) + self.prior_precision * vectors
+
+    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+        """Preconditioned conjugate gradients, all vectors at once; or the approximation."""
+        b = vectors.double()
+        x = self._approximately(b)
+        if self.tolerance is None:
+            return x.to(vectors)
+        r = b - self._apply(x)
+        size = b.norm(dim=1).clamp_min(torch.finfo(b.dtype).tiny)
+        y = self._approximately(r)
+        p, power, steps = y.clone(), (r * y).sum(1), 0
+        while float((r.norm(dim=1) / size).max()) > self.tolerance and steps < self.iterations:
+            Ap = self._apply(p)
+            step = (power / (p * Ap).sum(1).clamp_min(1e-300)).unsqueeze(1)
+            x, r = x + step * p, r - step * Ap
+            y = self._approximately(r)
+            before, power = power, (r * y).sum(1)
+            p, steps = y + (power / before.clamp_min(1e-300)).unsqueeze(1) * p, steps + 1
+        self.solved = float((r.norm(dim=1) / size).max()), steps
+        if self.solved[0] > self.tolerance:
+            warnings.warn(f"tolerance: conjugate gradients stopped after {steps} steps at a "
+                          f"residual of {self.solved[0]:.2g}; raise iterations or rank",
+                          stacklevel=2)
+        return x.to(vectors)
+
+    def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
+        """By the low-rank approximation and one Gram matrix; or a solve for each output."""
+        X = self.jacobian(inputs)
+        if self.tolerance is None:
+            inside = X.push(self.vectors).T
+            shrink = self.values / (self.values + self.prior_precision)
+            sigma = (X.gram() - inside * shrink @ inside.T) / self.prior_precision
+        else:
+            sigma = torch.cat([X.push(self.solve(rows)) for _, rows in X.dense(2**24)])
+        return (sigma + sigma.T) / 2
+
+    def variances(self) -> Float[Tensor, "D"]:
+        """By the low-rank approximation: from above."""
+        shrink = self.values / (self.values + self.prior_precision)
+        return (1 - shrink @ self.vectors.square()) / self.prior_precision
+
+    def eigenvalues(self) -> Float[Tensor, "r"]:
+        """Those kept."""
+        return self.values
+
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> LowRank:
+        """Nothing is computed again."""
+        pairs = self.values * factor, self.vectors, self.residual * factor
+        return LowRank(V, prior_precision, self.rank, pairs=pairs, **self._options)  # type: ignore
+
+
+def _squared(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    """V'V v."""
+    return V.pull(V.push(vectors)).double()
+
+
+def _eigenpairs(V: Jacobian, rank: int, rounds: int, seed: int) -> Pairs:
+    """Leading eigenpairs by subspace iterations, Rayleigh and Ritz."""
+    generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+    block = min(rank + 10, V.size)
+    vectors = torch.randn(block, V.size, generator=generator, dtype=torch.float64)
+    basis = torch.linalg.qr(vectors.to(V.network.device).T)[0].T
+    for _ in range(check_count("rounds", rounds)):
+        basis = torch.linalg.qr(_squared(V, basis).T)[0].T
+    image = _squared(V, basis)
+    values, mix = torch.linalg.eigh((basis @ image.T + image @ basis.T) / 2)
+    kept = mix[:, -rank:].flip(1)
+    found, moved = kept.T @ basis, kept.T @ image
+    values = values[-rank:].flip(0).clamp_min(0)
+    residual = float((moved - values.unsqueeze(1) * found).norm(dim=1).max())
+    return values, found, residual
