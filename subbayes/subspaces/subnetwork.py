@@ -1,0 +1,342 @@
+r"""Subnetworks (Daxberger et al. 2021): which weights are random, the others stay where they are.
+
+$$ q(w) = N(w_S;\, \hat w_S, H_S^{-1}) \prod_{r \notin S} \delta(w_r - \hat w_r) $$
+
+S is chosen by a score of each weight, by the distance of q to the posterior of all weights, or by
+what q keeps of the predictive variance:
+
+- *variance*: the squared 2-Wasserstein distance of diagonal Gaussians is $\sum_{d \notin S}
+  \sigma_d^2$, so keep the largest marginal variances, of the diagonal Laplace approximation or of
+  the trajectory of SGD. In networks with ReLU these are the weights of *dead* units, whose
+  variance is the prior's because the outputs do not depend on them: they predict nothing.
+- *predictive*: keep what makes $\mathrm{tr}\, \Sigma_{S,X} = \mathrm{tr}\, J_{X,S} H_S^{-1}
+  J_{X,S}^\top$ large at given inputs X. One weight after another is added, the one that adds most
+  given those before it: with $r_d$ and $s_d$ the column of $J_X$ and the precision of weight d,
+  both conditional on S, it adds $\lVert r_d \rVert^2 / s_d$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from subbayes.checks import check_choice, check_count, check_positive, fail, fail_type
+from subbayes.curvature.entries import Entries
+from subbayes.curvature.forms import root
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.squares import columns_squared
+from subbayes.likelihoods import Likelihood
+from subbayes.memory import check_memory
+from subbayes.network import Network, select
+from subbayes.subspace import CoordinateSubspace, Subspace
+from subbayes.subspaces.trajectory import TrajectoryRecorder
+
+__all__ = ["masked", "scaled_prior_precision", "subnetwork", "wasserstein"]
+
+_BY = ("predictive", "variance", "swag", "magnitude", "last-layer", "wasserstein")
+_MOST_WEIGHTS = 1000
+
+
+def subnetwork(
+    network: Network,
+    likelihood: Likelihood | None = None,
+    data: Any = None,
+    *,
+    rank: int | None = None,
+    by: str = "predictive",
+    inputs: Any = None,
+    prior_precision: float = 1.0,
+    trajectory: Any = None,
+    candidates: int | None = None,
+) -> CoordinateSubspace:
+    r"""Choose the weights of a subnetwork.
+
+    Args:
+        network: f(x; w), at the maximum a posteriori, the centre.
+        likelihood: p(y | f), with all its own parameters learned; for "predictive", "variance"
+            and "wasserstein".
+        data: (inputs, y), a DataLoader, a Dataset or `Data`; for the same.
+        rank: number of weights |S|; not needed for "last-layer", which takes all of it.
+        by: "predictive", what the weights together add to the predictive variance at `inputs`;
+            "variance", the largest variances of the diagonal Laplace approximation;
+            "swag", the largest variances along a `trajectory`; "magnitude", the largest weights;
+            "last-layer"; or "wasserstein", the exact distance, for at most 1000 weights, greedily.
+        inputs: X of "predictive", without labels: best the inputs to be predicted; None takes
+            those of the data.
+        prior_precision: $\lambda$ of the prior $w \sim N(\hat w, \lambda^{-1} I)$.
+        trajectory: for "swag": a `TrajectoryRecorder` or what `swa` returns.
+        candidates: for "predictive": how many weights to choose among, those with the largest
+            $\lVert J_{X,d} \rVert$; by default 4 |S|, and at least 1000. Costs a matrix of
+            candidates squared.
+
+    Returns:
+        A subspace around the network's weights, its indices in increasing order; read it with the
+        prior z ~ N(0, 1 / prior_precision), or with `scaled_prior_precision`.
+
+    Raises:
+        InputError: more weights than there are, or what the selection needs is missing.
+
+    Source: Daxberger et al. (2021), "Bayesian deep learning via subnetwork inference"; the
+    predictive selection is ours.
+
+    Example:
+        >>> import subbayes
+        >>> net = Network(subbayes.MLP(3, (20,), 1, seed=0).double())
+        >>> x = torch.randn(50, 3).double()
+        >>> subnetwork(net, subbayes.Gaussian(0.1), (x, x[:, 0]), rank=10, inputs=x[:5])
+        CoordinateSubspace(rank=10, size=101)
+    """
+    check_choice("by", by, _BY)
+    check_positive("prior_precision", prior_precision)
+    if by == "last-layer":
+        return _last_layer(network, rank)
+    if rank is None:
+        fail("rank", "the number of weights to choose", None)
+    if check_count("rank", rank) > network.size:
+        fail("rank", f"at most {network.size}, the number of weights", rank, "Lower it")
+    if by in ("magnitude", "swag"):
+        score = network.weights.abs() if by == "magnitude" else _variance(trajectory, network)
+        return _of(network, _largest(score, rank))
+    if likelihood is None or data is None:
+        fail("likelihood and data", f"both, for by={by!r}", "None",
+             "Pass them, or use by='magnitude'")
+    V = root(network, likelihood, data)
+    if by == "variance":
+        return _of(network, _largest(1 / (columns_squared(V) + prior_precision), rank))
+    if by == "wasserstein":
+        return _of(network, _nearest(_dense(V, prior_precision), rank))
+    X = _jacobian_of(V, inputs)
+    pool = _pool(columns_squared(X), rank, candidates)
+    return _of(network, pool[_leading(*_matrices(V, X, pool, prior_precision), rank)])
+
+
+def masked(
+    network: Network, mask: Tensor | np.ndarray | Mapping[str, Tensor | np.ndarray]
+) -> CoordinateSubspace:
+    """The subnetwork of chosen weights.
+
+    Args:
+        network: whose weights are the centre.
+        mask: booleans or whole numbers, positions in the flat weight vector; or booleans by name
+            of the parameter, in its shape.
+
+    Raises:
+        InputError: a mask of another size, one that selects nothing, or positions that are not
+            distinct or not there.
+
+    Example:
+        >>> network = Network(torch.nn.Linear(3, 1))
+        >>> masked(network, torch.tensor([True, False, True, False])).indices
+        tensor([0, 2])
+        >>> masked(network, {"bias": torch.tensor([True])}).indices
+        tensor([3])
+    """
+    if isinstance(mask, Mapping):
+        return _of(network, _named(network, mask).nonzero().flatten())
+    if not isinstance(mask, (Tensor, np.ndarray)):
+        fail_type("mask", "a tensor, an array or a dict of them", mask)
+    chosen = torch.as_tensor(mask).to(network.device)
+    if chosen.dtype == torch.bool:
+        if chosen.shape != (network.size,):
+            fail("mask", f"{network.size} entries, one for each weight", tuple(chosen.shape),
+                 "Make it for this network's selected parameters")
+        chosen = chosen.nonzero().flatten()
+    if chosen.numel() == 0:
+        fail("mask", "at least one weight", "none")
+    return _of(network, chosen)
+
+
+def scaled_prior_precision(prior_precision: float, subspace: Subspace) -> float:
+    r"""The prior precision of a subnetwork scaled by its share of the weights, $\lambda |S| / D$.
+
+    With fewer random weights each may vary more, so that the prior of the outputs keeps about the
+    variance it has under all weights (Daxberger et al. 2021, appendix).
+
+    Args:
+        prior_precision: $\lambda$ for all weights.
+        subspace: the subnetwork.
+
+    Example:
+        >>> network = Network(torch.nn.Linear(3, 1))
+        >>> scaled_prior_precision(2.0, masked(network, torch.tensor([0])))
+        0.5
+    """
+    return check_positive("prior_precision", prior_precision) * subspace.rank / subspace.size
+
+
+def wasserstein(
+    precision: Float[Tensor, "D D"], indices: Int[Tensor, "k"],
+    covariance: Float[Tensor, "D D"] | None = None,
+) -> float:
+    r"""Squared 2-Wasserstein distance of the posterior of all weights to that of a subnetwork.
+
+    $\mathrm{tr}\bigl(H^{-1} + H_{S+}^{-1} - 2 (H_{S+}^{-1/2} H^{-1} H_{S+}^{-1/2})^{1/2}\bigr)$,
+    $H_{S+}^{-1}$ being $H_S^{-1}$ with zeros for the other weights.
+
+    Args:
+        precision: H of all weights.
+        indices: the subnetwork S.
+        covariance: $H^{-1}$, where it is known already.
+
+    Example:
+        >>> wasserstein(torch.diag(torch.tensor([1.0, 2.0, 4.0])), torch.tensor([0]))
+        0.75
+    """
+    covariance = torch.linalg.inv(precision) if covariance is None else covariance
+    return float(_distances(precision, covariance, indices[None])[0])
+
+
+# --- by score -------------------------------------------------------------------------------------
+
+
+def _of(network: Network, indices: Int[Tensor, "k"]) -> CoordinateSubspace:
+    return CoordinateSubspace(network.weights, indices.sort().values)
+
+
+def _largest(score: Float[Tensor, "D"], rank: int) -> Int[Tensor, "k"]:
+    """The largest, the first of those that are equal."""
+    return score.sort(descending=True, stable=True).indices[:rank]
+
+
+def _last_layer(network: Network, rank: int | None) -> CoordinateSubspace:
+    module = network.module_with()
+    names = [name for name in select(module, "last-layer") if name in network.spans]
+    if not names:
+        fail("by", "a last layer among the selected parameters", ", ".join(network.names),
+             "Select it, or use another selection")
+    places = [torch.arange(network.spans[name].start, network.spans[name].stop) for name in names]
+    found = _of(network, torch.cat(places).to(network.device))
+    if rank not in (None, found.rank):
+        fail("rank", f"None or {found.rank}, the weights of the last layer", rank,
+             "Leave it out, or use another selection")
+    return found
+
+
+def _variance(trajectory: Any, network: Network) -> Float[Tensor, "D"]:
+    recorder = getattr(trajectory, "recorder", trajectory)
+    if not isinstance(recorder, TrajectoryRecorder):
+        fail_type("trajectory", "a TrajectoryRecorder or the result of swa", trajectory)
+    if recorder.size != network.size:
+        fail("trajectory", f"{network.size} weights, as the network has", recorder.size,
+             "Record the parameters that the network selects")
+    return recorder.variance.to(network.device)
+
+
+def _named(network: Network, masks: Mapping[str, Any]) -> Tensor:
+    """Masks by parameter as one over the flat vector."""
+    whole = torch.zeros(network.size, dtype=torch.bool, device=network.device)
+    values = network.unflatten(network.weights)
+    for name, mask in masks.items():
+        if name not in network.spans:
+            fail("mask", "names of selected parameters", name,
+                 "Selected are: " + ", ".join(network.names[:8]))
+        chosen, shape = torch.as_tensor(mask), values[name].shape
+        if chosen.dtype != torch.bool or chosen.shape != shape:
+            fail(f"mask[{name!r}]", f"booleans of shape {tuple(shape)}",
+                 f"{chosen.dtype} of shape {tuple(chosen.shape)}")
+        kept = network.masks.get(name, torch.ones(shape, dtype=torch.bool))
+        whole[network.spans[name]] = chosen.to(whole.device)[kept.to(whole.device)]
+    if not bool(whole.any()):
+        fail("mask", "at least one weight", "none")
+    return whole
+
+
+# --- by contribution to the predictive variance ---------------------------------------------------
+
+
+def _jacobian_of(V: Jacobian, inputs: Any) -> Jacobian:
+    if inputs is None:
+        return Jacobian(V.plan, V._pairs, V.n, None, V.memory_limit)
+    return Jacobian.of_inputs(V.plan, inputs)
+
+
+def _pool(squares: Float[Tensor, "D"], rank: int, candidates: int | None) -> Int[Tensor, "M"]:
+    """Weights that move the outputs most."""
+    wanted = max(4 * rank, 1000) if candidates is None else check_count("candidates", candidates)
+    if wanted < rank:
+        fail("candidates", f"at least {rank}, the rank", wanted, "Raise it")
+    size = min(wanted, len(squares))
+    check_memory("candidates", "three matrices of candidates", 24 * size**2, "Lower it")
+    return _largest(squares, size).sort().values
+
+
+def _matrices(
+    V: Jacobian, X: Jacobian, pool: Int[Tensor, "M"], prior_precision: float
+) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"]]:
+    """Precision of the candidates, and products of their columns of J_X."""
+    entries = Entries(V.plan, pool)
+    precision = entries.gram(V)
+    precision.diagonal().add_(prior_precision)
+    return precision, entries.gram(X)
+
+
+def _leading(
+    H: Float[Tensor, "M M"], K: Float[Tensor, "M M"], rank: int
+) -> Int[Tensor, "k"]:
+    r"""Candidates one after another, each with the largest $\lVert r_d \rVert^2 / s_d$.
+
+    Choosing c appends the column $g = H_{\cdot c | S} / \sqrt{s_c}$ to the Cholesky factor G of H
+    and $r = r_c / \sqrt{s_c}$ to a root of $\Sigma_S$, after which $s_d$ falls by $g_d^2$ and
+    $r_d$ by $g_d r$. Only products $T = r^\top J_X$ and $Q = r^\top r$ are kept of the latter.
+    """
+    s, squares = H.diagonal().clone(), K.diagonal().clone()
+    least = float(s.min()) * torch.finfo(H.dtype).eps
+    G, T, Q = H.new_zeros(len(H), rank), H.new_zeros(rank, len(H)), H.new_zeros(rank, rank)
+    chosen: list[int] = []
+    for t in range(rank):
+        gain = squares / s
+        gain[chosen] = -1
+        c = int(gain.argmax())
+        scale, g = s[c].sqrt(), G[c, :t].clone()
+        column = (H[:, c] - G[:, :t] @ g) / scale
+        T[t] = (K[c] - g @ T[:t]) / scale
+        Q[t, :t] = Q[:t, t] = (T[:t, c] - Q[:t, :t] @ g) / scale
+        Q[t, t] = squares[c] / s[c]
+        along = T[t] - G[:, :t] @ Q[:t, t]
+        squares = (squares + column * (column * Q[t, t] - 2 * along)).clamp_min(0)
+        s = (s - column.square()).clamp_min(least)
+        G[:, t] = column
+        chosen.append(c)
+    return torch.tensor(chosen, device=H.device)
+
+
+# --- by the exact distance ------------------------------------------------------------------------
+
+
+def _dense(V: Jacobian, prior_precision: float) -> Float[Tensor, "D D"]:
+    if V.size > _MOST_WEIGHTS:
+        fail("by", f"at most {_MOST_WEIGHTS} weights for 'wasserstein'", V.size,
+             "Use 'predictive' or 'variance'")
+    H = Entries(V.plan, torch.arange(V.size)).gram(V)
+    H.diagonal().add_(prior_precision)
+    return H
+
+
+def _nearest(H: Float[Tensor, "D D"], rank: int) -> Int[Tensor, "k"]:
+    """One weight after another, each the one that leaves the least distance."""
+    covariance = torch.cholesky_inverse(torch.linalg.cholesky(H))
+    chosen, others = torch.zeros(0, dtype=torch.long, device=H.device), list(range(len(H)))
+    for _ in range(rank):
+        tried = torch.cat([chosen.expand(len(others), -1),
+                           torch.tensor(others, device=H.device)[:, None]], 1)
+        step = max(1, 2**22 // tried.shape[1] ** 2)
+        found = torch.cat([_distances(H, covariance, some) for some in tried.split(step)])
+        chosen = tried[int(found.argmin())]
+        others.remove(int(chosen[-1]))
+    return chosen
+
+
+def _distances(
+    H: Float[Tensor, "D D"], covariance: Float[Tensor, "D D"], sets: Int[Tensor, "m k"]
+) -> Float[Tensor, "m"]:
+    """Squared Wasserstein distances of several subnetworks: of the two, S alone has a spectrum."""
+    inside = sets[:, :, None], sets[:, None, :]
+    inverse = torch.linalg.inv(torch.linalg.cholesky(H[inside]))
+    cross = torch.linalg.eigvalsh(inverse @ covariance[inside] @ inverse.mT)
+    return (covariance.trace() + inverse.square().sum((1, 2))
+            - 2 * cross.clamp_min(0).sqrt().sum(1))
