@@ -73,6 +73,11 @@ class Banana(Toy):
         """Mean and covariance."""
         return np.zeros(2), np.diag([1.0, 2 * self.bend**2 + self.sd**2])
 
+    def sample(self, n, rng):
+        """Independent draws, (n, 2)."""
+        a, eps = rng.standard_normal((2, n))
+        return np.stack([a, self.bend * (a**2 - 1) + self.sd * eps], 1)
+
 
 @dataclass
 class Bimodal(Toy):
@@ -99,6 +104,12 @@ class Bimodal(Toy):
         mean[0] = (2 * self.weight - 1) * self.distance
         covariance[0, 0] += self.distance**2 - mean[0] ** 2
         return mean, covariance
+
+    def sample(self, n, rng):
+        """Independent draws, (n, k)."""
+        z = self.sd * rng.standard_normal((n, self.rank))
+        z[:, 0] += np.where(rng.random(n) < self.weight, 1, -1) * self.distance
+        return z
 
 
 class LogisticTwins(Toy):

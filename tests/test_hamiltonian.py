@@ -10,9 +10,10 @@ from scipy import stats
 
 from subbayes import Normal
 from subbayes.checks import InputError
-from subbayes.inference.adaptation import Schedule, _momentum_factor
+from subbayes.draws import Draws
+from subbayes.inference.adaptation import Schedule, _cholesky
 from subbayes.inference.hmc import hmc
-from subbayes.inference.nuts import _ONES, _TRAILING, NUTS, nuts
+from subbayes.inference.nuts import NUTS, _tables, nuts
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
@@ -45,12 +46,25 @@ def test_draws_match_the_closed_form(engine, name):
 
 
 @engines
-@pytest.mark.parametrize("density", [Banana(2), Bimodal(2, distance=1.0)],
-                         ids=["banana", "bimodal"])
-def test_other_shapes(engine, density):
+def test_two_modes(engine):
+    density = Bimodal(2, distance=1.0)
     draws = engine(density, draws=100, chains=250, warmup=120, seed=2, target_acceptance=0.9,
                    progress=False)
     check_moments(draws, *density.moments())
+
+
+@engines
+@pytest.mark.parametrize("step_size", [0.15, 0.6])
+@pytest.mark.parametrize("density", [Banana(2), Bimodal(2, distance=1.0)],
+                         ids=["banana", "bimodal"])
+def test_exact_draws_stay_exact(engine, density, step_size):
+    """Whatever the step size: at 0.6 many trajectories diverge, or are all but refused."""
+    start = density.sample(4000, np.random.default_rng(0))
+    draws = engine(density, draws=5, chains=4000, warmup=0, step_size=step_size, initial=start,
+                   progress=False)
+    assert (draws.z[:, -1] != start).any(1).mean() > 0.5
+    for i in range(5):
+        check_moments(Draws(draws.z[:, i].reshape(4, 1000, 2)), *density.moments())
 
 
 @engines
@@ -165,12 +179,15 @@ def test_blackjax_agrees():
     np.testing.assert_allclose(ours.stats["evaluations"][:, 20:].mean(), steps, rtol=0.1)
 
 
-def test_bits():
-    n = np.arange(5000)
-    ones = [bin(i).count("1") for i in n]
-    trailing = [len(bin(i)) - len(bin(i).rstrip("1")) for i in n]
-    np.testing.assert_array_equal(_ONES[n], ones)
-    np.testing.assert_array_equal(_TRAILING[n], trailing)
+def test_the_levels_of_subtrees():
+    """Against the tree itself: leaf i ends the subtrees of 2, 4, ... leaves that it is last of."""
+    opens, ends = _tables(12)
+    for leaf in range(4096):
+        ones = bin(leaf).count("1")
+        assert opens[leaf] == (-1 if leaf % 2 else ones)
+        sizes = [2**j for j in range(1, 13) if (leaf + 1) % 2**j == 0]
+        begun = {bin(leaf + 1 - size).count("1") for size in sizes}
+        assert set(np.flatnonzero(ends[leaf])) == begun
 
 
 def test_the_windows_of_the_warm_up_double():
@@ -221,7 +238,7 @@ def test_a_singular_mass_matrix():
                 "singular one. Use metric='diagonal' or a longer warm-up")
     for bad in (np.zeros((2, 2)), np.ones((2, 2)), np.diag([1.0, -1e-9])):
         with pytest.raises(InputError, match=expected):
-            _momentum_factor(np.stack([np.eye(2), bad]))
+            _cholesky(np.stack([np.eye(2), bad]))
 
 
 @engines

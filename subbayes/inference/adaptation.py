@@ -18,8 +18,8 @@ from jaxtyping import Float, Int
 
 from subbayes.checks import check_choice, fail
 
-__all__ = ["Adaptation", "Metric", "Schedule", "begin", "momentum", "preferred", "update",
-           "velocity"]
+__all__ = ["Adaptation", "Metric", "Schedule", "begin", "preferred", "pulled", "pushed",
+           "update"]
 
 Metric = Literal["diagonal", "dense"]
 
@@ -30,7 +30,7 @@ _SHRINKAGE, _SHRINKAGE_DRAWS = 1e-3, 5.0
 
 @dataclass(frozen=True)
 class Adaptation:
-    """Where each chain's adaptation is; kernels that adapt extend it with their own state.
+    r"""Where each chain's adaptation is; kernels that adapt extend it with their own state.
 
     Attributes:
         count: draws finished, shape (chains,).
@@ -42,8 +42,8 @@ class Adaptation:
         window: draws in the current window, shape (chains,).
         window_mean: their mean, shape (chains, k).
         window_spread: their scatter, shape (chains, k), or (chains, k, k) if dense.
-        inverse_mass: inverse mass matrix, shape (chains, k), or (chains, k, k) if dense.
-        momentum_factor: F with momentum = F eps for standard normal eps, of the same shape.
+        factor: L of the inverse mass matrix $M^{-1} = LL^\top$, its diagonal, shape (chains, k),
+            or lower triangular, (chains, k, k), if dense.
     """
 
     count: Int[np.ndarray, "chains"]
@@ -55,8 +55,7 @@ class Adaptation:
     window: Int[np.ndarray, "chains"]
     window_mean: Float[np.ndarray, "chains k"]
     window_spread: Float[np.ndarray, "chains *kk"]
-    inverse_mass: Float[np.ndarray, "chains *kk"]
-    momentum_factor: Float[np.ndarray, "chains *kk"]
+    factor: Float[np.ndarray, "chains *kk"]
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,7 @@ def begin(
         "count": none, "step": np.exp(log_step), "log_step_mean": log_step,
         "centre": log_step + np.log(2), "excess": np.zeros(chains), "updates": none,
         "window": none, "window_mean": np.zeros((chains, k)), "window_spread": np.zeros(shape),
-        "inverse_mass": _filled(scale**2, shape),
-        "momentum_factor": _filled(1 / scale, shape),
+        "factor": _filled(scale, shape),
     }
 
 
@@ -133,20 +131,22 @@ def _filled(diagonal: Float[np.ndarray, "k"], shape: tuple[int, ...]) -> np.ndar
     return np.broadcast_to(diagonal if len(shape) == 2 else np.diag(diagonal), shape).copy()
 
 
-def velocity(
-    inverse_mass: Float[np.ndarray, "chains *kk"], r: Float[np.ndarray, "chains k"]
+def pushed(
+    factor: Float[np.ndarray, "chains *kk"], p: Float[np.ndarray, "chains k"]
 ) -> Float[np.ndarray, "chains k"]:
-    """The inverse mass matrix of each chain times its momentum."""
-    if inverse_mass.ndim == 2:
-        return inverse_mass * r
-    return np.asarray((inverse_mass @ r[:, :, None])[:, :, 0])
+    """L p of each chain: from where momenta are standard normal to velocities in z."""
+    if factor.ndim == 2:
+        return factor * p
+    return np.asarray((factor @ p[:, :, None])[:, :, 0])
 
 
-def momentum(
-    factor: Float[np.ndarray, "chains *kk"], eps: Float[np.ndarray, "chains k"]
+def pulled(
+    factor: Float[np.ndarray, "chains *kk"], g: Float[np.ndarray, "chains k"]
 ) -> Float[np.ndarray, "chains k"]:
-    """Momenta from standard normal draws."""
-    return velocity(factor, eps)
+    r"""$L^\top g$ of each chain, the adjoint of `pushed`: gradients for such momenta."""
+    if factor.ndim == 2:
+        return factor * g
+    return np.asarray((g[:, None, :] @ factor)[:, 0])
 
 
 def update(
@@ -209,8 +209,7 @@ def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None
     floor = _SHRINKAGE * (np.diag(scale**2) if dense else scale**2)
     weight = n / (n + _SHRINKAGE_DRAWS)
     covariance = weight * s.window_spread[rows] / np.maximum(n - 1, 1) + (1 - weight) * floor
-    s.inverse_mass[rows] = covariance
-    s.momentum_factor[rows] = _momentum_factor(covariance) if dense else covariance**-0.5
+    s.factor[rows] = _cholesky(covariance) if dense else np.sqrt(covariance)
     for name in ("window", "window_mean", "window_spread", "updates", "excess"):
         getattr(s, name)[rows] = 0
     s.step[rows] = k ** -0.25
@@ -218,10 +217,9 @@ def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None
     s.centre[rows] = s.log_step_mean[rows] + np.log(2)
 
 
-def _momentum_factor(inverse_mass: Float[np.ndarray, "c k k"]) -> Float[np.ndarray, "c k k"]:
-    r"""$L^{-\top}$ of $LL^\top = M^{-1}$, so that $L^{-\top}\epsilon \sim N(0, M)$."""
+def _cholesky(covariance: Float[np.ndarray, "c k k"]) -> Float[np.ndarray, "c k k"]:
     try:
-        return np.linalg.inv(np.linalg.cholesky(inverse_mass)).transpose(0, 2, 1)
+        return np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:
         fail("metric", "draws of the warm-up with a positive definite covariance", "a singular one",
              "Use metric='diagonal' or a longer warm-up")

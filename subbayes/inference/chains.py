@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from subbayes import artifact
 from subbayes.checks import check_count, fail
 from subbayes.draws import Draws
-from subbayes.inference.streams import copied, rebuilt
+from subbayes.inference.streams import copied
 from subbayes.memory import check_memory
 from subbayes.priors import Normal
 from subbayes.progress import bar
@@ -182,20 +182,19 @@ def run(
     else:
         state, store = resumed
     needed = warmup + draws * thin
-    parked = {int(c): rngs[c].bit_generator.state for c in np.flatnonzero(store.count >= needed)}
+    parked = {int(c): _Parked.of(state, rngs, c)
+              for c in np.flatnonzero(store.count >= needed)}
     with _interruptible(saved is not None) as interrupted, bar(
             needed * chains, f"Sampling ({kernel.name})", progress, "draws") as steps:
         steps.update(int(np.minimum(store.count, needed).sum()))
         last = time.monotonic()
         while (active := store.count < needed).any():
-            before = state if active.all() else copied(state)
-            moved, info = kernel.step(posterior, state, rngs)
-            state = only_where(active, moved, before)
+            state, info = kernel.step(posterior, state, rngs)
             finished = info.finished & active
             store.add(state, Info(finished, info.stats), warmup, thin)
             if done := int(finished.sum()):
                 for c in (finished & (store.count == needed)).nonzero()[0]:
-                    parked[int(c)] = rngs[c].bit_generator.state
+                    parked[int(c)] = _Parked.of(state, rngs, c)
                 steps.update(done)
             if saved and (interrupted or time.monotonic() - last > checkpoint_seconds):
                 saved.write(state, store, rngs, parked)
@@ -212,16 +211,20 @@ def run(
         "seconds": time.perf_counter() - started})
 
 
-def only_where(active: np.ndarray, moved: Any, state: Any) -> Any:
-    """The new state of active chains; chains that have all their draws stay where they are.
+@dataclass(frozen=True)
+class _Parked:
+    """A chain as it was when it had all its draws, from where a longer run goes on.
 
-    With their random streams parked too, a longer run later goes on as if it had been one run.
+    It steps on beside the others, since they are evaluated together, but to no effect.
     """
-    if active.all():
-        return moved
-    rows = {name: np.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, getattr(state, name))
-            for name, new in vars(moved).items()}
-    return rebuilt(moved, rows)
+
+    row: dict[str, np.ndarray]
+    rng: Any
+
+    @classmethod
+    def of(cls, state: Any, rngs: Rngs, c: Any) -> _Parked:
+        return cls({name: array[c].copy() for name, array in vars(state).items()},
+                   rngs[c].bit_generator.state)
 
 
 def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -> None:
@@ -313,13 +316,19 @@ class _Checkpoint:
             identity["kernel settings"] = dataclasses.asdict(kernel)
         return cls(Path(path), kernel, identity)
 
-    def write(self, state: Any, store: _Store, rngs: Rngs, parked: dict[int, Any]) -> None:
-        tensors = {f"state.{k}": np.asarray(v)
-                   for k, v in dataclasses.asdict(state).items()}
+    def write(
+        self, state: Any, store: _Store, rngs: Rngs, parked: dict[int, _Parked]
+    ) -> None:
+        state = copied(state)
+        for c, chain in parked.items():
+            for name, value in chain.row.items():
+                getattr(state, name)[c] = value
+        tensors = {f"state.{k}": v for k, v in vars(state).items()}
         tensors |= {"z": store.z, "count": store.count}
         tensors |= {f"stats.{k}": v for k, v in store.stats.items()}
         meta = {"identity": self.identity, "evaluations": store.evaluations,
-                "rngs": [parked.get(c, rng.bit_generator.state) for c, rng in enumerate(rngs)]}
+                "rngs": [parked[c].rng if c in parked else rng.bit_generator.state
+                         for c, rng in enumerate(rngs)]}
         artifact.write(self.path, KIND, tensors, meta, overwrite=True)
 
     def read(self, rngs: Rngs, draws: int) -> tuple[Any, _Store] | None:

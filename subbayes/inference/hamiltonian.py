@@ -1,23 +1,31 @@
 r"""What Hamiltonian kernels share: their settings, momenta, the leapfrog step, and statistics.
 
-$H(z, r) = -\log p_T(z \mid D) + \tfrac12 r^\top M^{-1} r$; see Neal (2011).
+$H(z, r) = -\log p_T(z \mid D) + \tfrac12 r^\top M^{-1} r$; see Neal (2011). With $M^{-1} =
+LL^\top$ the momentum kept is $p = L^\top r$, a standard normal vector:
+
+$$ p \leftarrow p + \tfrac{\epsilon}{2} L^\top \nabla, \qquad z \leftarrow z + \epsilon L p, \qquad
+   H = -\log p_T(z \mid D) + \tfrac12 p^\top p, \qquad v^\top r' = p^\top p' . $$
+
+All that is known of a point is one row of a table, so that choosing one is one operation.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.checks import check_choice, check_count, check_positive, fail
+from subbayes.draws import Draws
 from subbayes.inference import adaptation
-from subbayes.inference.adaptation import Adaptation, Metric, Schedule, velocity
+from subbayes.inference.adaptation import Adaptation, Metric, Schedule, pulled, pushed
 from subbayes.inference.chains import Density, Rngs
 from subbayes.inference.streams import copied, uniforms
 
-__all__ = ["GradientDensity", "Settings", "State", "copied", "uniforms"]
+__all__ = ["GradientDensity", "Point", "Settings", "State", "copied", "uniforms"]
 
 DIVERGENCE = 1000.0
 _AHEAD, _AHEAD_NORMALS = 96, 16
@@ -42,7 +50,6 @@ class State(Adaptation):
         value: its log density, shape (chains,).
         gradient: the gradient there, shape (chains, k).
         start_energy: H at the start of the trajectory, shape (chains,).
-        leaf_value: log density at the trajectory's newest point, shape (chains,).
         acceptance: sum of min(1, exp(H0 - H)) over the trajectory, shape (chains,).
         evaluations: leapfrog steps of the trajectory, shape (chains,).
         uniforms: uniform numbers drawn ahead, shape (chains, ahead).
@@ -55,13 +62,42 @@ class State(Adaptation):
     value: Float[np.ndarray, "chains"]
     gradient: Float[np.ndarray, "chains k"]
     start_energy: Float[np.ndarray, "chains"]
-    leaf_value: Float[np.ndarray, "chains"]
     acceptance: Float[np.ndarray, "chains"]
     evaluations: Int[np.ndarray, "chains"]
     uniforms: Float[np.ndarray, "chains ahead"]
     normals: Float[np.ndarray, "chains ahead_normals k"]
     n_uniforms: Int[np.ndarray, "chains"]
     n_normals: Int[np.ndarray, "chains"]
+
+
+@dataclass(frozen=True)
+class Point:
+    r"""Columns of what is known of a point of a trajectory.
+
+    Attributes:
+        z: position.
+        p: momentum.
+        h: gradient for such momenta, $L^\top \nabla$.
+        g: gradient in z.
+        value: log density.
+        log_weight: H0 - H.
+        size: number of columns.
+    """
+
+    z: slice
+    p: slice
+    h: slice
+    g: slice
+    value: int
+    log_weight: int
+    size: int
+
+    @classmethod
+    @cache
+    def of(cls, k: int) -> Point:
+        """The columns for k coordinates."""
+        z, p, h, g = (slice(i * k, (i + 1) * k) for i in range(4))
+        return cls(z, p, h, g, value=4 * k, log_weight=4 * k + 1, size=4 * k + 2)
 
 
 @dataclass(frozen=True)
@@ -110,7 +146,7 @@ def begin(
     none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
     return adaptation.begin(chains, _scale(posterior), settings.metric, settings.step_size) | {
         "z": z.copy(), "value": value, "gradient": gradient, "start_energy": blank,
-        "leaf_value": blank.copy(), "acceptance": blank.copy(), "evaluations": none,
+        "acceptance": blank.copy(), "evaluations": none,
         "uniforms": np.zeros((chains, _AHEAD)), "normals": np.zeros((chains, _AHEAD_NORMALS, k)),
         "n_uniforms": none + _AHEAD, "n_normals": none + _AHEAD_NORMALS}
 
@@ -119,53 +155,77 @@ def _scale(posterior: Density) -> Float[np.ndarray, "k"]:
     return np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
 
 
-def refresh(s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> Float[np.ndarray, "c k"]:
-    """Fresh momenta of the chains `rows`, whose trajectories begin anew."""
-    for c in rows[s.n_normals[rows] >= s.normals.shape[1]]:
-        s.normals[c] = rngs[c].standard_normal(s.normals[c].shape)
-        s.n_normals[c] = 0
-    r = adaptation.momentum(s.momentum_factor[rows], s.normals[rows, s.n_normals[rows]])
-    s.n_normals[rows] += 1
-    kinetic = 0.5 * (r * velocity(s.inverse_mass[rows], r)).sum(-1)
-    s.start_energy[rows] = kinetic - s.value[rows]
+def refresh(
+    s: State, rows: Int[np.ndarray, "c"], rngs: Rngs
+) -> Float[np.ndarray, "c columns"]:
+    """The first points of trajectories that begin anew, in the chains `rows`: fresh momenta."""
+    at = s.n_normals[rows]
+    if at.max(initial=0) >= s.normals.shape[1]:
+        for c in rows[at >= s.normals.shape[1]]:
+            s.normals[c] = rngs[c].standard_normal(s.normals[c].shape)
+            s.n_normals[c] = 0
+        at = s.n_normals[rows]
+    s.n_normals[rows] = at + 1
+    p, g, value = s.normals[rows, at], s.gradient[rows], s.value[rows]
+    s.start_energy[rows] = 0.5 * np.einsum("ck,ck->c", p, p) - value
     s.acceptance[rows] = 0.0
     s.evaluations[rows] = 0
-    return r
+    c = Point.of(p.shape[1])
+    point = np.zeros((len(rows), c.size))
+    point[:, c.z], point[:, c.p], point[:, c.h] = s.z[rows], p, pulled(s.factor[rows], g)
+    point[:, c.g], point[:, c.value] = g, value
+    return point
 
 
 def leapfrog(
-    posterior: GradientDensity, s: State, z: np.ndarray, r: np.ndarray, g: np.ndarray,
-    step: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """One step of every chain: z, r, value and gradient there, and log weight H0 - H.
+    posterior: GradientDensity, s: State, point: Float[np.ndarray, "chains columns"],
+    step: Float[np.ndarray, "chains"],
+) -> Float[np.ndarray, "chains columns"]:
+    """One step of every chain.
 
     A point that is impossible has weight 0, and a gradient of 0 so that nothing spreads.
     """
-    half = 0.5 * step[:, None]
-    r = r + half * g
-    z = z + step[:, None] * velocity(s.inverse_mass, r)
+    c, new = Point.of(s.z.shape[1]), np.empty_like(point)
+    step = step[:, None]
+    half = 0.5 * step
+    p = point[:, c.p] + half * point[:, c.h]
+    z = point[:, c.z] + step * pushed(s.factor, p)
     value, g = posterior.value_and_grad(z)
     possible = np.isfinite(value) & np.isfinite(g).all(1)
     if not possible.all():
         value, g = np.where(possible, value, -np.inf), np.where(possible[:, None], g, 0.0)
-    r = r + half * g
-    kinetic = 0.5 * (r * velocity(s.inverse_mass, r)).sum(-1)
-    log_weight = s.start_energy + value - kinetic
-    log_weight = np.where(np.isnan(log_weight), -np.inf, log_weight)
-    s.acceptance[:] += np.exp(np.minimum(log_weight, 0.0))
-    s.evaluations[:] += 1
-    return z, r, value, g, log_weight
+    h = pulled(s.factor, g)
+    p += half * h
+    log_weight = s.start_energy + value - 0.5 * np.einsum("ck,ck->c", p, p)
+    log_weight = np.fmax(log_weight, -np.inf)  # of a number and NaN, the number
+    new[:, c.z], new[:, c.p], new[:, c.h], new[:, c.g] = z, p, h, g
+    new[:, c.value], new[:, c.log_weight] = value, log_weight
+    np.add(s.acceptance, np.exp(np.minimum(log_weight, 0.0)), out=s.acceptance)
+    np.add(s.evaluations, 1, out=s.evaluations)
+    return new
+
+
+def settle(s: State, rows: Int[np.ndarray, "c"], point: Float[np.ndarray, "c columns"]) -> None:
+    """Make points the draws of the chains `rows`."""
+    c = Point.of(s.z.shape[1])
+    s.z[rows], s.gradient[rows] = point[:, c.z], point[:, c.g]
+    s.value[rows] = point[:, c.value]
 
 
 def stats(
-    posterior: GradientDensity, s: State, diverged: np.ndarray, energy: np.ndarray
+    s: State, diverged: np.ndarray, energy: np.ndarray
 ) -> dict[str, np.ndarray]:
     """What is noted of a draw."""
-    prior = posterior.prior.log_prob(s.z)
-    return {"log_density": s.value.copy(), "energy": energy.copy(),
-            "log_likelihood": posterior.temperature * (s.value - prior),
+    return {"log_density": s.value, "energy": energy,
             "acceptance": s.acceptance / np.maximum(s.evaluations, 1), "step_size": s.step.copy(),
-            "evaluations": s.evaluations.copy(), "divergent": diverged.copy()}
+            "evaluations": s.evaluations.copy(), "divergent": diverged}
+
+
+def with_likelihood(posterior: GradientDensity, draws: Draws) -> Draws:
+    """Draws whose log-likelihood at temperature 1 is noted too."""
+    prior = posterior.prior.log_prob(draws.z)
+    draws.stats["log_likelihood"] = posterior.temperature * (draws.stats["log_density"] - prior)
+    return draws
 
 
 def adapt(

@@ -31,15 +31,11 @@ class State(hamiltonian.State):
     """A trajectory under way in each chain.
 
     Attributes:
-        end_z: its newest position, shape (chains, k).
-        end_r: momentum there.
-        end_g: gradient there.
+        end: its newest point, shape (chains, columns).
         steps: leapfrog steps it is to have, shape (chains,).
     """
 
-    end_z: Float[np.ndarray, "chains k"]
-    end_r: Float[np.ndarray, "chains k"]
-    end_g: Float[np.ndarray, "chains k"]
+    end: Float[np.ndarray, "chains columns"]
     steps: Int[np.ndarray, "chains"]
 
 
@@ -70,7 +66,7 @@ class HMC(hamiltonian.Settings):
         """The state at start points z, each chain with a fresh momentum."""
         fields = hamiltonian.begin(self, posterior, z)
         s = hamiltonian.copied(State(
-            **fields, end_z=z, end_r=np.zeros_like(z), end_g=np.zeros_like(z),
+            **fields, end=np.zeros((len(z), hamiltonian.Point.of(z.shape[1]).size)),
             steps=np.ones(len(z), dtype=np.int64)))
         self._start(s, np.arange(len(z)), rngs, hamiltonian.uniforms(s, rngs, 1)[:, 0])
         return s
@@ -79,10 +75,8 @@ class HMC(hamiltonian.Settings):
         """One leapfrog step of every chain, in place."""
         s = state
         u = hamiltonian.uniforms(s, rngs, 2)
-        z, r, value, g, log_weight = hamiltonian.leapfrog(
-            posterior, s, s.end_z, s.end_r, s.end_g, s.step)
-        s.end_z[:], s.end_r[:], s.end_g[:] = z, r, g
-        s.leaf_value[:] = value
+        s.end[:] = hamiltonian.leapfrog(posterior, s, s.end, s.step)
+        log_weight = s.end[:, hamiltonian.Point.of(s.z.shape[1]).log_weight]
         diverged = log_weight < -hamiltonian.DIVERGENCE
         finished = diverged | (s.evaluations >= s.steps)
         if not finished.any():
@@ -92,17 +86,16 @@ class HMC(hamiltonian.Settings):
         moved = rows[np.log(u[rows, 0]) < log_weight[rows]]
         energy[moved] -= log_weight[moved]
         # A trajectory that is cut short where it diverges has all but no weight there.
-        s.z[moved], s.value[moved], s.gradient[moved] = z[moved], value[moved], g[moved]
+        hamiltonian.settle(s, moved, s.end[moved])
         s.acceptance[rows] = np.exp(np.minimum(log_weight[rows], 0.0)) * s.evaluations[rows]
-        stats = hamiltonian.stats(posterior, s, diverged, energy)
+        stats = hamiltonian.stats(s, diverged, energy)
         hamiltonian.adapt(self, posterior, s, rows)
         self._start(s, rows, rngs, u[rows, 1])
         return s, Info(finished, stats)
 
     def _start(self, s: State, rows: np.ndarray, rngs: Rngs, u: np.ndarray) -> None:
         """Fresh momenta, and lengths between half and one and a half of the mean."""
-        s.end_r[rows] = hamiltonian.refresh(s, rows, rngs)
-        s.end_z[rows], s.end_g[rows] = s.z[rows], s.gradient[rows]
+        s.end[rows] = hamiltonian.refresh(s, rows, rngs)
         steps = np.ceil((0.5 + u) * self.length / s.step[rows])
         limit = np.where(s.count[rows] < self.settled, _UNSETTLED_STEPS, self.max_steps)
         s.steps[rows] = np.clip(steps, 1, limit).astype(np.int64)
@@ -173,6 +166,7 @@ def hmc(
     kernel = HMC(warmup=warmup, target_acceptance=target_acceptance,
                  metric=metric or preferred(posterior.rank), step_size=step_size, length=length,
                  max_steps=max_steps)
-    return run(kernel, posterior, draws=draws, chains=chains, warmup=warmup, thin=thin, seed=seed,
-               initial=initial, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds,
-               progress=progress)
+    return hamiltonian.with_likelihood(posterior, run(
+        kernel, posterior, draws=draws, chains=chains, warmup=warmup, thin=thin, seed=seed,
+        initial=initial, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds,
+        progress=progress))

@@ -12,21 +12,22 @@ trajectory. A chain whose trajectory ends draws its next momentum at once; none 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from subbayes.checks import check_count
 from subbayes.draws import Draws
 from subbayes.inference import hamiltonian
 from subbayes.inference.adaptation import Metric, preferred
 from subbayes.inference.chains import Info, Rngs, run
-from subbayes.inference.hamiltonian import GradientDensity
+from subbayes.inference.hamiltonian import GradientDensity, Point
 
 __all__ = ["NUTS", "State", "nuts"]
 
+_LOG_HALF = np.log(0.5)
 _UNIFORMS = 3  # per leapfrog step: within the subtree, between subtrees, the next direction
 
 
@@ -35,48 +36,31 @@ class State(hamiltonian.State):
     """A draw under way in each chain: the trajectory, and the subtree that is being added to it.
 
     Attributes:
-        ends_z: positions of the trajectory's two ends, shape (chains, 2, k).
-        ends_r: their momenta.
-        ends_g: their gradients.
+        ends: the trajectory's two ends, shape (chains, 2, columns); see `hamiltonian.Point`.
         side: the end that grows, 0 or 1, shape (chains,).
         depth: doublings done, shape (chains,).
         leaf: leaves of the new subtree so far, shape (chains,).
         log_weight: log of the summed weights of the trajectory, shape (chains,).
-        r_sum: sum of its momenta, shape (chains, k).
-        proposal_z: draw chosen from the trajectory so far.
-        proposal_value: its log density.
-        proposal_g: its gradient.
-        proposal_energy: its energy.
+        p_sum: sum of its momenta, shape (chains, k).
+        proposal: point chosen from the trajectory so far, shape (chains, columns).
         sub_log_weight: log of the summed weights of the new subtree.
-        sub_r_sum: sum of its momenta.
-        sub_z: draw chosen from the new subtree.
-        sub_value: its log density.
-        sub_g: its gradient.
-        sub_energy: its energy.
-        levels_r: momentum at which an open subtree of each level began, (chains, depth, k).
-        levels_sum: sum of momenta up to there, itself included, (chains, depth, k).
+        sub_p_sum: sum of its momenta.
+        sub: point chosen from the new subtree.
+        levels: of the leaf at which an open subtree of each level began, its momentum p, and the
+            sum of momenta up to there less p / 2, shape (chains, max_depth + 1, 2, k).
     """
 
-    ends_z: Float[np.ndarray, "chains 2 k"]
-    ends_r: Float[np.ndarray, "chains 2 k"]
-    ends_g: Float[np.ndarray, "chains 2 k"]
+    ends: Float[np.ndarray, "chains 2 columns"]
     side: Int[np.ndarray, "chains"]
     depth: Int[np.ndarray, "chains"]
     leaf: Int[np.ndarray, "chains"]
     log_weight: Float[np.ndarray, "chains"]
-    r_sum: Float[np.ndarray, "chains k"]
-    proposal_z: Float[np.ndarray, "chains k"]
-    proposal_value: Float[np.ndarray, "chains"]
-    proposal_g: Float[np.ndarray, "chains k"]
-    proposal_energy: Float[np.ndarray, "chains"]
+    p_sum: Float[np.ndarray, "chains k"]
+    proposal: Float[np.ndarray, "chains columns"]
     sub_log_weight: Float[np.ndarray, "chains"]
-    sub_r_sum: Float[np.ndarray, "chains k"]
-    sub_z: Float[np.ndarray, "chains k"]
-    sub_value: Float[np.ndarray, "chains"]
-    sub_g: Float[np.ndarray, "chains k"]
-    sub_energy: Float[np.ndarray, "chains"]
-    levels_r: Float[np.ndarray, "chains levels k"]
-    levels_sum: Float[np.ndarray, "chains levels k"]
+    sub_p_sum: Float[np.ndarray, "chains k"]
+    sub: Float[np.ndarray, "chains columns"]
+    levels: Float[np.ndarray, "chains levels 2 k"]
 
 
 @dataclass(frozen=True)
@@ -101,172 +85,125 @@ class NUTS(hamiltonian.Settings):
     ) -> State:
         """The state at start points z, each chain with a fresh momentum."""
         chains, k = z.shape
-        fields = hamiltonian.begin(self, posterior, z)
-        none = np.zeros(chains, dtype=np.int64)
-        rows, ends = np.zeros((chains, k)), np.zeros((chains, 2, k))
-        levels, blank = np.zeros((chains, self.max_depth, k)), np.zeros(chains)
+        points = np.zeros((chains, Point.of(k).size))
+        none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
+        rows = np.zeros((chains, k))
         s = hamiltonian.copied(State(
-            **fields, ends_z=ends, ends_r=ends.copy(), ends_g=ends.copy(), side=none,
-            depth=none.copy(), leaf=none.copy(), log_weight=blank, r_sum=rows,
-            proposal_z=rows.copy(), proposal_value=blank.copy(), proposal_g=rows.copy(),
-            proposal_energy=blank.copy(), sub_log_weight=blank.copy(), sub_r_sum=rows.copy(),
-            sub_z=rows.copy(), sub_value=blank.copy(), sub_g=rows.copy(),
-            sub_energy=blank.copy(), levels_r=levels, levels_sum=levels.copy()))
-        u = hamiltonian.uniforms(s, rngs, 1)
-        _new_trajectories(s, np.arange(chains), rngs, u[:, 0])
+            **hamiltonian.begin(self, posterior, z), ends=np.stack([points, points], 1), side=none,
+            depth=none, leaf=none, log_weight=blank, p_sum=rows, proposal=points,
+            sub_log_weight=blank, sub_p_sum=rows, sub=points,
+            levels=np.zeros((chains, self.max_depth + 1, 2, k))))
+        log_u = np.log(hamiltonian.uniforms(s, rngs, 1)[:, 0])
+        _new_trajectories(s, np.arange(chains), rngs)
+        _new_subtrees(s, np.ones(chains, dtype=bool), log_u)
         return s
 
     def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
         """One leapfrog step of every chain, in place."""
-        s = state
-        u = hamiltonian.uniforms(s, rngs, _UNIFORMS)
-        r, log_weight = _leap(posterior, s)
-        diverged = log_weight < -hamiltonian.DIVERGENCE
-        _choose_leaf(s, r, log_weight, np.log(u[:, 0]))
-        stopped = diverged | _turned_inside(s, r)
-        s.leaf[:] += 1
-        full = (~stopped & (s.leaf == 1 << s.depth)).nonzero()[0]
-        ended = stopped
-        if full.size:
-            _join(s, full, np.log(u[full, 1]))
-            ended[full] = (s.depth[full] >= self.max_depth) | _turned(s, full)
-            going_on = full[~ended[full]]
-            _new_subtrees(s, going_on, u[going_on, 2])
-        return s, self._finish(posterior, s, ended.nonzero()[0], diverged, rngs, u[:, 2])
+        s, c = state, Point.of(state.z.shape[1])
+        log_u = np.log(hamiltonian.uniforms(s, rngs, _UNIFORMS))
+        chains = _chains(len(s.side))
+        leaf = hamiltonian.leapfrog(
+            posterior, s, s.ends[chains, s.side], np.where(s.side, s.step, -s.step))
+        s.ends[chains, s.side] = leaf
+        _choose_leaf(s, leaf, leaf[:, c.log_weight], log_u[:, 0])
+        diverged = leaf[:, c.log_weight] < -hamiltonian.DIVERGENCE
+        stopped = diverged | _turned_inside(s, leaf[:, c.p])
+        np.add(s.leaf, 1, out=s.leaf)
+        full = ~stopped & (s.leaf == 1 << s.depth)
+        _join(s, full, log_u[:, 1])
+        ended = stopped | (full & (_turned(s, c) | (s.depth >= self.max_depth)))
+        info = self._finish(posterior, s, ended, diverged, rngs)
+        _new_subtrees(s, full | ended, log_u[:, 2])
+        return s, info
 
     def _finish(
-        self, posterior: GradientDensity, s: State, rows: np.ndarray, diverged: np.ndarray,
-        rngs: Rngs, u: np.ndarray,
+        self, posterior: GradientDensity, s: State, ended: np.ndarray, diverged: np.ndarray,
+        rngs: Rngs,
     ) -> Info:
-        """End the trajectories of `rows`: their draws, adaptation and new momenta."""
-        finished = np.zeros(len(diverged), dtype=bool)
+        """End trajectories: their draws, adaptation and new momenta."""
+        rows = ended.nonzero()[0]
         if not rows.size:
-            return Info(finished, {})
-        finished[rows] = True
-        s.z[rows] = s.proposal_z[rows]
-        s.value[rows] = s.proposal_value[rows]
-        s.gradient[rows] = s.proposal_g[rows]
-        stats = hamiltonian.stats(posterior, s, diverged, s.proposal_energy)
+            return Info(ended, {})
+        hamiltonian.settle(s, rows, s.proposal[rows])
+        energy = s.start_energy - s.proposal[:, Point.of(s.z.shape[1]).log_weight]
+        stats = hamiltonian.stats(s, diverged, energy)
         stats["depth"] = s.depth.copy()
         hamiltonian.adapt(self, posterior, s, rows)
-        _new_trajectories(s, rows, rngs, u[rows])
-        return Info(finished, stats)
+        _new_trajectories(s, rows, rngs)
+        return Info(ended, stats)
 
 
-def _new_trajectories(s: State, rows: np.ndarray, rngs: Rngs, u: np.ndarray) -> None:
+@cache
+def _chains(n: int) -> Int[np.ndarray, "n"]:
+    return np.arange(n)
+
+
+def _new_trajectories(s: State, rows: np.ndarray, rngs: Rngs) -> None:
     """Fresh momenta: trajectories of a single point."""
-    r = hamiltonian.refresh(s, rows, rngs)
-    for ends, values in ((s.ends_z, s.z), (s.ends_g, s.gradient)):
-        ends[rows] = values[rows, None]
-    s.ends_r[rows] = r[:, None]
-    s.r_sum[rows] = r
+    point = hamiltonian.refresh(s, rows, rngs)
+    s.ends[rows] = point[:, None]
+    s.proposal[rows] = point
+    s.p_sum[rows] = point[:, Point.of(s.z.shape[1]).p]
     s.depth[rows] = 0
     s.log_weight[rows] = 0.0
-    s.proposal_z[rows] = s.z[rows]
-    s.proposal_value[rows] = s.value[rows]
-    s.proposal_g[rows] = s.gradient[rows]
-    s.proposal_energy[rows] = s.start_energy[rows]
-    _new_subtrees(s, rows, u)
 
 
-def _new_subtrees(s: State, rows: np.ndarray, u: np.ndarray) -> None:
+def _new_subtrees(s: State, where: np.ndarray, log_u: np.ndarray) -> None:
     """Choose the end that grows next."""
-    s.side[rows] = u < 0.5
-    s.leaf[rows] = 0
-    s.sub_log_weight[rows] = -np.inf
-    s.sub_r_sum[rows] = 0.0
+    np.copyto(s.side, log_u < _LOG_HALF, where=where)
+    s.leaf[where] = 0
+    s.sub_log_weight[where] = -np.inf
+    s.sub_p_sum[where] = 0.0
 
 
-def _leap(posterior: GradientDensity, s: State) -> tuple[np.ndarray, np.ndarray]:
-    """Move the growing ends by one leapfrog step: their momenta, and log weights exp(H0 - H)."""
-    chains = np.arange(len(s.side))
-    at = 2 * chains + s.side
-    z, r, g = (ends.reshape(-1, ends.shape[-1])[at] for ends in (s.ends_z, s.ends_r, s.ends_g))
-    z, r, value, g, log_weight = hamiltonian.leapfrog(
-        posterior, s, z, r, g, np.where(s.side, s.step, -s.step))
-    s.ends_z[chains, s.side], s.ends_r[chains, s.side] = z, r
-    s.ends_g[chains, s.side] = g
-    s.leaf_value[:] = value
-    return r, log_weight
-
-
-def _choose_leaf(s: State, r: np.ndarray, log_weight: np.ndarray, log_u: np.ndarray) -> None:
+def _choose_leaf(
+    s: State, leaf: np.ndarray, log_weight: np.ndarray, log_u: np.ndarray
+) -> None:
     """Take the new leaf as the subtree's draw with probability weight / summed weights."""
-    total = np.logaddexp(s.sub_log_weight, log_weight)
-    take = (log_u < log_weight - np.where(np.isneginf(total), 0.0, total)).nonzero()[0]
-    side = s.side[take]
-    s.sub_z[take] = s.ends_z[take, side]
-    s.sub_g[take] = s.ends_g[take, side]
-    s.sub_value[take] = s.leaf_value[take]
-    s.sub_energy[take] = s.start_energy[take] - log_weight[take]
-    s.sub_log_weight[:] = total
-    s.sub_r_sum[:] += r
+    total = np.logaddexp(s.sub_log_weight, log_weight, out=s.sub_log_weight)
+    np.copyto(s.sub, leaf, where=(log_u + total < log_weight)[:, None])
 
 
-def _turned_inside(s: State, r: np.ndarray) -> np.ndarray:
+def _turned_inside(s: State, p: np.ndarray) -> np.ndarray:
     """Whether a subtree that ends at this leaf turned; even leaves open subtrees instead."""
-    top = _ONES[s.leaf >> 1]
-    opening = (s.leaf & 1 == 0).nonzero()[0]
-    s.levels_r[opening, top[opening]] = r[opening]
-    s.levels_sum[opening, top[opening]] = s.sub_r_sum[opening]
-    turned = np.zeros(len(top), dtype=bool)
-    closing = (s.leaf & 1).nonzero()[0]
-    if not closing.size:
-        return turned
-    top = top[closing]
-    bottom = top - _TRAILING[s.leaf[closing]] + 1
-    levels = np.arange(top.max() + 1)
-    first, last = s.levels_r[closing, :len(levels)], r[closing, None]
-    between = s.sub_r_sum[closing, None] - s.levels_sum[closing, :len(levels)] + first
-    back = _against(s.inverse_mass[closing], first, last, between)
-    turned[closing] = (back & (levels >= bottom[:, None]) & (levels <= top[:, None])).any(1)
-    return turned
+    np.add(s.sub_p_sum, p, out=s.sub_p_sum)
+    halfway, levels = s.sub_p_sum - 0.5 * p, max(1, int(s.leaf.max()).bit_length())
+    opens, ends = _tables(max(levels, 10))
+    chains, slot = _chains(len(p)), opens[s.leaf]
+    s.levels[chains, slot, 0], s.levels[chains, slot, 1] = p, halfway
+    here = ends[s.leaf, :levels]
+    way = halfway[:, None] - s.levels[:, :levels, 1]
+    along = np.minimum(np.einsum("clk,clk->cl", s.levels[:, :levels, 0], way),
+                       np.einsum("ck,clk->cl", p, way))
+    return np.asarray(((along <= 0) & here).any(1))
 
 
-def _turned(s: State, rows: np.ndarray) -> np.ndarray:
-    """Whether the whole trajectory turned."""
-    ends = s.ends_r[rows]
-    return _against(s.inverse_mass[rows], ends[:, :1], ends[:, 1:], s.r_sum[rows, None])[:, 0]
-
-
-def _against(
-    inverse_mass: np.ndarray, first: np.ndarray, last: np.ndarray, total: np.ndarray
-) -> np.ndarray:
-    """Whether the velocity at either end points against the way between, (chains, levels)."""
-    way = total - 0.5 * (first + last)
-    moved = inverse_mass[:, None] * way if inverse_mass.ndim == 2 else way @ inverse_mass
-    return ((first * moved).sum(-1) <= 0) | ((last * moved).sum(-1) <= 0)
-
-
-def _join(s: State, rows: np.ndarray, log_u: np.ndarray) -> None:
+def _join(s: State, full: np.ndarray, log_u: np.ndarray) -> None:
     """Add finished subtrees to their trajectories; the newer half is favoured."""
-    take = rows[log_u < s.sub_log_weight[rows] - s.log_weight[rows]]
-    s.proposal_z[take] = s.sub_z[take]
-    s.proposal_g[take] = s.sub_g[take]
-    s.proposal_value[take] = s.sub_value[take]
-    s.proposal_energy[take] = s.sub_energy[take]
-    s.log_weight[rows] = np.logaddexp(s.log_weight[rows], s.sub_log_weight[rows])
-    s.r_sum[rows] += s.sub_r_sum[rows]
-    s.depth[rows] += 1
+    take = full & (log_u < s.sub_log_weight - s.log_weight)
+    np.copyto(s.proposal, s.sub, where=take[:, None])
+    np.copyto(s.log_weight, np.logaddexp(s.log_weight, s.sub_log_weight), where=full)
+    np.add(s.p_sum, s.sub_p_sum, out=s.p_sum, where=full[:, None])
+    np.add(s.depth, full, out=s.depth)
 
 
-class _Bits:
-    """A table of a function of whole numbers that grows with what is asked of it."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        self.table = np.array([function(n) for n in range(1024)])
-
-    def __getitem__(self, n: np.ndarray) -> np.ndarray:
-        while n.max(initial=0) >= len(self.table):
-            size = len(self.table)
-            more = [self.function(i) for i in range(size, 2 * size)]
-            self.table = np.concatenate([self.table, more])
-        return np.asarray(self.table[n])
+def _turned(s: State, c: Point) -> np.ndarray:
+    """Whether the whole trajectory turned."""
+    p = s.ends[:, :, c.p]
+    way = s.p_sum - 0.5 * (p[:, 0] + p[:, 1])
+    return np.asarray((np.einsum("cek,ck->ce", p, way) <= 0).any(1))
 
 
-_ONES = _Bits(lambda n: n.bit_count())
-_TRAILING = _Bits(lambda n: ((n + 1) & ~n).bit_length() - 1)
+@cache
+def _tables(bits: int) -> tuple[Int[np.ndarray, "leaves"], Bool[np.ndarray, "leaves levels"]]:
+    """For each leaf the level it opens, or the last slot; and the levels of subtrees it ends."""
+    leaf, level = np.arange(1 << bits), np.arange(bits)
+    binary = leaf[:, None] >> level & 1
+    ones, odd, trailing = binary.sum(1), binary[:, 0], np.cumprod(binary, 1).sum(1)
+    top = ones - odd
+    ends = (level > (top - trailing)[:, None]) & (level <= top[:, None]) & (odd[:, None] == 1)
+    return np.where(odd, -1, ones), ends
 
 
 def nuts(
@@ -326,6 +263,7 @@ def nuts(
     kernel = NUTS(warmup=warmup, target_acceptance=target_acceptance,
                   metric=metric or preferred(posterior.rank), step_size=step_size,
                   max_depth=max_depth)
-    return run(kernel, posterior, draws=draws, chains=chains, warmup=warmup, thin=thin, seed=seed,
-               initial=initial, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds,
-               progress=progress)
+    return hamiltonian.with_likelihood(posterior, run(
+        kernel, posterior, draws=draws, chains=chains, warmup=warmup, thin=thin, seed=seed,
+        initial=initial, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds,
+        progress=progress))

@@ -33,8 +33,8 @@ from subbayes.checks import check_count
 from subbayes.draws import Draws
 from subbayes.inference import elliptical_slice
 from subbayes.inference.adaptation import Schedule
-from subbayes.inference.chains import Density, Info, Rngs, only_where, run
-from subbayes.inference.streams import copied, refilled
+from subbayes.inference.chains import Density, Info, Rngs, run
+from subbayes.inference.streams import copied, only_where, refilled
 
 __all__ = ["ParallelTempering", "State", "parallel_tempering"]
 

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from subbayes.checks import check_choice, check_count
 from subbayes.draws import Draws
 from subbayes.inference import adaptation
-from subbayes.inference.adaptation import Adaptation, Metric, Schedule, velocity
+from subbayes.inference.adaptation import Adaptation, Metric, Schedule, pushed
 from subbayes.inference.chains import Density, Info, Rngs, run
 from subbayes.inference.streams import copied, uniforms
 
@@ -201,14 +201,9 @@ def _begin_line(s: State, rows: Int[np.ndarray, "c"], u: Float[np.ndarray, "c 4"
         return
     i = s.coordinate[rows]
     width = _WIDTH * s.z.shape[1] ** 0.25 * s.step[rows]
-    covariance, factor = s.inverse_mass[rows], s.momentum_factor[rows]
     axis = np.zeros((len(rows), s.z.shape[1]))
     axis[np.arange(len(rows)), i] = 1.0
-    if factor.ndim == 2:
-        column = axis * covariance * factor
-    else:
-        column = velocity(covariance, velocity(factor, axis))
-    s.direction[rows] = width[:, None] * column
+    s.direction[rows] = width[:, None] * pushed(s.factor[rows], axis)
     s.threshold[rows] = s.value[rows] + np.log1p(-u[:, 0])
     s.low[rows], s.high[rows] = -u[:, 1], 1 - u[:, 1]
     s.left[rows] = np.floor(_STEPS * u[:, 2]).astype(np.int64)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["copied", "rebuilt", "refilled", "uniforms"]
+__all__ = ["copied", "only_where", "rebuilt", "refilled", "uniforms"]
 
 _S = TypeVar("_S")
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -50,6 +50,15 @@ def rebuilt(state: _S, arrays: dict[str, Any]) -> _S:
     other = object.__new__(type(state))
     vars(other).update(arrays)
     return other
+
+
+def only_where(active: np.ndarray, moved: Any, state: Any) -> Any:
+    """The new state of active chains; the others stay where they are."""
+    if active.all():
+        return moved
+    rows = {name: np.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, getattr(state, name))
+            for name, new in vars(moved).items()}
+    return rebuilt(moved, rows)
 
 
 def uniforms(s: Any, rngs: list[np.random.Generator], n: int) -> Float[np.ndarray, "chains n"]:
