@@ -108,7 +108,7 @@ class DenseSubspace(Subspace):
         if not 1 <= basis.shape[0] <= basis.shape[1]:
             fail("basis", f"at least 1 and at most {basis.shape[1]} rows, the number of weights",
                  basis.shape[0])
-        if not (torch.isfinite(basis).all() and torch.isfinite(shift).all()):
+        if not all(bool(torch.isfinite(row).all()) for row in (shift, *basis)):  # no copies
             fail("basis", "finite numbers", "NaN or infinite entries",
                  "The training that made it diverged: lower its learning rate")
         self.shift = shift.detach()

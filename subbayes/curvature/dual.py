@@ -70,7 +70,8 @@ class Dual(Precision):
         """Two sums of rows, of J_X and of V."""
         X = self.jacobian(inputs)
         inner = torch.cholesky_solve(self._cross(X) @ cotangents.T.to(self.factor), self.factor)
-        return X.pull(cotangents).sub_(self.V.pull(inner.T)).div_(self.prior_precision)
+        scale = 1 / self.prior_precision
+        return self.V.pull(-scale * inner.T, X.pull(scale * cotangents))
 
     def variances(self) -> Float[Tensor, "D"]:
         """Column by column of V; holds the factors of all its rows."""

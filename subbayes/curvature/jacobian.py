@@ -188,9 +188,17 @@ class Jacobian:
             total[:, rows] = pushed(part, basis)
         return total
 
-    def pull(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
-        """Combinations of all rows with s vectors of coefficients, in the network's dtype."""
-        total = self.network.weights.new_zeros(len(cotangents), self.size)
+    def pull(
+        self, cotangents: Float[Tensor, "s m"], onto: Float[Tensor, "s D"] | None = None
+    ) -> Float[Tensor, "s D"]:
+        """Combinations of all rows with s vectors of coefficients, in the network's dtype.
+
+        Args:
+            cotangents: the coefficients.
+            onto: add to these in place, where s x D numbers are much.
+        """
+        total = self.network.weights.new_zeros(len(cotangents), self.size) if (
+            onto is None) else onto
         for place, inputs, y in self.batches():
             batch = self.plan.capture(inputs)
             root = self.root(inputs, y, batch.outputs)

@@ -30,6 +30,7 @@ from subbayes.subspace import CoordinateSubspace, Subspace
 
 __all__ = ["Restricted", "along"]
 
+_AT_ONCE = 2**22  # numbers of a basis in float64
 Matrices = tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]
 
 
@@ -171,5 +172,7 @@ def _squared(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:
 def _metric(subspace: Subspace) -> Float[Tensor, "k k"]:
     if isinstance(subspace, CoordinateSubspace):
         return torch.eye(subspace.rank, dtype=torch.float64, device=subspace.shift.device)
-    basis = subspace.basis().double()
-    return basis @ basis.T
+    basis = subspace.basis()
+    parts = basis.split(max(1, _AT_ONCE // len(basis)), 1)
+    return sum((part.double() @ part.double().T for part in parts[1:]),
+               parts[0].double() @ parts[0].double().T)

@@ -102,7 +102,7 @@ def optimal_for(
     X = psi.jacobian(inputs)
     sigma = psi.covariance(X) if covariance is None else covariance
     values, vectors = _leading(sigma, check_count("rank", rank), X)
-    basis = psi.pull(X, vectors.T) / values.sqrt().unsqueeze(1).to(psi.network.weights)
+    basis = psi.pull(X, vectors.T / values.sqrt().unsqueeze(1))
     return DenseSubspace(psi.network.weights, basis), values
 
 
