@@ -112,10 +112,24 @@ def test_a_tanh_behind_a_linear_map_is_one_product_and_a_sigmoid(dtype):
     assert ("baddbmm" in graph.code) == ("tanh" not in graph.code) == (dtype == torch.float32)
 
 
-def test_a_tanh_keeps_its_value_at_the_ends():
-    x = torch.tensor([0.0, 1e-6, -1e-6, 30.0, -30.0, torch.inf, -torch.inf])
-    graph = tidy(make_fx(lambda x: torch.tanh(x))(x), x)
-    torch.testing.assert_close(graph(x), torch.tanh(x), rtol=0, atol=2e-7)
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_tanh_keeps_its_value(compiles):
+    x = torch.cat([torch.tensor([0.0, 1e-6, -1e-6, 30.0, -30.0, torch.inf, -torch.inf]),
+                   torch.linspace(-10, 10, 100_001)])
+    graph = tidy(make_fx(lambda x: torch.tanh(x))(x), x, compiles=compiles)
+    torch.testing.assert_close(graph(x).double(), torch.tanh(x.double()), rtol=0, atol=4e-7)
+
+
+def test_a_tanh_that_is_a_ratio_is_exact_near_zero():
+    x = torch.logspace(-30, -3, 100)
+    graph = tidy(make_fx(lambda x: torch.tanh(x))(x), x, compiles=True)
+    torch.testing.assert_close(graph(x).double(), torch.tanh(x.double()), rtol=5e-7, atol=0)
+
+
+def test_a_ratio_for_tanh_passes_on_nan():
+    x = torch.tensor([torch.nan, 1.0])
+    assert tidy(make_fx(lambda x: torch.tanh(x))(x), x, compiles=True)(x).isnan().tolist() == [
+        True, False]
 
 
 @pytest.mark.parametrize(("rows", "columns", "flipped"), [(64, 4, True), (64, 40, False),
