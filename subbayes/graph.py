@@ -4,8 +4,8 @@ A traced density is a straight line of tensor operations. Views that change noth
 and pointwise operations write into an operand that nothing else reads, which saves fetching
 fresh memory for every activation. On the CPU, a float32 tanh becomes $1 - 2\sigma(-2x)$, which
 takes a third of the time and differs by at most 2e-7, or, where a compiler follows, a ratio of
-polynomials, which takes half of that (3.2e-7); and a matrix product of few columns is taken as the product
-of the transposes, which takes a quarter.
+polynomials, which takes half of that and differs by 3.2e-7; and a matrix product of few columns is
+taken as the product of the transposes, which takes a quarter.
 
 A rewritten graph is then handed to the interpreter of TorchScript, which calls the same operations
 one after another in about 2 us each instead of the 6 us that Python needs: a third to a half of the
