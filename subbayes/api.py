@@ -34,6 +34,7 @@ from subbayes.fitted import FittedModel, load
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
 from subbayes.posterior import Posterior, check_fit
+from subbayes.prediction import input_batches
 from subbayes.priors import Normal
 from subbayes.seeding import derive
 from subbayes.subspace import FullSubspace, RandomSubspace, Subspace
@@ -43,7 +44,7 @@ from subbayes.training import SwaResult, TrainingResult, swa, train
 __all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_subspace", "fit",
            "forget", "load", "train_second_end", "train_trajectory"]
 
-SUBSPACES = ("pca", "random", "curve", "full")
+SUBSPACES = ("pca", "random", "curve", "optimal", "full")
 ENGINES = {
     "elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice",
     "nuts": "subbayes.inference.nuts:nuts",
@@ -52,6 +53,7 @@ ENGINES = {
     "parallel-tempering": "subbayes.inference.parallel_tempering:parallel_tempering",
     "smc": "subbayes.inference.smc:smc",
     "laplace": "subbayes.inference.laplace:laplace",
+    "laplace-linearised": "subbayes.inference.laplace_linearised:laplace_linearised",
     "vi": "subbayes.inference.variational:mean_field_vi",
     "full-rank-vi": "subbayes.inference.variational:full_rank_vi",
     "realnvp": "subbayes.inference.variational:realnvp",
@@ -179,6 +181,7 @@ def fit(
     inference: str | Callable[..., Draws] = "elliptical-slice",
     rank: int | None = None,
     prior: Normal | float = 1.0,
+    inputs: Any = None,
     temperature: float | str = 1.0,
     validation: Any = None,
     training: Training | None = None,
@@ -192,7 +195,7 @@ def fit(
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> FittedModel:
-    """Train, build a subspace, sample its posterior: a model that says how sure it is.
+    r"""Train, build a subspace, sample its posterior: a model that says how sure it is.
 
     Args:
         model: any module; it is neither written to nor switched to another mode.
@@ -200,14 +203,19 @@ def fit(
         likelihood: "gaussian" (one learned noise), "heteroscedastic", "categorical",
             "bernoulli", "poisson", or a likelihood object.
         subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
-            solution, which is trained for it), "full", a `Subspace` (then nothing is trained and
-            `model` is used as it is), or a function of the `Trained` result.
+            solution, which is trained for it), "optimal" (for the linearised Laplace
+            approximation), "full", a `Subspace` (then nothing is trained and `model` is used as
+            it is), or a function of the `Trained` result.
         inference: "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc",
-            "laplace", "vi", "full-rank-vi", "realnvp", or a function (posterior, draws=, chains=,
-            warmup=, seed=, checkpoint=, progress=) -> Draws.
+            "laplace", "laplace-linearised" (predicts by the linearised network), "vi",
+            "full-rank-vi", "realnvp", or a function (posterior, draws=, chains=, warmup=, seed=,
+            checkpoint=, progress=) -> Draws.
         rank: number of coordinates k; None takes 5 for "pca" and "random", or fewer where the
-            trajectory or the weights have fewer directions, and 2 for "curve".
-        prior: of z: a scale or a `Normal`.
+            trajectory or the weights have fewer directions, 20 for "optimal", and 2 for "curve".
+        prior: of z: a scale or a `Normal`; with subspace="optimal" a scale is that of the
+            weights, $w \sim N(\hat w, s^2 I)$ within the subspace.
+        inputs: for subspace="optimal", without labels: the inputs to be predicted, for which it
+            is then optimal; by default recombined training inputs.
         temperature: T, or "loo" or "validation" to choose it from the draws.
         validation: held-out data for `temperature="validation"`.
         training: how to train; `Training(epochs=0)` for a module that is trained already.
@@ -246,26 +254,36 @@ def fit(
     check_fit(network, likelihood, data)
     training = training or Training()
     engine = _engine(inference)
+    scale = None if isinstance(prior, Normal) else check_positive("prior", prior)
     prior = prior if isinstance(prior, Normal) else Normal(prior)
     check_choice("mode", mode, ("trace", "eager", "compile"))
     _check_sampling(draws, chains, warmup, seed, temperature, validation)
     _check_subspace(subspace, rank, network, training)
-    settings = {
+    if inputs is not None and subspace != "optimal":
+        fail("inputs", "subspace='optimal', which takes inputs to be predicted", repr(subspace),
+             "Leave them out; predict(inputs) comes later")
+    settings: dict[str, Any] = {
         "likelihood": likelihood.to_config(), "rank": rank, "seed": seed,
         "subspace": subspace if isinstance(subspace, str) else repr(subspace),
         "training": dataclasses.asdict(training)}
+    if subspace == "optimal":
+        settings["prior_scale"] = scale
     folder = None if checkpoint is None else Path(checkpoint)
-    prepared = _resumed(folder, model, parameters, output, data, likelihood, settings)
+    prepared = _resumed(folder, model, parameters, output, data, likelihood, settings, inputs)
     if prepared is None:
         network, likelihood, space, history = _prepared(
             model, likelihood, source, subspace, rank, training, parameters, output, seed,
-            progress)
+            progress, inputs, 1.0 if scale is None else scale)
+        if subspace == "optimal" and scale is not None:
+            prior = _of_weights(space, scale)
         prepared = FittedModel(network, likelihood, space, prior, history=history,
                                settings=settings)
         if folder is not None:
-            identity = _identity(model, parameters, data, settings)
+            identity = _identity(model, parameters, data, settings, inputs)
             dataclasses.replace(prepared, extra={"identity": identity}).save(
                 folder / "trained", overwrite=True)
+    if subspace == "optimal":
+        prior = prepared.prior
     posterior = Posterior(prepared.network, prepared.likelihood, data, prepared.subspace, prior,
                           mode=mode)
     posterior, chosen = _tempered(posterior, temperature, validation, seed, progress, folder)
@@ -326,10 +344,12 @@ def _check_subspace(
         return
     if check_count("rank", rank, 2 if subspace == "curve" else 1) > network.size:
         fail("rank", f"at most {network.size}, the number of weights", rank, "Lower it")
+    if subspace != "pca":
+        return
     seen = check_count("swa_epochs", training.swa_epochs)
     kept = min(seen, training.max_snapshots if training.sketch is None else training.sketch + 1)
     limit = kept - (training.sketch is not None or kept == seen)
-    if subspace == "pca" and rank > limit:
+    if rank > limit:
         fail("rank", f"at most {limit}, what the {seen} snapshots of swa_epochs span", rank,
              "Lower it, or raise swa_epochs (and max_snapshots)")
 
@@ -363,6 +383,8 @@ def _prepared(
     output: Callable[[Any], Tensor] | None,
     seed: int,
     progress: bool | None,
+    inputs: Any = None,
+    scale: float = 1.0,
 ) -> tuple[Network, Likelihood, Subspace, dict[str, Any]]:
     """The network, its likelihood and the subspace to sample in."""
     if isinstance(subspace, Subspace):
@@ -371,7 +393,7 @@ def _prepared(
     trained = train_trajectory(model, likelihood, data, training, parameters=parameters,
                                output=output, seed=seed, progress=progress)
     space = build_subspace(subspace, trained, rank, seed, data=data, training=training,
-                           progress=progress)
+                           progress=progress, inputs=inputs, prior_scale=scale)
     return trained.network, trained.likelihood, space, trained.history
 
 
@@ -379,18 +401,21 @@ def build_subspace(
     subspace: str | Callable[[Trained], Subspace], trained: Trained, rank: int | None,
     seed: int = 0, *, data: Any = None, training: Training | None = None,
     factory: Callable[[], nn.Module] | None = None, progress: bool | None = None,
+    inputs: Any = None, prior_scale: float = 1.0,
 ) -> Subspace:
     """The named subspace around a trained network.
 
     Args:
-        subspace: "pca", "random", "curve", "full", or a function of `trained`.
+        subspace: "pca", "random", "curve", "optimal", "full", or a function of `trained`.
         trained: what `train_trajectory` returned.
         rank: number of coordinates; None as in `fit`.
         seed: of the random directions, or of the curve's training.
-        data: the training data, for "curve".
+        data: the training data, for "curve" and "optimal".
         training: how to train the curve and its other end.
         factory: makes a module with fresh weights for the other end, as for `connect`.
         progress: show progress bars.
+        inputs: for "optimal", as for `fit`.
+        prior_scale: of the weights, for "optimal".
     """
     weights, recorder = trained.network.weights, trained.swa.recorder
     if callable(subspace):
@@ -405,7 +430,22 @@ def build_subspace(
         result = train_second_end(trained, data, training or Training(), rank, seed,
                                   factory=factory, progress=progress)
         return result.curve.subspace(unit=False)
+    if subspace == "optimal":
+        if data is None:
+            fail("data", "the training data, which give the covariance of the weights", None)
+        from subbayes.subspaces.optimal import optimal
+
+        return optimal(trained.network, trained.likelihood, data, inputs=inputs, seed=seed,
+                       rank=min(20, len(weights)) if rank is None else rank,
+                       prior_precision=prior_scale**-2)
     return FullSubspace(weights)
+
+
+def _of_weights(space: Subspace, scale: float) -> Normal:
+    """The prior of z where the weights have w ~ N(centre, scale^2 I)."""
+    gram = space.pull(space.basis()).double().cpu()
+    covariance = scale**2 * torch.linalg.inv(gram)
+    return Normal(covariance=((covariance + covariance.T) / 2).numpy())
 
 
 def train_second_end(
@@ -484,18 +524,21 @@ def _tensors(data: Data) -> dict[str, Tensor]:
 
 
 def _identity(
-    model: nn.Module, parameters: Selection, data: Data, settings: dict[str, Any]
+    model: nn.Module, parameters: Selection, data: Data, settings: dict[str, Any],
+    inputs: Any = None,
 ) -> str:
     """A digest of all that determines the trained subspace."""
     network = Network(model, parameters)
     tensors = {"weights": network.weights} | network.frozen | _tensors(data)
+    for i, batch in enumerate([] if inputs is None else input_batches(inputs)):
+        tensors |= {f"inputs.{i}.{j}": t for j, t in enumerate(leaves(batch))}
     return artifact.fingerprint(tensors, settings | {"architecture": network.architecture})
 
 
 def _resumed(
     folder: Path | None, model: nn.Module, parameters: Selection,
     output: Callable[[Any], Tensor] | None, data: Data, likelihood: Likelihood,
-    settings: dict[str, Any],
+    settings: dict[str, Any], inputs: Any = None,
 ) -> FittedModel | None:
     """The trained subspace of an interrupted call, if the folder holds one."""
     if folder is None or not artifact.is_artifact(folder / "trained"):
@@ -505,7 +548,7 @@ def _resumed(
         prepared = load(folder / "trained", model, output=output, likelihood=known)
     except InputError as error:
         raise InputError(f"checkpoint: {error}") from error
-    if prepared.extra.get("identity") != _identity(model, parameters, data, settings):
+    if prepared.extra.get("identity") != _identity(model, parameters, data, settings, inputs):
         fail("checkpoint", "one made with the same model, data and settings",
              f"another in {folder}", "Delete it to start again, or choose another path")
     return prepared

@@ -65,7 +65,7 @@ class FittedModel:
         n_draws: int | None = None,
         progress: bool | None = False,
     ) -> Predictive:
-        """Average predictions over the draws.
+        """Average predictions over the draws; of linearised Laplace, in closed form.
 
         Args:
             inputs: new inputs in the form the module takes, or a loader of them.
@@ -78,6 +78,11 @@ class FittedModel:
         """
         if self.draws is None:
             fail("model", "a model with draws to predict from", "one that was not sampled yet")
+        if self.draws.meta.get("sampler") == "laplace-linearised":  # the network is linear there
+            from subbayes.inference.laplace_linearised import predict_linearised
+
+            return predict_linearised(self.network, self.likelihood, self.subspace, self.draws,
+                                      inputs, noise=noise, n_draws=n_draws)
         z = torch.from_numpy(self.draws.flat(n_draws).copy()).to(self.network.device)
         return average(self.network, self.likelihood, lambda rows: self.subspace.weights(z[rows]),
                        inputs, count=len(z), noise=noise, progress=progress)

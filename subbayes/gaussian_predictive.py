@@ -17,7 +17,7 @@ Monte Carlo over the logits needs none of this: see `subbayes.Predictive`.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,9 +29,12 @@ from subbayes.likelihoods import Bernoulli, Likelihood
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.predictive import Predictive
 
-__all__ = ["ClassPredictive", "GaussianPredictive", "class_probabilities", "is_linear"]
+__all__ = ["ClassPredictive", "GaussianPredictive", "Method", "class_probabilities", "draws",
+           "is_linear", "natural", "predictive_of"]
 
 Array = np.ndarray
+Method = Literal["auto", "gaussian", "probit", "extended-probit", "laplace-bridge",
+                 "monte-carlo", "network"]
 METHODS = ("probit", "extended-probit", "laplace-bridge")
 
 
@@ -288,3 +291,24 @@ def _bridge(
     counts = 1 - 2 / K + torch.exp(mean + (-mean).logsumexp(-1, keepdim=True)) / K**2
     alpha = counts / variances.clamp_min(1e-12)
     return alpha / alpha.sum(-1, keepdim=True)
+
+
+def natural(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method:
+    """The method that "auto" stands for."""
+    if is_linear(likelihood, mean):
+        return "gaussian"
+    return "probit" if likelihood.kind == "classification" else "monte-carlo"
+
+
+def predictive_of(
+    mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], likelihood: Likelihood,
+    method: Method, n_draws: int, seed: int, joint: Float[Tensor, "m m"] | None = None,
+) -> Predictive:
+    """The predictive that a Gaussian over the outputs makes."""
+    if method == "gaussian":
+        return GaussianPredictive(mean, covariance, likelihood, joint)
+    if method == "monte-carlo":
+        generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        return Predictive(draws(mean, covariance, check_count("n_draws", n_draws), generator),
+                          likelihood)
+    return ClassPredictive(mean, covariance, likelihood, method, n_draws, seed)

@@ -199,7 +199,8 @@ def _with_posterior(model: FittedModel | None, data: Data | None) -> FittedModel
         model.network, model.likelihood, data, model.subspace, model.prior, model.temperature))
 
 
-_ENGINES = {"nuts": "NUTS", "hmc": "HMC", "smc": "SMC", "laplace": "Laplace", "vi": "VI",
+_ENGINES = {"nuts": "NUTS", "hmc": "HMC", "smc": "SMC", "laplace": "Laplace",
+            "laplace-linearised": "linearised Laplace", "vi": "VI",
             "full-rank-vi": "full-rank VI", "realnvp": "RealNVP"}
 
 

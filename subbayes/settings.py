@@ -30,9 +30,9 @@ class Settings:
         likelihood: "heteroscedastic" or "gaussian" for numbers, "poisson" for counts,
             "categorical" for classes; None takes the task's default, the first of these.
         subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
-            solution) or "full".
+            solution), "optimal" (keeps most of the predictive covariance) or "full".
         rank: number of coordinates; None takes 5, or fewer where the trajectory or the weights
-            have fewer directions, and 2 for "curve".
+            have fewer directions, 2 for "curve", 20 for "optimal".
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: a number, "loo" or "validation".
         dropout: dropout probability in training, after each hidden layer.

@@ -6,6 +6,7 @@ import cases
 import numpy as np
 import pytest
 import torch
+from oracles import LinearGaussian, check_moments
 from scipy import stats
 from test_jacobian import dense_rows
 from test_layers import dense
@@ -17,8 +18,9 @@ from subbayes import InputError, Network
 from subbayes.data import take
 from subbayes.gaussian_predictive import ClassPredictive, GaussianPredictive, class_probabilities
 from subbayes.inference.evidence import Evidence, cross_validated, widened
+from subbayes.inference.laplace_linearised import laplace_linearised, predict_linearised
 from subbayes.inference.linearised_laplace import linearised_laplace
-from subbayes.subspaces.optimal import optimal
+from subbayes.subspaces.optimal import optimal, recombined
 
 
 def test_a_linear_network_is_bayesian_linear_regression():
@@ -306,3 +308,61 @@ def test_what_does_not_fit_is_said():
         linearised_laplace(net, likelihood, data).predict(new, method="probit")
     with pytest.raises(InputError, match="likelihood: expected all parameters learned or given"):
         linearised_laplace(net, subbayes.Gaussian(), data)
+
+
+# --- as an engine of fit ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("temperature", "rank"), [(1.0, 2), (3.0, None)])
+def test_as_an_engine_it_is_exact_for_linear_networks(temperature, rank):
+    model = LinearGaussian(rank=rank, temperature=temperature, prior=subbayes.Normal(0.8))
+    posterior = model.posterior()
+    draws = laplace_linearised(posterior, draws=500, chains=4)
+    mean, covariance = model.moments()
+    np.testing.assert_allclose(draws.meta["mean"], mean, rtol=1e-7)
+    np.testing.assert_allclose(draws.meta["covariance"], covariance, rtol=1e-7)
+    check_moments(draws, mean, covariance)
+    if temperature == 1:
+        assert math.isclose(draws.meta["log_evidence"], model.log_evidence(), rel_tol=1e-8)
+    new = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
+    found = predict_linearised(posterior.network, posterior.likelihood, posterior.subspace, draws,
+                               new)
+    phi = np.column_stack([new.numpy(), np.ones(4)])
+    P = model.basis
+    np.testing.assert_allclose(found.mean, phi @ (model.shift + mean @ P), rtol=1e-7)
+    spread = np.einsum("nk,kl,nl->n", phi @ P.T, covariance, phi @ P.T)
+    np.testing.assert_allclose(found.epistemic, spread, rtol=1e-7)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "categorical"])
+def test_fit_in_the_optimal_subspace_for_the_inputs_to_be_predicted(likelihood, tmp_path):
+    torch.manual_seed(0)
+    x, new = torch.randn(60, 2).double(), torch.randn(9, 2).double()
+    y = (x[:, 0] > 0).long() if likelihood == "categorical" else x[:, 0]
+    net = subbayes.MLP(2, (8,), 1 if likelihood == "gaussian" else 2, "tanh", seed=0).double()
+    model = subbayes.fit(net, (x, y), likelihood=likelihood, subspace="optimal", rank=8,
+                         inputs=new, prior=0.5, inference="laplace-linearised", draws=50, chains=2,
+                         training=subbayes.Training(epochs=5, swa_epochs=3), progress=False)
+    assert model.subspace.rank == 8
+    found = model.predict(new)
+    whole = linearised_laplace(model.network, model.likelihood, (x, y), prior_precision=4.0)
+    if likelihood == "gaussian":
+        assert found.kind == "gaussian"
+        np.testing.assert_allclose(found.epistemic.sum(), whole.predict(new).epistemic.sum(),
+                                   rtol=0.05)
+    assert set(model.evaluate(new, y[:9]))
+    loaded = subbayes.load(model.save(tmp_path / "model"), net)
+    np.testing.assert_array_equal(loaded.predict(new).mean, found.mean)
+    np.testing.assert_allclose(np.diag(model.draws.meta["covariance"]), 1.0, rtol=1e-6)
+
+
+def test_inputs_where_none_are_given():
+    net, likelihood, data, _ = problem(8)
+    space = optimal(net, likelihood, data, rank=4)
+    same = optimal(net, likelihood, data, rank=4, seed=0)
+    assert torch.equal(space.basis(), same.basis())
+    table = subbayes.Data.of((torch.tensor([[0.0, 5.0], [1.0, 6.0]]), torch.zeros(2)))
+    rows = recombined(table, 50)
+    assert sorted(map(tuple, rows.unique(dim=0).tolist())) == [(0, 5), (0, 6), (1, 5), (1, 6)]
+    words = subbayes.Data.of((torch.arange(12).reshape(6, 2), torch.zeros(6)))
+    assert recombined(words, 4).shape == (4, 2)

@@ -22,7 +22,7 @@ Unknown = StrEnum("Unknown", ["error", "ignore"])
 Missing = StrEnum("Missing", ["error", "impute"])
 InferenceName = StrEnum("InferenceName", [
     "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc", "laplace",
-    "vi", "full-rank-vi", "realnvp"])
+    "laplace-linearised", "vi", "full-rank-vi", "realnvp"])
 INFERENCE = InferenceName(Settings.inference)
 Activation = StrEnum("Activation", ["relu", "tanh", "silu", "gelu"])
 
@@ -118,7 +118,7 @@ Temperature = Annotated[str, typer.Option(
 Inference = Annotated[InferenceName, typer.Option(
     help="The sampler: nuts and hmc follow gradients, elliptical-slice and slice need none, "
     "parallel-tempering and smc find modes far apart; laplace, vi, full-rank-vi and realnvp are "
-    "approximations.",
+    "approximations, laplace-linearised one that predicts by the linearised network.",
     rich_help_panel=POSTERIOR)]
 Draws = Annotated[int, typer.Option(help="Draws per chain.", rich_help_panel=POSTERIOR)]
 Chains = Annotated[int, typer.Option(help="Number of chains.", rich_help_panel=POSTERIOR)]

@@ -17,7 +17,7 @@ subspaces.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,12 +30,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.restricted import Restricted
 from subbayes.draws import Draws
-from subbayes.gaussian_predictive import (
-    ClassPredictive,
-    GaussianPredictive,
-    draws,
-    is_linear,
-)
+from subbayes.gaussian_predictive import Method, draws, natural, predictive_of
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network
 from subbayes.prediction import average, with_noise
@@ -44,8 +39,6 @@ from subbayes.subspace import FullSubspace, Subspace
 
 __all__ = ["LinearisedLaplace", "Method", "linearised_laplace"]
 
-Method = Literal["auto", "gaussian", "probit", "extended-probit", "laplace-bridge",
-                 "monte-carlo", "network"]
 METHODS = ("auto", "gaussian", "probit", "extended-probit", "laplace-bridge", "monte-carlo",
            "network")
 
@@ -180,28 +173,15 @@ class LinearisedLaplace:
         if method == "network":
             return self._through_network(inputs, check_count("n_draws", n_draws), seed, noise)
         X = self.precision.jacobian(inputs)
-        mean = X.outputs().double().cpu()
+        mean, full = X.outputs().double().cpu(), None
         likelihood = with_noise(self.likelihood, noise, len(mean))
-        if method == "auto":
-            method = self._natural(likelihood, mean)
+        method = natural(likelihood, mean) if method == "auto" else method
         if joint and method != "gaussian":
             fail("joint", "False for classes and draws", True, "Use covariance(inputs)")
-        if method == "gaussian":
-            full = self.precision.covariance(X).cpu() if joint else None
-            rows = self.precision.blocks(X).cpu() if full is None else _blocks(full, X.roots)
-            return GaussianPredictive(mean, rows, likelihood, full)
-        rows = self.precision.blocks(X).cpu()
-        if method == "monte-carlo":
-            generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
-            return Predictive(draws(mean, rows, check_count("n_draws", n_draws), generator),
-                              likelihood)
-        return ClassPredictive(mean, rows, likelihood, method, n_draws, seed)
-
-    @staticmethod
-    def _natural(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method:
-        if is_linear(likelihood, mean):
-            return "gaussian"
-        return "probit" if likelihood.kind == "classification" else "monte-carlo"
+        if joint:
+            full = self.precision.covariance(X).cpu()
+        rows = self.precision.blocks(X).cpu() if full is None else _blocks(full, X.roots)
+        return predictive_of(mean, rows, likelihood, method, n_draws, seed, full)
 
     def _through_network(self, inputs: Any, count: int, seed: int, noise: Any) -> Predictive:
         generator = torch.Generator().manual_seed(check_count("seed", seed, 0))

