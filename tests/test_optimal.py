@@ -2,6 +2,7 @@
 
 import math
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from subbayes.judging import (
     trace_criterion,
     wasserstein,
 )
+from subbayes.plots import judgements
 from subbayes.subspaces.optimal import optimal, optimal_for
 
 
@@ -177,3 +179,24 @@ def test_what_cannot_be_judged():
         judge(precision(net, likelihood, data), {}, new)
     with pytest.raises(InputError, match="subspace: expected 31 weights, as the network has"):
         Restricted(psi.V, subbayes.RandomSubspace(torch.zeros(7), 2), 1.0)
+
+
+def test_judgements_against_the_rank_are_drawn():
+    net, likelihood, data, new = problem(6)
+    psi = precision(net, likelihood, data)
+    spaces = {"optimal": optimal_for(psi, new, 6)[0],
+              "random": subbayes.RandomSubspace(net.weights, 4)}
+    found = judge(psi, spaces, new, ranks=(1, 2, 4, 6), noise=0.1)
+    assert [(j.name, j.rank) for j in found][-2:] == [("random", 2), ("random", 4)]
+    for what in ("relative_error", "trace", "log_trace", "wasserstein", "kl"):
+        ax = judgements(found, what)
+        lines = {line.get_label(): line for line in ax.get_lines()}
+        assert list(lines["optimal"].get_xdata()) == [1, 2, 4, 6]
+        assert list(lines["random"].get_ydata()) == [
+            getattr(j, what) for j in found if j.name == "random"]
+        assert ("least possible" in lines) is (what == "relative_error")
+        plt.close(ax.figure)
+    with pytest.raises(InputError, match="what: expected one of 'relative_error', 'trace'"):
+        judgements(found, "error")
+    with pytest.raises(InputError, match="found: expected at least one judgement, got none"):
+        judgements([])

@@ -12,6 +12,7 @@ from subbayes.plots.methods import scores, temperature, temperatures
 from subbayes.plots.predictions import bands, intervals
 from subbayes.plots.spectra import spectra, spectral_density
 from subbayes.plots.style import grid, png, save
+from subbayes.plots.subspaces import judgements
 from subbayes.plots.training import curves, spectrum
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "ess",
     "grid",
     "intervals",
+    "judgements",
     "pit",
     "png",
     "ranks",
