@@ -3,6 +3,7 @@
 import math
 
 import cases
+import numpy as np
 import pytest
 import torch
 from test_jacobian import dense_rows
@@ -122,3 +123,77 @@ def test_the_low_rank_form_of_full_rank_is_exact_and_of_less_from_above():
         LowRank(exact.V, 1.0, 13)
     again = precision(net, subbayes.Gaussian(0.2), (x, x[:, 0]), "low-rank", rank=4)
     assert again.form == "low-rank"
+
+
+def kronecker(net: Network, likelihood, x: torch.Tensor, y) -> torch.Tensor:
+    """The factored Gauss-Newton matrix of an MLP, written out with loops over its layers."""
+    V = dense_rows(net, likelihood, x, y)
+    module = net.module_with().layers
+    roots = len(V) // len(x)
+    found = torch.zeros(net.size, net.size).double()
+    start, a = 0, x
+    for layer in module:
+        if isinstance(layer, torch.nn.Linear):
+            o, i = layer.weight.shape
+            bias = V[:, start + o * i: start + o * i + o]  # the gradient of what comes out
+            ones = torch.cat([a, torch.ones(len(a), 1).double()], 1)
+            A, G = ones.T @ ones, bias.T @ bias / len(x)
+            place = torch.cat([torch.arange(o * i).reshape(o, i),
+                               o * i + torch.arange(o)[:, None]], 1).flatten() + start
+            found[place[:, None], place] = torch.kron(G, A)
+            start += o * i + o
+        a = layer(a).detach()
+    assert roots >= 1
+    return found
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "poisson", "heteroscedastic"])
+def test_kronecker_factors_against_ones_written_out(likelihood):
+    noise, lam = cases.LIKELIHOODS[likelihood], 0.6
+    net = Network(subbayes.MLP(3, (5, 4), noise.n_outputs, "tanh", seed=0).double())
+    rng = np.random.default_rng(0)
+    x, y = torch.from_numpy(rng.normal(size=(12, 3))), noise.targets(rng, 12)
+    found = precision(net, noise.likelihood, (x, y), "kfac").with_prior_precision(lam)
+    A = kronecker(net, noise.likelihood, x, y) + lam * torch.eye(net.size).double()
+    psi, J = torch.linalg.inv(A), dense(net, x[:4]).flatten(0, 1)
+    same = dict(rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found.covariance(x[:4]), J @ psi @ J.T, **same)
+    torch.testing.assert_close(found.variances(), psi.diagonal(), **same)
+    W = torch.randn(2, net.size).double()
+    torch.testing.assert_close(found.solve(W), W @ psi, **same)
+    assert math.isclose(found.logdet(), float(torch.logdet(A)), rel_tol=1e-9)
+    draws = found.sample(4000, torch.Generator().manual_seed(0))
+    scale = psi.diagonal().sqrt()
+    assert ((draws.T.cov() - psi).abs() < 5.5 * (2 / 4000) ** 0.5 * scale[:, None] * scale).all()
+
+
+@cases.parametrize(*[c for c in cases.one_per_network() if c.network in (
+    "cnn", "transformer", "dict", "masked", "tied", "last-layer", "frozen")])
+def test_kronecker_factors_for_every_kind_of_layer(case):
+    """Exact for one observation and one place; the rest has its diagonal."""
+    built = case.build()
+    found = precision(built.network, built.likelihood, built.data, "kfac")
+    X = take(built.inputs, slice(0, 2))
+    full = found.covariance(X)
+    assert torch.linalg.eigvalsh(full)[0] > -1e-9 * full.norm()
+    eye = torch.eye(built.network.size).to(built.network.weights)
+    inverse = found.solve(eye)
+    torch.testing.assert_close(inverse.diagonal().double(), found.variances(), rtol=1e-6, atol=0)
+    assert math.isclose(-float(torch.logdet(inverse)), found.logdet(), rel_tol=1e-6, abs_tol=1e-6)
+
+
+def test_kronecker_factors_against_curvlinops():
+    curvlinops = pytest.importorskip("curvlinops", exc_type=ImportError)
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 2), torch.nn.Tanh(), torch.nn.Flatten(),
+                                 torch.nn.Linear(8, 3)).double()
+    x, y = torch.randn(6, 1, 3, 3).double(), torch.arange(6) % 3
+    theirs = curvlinops.KFACLinearOperator(
+        module, torch.nn.CrossEntropyLoss(reduction="sum"), list(module.parameters()),
+        [(x, y)], fisher_type="type-2", kfac_approx="expand", separate_weight_and_bias=False)
+    matrix = theirs @ torch.eye(theirs.shape[1]).double()
+    net = Network(module)
+    found = precision(net, subbayes.Categorical(), (x, y), "kfac")
+    eye = torch.eye(net.size).double()
+    torch.testing.assert_close(torch.linalg.inv(found.solve(eye)) - eye, matrix,
+                               rtol=1e-8, atol=1e-9)

@@ -40,11 +40,11 @@ def precision(
         likelihood: p(y | f), with all its own parameters learned.
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
         form: "exact" (dual or primal, whichever is smaller), "dual", "primal", "diagonal",
-            "low-rank" (matrix-free) or "kfac" (needs the extra of that name).
+            "low-rank" (matrix-free) or "kfac" (Kronecker factors).
         prior_precision: $\lambda$.
         memory_limit: bytes that matrices may take, by default 80 % of what is free; a quarter of
             it goes to the gradients held at once, by default 256 MiB.
-        options: of the low-rank and KFAC forms.
+        options: of the low-rank form.
 
     Raises:
         InputError: parts that do not fit together, a prior precision that is not above 0, or a
