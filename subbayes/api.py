@@ -44,7 +44,8 @@ from subbayes.training import SwaResult, TrainingResult, swa, train
 __all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_subspace", "fit",
            "forget", "load", "train_second_end", "train_trajectory"]
 
-SUBSPACES = ("pca", "random", "curve", "optimal", "full")
+SUBSPACES = ("pca", "random", "curve", "optimal", "subnetwork", "full")
+_AT_INPUTS = ("optimal", "subnetwork")
 ENGINES = {
     "elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice",
     "nuts": "subbayes.inference.nuts:nuts",
@@ -204,18 +205,21 @@ def fit(
             "bernoulli", "poisson", or a likelihood object.
         subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
             solution, which is trained for it), "optimal" (for the linearised Laplace
-            approximation), "full", a `Subspace` (then nothing is trained and `model` is used as
-            it is), or a function of the `Trained` result.
+            approximation), "subnetwork" (the weights that together keep most of its predictive
+            variance), "full", a `Subspace` (then nothing is trained and `model` is used as it
+            is), or a function of the `Trained` result.
         inference: "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc",
             "laplace", "laplace-linearised" (predicts by the linearised network), "vi",
             "full-rank-vi", "realnvp", or a function (posterior, draws=, chains=, warmup=, seed=,
             checkpoint=, progress=) -> Draws.
         rank: number of coordinates k; None takes 5 for "pca" and "random", or fewer where the
-            trajectory or the weights have fewer directions, 20 for "optimal", and 2 for "curve".
+            trajectory or the weights have fewer directions, 20 for "optimal", 100 for
+            "subnetwork" and 2 for "curve".
         prior: of z: a scale or a `Normal`; with subspace="optimal" a scale is that of the
             weights, $w \sim N(\hat w, s^2 I)$ within the subspace.
-        inputs: for subspace="optimal", without labels: the inputs to be predicted, for which it
-            is then optimal; by default recombined training inputs.
+        inputs: for subspace="optimal" or "subnetwork", without labels: the inputs to be
+            predicted, for which it is then chosen; by default recombined training inputs for the
+            former, the training inputs for the latter.
         temperature: T, or "loo" or "validation" to choose it from the draws.
         validation: held-out data for `temperature="validation"`.
         training: how to train; `Training(epochs=0)` for a module that is trained already.
@@ -259,14 +263,14 @@ def fit(
     check_choice("mode", mode, ("trace", "eager", "compile"))
     _check_sampling(draws, chains, warmup, seed, temperature, validation)
     _check_subspace(subspace, rank, network, training)
-    if inputs is not None and subspace != "optimal":
-        fail("inputs", "subspace='optimal', which takes inputs to be predicted", repr(subspace),
+    if inputs is not None and subspace not in _AT_INPUTS:
+        fail("inputs", "subspace='optimal' or 'subnetwork', chosen for inputs", repr(subspace),
              "Leave them out; predict(inputs) comes later")
     settings: dict[str, Any] = {
         "likelihood": likelihood.to_config(), "rank": rank, "seed": seed,
         "subspace": subspace if isinstance(subspace, str) else repr(subspace),
         "training": dataclasses.asdict(training)}
-    if subspace == "optimal":
+    if subspace in _AT_INPUTS:
         settings["prior_scale"] = scale
     folder = None if checkpoint is None else Path(checkpoint)
     prepared = _resumed(folder, model, parameters, output, data, likelihood, settings, inputs)
@@ -406,16 +410,17 @@ def build_subspace(
     """The named subspace around a trained network.
 
     Args:
-        subspace: "pca", "random", "curve", "optimal", "full", or a function of `trained`.
+        subspace: "pca", "random", "curve", "optimal", "subnetwork", "full", or a function of
+            `trained`.
         trained: what `train_trajectory` returned.
         rank: number of coordinates; None as in `fit`.
         seed: of the random directions, or of the curve's training.
-        data: the training data, for "curve" and "optimal".
+        data: the training data, for "curve", "optimal" and "subnetwork".
         training: how to train the curve and its other end.
         factory: makes a module with fresh weights for the other end, as for `connect`.
         progress: show progress bars.
-        inputs: for "optimal", as for `fit`.
-        prior_scale: of the weights, for "optimal".
+        inputs: for "optimal" and "subnetwork", as for `fit`.
+        prior_scale: of the weights, for the same.
     """
     weights, recorder = trained.network.weights, trained.swa.recorder
     if callable(subspace):
@@ -438,6 +443,14 @@ def build_subspace(
         return optimal(trained.network, trained.likelihood, data, inputs=inputs, seed=seed,
                        rank=min(20, len(weights)) if rank is None else rank,
                        prior_precision=prior_scale**-2)
+    if subspace == "subnetwork":
+        if data is None:
+            fail("data", "the training data, which give the variances of the weights", None)
+        from subbayes.subspaces.subnetwork import subnetwork
+
+        return subnetwork(trained.network, trained.likelihood, data, inputs=inputs,
+                          rank=min(100, len(weights)) if rank is None else rank,
+                          prior_precision=prior_scale**-2)
     return FullSubspace(weights)
 
 

@@ -207,9 +207,11 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         likelihood: "heteroscedastic" (noise that depends on x, plus a global variance),
             "gaussian" (one noise scale), or "poisson" for counts.
         subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
-            solution), "optimal" (keeps most of the predictive covariance) or "full".
+            solution), "optimal" (keeps most of the predictive covariance), "subnetwork" (the
+            weights that keep most of the predictive variance) or "full".
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
-            or fewer where the trajectory has fewer directions, 2 for "curve", 20 for "optimal".
+            or fewer where the trajectory has fewer directions, 2 for "curve", 20 for "optimal",
+            100 for "subnetwork".
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
@@ -369,9 +371,11 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         hidden: widths of the hidden layers; empty for a linear model.
         activation: "relu", "tanh", "silu" or "gelu".
         subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
-            solution), "optimal" (keeps most of the predictive covariance) or "full".
+            solution), "optimal" (keeps most of the predictive covariance), "subnetwork" (the
+            weights that keep most of the predictive variance) or "full".
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
-            or fewer where the trajectory has fewer directions, 2 for "curve", 20 for "optimal".
+            or fewer where the trajectory has fewer directions, 2 for "curve", 20 for "optimal",
+            100 for "subnetwork".
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.

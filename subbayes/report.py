@@ -305,6 +305,10 @@ def _subspace(model: FittedModel) -> str:
             "random": f"{k} random directions around the mean of that trajectory",
             "curve": f"the {k} directions that hold a curve of low loss from that mean to a second "
                      "solution, trained likewise",
+            "optimal": f"the {k} directions that keep most of the predictive covariance, around "
+                       "the mean of that trajectory",
+            "subnetwork": f"the {k} weights that keep most of the predictive variance, at the "
+                          "mean of that trajectory",
             "full": f"all {k} weights, around the mean of that trajectory",
             }.get(str(name), repr(model.subspace))
 

@@ -30,9 +30,10 @@ class Settings:
         likelihood: "heteroscedastic" or "gaussian" for numbers, "poisson" for counts,
             "categorical" for classes; None takes the task's default, the first of these.
         subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
-            solution), "optimal" (keeps most of the predictive covariance) or "full".
+            solution), "optimal" (keeps most of the predictive covariance), "subnetwork" (the
+            weights that keep most of the predictive variance) or "full".
         rank: number of coordinates; None takes 5, or fewer where the trajectory or the weights
-            have fewer directions, 2 for "curve", 20 for "optimal".
+            have fewer directions, 2 for "curve", 20 for "optimal", 100 for "subnetwork".
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: a number, "loo" or "validation".
         dropout: dropout probability in training, after each hidden layer.

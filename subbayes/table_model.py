@@ -325,7 +325,7 @@ class TableModel:
         """
         if not isinstance(self.model, FittedModel):
             fail("model", "a posterior with draws", f"a baseline: {self.model.name}",
-                 "Fit it in a subspace: pca, random, curve, optimal or full")
+                 "Fit it in a subspace: pca, random, curve, optimal, subnetwork or full")
         return self.model
 
     def predict(self, table: pd.DataFrame, n_draws: int | None = None) -> Predictive:

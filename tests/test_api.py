@@ -435,9 +435,9 @@ REFUSALS = {
                             "number of weights, got 27"),
     "rank zero": (dict(rank=0), "rank: expected a whole number of at least 1, got 0"),
     "subspace": (dict(subspace="best"), "subspace: expected one of 'pca', 'random', 'curve', "
-                 "'optimal', 'full', got 'best'"),
-    "inputs": (dict(subspace="random", inputs=X), "inputs: expected subspace='optimal', which "
-               "takes inputs to be predicted, got 'random'"),
+                 "'optimal', 'subnetwork', 'full', got 'best'"),
+    "inputs": (dict(subspace="random", inputs=X), "inputs: expected subspace='optimal' or "
+               "'subnetwork', chosen for inputs, got 'random'"),
     "subspace size": (dict(subspace=FullSubspace(torch.zeros(3))), "subspace: expected 26 "
                       "weights, as the network has, got 3"),
     "inference": (dict(inference="gibbs"), "inference: expected one of "
@@ -570,7 +570,7 @@ def test_partial_is_named_as_an_engine():
     assert model.settings["inference"] == "elliptical_slice"
 
 
-@pytest.mark.parametrize("subspace", ["pca", "random", "curve", "optimal", "full"])
+@pytest.mark.parametrize("subspace", ["pca", "random", "curve", "optimal", "subnetwork", "full"])
 @pytest.mark.parametrize("inference", [
     "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc", "laplace",
     "laplace-linearised", "vi",

@@ -225,3 +225,28 @@ def test_what_a_selection_needs():
 def test_masks_that_do_not_fit(mask, message):
     with pytest.raises(InputError, match=message):
         masked(model()[0], mask)
+
+
+# --- from fit -------------------------------------------------------------------------------------
+
+
+def test_fit_predicts_by_the_subnetwork_chosen_for_inputs():
+    torch.manual_seed(0)
+    x = torch.randn(60, 2)
+    module = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    model = subbayes.fit(
+        module, (x, x[:, 0]), subspace="subnetwork", inference="laplace-linearised", rank=12,
+        prior=0.5, inputs=x[:10], draws=50, chains=2, progress=False,
+        training=subbayes.Training(epochs=20, swa_epochs=4))
+    expected = subnetwork(model.network, model.likelihood, (x, x[:, 0]), rank=12, inputs=x[:10],
+                          prior_precision=4.0)
+    assert model.subspace.indices.equal(expected.indices)
+    assert model.prior.scale == 0.5
+    plain = Restricted(model_root(model, x), expected, 4.0).blocks(x[:5])[:, 0, 0]
+    np.testing.assert_allclose(model.predict(x[:5]).epistemic, plain, rtol=0.02)
+
+
+def model_root(model, x):
+    from subbayes.curvature.forms import root
+
+    return root(model.network, model.likelihood, (x, x[:, 0]))

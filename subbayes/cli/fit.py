@@ -65,9 +65,10 @@ if TYPE_CHECKING:
 NAME = "fit"
 EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing impute"
 
-Method = StrEnum("Method", ["pca", "random", "curve", "optimal", "full", "map", "swa", "swag",
-                            "ensemble"])
-SUBSPACES = (Method.pca, Method.random, Method.curve, Method.optimal, Method.full)
+Method = StrEnum("Method", ["pca", "random", "curve", "optimal", "subnetwork", "full", "map",
+                            "swa", "swag", "ensemble"])
+SUBSPACES = (Method.pca, Method.random, Method.curve, Method.optimal, Method.subnetwork,
+             Method.full)
 
 _D = Settings()
 
@@ -102,7 +103,8 @@ def fit(
         "--subspace", "--method",
         help="What is random: the principal directions of the trajectory (pca), random "
         "directions, a curve of low loss to a second solution, what keeps most of the predictive "
-        "covariance (optimal), all weights (full); or a baseline without a posterior.",
+        "covariance (optimal), the weights that keep most of the predictive variance "
+        "(subnetwork), all weights (full); or a baseline without a posterior.",
         rich_help_panel=POSTERIOR)] = Method[_D.subspace],
     rank: Rank = None,
     inference: Inference = INFERENCE,
