@@ -366,3 +366,27 @@ def test_inputs_where_none_are_given():
     assert sorted(map(tuple, rows.unique(dim=0).tolist())) == [(0, 5), (0, 6), (1, 5), (1, 6)]
     words = subbayes.Data.of((torch.arange(12).reshape(6, 2), torch.zeros(6)))
     assert recombined(words, 4).shape == (4, 2)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_against_laplace_torch(classes):
+    peer = pytest.importorskip("laplace", exc_type=ImportError)
+    net, likelihood, (x, y), new = problem(9, classes)
+    module = net.module_with()
+    rows = torch.utils.data.TensorDataset(x, y[:, None] if classes == 1 else y)
+    other = peer.Laplace(module, "regression" if classes == 1 else "classification",
+                         subset_of_weights="all", hessian_structure="full", prior_precision=2.0,
+                         **({"sigma_noise": 0.3} if classes == 1 else {}))
+    other.fit(torch.utils.data.DataLoader(rows, batch_size=5))
+    mine = linearised_laplace(net, likelihood, (x, y), prior_precision=2.0)
+    evidence = float(other.log_marginal_likelihood())
+    assert math.isclose(mine.log_marginal_likelihood(), evidence, rel_tol=1e-5)
+    if classes == 1:
+        mean, variance = other(new)
+        np.testing.assert_allclose(mine.predict(new).epistemic, variance.flatten(), rtol=1e-6)
+        np.testing.assert_allclose(mine.predict(new).mean, mean.flatten(), rtol=1e-6)
+        return
+    for method, link in (("probit", "probit"), ("laplace-bridge", "bridge")):
+        expected = other(new, pred_type="glm", link_approx=link).detach()
+        found = mine.predict(new, method=method).probabilities
+        np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -31,7 +31,8 @@ __all__ = ["laplace_linearised", "predict_linearised"]
 
 
 def laplace_linearised(
-    posterior: Posterior, *, draws: int = 1000, chains: int = 4, seed: int = 0
+    posterior: Posterior, *, draws: int = 1000, chains: int = 4, seed: int = 0,
+    progress: bool | None = None,
 ) -> Draws:
     r"""The Gaussian posterior of the coordinates under the linearised network, as an engine.
 
@@ -51,6 +52,7 @@ def laplace_linearised(
         draws: draws per chain.
         chains: number of groups of draws; all draws are independent.
         seed: of the draws.
+        progress: as for other engines; there is no bar.
 
     Returns:
         Draws whose meta has "mean", "covariance" and "log_evidence" (of the tempered posterior).
