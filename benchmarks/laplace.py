@@ -254,7 +254,7 @@ def _run_d(quick: bool, say: Callable[..., None]) -> tuple[dict[str, Any], list[
     grid = {"N": (8000, 16000, 32000, 64000), "width": (64, 128, 256, 512),
             "s": (10, 20, 40, 80)}
     if quick:
-        base, grid = base | {"width": 32}, {"N": (8000, 32000), "width": (32, 64), "s": (20, 80)}
+        grid = {"N": (8000, 32000), "width": (64, 128), "s": (20, 80)}
     results: dict[str, Any] = {}
     for name, sizes in grid.items():
         results[name] = {size: alone("case_d", *(base | {name: size}).values())
@@ -271,8 +271,9 @@ def _growth(results: dict[str, Any]) -> list[dict[str, Any]]:
         size = [found["weights"] if name == "width" else size for size, found in cases.items()]
         return float(np.polyfit(np.log(size), np.log([f["seconds"] for f in cases.values()]), 1)[0])
 
-    by_rows = list(results["N"].values())
+    (least, first), *_, (most, last) = results["N"].items()
+    added = (last["mib"] - first["mib"]) * 2**20 / (most - least)
     return [bar("d: exponent of the time in N", exponent("N"), 1.15, "lower"),
             bar("d: exponent of the time in D", exponent("width"), 1.15, "lower"),
-            bar("d: MiB added from the least N to the largest",
-                by_rows[-1]["mib"] - by_rows[0]["mib"], 30.0, "lower")]
+            bar("d: memory that a further row adds, in % of a row of the Jacobian",
+                100 * added / (8 * first["weights"]), 1.0, "lower")]
