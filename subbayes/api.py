@@ -104,6 +104,11 @@ class Training:
     sketch: int | None = None
     curve_epochs: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("epochs", "swa_epochs", "curve_epochs"):
+            if (passes := getattr(self, name)) is not None:
+                check_count(name, passes, 0)
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -256,7 +261,9 @@ def fit(
     likelihood = _likelihood(likelihood)
     network = Network(model, parameters, output)
     check_fit(network, likelihood, data)
-    training = training or Training()
+    training = Training() if training is None else training
+    if not isinstance(training, Training):
+        fail_type("training", "a Training(epochs=..., ...)", training)
     engine = _engine(inference)
     scale = None if isinstance(prior, Normal) else check_positive("prior", prior)
     prior = prior if isinstance(prior, Normal) else Normal(prior)

@@ -210,6 +210,9 @@ def compare(models: Mapping[str, Any], *, most_draws: int | None = None) -> Choi
         >>> sorted(row.rank for row in compare(found).rows)
         [1, 2]
     """
+    if not isinstance(models, Mapping):
+        fail_type("models", "a dict from names to pairs (posterior, draws) or fitted models",
+                  models)
     if not models:
         fail("models", "at least one posterior with its draws", "none")
     pairs = {name: _pair(name, model) for name, model in models.items()}
@@ -234,9 +237,9 @@ def reweighted(
     here = total / posterior.temperature + posterior.prior.log_prob(z)
     as_sampled = _Candidate("as sampled", terms, posterior.temperature, posterior.rank, draws.meta)
     found = [as_sampled]
-    for temperature in [posterior.temperature] if temperatures is None else temperatures:
+    for temperature in [posterior.temperature] if temperatures is None else _several(temperatures):
         check_positive("temperatures", temperature)
-        for scale in [None] if prior_scales is None else prior_scales:
+        for scale in [None] if prior_scales is None else _several(prior_scales):
             prior = posterior.prior if scale is None else Normal(
                 check_positive("prior_scales", scale), mean=posterior.prior.mean)
             weights = total / temperature + prior.log_prob(z) - here
@@ -248,6 +251,11 @@ def reweighted(
                 found.append(replace(as_sampled, name=name, temperature=float(temperature),
                                      log_weights=weights))
     return _ranked(found)
+
+
+def _several(values: float | Sequence[float]) -> Sequence[float]:
+    """The values; one alone counts as a list of one."""
+    return values if isinstance(values, Sequence) else np.atleast_1d(values).tolist()
 
 
 def _ranked(candidates: Sequence[_Candidate]) -> Choice:

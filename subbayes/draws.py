@@ -115,13 +115,14 @@ class Draws:
         worst = float(rhat[known].max(initial=1.0))
         least, enough = float(ess[known].min(initial=np.inf)), 100 * self.n_chains
         about = _rounded_up(self.n_draws * max(2.0, enough / least))
+        high = math.ceil(worst * 1e3) / 1e3  # as shown, too, above what it is held to
         said += self._stuck_warnings(worst)
         if worst > 1.2 and not said:
-            said.append(f"R-hat is {worst:.3f}, above 1.01: chains are in different places; "
+            said.append(f"R-hat is {high:.3f}, above 1.01: chains are in different places; "
                         f"{self._follow}lower the rank, raise the temperature or warm up longer "
                         "(warmup=...)")
         elif 1.01 < worst <= 1.2:
-            said.append(f"R-hat is {worst:.3f}, above 1.01: chains disagree; run longer "
+            said.append(f"R-hat is {high:.3f}, above 1.01: chains disagree; run longer "
                         f"(draws=..., about {about}), {self._follow}or lower the rank")
         if least < enough:
             said.append(f"bulk effective sample size is {least:.0f}, below {enough}: run longer "

@@ -601,3 +601,12 @@ def test_training_shuffles_as_the_data_do(wrap, shuffles):
                           for seed in (1, 1, 2))
     assert torch.equal(first, same)
     assert torch.equal(first, other) is not shuffles
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_training():
+    with pytest.raises(InputTypeError, match="training: expected a Training"):
+        fit(net(), (X, Y), **OPTIONS | dict(training=3))
+    for name in ("epochs", "swa_epochs", "curve_epochs"):
+        with pytest.raises(InputError, match=f"{name}: expected a whole number of at least 0"):
+            Training(**{name: -3})

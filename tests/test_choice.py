@@ -184,3 +184,13 @@ def test_bad_input(unchecked):
         posterior.compare(draws)["x"]
     with pytest.raises(InputTypeError, match="models.*: expected a pair"):
         subbayes.compare({"a": 3})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_dict_of_models_and_numbers_alone():
+    posterior = LinearGaussian(rank=2).posterior()
+    draws = subbayes.elliptical_slice(posterior, draws=60, chains=4, progress=False)
+    with pytest.raises(InputTypeError, match="models: expected a dict from names to pairs"):
+        subbayes.compare([(posterior, draws)])
+    one, listed = (posterior.compare(draws, temperatures=t) for t in (2.0, [2.0]))
+    assert [row.elpd for row in one.rows] == [row.elpd for row in listed.rows]
