@@ -26,7 +26,7 @@ from subbayes.curvature.entries import Entries
 from subbayes.curvature.gram import pushed
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
-from subbayes.subspace import CoordinateSubspace, Subspace
+from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 
 __all__ = ["Restricted", "along"]
 
@@ -67,8 +67,6 @@ class Restricted(Precision):
 
     def leading(self, rank: int) -> Restricted:
         """Within the span of the first basis vectors of a subspace with a basis."""
-        from subbayes.subspace import DenseSubspace
-
         space = (CoordinateSubspace(self.subspace.shift, self.subspace.indices[:rank])
                  if isinstance(self.subspace, CoordinateSubspace) else
                  DenseSubspace(self.subspace.shift, self.subspace.basis()[:rank]))
