@@ -59,6 +59,7 @@ _ROOMS = {
     "parallel_tempering": "inference.parallel_tempering",
     "slice_sampling": "inference.slice_sampling",
     "smc": "inference.smc",
+    "subnetwork": "subspaces.subnetwork",
     "swa": "training",
     "swa_many": "training_many",
     "train": "training",
