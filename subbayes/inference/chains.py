@@ -218,7 +218,7 @@ class _Parked:
     It steps on beside the others, since they are evaluated together, but to no effect.
     """
 
-    row: dict[str, np.ndarray]
+    row: dict[str, Any]
     rng: Any
 
     @classmethod
