@@ -24,12 +24,13 @@ from subbayes.checks import fail
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layer_kinds import Patches, Right
 from subbayes.curvature.layers import Captured, LayerGradients, Layers, Span
+from subbayes.evaluation import reuse_memory
 from subbayes.network import Network
 
 __all__ = ["Entries", "active", "jacobian_at", "rows_at_once"]
 
 _DENSE = 16  # a product of matrices does so many multiplications in the time of one gathered
-_LIMIT = 2**27
+_LIMIT = 2**26
 _MOST_ROWS = 32
 
 
@@ -236,6 +237,7 @@ def active(
 
 def rows_at_once(rows: Jacobian, limit: int = _LIMIT) -> int:
     """How many inputs to run at once: activations, patches and one pass of gradients of each."""
+    reuse_memory()
     _, inputs, _ = next(rows.batches(1))
     batch = rows.plan.capture(inputs)
     gradients = [g for g in batch.pull(torch.ones_like(batch.outputs))

@@ -68,25 +68,24 @@ class Patches:
         self.kernel, self.dilation, self.stride = ((1, *size) if flat else size for size in (
             module.kernel_size, module.dilation, module.stride))
 
-    def _padded(self, rows: Rows) -> Float[Tensor, "n c h w"]:
+    def _windows(self, rows: Rows) -> Float[Tensor, "n c kh kw h w"]:
         padded = F.pad(self.x[rows], self.padding, mode=self.mode)
-        return padded.unsqueeze(2) if padded.ndim == 3 else padded
+        windows = padded.unsqueeze(2) if padded.ndim == 3 else padded
+        for axis in (0, 1):
+            reach = (self.kernel[axis] - 1) * self.dilation[axis] + 1
+            windows = windows.unfold(2 + axis, reach, self.stride[axis])
+        return windows[..., ::self.dilation[0], ::self.dilation[1]].movedim((4, 5), (2, 3))
 
     def __call__(self, rows: Rows) -> Float[Tensor, "n t groups i"]:
         """All of it, for some rows."""
-        columns = F.unfold(self._padded(rows), self.kernel, dilation=self.dilation,
-                           stride=self.stride)  # n, c k k, T
+        columns = self._windows(rows).flatten(1, 3).flatten(2)  # n, c k k, T
         return columns.unflatten(1, (self.groups, -1)).permute(0, 3, 1, 2)
 
     def columns(self, which: Tensor) -> Float[Tensor, "n p t"]:
         """Entries (group and input, as one number) for all rows, without the others."""
-        windows = self._padded(slice(None))
-        for axis in (0, 1):
-            reach = (self.kernel[axis] - 1) * self.dilation[axis] + 1
-            windows = windows.unfold(2 + axis, reach, self.stride[axis])
-        windows = windows[..., ::self.dilation[0], ::self.dilation[1]].movedim((4, 5), (2, 3))
         height, width = self.kernel
-        chosen = windows[:, which // (height * width), which // width % height, which % width]
+        chosen = self._windows(slice(None))[
+            :, which // (height * width), which // width % height, which % width]
         return chosen.flatten(2)
 
 
