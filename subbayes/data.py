@@ -28,6 +28,7 @@ __all__ = [
     "to_inputs",
     "to_targets",
     "to_tensor",
+    "without_labels",
 ]
 
 
@@ -168,6 +169,8 @@ class Data:
     def of(cls, data: Any, argument: str = "data") -> Data:
         """Take (inputs, y), a `DataLoader`, a `Dataset` or `Data`.
 
+        A dict with "labels", as loaders of transformers' data give, is inputs and y too.
+
         A shuffling or row-dropping `DataLoader` is read in the order of its dataset instead,
         each row once, so that sums over it are sums over the data.
 
@@ -191,6 +194,8 @@ class Data:
             return cls._streamed(in_order(data), argument)
         if isinstance(data, Dataset):
             return cls._streamed(DataLoader(data, batch_size=256), argument)
+        if isinstance(data, Mapping) and "labels" in data:
+            return cls._in_memory(without_labels(data), data["labels"], argument)
         if isinstance(data, (tuple, list)) and len(data) == 2:
             return cls._in_memory(data[0], data[1], argument)
         fail_type(argument, "a pair (inputs, y), a DataLoader or a Dataset", data)
@@ -276,14 +281,24 @@ class Data:
 
 
 def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
-    """A loader's batch as (inputs, targets)."""
+    """A loader's batch as (inputs, targets); of a dict these are what "labels" names."""
+    if isinstance(batch, Mapping) and "labels" in batch:
+        batch = without_labels(batch), batch["labels"]
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        fail_type(f"{argument} batch", "a pair (inputs, y)", batch,
+        either = ", or a dict with 'labels'" if isinstance(batch, Mapping) else ""
+        fail_type(f"{argument} batch", f"a pair (inputs, y){either}", batch,
                   "Set a collate_fn that returns one")
     x, y = batch
     inputs = to_inputs(tuple(x) if isinstance(x, list) else x, f"{argument} inputs")
     targets = to_targets(tuple(y) if isinstance(y, list) else y, f"{argument} targets")
     return inputs, targets
+
+
+def without_labels(batch: Any) -> Any:
+    """A dict of a loader without its labels, which are not among the inputs."""
+    if not isinstance(batch, Mapping):
+        return batch
+    return {name: value for name, value in batch.items() if name != "labels"}
 
 
 def quietly(loader: Iterable[Any]) -> Iterator[Any]:

@@ -28,7 +28,7 @@ from subbayes.data import leaves, n_rows, take
 from subbayes.types import Inputs
 from subbayes.vectorised import Vectorised
 
-__all__ = ["Network", "Selection", "plain_attention", "select", "taking_turns"]
+__all__ = ["Network", "Selection", "check_network", "plain_attention", "select", "taking_turns"]
 
 Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor | np.ndarray]
 
@@ -287,6 +287,10 @@ class Network:
             raise
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
+            if "more than 1 value per channel when training" in reason:
+                fail("module", "normalisation with running statistics",
+                     "one by the rows of a batch, also in evaluation mode",
+                     "Use track_running_stats=True, or batch_norm with training=self.training")
             got = " and ".join(f"{t.dtype} {tuple(t.shape)}" for t in leaves(rows))
             odd = [t for t in leaves(rows) if t.is_floating_point() and t.dtype != self.dtype]
             fail("inputs", "what the module takes", f"{got}: {reason[:200]}",
@@ -295,6 +299,9 @@ class Network:
         if not all(map(torch.equal, leaves(rows), leaves(used))):
             fail("module", "inputs left as they are", "inputs the call has written into",
                  "Write x = x / 255, say, for x /= 255")
+        if bool(out.isnan().any()):
+            fail("module", "outputs that are numbers", "NaN",
+                 "Train it again from finite weights, with a lower learning rate")
         if not _same(out, again):
             fail("module", "the same outputs at each call in evaluation mode", "others",
                  "Use nn.Dropout, or functional.dropout with training=self.training")
@@ -369,6 +376,12 @@ class Network:
             fail("module", f"outputs of shape ({n}, C) for {n} inputs", tuple(out.shape),
                  "Flatten the outputs per observation")
         return out
+
+
+def check_network(network: Any) -> None:
+    """Check that a network is one, and not the module it is to be made from."""
+    if not isinstance(network, Network):
+        fail_type("network", "a Network", network, "Wrap the module: Network(module)")
 
 
 def _copied(inputs: Inputs) -> Inputs:

@@ -27,6 +27,7 @@ from subbayes.data import (
     to_device,
     to_inputs,
     to_tensor,
+    without_labels,
 )
 from subbayes.evaluation import bytes_per_row
 from subbayes.likelihoods import Likelihood
@@ -138,7 +139,7 @@ def input_batches(inputs: Any) -> Iterator[Inputs]:
             batch = batch[0]
         if streamed and isinstance(batch, list):
             batch = tuple(batch)
-        rows = to_inputs(batch)
+        rows = to_inputs(without_labels(batch) if streamed else batch)
         check_rows({"inputs": rows})
         if n_rows(rows) == 0:
             fail("inputs", "at least one row", "an empty table")

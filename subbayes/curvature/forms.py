@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from subbayes.checks import check_choice, fail
+from subbayes.checks import check_choice, fail, fail_type
 from subbayes.curvature.diagonal import Diagonal
 from subbayes.curvature.dual import Dual
 from subbayes.curvature.jacobian import Jacobian
@@ -14,13 +15,14 @@ from subbayes.curvature.primal import Primal
 from subbayes.data import Data, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.memory import available, in_words
-from subbayes.network import Network
+from subbayes.network import Network, check_network
 from subbayes.posterior import check_fit
 
-__all__ = ["Form", "exact", "precision", "root"]
+__all__ = ["FORMS", "Form", "check_options", "exact", "precision", "root"]
 
 Form = Literal["exact", "dual", "primal", "diagonal", "low-rank", "kfac"]
 FORMS = ("exact", "dual", "primal", "diagonal", "low-rank", "kfac")
+_OPTIONS = {"low-rank": ("rank", "tolerance", "iterations", "rounds", "seed")}
 
 
 def precision(
@@ -59,18 +61,34 @@ def precision(
         ('dual', tensor([0.2197, 0.2370], dtype=torch.float64))
     """
     check_choice("form", form, FORMS)
+    check_options(form, options)
     V = root(network, likelihood, data, memory_limit)
     if form in ("exact", "dual", "primal"):
         return exact(V, prior_precision, form, memory_limit)
     if form == "diagonal":
-        return Diagonal(V, prior_precision, **options)
+        return Diagonal(V, prior_precision)
     if form == "low-rank":
         from subbayes.curvature.low_rank import LowRank
 
         return LowRank(V, prior_precision, **options)
     from subbayes.curvature.kfac import Kfac
 
-    return Kfac(V, prior_precision, **options)
+    return Kfac(V, prior_precision)
+
+
+def check_options(form: str, options: Mapping[str, Any]) -> None:
+    """Check that a form takes the options given for it.
+
+    Args:
+        form: its name, or other words for what takes the options.
+        options: as given.
+    """
+    known, what = _OPTIONS.get(form, ()), repr(form) if form in FORMS else form
+    for name in options:
+        if name not in known:
+            fail(name, f"an option of {what}" + (": " + ", ".join(known) if known else
+                                                  ", which has none"),
+                 "another" if known else "one", "Leave it out, or use the form it belongs to")
 
 
 def root(
@@ -84,6 +102,9 @@ def root(
         data: as for `precision`.
         memory_limit: a quarter of it is for the gradients of a block; by default 256 MiB are.
     """
+    check_network(network)
+    if not isinstance(likelihood, Likelihood):
+        fail_type("likelihood", "a Likelihood such as Gaussian(0.1)", likelihood)
     if not likelihood.learned:
         fail("likelihood", "all parameters learned or given", repr(likelihood),
              "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")

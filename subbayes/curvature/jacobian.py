@@ -18,14 +18,14 @@ from torch import Tensor
 from subbayes.checks import fail
 from subbayes.curvature.gram import Block, block, gram, narrowed, pushed
 from subbayes.curvature.layers import Layers
-from subbayes.data import Data, leaves, n_rows, take, to_device
+from subbayes.data import Data, leaves, n_rows, named_leaves, take, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.memory import check_memory
 from subbayes.network import Network
 from subbayes.prediction import input_batches
 from subbayes.types import Inputs, Targets
 
-__all__ = ["Jacobian", "curvature_root"]
+__all__ = ["Jacobian", "check_joint", "curvature_root"]
 
 Pairs = Callable[[], Iterator[tuple[Inputs, Targets | None]]]
 
@@ -58,6 +58,7 @@ class Jacobian:
         self.memory_limit = memory_limit
         first = to_device(take(next(iter(pairs()))[0], slice(2)), self.network.device)
         self.roots = self.network.check(first)
+        self._seen = {_kind(first)}
         rest = 0 if plan.rest is None else 8 * plan.rest.size * self.roots
         self.row_bytes = 2 * plan.row_bytes + self.roots * plan.gradient_bytes + rest
         self.step = max(1, memory_limit // self.row_bytes)
@@ -109,6 +110,9 @@ class Jacobian:
             for start in range(0, n_rows(inputs), size):
                 rows = slice(start, min(start + size, n_rows(inputs)))
                 part = to_device(take(inputs, rows), self.network.device)
+                if _kind(part) not in self._seen:
+                    self.network.check(part)
+                    self._seen.add(_kind(part))
                 targets = None if y is None else to_device(take(y, rows), self.network.device)
                 yield slice(done, done + n_rows(part)), part, targets
                 done += n_rows(part)
@@ -208,6 +212,16 @@ class Jacobian:
             for row, one in enumerate(u):
                 total[row] += batch.total(one)
         return total
+
+
+def _kind(inputs: Inputs) -> tuple[Any, ...]:
+    return tuple((name, leaf.shape[1:], leaf.dtype) for name, leaf in named_leaves(inputs).items())
+
+
+def check_joint(X: Jacobian) -> None:
+    """Check that a covariance of all outputs fits into memory."""
+    check_memory("inputs", f"the covariance of {X.rows} outputs", 24 * X.rows**2,
+                 "Pass fewer inputs at once, or predict row by row")
 
 
 def curvature_root(

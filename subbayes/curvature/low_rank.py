@@ -15,6 +15,7 @@ there are distinct eigenvalues left: to the exact $\Psi$, at two passes over the
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -111,6 +112,10 @@ class LowRank(Precision):
             before, power = power, (r * y).sum(1)
             p, steps = y + (power / before.clamp_min(1e-300)).unsqueeze(1) * p, steps + 1
         self.solved = float((r.norm(dim=1) / size).max()), steps
+        if not math.isfinite(self.solved[0]):
+            fail("prior_precision", "one for which conjugate gradients converge",
+                 f"{self.prior_precision:g}, where they overflow",
+                 "Raise it, or use the exact form")
         if self.solved[0] > self.tolerance:
             warnings.warn(f"tolerance: conjugate gradients stopped after {steps} steps at a "
                           f"residual of {self.solved[0]:.2g}; raise iterations or rank",

@@ -26,6 +26,7 @@ from subbayes.curvature.entries import Entries
 from subbayes.curvature.gram import pushed
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
+from subbayes.memory import check_memory
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 
 __all__ = ["Restricted", "along"]
@@ -60,6 +61,8 @@ class Restricted(Precision):
         if subspace.size != V.size:
             fail("subspace", f"{V.size} weights, as the network has", subspace.size,
                  "Build it from this network's weights")
+        check_memory("subspace", f"the {subspace.rank} x {subspace.rank} covariance of its "
+                     "coordinates", 24 * subspace.rank**2, "Lower its rank")
         self.subspace = subspace
         self.matrix, self.metric = (_squared(V, subspace), _metric(subspace)
                                     ) if matrices is None else matrices

@@ -171,6 +171,8 @@ def cross_validated(
     """
     from subbayes.inference.linearised_laplace import linearised_laplace
 
+    if not (len(prior_precisions) and len(noise_factors)):
+        fail("prior_precisions and noise_factors", "at least one candidate of each", "none")
     rows = Data.of(data).to(network.device)
     if check_count("folds", folds, 2) > rows.n:
         fail("folds", f"at most {rows.n}, the number of rows", folds)

@@ -24,9 +24,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_choice, check_count, fail
-from subbayes.curvature.forms import Form, precision, root
-from subbayes.curvature.jacobian import Jacobian
+from subbayes.checks import check_choice, check_count, fail, fail_type
+from subbayes.curvature.forms import FORMS, Form, check_options, precision, root
+from subbayes.curvature.jacobian import Jacobian, check_joint
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.restricted import Restricted
 from subbayes.draws import Draws
@@ -87,6 +87,10 @@ def linearised_laplace(
         psi = precision(network, likelihood, data, covariance, prior_precision=prior_precision,
                         memory_limit=memory_limit, **options)
         return LinearisedLaplace(psi, likelihood, None)
+    if not isinstance(subspace, Subspace):
+        fail_type("subspace", "a Subspace or None", subspace, "Make one: optimal(...), say")
+    check_choice("covariance", covariance, FORMS)
+    check_options("the posterior in a subspace", options)
     V = root(network, likelihood, data, memory_limit)
     inside = Restricted(V, subspace, prior_precision)
     _check_centre(network, subspace)
@@ -179,6 +183,7 @@ class LinearisedLaplace:
         if joint and method != "gaussian":
             fail("joint", "False for classes and draws", True, "Use covariance(inputs)")
         if joint:
+            check_joint(X)
             full = self.precision.covariance(X).cpu()
         rows = self.precision.blocks(X).cpu() if full is None else _blocks(full, X.roots)
         return predictive_of(mean, rows, likelihood, method, n_draws, seed, full)
@@ -190,13 +195,16 @@ class LinearisedLaplace:
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
         r"""Joint epistemic covariance of all outputs, $\Sigma_X$ or $\Sigma_{P,X}$."""
-        return self.precision.covariance(inputs)
+        X = self.precision.jacobian(inputs)
+        check_joint(X)
+        return self.precision.covariance(X)
 
     def function_samples(
         self, inputs: Any, n: int = 1, seed: int = 0
     ) -> Float[np.ndarray, "S N C"]:
         """Draws of the linearised network as a function: outputs at all inputs jointly."""
         X: Jacobian = self.precision.jacobian(inputs)
+        check_joint(X)
         generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
         mean = X.outputs().double().cpu()
         found = draws(torch.zeros(X.rows).double(), self.precision.covariance(X).cpu(),

@@ -24,9 +24,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_count
+from subbayes.checks import check_count, fail
 from subbayes.curvature.forms import Form, precision
-from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.jacobian import Jacobian, check_joint
 from subbayes.curvature.precision import Precision
 from subbayes.data import Data, leaves, n_rows, take
 from subbayes.likelihoods import Likelihood
@@ -139,20 +139,25 @@ def optimal_for(
         covariance: that of the outputs at X, where it is known already.
     """
     X = psi.jacobian(inputs)
+    check_joint(X)
     sigma = psi.covariance(X) if covariance is None else covariance
-    values, vectors = _leading(sigma, check_count("rank", rank), X)
+    values, vectors = _leading(sigma, check_count("rank", rank), X, psi.prior_precision)
     basis = psi.pull(X, vectors.T / values.sqrt().unsqueeze(1))
     return DenseSubspace(psi.network.weights, basis), values
 
 
 def _leading(
-    sigma: Float[Tensor, "m m"], rank: int, X: Jacobian
+    sigma: Float[Tensor, "m m"], rank: int, X: Jacobian, prior_precision: float
 ) -> tuple[Float[Tensor, "s"], Float[Tensor, "m s"]]:
     """The largest eigenvalues, at most as many as are above rounding, and their vectors."""
     values, vectors = torch.linalg.eigh(sigma)
-    rounding = max(len(values) * torch.finfo(sigma.dtype).eps * float(values[-1]),
-                   -2 * float(values[0]))
+    prior = float(X.pull(vectors[:, -1:].T).double().square().sum()) / prior_precision
+    rounding = max(len(values) * torch.finfo(sigma.dtype).eps * max(prior, float(values[-1])),
+                   -2 * float(values[0]))  # the covariance may be a difference from the prior's
     there = min(int((values > rounding).sum()), X.size)
+    if there == 0:
+        fail("inputs", "some at which the outputs depend on the weights",
+             f"{X.n} at which all gradients are 0", "Pass others, or train the network again")
     if rank > there:
         warnings.warn(f"rank: lowered from {rank} to {there}, the rank of the Jacobian at these "
                       f"{X.n} inputs; pass more or other inputs for more", stacklevel=4)

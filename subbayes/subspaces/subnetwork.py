@@ -29,10 +29,11 @@ from subbayes.checks import check_choice, check_count, check_positive, fail, fai
 from subbayes.curvature.entries import Entries
 from subbayes.curvature.forms import root
 from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.precision import cholesky
 from subbayes.curvature.squares import columns_squared
 from subbayes.likelihoods import Likelihood
 from subbayes.memory import check_memory
-from subbayes.network import Network, select
+from subbayes.network import Network, check_network, select
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.subspaces.trajectory import TrajectoryRecorder
 
@@ -91,6 +92,7 @@ def subnetwork(
         >>> subnetwork(net, subbayes.Gaussian(0.1), (x, x[:, 0]), rank=10, inputs=x[:5])
         CoordinateSubspace(rank=10, size=101)
     """
+    check_network(network)
     check_choice("by", by, _BY)
     check_positive("prior_precision", prior_precision)
     if by == "last-layer":
@@ -136,6 +138,7 @@ def masked(
         >>> masked(network, {"bias": torch.tensor([True])}).indices
         tensor([3])
     """
+    check_network(network)
     if isinstance(mask, Mapping):
         return _of(network, _named(network, mask).nonzero().flatten())
     if not isinstance(mask, (Tensor, np.ndarray)):
@@ -319,7 +322,7 @@ def _dense(V: Jacobian, prior_precision: float) -> Float[Tensor, "D D"]:
 
 def _nearest(H: Float[Tensor, "D D"], rank: int) -> Int[Tensor, "k"]:
     """One weight after another, each the one that leaves the least distance."""
-    covariance = torch.cholesky_inverse(torch.linalg.cholesky(H))
+    covariance = torch.cholesky_inverse(cholesky(H, "prior_precision"))
     chosen, others = torch.zeros(0, dtype=torch.long, device=H.device), list(range(len(H)))
     for _ in range(rank):
         tried = torch.cat([chosen.expand(len(others), -1),
@@ -336,7 +339,11 @@ def _distances(
 ) -> Float[Tensor, "m"]:
     """Squared Wasserstein distances of several subnetworks: of the two, S alone has a spectrum."""
     inside = sets[:, :, None], sets[:, None, :]
-    inverse = torch.linalg.inv(torch.linalg.cholesky(H[inside]))
+    factors, failed = torch.linalg.cholesky_ex(H[inside])
+    if bool(failed.any()):
+        fail("prior_precision", "a positive definite precision of each subnetwork",
+             "one that rounding has made indefinite", "Raise it, or choose fewer weights")
+    inverse = torch.linalg.inv(factors)
     cross = torch.linalg.eigvalsh(inverse @ covariance[inside] @ inverse.mT)
     return (covariance.trace() + inverse.square().sum((1, 2))
             - 2 * cross.clamp_min(0).sqrt().sum(1))

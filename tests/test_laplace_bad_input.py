@@ -1,0 +1,209 @@
+"""What linearised Laplace, optimal subspaces and subnetworks say to bad input: one line each."""
+
+import pytest
+import torch
+from test_optimal import problem
+from torch import nn
+from torch.utils.data import DataLoader
+
+import subbayes
+from subbayes import DenseSubspace, InputError, InputTypeError, Network
+from subbayes.inference.evidence import cross_validated
+from subbayes.inference.linearised_laplace import linearised_laplace
+from subbayes.subspaces.optimal import optimal
+from subbayes.subspaces.subnetwork import masked, subnetwork
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+HUGE = 2_000_000  # rows, or weights: no machine holds their square
+
+
+class Normalised(nn.Module):
+    """Statistics of the batch, in evaluation mode too."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.norm = nn.BatchNorm1d(4, track_running_stats=False) if own else None
+
+    def forward(self, x):
+        h = self.first(x)
+        h = nn.functional.batch_norm(h, None, None, training=True) if self.norm is None else (
+            self.norm(h))
+        return self.last(h)
+
+
+def everywhere(network, likelihood, data, new):
+    """The three ways in."""
+    yield lambda: linearised_laplace(network, likelihood, data)
+    yield lambda: optimal(network, likelihood, data, inputs=new, rank=2)
+    yield lambda: subnetwork(network, likelihood, data, inputs=new, rank=2)
+
+
+def refused(call, message, error=InputError):
+    with pytest.raises(error, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_normalisation_by_the_rows_of_a_batch(own):
+    _, likelihood, data, new = problem(0)
+    for call in everywhere(Network(Normalised(own).double()), likelihood, data, new):
+        refused(call, "module: expected normalisation with running statistics, got one by the rows")
+
+
+def test_a_module_in_training_mode_is_read_in_evaluation_mode():
+    _, likelihood, data, new = problem(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5),
+                           nn.Linear(4, 1)).double()
+    found = []
+    for training in (True, False):
+        network = Network(module.train(training))
+        found.append([optimal(network, likelihood, data, inputs=new, rank=2).basis(),
+                      subnetwork(network, likelihood, data, inputs=new, rank=2).indices])
+        assert module.training == training
+    assert module[1].num_batches_tracked == 0
+    assert all(map(torch.equal, *found))
+
+
+def test_weights_that_are_nan():
+    net, likelihood, data, new = problem(0)
+    for call in everywhere(net.with_weights(net.weights * torch.nan), likelihood, data, new):
+        refused(call, "module: expected outputs that are numbers, got NaN. Train it again")
+
+
+def test_a_module_for_a_network_and_a_name_for_a_likelihood_or_subspace():
+    net, likelihood, data, new = problem(0)
+    for call in everywhere(nn.Linear(3, 1), likelihood, data, new):
+        refused(call, r"network: expected a Network, got Linear. Wrap the module", InputTypeError)
+    refused(lambda: masked(nn.Linear(3, 1), torch.tensor([0])), "network: expected a Network",
+            InputTypeError)
+    for call in everywhere(net, "gaussian", data, new):
+        refused(call, "likelihood: expected a Likelihood such as Gaussian", InputTypeError)
+    refused(lambda: linearised_laplace(net, likelihood, data, "optimal"),
+            "subspace: expected a Subspace or None, got str", InputTypeError)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "large", None])
+def test_prior_precisions(value):
+    net, likelihood, data, new = problem(0)
+    space, posterior = masked(net, torch.arange(3)), linearised_laplace(net, likelihood, data)
+    for form in ("exact", "dual", "primal", "diagonal", "low-rank", "kfac"):
+        options = {"rank": 3} if form == "low-rank" else {}
+        refused(lambda f=form, o=options: linearised_laplace(
+            net, likelihood, data, covariance=f, prior_precision=value, **o),
+            "prior_precision: expected a (finite )?number above 0, got")
+    for call in (
+        lambda: linearised_laplace(net, likelihood, data, space, prior_precision=value),
+        lambda: optimal(net, likelihood, data, inputs=new, rank=2, prior_precision=value),
+        lambda: subnetwork(net, likelihood, data, rank=2, prior_precision=value),
+        lambda: posterior.with_prior_precision(value),
+        lambda: subbayes.fit(net.module_with(), data, subspace="optimal", prior=value),
+    ):
+        refused(call, r"prior(_precision)?: expected a (finite )?number above 0, got")
+
+
+def test_no_candidates():
+    net, likelihood, data, _ = problem(0)
+    for options in ({"prior_precisions": ()}, {"noise_factors": ()}):
+        refused(lambda o=options: cross_validated(net, likelihood, data, **o),
+                "prior_precisions and noise_factors: expected at least one candidate of each")
+
+
+def test_options_that_a_form_does_not_have():
+    net, likelihood, data, new = problem(0)
+    space = masked(net, torch.arange(3))
+    for form in ("exact", "diagonal", "kfac"):
+        refused(lambda f=form: linearised_laplace(net, likelihood, data, covariance=f, rank=3),
+                f"rank: expected an option of '{form}', which has none, got one. Leave it out")
+    refused(lambda: optimal(net, likelihood, data, covariance="low-rank", tol=1e-3),
+            "tol: expected an option of 'low-rank': rank, tolerance, iterations, rounds, seed")
+    refused(lambda: linearised_laplace(net, likelihood, data, space, rank=3),
+            "rank: expected an option of the posterior in a subspace, which has none")
+    refused(lambda: linearised_laplace(net, likelihood, data, space, covariance="full"),
+            "covariance: expected one of 'exact', 'dual'")
+
+
+def test_sizes_that_do_not_fit_are_said_beforehand():
+    small, likelihood, data, _ = problem(0)
+    x = torch.zeros(HUGE, 3).double()
+    posterior = linearised_laplace(small, likelihood, data)
+    for call in (lambda: posterior.covariance(x), lambda: posterior.predict(x, joint=True),
+                 lambda: posterior.function_samples(x),
+                 lambda: optimal(small, likelihood, data, inputs=x, rank=2)):
+        refused(call, f"inputs: expected the covariance of {HUGE} outputs to fit into .* free mem")
+    wide = Network(nn.Linear(HUGE, 1))
+    few = torch.zeros(2, HUGE), torch.zeros(2)
+    refused(lambda: linearised_laplace(wide, likelihood, few, masked(wide, torch.arange(HUGE))),
+            f"subspace: expected the {HUGE} x {HUGE} covariance of its coordinates to fit")
+    refused(lambda: linearised_laplace(wide, likelihood, few, covariance="primal"),
+            r"form: expected one that fits into .*, got the primal form with 2000001 rows, .* GiB. "
+            r"The dual form fits")
+    refused(lambda: linearised_laplace(small, likelihood, (x, x[:, 0]), covariance="dual"),
+            f"got the dual form with {HUGE} rows, .* GiB. The primal form fits")
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(4, 2).double(), torch.zeros(4).double(),
+                                 torch.zeros(4, 3), {"z": torch.zeros(4, 3).double()}])
+def test_inputs_of_another_shape(bad):
+    net, likelihood, data, new = problem(0)
+    posterior = linearised_laplace(net, likelihood, data)
+    later = DataLoader([new, bad], batch_size=None)
+    for inputs in (bad, later):
+        for call in (posterior.predict, posterior.covariance, posterior.function_samples,
+                     lambda X: optimal(net, likelihood, data, inputs=X, rank=2),
+                     lambda X: subnetwork(net, likelihood, data, inputs=X, rank=2)):
+            refused(lambda c=call, X=inputs: c(X), "inputs: expected what the module takes, got")
+    pairs = DataLoader([(new, new[:, 0]), (bad, torch.zeros(4).double())], batch_size=None)
+    for call in everywhere(net, likelihood, pairs, new):
+        refused(call, "inputs: expected what the module takes, got")
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_duplicate_inputs_add_no_rank(seed, form):
+    """Covariances that are small differences of large ones have no rank of their rounding."""
+    net, likelihood, data, new = problem(seed, n=60)
+    distinct = 1 + seed % 4
+    with pytest.warns(UserWarning, match=f"rank: lowered from 12 to {distinct}, the rank of the"):
+        space = optimal(net, likelihood, data, inputs=new[:distinct].repeat(5, 1), rank=12,
+                        covariance=form, prior_precision=0.01)
+    assert space.rank == distinct
+    assert bool(torch.isfinite(space.basis()).all())
+
+
+def test_outputs_that_depend_on_no_weight():
+    module = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)).double()
+    nn.init.constant_(module[0].bias, -100.0)
+    _, likelihood, data, new = problem(0)
+    refused(lambda: optimal(Network(module, "0.*"), likelihood, data, inputs=new, rank=2),
+            "inputs: expected some at which the outputs depend on the weights, got 8 at which")
+
+
+def test_jitter_is_reported_and_what_is_beyond_it_is_refused():
+    net, likelihood, (x, y), new = problem(0)
+    same = x[[0] * 6], y[[0] * 6]
+    space = masked(net, torch.arange(5))
+    twice = DenseSubspace(net.weights, torch.ones(3, net.size).double())
+    jitter = "not positive definite; added jitter .* to the diagonal"
+    for call in (lambda: linearised_laplace(net, likelihood, same, prior_precision=1e-30),
+                 lambda: linearised_laplace(net, likelihood, same, covariance="primal",
+                                            prior_precision=1e-30),
+                 lambda: linearised_laplace(net, likelihood, same, space, prior_precision=1e-30),
+                 lambda: linearised_laplace(net, likelihood, same, twice)):
+        with pytest.warns(UserWarning, match=jitter):
+            call()
+    nothing = DenseSubspace(net.weights, torch.zeros(3, net.size).double())
+    refused(lambda: linearised_laplace(net, likelihood, same, nothing),
+            "subspace: expected a positive definite matrix, got smallest eigenvalue 0")
+    low = linearised_laplace(net, likelihood, same, covariance="low-rank", rank=3,
+                             prior_precision=1e-30)
+    refused(lambda: low.predict(new), "prior_precision: expected one for which conjugate gradients")
+
+
+@pytest.mark.filterwarnings("ignore:prior_precision. not positive definite")
+def test_the_exact_distance_of_an_indefinite_precision():
+    net, likelihood, (x, y), _ = problem(0)
+    refused(lambda: subnetwork(net, likelihood, (x[[0] * 6], y[[0] * 6]), rank=3, by="wasserstein",
+                               prior_precision=1e-300),
+            "prior_precision: expected a positive definite precision of each subnetwork")
