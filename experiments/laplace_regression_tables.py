@@ -73,7 +73,7 @@ def _networks(means: Record) -> str:
     rows = [[TITLES[name], _thousands(m["weights"]), WEIGHTS[name], f"{m['train']:.0f}",
              f"{m['held_out']:.0f}", f"{m['rank']:.0f}", f"{100 * m['dead']:.0f} %",
              f"{100 * m['nearly_dead']:.0f} %", DEAD.get(name, "lost"), f"{m['noise']:.3f}",
-             f"{m['rmse']:.3f}", f"{m['nll']['none']:.2f}", f"{m['nll']['all weights']:.2f}"]
+             f"{m['rmse']:.3f}", _number(m["nll"]["none"], 2), _number(m["nll"]["all weights"], 2)]
             for name, m in means.items()]
     return _table("Weights (table 4), dead weights (table 6), and how the networks are", [
         "data", "weights", "paper", "training rows", "held out", "rank of the Jacobian",
@@ -110,7 +110,9 @@ def _measure(means: Record, k: int) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "−∞" if value is None else f"{value:.{digits}f}".replace("-", "−")
+    if value is None:
+        return "−∞"
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
 def agreement(m: Record, k: int) -> float:
@@ -129,10 +131,23 @@ def agreement(m: Record, k: int) -> float:
 
 
 def _rankings(means: Record) -> str:
-    return _table("Pairs of subspaces of one rank that are ordered as by the relative error", [
-        "measure", *(TITLES[name] for name in means)], [
-            [MEASURES[k], *(f"{100 * agreement(m, k):.0f} %" for m in means.values())]
-            for k in (1, 2)])
+    rows = [[f"pairs of subspaces of one rank that the {MEASURES[k]} orders as the relative error "
+             "does", *(f"{100 * agreement(m, k):.0f} %" for m in means.values())] for k in (1, 2)]
+    rows += [[f"ranks at which the log-trace of '{name}' is above that of variance, magnitude and "
+              "SWAG variance", *(_wins(m, name) for m in means.values())]
+             for name in ("KFAC, training inputs", "diagonal, training inputs")]
+    return _table("Orders", ["", *(TITLES[name] for name in means)], rows)
+
+
+def _wins(m: Record, name: str) -> str:
+    def trace(one: str, rank: str) -> float:
+        found = m["subspaces"][one][rank][1]
+        return -math.inf if found is None else found
+
+    others = ("variance", "magnitude", "SWAG variance")
+    won = [rank for rank in m["bound"]
+           if trace(name, rank) > max(trace(other, rank) for other in others)]
+    return f"{len(won)} of {len(m['bound'])}" + (f" (s = {', '.join(won)})" if won else "")
 
 
 # --- figure ---------------------------------------------------------------------------------------
@@ -160,7 +175,7 @@ def figure(found: Found, path: str | Path) -> None:
         "diagonal, training inputs": (PURPLE, "-"), "KFAC, inputs to predict": (SKY, "-"),
         "variance": (PURPLE, "--"), "magnitude": (ORANGE, "--"), "SWAG variance": (RED, "--"),
         "predictive, inputs to predict": (GREEN, "--")}
-    axes = grid(3, len(found), 3.3, 2.6)
+    axes, lowest = grid(3, len(found), 3.3, 2.6), [math.inf] * len(found)
     for j, (name, records) in enumerate(found.items()):
         means = averages(records)
         ranks = list(means["bound"])
@@ -169,6 +184,8 @@ def figure(found: Found, path: str | Path) -> None:
             all_ = np.array([measured(records, label, rank) for rank in ranks])  # (ranks, seeds, 3)
             all_ = np.where(np.isfinite(all_), all_, np.nan)
             middle, error = all_.mean(1), all_.std(1) / max(1, len(records) - 1) ** 0.5
+            if label != "variance":
+                lowest[j] = min(lowest[j], float(np.nanmin(middle[:, 1])))
             for k in range(3):
                 ax = axes[k][j]
                 ax.plot(s, middle[:, k], color=color, linestyle=style, marker="o", markersize=3,
@@ -180,6 +197,7 @@ def figure(found: Found, path: str | Path) -> None:
         axes[2][j].axhline(means["nll"]["all weights"], color=INK, linestyle=":")
         axes[0][j].set_title(TITLES[name], fontsize=11)
         axes[0][j].set_ylim(-0.03, 1.05)
+        axes[1][j].set_ylim(lowest[j] - 0.8, means["log_trace"] + 0.8)
         for k in range(3):
             axes[k][j].set_xscale("log")
             labelled(axes[k][j], "s" if k == 2 else "", MEASURES[k] if j == 0 else "")
