@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -102,10 +101,25 @@ class Draws:
             index=pd.Index([f"z[{i}]" for i in range(self.rank)], name="coordinate"),
         )
 
+    @property
+    def independent(self) -> bool:
+        """Whether all draws are independent: of an approximation, not of chains."""
+        return bool(self.meta.get("independent", "pareto_k" in self.meta))
+
     def warnings(self) -> list[str]:
         """What is wrong with the run, each with a remedy; empty if nothing is."""
         if self.n_draws < 4:
             return ["fewer than 4 draws per chain: run longer (draws=...)"]
+        said = [] if self.independent else self._chain_warnings()
+        if self.meta.get("pareto_k", 0.0) > 0.7:
+            said.append(f"Pareto k of the approximation is {self.meta['pareto_k']:.2f}, above 0.7: "
+                        "it misses a part of the posterior; use inference='nuts'")
+        if self.meta.get("converged") is False:
+            said.append("the ELBO was still rising at the last step: raise steps=...")
+        return said + self._energy_warnings()
+
+    def _chain_warnings(self) -> list[str]:
+        """Whether the chains have mixed."""
         said = []
         rhat, ess = self.rhat(), self.ess_bulk()
         known = ~np.isnan(rhat)
@@ -115,7 +129,7 @@ class Draws:
         worst = float(rhat[known].max(initial=1.0))
         least, enough = float(ess[known].min(initial=np.inf)), 100 * self.n_chains
         about = _rounded_up(self.n_draws * max(2.0, enough / least))
-        high = math.ceil(worst * 1e3) / 1e3  # as shown, too, above what it is held to
+        high = np.ceil(worst * 1e3) / 1e3  # as shown, too, above what it is held to
         said += self._stuck_warnings(worst)
         if worst > 1.2 and not said:
             said.append(f"R-hat is {high:.3f}, above 1.01: chains are in different places; "
@@ -127,12 +141,7 @@ class Draws:
         if least < enough:
             said.append(f"bulk effective sample size is {least:.0f}, below {enough}: run longer "
                         f"(draws=..., about {about})")
-        if self.meta.get("pareto_k", 0.0) > 0.7:
-            said.append(f"Pareto k of the approximation is {self.meta['pareto_k']:.2f}, above 0.7: "
-                        "it misses a part of the posterior; use inference='nuts'")
-        if self.meta.get("converged") is False:
-            said.append("the ELBO was still rising at the last step: raise steps=...")
-        return said + self._energy_warnings()
+        return said
 
     def _stuck_warnings(self, worst: float) -> list[str]:
         """Chains that never moved, and groups of chains in modes of their own."""

@@ -360,11 +360,12 @@ def _verdict(story: _Story) -> str:
     if model is None or model.draws is None:
         return ""
     good = not model.warnings()
-    if "pareto_k" in model.draws.meta:
-        news = (f"An approximation, of which all draws are independent. Its Pareto k is "
-                f"{model.draws.meta['pareto_k']:.2f}: " + (
-                    "importance weights could correct it" if good else
-                    "it misses part of the posterior, see below what to do"))
+    if model.draws.independent:
+        news = "An approximation, of which all draws are independent"
+        if "pareto_k" in model.draws.meta:
+            news += f". Its Pareto k is {model.draws.meta['pareto_k']:.2f}: " + (
+                "importance weights could correct it" if good else
+                "it misses part of the posterior, see below what to do")
         return html.box("good" if good else "bad", f"{news}.", _coverage(story))
     news = "The chains agree" if good else (
         "The chains have not settled: read what follows with care, and see below what to do")

@@ -229,6 +229,7 @@ def _sampling(model: TableModel) -> dict[str, Any]:
     assert draws is not None
     approximation = {"pareto_k": draws.meta["pareto_k"]} if "pareto_k" in draws.meta else {}
     return approximation | {
+        "independent": draws.independent,
         "method": fitted.settings["subspace"], "rank": fitted.subspace.rank,
         "temperature": fitted.temperature, "chains": draws.n_chains, "draws": draws.n_draws,
         "rhat": float(draws.rhat().max()), "ess_bulk": float(draws.ess_bulk().min()),
@@ -246,12 +247,13 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
     if "rank" not in facts:
         return words | {"method": f"{facts['method']}, {facts['networks']} weight vector"
                                   f"{'s' * (facts['networks'] > 1)}"}
-    if "pareto_k" in facts:
+    if facts["independent"]:
+        fit = {"fit": f"Pareto k {facts['pareto_k']:.2f} (up to 0.7 is good)"}
         return words | {
             "posterior": f"{facts['method']} subspace of rank {facts['rank']}, temperature "
                          f"{facts['temperature']:g}, {facts['chains'] * facts['draws']} "
-                         "independent draws of an approximation",
-            "fit": f"Pareto k {facts['pareto_k']:.2f} (up to 0.7 is good)"}
+                         "independent draws of an approximation"} | (
+                             fit if "pareto_k" in facts else {})
     return words | {
         "posterior": f"{facts['method']} subspace of rank {facts['rank']}, temperature "
                      f"{facts['temperature']:g}, {facts['chains']} chains of {facts['draws']} "

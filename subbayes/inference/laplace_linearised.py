@@ -85,7 +85,8 @@ def laplace_linearised(
     evidence = float(value[0] + 0.5 * g[:, 0] @ mean - half.diagonal().log().sum()
                      + 0.5 * k * np.log(2 * np.pi))
     return Draws(z.numpy().reshape(chains, draws, k), {}, {
-        "sampler": "laplace-linearised", "seed": seed, "temperature": posterior.temperature,
+        "sampler": "laplace-linearised", "independent": True, "seed": seed,
+        "temperature": posterior.temperature,
         "mean": mean.tolist(), "covariance": torch.cholesky_inverse(half).tolist(),
         "log_evidence": evidence})
 
