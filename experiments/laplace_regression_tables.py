@@ -190,8 +190,9 @@ def figure(found: Found, path: str | Path) -> None:
                 ax = axes[k][j]
                 ax.plot(s, middle[:, k], color=color, linestyle=style, marker="o", markersize=3,
                         linewidth=1.4, label=label if j == k == 0 else None)
-                ax.fill_between(s, middle[:, k] - error[:, k], middle[:, k] + error[:, k],
-                                color=color, alpha=0.15, linewidth=0)
+                if k < 2:  # the level of the NLL differs between seeds by more than subspaces do
+                    ax.fill_between(s, middle[:, k] - error[:, k], middle[:, k] + error[:, k],
+                                    color=color, alpha=0.15, linewidth=0)
         axes[1][j].axhline(means["log_trace"], color=INK, linestyle=":",
                            label="all weights" if j == 0 else None)
         axes[2][j].axhline(means["nll"]["all weights"], color=INK, linestyle=":")
