@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import statistics
 import subprocess
@@ -11,11 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["bar", "bars_as_text", "in_turns", "machine", "peak_memory", "use_threads", "versions"]
+__all__ = ["bar", "bars_as_text", "in_turns", "machine", "own_peak", "peak_memory", "use_threads",
+           "versions"]
 
 
 def use_threads(count: int) -> None:
@@ -83,10 +86,9 @@ def bars_as_text(bars: list[dict[str, Any]]) -> str:
 
 def peak_memory(code: str) -> float:
     """Peak resident memory in MiB of a fresh process that runs `code`."""
-    line = ("import resource, sys\n" + code +
-            "\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
+    line = code + "\nfrom benchmarks.harness import own_peak\nprint(own_peak())"
     out = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
-    return int(out.stdout.split()[-1]) / 1024
+    return float(out.stdout.split()[-1])
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -97,5 +99,12 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def own_peak() -> float:
-    """Peak resident memory of this process so far, in MiB."""
+    """Peak resident memory of this process so far, in MiB.
+
+    On Linux what the kernel notes of the program itself: `getrusage` counts the process it was
+    forked from too, which may be larger.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", status.read_text())[0]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
