@@ -16,7 +16,6 @@ peak memory of the process, libraries and data included):
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -28,7 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks import laplace_subnetwork
 from benchmarks.harness import bar, own_peak, seconds
+from benchmarks.laplace_subnetwork import Block, residual_cnn
 from subbayes import MLP, Categorical, DenseSubspace, Gaussian, Network
 from subbayes.curvature.forms import precision, root
 from subbayes.curvature.restricted import Restricted
@@ -112,8 +113,6 @@ def difference(rows: int, width: int) -> dict[str, float]:
 
 def case_b(rows: int, rank: int) -> dict[str, Any]:
     """Seconds of combinations of rows, of products with a basis, and of a forward pass."""
-    from benchmarks.laplace_subnetwork import residual_cnn
-
     torch.manual_seed(0)
     network = Network(residual_cnn())
     V = root(network, Categorical(), (torch.randn(rows, 1, 28, 28), torch.arange(rows) % 10))
@@ -130,26 +129,9 @@ def case_b(rows: int, rank: int) -> dict[str, Any]:
 # --- case c ------------------------------------------------------------------------------------
 
 
-class Residual(nn.Module):
-    """Two 3 x 3 convolutions beside a short cut."""
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(before, after, 3, stride, 1, bias=False)
-        self.second = nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(after), nn.BatchNorm2d(after)])
-        self.short = nn.Identity() if before == after else nn.Sequential(
-            nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, before, H, W) to (N, after, H / stride, W / stride)."""
-        inner = torch.relu(self.norms[0](self.first(x)))
-        return torch.relu(self.norms[1](self.second(inner)) + self.short(x))
-
-
 def resnet18(classes: int = 10) -> nn.Module:
     """The layers of ResNet-18."""
-    blocks = [Residual(before, after, stride) for before, after, stride in (
+    blocks = [Block(before, after, stride) for before, after, stride in (
         (64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1),
         (256, 512, 2), (512, 512, 1))]
     return nn.Sequential(
@@ -223,10 +205,8 @@ def run(
     """Measure and compare; see the module's text."""
     results: dict[str, Any] = {}
     results["a"], bars = _run_a(quick, say)
-    if importlib.util.find_spec("benchmarks.laplace_subnetwork") is not None:
-        other = importlib.import_module("benchmarks.laplace_subnetwork")
-        results["b"], more = other.run(quick=quick, data_dir=data_dir, say=say)
-        bars += more
+    results["b"], more = laplace_subnetwork.run(quick=quick, data_dir=data_dir, say=say)
+    bars += more
     found = alone("case_b", 50 if quick else 500, 20)
     results["basis vectors"] = found
     say(f"b: {found['passes']:.1f} forward passes for a basis vector")

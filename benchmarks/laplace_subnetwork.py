@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.harness import bar, versions
+from benchmarks.harness import bar, own_peak, versions
 
 SIZES = (100, 1000)
 BATCH = 64
@@ -115,12 +115,6 @@ def problem(folder: Path, part: bool) -> tuple[nn.Module, Tensor, Tensor, Tensor
     return module.eval(), x[:fit], y[:fit], x[rows:rows + new]
 
 
-def peak() -> float:
-    """Peak resident memory in MiB of this process, without that of the one that started it."""
-    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines["VmHWM"].split()[0]) / 1024
-
-
 def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     """Processor time of one call, and what it returns."""
     start = time.process_time()
@@ -146,7 +140,7 @@ def theirs(folder: Path) -> dict[str, Any]:
 
     spent, found = seconds(lambda: fitted("diag", subset_of_weights="all"))
     variance = found.posterior_variance.detach()
-    figures: dict[str, Any] = {"select": spent / len(x), "mib": peak()}
+    figures: dict[str, Any] = {"select": spent / len(x), "mib": own_peak()}
     kept = {"variance": variance, "masks": masks(variance)}
     del found
     for name, mask in kept["masks"].items():
@@ -159,7 +153,7 @@ def theirs(folder: Path) -> dict[str, Any]:
                           for row in new[:5]])
         kept[name] = {"precision": posterior.posterior_precision.detach(),
                       "covariance": some, "probabilities": torch.cat(rows)}
-    figures["mib"] = peak()
+    figures["mib"] = own_peak()
     torch.save(kept, folder / "theirs.pt")
     return figures
 
@@ -198,7 +192,7 @@ def ours(folder: Path) -> dict[str, Any]:
         predict, _ = seconds(lambda posterior=posterior: [
             posterior.predict(batch, method="probit").probabilities for (batch,) in batches])
         figures[name] = {"fit": fit / len(x), "predict": predict / len(new)}
-    return figures | {"mib": peak()}
+    return figures | {"mib": own_peak()}
 
 
 def findings(folder: Path) -> dict[str, float]:
@@ -233,7 +227,7 @@ def base() -> float:
     import subbayes
 
     subbayes.Network(residual_cnn())
-    return peak()
+    return own_peak()
 
 
 def alone(side: str, folder: Path) -> Any:
