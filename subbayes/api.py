@@ -27,22 +27,23 @@ from subbayes.checks import (
     fail_type,
 )
 from subbayes.curve_training import CurveResult, restarted, train_curve
-from subbayes.data import Data, leaves
+from subbayes.data import Data, leaves, to_device
 from subbayes.draws import Draws
 from subbayes.evaluation import Mode
 from subbayes.fitted import FittedModel, load
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
 from subbayes.posterior import Posterior, check_fit
-from subbayes.prediction import input_batches
+from subbayes.prediction import count_rows, input_batches
 from subbayes.priors import Normal
 from subbayes.seeding import derive
 from subbayes.subspace import FullSubspace, RandomSubspace, Subspace
 from subbayes.tempering import TemperatureChoice, choose_temperature
 from subbayes.training import SwaResult, TrainingResult, swa, train
+from subbayes.types import FORMS, Form
 
-__all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_subspace", "fit",
-           "forget", "load", "train_second_end", "train_trajectory"]
+__all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_subspace",
+           "check_sizes", "fit", "forget", "load", "train_second_end", "train_trajectory"]
 
 SUBSPACES = ("pca", "random", "curve", "optimal", "subnetwork", "full")
 _AT_INPUTS = ("optimal", "subnetwork")
@@ -188,6 +189,7 @@ def fit(
     rank: int | None = None,
     prior: Normal | float = 1.0,
     inputs: Any = None,
+    covariance: Form = "exact",
     temperature: float | str = 1.0,
     validation: Any = None,
     training: Training | None = None,
@@ -225,6 +227,9 @@ def fit(
         inputs: for subspace="optimal" or "subnetwork", without labels: the inputs to be
             predicted, for which it is then chosen; by default recombined training inputs for the
             former, the training inputs for the latter.
+        covariance: for subspace="optimal": the covariance of the weights by which it is chosen,
+            "exact", or "kfac", "low-rank" or "diagonal" where neither N C nor D numbers squared
+            fit into memory.
         temperature: T, or "loo" or "validation" to choose it from the draws.
         validation: held-out data for `temperature="validation"`.
         training: how to train; `Training(epochs=0)` for a module that is trained already.
@@ -273,18 +278,19 @@ def fit(
     if inputs is not None and subspace not in _AT_INPUTS:
         fail("inputs", "subspace='optimal' or 'subnetwork', chosen for inputs", repr(subspace),
              "Leave them out; predict(inputs) comes later")
+    check_sizes(network, data, subspace, rank, inference, inputs, covariance)
     settings: dict[str, Any] = {
         "likelihood": likelihood.to_config(), "rank": rank, "seed": seed,
         "subspace": subspace if isinstance(subspace, str) else repr(subspace),
         "training": dataclasses.asdict(training)}
     if subspace in _AT_INPUTS:
-        settings["prior_scale"] = scale
+        settings |= {"prior_scale": scale, "covariance": covariance}
     folder = None if checkpoint is None else Path(checkpoint)
     prepared = _resumed(folder, model, parameters, output, data, likelihood, settings, inputs)
     if prepared is None:
         network, likelihood, space, history = _prepared(
             model, likelihood, source, subspace, rank, training, parameters, output, seed,
-            progress, inputs, 1.0 if scale is None else scale)
+            progress, inputs, 1.0 if scale is None else scale, covariance)
         if subspace == "optimal" and scale is not None:
             prior = _of_weights(space, scale)
         prepared = FittedModel(network, likelihood, space, prior, history=history,
@@ -365,6 +371,46 @@ def _check_subspace(
              "Lower it, or raise swa_epochs (and max_snapshots)")
 
 
+def check_sizes(
+    network: Network, data: Data, subspace: str | Subspace | Callable[[Trained], Subspace],
+    rank: int | None, inference: str | Callable[..., Draws], inputs: Any = None,
+    covariance: Form = "exact",
+) -> None:
+    """Check, before the training, that what comes after it fits into memory.
+
+    Args:
+        network: the network.
+        data: training data.
+        subspace: as for `fit`, and so on.
+        rank: number of coordinates.
+        inference: the engine.
+        inputs: X of the subspace.
+        covariance: form of the covariance.
+
+    Raises:
+        InputError: a matrix that does not fit, with its size and what would.
+    """
+    check_choice("covariance", covariance, FORMS)
+    if covariance != "exact" and subspace != "optimal":
+        fail("covariance", "subspace='optimal', which is chosen by it", repr(subspace),
+             "Leave it out")
+    size, rows = network.size, 0 if inputs is None else count_rows(network, inputs)
+    if subspace == "optimal":
+        from subbayes.subspaces import optimal
+
+        outputs = network.check(to_device(data.first()[0], network.device))
+        optimal.check_size(size, data.n, outputs, covariance, rows)
+    if subspace == "subnetwork":
+        from subbayes.subspaces import subnetwork
+
+        subnetwork.check_size(size, min(100, size) if rank is None else rank)
+    if inference == "laplace-linearised":
+        from subbayes.inference import laplace_linearised
+
+        known = subspace.rank if isinstance(subspace, Subspace) else rank
+        laplace_linearised.check_size(size if subspace == "full" else known or 1)
+
+
 def _taken(engine: Callable[..., Draws], **offered: Any) -> dict[str, Any]:
     """The arguments that an engine takes: approximations have no warm-up and no checkpoint."""
     parameters = inspect.signature(engine).parameters
@@ -396,6 +442,7 @@ def _prepared(
     progress: bool | None,
     inputs: Any = None,
     scale: float = 1.0,
+    covariance: Form = "exact",
 ) -> tuple[Network, Likelihood, Subspace, dict[str, Any]]:
     """The network, its likelihood and the subspace to sample in."""
     if isinstance(subspace, Subspace):
@@ -404,7 +451,8 @@ def _prepared(
     trained = train_trajectory(model, likelihood, data, training, parameters=parameters,
                                output=output, seed=seed, progress=progress)
     space = build_subspace(subspace, trained, rank, seed, data=data, training=training,
-                           progress=progress, inputs=inputs, prior_scale=scale)
+                           progress=progress, inputs=inputs, prior_scale=scale,
+                           covariance=covariance)
     return trained.network, trained.likelihood, space, trained.history
 
 
@@ -412,7 +460,7 @@ def build_subspace(
     subspace: str | Callable[[Trained], Subspace], trained: Trained, rank: int | None,
     seed: int = 0, *, data: Any = None, training: Training | None = None,
     factory: Callable[[], nn.Module] | None = None, progress: bool | None = None,
-    inputs: Any = None, prior_scale: float = 1.0,
+    inputs: Any = None, prior_scale: float = 1.0, covariance: Form = "exact",
 ) -> Subspace:
     """The named subspace around a trained network.
 
@@ -428,6 +476,7 @@ def build_subspace(
         progress: show progress bars.
         inputs: for "optimal" and "subnetwork", as for `fit`.
         prior_scale: of the weights, for the same.
+        covariance: for "optimal", as for `fit`.
     """
     weights, recorder = trained.network.weights, trained.swa.recorder
     if callable(subspace):
@@ -449,7 +498,7 @@ def build_subspace(
 
         return optimal(trained.network, trained.likelihood, data, inputs=inputs, seed=seed,
                        rank=min(20, len(weights)) if rank is None else rank,
-                       prior_precision=prior_scale**-2)
+                       covariance=covariance, prior_precision=prior_scale**-2)
     if subspace == "subnetwork":
         if data is None:
             fail("data", "the training data, which give the variances of the weights", None)

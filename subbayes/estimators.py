@@ -212,6 +212,8 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
             or fewer where the trajectory has fewer directions, 2 for "curve", 20 for "optimal",
             100 for "subnetwork".
+        covariance: "exact", or "kfac", "low-rank" or "diagonal", by which the subspace "optimal"
+            is chosen.
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
@@ -266,6 +268,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         likelihood: str = "heteroscedastic",
         subspace: str = _DEFAULT.subspace,
         rank: int | None = _DEFAULT.rank,
+        covariance: str = _DEFAULT.covariance,
         inference: str = _DEFAULT.inference,
         temperature: float | str = _DEFAULT.temperature,
         dropout: float = _DEFAULT.dropout,
@@ -289,6 +292,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         self.likelihood = likelihood
         self.subspace = subspace
         self.rank = rank
+        self.covariance = covariance
         self.inference = inference
         self.temperature = temperature
         self.dropout = dropout
@@ -376,6 +380,8 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         rank: number of coordinates of the subspace, below `swa_epochs` for "pca"; None takes 5,
             or fewer where the trajectory has fewer directions, 2 for "curve", 20 for "optimal",
             100 for "subnetwork".
+        covariance: "exact", or "kfac", "low-rank" or "diagonal", by which the subspace "optimal"
+            is chosen.
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
@@ -431,6 +437,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         activation: str = _DEFAULT.activation,
         subspace: str = _DEFAULT.subspace,
         rank: int | None = _DEFAULT.rank,
+        covariance: str = _DEFAULT.covariance,
         inference: str = _DEFAULT.inference,
         temperature: float | str = _DEFAULT.temperature,
         dropout: float = _DEFAULT.dropout,
@@ -453,6 +460,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         self.activation = activation
         self.subspace = subspace
         self.rank = rank
+        self.covariance = covariance
         self.inference = inference
         self.temperature = temperature
         self.dropout = dropout

@@ -22,6 +22,7 @@ from subbayes.data import (
     check_rows,
     in_order,
     n_rows,
+    named_leaves,
     quietly,
     take,
     to_device,
@@ -36,7 +37,7 @@ from subbayes.predictive import Predictive
 from subbayes.progress import bar
 from subbayes.types import Inputs
 
-__all__ = ["average", "outputs"]
+__all__ = ["average", "count_rows", "outputs"]
 
 WeightsAt = Callable[[slice], Tensor]
 _CHUNK = 64
@@ -129,6 +130,31 @@ def with_noise(likelihood: Likelihood, noise: Any, n: int) -> Likelihood:
     if not bool((scale > 0).all()):
         fail("noise", "numbers above 0", f"{float(scale.min()):g}")
     return likelihood.given_noise(scale if scale.ndim else scale.expand(n))
+
+
+def count_rows(network: Network, inputs: Any) -> int:
+    """Number of rows of inputs, which the module has to take.
+
+    Args:
+        network: the network.
+        inputs: in the form the module takes, or a loader of them.
+
+    Raises:
+        InputError: inputs that the module does not take.
+
+    Example:
+        >>> count_rows(Network(torch.nn.Linear(2, 1)), torch.zeros(5, 2))
+        5
+    """
+    seen, rows = set(), 0
+    for batch in input_batches(inputs):
+        kind = tuple((name, leaf.shape[1:], leaf.dtype)
+                     for name, leaf in named_leaves(batch).items())
+        if kind not in seen:
+            network.check(to_device(take(batch, slice(2)), network.device))
+            seen.add(kind)
+        rows += n_rows(batch)
+    return rows
 
 
 def input_batches(inputs: Any) -> Iterator[Inputs]:

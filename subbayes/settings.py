@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from subbayes.api import Training
+    from subbayes.types import Form
 
 __all__ = ["LIKELIHOODS", "PRIOR_SCALES", "Settings"]
 
@@ -34,6 +35,8 @@ class Settings:
             weights that keep most of the predictive variance) or "full".
         rank: number of coordinates; None takes 5, or fewer where the trajectory or the weights
             have fewer directions, 2 for "curve", 20 for "optimal", 100 for "subnetwork".
+        covariance: "exact", or "kfac", "low-rank" or "diagonal", by which the subspace "optimal" is
+            chosen.
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: a number, "loo" or "validation".
         dropout: dropout probability in training, after each hidden layer.
@@ -63,6 +66,7 @@ class Settings:
     likelihood: str | None = None
     subspace: str = "pca"
     rank: int | None = None
+    covariance: Form = "exact"
     inference: str = "elliptical-slice"
     temperature: float | str = 1.0
     dropout: float = 0.0

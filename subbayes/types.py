@@ -6,7 +6,7 @@ vectors (draws or chains), `N` observations, `C` network outputs.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 __all__ = [
+    "FORMS",
     "Coordinates",
+    "Form",
     "Inputs",
     "LogDensity",
     "Outputs",
@@ -23,6 +25,10 @@ __all__ = [
     "Weights",
     "WeightsBatch",
 ]
+
+Form = Literal["exact", "dual", "primal", "diagonal", "low-rank", "kfac"]
+FORMS = ("exact", "dual", "primal", "diagonal", "low-rank", "kfac")
+"""Forms of the covariance of the weights, see `subbayes.curvature.forms`."""
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 Targets: TypeAlias = Tensor | tuple[Tensor, ...]

@@ -24,6 +24,7 @@ from subbayes.api import ENGINES, SUBSPACES
 from subbayes.cli import options, run
 from subbayes.cli.fit import Method
 from subbayes.table_model import TableModel
+from subbayes.types import FORMS
 
 pytestmark = pytest.mark.slow  # real processes, a minute and more
 
@@ -110,6 +111,7 @@ def test_help_needs_nothing_heavy():
 def test_all_engines_and_subspaces_can_be_named():
     assert [name.value for name in options.InferenceName] == list(ENGINES)
     assert [name.value for name in Method][:len(SUBSPACES)] == list(SUBSPACES)
+    assert [name.value for name in options.CovarianceName] == list(FORMS)
 
 
 # --- fit, predict, evaluate, report, compare ----------------------------------------------------

@@ -1,5 +1,8 @@
 """What linearised Laplace, optimal subspaces and subnetworks say to bad input: one line each."""
 
+import re
+from functools import partial
+
 import pytest
 import torch
 from test_optimal import problem
@@ -8,6 +11,7 @@ from torch.utils.data import DataLoader
 
 import subbayes
 from subbayes import DenseSubspace, InputError, InputTypeError, Network
+from subbayes.cli import run
 from subbayes.inference.evidence import cross_validated
 from subbayes.inference.linearised_laplace import linearised_laplace
 from subbayes.subspaces.optimal import optimal
@@ -137,10 +141,74 @@ def test_sizes_that_do_not_fit_are_said_beforehand():
     refused(lambda: linearised_laplace(wide, likelihood, few, masked(wide, torch.arange(HUGE))),
             f"subspace: expected the {HUGE} x {HUGE} covariance of its coordinates to fit")
     refused(lambda: linearised_laplace(wide, likelihood, few, covariance="primal"),
-            r"form: expected one that fits into .*, got the primal form with 2000001 rows, .* GiB. "
-            r"The dual form fits")
+            r"covariance: expected one that fits into .*, got the primal form with 2000001 "
+            r"weights, .* GiB. The dual form with 2 rows \(N C\) fits")
     refused(lambda: linearised_laplace(small, likelihood, (x, x[:, 0]), covariance="dual"),
-            f"got the dual form with {HUGE} rows, .* GiB. The primal form fits")
+            rf"got the dual form with {HUGE} rows \(N C\), .* GiB. The primal form with 31 weights")
+
+
+@pytest.fixture
+def free(monkeypatch, tmp_path):
+    """A machine with so many KiB of free memory, on which nothing is trained."""
+    def set_to(size):
+        (tmp_path / "meminfo").write_text(f"MemAvailable: {size} kB")
+        monkeypatch.setattr("subbayes.memory._PAGES", tmp_path / "meminfo")
+        monkeypatch.setattr("subbayes.api.train_trajectory", None)
+    return set_to
+
+
+def test_sizes_that_do_not_fit_are_said_before_the_training(free):
+    x, module = torch.zeros(200, 3), nn.Linear(3, 2)
+    wide = nn.Sequential(nn.Linear(3, 200), nn.Linear(200, 2))
+    fit = partial(subbayes.fit, data=(x, torch.arange(200) % 2), likelihood="categorical")
+    free(1000)
+    refused(lambda: fit(wide, subspace="optimal"),
+            r"covariance: expected one that fits into 0.8 MiB, got the dual form with 400 rows "
+            r"\(N C\), 3.7 MiB. Use 'kfac', 'low-rank' or 'diagonal', .* or at most 92 observ")
+    refused(lambda: fit(module, subspace="optimal", covariance="dual"),
+            r"covariance: .* got the dual form .* The primal form with 8 weights fits: 0.0 MiB")
+    refused(lambda: fit(module, subspace="optimal", inputs=x),
+            "inputs: expected the covariance of 400 outputs to fit into 1.0 MiB of free memory, "
+            "got about 3.7 MiB. Pass fewer inputs")
+    refused(lambda: fit(wide, subspace="subnetwork", rank=300),
+            "rank: expected three matrices of 1200 candidates squared to fit into 1.0 MiB")
+    for space in ("full", DenseSubspace(torch.zeros(1202), torch.eye(1202))):
+        refused(lambda s=space: fit(wide, subspace=s, inference="laplace-linearised"),
+                "subspace: expected the 1202 x 1202 covariance of its coordinates for "
+                "'laplace-linearised' to fit into 1.0 MiB of free memory, got about 44.1 MiB")
+
+
+def test_what_is_for_other_subspaces_or_inputs_is_said_before_the_training(free):
+    fit = partial(subbayes.fit, nn.Linear(3, 1), (torch.zeros(20, 3), torch.zeros(20)))
+    free(10**9)
+    refused(lambda: fit(subspace="random", covariance="kfac"),
+            "covariance: expected subspace='optimal', which is chosen by it, got 'random'")
+    refused(lambda: fit(subspace="optimal", covariance="full"), "covariance: expected one of 'exa")
+    for subspace in ("optimal", "subnetwork"):
+        refused(lambda s=subspace: fit(subspace=s, inputs=torch.zeros(4, 2)),
+                "inputs: expected what the module takes, got")
+
+
+def test_the_command_line_names_its_own_options(free, tmp_path, capsys):
+    rows = "\n".join(f"{i % 7},{i}.5" for i in range(200))
+    (tmp_path / "table.csv").write_text(f"x,y\n{rows}\n")
+    free(1000)
+    assert run(["fit", str(tmp_path / "table.csv"), "--target", "y", "--out", str(tmp_path / "m"),
+                "--subspace", "optimal", "--hidden", "300"]) == 2
+    assert re.search(r"--covariance: expected one that fits into 0.8 MiB, got the dual form with "
+                     r"400 rows .* Use 'kfac'", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("covariance", ["kfac", "low-rank", "diagonal", "primal"])
+def test_fit_chooses_the_subspace_by_the_covariance_asked_for(covariance):
+    net, _, data, new = problem(0)
+    model = subbayes.fit(
+        net.module_with(), data, subspace="optimal", covariance=covariance, inputs=new, rank=3,
+        prior=0.5, inference="laplace-linearised", draws=10, chains=2, progress=False,
+        training=subbayes.Training(epochs=2, swa_epochs=2))
+    expected = optimal(model.network, model.likelihood, data, inputs=new, rank=3,
+                       covariance=covariance, prior_precision=4.0)
+    assert torch.equal(model.subspace.basis(), expected.basis())
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(4, 2).double(), torch.zeros(4).double(),

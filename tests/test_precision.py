@@ -55,10 +55,12 @@ def test_the_smaller_exact_form_is_chosen_and_what_does_not_fit_is_refused():
     assert precision(large, **options).form == "dual"
     many = (x.repeat(9, 1), y.repeat(9))
     assert precision(large, subbayes.Gaussian(1.0), many).form == "primal"
-    with pytest.raises(InputError, match=r"form: expected one that fits into 0.0 MiB, got the "
-                       r"primal form with 46 rows, 0.0 MiB. The dual form fits"):
-        precision(large, **options, form="primal", memory_limit=1000)
-    with pytest.raises(InputError, match=r"Use 'low-rank' or 'diagonal', or at most 2 obs"):
+    with pytest.raises(InputError, match=r"covariance: expected one that fits into 0.0 MiB, got "
+                       r"the primal form with 46 weights, 0.0 MiB. The dual form with 6 rows "
+                       r"\(N C\) fits: 0.0 MiB"):
+        precision(large, **options, covariance="primal", memory_limit=1000)
+    with pytest.raises(InputError, match="Use 'kfac', 'low-rank' or 'diagonal', which hold no such "
+                       "matrix, or at most 2 obs"):
         precision(large, **options, memory_limit=100)
 
 

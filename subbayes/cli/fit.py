@@ -10,6 +10,7 @@ import typer
 
 from subbayes.cli.console import COMMAND, Console, as_options, lines, say
 from subbayes.cli.options import (
+    COVARIANCE,
     HIDDEN,
     INFERENCE,
     OUTPUT,
@@ -22,6 +23,7 @@ from subbayes.cli.options import (
     BatchSize,
     Categories,
     Chains,
+    Covariance,
     Draws,
     Dropout,
     Epochs,
@@ -107,6 +109,7 @@ def fit(
         "(subnetwork), all weights (full); or a baseline without a posterior.",
         rich_help_panel=POSTERIOR)] = Method[_D.subspace],
     rank: Rank = None,
+    covariance: Covariance = COVARIANCE,
     inference: Inference = INFERENCE,
     temperature: Temperature = TEMPERATURE,
     draws: Draws = _D.draws,
@@ -131,7 +134,7 @@ def fit(
         batch_size=batch_size, patience=patience, validation_fraction=validation_fraction,
         swa_epochs=swa_epochs, swa_learning_rate=swa_learning_rate, rank=rank, draws=draws,
         chains=chains, warmup=warmup, members=members, seed=seed, inference=inference.value,
-        subspace=method.value if method in SUBSPACES else _D.subspace)
+        covariance=covariance.value, subspace=method.value if method in SUBSPACES else _D.subspace)
     _check_free(out, overwrite)
     frame = read_training_table(table, target, missing_values, separator, ignore)
     encoder = make_encoder(unknown, missing, missing_values, categorical, max_categories)

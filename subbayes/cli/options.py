@@ -24,6 +24,9 @@ InferenceName = StrEnum("InferenceName", [
     "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc", "laplace",
     "laplace-linearised", "vi", "full-rank-vi", "realnvp"])
 INFERENCE = InferenceName(Settings.inference)
+CovarianceName = StrEnum("CovarianceName", [
+    "exact", "dual", "primal", "diagonal", "low-rank", "kfac"])
+COVARIANCE = CovarianceName(Settings.covariance)
 Activation = StrEnum("Activation", ["relu", "tanh", "silu", "gelu"])
 
 # --- where data come from and results go ---------------------------------------------------
@@ -110,8 +113,12 @@ SwaEpochs = Annotated[int, typer.Option(
 SwaLearningRate = Annotated[float, typer.Option(
     help="The constant rate; larger explores further.", rich_help_panel=NETWORK)]
 Rank = Annotated[int | None, typer.Option(
-    help="Number of directions of pca (below --swa-epochs) and random; by default 5, or fewer "
-    "where the trajectory has fewer.", rich_help_panel=POSTERIOR, show_default=False)]
+    help="Number of directions of pca (below --swa-epochs) and random, by default 5, or fewer "
+    "where the trajectory has fewer; 20 of optimal, 2 of curve; of weights, 100, of subnetwork.",
+    rich_help_panel=POSTERIOR, show_default=False)]
+Covariance = Annotated[CovarianceName, typer.Option(
+    help="Of the weights, by which the subspace optimal is chosen; kfac, low-rank or diagonal "
+    "where exact does not fit into memory.", rich_help_panel=POSTERIOR)]
 Temperature = Annotated[str, typer.Option(
     help="A number above 0 (1 is the posterior, more is wider); or loo, or validation, to choose "
     "it.", rich_help_panel=POSTERIOR, metavar="NUMBER|loo|validation")]

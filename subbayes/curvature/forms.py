@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from subbayes.checks import check_choice, fail, fail_type
 from subbayes.curvature.diagonal import Diagonal
@@ -17,11 +17,11 @@ from subbayes.likelihoods import Likelihood
 from subbayes.memory import available, in_words
 from subbayes.network import Network, check_network
 from subbayes.posterior import check_fit
+from subbayes.types import FORMS, Form
 
-__all__ = ["FORMS", "Form", "check_options", "exact", "precision", "root"]
+__all__ = ["EXACT", "FORMS", "Form", "check_exact", "check_options", "exact", "precision", "root"]
 
-Form = Literal["exact", "dual", "primal", "diagonal", "low-rank", "kfac"]
-FORMS = ("exact", "dual", "primal", "diagonal", "low-rank", "kfac")
+EXACT = ("exact", "dual", "primal")
 _OPTIONS = {"low-rank": ("rank", "tolerance", "iterations", "rounds", "seed")}
 
 
@@ -29,7 +29,7 @@ def precision(
     network: Network,
     likelihood: Likelihood,
     data: Any,
-    form: Form = "exact",
+    covariance: Form = "exact",
     *,
     prior_precision: float = 1.0,
     memory_limit: int | None = None,
@@ -41,8 +41,8 @@ def precision(
         network: f(x; w), at the maximum a posteriori.
         likelihood: p(y | f), with all its own parameters learned.
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
-        form: "exact" (dual or primal, whichever is smaller), "dual", "primal", "diagonal",
-            "low-rank" (matrix-free) or "kfac" (Kronecker factors).
+        covariance: the form: "exact" (dual or primal, whichever is smaller), "dual", "primal",
+            "diagonal", "low-rank" (matrix-free) or "kfac" (Kronecker factors).
         prior_precision: $\lambda$.
         memory_limit: bytes that matrices may take, by default 80 % of what is free; a quarter of
             it goes to the gradients held at once, by default 256 MiB.
@@ -60,14 +60,14 @@ def precision(
         >>> found.form, found.covariance(x).diagonal()
         ('dual', tensor([0.2197, 0.2370], dtype=torch.float64))
     """
-    check_choice("form", form, FORMS)
-    check_options(form, options)
+    check_choice("covariance", covariance, FORMS)
+    check_options(covariance, options)
     V = root(network, likelihood, data, memory_limit)
-    if form in ("exact", "dual", "primal"):
-        return exact(V, prior_precision, form, memory_limit)
-    if form == "diagonal":
+    if covariance in EXACT:
+        return exact(V, prior_precision, covariance, memory_limit)
+    if covariance == "diagonal":
         return Diagonal(V, prior_precision)
-    if form == "low-rank":
+    if covariance == "low-rank":
         from subbayes.curvature.low_rank import LowRank
 
         return LowRank(V, prior_precision, **options)
@@ -116,20 +116,42 @@ def root(
 
 
 def exact(
-    V: Jacobian, prior_precision: float, form: str = "exact", memory_limit: int | None = None
+    V: Jacobian, prior_precision: float, covariance: str = "exact",
+    memory_limit: int | None = None,
 ) -> Dual | Primal:
     """The exact precision: dual for N C rows below D, else primal; refused where it cannot fit."""
-    sizes = {"dual": V.rows, "primal": V.size}
-    chosen = min(sizes, key=lambda name: sizes[name]) if form == "exact" else form
-    needed = {name: 24 * size**2 for name, size in sizes.items()}
+    chosen = check_exact(covariance, V.n, V.roots, V.size, memory_limit)
+    return (Dual if chosen == "dual" else Primal)(V, prior_precision)
+
+
+def check_exact(
+    covariance: str, n: int, outputs: int, size: int, memory_limit: int | None = None
+) -> str:
+    """Check, from the sizes alone, that an exact form fits into memory, and return its name.
+
+    Args:
+        covariance: "exact", "dual" or "primal".
+        n: number of observations N.
+        outputs: outputs C of each.
+        size: number of weights D.
+        memory_limit: bytes; by default 80 % of what is free.
+
+    Example:
+        >>> check_exact("exact", n=1000, outputs=2, size=20_000)
+        'dual'
+    """
+    sizes = {"dual": n * outputs, "primal": size}
+    names = {"dual": f"{n * outputs} rows (N C)", "primal": f"{size} weights"}
+    needed = {name: 24 * rows**2 for name, rows in sizes.items()}
+    chosen = min(sizes, key=lambda name: sizes[name]) if covariance == "exact" else covariance
     free = available()
     limit = memory_limit if memory_limit is not None else (
         float("inf") if free is None else 0.8 * free)
     if needed[chosen] > limit:
         fits = [name for name in needed if needed[name] <= limit]
-        fail("form", f"one that fits into {in_words(limit)}",
-             f"the {chosen} form with {sizes[chosen]} rows, {in_words(needed[chosen])}",
-             f"The {fits[0]} form fits: {in_words(needed[fits[0]])}" if fits else
-             f"Use 'low-rank' or 'diagonal', or at most {int((limit / 24) ** 0.5) // V.roots} "
-             "observations")
-    return (Dual if chosen == "dual" else Primal)(V, prior_precision)
+        fail("covariance", f"one that fits into {in_words(limit)}",
+             f"the {chosen} form with {names[chosen]}, {in_words(needed[chosen])}",
+             f"The {fits[0]} form with {names[fits[0]]} fits: {in_words(needed[fits[0]])}" if fits
+             else "Use 'kfac', 'low-rank' or 'diagonal', which hold no such matrix, or at most "
+             f"{int((limit / 24) ** 0.5) // outputs} observations")
+    return chosen

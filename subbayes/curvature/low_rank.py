@@ -38,8 +38,8 @@ class LowRank(Precision):
     Args:
         V: root of the Gauss-Newton matrix.
         prior_precision: lambda.
-        rank: eigenpairs r kept; r vectors of D numbers are held, three times over while they
-            are computed.
+        rank: eigenpairs r kept, by default 100 or as many as there can be; r vectors of D
+            numbers are held, three times over while they are computed.
         tolerance: relative residual of solves, reached by conjugate gradients; None takes the
             low-rank approximation as it is.
         iterations: at most so many steps of conjugate gradients.
@@ -63,12 +63,13 @@ class LowRank(Precision):
     form = "low-rank"
 
     def __init__(
-        self, V: Jacobian, prior_precision: float, rank: int = 100, *,
+        self, V: Jacobian, prior_precision: float, rank: int | None = None, *,
         tolerance: float | None = 1e-6, iterations: int = 200, rounds: int = 2, seed: int = 0,
         pairs: Pairs | None = None,
     ) -> None:
         super().__init__(V, prior_precision)
         most = min(V.size, V.rows)
+        rank = min(100, most) if rank is None else rank
         if check_count("rank", rank) > most:
             fail("rank", f"at most {most}, the rank the Gauss-Newton matrix can have", rank)
         self.rank, self.iterations = rank, check_count("iterations", iterations)

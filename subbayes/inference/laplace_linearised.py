@@ -27,7 +27,7 @@ from subbayes.prediction import input_batches, with_noise
 from subbayes.predictive import Predictive
 from subbayes.subspace import Subspace
 
-__all__ = ["laplace_linearised", "predict_linearised"]
+__all__ = ["check_size", "laplace_linearised", "predict_linearised"]
 
 
 def laplace_linearised(
@@ -67,8 +67,7 @@ def laplace_linearised(
         (2, 100, 2)
     """
     k = posterior.rank
-    check_memory("subspace", f"the {k} x {k} covariance of the coordinates", 32 * k * k,
-                 "Use linearised_laplace(...) for all weights, or a subspace of lower rank")
+    check_size(k)
     network = posterior.network.with_weights(posterior.subspace.shift)
     V = root(network, posterior.likelihood, posterior.data)
     inside = Restricted(V, posterior.subspace, 1.0).matrix.cpu() / posterior.temperature
@@ -89,6 +88,23 @@ def laplace_linearised(
         "temperature": posterior.temperature,
         "mean": mean.tolist(), "covariance": torch.cholesky_inverse(half).tolist(),
         "log_evidence": evidence})
+
+
+def check_size(rank: int) -> None:
+    """Check, before anything is computed, that the covariance of the coordinates fits.
+
+    Args:
+        rank: number of coordinates.
+
+    Raises:
+        InputError: it does not fit into memory, with the number.
+
+    Example:
+        >>> check_size(1000)
+    """
+    check_memory("subspace", f"the {rank} x {rank} covariance of its coordinates for "
+                 "'laplace-linearised'", 32 * rank * rank,
+                 "Use linearised_laplace(...) for all weights, or a subspace of lower rank")
 
 
 def predict_linearised(

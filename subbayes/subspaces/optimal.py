@@ -25,16 +25,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.checks import check_count, fail
-from subbayes.curvature.forms import Form, precision
+from subbayes.curvature.forms import EXACT, Form, check_exact, precision
 from subbayes.curvature.jacobian import Jacobian, check_joint
 from subbayes.curvature.precision import Precision
 from subbayes.data import Data, leaves, n_rows, take
 from subbayes.likelihoods import Likelihood
+from subbayes.memory import check_memory
 from subbayes.network import Network
 from subbayes.subspace import DenseSubspace
 from subbayes.types import Inputs
 
-__all__ = ["optimal", "optimal_for", "recombined"]
+__all__ = ["check_size", "optimal", "optimal_for", "recombined"]
 
 _MOST, _OUTPUTS = 400, 2000
 
@@ -96,6 +97,30 @@ def optimal(
     if inputs is None:
         inputs = recombined(Data.of(data), max(1, min(_MOST, _OUTPUTS // psi.V.roots)), seed)
     return optimal_for(psi, inputs, rank)[0]
+
+
+def check_size(
+    size: int, n: int, outputs: int, covariance: Form = "exact", inputs: int = 0
+) -> None:
+    """Check, before anything is computed, that what `optimal` holds fits into memory.
+
+    Args:
+        size: number of weights D.
+        n: number of observations N.
+        outputs: outputs C of each.
+        covariance: as for `optimal`.
+        inputs: number of rows of X, where they are given.
+
+    Raises:
+        InputError: it does not, with the number.
+
+    Example:
+        >>> check_size(20_000, n=1000, outputs=2, inputs=300)
+    """
+    if covariance in EXACT:
+        check_exact(covariance, n, outputs, size)
+    check_memory("inputs", f"the covariance of {inputs * outputs} outputs",
+                 24 * (inputs * outputs) ** 2, "Pass fewer inputs")
 
 
 def recombined(data: Data, count: int, seed: int = 0) -> Inputs:

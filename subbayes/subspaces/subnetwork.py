@@ -37,7 +37,7 @@ from subbayes.network import Network, check_network, select
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.subspaces.trajectory import TrajectoryRecorder
 
-__all__ = ["masked", "scaled_prior_precision", "subnetwork", "wasserstein"]
+__all__ = ["check_size", "masked", "scaled_prior_precision", "subnetwork", "wasserstein"]
 
 _BY = ("predictive", "variance", "swag", "magnitude", "last-layer", "wasserstein")
 _MOST_WEIGHTS = 1000
@@ -260,12 +260,33 @@ def _jacobian_of(V: Jacobian, inputs: Any) -> Jacobian:
 
 def _pool(squares: Float[Tensor, "D"], rank: int, candidates: int | None) -> Int[Tensor, "M"]:
     """Weights that move the outputs most."""
-    wanted = max(4 * rank, 1000) if candidates is None else check_count("candidates", candidates)
-    if wanted < rank:
-        fail("candidates", f"at least {rank}, the rank", wanted, "Raise it")
-    size = min(wanted, len(squares))
-    check_memory("candidates", "three matrices of candidates", 24 * size**2, "Lower it")
-    return _largest(squares, size).sort().values
+    if candidates is not None and check_count("candidates", candidates) < rank:
+        fail("candidates", f"at least {rank}, the rank", candidates, "Raise it")
+    return _largest(squares, check_size(len(squares), rank, candidates)).sort().values
+
+
+def check_size(size: int, rank: int, candidates: int | None = None) -> int:
+    """Check that the matrices of the predictive selection fit into memory.
+
+    Args:
+        size: number of weights D.
+        rank: number of weights to choose.
+        candidates: among how many; None as for `subnetwork`.
+
+    Returns:
+        The number of candidates.
+
+    Raises:
+        InputError: they do not fit, with the number.
+
+    Example:
+        >>> check_size(20_000, rank=100), check_size(20_000, rank=500), check_size(300, rank=100)
+        (1000, 2000, 300)
+    """
+    wanted = min(max(4 * rank, 1000) if candidates is None else candidates, size)
+    check_memory("rank" if candidates is None else "candidates",
+                 f"three matrices of {wanted} candidates squared", 24 * wanted**2, "Lower it")
+    return wanted
 
 
 def _matrices(
