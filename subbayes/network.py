@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -57,6 +58,9 @@ class Network:
         output: picks the tensor out of what the module returns, for modules that return
             something else, e.g. `lambda out: out.logits`.
 
+    Attributes:
+        in_training: kinds of layers that were in training mode and are read otherwise.
+
     Raises:
         InputTypeError: `module` is not a `torch.nn.Module`.
         InputError: nothing trainable is selected, or a name does not exist.
@@ -83,6 +87,7 @@ class Network:
         module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
         self.output = output
         self.selection = parameters
+        self.in_training: tuple[str, ...] = _in_training(module)
         self._module = _private_copy(module)
         named = dict(self._module.named_parameters())
         chosen = select(module, parameters)
@@ -215,6 +220,15 @@ class Network:
         other._frozen = self._frozen | dict(buffers)
         return other
 
+    def warn_of_mode(self) -> None:
+        """Say, where it matters, that a module in training mode is read in evaluation mode."""
+        if self.in_training:
+            warnings.warn(
+                f"module: {' and '.join(self.in_training)} in training mode, read in evaluation "
+                "mode: dropout off, BatchNorm by its stored statistics. The module itself stays as "
+                "it is; call .eval() on it before Network(module) if this is what you want",
+                stacklevel=4)
+
     def module_with(self, weights: Float[Tensor, "D"] | None = None) -> nn.Module:
         """A new module, in evaluation mode, holding these weights (default: the network's)."""
         self._check_size(self.weights if weights is None else weights)
@@ -228,7 +242,9 @@ class Network:
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Network:
         """The same network on another device or in another floating dtype."""
         module = self.module_with().to(device=device, dtype=dtype)
-        return Network(module, self.selection, self.output)
+        other = Network(module, self.selection, self.output)
+        other.in_training = self.in_training
+        return other
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -340,9 +356,11 @@ class Network:
                     norm.momentum = rows / seen
                 args, kwargs = _arguments(inputs)
                 module(*args, **kwargs)
-        return self.with_weights(weights).with_buffers(
+        other = self.with_weights(weights).with_buffers(
             {name: b.clone() for name, b in module.named_buffers()}
         )
+        other.in_training = ()
+        return other
 
     # --- checks -----------------------------------------------------------------------------
 
@@ -431,6 +449,15 @@ def _private_copy(module: nn.Module) -> nn.Module:
         fail("module", "a module that can be copied", f"{type(error).__name__}: {error}",
              "Detach what cannot be copied (trainers, open files) first")
     return duplicate.eval()
+
+
+def _in_training(module: nn.Module) -> tuple[str, ...]:
+    """Kinds of layers in training mode whose outputs would be others in evaluation mode."""
+    kinds = {type(m).__name__: None for m in module.modules() if m.training and (
+        isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats
+        or isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
+        or isinstance(m, (nn.RNNBase, nn.MultiheadAttention)) and m.dropout > 0)}
+    return tuple(kinds)
 
 
 def _aliases(module: nn.Module) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What linearised Laplace, optimal subspaces and subnetworks say to bad input: one line each."""
 
 import re
+import warnings
 from functools import partial
 
 import pytest
@@ -10,8 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import subbayes
-from subbayes import DenseSubspace, InputError, InputTypeError, Network
+from subbayes import DenseSubspace, InputError, InputTypeError, Network, judge
 from subbayes.cli import run
+from subbayes.curvature.forms import precision
 from subbayes.inference.evidence import cross_validated
 from subbayes.inference.linearised_laplace import linearised_laplace
 from subbayes.subspaces.optimal import optimal
@@ -56,18 +58,64 @@ def test_normalisation_by_the_rows_of_a_batch(own):
         refused(call, "module: expected normalisation with running statistics, got one by the rows")
 
 
+def in_training_mode():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5),
+                         nn.Linear(4, 1)).double().train()
+
+
+MODE = "module: BatchNorm1d and Dropout in training mode, read in evaluation mode"
+
+
 def test_a_module_in_training_mode_is_read_in_evaluation_mode():
     _, likelihood, data, new = problem(0)
-    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5),
-                           nn.Linear(4, 1)).double()
+    module = in_training_mode()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     found = []
     for training in (True, False):
         network = Network(module.train(training))
-        found.append([optimal(network, likelihood, data, inputs=new, rank=2).basis(),
-                      subnetwork(network, likelihood, data, inputs=new, rank=2).indices])
-        assert module.training == training
-    assert module[1].num_batches_tracked == 0
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            psi = precision(network, likelihood, data)
+            assert len(said) == training
+            space = optimal(network, likelihood, data, inputs=new, rank=2)
+            assert len(said) == 2 * training
+            predictive = linearised_laplace(network, likelihood, data, space).predict(new)
+            assert len(said) == 3 * training
+            chosen = subnetwork(network, likelihood, data, inputs=new, rank=2)
+            judged = judge(psi, {"optimal": space, "chosen": chosen}, new)
+            assert len(said) == 4 * training
+        assert all(str(one.message).startswith(MODE) for one in said)
+        found.append([space.basis(), chosen.indices, torch.from_numpy(predictive.std),
+                      torch.tensor([one.relative_error for one in judged])])
+        assert all(part.training == training for part in module.modules())
+        assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
     assert all(map(torch.equal, *found))
+
+
+def test_of_a_mode_that_does_not_matter_nothing_is_said():
+    _, likelihood, data, new = problem(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Dropout(0.0), nn.Linear(4, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for call in everywhere(Network(module.double().train()), likelihood, data, new):
+            call()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*draws|.*R-hat|rank: lowered")
+            subbayes.fit(in_training_mode(), data, subspace="optimal", inputs=new, rank=2,
+                         inference="laplace-linearised", draws=10, chains=2, progress=False,
+                         training=subbayes.Training(epochs=2, swa_epochs=2))
+
+
+def test_a_module_in_training_mode_that_fit_takes_as_it_is():
+    _, _, data, _ = problem(0)
+    module = in_training_mode()
+    space = masked(Network(module), torch.arange(3))
+    with pytest.warns(UserWarning, match=MODE):
+        subbayes.fit(module, data, subspace=space, inference="laplace-linearised", draws=10,
+                     chains=2, progress=False)
+    assert module.training
+    assert Network(module).to("cpu", torch.float32).in_training == ("BatchNorm1d", "Dropout")
 
 
 def test_weights_that_are_nan():

@@ -108,6 +108,7 @@ def root(
     if not likelihood.learned:
         fail("likelihood", "all parameters learned or given", repr(likelihood),
              "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")
+    network.warn_of_mode()
     data = Data.of(data).to(network.device)
     check_fit(network, likelihood, data)
     plan = Layers(network, to_device(data.first()[0], network.device))
