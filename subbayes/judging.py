@@ -9,6 +9,7 @@ the Wasserstein distance.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,11 +18,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_count, fail
+from subbayes import metrics
+from subbayes.checks import check_count, check_same_length, fail
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.restricted import Restricted, along
 from subbayes.curvature.squares import columns_squared
+from subbayes.data import check_rows, n_rows, to_targets
+from subbayes.gaussian_predictive import natural, predictive_of
+from subbayes.prediction import with_noise
 from subbayes.subspace import Subspace
 
 __all__ = ["Judgement", "dead_fraction", "eckart_young", "jacobian_rank", "judge", "kl",
@@ -113,6 +118,10 @@ class Judgement:
         log_trace: logarithm of the trace itself.
         wasserstein: squared 2-Wasserstein distance to the full predictive.
         kl: divergence from the full predictive, where there is noise; else NaN.
+        nll: mean negative log density of the targets, where there are any; else NaN.
+        accuracy: share of the labels it finds, likewise, and of classes alone.
+        full_nll: as `nll`, of the full predictive.
+        full_accuracy: as `accuracy`, of the full predictive.
     """
 
     name: str
@@ -123,6 +132,10 @@ class Judgement:
     log_trace: float
     wasserstein: float
     kl: float
+    nll: float = math.nan
+    accuracy: float = math.nan
+    full_nll: float = math.nan
+    full_accuracy: float = math.nan
 
     def to_dict(self) -> dict[str, Any]:
         """As plain numbers."""
@@ -136,6 +149,7 @@ def judge(
     *,
     ranks: Sequence[int] | None = None,
     noise: float = 0.0,
+    targets: Any = None,
 ) -> list[Judgement]:
     """Hold subspaces of several ranks against the full Laplace approximation.
 
@@ -145,12 +159,14 @@ def judge(
         inputs: X, or their `Jacobian`.
         ranks: s; by default each subspace's own.
         noise: standard deviation of a noise on all outputs, for the divergence.
+        targets: y of the inputs, for scores of the predictives: in closed form, by probit for
+            classes, by draws for other likelihoods.
 
     Returns:
         One judgement for each subspace and rank; ranks above a subspace's own are left out.
 
     Raises:
-        InputError: a precision that is not exact, or no subspaces.
+        InputError: a precision that is not exact, no subspaces, or targets that do not fit.
 
     Example:
         >>> import subbayes
@@ -171,8 +187,9 @@ def judge(
     if not subspaces:
         fail("subspaces", "at least one", "none")
     X = psi.jacobian(inputs)
-    full = psi.covariance(X)
-    found = []
+    full, found = psi.covariance(X), []
+    scores = None if targets is None else _Scores(psi, X, targets)
+    best = (math.nan, math.nan) if scores is None else scores(full)
     for name, space in subspaces.items():
         inside, columns = Restricted(psi.V, space, psi.prior_precision), along(X, space)
         for rank in [space.rank] if ranks is None else ranks:
@@ -180,13 +197,43 @@ def judge(
                 precise = (inside.matrix + psi.prior_precision * inside.metric)[:rank, :rank]
                 half = torch.linalg.solve_triangular(
                     cholesky(precise, "subspace"), columns[:, :rank].T, upper=False)
-                found.append(_judgement(name, rank, half.T @ half, full, noise))
+                part = half.T @ half
+                own = (math.nan, math.nan) if scores is None else scores(part)
+                found.append(_judgement(name, rank, part, full, noise, (*own, *best)))
     return found
 
 
-def _judgement(name: str, rank: int, part: Matrix, full: Matrix, noise: float) -> Judgement:
+class _Scores:
+    """Mean negative log density of targets, and accuracy, of predictives with one mean."""
+
+    def __init__(self, psi: Precision, X: Jacobian, targets: Any) -> None:
+        y = to_targets(targets)
+        check_same_length(["inputs", "targets"], [X.n, n_rows(y)])
+        check_rows({"targets": y})
+        likelihood = psi.V.likelihood
+        assert likelihood is not None
+        self.y, noise = (y, None) if isinstance(y, Tensor) else y
+        self.likelihood = with_noise(likelihood, noise, X.n)
+        self.mean = X.outputs().double().cpu()
+        self.likelihood.check_targets(self.y)
+
+    def __call__(self, covariance: Matrix) -> tuple[float, float]:
+        """Of one covariance of all outputs."""
+        n, C = self.mean.shape
+        blocks = covariance.reshape(n, C, n, C).diagonal(dim1=0, dim2=2).permute(2, 0, 1).cpu()
+        found = predictive_of(self.mean, blocks, self.likelihood,
+                              natural(self.likelihood, self.mean), n_draws=200, seed=0)
+        known = self.likelihood.kind == "classification"
+        return (-float(found.log_prob(self.y).mean()),
+                metrics.accuracy(found, self.y) if known else math.nan)
+
+
+def _judgement(
+    name: str, rank: int, part: Matrix, full: Matrix, noise: float,
+    scores: tuple[float, float, float, float],
+) -> Judgement:
     eye = noise**2 * torch.eye(len(full), dtype=full.dtype, device=full.device)
     return Judgement(
         name, rank, relative_error(part, full), eckart_young(full, rank),
         trace_criterion(part, full), log_trace(part), wasserstein(part + eye, full + eye),
-        kl(part + eye, full + eye) if noise else float("nan"))
+        kl(part + eye, full + eye) if noise else math.nan, *scores)

@@ -3,6 +3,7 @@
 import math
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ import subbayes
 from subbayes import DenseSubspace, InputError, Network
 from subbayes.curvature.forms import precision
 from subbayes.curvature.restricted import Restricted
+from subbayes.inference.linearised_laplace import linearised_laplace
 from subbayes.judging import (
     dead_fraction,
     eckart_young,
@@ -181,22 +183,80 @@ def test_what_cannot_be_judged():
         Restricted(psi.V, subbayes.RandomSubspace(torch.zeros(7), 2), 1.0)
 
 
+@pytest.mark.parametrize("classes", [1, 3])
+def test_with_targets_predictives_are_scored(classes):
+    net, likelihood, data, new = problem(8, classes)
+    y = new[:, 0] if classes == 1 else torch.arange(8) % 3
+    psi = precision(net, likelihood, data, prior_precision=0.5)
+    space = optimal_for(psi, new, 3)[0]
+    found = judge(psi, {"optimal": space}, new, ranks=(1, 3), targets=y)
+    part = DenseSubspace(space.shift, space.basis()[:1])
+    for subspace, nll, accuracy in ((part, found[0].nll, found[0].accuracy),
+                                    (space, found[1].nll, found[1].accuracy),
+                                    (None, found[0].full_nll, found[1].full_accuracy)):
+        predictive = linearised_laplace(net, likelihood, data, subspace,
+                                        prior_precision=0.5).predict(new)
+        assert math.isclose(nll, -float(predictive.log_prob(y).mean()), rel_tol=1e-9)
+        if classes == 1:
+            variance = predictive.epistemic + 0.3**2
+            gap = y.numpy() - predictive.mean
+            by_hand = 0.5 * np.mean(np.log(2 * np.pi * variance) + gap**2 / variance)
+            assert math.isclose(nll, by_hand, rel_tol=1e-9)
+            assert math.isnan(accuracy)
+        else:
+            labels = predictive.probabilities.argmax(1)
+            assert math.isclose(accuracy, (labels == y.numpy()).mean())
+    without, _ = judge(psi, {"optimal": space}, new, ranks=(1, 3))
+    assert without.relative_error == found[0].relative_error
+    assert math.isnan(without.nll)
+    assert math.isnan(without.full_nll)
+
+
+def test_noise_scales_come_with_the_targets():
+    net, _, (x, y), new = problem(9)
+    scales = torch.linspace(0.5, 2, 15).double(), torch.linspace(0.2, 1, 8).double()
+    likelihood = subbayes.Gaussian(noise="per-observation")
+    data, space = (x, (y, scales[0])), subbayes.RandomSubspace(net.weights, 3)
+    psi = precision(net, likelihood, data)
+    found, = judge(psi, {"random": space}, new, targets=(new[:, 0], scales[1]))
+    predictive = linearised_laplace(net, likelihood, data, space).predict(new, noise=scales[1])
+    assert math.isclose(found.nll, -float(predictive.log_prob(new[:, 0]).mean()), rel_tol=1e-9)
+
+
+def test_targets_that_do_not_fit():
+    net, likelihood, data, new = problem(8, 3)
+    psi = precision(net, likelihood, data)
+    spaces = {"random": subbayes.RandomSubspace(net.weights, 2)}
+    for y, message in (
+        (torch.zeros(5).long(), "inputs and targets: expected the same number of rows, got 8 and"),
+        (torch.arange(8) - 3, "y: expected labels"),
+        (torch.full((8,), math.nan), "targets: expected finite numbers, got 8 NaN"),
+    ):
+        with pytest.raises(InputError, match=message):
+            judge(psi, spaces, new, targets=y)
+
+
 def test_judgements_against_the_rank_are_drawn():
     net, likelihood, data, new = problem(6)
     psi = precision(net, likelihood, data)
     spaces = {"optimal": optimal_for(psi, new, 6)[0],
               "random": subbayes.RandomSubspace(net.weights, 4)}
-    found = judge(psi, spaces, new, ranks=(1, 2, 4, 6), noise=0.1)
+    found = judge(psi, spaces, new, ranks=(1, 2, 4, 6), noise=0.1, targets=new[:, 0])
     assert [(j.name, j.rank) for j in found][-2:] == [("random", 2), ("random", 4)]
-    for what in ("relative_error", "trace", "log_trace", "wasserstein", "kl"):
+    for what in ("relative_error", "trace", "log_trace", "wasserstein", "kl", "nll"):
         ax = judgements(found, what)
         lines = {line.get_label(): line for line in ax.get_lines()}
         assert list(lines["optimal"].get_xdata()) == [1, 2, 4, 6]
         assert list(lines["random"].get_ydata()) == [
             getattr(j, what) for j in found if j.name == "random"]
         assert ("least possible" in lines) is (what == "relative_error")
+        assert ("all weights" in lines) is (what == "nll")
         plt.close(ax.figure)
     with pytest.raises(InputError, match="what: expected one of 'relative_error', 'trace'"):
         judgements(found, "error")
+    with pytest.raises(InputError, match=r"what: expected a measure that was computed, for 'accur"):
+        judgements(found, "accuracy")
+    with pytest.raises(InputError, match=r"Pass judge\(..., noise=...\)"):
+        judgements(judge(psi, spaces, new), "kl")
     with pytest.raises(InputError, match="found: expected at least one judgement, got none"):
         judgements([])

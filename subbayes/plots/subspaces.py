@@ -18,8 +18,11 @@ _MARKERS = "osD^v"
 _LABELS = {
     "relative_error": "relative error of the covariance", "trace": "trace, relative to the full",
     "log_trace": "log trace of the covariance", "wasserstein": "squared Wasserstein distance",
-    "kl": "KL divergence [nats]"}
+    "kl": "KL divergence [nats]", "nll": "negative log-likelihood [nats]",
+    "accuracy": "accuracy"}
 _LOGARITHMIC = ("wasserstein", "kl")
+_SHARES = ("relative_error", "trace")
+_FULL = {"nll": "full_nll", "accuracy": "full_accuracy"}
 
 
 def judgements(
@@ -30,11 +33,12 @@ def judgements(
     Args:
         found: from `subbayes.judging.judge`.
         what: "relative_error" (with the least possible one, dashed), "trace", "log_trace",
-            "wasserstein" or "kl".
+            "wasserstein" or "kl"; with targets, "nll" or "accuracy" (with those of the full
+            approximation, dashed).
         ax: axes to draw on.
 
     Raises:
-        InputError: nothing to draw, or a measure that is not known.
+        InputError: nothing to draw, or a measure that is not known or was not computed.
 
     Source: figures 1 to 4 of the paper on optimal subspaces.
 
@@ -46,6 +50,10 @@ def judgements(
     check_choice("what", what, _LABELS)
     if not found:
         fail("found", "at least one judgement", "none")
+    if all(np.isnan(getattr(one, what)) for one in found):
+        fail("what", f"a measure that was computed, for {what!r} with "
+             + ("a noise" if what == "kl" else "targets"), "NaN for all judgements",
+             f"Pass judge(..., {'noise' if what == 'kl' else 'targets'}=...)")
     ax = new_axes(ax)
     names = list(dict.fromkeys(one.name for one in found))
     for name, color, marker in zip(names, cycle(COLORS), cycle(_MARKERS), strict=False):
@@ -56,10 +64,12 @@ def judgements(
         bounds = {one.rank: one.bound for one in found}
         ranks = np.array(sorted(bounds))
         ax.plot(ranks, [bounds[s] for s in ranks], "--", color=GREY, label="least possible")
+    if what in _FULL:
+        ax.axhline(getattr(found[0], _FULL[what]), ls="--", color=GREY, label="all weights")
     ax.set_xscale("log")
     if what in _LOGARITHMIC:
         ax.set_yscale("log")
-    elif what != "log_trace":
+    elif what in _SHARES:
         ax.set_ylim(-0.03, 1.03)
     legend(labelled(ax, "rank s", _LABELS[what]), columns=3)
     return ax
