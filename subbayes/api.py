@@ -43,7 +43,8 @@ from subbayes.training import SwaResult, TrainingResult, swa, train
 from subbayes.types import FORMS, Form
 
 __all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_subspace",
-           "check_sizes", "fit", "forget", "load", "train_second_end", "train_trajectory"]
+           "check_sizes", "check_subspace", "fit", "forget", "load", "prior_within",
+           "train_second_end", "train_trajectory"]
 
 SUBSPACES = ("pca", "random", "curve", "optimal", "subnetwork", "full")
 _AT_INPUTS = ("optimal", "subnetwork")
@@ -274,7 +275,7 @@ def fit(
     prior = prior if isinstance(prior, Normal) else Normal(prior)
     check_choice("mode", mode, ("trace", "eager", "compile"))
     _check_sampling(draws, chains, warmup, seed, temperature, validation)
-    _check_subspace(subspace, rank, network, training)
+    check_subspace(subspace, rank, network, training)
     if inputs is not None and subspace not in _AT_INPUTS:
         fail("inputs", "subspace='optimal' or 'subnetwork', chosen for inputs", repr(subspace),
              "Leave them out; predict(inputs) comes later")
@@ -292,7 +293,7 @@ def fit(
             model, likelihood, source, subspace, rank, training, parameters, output, seed,
             progress, inputs, 1.0 if scale is None else scale, covariance)
         if subspace == "optimal" and scale is not None:
-            prior = _of_weights(space, scale)
+            prior = prior_within(space, scale)
         prepared = FittedModel(network, likelihood, space, prior, history=history,
                                settings=settings)
         if folder is not None:
@@ -341,11 +342,21 @@ def _check_sampling(
              "Pass data, or use temperature='loo'")
 
 
-def _check_subspace(
+def check_subspace(
     subspace: str | Subspace | Callable[[Trained], Subspace], rank: int | None, network: Network,
     training: Training,
 ) -> None:
-    """Refuse now a rank that the weights or the trajectory could not span."""
+    """Check, before the training, a rank that the weights or the trajectory could not span.
+
+    Args:
+        subspace: as for `fit`, and so on.
+        rank: number of coordinates.
+        network: the network.
+        training: how it will be trained.
+
+    Raises:
+        InputError: a rank that is too high, or another network's subspace.
+    """
     if isinstance(subspace, Subspace) and subspace.size != network.size:
         fail("subspace", f"{network.size} weights, as the network has", subspace.size,
              "Build it from this network's weights")
@@ -510,8 +521,18 @@ def build_subspace(
     return FullSubspace(weights)
 
 
-def _of_weights(space: Subspace, scale: float) -> Normal:
-    """The prior of z where the weights have w ~ N(centre, scale^2 I)."""
+def prior_within(space: Subspace, scale: float) -> Normal:
+    r"""The prior of z where the weights have $w \sim N(\hat w, s^2 I)$ within a subspace.
+
+    Args:
+        space: w = centre + P z.
+        scale: s; the prior is $z \sim N(0, s^2 (P^\top P)^{-1})$.
+
+    Example:
+        >>> space = RandomSubspace(torch.zeros(9), 2, seed=0)
+        >>> prior_within(space, 0.5).scale.shape
+        (2,)
+    """
     gram = space.pull(space.basis()).double().cpu()
     covariance = scale**2 * torch.linalg.inv(gram)
     return Normal(covariance=((covariance + covariance.T) / 2).numpy())

@@ -15,7 +15,18 @@ import pandas as pd
 from torch import Tensor, nn
 
 from subbayes import metrics
-from subbayes.api import FittedModel, Trained, Training, build_subspace, fit, train_trajectory
+from subbayes.api import (
+    SUBSPACES,
+    FittedModel,
+    Trained,
+    Training,
+    build_subspace,
+    check_sizes,
+    check_subspace,
+    fit,
+    prior_within,
+    train_trajectory,
+)
 from subbayes.baselines.deep_ensemble import deep_ensemble, fresh
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.map import point
@@ -32,7 +43,7 @@ from subbayes.prediction import average
 from subbayes.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
-from subbayes.types import Targets
+from subbayes.types import Form, Targets
 
 __all__ = ["METHODS", "Comparison", "Predictor", "compare_methods", "shown"]
 
@@ -46,8 +57,14 @@ METHODS = {
     "pca": "PCA + ESS",
     "random": "random + ESS",
     "curve": "curve + ESS",
+    "optimal": "optimal + ESS",
+    "optimal-laplace": "optimal + linearised Laplace",
+    "subnetwork": "subnetwork + ESS",
+    "subnetwork-laplace": "subnetwork + linearised Laplace",
 }
 """The methods, and what tables call them."""
+
+_AT_INPUTS = ("optimal", "optimal-laplace", "subnetwork", "subnetwork-laplace")
 
 Predictor = WeightSamples | McDropout | TemperatureScaled | FittedModel
 
@@ -170,6 +187,8 @@ def compare_methods(
     training: Training | None = None,
     rank: int | None = None,
     prior: Normal | float = 1.0,
+    inputs: Any = None,
+    covariance: Form = "exact",
     temperature: float | str = 1.0,
     validation: Any = None,
     draws: int = 500,
@@ -196,10 +215,17 @@ def compare_methods(
         data: training data.
         test: rows to score on, with their targets.
         methods: names out of `METHODS`, in the order of the table. "mc-dropout" needs a module
-            with dropout layers, "temperature-scaling" validation data.
+            with dropout layers, "temperature-scaling" validation data. "optimal" and "subnetwork"
+            are sampled through the network itself; with "-laplace" they have the closed form of
+            its linearisation.
         training: how to train; ensemble members go through its first phase.
-        rank: number of coordinates of "pca", "random" and "curve"; None as in `fit`.
-        prior: of z: a scale or a `Normal`.
+        rank: number of coordinates of the subspaces; None as in `fit`.
+        prior: of z: a scale or a `Normal`; as in `fit`, a scale is that of the weights within the
+            optimal subspace.
+        inputs: for which "optimal" and "subnetwork" are chosen, as in `fit`: none, or inputs
+            without targets. Those of the test rows are allowed; the choice then knows what it will
+            be asked, as the other methods do not.
+        covariance: by which "optimal" is chosen, as in `fit`.
         temperature: T of the subspaces, or "loo" or "validation" to choose it for each.
         validation: held-out data, for "temperature-scaling" and `temperature="validation"`.
         draws: draws per chain.
@@ -231,7 +257,8 @@ def compare_methods(
     bench = _Bench(
         module=_module(module, seed), likelihood=likelihood, data=Data.of(data),
         validation=validation, training=training or Training(), prior=prior, rank=rank,
-        temperature=temperature, draws=draws, chains=chains, warmup=warmup, members=members,
+        inputs=inputs, covariance=covariance, temperature=temperature, draws=draws,
+        chains=chains, warmup=warmup, members=members,
         n_draws=check_count("n_draws", n_draws), factory=_factory(module), seed=seed,
         parameters=parameters, output=output, progress=progress)
     rows = Data.of(test, "test")
@@ -248,6 +275,10 @@ def compare_methods(
     return Comparison(pd.DataFrame(table, index=pd.Index(methods, name="key")), predictives,
                       models, _values(rows.targets()), bench.settings() | {"level": level},
                       bench.__dict__.get("trained"))
+
+
+def _engine(key: str) -> str:
+    return "laplace-linearised" if key.endswith("-laplace") else "elliptical-slice"
 
 
 def _module(module: Any, seed: int) -> nn.Module:
@@ -295,6 +326,8 @@ class _Bench:
     training: Training
     prior: Normal | float
     rank: int | None
+    inputs: Any
+    covariance: Form
     temperature: float | str
     draws: int
     chains: int
@@ -325,12 +358,29 @@ class _Bench:
             if key in methods and not self.training.epochs:
                 fail("training", f"epochs above 0 to train {what}", 0,
                      f"Leave {key!r} out of methods for a module that is trained already")
+        for name, given, users in (("inputs", self.inputs is not None, _AT_INPUTS),
+                                   ("covariance", self.covariance != "exact", _AT_INPUTS[:2])):
+            if given and not set(users) & set(methods):
+                fail(name, f"one of {', '.join(users)} among the methods, which use it",
+                     "others alone", "Leave it out")
         network = Network(self.module, self.parameters, self.output)
         if "curve" in methods:
             check_count("rank", 2 if self.rank is None else self.rank, 2)
             restarted(network, 0, self.factory)
         for part in (self.data, test):
             check_fit(network, self.likelihood, part)
+        for key in methods:
+            self.check_space(key, network)
+
+    def check_space(self, key: str, network: Network) -> None:
+        """Refuse now a rank, inputs or sizes that a subspace could not have."""
+        name = key.partition("-")[0]
+        if name not in SUBSPACES:
+            return
+        check_subspace(name, self.rank, network, self.training)
+        check_sizes(network, self.data, name, self.rank, _engine(key),
+                    self.inputs if key in _AT_INPUTS else None,
+                    self.covariance if name == "optimal" else "exact")
 
     @cached_property
     def trained(self) -> Trained:
@@ -354,7 +404,8 @@ class _Bench:
                 _ = self.curve_space  # cached: what trains is timed as training
             seconds["training_seconds"] += seconds.pop("curve_seconds")
         with _timed(seconds, "inference_seconds"):
-            model = getattr(self, key.replace("-", "_"))()
+            model = self.chosen(key) if key in _AT_INPUTS else (
+                getattr(self, key.replace("-", "_"))())
         return model, seconds
 
     def map(self) -> WeightSamples:
@@ -410,18 +461,34 @@ class _Bench:
                               training=self.training, factory=self.factory,
                               progress=self.progress)
 
-    def sampled(self, name: str, space: Subspace | None = None) -> FittedModel:
+    def chosen(self, key: str) -> FittedModel:
+        """A subspace chosen for what it keeps of the predictive covariance."""
+        name, inference = key.partition("-")[0], _engine(key)
+        scale = None if isinstance(self.prior, Normal) else float(self.prior)
+        space = build_subspace(
+            name, self.trained, self.rank, self.seed, data=self.data, inputs=self.inputs,
+            prior_scale=1.0 if scale is None else scale, covariance=self.covariance)
+        prior = prior_within(space, scale) if (
+            name == "optimal" and scale is not None) else self.prior
+        model = self.sampled(name, space, inference, prior)
+        return dataclasses.replace(model, settings=model.settings | {
+            "prior_scale": scale, "covariance": self.covariance})
+
+    def sampled(
+        self, name: str, space: Subspace | None = None, inference: str = "elliptical-slice",
+        prior: Normal | float | None = None,
+    ) -> FittedModel:
         """A subspace around the shared training, sampled as `fit` does."""
         trained = self.trained
         if space is None:
             space = build_subspace(name, trained, self.rank, self.seed)
         model = fit(
             trained.network.module_with(), self.data, likelihood=trained.likelihood,
-            subspace=space, rank=self.rank,
-            prior=self.prior, temperature=self.temperature, validation=self.validation,
-            training=self.training, parameters=self.parameters, output=self.output,
-            draws=self.draws, chains=self.chains, warmup=self.warmup, seed=self.seed,
-            progress=self.progress)
+            subspace=space, rank=self.rank, inference=inference,
+            prior=self.prior if prior is None else prior, temperature=self.temperature,
+            validation=self.validation, training=self.training, parameters=self.parameters,
+            output=self.output, draws=self.draws, chains=self.chains, warmup=self.warmup,
+            seed=self.seed, progress=self.progress)
         return dataclasses.replace(
             model, history=trained.history, settings=model.settings | {
                 "subspace": name, "likelihood": self.likelihood.to_config()})
@@ -429,5 +496,6 @@ class _Bench:
     def settings(self) -> dict[str, Any]:
         names = ("rank", "temperature", "draws", "chains", "warmup", "members", "n_draws", "seed")
         return {name: getattr(self, name) for name in names} | {
+            "inputs": self.inputs is not None, "covariance": self.covariance,
             "likelihood": self.likelihood.to_config(), "prior": repr(self.prior),
             "training": dataclasses.asdict(self.training), "n_train": self.data.n}

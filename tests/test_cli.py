@@ -240,6 +240,18 @@ def test_compare_prints_one_table(call, files, tmp_path, monkeypatch):
     assert found["settings"]["n_train"] == 48
 
 
+def test_compare_knows_chosen_subspaces(call, refused, files):
+    words = ["compare", files / "people.csv", "--target", "rich", "--ignore", "income", *SMALL]
+    names = "optimal,optimal-laplace,subnetwork,subnetwork-laplace"
+    code, out, err = call(*words, "--methods", names, "--covariance", "kfac", "--json", "--quiet")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [one["key"] for one in found["scores"]] == names.split(",")
+    assert all(0 <= one["accuracy"] <= 1 for one in found["scores"])
+    refused("--covariance: expected one of optimal, optimal-laplace among the methods, .*", *words,
+            "--methods", "map,pca", "--covariance", "kfac")
+
+
 def test_compare_ranks_saved_models(call, refused, files, tmp_path):
     people = files / "people.csv"
     other = tmp_path / "hot"

@@ -18,6 +18,7 @@ from subbayes import (
     Gaussian,
     InputError,
     InputTypeError,
+    Poisson,
     Training,
     choose_temperature,
     fit,
@@ -86,6 +87,45 @@ def test_a_subspace_is_what_fit_gives_alone(six, name):
     assert model.history == alone.history
     assert model.settings == alone.settings
     assert torch.equal(six.predictives[name].outputs, alone.predict(TEST[0]).outputs)
+
+
+CHOSEN = {"optimal": ("optimal", "elliptical-slice"),
+          "optimal-laplace": ("optimal", "laplace-linearised"),
+          "subnetwork": ("subnetwork", "elliptical-slice"),
+          "subnetwork-laplace": ("subnetwork", "laplace-linearised")}
+
+
+@pytest.fixture(scope="module")
+def chosen():
+    return compare_methods(net(), Gaussian(), TRAIN, TEST, tuple(CHOSEN), prior=0.5,
+                           inputs=TEST[0], **QUICK)
+
+
+@pytest.mark.parametrize("key", CHOSEN)
+def test_a_chosen_subspace_is_what_fit_gives_alone(chosen, key):
+    subspace, inference = CHOSEN[key]
+    alone = fit(net(), TRAIN, likelihood=Gaussian(), subspace=subspace, inference=inference,
+                rank=2, prior=0.5, inputs=TEST[0], training=PLAN, draws=20, chains=2,
+                progress=False)
+    model = chosen.models[key]
+    np.testing.assert_array_equal(model.draws.z, alone.draws.z)
+    assert model.settings == alone.settings
+    kind = "gaussian" if key.endswith("laplace") else "mixture"
+    assert chosen.predictives[key].kind == alone.predict(TEST[0]).kind == kind
+    np.testing.assert_array_equal(chosen.predictives[key].std, alone.predict(TEST[0]).std)
+    for name, value in metrics.score(chosen.predictives[key], TEST[1]).items():
+        assert chosen.table.loc[key, name] == value
+    assert chosen.settings["inputs"] is True
+
+
+@pytest.mark.parametrize("y", [(TRAIN[1] > 0).long(), TRAIN[1].abs().round()])
+def test_chosen_subspaces_of_classes_and_counts(y):
+    classes = y.dtype == torch.long
+    found = compare_methods(net(outputs=2 if classes else 1), Categorical() if classes else
+                            Poisson(), (TRAIN[0], y), (TRAIN[0], y), tuple(CHOSEN),
+                            covariance="diagonal", **QUICK)
+    assert np.isfinite(found.table["log_likelihood"]).all()
+    json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_swag_and_subspace_start_from_the_same_swa_solution(six):
@@ -233,6 +273,13 @@ def test_most_draws_bounds_the_predictions():
     ({"temperature": "validation"}, "validation: expected held-out data .*, got None"),
     ({"methods": ("mc-dropout",)}, "module: expected at least one dropout layer"),
     ({"training": Training(epochs=0)}, "training: expected epochs above 0 to train an ensemble"),
+    ({"inputs": TEST[0]}, "inputs: expected one of optimal, .*, subnetwork-laplace among the meth"),
+    ({"covariance": "kfac", "methods": ("subnetwork",)}, "covariance: expected one of optimal, "
+     "optimal-laplace among the methods, which use it, got others alone"),
+    ({"covariance": "full", "methods": ("optimal",)}, "covariance: expected one of 'exact'"),
+    ({"inputs": TEST[0][:, :1], "methods": ("optimal",)}, "inputs: expected what the module takes"),
+    ({"rank": 100, "methods": ("subnetwork-laplace",)}, "rank: expected at most 25, the number of"),
+    ({"rank": 9, "methods": ("pca",)}, "rank: expected at most 7, what the 8 snapshots"),
     ({"most_draws": 0}, "most_draws: expected a whole number of at least 1, got 0"),
     ({"test": (TEST[0], TEST[1][:3])}, "test inputs and test targets: expected the same number"),
     ({"test": (TEST[0][:, :1], TEST[1])}, "inputs: expected"),

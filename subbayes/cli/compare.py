@@ -10,6 +10,7 @@ import typer
 from subbayes.cli.compare_models import rank_models
 from subbayes.cli.console import Console, as_options, say
 from subbayes.cli.options import (
+    COVARIANCE,
     DATA,
     HIDDEN,
     OUTPUT,
@@ -21,6 +22,7 @@ from subbayes.cli.options import (
     BatchSize,
     Categories,
     Chains,
+    Covariance,
     Draws,
     Dropout,
     Epochs,
@@ -75,7 +77,8 @@ def compare(
         help="Column to predict; needed without MODELS.", rich_help_panel=DATA,
         show_default=False)] = None,
     methods: Annotated[str, typer.Option(
-        help="Some of map, swa, swag, ensemble, mc-dropout, temperature-scaling, pca, random.",
+        help="Some of map, swa, swag, ensemble, mc-dropout, temperature-scaling, pca, random, "
+        "curve, optimal, optimal-laplace, subnetwork, subnetwork-laplace.",
         metavar="NAME,NAME,...")] = "map,swa,swag,ensemble,pca,random",
     test: Annotated[Path | None, typer.Option(
         help="Table to score on; by default a random part of TABLE.", rich_help_panel=DATA,
@@ -104,6 +107,7 @@ def compare(
     swa_epochs: SwaEpochs = _D.swa_epochs,
     swa_learning_rate: SwaLearningRate = _D.swa_learning_rate,
     rank: Rank = None,
+    covariance: Covariance = COVARIANCE,
     temperature: Temperature = TEMPERATURE,
     draws: Draws = _D.draws,
     chains: Chains = _D.chains,
@@ -127,7 +131,9 @@ def compare(
 
     Columns: log-likelihood (mean over test rows, in nats; higher is better) and, for numbers and
     counts, RMSE, CRPS and coverage of the interval; for classes accuracy, Brier score, calibration
-    error and AUROC; then seconds. mc-dropout needs --dropout above 0. temperature-scaling and
+    error and AUROC; then seconds. optimal and subnetwork are the random part of the weights that
+    keeps most of the predictive covariance, sampled through the network; with -laplace in closed
+    form, through its linearisation. mc-dropout needs --dropout above 0. temperature-scaling and
     --temperature validation hold out --validation-fraction of the training rows.
     """
     console = Console(as_json, quiet)
@@ -141,8 +147,9 @@ def compare(
         hidden=hidden, activation=activation, likelihood=likelihood, temperature=temperature,
         prior_scale=prior_scale, dropout=dropout, epochs=epochs, learning_rate=learning_rate,
         batch_size=batch_size, patience=patience, validation_fraction=validation_fraction,
-        swa_epochs=swa_epochs, swa_learning_rate=swa_learning_rate, rank=rank, draws=draws,
-        chains=chains, warmup=warmup, members=members, seed=seed)
+        swa_epochs=swa_epochs, swa_learning_rate=swa_learning_rate, rank=rank,
+        covariance=covariance.value, draws=draws, chains=chains, warmup=warmup,
+        members=members, seed=seed)
     check_new_file(out, overwrite, ".csv")
     names = _names(methods)
     frame = read_training_table(table, target, missing_values, separator, ignore)
@@ -219,6 +226,6 @@ def _compared(
     return compare_methods(
         make_module(settings, likelihood, *data), likelihood, data, test, names,
         training=settings.training(target.task), rank=settings.rank,
-        temperature=settings.temperature, validation=validation, draws=settings.draws,
-        chains=settings.chains, warmup=settings.warmup, members=settings.members, level=level,
-        seed=settings.seed, progress=console.progress)
+        covariance=settings.covariance, temperature=settings.temperature, validation=validation,
+        draws=settings.draws, chains=settings.chains, warmup=settings.warmup,
+        members=settings.members, level=level, seed=settings.seed, progress=console.progress)
