@@ -37,7 +37,7 @@ from subbayes.posterior import Posterior, check_fit
 from subbayes.prediction import count_rows, input_batches
 from subbayes.priors import Normal
 from subbayes.seeding import derive
-from subbayes.subspace import FullSubspace, RandomSubspace, Subspace
+from subbayes.subspace import CoordinateSubspace, FullSubspace, RandomSubspace, Subspace
 from subbayes.tempering import TemperatureChoice, choose_temperature
 from subbayes.training import SwaResult, TrainingResult, swa, train
 from subbayes.types import FORMS, Form
@@ -189,6 +189,7 @@ def fit(
     inference: str | Callable[..., Draws] = "elliptical-slice",
     rank: int | None = None,
     prior: Normal | float = 1.0,
+    scale_prior: bool = False,
     inputs: Any = None,
     covariance: Form = "exact",
     temperature: float | str = 1.0,
@@ -225,6 +226,9 @@ def fit(
             "subnetwork" and 2 for "curve".
         prior: of z: a scale or a `Normal`; with subspace="optimal" a scale is that of the
             weights, $w \sim N(\hat w, s^2 I)$ within the subspace.
+        scale_prior: of a subnetwork of |S| of the D weights, make the scale of the prior
+            $\sqrt{D / |S|}$ times larger, so that the outputs keep about the variance that they
+            have under a prior of all weights; the subnetwork is chosen under it too.
         inputs: for subspace="optimal" or "subnetwork", without labels: the inputs to be
             predicted, for which it is then chosen; by default recombined training inputs for the
             former, the training inputs for the latter.
@@ -272,7 +276,6 @@ def fit(
         fail_type("training", "a Training(epochs=..., ...)", training)
     engine = _engine(inference)
     scale = None if isinstance(prior, Normal) else check_positive("prior", prior)
-    prior = prior if isinstance(prior, Normal) else Normal(prior)
     check_choice("mode", mode, ("trace", "eager", "compile"))
     _check_sampling(draws, chains, warmup, seed, temperature, validation)
     check_subspace(subspace, rank, network, training)
@@ -280,6 +283,9 @@ def fit(
         fail("inputs", "subspace='optimal' or 'subnetwork', chosen for inputs", repr(subspace),
              "Leave them out; predict(inputs) comes later")
     check_sizes(network, data, subspace, rank, inference, inputs, covariance)
+    if scale_prior:
+        scale = _widened(scale, subspace, rank, network.size)
+    prior = Normal(prior if scale is None else scale) if not isinstance(prior, Normal) else prior
     settings: dict[str, Any] = {
         "likelihood": likelihood.to_config(), "rank": rank, "seed": seed,
         "subspace": subspace if isinstance(subspace, str) else repr(subspace),
@@ -420,6 +426,22 @@ def check_sizes(
 
         known = subspace.rank if isinstance(subspace, Subspace) else rank
         laplace_linearised.check_size(size if subspace == "full" else known or 1)
+
+
+def _widened(
+    scale: float | None, subspace: str | Subspace | Callable[[Trained], Subspace],
+    rank: int | None, size: int,
+) -> float:
+    r"""The scale of a prior precision $\lambda |S| / D$, see `scaled_prior_precision`."""
+    if scale is None:
+        fail("scale_prior", "a prior given as a scale", "a Normal",
+             "Scale it yourself, or pass a number")
+    if isinstance(subspace, CoordinateSubspace):
+        return scale * (size / subspace.rank) ** 0.5
+    if subspace != "subnetwork":
+        fail("scale_prior", "subspace='subnetwork', by whose share of the weights it scales",
+             repr(subspace), "Leave it out")
+    return scale * (size / (min(100, size) if rank is None else rank)) ** 0.5
 
 
 def _taken(engine: Callable[..., Draws], **offered: Any) -> dict[str, Any]:

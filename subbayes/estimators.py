@@ -214,6 +214,8 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
             100 for "subnetwork".
         covariance: "exact", or "kfac", "low-rank" or "diagonal", by which the subspace "optimal"
             is chosen.
+        scale_prior: for the subspace "subnetwork": widen its prior by its share of the weights, as
+            `fit` does.
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
@@ -269,6 +271,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         subspace: str = _DEFAULT.subspace,
         rank: int | None = _DEFAULT.rank,
         covariance: str = _DEFAULT.covariance,
+        scale_prior: bool = _DEFAULT.scale_prior,
         inference: str = _DEFAULT.inference,
         temperature: float | str = _DEFAULT.temperature,
         dropout: float = _DEFAULT.dropout,
@@ -293,6 +296,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         self.subspace = subspace
         self.rank = rank
         self.covariance = covariance
+        self.scale_prior = scale_prior
         self.inference = inference
         self.temperature = temperature
         self.dropout = dropout
@@ -382,6 +386,8 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
             100 for "subnetwork".
         covariance: "exact", or "kfac", "low-rank" or "diagonal", by which the subspace "optimal"
             is chosen.
+        scale_prior: for the subspace "subnetwork": widen its prior by its share of the weights, as
+            `fit` does.
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
         dropout: dropout probability in training, after each hidden layer.
@@ -438,6 +444,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         subspace: str = _DEFAULT.subspace,
         rank: int | None = _DEFAULT.rank,
         covariance: str = _DEFAULT.covariance,
+        scale_prior: bool = _DEFAULT.scale_prior,
         inference: str = _DEFAULT.inference,
         temperature: float | str = _DEFAULT.temperature,
         dropout: float = _DEFAULT.dropout,
@@ -461,6 +468,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         self.subspace = subspace
         self.rank = rank
         self.covariance = covariance
+        self.scale_prior = scale_prior
         self.inference = inference
         self.temperature = temperature
         self.dropout = dropout

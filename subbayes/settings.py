@@ -37,6 +37,7 @@ class Settings:
             have fewer directions, 2 for "curve", 20 for "optimal", 100 for "subnetwork".
         covariance: "exact", or "kfac", "low-rank" or "diagonal", by which the subspace "optimal" is
             chosen.
+        scale_prior: widen the prior of a subnetwork by its share of the weights, as `fit` does.
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: a number, "loo" or "validation".
         dropout: dropout probability in training, after each hidden layer.
@@ -67,6 +68,7 @@ class Settings:
     subspace: str = "pca"
     rank: int | None = None
     covariance: Form = "exact"
+    scale_prior: bool = False
     inference: str = "elliptical-slice"
     temperature: float | str = 1.0
     dropout: float = 0.0

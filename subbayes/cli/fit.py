@@ -43,6 +43,7 @@ from subbayes.cli.options import (
     PriorScale,
     Quiet,
     Rank,
+    ScalePrior,
     Seed,
     Separator,
     SwaEpochs,
@@ -110,6 +111,7 @@ def fit(
         rich_help_panel=POSTERIOR)] = Method[_D.subspace],
     rank: Rank = None,
     covariance: Covariance = COVARIANCE,
+    scale_prior: ScalePrior = _D.scale_prior,
     inference: Inference = INFERENCE,
     temperature: Temperature = TEMPERATURE,
     draws: Draws = _D.draws,
@@ -134,7 +136,8 @@ def fit(
         batch_size=batch_size, patience=patience, validation_fraction=validation_fraction,
         swa_epochs=swa_epochs, swa_learning_rate=swa_learning_rate, rank=rank, draws=draws,
         chains=chains, warmup=warmup, members=members, seed=seed, inference=inference.value,
-        covariance=covariance.value, subspace=method.value if method in SUBSPACES else _D.subspace)
+        covariance=covariance.value, scale_prior=scale_prior,
+        subspace=method.value if method in SUBSPACES else _D.subspace)
     _check_free(out, overwrite)
     frame = read_training_table(table, target, missing_values, separator, ignore)
     encoder = make_encoder(unknown, missing, missing_values, categorical, max_categories)

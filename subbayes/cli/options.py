@@ -119,6 +119,10 @@ Rank = Annotated[int | None, typer.Option(
 Covariance = Annotated[CovarianceName, typer.Option(
     help="Of the weights, by which the subspace optimal is chosen; kfac, low-rank or diagonal "
     "where exact does not fit into memory.", rich_help_panel=POSTERIOR)]
+ScalePrior = Annotated[bool, typer.Option(
+    "--scale-prior", help="Widen the prior of a subnetwork by its share of the weights, so that "
+    "the outputs keep about the variance that they have under a prior of all.",
+    rich_help_panel=POSTERIOR)]
 Temperature = Annotated[str, typer.Option(
     help="A number above 0 (1 is the posterior, more is wider); or loo, or validation, to choose "
     "it.", rich_help_panel=POSTERIOR, metavar="NUMBER|loo|validation")]
