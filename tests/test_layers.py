@@ -6,7 +6,10 @@ import torch
 from torch import nn
 
 from subbayes import Network
+from subbayes.curvature.entries import Entries
+from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers, captured
+from subbayes.curvature.squares import columns_squared
 from subbayes.data import n_rows, take
 
 
@@ -84,21 +87,50 @@ def test_a_layer_in_several_places_of_a_row_and_padding():
     assert plan.rest.size == 12  # positions have no rows
 
 
-def test_layers_that_run_twice_or_share_weights_are_differentiated_row_by_row():
+def test_layers_that_do_not_run_or_share_weights_are_differentiated_row_by_row():
     torch.manual_seed(0)
 
-    class Twice(nn.Module):
+    class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner, self.out, self.idle = nn.Linear(3, 3), nn.Linear(3, 2), nn.Linear(2, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             again = x[:, :2] @ self.out.weight[:, :2]  # behind the layer's back
-            return self.out(self.inner(torch.tanh(self.inner(x)))) + again
+            return self.out(torch.tanh(self.inner(x))) + again
 
-    plan = check(Network(Twice().double()), torch.randn(4, 3).double())
-    assert plan.layers == ()
-    assert plan.rest.size == 12 + 8 + 6
+    plan = check(Network(Shared().double()), torch.randn(4, 3).double())
+    assert [layer.name for layer in plan.layers] == ["inner"]
+    assert plan.rest.size == 8 + 6
+
+
+class Again(nn.Module):
+    """Layers that run several times, in as many places as there are then, the last one in vain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.GroupNorm(1, 2)
+        self.inner, self.out = nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = torch.max_pool2d(torch.tanh(self.norm(self.conv(x))), 2)
+        x = torch.tanh(self.inner(torch.tanh(self.inner(x.flatten(1)))))
+        self.inner(x)
+        return self.out(x)
+
+
+def test_the_runs_of_a_layer_add_up():
+    torch.manual_seed(0)
+    network, x = Network(Again().double()), torch.randn(3, 2, 8, 8).double()
+    plan = check(network, x)
+    assert [layer.name for layer in plan.layers] == ["conv", "norm", "inner", "out"]
+    assert plan.rest is None
+    J, some = dense(network, x), torch.randperm(network.size)[:40]
+    torch.testing.assert_close(Entries(plan, some).of(x), J[:, :, some])
+    rows = Jacobian.of_inputs(plan, x)
+    torch.testing.assert_close(columns_squared(rows), J.square().sum((0, 1)))
+    torch.testing.assert_close(rows.gram(), J.flatten(0, 1) @ J.flatten(0, 1).T)
 
 
 def test_the_module_is_left_as_it_was():

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from subbayes.checks import fail
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.layer_kinds import Patches, Right
+from subbayes.curvature.layer_kinds import columns
 from subbayes.curvature.layers import Captured, LayerGradients, Layers, Span
 from subbayes.evaluation import reuse_memory
 from subbayes.network import Network
@@ -144,7 +144,7 @@ class Entries:
             self._picks[name] = self._pick(gradients, *chosen)
         pick = self._picks[name]
         if name not in inputs:  # the same for all cotangents
-            inputs[name] = _columns(gradients.right, pick.right)
+            inputs[name] = columns(gradients.right, pick.right)
         out[:, pick.where] = _products(left, inputs[name], pick)
 
     def _pick(
@@ -251,13 +251,6 @@ def rows_at_once(rows: Jacobian, limit: int = _LIMIT) -> int:
 
 def _extent(indices: Tensor) -> str:
     return f"{int(indices.min())}..{int(indices.max())}" if len(indices) else "none"
-
-
-def _columns(right: Right, which: Int[Tensor, "p"]) -> Float[Tensor, "N p t"]:
-    """Chosen inputs of a layer, at all places."""
-    if isinstance(right, Patches):
-        return right.columns(which)
-    return right(slice(None)).flatten(2).mT.index_select(1, which)
 
 
 def _products(

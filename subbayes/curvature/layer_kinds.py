@@ -12,15 +12,16 @@ group of its own), and, the other way round, the one-hot index of an embedding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["KINDS", "Kind", "Patches", "Right", "contract", "kind_of", "scattered"]
+__all__ = ["KINDS", "Joined", "Kind", "Patches", "Right", "columns", "contract", "kind_of",
+           "scattered"]
 
 Rows = slice
 Right = Callable[[Rows], Float[Tensor, "n t groups i"]]
@@ -87,6 +88,30 @@ class Patches:
         chosen = self._windows(slice(None))[
             :, which // (height * width), which // width % height, which % width]
         return chosen.flatten(2)
+
+
+class Joined:
+    """What went into a layer that ran several times: the places of all runs, one after another.
+
+    Args:
+        runs: what went in, run by run.
+    """
+
+    def __init__(self, runs: Sequence[Right]) -> None:
+        self.runs = tuple(runs)
+
+    def __call__(self, rows: Rows) -> Float[Tensor, "n t groups i"]:
+        """All of it, for some rows."""
+        return torch.cat([run(rows) for run in self.runs], 1)
+
+
+def columns(right: Right, which: Int[Tensor, "p"]) -> Float[Tensor, "n p t"]:
+    """Chosen inputs of a layer (group and input, as one number), for all rows at all places."""
+    if isinstance(right, Joined):
+        return torch.cat([columns(run, which) for run in right.runs], 2)
+    if isinstance(right, Patches):
+        return right.columns(which)
+    return right(slice(None)).flatten(2).mT.index_select(1, which)
 
 
 def _conv_right(module: nn.Module, x: Tensor, n: int) -> Right:

@@ -5,11 +5,12 @@ backward pass through the activations alone gives, for a cotangent u (N, C), the
 $g_n = \partial (u_n^\top f_n) / \partial h_n$ of what came out of the layer. With both, all of
 $u_n^\top J_n$ is known for every n, as outer products (see `layer_kinds`): whole rows, their Gram
 matrices, their sums of squares or single entries can be had from them. C cotangents are C
-backward passes over one forward pass.
+backward passes over one forward pass. Of a layer that runs several times, the places of all runs
+count as its places.
 
-Weights in no known layer, in a layer that runs twice or not at all, weights that two layers
-share and layers that treat rows otherwise than expected are differentiated row by row instead
-(`Rest`), so that every module is exact. Which layers can be trusted is found out by comparing
+Weights in no known layer, in a layer that does not run, weights that two layers share and layers
+that treat rows otherwise than expected are differentiated row by row instead (`Rest`), so that
+every module is exact. Which layers can be trusted is found out by comparing
 their gradients with those of autograd on a few rows.
 """
 
@@ -25,7 +26,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vjp, vmap
 
-from subbayes.curvature.layer_kinds import Kind, Right, contract, kind_of, scattered
+from subbayes.curvature.layer_kinds import (
+    Joined,
+    Kind,
+    Right,
+    contract,
+    kind_of,
+    scattered,
+)
 from subbayes.data import leaves, n_rows, take
 from subbayes.network import Network, plain_attention
 from subbayes.types import Inputs
@@ -221,7 +229,7 @@ class Layers:
     def _trusted(self, inputs: Inputs) -> tuple[Layer, ...]:
         """Layers whose gradients are those of autograd, row by row."""
         batch = Captured(self, inputs)
-        seen = [layer for layer in self.layers if batch.calls[layer.name] == 1]
+        seen = [layer for layer in self.layers if batch.calls[layer.name] > 0]
         generator = torch.Generator().manual_seed(0)
         u = torch.randn(batch.outputs.shape, generator=generator, dtype=torch.float64)
         u = u.to(batch.outputs)
@@ -317,8 +325,8 @@ class Captured:
         self.plan, self.inputs = plan, inputs
         self.calls = {layer.name: 0 for layer in plan.layers}
         self.output_numbers = 0
-        self._rights: dict[str, Right] = {}
-        self._edges: dict[str, GradientEdge] = {}
+        self._rights: dict[str, list[Right]] = {}
+        self._edges: dict[str, list[GradientEdge]] = {}
         network, n = plan.network, n_rows(inputs)
         hooks = {layer.name: self._hook(layer, n) for layer in plan.layers}
         with torch.enable_grad(), network.watched(hooks):
@@ -336,11 +344,12 @@ class Captured:
             if not (isinstance(output, Tensor) and isinstance(x, Tensor)):
                 return
             if x.ndim >= layer.kind.ndim(module) and x.shape[0] % n == 0 and output.requires_grad:
-                self._edges[layer.name] = get_gradient_edge(output)
+                self._edges.setdefault(layer.name, []).append(get_gradient_edge(output))
                 self.output_numbers += output.numel()
                 if layer.weight is not None:
                     with torch.no_grad():
-                        self._rights[layer.name] = layer.kind.right(module, x.detach(), n)
+                        self._rights.setdefault(layer.name, []).append(
+                            layer.kind.right(module, x.detach(), n))
 
         return hook
 
@@ -354,21 +363,33 @@ class Captured:
             layers: of these layers alone; by default of all of them and of the rest.
         """
         wanted = self.plan.layers if layers is None else layers
-        missing = [layer.name for layer in wanted if layer.name not in self._edges]
+        missing = [layer.name for layer in wanted
+                   if len(self._edges.get(layer.name, ())) < max(1, self.calls[layer.name])]
         assert not missing or layers is not None, f"layers that treat rows otherwise: {missing}"
-        edges = [self._edges[layer.name] for layer in wanted if layer.name in self._edges]
-        if len(edges) < len(wanted):
+        if missing:
             raise RuntimeError("a layer that treats rows otherwise")
-        found = torch.autograd.grad(self._outputs, edges, cotangents, retain_graph=True,
-                                    allow_unused=True) if edges else ()
+        edges = [edge for layer in wanted for edge in self._edges[layer.name]]
+        found = iter(torch.autograd.grad(self._outputs, edges, cotangents, retain_graph=True,
+                                         allow_unused=True) if edges else ())
         gradients: list[Gradients] = []
-        for layer, g in zip(wanted, found, strict=True):
-            if g is not None:
-                left = layer.kind.left(layer.module, g, len(self))
-                gradients.append(LayerGradients(layer, left, self._rights.get(layer.name, _none)))
+        for layer in wanted:
+            runs = [next(found) for _ in self._edges[layer.name]]
+            if any(g is not None for g in runs):
+                gradients.append(self._of_layer(layer, runs))
         if layers is None and self.plan.rest is not None:
             gradients.append(RestGradients(self.plan.rest, self.plan, self.inputs, cotangents))
         return gradients
+
+    def _of_layer(self, layer: Layer, runs: list[Any]) -> LayerGradients:
+        """Gradients of what came out of a layer, run by run (or None), beside what went in."""
+        used = [k for k, g in enumerate(runs) if g is not None]
+        lefts = [layer.kind.left(layer.module, runs[k], len(self)) for k in used]
+        rights = [self._rights[layer.name][k] for k in used] if layer.weight is not None else [
+            _none]
+        if len(lefts) == 1:
+            return LayerGradients(layer, lefts[0], rights[0])
+        return LayerGradients(layer, torch.cat(lefts, 1),
+                              rights[0] if layer.weight is None else Joined(rights))
 
     def total(self, cotangents: Float[Tensor, "N C"]) -> Float[Tensor, "D"]:
         """The sum over rows of u_n J_n."""
