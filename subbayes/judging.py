@@ -191,7 +191,7 @@ def judge(
     scores = None if targets is None else _Scores(psi, X, targets)
     best = (math.nan, math.nan) if scores is None else scores(full)
     for name, space in subspaces.items():
-        inside, columns = Restricted(psi.V, space, psi.prior_precision), along(X, space)
+        inside, columns = Restricted.of(psi, space), along(X, space)
         for rank in [space.rank] if ranks is None else ranks:
             if check_count("ranks", rank) <= space.rank:
                 precise = (inside.matrix + psi.prior_precision * inside.metric)[:rank, :rank]

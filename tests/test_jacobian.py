@@ -80,3 +80,26 @@ def test_both_ways_to_a_gram_matrix(factored, monkeypatch):
         J = dense(network, x).flatten(0, 1)
         X = Jacobian.of_inputs(Layers(network, x), x)
         torch.testing.assert_close(X.gram(), J @ J.T, rtol=1e-10, atol=1e-10)
+
+
+def test_many_vectors_at_once_and_blocks_that_are_kept(monkeypatch):
+    torch.manual_seed(0)
+    network = Network(Many().double())
+    x = torch.randn(5, 4, 6).double()
+    plan, J = Layers(network, x), dense(network, x).flatten(0, 1)
+    X = Jacobian.of_inputs(plan, x, 3 * Jacobian.of_inputs(plan, x).row_bytes)
+    assert X.step == 3
+    basis = torch.randn(80, network.size).double()
+    u = torch.randn(40, X.rows).double()
+    torch.testing.assert_close(X.push(basis), basis @ J.T)
+    torch.testing.assert_close(X.pull(u), u @ J)
+    made = []
+    again, whole = X.blocks, Jacobian.of_inputs(plan, x)
+    monkeypatch.setattr(X, "blocks", lambda first=0: (made.append(first), again(first))[1])
+    torch.testing.assert_close(X.gram(), J @ J.T)
+    assert made == [0, 9, 15]  # twice 3 inputs are more than its limit: made again
+    whole.step = 3
+    monkeypatch.setattr(whole, "blocks", lambda first=0: (made.append(first), again(first))[1])
+    made.clear()
+    torch.testing.assert_close(whole.gram(), J @ J.T)
+    assert made == [0]

@@ -96,6 +96,16 @@ def test_the_full_and_coordinate_subspaces():
                                as_dense.leading(2).covariance(new))
 
 
+@pytest.mark.parametrize("kind", ["dense", "coordinates"])
+def test_a_subspace_of_what_the_primal_form_holds(kind):
+    net, likelihood, data, new = problem(2)
+    psi = precision(net, likelihood, data, "primal")
+    space = (subbayes.RandomSubspace(net.weights, 5, seed=0) if kind == "dense" else
+             subbayes.CoordinateSubspace(net.weights, torch.tensor([9, 2, 30])))
+    streamed = Restricted(psi.V, space, psi.prior_precision)
+    torch.testing.assert_close(Restricted.of(psi, space).covariance(new), streamed.covariance(new))
+
+
 @pytest.mark.parametrize("form", ["dual", "primal", "diagonal"])
 def test_covariances_input_by_input_and_draws(form):
     net, likelihood, data, new = problem(2, 3)

@@ -18,6 +18,7 @@ from subbayes.curvature.restricted import Restricted
 from subbayes.judging import relative_error
 from subbayes.subspaces.subnetwork import (
     masked,
+    ranked,
     scaled_prior_precision,
     subnetwork,
     wasserstein,
@@ -75,6 +76,14 @@ def test_every_weight_is_chosen_in_the_end():
 
 def test_predictive_takes_the_datas_inputs_by_default():
     assert chosen(rank=9).equal(chosen(rank=9, inputs=model()[1]))
+
+
+@pytest.mark.parametrize("by", ["predictive", "variance", "magnitude"])
+def test_weights_in_order_are_the_subnetworks_of_all_sizes(by):
+    network, x, y = model()
+    order = ranked(network, Categorical(), (x, y), rank=9, by=by, prior_precision=LAMBDA)
+    for rank in (2, 9):
+        assert chosen(rank=rank, by=by).tolist() == sorted(order[:rank].tolist())
 
 
 def test_the_wasserstein_distance_is_that_of_dense_square_roots():

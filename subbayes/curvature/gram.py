@@ -15,7 +15,7 @@ the factors had.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -27,7 +27,7 @@ from subbayes.curvature.layers import Layer, LayerGradients, Layers, Rest, RestG
 from subbayes.data import n_rows
 from subbayes.types import Inputs
 
-__all__ = ["Block", "block", "gram", "narrowed", "pushed"]
+__all__ = ["Block", "block", "gram", "narrowed", "pulled", "pushed"]
 
 _OUTER, _INNER, _PAIRS = 128 * 2**20, 48 * 2**20, 16 * 2**20
 
@@ -53,6 +53,11 @@ class Piece:
 
     def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
         """The gradients themselves, in the order of `spans`."""
+        if _is_matrix(self):
+            left = self.left[:, rows]
+            whole = torch.einsum("rntgo,ntgi->rngoi", left, self.right(rows)).flatten(2).double()
+            return whole if self.layer.bias is None else torch.cat(
+                [whole, left.sum(2).flatten(2).double()], 2)
         return torch.stack([torch.cat([part.double() for _, part in LayerGradients(
             self.layer, left, self.right).parts(rows)], 1) for left in self.left])
 
@@ -226,17 +231,21 @@ def _add_dense(
     total: Float[Tensor, "R N S M"], a: Piece | RestPiece, b: Piece | RestPiece,
     scale: Float[Tensor, "D"] | None,
 ) -> None:
-    weigh = None if scale is None else _columns(a, scale[None])
-    step = _OUTER // (8 * total.shape[0] * a.size)
-    inner = step if a is b else _INNER // (8 * total.shape[2] * b.size)
-    for mine in _slices(total.shape[1], step):
-        rows = a.dense(mine).flatten(0, 1)
-        rows = rows if weigh is None else rows * weigh
-        for other in _slices(total.shape[3], inner, mine.start if a is b else 0):
-            columns = b.dense(other)
-            product = rows @ columns.flatten(0, 1).T
-            _add(total, mine, other, product.reshape(total.shape[0], -1, *columns.shape[:2]),
-                 a is b)
+    """By the gradients themselves, so many columns at once that each is formed once."""
+    rows, others = total.shape[0] * total.shape[1], total.shape[2] * total.shape[3]
+    most = _OUTER // (8 * rows) if a is b else min(_OUTER // (8 * rows), _INNER // (8 * others))
+    for (places, mine), (_, other) in zip(narrowed(a, most), narrowed(b, most), strict=True):
+        weigh = None if scale is None else _columns(places, scale[None])
+        width = 8 * sum(place.stop - place.start for place in places)
+        step = _OUTER // (total.shape[0] * width)
+        inner = step if a is b else _INNER // (total.shape[2] * width)
+        for some in _slices(total.shape[1], step):
+            left = mine.dense(some)
+            flat = left.flatten(0, 1) if weigh is None else left.flatten(0, 1) * weigh
+            for few in _slices(total.shape[3], inner, some.start if a is b else 0):
+                right = left if a is b and few == some else other.dense(few)
+                product = (flat @ right.flatten(0, 1).T).reshape(*left.shape[:2], *right.shape[:2])
+                _add(total, some, few, product, a is b)
 
 
 def _slices(count: int, step: int, start: int = 0) -> Iterator[slice]:
@@ -244,9 +253,9 @@ def _slices(count: int, step: int, start: int = 0) -> Iterator[slice]:
         yield slice(first, first + max(1, step))
 
 
-def _columns(piece: Piece | RestPiece, vectors: Float[Tensor, "k D"]) -> Float[Tensor, "k p"]:
-    """The entries of weight vectors that belong to a piece, in the order of `dense`."""
-    return torch.cat([vectors[:, span.place] for span in piece.spans], 1)
+def _columns(places: Iterable[slice], vectors: Float[Tensor, "k D"]) -> Float[Tensor, "k p"]:
+    """Entries of weight vectors, in the order of `dense` where they are those of a piece."""
+    return torch.cat([vectors[:, place] for place in places], 1)
 
 
 def narrowed(
@@ -270,18 +279,48 @@ def pushed(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
     """Products of all rows with weight vectors, input by input, in float64: (k, N R)."""
     total = torch.zeros(len(basis), part.n, part.roots, dtype=torch.float64, device=part.device)
     for piece in part.pieces:
-        vectors = _columns(piece, basis)
-        if isinstance(piece, Piece) and _is_matrix(piece):
+        if isinstance(piece, Piece) and _is_matrix(piece) and not _formed(piece, len(basis)):
+            vectors = _columns((span.place for span in piece.spans), basis)
             each = 8 * max(piece.left[0, 0].numel(), piece.size // piece.left.shape[-1])
             for rows in _slices(part.n, _INNER // each):
                 left, right = piece.left[:, rows], piece.right(rows)
                 for some in _slices(len(basis), _INNER // (2 * each * right.shape[0])):
                     total[some, rows] += _along(piece, left, right, vectors[some])
-        else:
-            for rows in _slices(part.n, _INNER // (8 * part.roots * piece.size)):
-                dense = piece.dense(rows)
-                total[:, rows] += torch.einsum("kp,rnp->knr", vectors.double(), dense)
+            continue
+        for places, cut in narrowed(piece, _INNER // (8 * len(basis))):
+            vectors = _columns(places, basis).double()
+            for rows in _slices(part.n, _INNER // (8 * part.roots * vectors.shape[1])):
+                dense = cut.dense(rows)
+                found = vectors @ dense.flatten(0, 1).T
+                total[:, rows] += found.unflatten(1, dense.shape[:2]).transpose(1, 2)
     return total.flatten(1)
+
+
+def pulled(
+    part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, "s D"]
+) -> None:
+    """Add to weight vectors the combinations of all rows with s vectors of coefficients.
+
+    Args:
+        part: N inputs.
+        cotangents: the coefficients.
+        onto: what to add to, in place.
+    """
+    u = cotangents.double().transpose(1, 2)  # s, R, n
+    for piece in part.pieces:
+        for places, cut in narrowed(piece, _INNER // (8 * len(u))):
+            widths = [place.stop - place.start for place in places]
+            for rows in _slices(part.n, _INNER // (8 * part.roots * sum(widths))):
+                found = u[:, :, rows].flatten(1) @ cut.dense(rows).flatten(0, 1)
+                for place, values in zip(places, found.split(widths, 1), strict=True):
+                    onto[:, place] += values.to(onto)
+
+
+def _formed(piece: Piece, k: int) -> bool:
+    """Whether the gradients of all rows cost less than k tangents through the layer."""
+    roots, _, t, groups, o = piece.left.shape
+    i = piece.size / (groups * o)
+    return roots * (t + k) * i < t * k * (i + roots)
 
 
 def _is_matrix(piece: Piece) -> bool:

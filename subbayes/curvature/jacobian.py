@@ -8,7 +8,7 @@ together. Nothing of size rows x D is held: products stream over blocks of input
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,16 +16,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.checks import fail
-from subbayes.curvature.gram import Block, block, gram, narrowed, pushed
+from subbayes.curvature.gram import Block, block, gram, narrowed, pulled, pushed
 from subbayes.curvature.layers import Layers
 from subbayes.data import Data, leaves, n_rows, named_leaves, take, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.memory import check_memory
+from subbayes.memory import available, check_memory
 from subbayes.network import Network
 from subbayes.prediction import input_batches
 from subbayes.types import Inputs, Targets
 
 __all__ = ["Jacobian", "check_joint", "curvature_root"]
+
+_DEFAULT = 2**28
+_MANY = 4
+_SHARE = 8  # of the free memory, for blocks that are wanted again
 
 Pairs = Callable[[], Iterator[tuple[Inputs, Targets | None]]]
 
@@ -64,7 +68,7 @@ class Jacobian:
         self.step = max(1, memory_limit // self.row_bytes)
 
     @classmethod
-    def of_inputs(cls, plan: Layers, inputs: Any, memory_limit: int = 2**28) -> Jacobian:
+    def of_inputs(cls, plan: Layers, inputs: Any, memory_limit: int = _DEFAULT) -> Jacobian:
         """J_X: one row for each output of each input.
 
         Args:
@@ -78,7 +82,7 @@ class Jacobian:
 
     @classmethod
     def of_data(
-        cls, plan: Layers, likelihood: Likelihood, data: Data, memory_limit: int = 2**28
+        cls, plan: Layers, likelihood: Likelihood, data: Data, memory_limit: int = _DEFAULT
     ) -> Jacobian:
         """V: the rows whose squares sum to the Gauss-Newton matrix."""
         return cls(plan, data.batches, data.n, likelihood, memory_limit)
@@ -135,6 +139,16 @@ class Jacobian:
             if rows.start >= first:
                 yield rows, block(self.plan, inputs, self.root(inputs, y))
 
+    def _lasting(self) -> Callable[[int], Iterable[tuple[slice, Block]]]:
+        """Blocks from a first row on, made once where all of them fit, else at every call."""
+        there = available()
+        room = self.memory_limit if there is None or self.memory_limit != _DEFAULT else max(
+            _DEFAULT, there // _SHARE)
+        if self.n <= self.step or self.n * self.row_bytes > room:
+            return self.blocks
+        kept = list(self.blocks())
+        return lambda first: [pair for pair in kept if pair[0].start >= first]
+
     def dense(self, most: int = 2**26) -> Iterator[tuple[slice, Float[Tensor, "m D"]]]:
         """Rows over all weights, in float64, at most so many bytes at once (or one input's)."""
         step = max(1, most // (8 * self.size * self.roots))
@@ -175,10 +189,11 @@ class Jacobian:
         """
         to = self if other is None else other
         total = torch.zeros(self.rows, to.rows, dtype=torch.float64, device=self.network.device)
-        for mine, left in self.blocks():
+        theirs_from = to._lasting()
+        for mine, left in theirs_from(0) if other is None else self.blocks():
             if other is None:
                 total[mine, mine] = gram(left, left, scale)
-            for theirs, right in to.blocks(mine.stop if other is None else 0):
+            for theirs, right in theirs_from(mine.stop if other is None else 0):
                 total[mine, theirs] = gram(left, right, scale)
                 if other is None:
                     total[theirs, mine] = total[mine, theirs].T
@@ -203,6 +218,11 @@ class Jacobian:
         """
         total = self.network.weights.new_zeros(len(cotangents), self.size) if (
             onto is None) else onto
+        if len(cotangents) > _MANY * self.roots:  # the rows themselves cost less
+            for rows, part in self.blocks():
+                some = cotangents[:, rows].to(total.device)
+                pulled(part, some.reshape(len(some), -1, self.roots), total)
+            return total
         for place, inputs, y in self.batches():
             batch = self.plan.capture(inputs)
             root = self.root(inputs, y, batch.outputs)

@@ -17,6 +17,8 @@ from subbayes.curvature.precision import Precision, cholesky
 
 __all__ = ["Primal"]
 
+_COLUMNS = 2048
+
 
 class Primal(Precision):
     """The exact precision as a matrix.
@@ -70,7 +72,13 @@ class Primal(Precision):
 
 
 def _squared(V: Jacobian) -> Float[Tensor, "D D"]:
+    """V'V: columns up to the diagonal alone are multiplied, then mirrored."""
     total = torch.zeros(V.size, V.size, dtype=torch.float64, device=V.network.device)
     for _, rows in V.dense():
-        total.addmm_(rows.T, rows)
+        for start in range(0, V.size, _COLUMNS):
+            some = slice(start, start + _COLUMNS)
+            total[some, :some.stop].addmm_(rows[:, some].T, rows[:, :some.stop])
+    for start in range(0, V.size, _COLUMNS):
+        some = slice(start, start + _COLUMNS)
+        total[:start, some] = total[some, :start].T
     return total

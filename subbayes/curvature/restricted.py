@@ -26,6 +26,7 @@ from subbayes.curvature.entries import Entries
 from subbayes.curvature.gram import pushed
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
+from subbayes.curvature.primal import Primal
 from subbayes.memory import check_memory
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 
@@ -75,6 +76,18 @@ class Restricted(Precision):
                  DenseSubspace(self.subspace.shift, self.subspace.basis()[:rank]))
         return Restricted(self.V, space, self.prior_precision,
                           (self.matrix[:rank, :rank], self.metric[:rank, :rank]))
+
+    @classmethod
+    def of(cls, psi: Precision, subspace: Subspace) -> Restricted:
+        """Within a subspace, from what the precision of all weights holds already."""
+        if not isinstance(psi, Primal):
+            return cls(psi.V, subspace, psi.prior_precision)
+        if isinstance(subspace, CoordinateSubspace):
+            matrix = psi.matrix[subspace.indices[:, None], subspace.indices]
+        else:
+            basis = subspace.basis().to(psi.matrix)
+            matrix = basis @ psi.matrix @ basis.T
+        return cls(psi.V, subspace, psi.prior_precision, (matrix, _metric(subspace)))
 
     @property
     def z_covariance(self) -> Float[Tensor, "k k"]:

@@ -37,7 +37,7 @@ from subbayes.network import Network, check_network, select
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.subspaces.trajectory import TrajectoryRecorder
 
-__all__ = ["check_size", "masked", "scaled_prior_precision", "subnetwork", "wasserstein"]
+__all__ = ["check_size", "masked", "ranked", "scaled_prior_precision", "subnetwork", "wasserstein"]
 
 _BY = ("predictive", "variance", "swag", "magnitude", "last-layer", "wasserstein")
 _MOST_WEIGHTS = 1000
@@ -94,27 +94,57 @@ def subnetwork(
     """
     check_network(network)
     check_choice("by", by, _BY)
-    check_positive("prior_precision", prior_precision)
     if by == "last-layer":
         return _last_layer(network, rank)
     if rank is None:
         fail("rank", "the number of weights to choose", None)
+    return _of(network, ranked(
+        network, likelihood, data, rank=rank, by=by, inputs=inputs, trajectory=trajectory,
+        prior_precision=prior_precision, candidates=candidates))
+
+
+def ranked(
+    network: Network,
+    likelihood: Likelihood | None = None,
+    data: Any = None,
+    *,
+    rank: int,
+    by: str = "predictive",
+    inputs: Any = None,
+    prior_precision: float = 1.0,
+    trajectory: Any = None,
+    candidates: int | None = None,
+) -> Int[Tensor, "k"]:
+    """The weights of a subnetwork in the order they are chosen in, for several sizes at once.
+
+    The first s of them are the subnetwork of s weights (by "predictive": among the same
+    candidates). Arguments are those of `subnetwork`, without "last-layer".
+
+    Example:
+        >>> network = Network(torch.nn.Linear(3, 1, bias=False))
+        >>> network = network.with_weights(torch.tensor([1.0, -3.0, 2.0]))
+        >>> ranked(network, rank=2, by="magnitude")
+        tensor([1, 2])
+    """
+    check_network(network)
+    check_choice("by", by, tuple(name for name in _BY if name != "last-layer"))
+    check_positive("prior_precision", prior_precision)
     if check_count("rank", rank) > network.size:
         fail("rank", f"at most {network.size}, the number of weights", rank, "Lower it")
     if by in ("magnitude", "swag"):
         score = network.weights.abs() if by == "magnitude" else _variance(trajectory, network)
-        return _of(network, _largest(score, rank))
+        return _largest(score, rank)
     if likelihood is None or data is None:
         fail("likelihood and data", f"both, for by={by!r}", "None",
              "Pass them, or use by='magnitude'")
     V = root(network, likelihood, data)
     if by == "variance":
-        return _of(network, _largest(1 / (columns_squared(V) + prior_precision), rank))
+        return _largest(1 / (columns_squared(V) + prior_precision), rank)
     if by == "wasserstein":
-        return _of(network, _nearest(_dense(V, prior_precision), rank))
+        return _nearest(_dense(V, prior_precision), rank)
     X = _jacobian_of(V, inputs)
     pool = _pool(columns_squared(X), rank, candidates)
-    return _of(network, pool[_leading(*_matrices(V, X, pool, prior_precision), rank)])
+    return pool[_leading(*_matrices(V, X, pool, prior_precision), rank)]
 
 
 def masked(
