@@ -26,6 +26,7 @@ from subbayes import (
     Poisson,
     Standardized,
 )
+from subbayes.curvature.jacobian import curvature_root
 from subbayes.likelihoods import from_config
 
 each = pytest.mark.parametrize("name", cases.LIKELIHOODS)
@@ -239,6 +240,16 @@ def test_curvature_is_symmetric_and_positive_semi_definite(name):
     torch.testing.assert_close(found, found.mT)
     assert (torch.linalg.eigvalsh(found) > -1e-12 * abs(found).amax()).all()
     torch.testing.assert_close(found[1, 2, 4], likelihood.curvature(f[1, 2, 4:5])[0])
+
+
+def test_curvature_next_to_certainty_keeps_its_digits():
+    outputs = torch.tensor([[30.0, 3.0, 0.0], [60.0, 0.0, -1.0], [900.0, 0.0, 0.0]]).double()
+    found = Categorical(3).curvature(outputs)
+    p = outputs.softmax(-1)
+    torch.testing.assert_close(found[0, 0, 0], p[0, 0] * (p[0, 1] + p[0, 2]), rtol=1e-14, atol=0)
+    root = curvature_root(Categorical(3), outputs, None)
+    gap = (root @ root.mT - found).norm(dim=(1, 2))
+    assert bool((gap <= 1e-10 * found.norm(dim=(1, 2))).all())
 
 
 def test_curvature_with_known_noise():

@@ -49,9 +49,11 @@ class Categorical(Likelihood):
         return p * (1 - p)
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
-        r"""$\Lambda = \mathrm{diag}(p) - p p^\top$."""
+        r"""$\Lambda = \mathrm{diag}(p) - p p^\top$, its diagonal $p_i \sum_{j \ne i} p_j$."""
         p = outputs.softmax(-1)
-        return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+        others = 1 - torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+        pairs = p.unsqueeze(-1) * p.unsqueeze(-2) * others  # 1 - p is 0 next to certainty
+        return torch.diag_embed(pairs.sum(-1)) - pairs
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One label per row of outputs, shape (..., N)."""
