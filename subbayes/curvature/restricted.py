@@ -14,6 +14,7 @@ Source: eq. (13) to (19) of the paper on optimal subspaces; Izmailov et al. (201
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -23,14 +24,14 @@ from torch import Tensor
 
 from subbayes.checks import fail
 from subbayes.curvature.entries import Entries
-from subbayes.curvature.gram import pushed
+from subbayes.curvature.gram import block, pushed
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.primal import Primal
 from subbayes.memory import check_memory
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 
-__all__ = ["Restricted", "along"]
+__all__ = ["Restricted", "along", "along_in_parts"]
 
 _AT_ONCE = 2**22  # numbers of a basis in float64
 Matrices = tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]
@@ -107,10 +108,13 @@ class Restricted(Precision):
         return half.T @ half
 
     def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
-        """From J_X P, input by input."""
-        X = self.jacobian(inputs)
-        half = self._half(X).reshape(self.subspace.rank, X.n, X.roots)
-        return torch.einsum("knc,knd->ncd", half, half)
+        """From J_X P, input by input, some inputs at a time."""
+        X, found = self.jacobian(inputs), []
+        for rows in along_in_parts(X, self.subspace):
+            half = torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
+            each = half.reshape(len(half), -1, X.roots)
+            found.append(torch.einsum("knc,knd->ncd", each, each))
+        return torch.cat(found)
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """Down to coordinates and up again."""
@@ -164,10 +168,38 @@ class Restricted(Precision):
 
 def along(J: Jacobian, subspace: Subspace) -> Float[Tensor, "m k"]:
     """J P: of coordinate subspaces the chosen columns, of others products with the basis."""
+    return torch.cat(list(along_in_parts(J, subspace)))
+
+
+def along_in_parts(
+    J: Jacobian, subspace: Subspace, most: int | None = None
+) -> Iterator[Float[Tensor, "m k"]]:
+    """J P, the rows of some inputs at a time.
+
+    Args:
+        J: the Jacobian.
+        subspace: of the directions P.
+        most: numbers held at once, about; by default 2^22.
+    """
+    limit = max(1, (_AT_ONCE if most is None else most) // subspace.rank)
+    held: list[Tensor] = []
+    for part in _pushed(J, subspace, max(1, limit // J.roots)):
+        held.append(part.double())
+        if sum(map(len, held)) >= limit:
+            yield torch.cat(held)
+            held = []
+    if held:
+        yield torch.cat(held)
+
+
+def _pushed(J: Jacobian, subspace: Subspace, step: int) -> Iterator[Float[Tensor, "m k"]]:
     if isinstance(subspace, CoordinateSubspace):
-        entries = Entries(J.plan, subspace.indices)
-        return torch.cat([part.flatten(0, 1) for _, part in entries.blocks(J)]).double()
-    return J.push(subspace.basis()).T
+        for _, part in Entries(J.plan, subspace.indices).blocks(J):
+            yield part.flatten(0, 1)
+        return
+    basis = subspace.basis()
+    for _, inputs, y in J.batches(min(step, J.step)):
+        yield pushed(block(J.plan, inputs, J.root(inputs, y)), basis).T
 
 
 def _squared(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:

@@ -15,7 +15,7 @@ from subbayes.curvature.forms import root
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import cholesky
-from subbayes.curvature.restricted import Restricted, along
+from subbayes.curvature.restricted import Restricted, along_in_parts
 from subbayes.data import to_device
 from subbayes.draws import Draws
 from subbayes.gaussian_predictive import natural, predictive_of
@@ -124,11 +124,15 @@ def predict_linearised(
     """
     network, batches = network.with_weights(subspace.shift), list(input_batches(inputs))
     X = Jacobian.of_inputs(Layers(network, to_device(batches[0], network.device)), inputs)
-    columns = along(X, subspace).cpu().reshape(X.n, X.roots, -1)
     z, covariance = (torch.tensor(draws.meta[name], dtype=torch.float64)
                      for name in ("mean", "covariance"))
-    mean = X.outputs().double().cpu() + columns @ z
-    rows = torch.einsum("nck,kl,ndl->ncd", columns, covariance, columns)
-    likelihood = with_noise(likelihood, noise, X.n)
-    return predictive_of(mean, (rows + rows.transpose(1, 2)) / 2, likelihood,
+    moves, blocks = [], []
+    for part in along_in_parts(X, subspace):
+        columns = part.cpu()
+        spread = (columns @ covariance).reshape(-1, X.roots, len(z))
+        blocks.append(spread @ columns.reshape(spread.shape).mT)
+        moves.append(columns @ z)
+    mean = X.outputs().double().cpu() + torch.cat(moves).reshape(X.n, X.roots)
+    rows, likelihood = torch.cat(blocks), with_noise(likelihood, noise, X.n)
+    return predictive_of(mean, (rows + rows.mT) / 2, likelihood,
                          natural(likelihood, mean), 200 if n_draws is None else n_draws, 0)

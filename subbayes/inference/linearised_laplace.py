@@ -153,6 +153,9 @@ class LinearisedLaplace:
     ) -> Predictive:
         r"""The predictive distribution at new inputs.
 
+        Rows of the Jacobian are held of some inputs at a time: beside the result, memory does not
+        grow with their number, unless `joint`.
+
         Args:
             inputs: in the form the module takes, or a loader of them.
             method: "gaussian", in closed form for Gaussian noise around the outputs; "probit",
@@ -161,7 +164,8 @@ class LinearisedLaplace:
                 weights put through the network itself, for comparison (its predictions are often
                 worse: the posterior is that of the linearisation). "auto" takes "gaussian",
                 "probit" or "monte-carlo", whichever fits the likelihood.
-            joint: keep the covariance of all inputs, (N C)^2 numbers, with "gaussian".
+            joint: keep the covariance of all inputs, (N C)^2 numbers, with "gaussian"; refused,
+                with their size, where they do not fit.
             n_draws: for what is drawn.
             seed: of the draws.
             noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
