@@ -13,7 +13,8 @@ a mask selects a part, and what is in no layer) have the diagonal of their own. 
 is added exactly, in the eigenbasis of the factors.
 
 Unlike other implementations it takes the curvature of any likelihood, since it reads the same
-factors as the exact forms.
+factors as the exact forms, and it needs no further library: curvlinops is what the tests compare
+it with.
 
 Source: Martens and Grosse (2015), "Optimizing neural networks with Kronecker-factored approximate
 curvature"; Grosse and Martens (2016) for convolutions; Ritter, Botev and Barber (2018), "A scalable
@@ -34,10 +35,12 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.squares import columns_squared
+from subbayes.memory import available
 
 __all__ = ["Kfac"]
 
 _AT_ONCE = 2**22
+_LEAST, _SHARE = 2**26, 16  # bytes, or of the free memory, for rows of a Jacobian
 
 
 @dataclass(frozen=True)
@@ -120,9 +123,16 @@ class Kfac(Precision):
         return self._scaled(eps.to(self.diagonal.device), 0.5).to(self.network.weights)
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
-        """Rows of the Jacobian, some at a time, through the covariance."""
+        """Rows of the Jacobian, as many as there is room for, through the covariance."""
         X = self.jacobian(inputs)
-        sigma = torch.cat([X.push(self.solve(rows)) for _, rows in X.dense()])
+        most = max(_LEAST, (available() or 0) // _SHARE) // (8 * X.size)
+        found, held = [], []
+        for place, rows in X.dense():
+            held.append(self.solve(rows))
+            if sum(map(len, held)) >= most or place.stop == X.rows:
+                found.append(X.push(torch.cat(held)))
+                held = []
+        sigma = torch.cat(found)
         return (sigma + sigma.T) / 2
 
     def variances(self) -> Float[Tensor, "D"]:
