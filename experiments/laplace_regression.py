@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -27,22 +26,17 @@ from torch import Tensor
 
 import subbayes
 from experiments import laplace_regression_tables as tables
+from experiments.laplace_subspaces import Judged, low_rank
 from experiments.store import Record, Store, key_of
 from subbayes.curvature.forms import Form, precision
-from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.precision import Precision, cholesky
-from subbayes.curvature.restricted import Restricted
 from subbayes.data import Data
 from subbayes.datasets import find_file, load_uci
 from subbayes.judging import (
     dead_fraction,
     eckart_young,
     jacobian_rank,
-    relative_error,
-    trace_criterion,
 )
-from subbayes.subspace import DenseSubspace, Subspace
-from subbayes.subspaces.optimal import optimal_for, recombined
+from subbayes.subspaces.optimal import recombined
 from subbayes.subspaces.subnetwork import subnetwork
 
 EPOCHS = {"energy": 1500, "wine_red": 300, "california": 100, "naval": 100}
@@ -166,11 +160,19 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
     exact, noise = psi["exact"], float(np.ravel(likelihood.noise)[0])
     J, X = exact.jacobian(x), exact.jacobian(new)
     there = jacobian_rank(J)
-    judged = _Judged(exact, X, noise, y_new)
+    residuals = y_new - X.outputs()[:, 0]
+
+    def nll(covariance: Float[Tensor, "m m"]) -> float:
+        """Mean negative log density of the held-out targets, eq. (30)."""
+        variance = covariance.diagonal() + noise**2
+        return float(0.5 * (torch.log(2 * torch.pi * variance)
+                            + residuals.square() / variance).mean())
+
+    judged = Judged(exact, X, lambda part: [nll(part)])
     ranks = [rank for rank in plan.ranks if rank <= there]
     at = {"new": X, "training": exact.jacobian(x[:plan.inputs]), "drawn": exact.jacobian(
         recombined(Data.of(data), plan.inputs, seed))}
-    subspaces = {name: judged.leading(_low_rank(psi[form], at[inputs], ranks[-1]), ranks)
+    subspaces = {name: judged.leading(low_rank(psi[form], at[inputs], ranks[-1]), ranks)
                  for name, (form, inputs) in LOW_RANK.items()}
     path = subbayes.swa(
         trained, likelihood, data, epochs=plan.path_epochs, learning_rate=plan.path_rate,
@@ -184,53 +186,8 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
         "weights": network.size, "columns": x.shape[1], "train": len(x),
         "held_out": len(new), "rank": there, "held_out_rank": jacobian_rank(X),
         "dead": dead_fraction(J), "nearly_dead": dead_fraction(J, 1e-3 * len(x) ** 0.5),
-        "noise": noise, "rmse": judged.rmse, "log_trace": float(judged.full.trace().log()),
-        "nll": {"all weights": judged.nll(judged.full), "none": judged.nll(0 * judged.full)},
+        "noise": noise, "rmse": float(residuals.square().mean().sqrt()),
+        "log_trace": float(judged.full.trace().log()),
+        "nll": {"all weights": nll(judged.full), "none": nll(0 * judged.full)},
         "bound": {str(rank): eckart_young(judged.full, rank) for rank in ranks},
         "subspaces": subspaces, "seconds": time.perf_counter() - began}
-
-
-def _low_rank(psi: Precision, X: Jacobian, rank: int) -> DenseSubspace:
-    """The optimal subspace with orthonormal vectors; of lower rank where the inputs give less."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="rank: lowered")
-        space, _ = optimal_for(psi, X, rank)
-    return DenseSubspace(space.shift, torch.linalg.qr(space.basis().T)[0].T.contiguous())
-
-
-class _Judged:
-    """Relative error, share of the trace and NLL of subspaces, against all weights."""
-
-    def __init__(self, psi: Precision, X: Jacobian, noise: float, y: Tensor) -> None:
-        self.psi, self.X, self.noise = psi, X, noise
-        self.full = psi.covariance(X)
-        self.residuals = y - X.outputs()[:, 0]
-        self.rmse = float(self.residuals.square().mean().sqrt())
-
-    def nll(self, covariance: Float[Tensor, "m m"]) -> float:
-        """Mean negative log density of the held-out targets, eq. (30)."""
-        variance = covariance.diagonal() + self.noise**2
-        return float(0.5 * (torch.log(2 * torch.pi * variance)
-                            + self.residuals.square() / variance).mean())
-
-    def of(self, part: Float[Tensor, "m m"]) -> list[float]:
-        """Of one covariance."""
-        return [relative_error(part, self.full), trace_criterion(part, self.full), self.nll(part)]
-
-    def __call__(self, space: Subspace) -> list[float]:
-        """Of one subspace."""
-        return self.of(Restricted(self.psi.V, space, self.psi.prior_precision).covariance(self.X))
-
-    def leading(self, space: Subspace, ranks: list[int]) -> dict[str, list[float]]:
-        """Of the first vectors of a subspace."""
-        return {str(rank): self.of(part)
-                for rank, part in zip(ranks, self._leading(space, ranks), strict=True)}
-
-    def _leading(self, space: Subspace, ranks: list[int]) -> Iterator[Float[Tensor, "m m"]]:
-        inside = Restricted(self.psi.V, space, self.psi.prior_precision)
-        precise = inside.matrix + inside.prior_precision * inside.metric
-        columns = inside.along(self.X)
-        for rank in ranks:
-            half = torch.linalg.solve_triangular(
-                cholesky(precise[:rank, :rank], "subspace"), columns[:, :rank].T, upper=False)
-            yield half.T @ half

@@ -10,6 +10,7 @@ import pytest
 
 from experiments import laplace_regression as experiment
 from experiments import laplace_regression_tables as tables
+from experiments.laplace_subspaces_tables import agreement
 
 TINY = experiment.Plan(hidden=(6,), epochs=30, train=40, held_out=8, inputs=20, ranks=(2, 5, 20),
                        path_epochs=3)
@@ -89,5 +90,5 @@ def test_tables_have_a_row_for_each_subspace(records, tmp_path):
 def test_agreement_counts_pairs_and_a_trace_of_zero_ranks_last():
     means = {"bound": {"5": 0.0}, "subspaces": {
         "a": {"5": [0.1, 2.0, 3.0]}, "b": {"5": [0.5, 1.0, 2.0]}, "c": {"5": [1.0, None, 4.0]}}}
-    assert tables.agreement(means, 1) == 1.0
-    assert tables.agreement(means, 2) == pytest.approx(2 / 3)
+    assert agreement(means, 1) == 1.0
+    assert agreement(means, 2) == pytest.approx(2 / 3)
