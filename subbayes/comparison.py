@@ -33,7 +33,7 @@ from subbayes.baselines.map import point
 from subbayes.baselines.mc_dropout import McDropout, mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
-from subbayes.checks import check_choice, check_count, fail, fail_type
+from subbayes.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.curve_training import restarted
 from subbayes.data import Data
 from subbayes.likelihoods import Likelihood
@@ -348,6 +348,8 @@ class _Bench:
             check_choice("methods", key, METHODS)
         if len(set(methods)) < len(methods):
             fail("methods", "each method once", list(methods))
+        if not isinstance(self.prior, Normal):
+            check_positive("prior", self.prior)
         if self.validation is None and (
                 "temperature-scaling" in methods or self.temperature == "validation"):
             fail("validation", "held-out data for temperature scaling or the choice of a "

@@ -280,6 +280,7 @@ def test_most_draws_bounds_the_predictions():
     ({"inputs": TEST[0][:, :1], "methods": ("optimal",)}, "inputs: expected what the module takes"),
     ({"rank": 100, "methods": ("subnetwork-laplace",)}, "rank: expected at most 25, the number of"),
     ({"rank": 9, "methods": ("pca",)}, "rank: expected at most 7, what the 8 snapshots"),
+    ({"prior": 0.0, "methods": ("optimal",)}, "prior: expected a finite number above 0, got 0.0"),
     ({"most_draws": 0}, "most_draws: expected a whole number of at least 1, got 0"),
     ({"test": (TEST[0], TEST[1][:3])}, "test inputs and test targets: expected the same number"),
     ({"test": (TEST[0][:, :1], TEST[1])}, "inputs: expected"),

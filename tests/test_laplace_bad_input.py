@@ -268,15 +268,18 @@ def test_inputs_of_another_shape(bad):
     for inputs in (bad, later):
         for call in (posterior.predict, posterior.covariance, posterior.function_samples,
                      lambda X: optimal(net, likelihood, data, inputs=X, rank=2),
-                     lambda X: subnetwork(net, likelihood, data, inputs=X, rank=2)):
+                     lambda X: subnetwork(net, likelihood, data, inputs=X, rank=2),
+                     lambda X: judge(posterior.precision, {"masked": masked(net, torch.arange(3))},
+                                     X)):
             refused(lambda c=call, X=inputs: c(X), "inputs: expected what the module takes, got")
     pairs = DataLoader([(new, new[:, 0]), (bad, torch.zeros(4).double())], batch_size=None)
     for call in everywhere(net, likelihood, pairs, new):
         refused(call, "inputs: expected what the module takes, got")
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("form", ["dual", "primal"])
+@pytest.mark.parametrize(("form", "seed"), [
+    *((form, seed) for form in ("dual", "primal") for seed in range(8)),
+    *((form, seed) for form in ("kfac", "diagonal", "low-rank") for seed in range(2))])
 def test_duplicate_inputs_add_no_rank(seed, form):
     """Covariances that are small differences of large ones have no rank of their rounding."""
     net, likelihood, data, new = problem(seed, n=60)
@@ -288,6 +291,28 @@ def test_duplicate_inputs_add_no_rank(seed, form):
     assert bool(torch.isfinite(space.basis()).all())
 
 
+@pytest.mark.parametrize("inference", ["laplace-linearised", "elliptical-slice"])
+def test_fit_goes_on_in_the_lower_rank(inference):
+    net, _, data, new = problem(0)
+    with pytest.warns(UserWarning, match="rank: lowered from 20 to 3, the rank of the Jacobian at "
+                      "these 12 inputs; pass more or other inputs for more"):
+        model = subbayes.fit(net.module_with(), data, subspace="optimal", rank=20,
+                             inputs=new[:3].repeat(4, 1), inference=inference, draws=10, chains=2,
+                             progress=False, training=subbayes.Training(epochs=2, swa_epochs=2))
+    assert model.subspace.rank == model.draws.z.shape[-1] == 3
+    assert bool((model.predict(new).std > 0).all())
+
+
+def test_duplicate_training_rows_count_as_often_as_they_are_there():
+    net, likelihood, (x, y), new = problem(0)
+    often = x.repeat(4, 1), y.repeat(4)
+    wider = subbayes.Gaussian(0.3 / 2)  # four rows of one noise are one row of half of it
+    for form in ("dual", "primal", "diagonal", "kfac"):
+        one, other = (precision(net, noise, data, form).covariance(new)
+                      for noise, data in ((likelihood, often), (wider, (x, y))))
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
+
+
 def test_outputs_that_depend_on_no_weight():
     module = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)).double()
     nn.init.constant_(module[0].bias, -100.0)
@@ -297,8 +322,8 @@ def test_outputs_that_depend_on_no_weight():
 
 
 def test_jitter_is_reported_and_what_is_beyond_it_is_refused():
-    net, likelihood, (x, y), new = problem(0)
-    same = x[[0] * 6], y[[0] * 6]
+    net, likelihood, data, new = problem(0)
+    same = data[0][[0] * 6], data[1][[0] * 6]
     space = masked(net, torch.arange(5))
     twice = DenseSubspace(net.weights, torch.ones(3, net.size).double())
     jitter = "not positive definite; added jitter .* to the diagonal"
@@ -308,6 +333,14 @@ def test_jitter_is_reported_and_what_is_beyond_it_is_refused():
                  lambda: linearised_laplace(net, likelihood, same, space, prior_precision=1e-30),
                  lambda: linearised_laplace(net, likelihood, same, twice)):
         with pytest.warns(UserWarning, match=jitter):
+            call()
+    for call in (
+        lambda: judge(linearised_laplace(net, likelihood, data).precision, {"twice": twice}, new),
+        lambda: subbayes.fit(net.module_with(), same, likelihood=likelihood, subspace=twice,
+                             prior=1e12, inference="laplace-linearised", draws=10, chains=2,
+                             progress=False),
+    ):
+        with pytest.warns(UserWarning, match=f"subspace: {jitter}"):
             call()
     nothing = DenseSubspace(net.weights, torch.zeros(3, net.size).double())
     refused(lambda: linearised_laplace(net, likelihood, same, nothing),
