@@ -254,12 +254,12 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
         return words | {"method": f"{facts['method']}, {facts['networks']} weight vector"
                                   f"{'s' * (facts['networks'] > 1)}"}
     if facts["independent"]:
-        fit = {"fit": f"Pareto k {facts['pareto_k']:.2f} (up to 0.7 is good)"}
+        fit = {"fit": f"Pareto k {facts['pareto_k']:.2f} (up to 0.7 is good)"} if (
+            "pareto_k" in facts) else {}
         return words | {
             "posterior": f"{facts['method']} subspace of rank {facts['rank']}, temperature "
                          f"{facts['temperature']:g}, {facts['chains'] * facts['draws']} "
-                         "independent draws of an approximation"} | (
-                             fit if "pareto_k" in facts else {})
+                         "independent draws of an approximation"} | fit
     return words | {
         "posterior": f"{facts['method']} subspace of rank {facts['rank']}, temperature "
                      f"{facts['temperature']:g}, {facts['chains']} chains of {facts['draws']} "
