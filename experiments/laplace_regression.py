@@ -18,24 +18,31 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 import subbayes
 from experiments import laplace_regression_tables as tables
 from experiments.laplace_subspaces import Judged, low_rank
 from experiments.store import Record, Store, key_of
+from subbayes.checks import fail
 from subbayes.curvature.forms import Form, precision
 from subbayes.data import Data
 from subbayes.datasets import find_file, load_uci
+from subbayes.inference.evidence import Evidence
+from subbayes.inference.linearised_laplace import linearised_laplace
 from subbayes.judging import (
     dead_fraction,
     eckart_young,
     jacobian_rank,
 )
+from subbayes.likelihoods import Gaussian
+from subbayes.network import Network
 from subbayes.subspaces.optimal import recombined
 from subbayes.subspaces.subnetwork import subnetwork
 
@@ -53,6 +60,12 @@ LOW_RANK: dict[str, tuple[Form, str]] = {
     "KFAC, inputs to predict": ("kfac", "new"),
     "diagonal, inputs to predict": ("diagonal", "new"),
 }
+EXTRA: dict[str, tuple[str, tuple[Form, str]]] = {
+    "jittered": ("exact, jittered inputs", ("exact", "jittered")),
+    "mixed": ("exact, mixed inputs", ("exact", "mixed")),
+}
+"""Further low-rank subspaces, by the option that asks for them."""
+NOISES = ("training", "held-out", "evidence")
 SUBSETS = {
     "variance": ("variance", None),
     "magnitude": ("magnitude", None),
@@ -79,6 +92,9 @@ class Plan:
         ranks: s.
         path_epochs: of the trajectory behind the SWAG variance,
         path_rate: and its constant rate.
+        noise: that of the likelihood, from the residuals of the training rows or of the held-out
+            rows (whose targets it then sees), or of the largest evidence at the prior precision.
+        extra: further inputs behind low-rank subspaces, see `EXTRA`.
     """
 
     hidden: tuple[int, ...] = (128, 128)
@@ -92,12 +108,24 @@ class Plan:
     path_epochs: int = 20
     path_rate: float = 1e-3
     procedure: int = 1
+    noise: str = "training"
+    extra: tuple[str, ...] = ()
+
+    def settings(self) -> dict[str, Any]:
+        """What a record is filed by; choices that came later count where they are others."""
+        plain = Plan()
+        return {name: value for name, value in asdict(self).items()
+                if name not in ("noise", "extra") or value != getattr(plain, name)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this experiment."""
     parser.add_argument("--data", nargs="+", default=list(EPOCHS), choices=list(EPOCHS))
     parser.add_argument("--seeds", type=int, default=5, help="number of splits and trainings")
+    parser.add_argument("--noise", default="training", choices=NOISES,
+                        help="residuals of which rows the noise is that of, or the evidence")
+    parser.add_argument("--inputs", nargs="*", default=[], choices=list(EXTRA),
+                        help="further inputs behind low-rank subspaces")
     parser.add_argument("--figure", default=None, metavar="PNG", help="write a figure to this file")
     parser.add_argument("--write", default=None, metavar="PAGE",
                         help="put the tables between the marks of this page")
@@ -105,14 +133,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
     """Compute what is missing, seed by seed, and print the tables."""
-    plan = Plan() if plan is None else plan
+    plan = replace(Plan() if plan is None else plan, noise=options.noise,
+                   extra=tuple(options.inputs))
+    if options.write and plan.settings() != replace(plan, noise="training", extra=()).settings():
+        fail("write", "the noise and the inputs of the page", f"{plan.noise}, {plan.extra}",
+             "Leave --noise and --inputs out, or print the tables")
     stores = {name: Store(Path(options.results) / f"{name}.json") for name in options.data}
     found: dict[str, list[Record]] = {name: [] for name in options.data}
     for seed in range(options.seeds):
         for name, store in stores.items():
             own = replace(plan, epochs=plan.epochs or EPOCHS[name],
                           learning_rate=plan.learning_rate or RATES[name])
-            key = key_of(f"{name}-{seed}", asdict(own))
+            key = key_of(f"{name}-{seed}", own.settings())
             if key not in store:
                 store.put(key, one(split(name, seed, own, options.data_dir), seed, own))
                 say(f"{name}, seed {seed}: {store[key]['seconds']:.0f} s")
@@ -143,6 +175,34 @@ def split(name: str, seed: int, plan: Plan, data_dir: str | None) -> Split:
     return x, y_train, x_new, y_new
 
 
+def noisy(network: Network, rows: Split, plan: Plan) -> Gaussian:
+    """Gaussian noise of the training residuals, of the held-out ones, or of the most evidence."""
+    x, y, new, y_new = rows
+    some, targets = (new, y_new) if plan.noise == "held-out" else (x, y)
+    with torch.no_grad():  # so few steps leave the noise behind the weights
+        likelihood = Gaussian().estimated(network(network.weights, some), targets)
+    if plan.noise != "evidence":
+        return likelihood
+    evidence = Evidence.of(linearised_laplace(
+        network, likelihood, (x, y), prior_precision=plan.prior_precision))
+    found = minimize_scalar(lambda at: -evidence.log_marginal_likelihood(
+        plan.prior_precision, float(np.exp(at))), bounds=(-7, 7), method="bounded")
+    return replace(likelihood, noise=float(np.ravel(likelihood.noise)[0] * np.exp(found.x)))
+
+
+def spread(x: Float[Tensor, "n d"], how: str, count: int, seed: int) -> Float[Tensor, "m d"]:
+    """Inputs around the training inputs: jittered by half a standard deviation, or mixed.
+
+    Mixed inputs lie on lines through two training inputs, between them or up to half as far
+    again beyond.
+    """
+    rng = np.random.default_rng(seed)
+    first, second = (x[rng.integers(len(x), size=count)] for _ in range(2))
+    if how == "jittered":
+        return first + 0.5 * torch.from_numpy(rng.standard_normal(first.shape))
+    return first + torch.from_numpy(rng.uniform(-0.5, 1.5, (count, 1))) * (second - first)
+
+
 def one(rows: Split, seed: int, plan: Plan) -> Record:
     """All measures of all subspaces, for one split and training."""
     began = time.perf_counter()
@@ -153,10 +213,10 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
         learning_rate=plan.learning_rate or 1e-2, schedule="cosine",
         prior_scale=plan.prior_precision**-0.5, seed=seed, progress=False)
     network, data = trained.network, (x, y)
-    with torch.no_grad():  # so few steps leave the noise behind the weights
-        likelihood = subbayes.Gaussian().estimated(network(network.weights, x), y)
+    likelihood = noisy(network, rows, plan)
+    chosen = LOW_RANK | dict(EXTRA[name] for name in plan.extra)
     psi = {form: precision(network, likelihood, data, form, prior_precision=plan.prior_precision)
-           for form in dict.fromkeys(form for form, _ in LOW_RANK.values())}
+           for form in dict.fromkeys(form for form, _ in chosen.values())}
     exact, noise = psi["exact"], float(np.ravel(likelihood.noise)[0])
     J, X = exact.jacobian(x), exact.jacobian(new)
     there = jacobian_rank(J)
@@ -171,9 +231,10 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
     judged = Judged(exact, X, lambda part: [nll(part)])
     ranks = [rank for rank in plan.ranks if rank <= there]
     at = {"new": X, "training": exact.jacobian(x[:plan.inputs]), "drawn": exact.jacobian(
-        recombined(Data.of(data), plan.inputs, seed))}
+        recombined(Data.of(data), plan.inputs, seed))} | {
+            name: exact.jacobian(spread(x, name, plan.inputs, seed)) for name in plan.extra}
     subspaces = {name: judged.leading(low_rank(psi[form], at[inputs], ranks[-1]), ranks)
-                 for name, (form, inputs) in LOW_RANK.items()}
+                 for name, (form, inputs) in chosen.items()}
     path = subbayes.swa(
         trained, likelihood, data, epochs=plan.path_epochs, learning_rate=plan.path_rate,
         prior_scale=plan.prior_precision**-0.5, clip_norm=1.0, seed=seed, progress=False)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+import torch
 
+import subbayes
 from experiments import laplace_regression as experiment
 from experiments import laplace_regression_tables as tables
 from experiments.laplace_subspaces_tables import agreement
+from subbayes import InputError
+from subbayes.inference.linearised_laplace import linearised_laplace
 
 TINY = experiment.Plan(hidden=(6,), epochs=30, train=40, held_out=8, inputs=20, ranks=(2, 5, 20),
                        path_epochs=3)
@@ -30,7 +35,8 @@ def folder(tmp_path_factory):
 
 def options(folder, tmp_path, **changes):
     given = {"data": ["california"], "seeds": 2, "results": str(tmp_path / "results"),
-             "data_dir": str(folder), "figure": None, "write": None}
+             "data_dir": str(folder), "figure": None, "write": None, "noise": "training",
+             "inputs": []}
     return argparse.Namespace(**(given | changes))
 
 
@@ -74,6 +80,64 @@ def test_without_epistemic_variance_the_nll_is_that_of_the_noise(records):
     for r in records:
         expected = 0.5 * (math.log(2 * math.pi * r["noise"]**2) + (r["rmse"] / r["noise"]) ** 2)
         assert r["nll"]["none"] == pytest.approx(expected)
+
+
+def test_records_of_before_these_choices_are_still_found():
+    assert set(asdict(TINY)) - set(TINY.settings()) == {"noise", "extra"}
+    other = replace(TINY, noise="evidence", extra=("mixed",))
+    assert (other.settings()["noise"], other.settings()["extra"]) == ("evidence", ("mixed",))
+
+
+@pytest.fixture(scope="module")
+def network(folder):
+    rows = experiment.split("california", 0, TINY, str(folder))
+    net = subbayes.Network(subbayes.MLP(rows[0].shape[1], (6,), 1, "tanh", seed=0).double())
+    return net, rows
+
+
+def test_the_noise_is_that_of_the_residuals_asked_for(network):
+    net, (x, y, new, y_new) = network
+    for noise, inputs, targets in (("training", x, y), ("held-out", new, y_new)):
+        found = experiment.noisy(net, network[1], replace(TINY, noise=noise))
+        residuals = targets - net(net.weights, inputs)[:, 0].detach()
+        assert np.ravel(found.noise)[0] == pytest.approx(float(residuals.square().mean().sqrt()))
+
+
+@pytest.mark.parametrize("prior_precision", [0.5, 2.0])
+def test_the_noise_of_the_largest_evidence(network, prior_precision):
+    net, (x, y, *_) = network
+    plan = replace(TINY, noise="evidence", prior_precision=prior_precision)
+    best = float(np.ravel(experiment.noisy(net, network[1], plan).noise)[0])
+
+    def evidence(noise):
+        return linearised_laplace(net, subbayes.Gaussian(noise), (x, y),
+                                  prior_precision=prior_precision).log_marginal_likelihood()
+
+    for factor in (0.9, 0.99, 1.01, 1.1):
+        assert evidence(best) > evidence(factor * best)
+
+
+def test_jittered_and_mixed_inputs():
+    x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0)).double()
+    jittered, mixed = (experiment.spread(x, how, 4000, 0) for how in ("jittered", "mixed"))
+    truth = x.var(0, correction=0)
+    assert jittered.shape == mixed.shape == (4000, 2)
+    tolerance = 6 * (2 / 4000) ** 0.5
+    assert ((jittered.var(0) / (truth + 0.25) - 1).abs() < tolerance).all()
+    # E[(1 - t)^2 + t^2] = 1 - 2 E[t] + 2 E[t^2] = 2 (1/3 + 1/4), t uniform in [-1/2, 3/2]
+    assert ((mixed.var(0) / (truth * 7 / 6) - 1).abs() < 2 * tolerance).all()
+
+
+def test_another_noise_and_more_inputs_are_other_records(folder, tmp_path):
+    given = {"seeds": 1, "noise": "held-out", "inputs": ["jittered", "mixed"]}
+    found = experiment.run(options(folder, tmp_path, **given), lambda *_: None, TINY)
+    assert {"exact, jittered inputs", "exact, mixed inputs"} < set(found["california"]["subspaces"])
+    assert found["california"]["noise"] == pytest.approx(found["california"]["rmse"])
+    experiment.run(options(folder, tmp_path, seeds=1), lambda *_: None, TINY)
+    store = experiment.Store(tmp_path / "results" / "california.json")
+    assert len(store.records) == 2
+    with pytest.raises(InputError, match="write: expected the noise and the inputs of the page"):
+        experiment.run(options(folder, tmp_path, write="page.md", **given), print, TINY)
 
 
 def test_tables_have_a_row_for_each_subspace(records, tmp_path):
