@@ -6,12 +6,10 @@ import dataclasses
 import importlib
 import inspect
 import shutil
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,28 +24,33 @@ from subbayes.checks import (
     fail,
     fail_type,
 )
-from subbayes.curve_training import CurveResult, restarted, train_curve
-from subbayes.data import Data, leaves, to_device
+from subbayes.data import Data, leaves
 from subbayes.draws import Draws
 from subbayes.evaluation import Mode
 from subbayes.fitted import FittedModel, load
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
+from subbayes.phases import Trained, Training, train_second_end, train_trajectory
 from subbayes.posterior import Posterior, check_fit
-from subbayes.prediction import count_rows, input_batches
+from subbayes.prediction import input_batches
 from subbayes.priors import Normal
-from subbayes.seeding import derive
-from subbayes.subspace import CoordinateSubspace, FullSubspace, RandomSubspace, Subspace
+from subbayes.subspace import Subspace
+from subbayes.subspace_choice import (
+    AT_INPUTS,
+    SUBSPACES,
+    build_subspace,
+    check_sizes,
+    check_subspace,
+    prior_within,
+    widened,
+)
 from subbayes.tempering import TemperatureChoice, choose_temperature
-from subbayes.training import SwaResult, TrainingResult, swa, train
-from subbayes.types import FORMS, Form
+from subbayes.types import Form
 
 __all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_subspace",
            "check_sizes", "check_subspace", "fit", "forget", "load", "prior_within",
            "train_second_end", "train_trajectory"]
 
-SUBSPACES = ("pca", "random", "curve", "optimal", "subnetwork", "full")
-_AT_INPUTS = ("optimal", "subnetwork")
 ENGINES = {
     "elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice",
     "nuts": "subbayes.inference.nuts:nuts",
@@ -61,123 +64,7 @@ ENGINES = {
     "full-rank-vi": "subbayes.inference.variational:full_rank_vi",
     "realnvp": "subbayes.inference.variational:realnvp",
 }
-RANK = 5
 CHOICE = "temperature-choice"
-
-
-@dataclass(frozen=True)
-class Training:
-    """How `fit` trains: to the maximum a posteriori, then along it at a constant rate.
-
-    The second phase gives the SWA mean, the centre of the subspace, and the trajectory whose
-    principal directions span it.
-
-    Attributes:
-        epochs: passes over the data in the first phase; 0 for a module that is trained already.
-        learning_rate: of the first phase.
-        optimizer: "adam" or "sgd", of the first phase.
-        batch_size: rows per step, in both phases.
-        prior_scale: s of the prior N(0, s^2 I) of the weights, in both phases; or
-        weight_decay: the same as a weight decay, 1 / (s^2 N).
-        clip_norm: largest norm of the gradient of the mean log-likelihood, in both phases; keeps
-            a constant rate from diverging where noise is learned. None for no limit.
-        validation: fraction of the rows to watch in the first phase.
-        patience: stop after so many epochs without improvement; needs `validation`.
-        swa_epochs: passes of the second phase, one snapshot after each.
-        swa_learning_rate: its constant rate; larger explores further.
-        max_snapshots: how many of the last snapshots span the trajectory.
-        sketch: keep a sketch of this rank of any number of snapshots instead.
-        curve_epochs: passes for the curve, where the subspace is one, with the optimiser and the
-            rate of the first phase; None takes as many as the first phase.
-    """
-
-    epochs: int = 300
-    learning_rate: float = 5e-3
-    optimizer: Literal["adam", "sgd"] = "adam"
-    batch_size: int | None = 64
-    prior_scale: float | None = None
-    weight_decay: float | None = None
-    clip_norm: float | None = 1.0
-    validation: float | None = None
-    patience: int | None = None
-    swa_epochs: int = 60
-    swa_learning_rate: float = 1e-2
-    max_snapshots: int = 50
-    sketch: int | None = None
-    curve_epochs: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "swa_epochs", "curve_epochs"):
-            if (passes := getattr(self, name)) is not None:
-                check_count(name, passes, 0)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The first two phases' results, from which every method of a comparison can start.
-
-    Attributes:
-        network: at the SWA mean.
-        likelihood: with its parameters learned.
-        result: of the first phase, or None if the module came trained.
-        swa: of the second phase.
-        seconds: what each of the two phases took.
-    """
-
-    network: Network
-    likelihood: Likelihood
-    result: TrainingResult | None
-    swa: SwaResult
-    seconds: tuple[float, float] = (0.0, 0.0)
-
-    @property
-    def history(self) -> dict[str, Any]:
-        """Numbers per epoch of both phases."""
-        first = self.result.history if self.result else {}
-        return {"train": first, "swa": self.swa.history}
-
-
-def train_trajectory(
-    model: nn.Module,
-    likelihood: Likelihood,
-    data: Any,
-    training: Training,
-    *,
-    parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> Trained:
-    """Train a copy of a module and go on along the SGD trajectory.
-
-    Args:
-        model: the module, never changed.
-        likelihood: p(y | f).
-        data: training data.
-        training: how.
-        parameters: which parameters are weights.
-        output: picks the tensor out of what the module returns.
-        seed: of shuffling and dropout.
-        progress: show progress bars.
-    """
-    shared: dict[str, Any] = {
-        "batch_size": training.batch_size, "prior_scale": training.prior_scale,
-        "weight_decay": training.weight_decay, "clip_norm": training.clip_norm,
-        "parameters": parameters, "output": output,
-        "seed": seed, "progress": progress}
-    started, result = time.perf_counter(), None
-    if training.epochs:
-        result = train(
-            model, likelihood, data, epochs=training.epochs,
-            learning_rate=training.learning_rate, optimizer=training.optimizer,
-            validation=training.validation, patience=training.patience, **shared)
-    between = time.perf_counter()
-    along = swa(
-        model if result is None else result, likelihood, data, epochs=training.swa_epochs,
-        learning_rate=training.swa_learning_rate, max_snapshots=training.max_snapshots,
-        rank=training.sketch, **shared)
-    return Trained(along.network, along.likelihood, result, along,
-                   (between - started, time.perf_counter() - between))
 
 
 def fit(
@@ -279,18 +166,18 @@ def fit(
     check_choice("mode", mode, ("trace", "eager", "compile"))
     _check_sampling(draws, chains, warmup, seed, temperature, validation)
     check_subspace(subspace, rank, network, training)
-    if inputs is not None and subspace not in _AT_INPUTS:
+    if inputs is not None and subspace not in AT_INPUTS:
         fail("inputs", "subspace='optimal' or 'subnetwork', chosen for inputs", repr(subspace),
              "Leave them out; predict(inputs) comes later")
     check_sizes(network, data, subspace, rank, inference, inputs, covariance)
     if scale_prior:
-        scale = _widened(scale, subspace, rank, network.size)
+        scale = widened(scale, subspace, rank, network.size)
     prior = Normal(prior if scale is None else scale) if not isinstance(prior, Normal) else prior
     settings: dict[str, Any] = {
         "likelihood": likelihood.to_config(), "rank": rank, "seed": seed,
         "subspace": subspace if isinstance(subspace, str) else repr(subspace),
         "training": dataclasses.asdict(training)}
-    if subspace in _AT_INPUTS:
+    if subspace in AT_INPUTS:
         settings |= {"prior_scale": scale, "covariance": covariance}
     folder = None if checkpoint is None else Path(checkpoint)
     prepared = _resumed(folder, model, parameters, output, data, likelihood, settings, inputs)
@@ -348,102 +235,6 @@ def _check_sampling(
              "Pass data, or use temperature='loo'")
 
 
-def check_subspace(
-    subspace: str | Subspace | Callable[[Trained], Subspace], rank: int | None, network: Network,
-    training: Training,
-) -> None:
-    """Check, before the training, a rank that the weights or the trajectory could not span.
-
-    Args:
-        subspace: as for `fit`, and so on.
-        rank: number of coordinates.
-        network: the network.
-        training: how it will be trained.
-
-    Raises:
-        InputError: a rank that is too high, or another network's subspace.
-    """
-    if isinstance(subspace, Subspace) and subspace.size != network.size:
-        fail("subspace", f"{network.size} weights, as the network has", subspace.size,
-             "Build it from this network's weights")
-    if not isinstance(subspace, str):
-        return
-    check_choice("subspace", subspace, SUBSPACES)
-    if subspace == "curve" and not training.epochs:
-        fail("training", "epochs above 0 to train a curve's other end", 0,
-             "Raise epochs, or choose another subspace")
-    if subspace == "curve":
-        restarted(network, 0)
-    if subspace == "full" or rank is None:
-        return
-    if check_count("rank", rank, 2 if subspace == "curve" else 1) > network.size:
-        fail("rank", f"at most {network.size}, the number of weights", rank, "Lower it")
-    if subspace != "pca":
-        return
-    seen = check_count("swa_epochs", training.swa_epochs)
-    kept = min(seen, training.max_snapshots if training.sketch is None else training.sketch + 1)
-    limit = kept - (training.sketch is not None or kept == seen)
-    if rank > limit:
-        fail("rank", f"at most {limit}, what the {seen} snapshots of swa_epochs span", rank,
-             "Lower it, or raise swa_epochs (and max_snapshots)")
-
-
-def check_sizes(
-    network: Network, data: Data, subspace: str | Subspace | Callable[[Trained], Subspace],
-    rank: int | None, inference: str | Callable[..., Draws], inputs: Any = None,
-    covariance: Form = "exact",
-) -> None:
-    """Check, before the training, that what comes after it fits into memory.
-
-    Args:
-        network: the network.
-        data: training data.
-        subspace: as for `fit`, and so on.
-        rank: number of coordinates.
-        inference: the engine.
-        inputs: X of the subspace.
-        covariance: form of the covariance.
-
-    Raises:
-        InputError: a matrix that does not fit, with its size and what would.
-    """
-    check_choice("covariance", covariance, FORMS)
-    if covariance != "exact" and subspace != "optimal":
-        fail("covariance", "subspace='optimal', which is chosen by it", repr(subspace),
-             "Leave it out")
-    size, rows = network.size, 0 if inputs is None else count_rows(network, inputs)
-    if subspace == "optimal":
-        from subbayes.subspaces import optimal
-
-        outputs = network.check(to_device(data.first()[0], network.device))
-        optimal.check_size(size, data.n, outputs, covariance, rows)
-    if subspace == "subnetwork":
-        from subbayes.subspaces import subnetwork
-
-        subnetwork.check_size(size, min(100, size) if rank is None else rank)
-    if inference == "laplace-linearised":
-        from subbayes.inference import laplace_linearised
-
-        known = subspace.rank if isinstance(subspace, Subspace) else rank
-        laplace_linearised.check_size(size if subspace == "full" else known or 1)
-
-
-def _widened(
-    scale: float | None, subspace: str | Subspace | Callable[[Trained], Subspace],
-    rank: int | None, size: int,
-) -> float:
-    r"""The scale of a prior precision $\lambda |S| / D$, see `scaled_prior_precision`."""
-    if scale is None:
-        fail("scale_prior", "a prior given as a scale", "a Normal",
-             "Scale it yourself, or pass a number")
-    if isinstance(subspace, CoordinateSubspace):
-        return scale * (size / subspace.rank) ** 0.5
-    if subspace != "subnetwork":
-        fail("scale_prior", "subspace='subnetwork', by whose share of the weights it scales",
-             repr(subspace), "Leave it out")
-    return scale * (size / (min(100, size) if rank is None else rank)) ** 0.5
-
-
 def _taken(engine: Callable[..., Draws], **offered: Any) -> dict[str, Any]:
     """The arguments that an engine takes: approximations have no warm-up and no checkpoint."""
     parameters = inspect.signature(engine).parameters
@@ -487,106 +278,6 @@ def _prepared(
                            progress=progress, inputs=inputs, prior_scale=scale,
                            covariance=covariance)
     return trained.network, trained.likelihood, space, trained.history
-
-
-def build_subspace(
-    subspace: str | Callable[[Trained], Subspace], trained: Trained, rank: int | None,
-    seed: int = 0, *, data: Any = None, training: Training | None = None,
-    factory: Callable[[], nn.Module] | None = None, progress: bool | None = None,
-    inputs: Any = None, prior_scale: float = 1.0, covariance: Form = "exact",
-) -> Subspace:
-    """The named subspace around a trained network.
-
-    Args:
-        subspace: "pca", "random", "curve", "optimal", "subnetwork", "full", or a function of
-            `trained`.
-        trained: what `train_trajectory` returned.
-        rank: number of coordinates; None as in `fit`.
-        seed: of the random directions, or of the curve's training.
-        data: the training data, for "curve", "optimal" and "subnetwork".
-        training: how to train the curve and its other end.
-        factory: makes a module with fresh weights for the other end, as for `connect`.
-        progress: show progress bars.
-        inputs: for "optimal" and "subnetwork", as for `fit`.
-        prior_scale: of the weights, for the same.
-        covariance: for "optimal", as for `fit`.
-    """
-    weights, recorder = trained.network.weights, trained.swa.recorder
-    if callable(subspace):
-        return subspace(trained)
-    if subspace == "pca":
-        return recorder.pca(max(1, min(RANK, recorder.spanned)) if rank is None else rank)
-    if subspace == "random":
-        return RandomSubspace(weights, min(RANK, len(weights)) if rank is None else rank, seed)
-    if subspace == "curve":
-        if data is None:
-            fail("data", "the training data, since a curve is trained", None)
-        result = train_second_end(trained, data, training or Training(), rank, seed,
-                                  factory=factory, progress=progress)
-        return result.curve.subspace(unit=False)
-    if subspace == "optimal":
-        if data is None:
-            fail("data", "the training data, which give the covariance of the weights", None)
-        from subbayes.subspaces.optimal import optimal
-
-        return optimal(trained.network, trained.likelihood, data, inputs=inputs, seed=seed,
-                       rank=min(20, len(weights)) if rank is None else rank,
-                       covariance=covariance, prior_precision=prior_scale**-2)
-    if subspace == "subnetwork":
-        if data is None:
-            fail("data", "the training data, which give the variances of the weights", None)
-        from subbayes.subspaces.subnetwork import subnetwork
-
-        return subnetwork(trained.network, trained.likelihood, data, inputs=inputs,
-                          rank=min(100, len(weights)) if rank is None else rank,
-                          prior_precision=prior_scale**-2)
-    return FullSubspace(weights)
-
-
-def prior_within(space: Subspace, scale: float) -> Normal:
-    r"""The prior of z where the weights have $w \sim N(\hat w, s^2 I)$ within a subspace.
-
-    Args:
-        space: w = centre + P z.
-        scale: s; the prior is $z \sim N(0, s^2 (P^\top P)^{-1})$.
-
-    Example:
-        >>> space = RandomSubspace(torch.zeros(9), 2, seed=0)
-        >>> prior_within(space, 0.5).scale.shape
-        (2,)
-    """
-    gram = space.pull(space.basis()).double().cpu()
-    covariance = scale**2 * torch.linalg.inv(gram)
-    return Normal(covariance=((covariance + covariance.T) / 2).numpy())
-
-
-def train_second_end(
-    trained: Trained, data: Any, training: Training, rank: int | None = None, seed: int = 0, *,
-    factory: Callable[[], nn.Module] | None = None, progress: bool | None = None,
-) -> CurveResult:
-    """Train another solution as the first was, and a Bézier curve of low loss between the two.
-
-    Args:
-        trained: what `train_trajectory` returned: one end, and the likelihood.
-        data: training data.
-        training: how.
-        rank: degree of the curve, and rank of its subspace; None takes 2.
-        seed: of the training.
-        factory: makes a module with fresh weights, as for `connect`.
-        progress: show progress bars.
-    """
-    network, own = trained.network, derive(seed, 4)
-    other = train_trajectory(
-        restarted(network, own, factory), trained.likelihood, data, training,
-        parameters=list(network.names), output=network.output, seed=own, progress=progress)
-    return train_curve(
-        network, trained.likelihood, data, ends=(trained.swa, other.swa),
-        degree=2 if rank is None else rank,
-        epochs=training.epochs if training.curve_epochs is None else training.curve_epochs,
-        learning_rate=training.learning_rate, optimizer=training.optimizer,
-        batch_size=training.batch_size, prior_scale=training.prior_scale,
-        weight_decay=training.weight_decay, clip_norm=training.clip_norm, seed=own,
-        progress=progress)
 
 
 def _learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
