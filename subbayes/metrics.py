@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from subbayes.checks import check_count, check_finite, fail
+from subbayes.convergence import average_ranks, blocks
 from subbayes.data import to_targets
-from subbayes.diagnostics import average_ranks, blocks
 from subbayes.predictive import Predictive
 
 __all__ = [

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import stats
 
-from subbayes import diagnostics
 from subbayes.checks import InputError
 from subbayes.diagnostics import (
     average_ranks,
@@ -135,7 +134,7 @@ def test_rank_statistics_do_not_change_under_monotone_maps():
 def test_blocks_trailing_axes_and_dtype_do_not_matter(monkeypatch, name):
     statistic, x = STATISTICS[name][0], CHAINS["sticky"]((2, 50, 6)).astype(np.float32)
     whole = statistic(x)
-    monkeypatch.setattr(diagnostics, "_BLOCK", 150)
+    monkeypatch.setattr("subbayes.convergence._BLOCK", 150)
     np.testing.assert_array_equal(statistic(x.astype(np.float64)), whole)
     np.testing.assert_array_equal(statistic(x.reshape(2, 50, 2, 3)), whole.reshape(2, 3))
     assert float(statistic(x[:, :, 0])) == whole[0]
@@ -203,7 +202,7 @@ def test_psis_agrees_with_arviz(az, n_draws, reff):
 def test_psis_takes_one_efficiency_per_column_and_any_block(monkeypatch):
     x, reff = log_ratios(400), np.linspace(0.05, 2, 12)
     expected = [psis(x[:, [i]], float(reff[i])) for i in range(12)]
-    monkeypatch.setattr(diagnostics, "_BLOCK", 2000)
+    monkeypatch.setattr("subbayes.convergence._BLOCK", 2000)
     log_weights, pareto_k = psis(x, reff)
     np.testing.assert_allclose(pareto_k, [k[0] for _, k in expected], rtol=1e-12)
     np.testing.assert_allclose(log_weights, np.hstack([w for w, _ in expected]), rtol=1e-12)

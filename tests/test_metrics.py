@@ -153,7 +153,7 @@ def test_crps_grid_equals_pairs_in_any_block(monkeypatch):
     grid = metrics._distance_on_grid(m, s, low, high, 200)
     pairs = metrics._distance_of_pairs(m, s)
     np.testing.assert_allclose(grid, pairs, rtol=1e-12)
-    monkeypatch.setattr("subbayes.diagnostics._BLOCK", 1000)
+    monkeypatch.setattr("subbayes.convergence._BLOCK", 1000)
     np.testing.assert_allclose(metrics._distance_on_grid(m, s, low, high, 200), grid, rtol=1e-12)
     np.testing.assert_allclose(metrics._distance_of_pairs(m, s), pairs, rtol=1e-12)
 
