@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from subbayes.checks import check_count, check_finite, fail
-from subbayes.convergence import average_ranks, blocks
+from subbayes.convergence import average_ranks
+from subbayes.crps import crps_counts, crps_gaussian_mixture, crps_samples
 from subbayes.data import to_targets
 from subbayes.predictive import Predictive
 
@@ -36,10 +35,6 @@ __all__ = [
     "rmse",
     "score",
 ]
-
-_TAIL = 1e-6  # counts further out than this are left out of the CRPS: an error below 1e-12
-_MAX_COUNTS = 4096  # a wider count distribution is scored by sampling
-_N_SAMPLES = 1000
 
 
 def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, float]:
@@ -61,6 +56,7 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
         InputError: if `y` does not fit the predictions or holds NaN.
 
     Example:
+        >>> import torch
         >>> from subbayes import Gaussian
         >>> predictive = Predictive(torch.zeros(4, 3, 1), Gaussian(noise=1.0))
         >>> scores = score(predictive, [0.0, 1.0, -3.0])
@@ -106,6 +102,7 @@ def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = Fal
     Source: Izmailov et al. (2019), eq. 3 and appendix E.1.
 
     Example:
+        >>> import torch
         >>> from subbayes import Gaussian
         >>> predictive = Predictive(torch.zeros(1, 2, 1), Gaussian(noise=1.0))
         >>> round(log_likelihood(predictive, [0.0, 0.0]), 4)
@@ -132,6 +129,7 @@ def rmse(predictive: Predictive, y: object) -> float:
         InputError: if `y` does not fit the predictions, or they are of classes.
 
     Example:
+        >>> import torch
         >>> from subbayes import Gaussian
         >>> rmse(Predictive(torch.zeros(1, 2, 1), Gaussian(noise=1.0)), [3.0, -3.0])
         3.0
@@ -163,6 +161,7 @@ def crps(predictive: Predictive, y: object) -> float:
     Source: Gneiting and Raftery (2007), JASA 102(477), eqs. 20 and 21.
 
     Example:
+        >>> import torch
         >>> from subbayes import Gaussian
         >>> predictive = Predictive(torch.zeros(1, 1, 1), Gaussian(noise=1.0))
         >>> round(crps(predictive, [0.0]), 4), round((2**0.5 - 1) / math.pi**0.5, 4)
@@ -175,8 +174,8 @@ def crps(predictive: Predictive, y: object) -> float:
         means, stds = (part.reshape(len(part), -1) for part in parts)
         return float(crps_gaussian_mixture(means, stds, values.ravel()).mean())
     if predictive.likelihood.kind == "count":
-        return _crps_counts(predictive, values)
-    return _crps_samples(predictive, values)
+        return crps_counts(predictive, values)
+    return crps_samples(predictive, values)
 
 
 def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
@@ -194,6 +193,7 @@ def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
         InputError: if `y` does not fit the predictions, or they are of classes.
 
     Example:
+        >>> import torch
         >>> from subbayes import Gaussian
         >>> coverage(Predictive(torch.zeros(1, 2, 1), Gaussian(noise=1.0)), [1.9, 2.0])
         0.5
@@ -220,6 +220,7 @@ def interval_width(predictive: Predictive, y: object = None, level: float = 0.95
         InputError: if the predictions are of classes.
 
     Example:
+        >>> import torch
         >>> from subbayes import Gaussian
         >>> round(interval_width(Predictive(torch.zeros(1, 2, 1), Gaussian(noise=1.0))), 2)
         3.92
@@ -234,125 +235,6 @@ def _covered(interval: tuple[np.ndarray, np.ndarray], values: np.ndarray) -> flo
 
 def _width(interval: tuple[np.ndarray, np.ndarray]) -> float:
     return float(np.mean(interval[1] - interval[0]))
-
-
-def _crps_counts(predictive: Predictive, values: Float[np.ndarray, "..."]) -> float:
-    """Sum over the whole numbers between the extreme quantiles and the count itself."""
-    low = np.minimum(predictive.quantile(_TAIL), values)
-    high = np.maximum(predictive.quantile(1 - _TAIL), values)
-    steps = int((high - low).max())
-    if steps > _MAX_COUNTS:
-        return _crps_samples(predictive, values)
-    total = np.zeros(values.shape)
-    for step in range(steps):
-        k = low + step
-        total += (k < high) * (predictive.cdf(k) - (k >= values)) ** 2
-    return float(total.mean())
-
-
-def _crps_samples(predictive: Predictive, values: Float[np.ndarray, "..."]) -> float:
-    from scoringrules import crps_ensemble
-
-    samples = predictive.sample(_N_SAMPLES, seed=0)
-    return float(np.mean(crps_ensemble(values, samples, m_axis=0, estimator="pwm")))
-
-
-# --- CRPS of a mixture of Gaussians ---------------------------------------------------------
-
-
-def crps_gaussian_mixture(
-    means: Float[np.ndarray, "S n"], stds: Float[np.ndarray, "S n"], y: Float[np.ndarray, "n"]
-) -> Float[np.ndarray, "n"]:
-    r"""CRPS of n equally weighted mixtures of S Gaussians, in closed form.
-
-    With $A(\mu, \sigma) = \mathrm{E}|X|$ for $X \sim N(\mu, \sigma^2)$,
-
-    $$\frac{1}{S} \sum_i A(y - \mu_i, \sigma_i)
-      - \frac{1}{2 S^2} \sum_{i,j} A\left(\mu_i - \mu_j, \sqrt{\sigma_i^2 + \sigma_j^2}\right).$$
-
-    The double sum equals $\int F (1 - F) \, dt$ for the distribution function $F$ of the
-    mixture. That integrand is so smooth that the trapezoidal rule with steps of half the
-    smallest $\sigma$ is exact to rounding ($e^{-\pi^2 \sigma^2 / h^2} \approx 10^{-17}$), so it
-    replaces the S² pairs wherever it needs fewer evaluations: for most posteriors about 50 S.
-    Memory does not grow with S².
-
-    Args:
-        means: component means, shape (S, n).
-        stds: component standard deviations, shape (S, n).
-        y: targets, shape (n,).
-
-    Returns:
-        One score per mixture, shape (n,), in the units of `y`.
-
-    Source: Grimit, Gneiting, Berrocal and Johnson (2006), Q. J. R. Meteorol. Soc. 132, eq. 5.
-
-    Example:
-        >>> means, stds = np.array([[0.1], [-0.3]]), np.array([[0.4], [2.1]])
-        >>> crps_gaussian_mixture(means, stds, np.array([0.0])).round(4)
-        array([0.2244])
-    """
-    m, s, t = (torch.from_numpy(np.ascontiguousarray(part.T)) for part in (means, stds, y))
-    s = s.clamp_min(torch.finfo(torch.float64).tiny)
-    error = torch.cat([_absolute_moment(t[b, None] - m[b], s[b]).mean(1)
-                       for b in blocks(len(t), m.shape[1])])
-    return (error - _mean_distance(m, s) / 2).numpy()
-
-
-def _absolute_moment(mean: Tensor, std: Tensor) -> Tensor:
-    """E|X| for X ~ N(mean, std²)."""
-    ratio = mean / (std * math.sqrt(2))
-    return mean * torch.erf(ratio) + std * math.sqrt(2 / math.pi) * torch.exp(-ratio.square())
-
-
-def _mean_distance(m: Float[Tensor, "n S"], s: Float[Tensor, "n S"]) -> Float[Tensor, "n"]:
-    """E|X - X'| of two independent draws of each mixture."""
-    low, high = (m - 8 * s).amin(1), (m + 8 * s).amax(1)
-    nodes = 1 + 2 * (high - low) / s.amin(1)
-    # Mixtures with about as many nodes are worked on together: round up by less than a fifth.
-    nodes = torch.exp2(torch.ceil(4 * torch.log2(nodes)) / 4).ceil()
-    nodes[nodes > 2 * m.shape[1]] = 0
-    distance = torch.empty(len(m), dtype=m.dtype)
-    for count in nodes.unique().long().tolist():
-        rows = nodes == count
-        distance[rows] = (_distance_on_grid(m[rows], s[rows], low[rows], high[rows], count)
-                          if count else _distance_of_pairs(m[rows], s[rows]))
-    return distance
-
-
-def _distance_on_grid(
-    m: Float[Tensor, "n S"], s: Float[Tensor, "n S"], low: Tensor, high: Tensor, count: int
-) -> Float[Tensor, "n"]:
-    """2 ∫ F (1 - F) dt by the trapezoidal rule on `count` nodes."""
-    step = (high - low) / (count - 1)
-    node = torch.arange(count, dtype=m.dtype)
-
-    def spread(rows: slice, part: slice) -> Tensor:
-        t = low[rows, None, None] + step[rows, None, None] * node[part, None]
-        erf = torch.erf((t - m[rows, None]) / (s[rows, None] * math.sqrt(2))).mean(2)
-        return step[rows] * (1 - erf.square()).sum(1) / 2
-
-    return _summed(spread, len(m), count, m.shape[1])
-
-
-def _distance_of_pairs(m: Float[Tensor, "n S"], s: Float[Tensor, "n S"]) -> Float[Tensor, "n"]:
-    """Mean over all pairs of components."""
-
-    def spread(rows: slice, part: slice) -> Tensor:
-        std = torch.hypot(s[rows, part, None], s[rows, None])
-        return _absolute_moment(m[rows, part, None] - m[rows, None], std).mean(2).sum(1)
-
-    return _summed(spread, len(m), m.shape[1], m.shape[1]) / m.shape[1]
-
-
-def _summed(
-    term: Callable[[slice, slice], Tensor], n: int, count: int, width: int
-) -> Float[Tensor, "n"]:
-    """Sum `term` over `count` points for n rows, in pieces of bounded memory."""
-    total = torch.zeros(n, dtype=torch.float64)
-    for rows in blocks(n, count * width):
-        for part in blocks(count, (rows.stop - rows.start) * width):
-            total[rows] += term(rows, part)
-    return total
 
 
 # --- classification -------------------------------------------------------------------------
@@ -372,6 +254,7 @@ def accuracy(predictive: Predictive, y: object) -> float:
         InputError: if `y` holds other labels, or the predictions are not of classes.
 
     Example:
+        >>> import torch
         >>> from subbayes import Bernoulli
         >>> accuracy(Predictive(torch.tensor([[[-1.0], [2.0]]]), Bernoulli()), [0, 0])
         0.5
@@ -400,6 +283,7 @@ def brier(predictive: Predictive, y: object) -> float:
     Source: Brier (1950), Monthly Weather Review 78(1), eq. 2.
 
     Example:
+        >>> import torch
         >>> from subbayes import Bernoulli
         >>> brier(Predictive(torch.zeros(1, 2, 1), Bernoulli()), [0, 1])
         0.5
@@ -430,6 +314,7 @@ def ece(predictive: Predictive, y: object, bins: int = 15) -> float:
     Source: Guo, Pleiss, Sun and Weinberger (2017), ICML, eq. 3.
 
     Example:
+        >>> import torch
         >>> from subbayes import Bernoulli
         >>> ece(Predictive(torch.zeros(1, 2, 1), Bernoulli()), [0, 0])
         0.5
@@ -460,6 +345,7 @@ def auroc(predictive: Predictive, y: object) -> float:
     Source: Hanley and McNeil (1982), Radiology 143(1); macro average over classes.
 
     Example:
+        >>> import torch
         >>> from subbayes import Bernoulli
         >>> outputs = torch.tensor([[[-1.0], [0.5], [0.0], [2.0]]])
         >>> auroc(Predictive(outputs, Bernoulli()), [0, 0, 1, 1])
@@ -528,6 +414,7 @@ def calibration_curve(
     Source: Kuleshov, Fenner and Ermon (2018), ICML, section 3.5; Guo et al. (2017), section 2.
 
     Example:
+        >>> import torch
         >>> from subbayes import Gaussian
         >>> predictive = Predictive(torch.zeros(1, 3, 1), Gaussian(noise=1.0))
         >>> calibration_curve(predictive, [0.0, 1.0, 3.0], np.array([0.5, 0.9])).observed

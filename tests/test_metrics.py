@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from sklearn import metrics as sklearn_metrics
 
+from subbayes import crps as crps_room
 from subbayes import metrics
 from subbayes.checks import InputError
 from subbayes.likelihoods import (
@@ -150,12 +151,12 @@ def test_crps_grid_equals_pairs_in_any_block(monkeypatch):
     means, stds = (np.random.default_rng(i).normal(size=(90, 7)) for i in range(2))
     m, s = torch.from_numpy(means.T), torch.from_numpy(np.exp(stds / 4).T)
     low, high = (m - 8 * s).amin(1), (m + 8 * s).amax(1)
-    grid = metrics._distance_on_grid(m, s, low, high, 200)
-    pairs = metrics._distance_of_pairs(m, s)
+    grid = crps_room._distance_on_grid(m, s, low, high, 200)
+    pairs = crps_room._distance_of_pairs(m, s)
     np.testing.assert_allclose(grid, pairs, rtol=1e-12)
     monkeypatch.setattr("subbayes.convergence._BLOCK", 1000)
-    np.testing.assert_allclose(metrics._distance_on_grid(m, s, low, high, 200), grid, rtol=1e-12)
-    np.testing.assert_allclose(metrics._distance_of_pairs(m, s), pairs, rtol=1e-12)
+    np.testing.assert_allclose(crps_room._distance_on_grid(m, s, low, high, 200), grid, rtol=1e-12)
+    np.testing.assert_allclose(crps_room._distance_of_pairs(m, s), pairs, rtol=1e-12)
 
 
 def test_crps_is_the_integral_of_its_definition():
@@ -243,7 +244,7 @@ def test_crps_of_a_poisson_mixture_is_the_sum_over_counts():
 def test_crps_of_wide_counts_is_estimated_from_samples(monkeypatch):
     predictive, y = counts(rate=4.0)
     exact = crps(predictive, y)
-    monkeypatch.setattr(metrics, "_MAX_COUNTS", 10)
+    monkeypatch.setattr(crps_room, "_MAX_COUNTS", 10)
     error = np.sqrt(predictive.variance.mean() / 1000)
     sampled = crps(predictive, y)
     assert sampled != exact
