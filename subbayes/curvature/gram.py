@@ -54,12 +54,22 @@ class Piece:
     def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
         """The gradients themselves, in the order of `spans`."""
         if _is_matrix(self):
-            left = self.left[:, rows]
-            whole = torch.einsum("rntgo,ntgi->rngoi", left, self.right(rows)).flatten(2).double()
-            return whole if self.layer.bias is None else torch.cat(
-                [whole, left.sum(2).flatten(2).double()], 2)
+            return torch.cat([self._matrices(some) for some in self._few(rows)], 1)
         return torch.stack([torch.cat([part.double() for _, part in LayerGradients(
             self.layer, left, self.right).parts(rows)], 1) for left in self.left])
+
+    def _few(self, rows: slice) -> Iterator[slice]:
+        """Rows so few at once that what went in (patches, say) stays small."""
+        start, stop, _ = rows.indices(self.left.shape[1])
+        for some in _slices(stop, _INNER // (8 * self.right(slice(0, 1)).numel()), start):
+            yield slice(some.start, min(some.stop, stop))
+
+    def _matrices(self, rows: slice) -> Float[Tensor, "R n p"]:
+        """Gradients of a weight matrix, and of its bias."""
+        left = self.left[:, rows]
+        whole = torch.einsum("rntgo,ntgi->rngoi", left, self.right(rows)).flatten(2).double()
+        return whole if self.layer.bias is None else torch.cat(
+            [whole, left.sum(2).flatten(2).double()], 2)
 
     @property
     def spans(self) -> tuple[Span, ...]:

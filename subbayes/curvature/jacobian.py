@@ -8,7 +8,7 @@ together. Nothing of size rows x D is held: products stream over blocks of input
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ __all__ = ["Jacobian", "check_joint", "curvature_root"]
 
 _DEFAULT = 2**28
 _MANY = 4
-_SHARE = 8  # of the free memory, for blocks that are wanted again
+_SHARE = 8  # of the free memory, for blocks that meet each other
 
 Pairs = Callable[[], Iterator[tuple[Inputs, Targets | None]]]
 
@@ -132,22 +132,19 @@ class Jacobian:
                 outputs = self.network(self.network.weights, inputs)
         return curvature_root(self.likelihood, outputs, y)
 
-    def blocks(self, first: int = 0) -> Iterator[tuple[slice, Block]]:
+    def blocks(self, first: int = 0, step: int | None = None) -> Iterator[tuple[slice, Block]]:
         """Blocks of rows, layer by layer, with their place among all rows, from a first row on."""
-        for place, inputs, y in self.batches():
+        for place, inputs, y in self.batches(step):
             rows = slice(place.start * self.roots, place.stop * self.roots)
             if rows.start >= first:
                 yield rows, block(self.plan, inputs, self.root(inputs, y))
 
-    def _lasting(self) -> Callable[[int], Iterable[tuple[slice, Block]]]:
-        """Blocks from a first row on, made once where all of them fit, else at every call."""
+    @property
+    def _wide(self) -> int:
+        """Inputs of a block where blocks meet each other: as many as there is room for."""
         there = available()
-        room = self.memory_limit if there is None or self.memory_limit != _DEFAULT else max(
-            _DEFAULT, there // _SHARE)
-        if self.n <= self.step or self.n * self.row_bytes > room:
-            return self.blocks
-        kept = list(self.blocks())
-        return lambda first: [pair for pair in kept if pair[0].start >= first]
+        room = 0 if there is None or self.memory_limit != _DEFAULT else there // _SHARE
+        return max(self.step, room // self.row_bytes)
 
     def dense(self, most: int = 2**26) -> Iterator[tuple[slice, Float[Tensor, "m D"]]]:
         """Rows over all weights, in float64, at most so many bytes at once (or one input's)."""
@@ -189,11 +186,10 @@ class Jacobian:
         """
         to = self if other is None else other
         total = torch.zeros(self.rows, to.rows, dtype=torch.float64, device=self.network.device)
-        theirs_from = to._lasting()
-        for mine, left in theirs_from(0) if other is None else self.blocks():
+        for mine, left in self.blocks(0, self._wide):
             if other is None:
                 total[mine, mine] = gram(left, left, scale)
-            for theirs, right in theirs_from(mine.stop if other is None else 0):
+            for theirs, right in to.blocks(mine.stop if other is None else 0, to._wide):
                 total[mine, theirs] = gram(left, right, scale)
                 if other is None:
                     total[theirs, mine] = total[mine, theirs].T
