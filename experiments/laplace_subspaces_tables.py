@@ -145,5 +145,7 @@ def save(axes: Sequence[Sequence[Any]], path: str | Path) -> None:
     """A grid of axes with one legend above."""
     from subbayes.plots import style
 
-    axes[0][0].figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    columns = int(axes[0][0].figure.get_figwidth() // 2.2)
+    axes[0][0].figure.legend(loc="outside upper center", ncols=min(4, columns), frameon=False,
+                             fontsize=9)
     style.save(axes[0][0].figure, path)

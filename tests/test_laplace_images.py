@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+import subbayes
 from experiments import images, laplace_images_tables
 from experiments import laplace_images as experiment
 from experiments.corruptions import CORRUPTIONS, jittered, warped
+from experiments.laplace_subspaces import Judged, all_along, precisions
 from subbayes.checks import InputError
 
 TINY = experiment.Plan(
@@ -157,10 +159,10 @@ def test_a_finished_run_only_reads_and_a_changed_setting_is_another_record(
 def test_the_prior_is_shared_out_where_few_images_stand_for_many(folder):
     """Covariances of 12 of 24 images under half the prior precision, halved."""
     rows = experiment.rows_of("mnist", 0, TINY, str(folder))
-    network = experiment.subbayes.Network(experiment.network_of("mnist", 0, TINY))
+    network = subbayes.Network(experiment.network_of("mnist", 0, TINY))
     data = rows.x[:12], rows.y[:12]
     twice = tuple(torch.cat([part, part]) for part in data)
-    few, many = (experiment.precision(network, experiment.subbayes.Categorical(10), rows_,
+    few, many = (experiment.precision(network, subbayes.Categorical(10), rows_,
                                       prior_precision=lam).covariance(rows.new)
                  for rows_, lam in ((data, 0.5), (twice, 1.0)))
     torch.testing.assert_close(few / 2, many)
@@ -182,3 +184,19 @@ def test_tables_have_a_row_for_each_subspace(record, tmp_path):
     laplace_images_tables.figures(found, tmp_path)
     for name in ("figures2and4.png", "figure3.png"):
         assert (tmp_path / name).read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_subspaces_judged_together_are_judged_as_one_by_one(form):
+    network = subbayes.Network(subbayes.MLP(3, (4,), 2, seed=0).double())
+    x = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)).double()
+    psi = experiment.precision(network, subbayes.Categorical(), (x, torch.arange(9) % 2), form)
+    judged = Judged(psi, psi.jacobian(x[:3]))
+    spaces = {"a": subbayes.RandomSubspace(network.weights, 4, seed=0),
+              "b": subbayes.CoordinateSubspace(network.weights, torch.tensor([9, 2, 20])),
+              "c": subbayes.RandomSubspace(network.weights, 2, seed=1)}
+    precise, columns = precisions(psi, spaces), all_along(judged.X, spaces)
+    for name, space in spaces.items():
+        found = judged.nested(precise[name], columns[name], [space.rank])[str(space.rank)]
+        assert found == pytest.approx(judged(space))
+        assert found == pytest.approx(judged.leading(space, [space.rank])[str(space.rank)])
