@@ -15,18 +15,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from subbayes import metrics
-from subbayes.api import (
-    SUBSPACES,
-    FittedModel,
-    Trained,
-    Training,
-    build_subspace,
-    check_sizes,
-    check_subspace,
-    fit,
-    prior_within,
-    train_trajectory,
-)
+from subbayes.api import FittedModel, fit
 from subbayes.baselines.deep_ensemble import deep_ensemble, fresh
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.map import point
@@ -38,11 +27,19 @@ from subbayes.curve_training import restarted
 from subbayes.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
+from subbayes.phases import Trained, Training, train_trajectory
 from subbayes.posterior import check_fit
 from subbayes.prediction import average
 from subbayes.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
+from subbayes.subspace_choice import (
+    SUBSPACES,
+    build_subspace,
+    check_sizes,
+    check_subspace,
+    prior_within,
+)
 from subbayes.types import Form, Targets
 
 __all__ = ["METHODS", "Comparison", "Predictor", "compare_methods", "shown"]
