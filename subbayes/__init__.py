@@ -26,6 +26,7 @@ _ROOMS = {
     "HeteroscedasticGaussian": "likelihoods",
     "InputError": "checks",
     "InputTypeError": "checks",
+    "JointSubspace": "subspace",
     "Likelihood": "likelihoods",
     "LinearisedLaplace": "inference.linearised_laplace",
     "MLP": "modules",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import inspect
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +26,7 @@ from subbayes.data import Data, leaves
 from subbayes.draws import Draws
 from subbayes.evaluation import Mode
 from subbayes.fitted import FittedModel, load
+from subbayes.inference.engines import ENGINES, arguments_of, engine_of
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
 from subbayes.phases import Trained, Training, train_second_end, train_trajectory
@@ -51,19 +50,6 @@ __all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_
            "check_sizes", "check_subspace", "fit", "forget", "load", "prior_within",
            "train_second_end", "train_trajectory"]
 
-ENGINES = {
-    "elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice",
-    "nuts": "subbayes.inference.nuts:nuts",
-    "hmc": "subbayes.inference.hmc:hmc",
-    "slice": "subbayes.inference.slice_sampling:slice_sampling",
-    "parallel-tempering": "subbayes.inference.parallel_tempering:parallel_tempering",
-    "smc": "subbayes.inference.smc:smc",
-    "laplace": "subbayes.inference.laplace:laplace",
-    "laplace-linearised": "subbayes.inference.laplace_linearised:laplace_linearised",
-    "vi": "subbayes.inference.variational:mean_field_vi",
-    "full-rank-vi": "subbayes.inference.variational:full_rank_vi",
-    "realnvp": "subbayes.inference.variational:realnvp",
-}
 CHOICE = "temperature-choice"
 
 
@@ -161,7 +147,7 @@ def fit(
     training = Training() if training is None else training
     if not isinstance(training, Training):
         fail_type("training", "a Training(epochs=..., ...)", training)
-    engine = _engine(inference)
+    engine = engine_of(inference)
     scale = None if isinstance(prior, Normal) else check_positive("prior", prior)
     check_choice("mode", mode, ("trace", "eager", "compile"))
     _check_sampling(draws, chains, warmup, seed, temperature, validation)
@@ -198,7 +184,7 @@ def fit(
     posterior = Posterior(prepared.network, prepared.likelihood, data, prepared.subspace, prior,
                           mode=mode)
     posterior, chosen = _tempered(posterior, temperature, validation, seed, progress, folder)
-    sample = engine(posterior, **_taken(
+    sample = engine(posterior, **arguments_of(
         engine, draws=draws, chains=chains, warmup=warmup, seed=seed, progress=progress,
         checkpoint=None if folder is None else folder / "sampling"))
     name = inference if isinstance(inference, str) else getattr(inference, "__name__", "custom")
@@ -233,24 +219,6 @@ def _check_sampling(
     if temperature == "validation" and validation is None:
         fail("validation", "held-out data for temperature='validation'", None,
              "Pass data, or use temperature='loo'")
-
-
-def _taken(engine: Callable[..., Draws], **offered: Any) -> dict[str, Any]:
-    """The arguments that an engine takes: approximations have no warm-up and no checkpoint."""
-    parameters = inspect.signature(engine).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return offered
-    return {name: value for name, value in offered.items() if name in parameters}
-
-
-def _engine(inference: str | Callable[..., Draws]) -> Callable[..., Draws]:
-    if callable(inference):
-        return inference
-    check_choice("inference", inference, ENGINES)
-    if inference == "realnvp":  # say before the training what is not installed
-        importlib.import_module("subbayes.inference.flows").load_zuko()
-    room, _, name = ENGINES[inference].partition(":")
-    return getattr(importlib.import_module(room), name)
 
 
 def _prepared(

@@ -23,7 +23,6 @@ from subbayes.baselines.mc_dropout import McDropout, mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
 from subbayes.checks import check_choice, check_count, check_positive, fail, fail_type
-from subbayes.curve_training import restarted
 from subbayes.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
@@ -365,7 +364,6 @@ class _Bench:
         network = Network(self.module, self.parameters, self.output)
         if "curve" in methods:
             check_count("rank", 2 if self.rank is None else self.rank, 2)
-            restarted(network, 0, self.factory)
         for part in (self.data, test):
             check_fit(network, self.likelihood, part)
         for key in methods:
@@ -376,7 +374,7 @@ class _Bench:
         name = key.partition("-")[0]
         if name not in SUBSPACES:
             return
-        check_subspace(name, self.rank, network, self.training)
+        check_subspace(name, self.rank, network, self.training, self.factory)
         check_sizes(network, self.data, name, self.rank, _engine(key),
                     self.inputs if key in _AT_INPUTS else None,
                     self.covariance if name == "optimal" else "exact")

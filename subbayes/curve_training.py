@@ -115,6 +115,7 @@ def train_curve(
     patience: int | None = None,
     extra: Mapping[str, Tensor] | None = None,
     join: Join | None = None,
+    extra_prior_scale: float | None = None,
     factory: Callable[[], nn.Module] | None = None,
     parameters: Selection = "all",
     output: Callable[[Any], Tensor] | None = None,
@@ -160,6 +161,7 @@ def train_curve(
         patience: as for `train`.
         extra: tensors learned along that are not on the curve, by name, e.g. structured effects.
         join: a function (outputs, extra, inputs) that gives the outputs the likelihood sees.
+        extra_prior_scale: s of the prior $N(0, s^2 I)$ of the tensors of `extra`; None for none.
         factory: makes a module with fresh weights, for curves without ends; needed where a layer
             has no `reset_parameters`.
         parameters: which parameters of a module are weights, as for `Network`.
@@ -199,8 +201,9 @@ def train_curve(
         feed.check_held_out(held_out)
         decay = decay_of(prior_scale, weight_decay, feed.n)
         control = _begun(network, fixed, degree, kind, factory, seed, plan)
+        along = decay_of(extra_prior_scale, None, feed.n)
         run = _CurveRun(network, likelihood, feed, plan, decay, control, _raw_of(ends),
-                        extra or {}, join, derive(seed, 2))
+                        extra or {}, join, derive(seed, 2), along)
         told = None if callback is None else (lambda n, _: callback(n, control.curve()))
         history = _epochs(run, held_out, stopper, None, progress, told, "Training the curve")
         run.settle()
@@ -509,10 +512,11 @@ class _CurveRun(_Run):
     def __init__(
         self, network: Network, likelihood: Likelihood, feed: Feed, plan: Plan, decay: float,
         control: _ControlPoints, raw: Tensor | None, extra: Mapping[str, Tensor],
-        join: Join | None, seed: int,
+        join: Join | None, seed: int, decay_along: float = 0.0,
     ) -> None:
         self.network, self.feed, self.plan, self.likelihood = network, feed, plan, likelihood
-        self.inner, self.decay, self.control, self.join = inner(likelihood), decay, control, join
+        self.inner, self.control, self.join = inner(likelihood), control, join
+        self.decay, self.decay_along = decay, decay_along
         self.module = network.module_with().train().requires_grad_(False)
         begin = feed.raw if raw is None or raw.shape != feed.raw.shape else raw
         self.raw = nn.Parameter(begin.to(feed.raw, copy=True))
@@ -546,6 +550,10 @@ class _CurveRun(_Run):
         assert gradient is not None
         if self.decay:
             gradient.add_(weights.detach(), alpha=self.decay)
+        if self.decay_along:
+            for parameter in self.extra.values():
+                assert parameter.grad is not None
+                parameter.grad.add_(parameter.detach(), alpha=self.decay_along)
         self.control.step(c, gradient)
         for optimizer in self.own:
             optimizer.step()

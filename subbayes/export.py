@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from subbayes.draws import Draws
     from subbayes.posterior import Posterior
 
-__all__ = ["to_arviz"]
+__all__ = ["converted", "to_arviz"]
 
 
 _NAMES = {  # what ArviZ's plots and diagnostics look for
@@ -30,14 +30,7 @@ _ROWS = 4096
 
 def to_arviz(draws: Draws, posterior: Posterior | None = None, *, seed: int = 0) -> Any:
     """Convert draws; see `Draws.to_arviz`."""
-    try:
-        import arviz
-    except ImportError as error:
-        raise ImportError("to_arviz needs arviz: pip install 'subbayes[arviz]'") from error
-    groups: dict[str, Any] = {"posterior": {"z": draws.z}}
-    if draws.stats:
-        groups["sample_stats"] = {_NAMES.get(name, name): values
-                                  for name, values in draws.stats.items()}
+    groups: dict[str, Any] = {}
     if posterior is not None:
         if posterior.rank != draws.rank:
             fail("posterior", f"one of rank {draws.rank}, as the draws", posterior.rank)
@@ -47,10 +40,32 @@ def to_arviz(draws: Draws, posterior: Posterior | None = None, *, seed: int = 0)
         groups["posterior_predictive"] = {
             "y": _replicated(draws, posterior, seed).reshape(*shape, *y.shape)}
         groups["observed_data"] = {"y": y}
-    coords = {"coordinate": np.arange(draws.rank)}
+    return converted(draws, {"z": draws.z}, {"coordinate": np.arange(draws.rank)},
+                     {"z": ["coordinate"]}, groups)
+
+
+def converted(
+    draws: Draws, variables: dict[str, np.ndarray], coords: dict[str, Any],
+    dims: dict[str, list[str]], groups: dict[str, Any],
+) -> Any:
+    """ArviZ data of named variables of the posterior, with the draws' statistics.
+
+    Args:
+        draws: whose statistics they are.
+        variables: arrays of shape (chains, draws, ...) by name.
+        coords: labels by dimension.
+        dims: names of the dimensions after chain and draw, by variable.
+        groups: further groups.
+    """
+    try:
+        import arviz
+    except ImportError as error:
+        raise ImportError("to_arviz needs arviz: pip install 'subbayes[arviz]'") from error
+    stats = {_NAMES.get(name, name): values for name, values in draws.stats.items()}
+    whole = {"posterior": variables, **({"sample_stats": stats} if stats else {}), **groups}
     if int(arviz.__version__.split(".")[0]) >= 1:
-        return arviz.from_dict(groups, coords=coords, dims={"z": ["coordinate"]})
-    return arviz.from_dict(**groups, coords=coords, dims={"z": ["coordinate"]})
+        return arviz.from_dict(whole, coords=coords, dims=dims)
+    return arviz.from_dict(**whole, coords=coords, dims=dims)
 
 
 def _replicated(draws: Draws, posterior: Posterior, seed: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subbayes.checks import check_count, check_finite, fail
 from subbayes.data import leaves, to_targets
-from subbayes.likelihoods import Bernoulli, Likelihood
+from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import column
 from subbayes.types import Targets
 
@@ -170,7 +170,7 @@ class Predictive:
     def _class_probabilities(self) -> Float[Tensor, "S N K"]:
         self._require("classification", "probabilities")
         p = self.likelihood.mean(self.outputs)
-        return torch.cat([1 - p, p], -1) if isinstance(self.likelihood, Bernoulli) else p
+        return torch.cat([1 - p, p], -1) if p.shape[-1] == 1 else p
 
     @property
     def probabilities(self) -> Float[np.ndarray, "n K"]:

@@ -20,6 +20,7 @@ __all__ = [
     "CoordinateSubspace",
     "DenseSubspace",
     "FullSubspace",
+    "JointSubspace",
     "RandomSubspace",
     "Subspace",
 ]
@@ -301,6 +302,57 @@ class RandomSubspace(Subspace):
         return super().config() | {"seed": self.seed}
 
 
+class JointSubspace(Subspace):
+    r"""A subspace of some weights, beside others that move freely: $(\theta,\, \hat w + P\varphi)$.
+
+    The coordinates are $z = (\varphi, \theta)$. The free weights, effects that people read, are
+    never projected (Dold et al. 2024, section 3.2).
+
+    Args:
+        inner: the subspace of the other weights, of rank k.
+        effects: number of free weights P; they come first in the weight vector.
+
+    Example:
+        >>> inner = DenseSubspace(torch.zeros(2), torch.tensor([[1.0, 1.0]]))
+        >>> JointSubspace(inner, effects=2).weights(torch.tensor([3.0, 7.0, 8.0]))
+        tensor([7., 8., 3., 3.])
+    """
+
+    def __init__(self, inner: Subspace, effects: int) -> None:
+        self.inner = inner
+        self.effects = check_count("effects", effects)
+        self.shift = torch.cat([inner.shift.new_zeros(effects), inner.shift])
+        self.rank = inner.rank + effects
+        self.traceable = inner.traceable
+
+    def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
+        """The effects as they are, the rest through the inner subspace."""
+        effects = z[..., self.inner.rank :].to(self.shift.dtype)
+        return torch.cat([effects, self.inner.push(z[..., : self.inner.rank])], -1)
+
+    def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """The adjoint of `push`."""
+        inner = self.inner.pull(cotangent[..., self.effects :])
+        return torch.cat([inner, cotangent[..., : self.effects]], -1)
+
+    def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
+        """The effects as they are, least-squares coordinates of the rest."""
+        inner = self.inner.project(weights[..., self.effects :])
+        return torch.cat([inner, weights[..., : self.effects]], -1)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> JointSubspace:
+        """The same subspace on another device or in another dtype."""
+        return JointSubspace(self.inner.to(device, dtype), self.effects)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of the inner subspace."""
+        return {f"inner.{name}": tensor for name, tensor in self.inner.tensors().items()}
+
+    def config(self) -> dict[str, Any]:
+        """The inner subspace and the number of effects."""
+        return super().config() | {"effects": self.effects, "inner": self.inner.config()}
+
+
 def _solved(gram: Float[Tensor, "k k"], right: Float[Tensor, "*S k"]) -> Float[Tensor, "*S k"]:
     """Solve z @ gram = right; the shortest z where there are many."""
     return right @ torch.linalg.pinv(gram, hermitian=True)
@@ -321,5 +373,8 @@ def from_config(config: dict[str, Any], tensors: dict[str, Tensor]) -> Subspace:
             return FullSubspace(tensors["shift"])
         case "RandomSubspace":
             return RandomSubspace(tensors["shift"], config["rank"], config["seed"])
+        case "JointSubspace":
+            inner = {name.removeprefix("inner."): t for name, t in tensors.items()}
+            return JointSubspace(from_config(config["inner"], inner), config["effects"])
         case name:
             fail("subspace", "a kind this version knows", repr(name), "Upgrade subbayes")

@@ -34,7 +34,7 @@ RANK = 5
 
 def check_subspace(
     subspace: str | Subspace | Callable[[Trained], Subspace], rank: int | None, network: Network,
-    training: Training,
+    training: Training, factory: Callable[[], nn.Module] | None = None,
 ) -> None:
     """Check, before the training, a rank that the weights or the trajectory could not span.
 
@@ -43,6 +43,7 @@ def check_subspace(
         rank: number of coordinates.
         network: the network.
         training: how it will be trained.
+        factory: makes a module with fresh weights, where a layer cannot be reset.
 
     Raises:
         InputError: a rank that is too high, or another network's subspace.
@@ -57,7 +58,7 @@ def check_subspace(
         fail("training", "epochs above 0 to train a curve's other end", 0,
              "Raise epochs, or choose another subspace")
     if subspace == "curve":
-        restarted(network, 0)
+        restarted(network, 0, factory)
     if subspace == "full" or rank is None:
         return
     if check_count("rank", rank, 2 if subspace == "curve" else 1) > network.size:

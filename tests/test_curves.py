@@ -590,6 +590,17 @@ def test_compare_methods_gives_what_fit_gives_alone():
     assert seconds["training_seconds"] > found.table.loc["map", "training_seconds"]
 
 
+def test_a_prior_pulls_what_is_learned_along():
+    """With all rows in each step and no noise: the ridge solution of the extra tensor."""
+    x = torch.linspace(-1, 1, 20)[:, None]
+    result = train_curve(
+        nn.Linear(1, 1), Gaussian(1.0), (x, 2.0 * torch.ones(20)), degree=1, epochs=800,
+        learning_rate=0.05, batch_size=None, prior_scale=1e-3, extra={"level": torch.zeros(1)},
+        join=lambda outputs, extra, _: outputs + extra["level"], extra_prior_scale=0.3)
+    ridge = 20 * 2.0 / (20 + 1 / 0.3**2)
+    assert float(result.extra["level"]) == pytest.approx(ridge, abs=0.01)
+
+
 def test_a_factory_makes_the_other_end():
     data = table(dtype=torch.float32)
     found = compare_methods(Bare, Gaussian(), data, data, ["curve"], **SHORT)

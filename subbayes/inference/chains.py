@@ -288,7 +288,7 @@ def start_points(
         bad = ~np.isfinite(posterior.log_likelihood(z))
         if not bad.any():
             return z
-        if initial != "prior":
+        if not isinstance(initial, str) or initial != "prior":
             break
         for c in np.flatnonzero(bad):
             z[c] = posterior.prior.sample((k,), rngs[c])

@@ -1,0 +1,114 @@
+r"""What the networks add to the predictors, and the part of it that columns of the formula say.
+
+Over the training rows the networks' contribution f is split as $f = X\gamma + f_\perp$ with the
+least-squares coefficients $\gamma$ of the columns X it shares variables with. The model's effects
+are those beside $f_\perp$, so that they mean what they mean without a network; at new rows the
+network adds $f(u^*) - x^{*\top}\gamma$ with the same $\gamma$ (Rügamer 2023, "A new PHO-rmula for
+improved performance of semi-structured networks").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.network import Network
+from subbayes.semistructured.formula import Design
+from subbayes.semistructured.module import Deep, DeepPart
+
+__all__ = ["Contributions", "Orthogonal", "orthogonal_to"]
+
+_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Orthogonal:
+    """The columns that a predictor's networks are made orthogonal to.
+
+    Attributes:
+        columns: their places in the design.
+        basis: an orthonormal basis of them over the rows, shape (n, r).
+        solver: their pseudo-inverse, shape (p, n).
+    """
+
+    columns: tuple[int, ...]
+    basis: Float[Tensor, "n r"]
+    solver: Float[Tensor, "p n"]
+
+
+def orthogonal_to(
+    design: Design, rows: Float[Tensor, "n p"], deep: Mapping[str, Deep], wanted: bool | str
+) -> dict[int, Orthogonal]:
+    """By predictor, what its networks are made orthogonal to.
+
+    Args:
+        design: the columns.
+        rows: their values.
+        deep: the networks.
+        wanted: True, False, or "auto" for predictors whose networks read variables of the formula.
+    """
+    found: dict[int, Orthogonal] = {}
+    if wanted is False:
+        return found
+    for place, parameter in enumerate(design.parameters):
+        own = [part for part in deep.values()
+               if (part.parameter or design.parameters[0]) == parameter]
+        terms = [t for t in design.terms if t.parameter == parameter and t.kind != "random"]
+        columns = tuple(i for t in terms for i in t.columns)
+        read = {c for part in own for c in part.columns or ()}
+        shared = read & {v for t in terms for v in t.variables}
+        if not own or not columns or not (shared or wanted is True):
+            continue
+        values = rows[:, columns].double()
+        u, s, _ = torch.linalg.svd(values, full_matrices=False)
+        found[place] = Orthogonal(columns, u[:, s > 1e-9 * s[0]].contiguous(),
+                                  torch.linalg.pinv(values, rtol=1e-9))
+    return found
+
+
+class Contributions:
+    """The networks' contributions over the training rows.
+
+    Args:
+        deep: the networks.
+        inputs: of the rows.
+        orthogonal: by predictor, what they are made orthogonal to.
+        width: number of columns of the design.
+    """
+
+    def __init__(
+        self, deep: DeepPart, inputs: dict[str, Tensor], orthogonal: Mapping[int, Orthogonal],
+        width: int,
+    ) -> None:
+        self.network, self.inputs = Network(deep), inputs
+        self.orthogonal, self.width = dict(orthogonal), width
+
+    def raw(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
+        """Contributions as the networks give them, in float64."""
+        with torch.no_grad():
+            return torch.cat([self.network.batched(part, self.inputs).double()
+                              for part in weights.split(_CHUNK)])
+
+    def __call__(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
+        """Contributions orthogonal to the columns, in float64."""
+        found = self.raw(weights)
+        for place, part in self.orthogonal.items():
+            own = found[..., place]
+            found[..., place] = own - (own @ part.basis) @ part.basis.T
+        return found
+
+    def projections(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S p"]:
+        r"""The coefficients $\gamma$ of all columns; 0 where nothing is projected."""
+        found = torch.zeros(len(weights), self.width, dtype=torch.float64)
+        if not self.orthogonal:
+            return found
+        for start in range(0, len(weights), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            raw = self.raw(weights[rows])
+            for place, part in self.orthogonal.items():
+                found[rows, list(part.columns)] = raw[..., place] @ part.solver.T
+        return found

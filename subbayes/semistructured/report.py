@@ -1,0 +1,136 @@
+"""One HTML page about a semi-structured model: effects, pictures, fit, chains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from subbayes import html
+from subbayes.files import atomic_write_bytes
+from subbayes.plots.effects import effect, forest
+
+if TYPE_CHECKING:
+    from subbayes.semistructured.model import SemiStructuredRegression
+
+__all__ = ["write_report"]
+
+_WORDS = {
+    "mean, sd": "mean and standard deviation of the posterior of an effect.",
+    "hdi": "highest-density interval: the shortest that holds so much of the posterior.",
+    "direction": "probability of direction: how sure the sign of the effect is, 0.5 to 1.",
+    "R-hat": "whether the chains agree; below 1.01 is good.",
+    "ess": "how many independent draws the correlated ones are worth, for means (bulk) and "
+           "intervals (tail).",
+    "sd(...)": "standard deviation of a smooth's wiggles or of random effects, on the scale of "
+               "the predictor.",
+}
+
+
+def write_report(
+    model: SemiStructuredRegression, path: str | Path, *, title: str = "",
+    test: pd.DataFrame | None = None, test_inputs: Any = None, level: float = 0.95,
+    notes: Sequence[str] = (),
+) -> Path:
+    """Write a page about a fitted model; see `SemiStructuredRegression.report`."""
+    effects = model.effects()
+    summary = model.summary(level)
+    body = [
+        html.heading(title or f"Effects on {model.response}"),
+        html.paragraphs(_lead(model), kind="lead"), *_verdict(model, summary),
+        html.section("Effects", html.table(
+            ["effect", *map(str, summary.columns)],
+            [[str(name), *_numbers(row)] for name, row in summary.iterrows()]),
+            html.figure(forest(_shown(effects), level), "Effects on the scale of the predictor.")),
+        html.section("Each term", html.figures(*_pictures(model, level))),
+        html.section("Predictions", _scores(model, test, test_inputs)),
+        html.section("What was fitted", html.definitions(_described(model))),
+        html.section("Notes", html.paragraphs(*notes)) if notes else "",
+        html.section("Words", html.definitions(_WORDS)),
+    ]
+    atomic_write_bytes(path, html.page(title or f"Effects on {model.response}", body).encode())
+    return Path(path)
+
+
+def _lead(model: SemiStructuredRegression) -> str:
+    networks = (f" beside {len(model.deep)} network{'s' * (len(model.deep) > 1)} "
+                f"({', '.join(model.deep)})" if model.deep else "")
+    left_out = (f"; {model.dropped} rows with missing values were left out" if model.dropped
+                else "")
+    return f"{model.formula}{networks}, family {model.family!r}, {model.data.n} rows{left_out}."
+
+
+def _verdict(model: SemiStructuredRegression, summary: pd.DataFrame) -> list[str]:
+    worst, least = summary["rhat"].max(), summary["ess_bulk"].min()
+    good = worst < 1.01 and least >= 100 * model.draws.n_chains
+    said = [f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size "
+            f"{least:.0f}."]
+    if not good:
+        said.append("The chains do not agree well enough on the effects: sample longer.")
+    pieces = [html.box("good" if good else "bad", *said)]
+    if model.space.rank and model.draws.warnings():
+        pieces.append(html.paragraphs("Of all coordinates, the networks' included: "
+                                      + "; ".join(model.draws.warnings()) + "."))
+    return pieces
+
+
+def _shown(effects: dict[str, np.ndarray], most: int = 40) -> dict[str, np.ndarray]:
+    names = list(effects)[:most]
+    return {name: effects[name] for name in names}
+
+
+def _pictures(model: SemiStructuredRegression, level: float) -> list[str]:
+    found = []
+    for term in model.design.terms:
+        if term.kind == "intercept" or len(term.variables) != 1:
+            continue
+        drawn = effect(model.effect(term.name, level=level))
+        what = ("relative to its reference level" if term.kind == "factor" else
+                "by level" if term.kind == "random" else "relative to the average row")
+        found.append(html.figure(drawn, f"{term.name}, {what}, with {100 * level:g} % intervals."))
+    return found
+
+
+def _scores(
+    model: SemiStructuredRegression, test: pd.DataFrame | None, test_inputs: Any
+) -> str:
+    rows = []
+    loo = model.loo(quiet=True)
+    rows.append(["leave-one-out (PSIS), mean per row", f"{loo.elpd / model.data.n:.3f}",
+                 f"{loo.se / model.data.n:.3f}"])
+    if test is not None:
+        values = model.score_samples(test, test_inputs)
+        rows.append([f"{len(values)} test rows, mean per row", f"{values.mean():.3f}",
+                     f"{values.std(ddof=1) / len(values) ** 0.5:.3f}"])
+    return html.table(["log predictive density", "value", "standard error"], rows)
+
+
+def _described(model: SemiStructuredRegression) -> dict[str, str]:
+    found = {"formula": str(model.formula), "family": repr(model.family)}
+    for name, part in model.deep.items():
+        reads = f"columns {', '.join(part.columns)}" if part.columns else "a tensor"
+        size = sum(p.numel() for p in part.module.parameters())
+        found[f"network {name}"] = f"{size} weights, reads {reads}"
+    if model.space.rank:
+        found["networks' space"] = f"{model.space.rank} directions of {model.space.kind}"
+        found["orthogonal to effects"] = "yes" if model.is_orthogonal else "no"
+    found["sampling"] = (f"{model.draws.meta.get('sampler', '')}, {model.draws.n_chains} chains "
+                         f"of {model.draws.n_draws} draws, seed {model.seed}")
+    found["priors"] = "; ".join(f"{name}: {prior!r}"
+                                for name, prior in model.structure.priors.items())
+    return found
+
+
+def _numbers(row: pd.Series) -> list[str]:
+    shown = []
+    for name, value in row.items():
+        if name in ("ess_bulk", "ess_tail"):
+            shown.append(f"{value:.0f}")
+        elif name in ("rhat", "direction"):
+            shown.append(f"{value:.3f}")
+        else:
+            shown.append(f"{value:.4g}")
+    return shown

@@ -1,0 +1,257 @@
+"""From a data frame and the networks' own inputs to the tensors a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from subbayes.checks import fail, fail_type
+from subbayes.data import to_tensor
+from subbayes.semistructured.families import Family, OrdinalFamily
+from subbayes.semistructured.formula import (
+    Design,
+    Missing,
+    NewLevels,
+    check_columns,
+    drop_missing,
+)
+from subbayes.semistructured.module import Deep
+from subbayes.tabular import TabularEncoder
+
+__all__ = ["Extras", "Response", "Rows", "deep_of"]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Columns of the data frame that are neither response nor effect.
+
+    Args:
+        weights: how many times each row counts.
+        offset: added to the location's predictor.
+        exposure: its logarithm is added, for a log link.
+    """
+
+    weights: str | None = None
+    offset: str | None = None
+    exposure: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that are given."""
+        return tuple(c for c in (self.weights, self.offset, self.exposure) if c is not None)
+
+    def added(self, frame: pd.DataFrame, family: Family) -> np.ndarray:
+        """What is added to the location's predictor, shape (n,)."""
+        total = np.zeros(len(frame))
+        if self.offset is not None:
+            total += _numbers(self.offset, frame)
+        if self.exposure is not None:
+            if family.links[0] != "log":
+                fail("exposure", "a family with a log link", repr(family),
+                     "Pass offset= instead")
+            exposure = _numbers(self.exposure, frame)
+            if not (exposure > 0).all():
+                fail(self.exposure, "exposures above 0", f"{exposure.min():g}")
+            total += np.log(exposure)
+        return total
+
+
+def _numbers(name: str, frame: pd.DataFrame) -> np.ndarray:
+    try:
+        return frame[name].to_numpy(dtype=np.float64, copy=True)
+    except (TypeError, ValueError):
+        fail(name, "numbers", f"values such as {frame[name].iloc[0]!r}")
+
+
+@dataclass(frozen=True)
+class Response:
+    """How a response column becomes numbers.
+
+    Attributes:
+        name: the left-hand side of the formula.
+        labels: classes in order, where the family is one of classes.
+    """
+
+    name: str
+    labels: tuple[Any, ...] | None = None
+
+    @classmethod
+    def of(cls, name: str, frame: pd.DataFrame, family: Family) -> Response:
+        """Learn the classes.
+
+        Raises:
+            InputError: another number of classes than the family takes.
+        """
+        if family.kind != "classification":
+            return cls(name)
+        values = frame[name] if name in frame.columns else pd.Series(_evaluated(name, frame))
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            seen = set(values.unique())
+            labels = [c for c in values.cat.categories if c in seen]
+        else:
+            labels = sorted(values.unique().tolist())
+        if not isinstance(family, OrdinalFamily) and len(labels) != 2:
+            fail(name, "2 classes for family 'bernoulli'",
+                 f"{len(labels)}: " + ", ".join(map(str, labels[:5])),
+                 "Use family='ordinal' for ordered classes" if len(labels) > 2 else "")
+        if len(labels) < 2:
+            fail(name, "at least 2 classes", ", ".join(map(str, labels)))
+        return cls(name, tuple(labels))
+
+    def numbers(self, frame: pd.DataFrame) -> np.ndarray:
+        """The response as numbers, shape (n,).
+
+        Raises:
+            InputError: values that are not numbers, or classes unseen in training.
+        """
+        if self.labels is None:
+            if self.name in frame.columns:
+                return _numbers(self.name, frame)
+            return np.asarray(_evaluated(self.name, frame), dtype=np.float64)
+        values = frame[self.name] if self.name in frame.columns else _evaluated(self.name, frame)
+        place = {label: i for i, label in enumerate(self.labels)}
+        unseen = [v for v in pd.unique(np.asarray(values)) if v not in place]
+        if unseen:
+            fail(self.name, "classes seen in training: " + ", ".join(map(str, self.labels)),
+                 ", ".join(map(str, unseen)))
+        return np.array([place[v] for v in np.asarray(values)], dtype=np.float64)
+
+    def variables(self, frame: pd.DataFrame) -> tuple[str, ...]:
+        """Columns it is computed from."""
+        if self.name in frame.columns:
+            return (self.name,)
+        from formulaic import Formula
+
+        names = sorted(str(v) for v in Formula(f"{self.name} - 1").required_variables)
+        names = [n for n in names if not n.startswith("np.") and n != "np"]
+        check_columns(names, frame)
+        return tuple(names)
+
+
+def _evaluated(expression: str, frame: pd.DataFrame) -> np.ndarray:
+    """The value of an expression such as `np.log(y)`."""
+    from formulaic import Formula
+
+    found = Formula(f"{expression} - 1").get_model_matrix(frame, context={"np": np})
+    values = np.asarray(found, dtype=np.float64)
+    if values.shape[1] != 1:
+        fail("formula", "one response", f"{expression!r}, {values.shape[1]} columns")
+    return values[:, 0]
+
+
+class Rows:
+    """Turns rows into the inputs of `Predictors`.
+
+    Args:
+        design: the structured columns.
+        family: of the response.
+        extras: weights, offset and exposure.
+        deep: the networks.
+        frame: rows to learn scales from.
+    """
+
+    def __init__(
+        self, design: Design, family: Family, extras: Extras, deep: Mapping[str, Deep],
+        frame: pd.DataFrame, dtype: torch.dtype,
+    ) -> None:
+        self.design, self.family, self.extras = design, family, extras
+        self.deep, self.dtype = dict(deep), dtype
+        self.encoders: dict[str, TabularEncoder] = {}
+        for name, part in self.deep.items():
+            if part.columns is not None:
+                check_columns(part.columns, frame)
+                self.encoders[name] = TabularEncoder().fit(frame[list(part.columns)])
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the data frame that predictions need."""
+        deep = [c for part in self.deep.values() for c in part.columns or ()]
+        extra = [c for c in (self.extras.offset, self.extras.exposure) if c is not None]
+        return tuple(dict.fromkeys([*self.design.variables, *deep, *extra]))
+
+    def inputs(
+        self, frame: pd.DataFrame, tensors: Mapping[str, Any] | None = None,
+        new_levels: NewLevels = "error",
+    ) -> dict[str, Tensor]:
+        """The inputs of rows.
+
+        Args:
+            frame: the rows.
+            tensors: what the networks without columns read, by name.
+            new_levels: as for `Design.matrix`.
+
+        Raises:
+            InputError: a network without its input, or inputs of another number of rows.
+        """
+        check_columns(self.columns, frame)
+        columns, offsets = self.design.matrix(frame, new_levels)
+        offsets[:, 0] += self.extras.added(frame, self.family)
+        found = {"design": torch.from_numpy(columns).to(self.dtype),
+                 "offset": torch.from_numpy(offsets).to(self.dtype)}
+        tensors = dict(tensors or {})
+        for name, part in self.deep.items():
+            if part.columns is None:
+                found[f"deep {name}"] = self._own(name, tensors, len(frame))
+            else:
+                values = self.encoders[name].transform(frame[list(part.columns)])
+                found[f"deep {name}"] = torch.from_numpy(values).to(self.dtype)
+        unknown = [name for name in tensors if name not in self.deep]
+        if unknown:
+            fail("inputs", "names of networks: " + (", ".join(self.deep) or "there are none"),
+                 ", ".join(unknown))
+        return found
+
+    def _own(self, name: str, tensors: dict[str, Any], n: int) -> Tensor:
+        if name not in tensors:
+            fail("inputs", f"a tensor for the network {name!r}",
+                 ", ".join(tensors) or "none", f"Pass inputs={{{name!r}: ...}}")
+        tensor = to_tensor(f"inputs[{name!r}]", tensors[name])
+        if len(tensor) != n:
+            fail(f"inputs[{name!r}]", f"{n} rows, as the data frame has", len(tensor))
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def complete(
+    frame: pd.DataFrame, tensors: Mapping[str, Any] | None, columns: tuple[str, ...],
+    missing: Missing,
+) -> tuple[pd.DataFrame, dict[str, Any], dict[str, int]]:
+    """The rows without missing values, of the frame and of the tensors."""
+    check_columns(columns, frame)
+    kept, lacking = drop_missing(frame, columns, missing)
+    tensors = dict(tensors or {})
+    if not lacking:
+        return frame.reset_index(drop=True), tensors, lacking
+    picked = {}
+    for name, value in tensors.items():
+        tensor = to_tensor(f"inputs[{name!r}]", value)
+        if len(tensor) != len(frame):
+            fail(f"inputs[{name!r}]", f"{len(frame)} rows, as the data frame has", len(tensor))
+        picked[name] = tensor[torch.from_numpy(kept)]
+    return frame[kept].reset_index(drop=True), picked, lacking
+
+
+def deep_of(deep: Mapping[str, Any] | None, family: Family) -> dict[str, Deep]:
+    """Networks by name, from modules, pairs (module, columns) or `Deep`.
+
+    Raises:
+        InputError: an unknown parameter. InputTypeError: something else than these.
+    """
+    found: dict[str, Deep] = {}
+    for name, part in (deep or {}).items():
+        if isinstance(part, nn.Module):
+            part = Deep(part)
+        elif isinstance(part, tuple) and len(part) == 2:
+            part = Deep(part[0], columns=tuple(part[1]))
+        if not isinstance(part, Deep) or not isinstance(part.module, nn.Module):
+            fail_type(f"deep[{name!r}]", "a module, a pair (module, columns) or a Deep", part)
+        if part.parameter is not None and part.parameter not in family.parameters:
+            fail(f"parameter of deep[{name!r}]", "one of " + ", ".join(family.parameters),
+                 repr(part.parameter))
+        found[str(name)] = part
+    return found

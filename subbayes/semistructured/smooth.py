@@ -1,0 +1,123 @@
+r"""Penalised terms of a formula: smooth functions and random effects.
+
+A smooth $s(x)$ is a cubic B-spline with a penalty on its second differences (Eilers & Marx 1996,
+"Flexible smoothing with B-splines and penalties"), in the form of a mixed model: with the
+basis B (n, K), the difference matrix D and the eigenvectors of $D^\top D = U \Lambda U^\top$,
+
+$$ s(x) = x\,\beta + B\, U_+ \Lambda_+^{-1/2} u, \qquad u \sim N(0, \tau^2 I), $$
+
+so that $\tau \to 0$ leaves a straight line and the smoothing variance $\tau^2$ is a parameter like
+any other (Wood 2017, "Generalized additive models", section 5.8). All columns have mean zero over
+the rows they were made from: the level of the function belongs to the intercept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from formulaic.materializers.types import FactorValues
+from formulaic.utils.stateful_transforms import stateful_transform
+from jaxtyping import Float
+
+from subbayes.checks import check_count, fail
+
+__all__ = ["TRANSFORMS", "penalised", "re", "s"]
+
+
+def penalised(expression: str) -> str | None:
+    """The kind of penalised term an expression of a formula is: "s", "re", or None."""
+    text = expression.replace(" ", "")
+    return next((kind for kind in ("s", "re") if text.startswith(f"{kind}(")), None)
+
+
+@stateful_transform
+def s(
+    x: Any, df: int = 10, degree: int = 3, _state: dict[str, Any] | None = None
+) -> FactorValues[dict[str, Any]]:
+    """A smooth function of a column, in a formula: `s(age)`, `s(age, df=20)`.
+
+    Args:
+        x: a numeric column.
+        df: number of B-splines, at least 4: the most wiggles the function can have.
+        degree: of the splines.
+
+    Raises:
+        InputError: fewer than four distinct values, or fewer splines than the degree allows.
+    """
+    state = {} if _state is None else _state
+    values = np.asarray(x, dtype=np.float64)
+    if not state:
+        state |= _spline(values, check_count("df", df, 4), check_count("degree", degree))
+    columns = _columns(values, state)
+    names = ["linear", *(f"wiggle{j}" for j in range(1, columns.shape[1]))]
+    return FactorValues(dict(zip(names, columns.T, strict=True)), kind="numerical",
+                        spans_intercept=False, format="{name}[{field}]")
+
+
+def _spline(x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[str, Any]:
+    """Knots, centre and the map from B-splines to columns."""
+    x = x[np.isfinite(x)]
+    if len(np.unique(x)) < 4:
+        fail("s(...)", "a column with at least 4 distinct values", len(np.unique(x)),
+             "Use C(...) for a factor")
+    if df <= degree:
+        fail("df", f"more than the degree, {degree}", df)
+    low, high = float(x.min()), float(x.max())
+    inner = np.linspace(low, high, df - degree + 1)
+    step = inner[1] - inner[0]
+    knots = low + step * np.arange(-degree, df + 1)
+    difference = np.diff(np.eye(df), 2, axis=0)
+    values, vectors = np.linalg.eigh(difference.T @ difference)
+    kept = values > 1e-10 * values[-1]
+    turn = vectors[:, kept] / np.sqrt(values[kept])
+    state = {"knots": knots.tolist(), "degree": degree, "low": low, "high": high,
+             "turn": turn[:, ::-1].tolist(), "scale": float(x.std()), "linear": float(x.mean())}
+    wiggles = _basis(x, state) @ np.array(state["turn"])
+    # what a straight line can say, it says: the rest is orthogonal to it over the rows
+    line = np.column_stack([np.ones_like(x), (x - x.mean()) / x.std()])
+    state["level"] = np.linalg.lstsq(line, wiggles, rcond=None)[0].tolist()
+    rest = wiggles - line @ np.array(state["level"])
+    state["size"] = float(np.sqrt((rest**2).sum(1).mean()))
+    return state
+
+
+def _basis(x: Float[np.ndarray, "n"], state: dict[str, Any]) -> Float[np.ndarray, "n K"]:
+    """B-splines, going on linearly beyond the rows they were made from."""
+    from scipy.interpolate import BSpline
+
+    knots, degree = np.array(state["knots"]), state["degree"]
+    spline = BSpline(knots, np.eye(len(knots) - degree - 1), degree)
+    inside = np.clip(x, state["low"], np.nextafter(state["high"], state["low"]))
+    found = spline(inside)
+    beyond = x - inside
+    if np.any(beyond != 0):
+        found = found + beyond[:, None] * spline(inside, nu=1)
+    return np.asarray(found)
+
+
+def _columns(x: Float[np.ndarray, "n"], state: dict[str, Any]) -> Float[np.ndarray, "n c"]:
+    line = np.column_stack([np.ones_like(x), (x - state["linear"]) / state["scale"]])
+    wiggles = _basis(x, state) @ np.array(state["turn"]) - line @ np.array(state["level"])
+    return np.column_stack([x - state["linear"], wiggles / state["size"]])
+
+
+@stateful_transform
+def re(x: Any, _state: dict[str, Any] | None = None) -> FactorValues[dict[str, Any]]:
+    """A random intercept for each level of a factor, in a formula: `re(school)`.
+
+    Its standard deviation is a parameter. A level unseen in training has the effect 0.
+    """
+    state = {} if _state is None else _state
+    values = pd.Series(x).astype("object")
+    if "levels" not in state:
+        state["levels"] = sorted(values.dropna().unique().tolist(), key=str)
+    columns = {str(level): (values == level).to_numpy(dtype=np.float64)
+               for level in state["levels"]}
+    return FactorValues(columns, kind="numerical", spans_intercept=False,
+                        format="{name}[{field}]")
+
+
+TRANSFORMS = {"s": s, "re": re}
+"""What formulas can call beside formulaic's own transforms."""

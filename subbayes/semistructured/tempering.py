@@ -1,0 +1,443 @@
+r"""Tempering that leaves the effects alone, for any number of effects.
+
+The tempered posterior of a semi-structured model keeps the effects' own posterior given the
+networks (Dold et al. 2024, appendix A, eq. 8),
+
+$$ p_T(\theta, \varphi \mid D) = p(\theta \mid \varphi, D)\, p_T(\varphi \mid D), \qquad
+   p_T(\varphi \mid D) \propto p(D \mid \varphi)^{1/T}\, p(\varphi), $$
+
+and needs $p(D \mid \varphi) = \int p(D \mid \theta, \varphi)\, p(\theta)\, d\theta$. The paper
+integrates on a grid and stops at one effect. Here the integral is
+
+- "closed-form" for a normal response with an identity link, one sigma and normal priors: exact in
+  the coefficients for any number of them, by quadrature in the one dimension of $\log\sigma$;
+- "importance": a Laplace approximation found by Newton's method, corrected by importance sampling
+  from a t distribution around it. The proposals come from one fixed set of quasi-random points,
+  so that the density is a function of $\varphi$, the same at each call;
+- "quadrature": adaptive Gauss-Hermite, for at most 3 coordinates of the effects, as the check.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.checks import check_choice, check_count, check_positive, fail
+from subbayes.priors import Normal
+from subbayes.semistructured.effects import Effects
+from subbayes.semistructured.families import Family, NormalFamily
+from subbayes.semistructured.priors import NormalPrior
+from subbayes.types import Targets
+
+__all__ = ["METHODS", "Conditional", "Observed", "TemperedNetworks", "conditional_of"]
+
+METHODS = ("closed-form", "importance", "quadrature")
+_DF = 7.0  # of the proposals' t distribution
+_LARGEST = 2**22  # numbers of one evaluation
+_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the effects meet: the design, offsets and targets of all rows, in float64."""
+
+    structure: Effects
+    family: Family
+    design: Float[Tensor, "n p"]
+    offset: Float[Tensor, "n K"]
+    y: Targets
+
+    def log_joint(
+        self, zeta: Float[Tensor, "*#S P"], deep: Float[Tensor, "*#S n K"]
+    ) -> Float[Tensor, "*_"]:
+        """Log-likelihood plus log prior of coordinates, up to the prior's constant."""
+        eta = self.predictors(zeta, deep)
+        prior = 0.5 * zeta.square().sum(-1)
+        return self.family.log_prob(eta, self.y).sum(-1) - prior
+
+    def predictors(
+        self, zeta: Float[Tensor, "*#S P"], deep: Float[Tensor, "*#S n K"]
+    ) -> Float[Tensor, "*_ n C"]:
+        """Predictors at coordinates and networks' contributions."""
+        beta = self.structure.coefficients(zeta)
+        placed = beta.unsqueeze(-1) * self.structure.placement.to(beta)
+        eta = self.design @ placed + self.offset + deep
+        if not self.structure.thresholds:
+            return eta
+        cuts = self.structure.cuts(zeta).unsqueeze(-2)
+        return torch.cat([eta, cuts.expand(*eta.shape[:-1], cuts.shape[-1])], -1)
+
+
+@runtime_checkable
+class Conditional(Protocol):
+    """The effects given the networks' contributions."""
+
+    def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
+        """Log of the likelihood with the effects integrated out."""
+
+    def sample(
+        self, deep: Float[Tensor, "S n K"], rng: np.random.Generator
+    ) -> Float[np.ndarray, "S P"]:
+        """One draw of the effects' coordinates for each."""
+
+
+def conditional_of(method: str | None, observed: Observed, points: int = 256) -> Conditional:
+    """How the effects are integrated out.
+
+    Args:
+        method: one of `METHODS`; None takes the closed form where there is one.
+        observed: the rows.
+        points: proposals of "importance".
+
+    Raises:
+        InputError: a closed form that does not exist, or quadrature in more than 3 dimensions.
+    """
+    if method is None:
+        method = "closed-form" if _has_closed_form(observed) else "importance"
+    check_choice("effects", method, METHODS)
+    if method == "closed-form":
+        if not _has_closed_form(observed):
+            fail("effects", "'importance' for this model", "'closed-form'", "A closed form needs "
+                 "a normal response, an identity link, one sigma and normal priors")
+        return ClosedForm(observed)
+    mode = _Modes(observed)
+    if method == "importance":
+        return Importance(mode, check_count("points", points, 8))
+    if observed.structure.size > 3:
+        fail("effects", "at most 3 coordinates for 'quadrature'", observed.structure.size,
+             "Use 'importance'")
+    return Quadrature(mode)
+
+
+# --- Laplace, corrected -------------------------------------------------------------------------
+
+
+class _Modes:
+    """Modes and curvatures of the effects given networks, by Newton's method from one start."""
+
+    def __init__(self, observed: Observed) -> None:
+        self.observed = observed
+        self.start = torch.zeros(observed.structure.size, dtype=torch.float64)
+        nothing = torch.zeros(1, *observed.offset.shape, dtype=torch.float64)
+        self.start = self.of(nothing)[0][0]
+
+    def of(
+        self, deep: Float[Tensor, "S n K"]
+    ) -> tuple[Float[Tensor, "S P"], Float[Tensor, "S P P"]]:
+        """Mode, and the lower factor of the covariance there, for each contribution."""
+        zeta = self.start.expand(len(deep), -1).clone()
+        value = self.observed.log_joint(zeta, deep)
+        for _ in range(_STEPS):
+            slope, curvature = self._derivatives(zeta, deep)
+            step = torch.cholesky_solve(
+                slope.unsqueeze(-1), torch.linalg.cholesky(_definite(curvature))).squeeze(-1)
+            zeta, value, moved = self._damped(zeta, value, step, deep)
+            if moved < 1e-9:
+                break
+        precision = torch.linalg.cholesky(_definite(self._derivatives(zeta, deep)[1]))
+        factor = torch.linalg.solve_triangular(
+            precision, torch.eye(zeta.shape[1], dtype=zeta.dtype), upper=False).mT
+        return zeta, factor
+
+    def _damped(
+        self, zeta: Tensor, value: Tensor, step: Tensor, deep: Tensor
+    ) -> tuple[Tensor, Tensor, float]:
+        """A step that does not lower the density, halved where it would."""
+        size = torch.ones(len(zeta), 1, dtype=zeta.dtype)
+        for _ in range(30):
+            ahead = zeta + size * step
+            found = self.observed.log_joint(ahead, deep)
+            worse = ~(found >= value - 1e-9)
+            if not bool(worse.any()):
+                break
+            size[worse] /= 2
+        kept = torch.where(worse.unsqueeze(-1), zeta, ahead)
+        moved = float((kept - zeta).abs().max())
+        return kept, torch.where(worse, value, found), moved
+
+    def _derivatives(self, zeta: Tensor, deep: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient and negative Hessian of the log joint density.
+
+        The chain rule through the predictors: rows are met once, by their K x K curvatures; the
+        map from coordinates to predictors' coefficients is small.
+        """
+        observed = self.observed
+        eta = observed.predictors(zeta, deep).detach()
+        score = observed.family.score(eta, observed.y)
+        hessian = _row_hessians(observed.family, eta, observed.y)
+        linear = observed.structure.linear
+        jacobian = torch.func.vmap(torch.func.jacrev(linear))(zeta)  # (S, p + 1, C, P)
+        design, width = observed.design, score.shape[-1]
+        wide = torch.cat([design, torch.ones(len(design), 1, dtype=design.dtype)], 1)
+        pulled = torch.einsum("np,snk->spk", wide, score)
+        slope = torch.einsum("spkq,spk->sq", jacobian, pulled) - zeta
+        curvature = zeta.new_zeros(len(zeta), zeta.shape[1], zeta.shape[1])
+        for a in range(width):
+            for b in range(width):
+                inner = torch.einsum("np,sn,nq->spq", wide, hessian[..., a, b], wide)
+                curvature = curvature - torch.einsum(
+                    "spi,spq,sqj->sij", jacobian[:, :, a], inner, jacobian[:, :, b])
+        bend = torch.func.vmap(
+            lambda z, g: torch.func.hessian(lambda at: (linear(at) * g).sum())(z)
+        )(zeta, pulled)
+        return slope, curvature - bend + torch.eye(zeta.shape[1], dtype=zeta.dtype)
+
+
+def _row_hessians(family: Family, eta: Tensor, y: Targets) -> Float[Tensor, "S n C C"]:
+    """Second derivatives of each row's log density in its predictors."""
+    rows = []
+    for k in range(eta.shape[-1]):
+        rows.append(torch.func.grad(lambda e, k=k: family.score(e, y)[..., k].sum())(eta))
+    return torch.stack(rows, -2)
+
+
+def _definite(matrix: Float[Tensor, "S P P"]) -> Float[Tensor, "S P P"]:
+    """The matrix, or where it is not positive definite the nearest that is by its eigenvalues."""
+    _, info = torch.linalg.cholesky_ex(matrix)
+    if not bool(info.any()):
+        return matrix
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    least = 1e-9 * values.abs().amax(-1, keepdim=True)
+    fixed = vectors @ torch.diag_embed(values.abs().maximum(least)) @ vectors.mT
+    return torch.where((info > 0)[:, None, None], fixed, matrix)
+
+
+class Importance:
+    """Laplace with an importance correction, from fixed quasi-random proposals.
+
+    Args:
+        modes: modes and curvatures.
+        points: number of proposals.
+    """
+
+    def __init__(self, modes: _Modes, points: int) -> None:
+        self.modes = modes
+        size = modes.observed.structure.size
+        sobol = torch.quasirandom.SobolEngine(size + 1, scramble=True, seed=0)
+        self.eps, self.log_q = _proposals(sobol.draw(points, dtype=torch.float64))
+        self.efficiency = 1.0
+
+    def _weighed(
+        self, deep: Tensor, eps: Float[Tensor, "m P"], log_q: Float[Tensor, "m"]
+    ) -> tuple[Float[Tensor, "S m P"], Float[Tensor, "S m"]]:
+        """Proposals and their log weights."""
+        observed = self.modes.observed
+        mode, factor = self.modes.of(deep)
+        zeta = mode.unsqueeze(1) + torch.einsum("spq,mq->smp", factor, eps)
+        log_size = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        most = max(1, _LARGEST // (deep[0].numel() * len(deep)))
+        joint = torch.cat([observed.log_joint(part, deep.unsqueeze(1))
+                           for part in zeta.split(most, 1)], 1)
+        constant = 0.5 * zeta.shape[-1] * math.log(2 * math.pi)
+        return zeta, joint - constant - log_q + log_size.unsqueeze(1)
+
+    def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
+        """Log of the mean weight."""
+        _, log_w = self._weighed(deep, self.eps, self.log_q)
+        share = log_w.softmax(1)
+        self.efficiency = min(self.efficiency, float(
+            (1 / share.square().sum(1)).min()) / log_w.shape[1])
+        return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()
+
+    def sample(
+        self, deep: Float[Tensor, "S n K"], rng: np.random.Generator
+    ) -> Float[np.ndarray, "S P"]:
+        """One of fresh proposals each, by their weights."""
+        u = rng.random((len(self.eps), self.eps.shape[1] + 1))
+        zeta, log_w = self._weighed(deep, *_proposals(torch.from_numpy(u)))
+        gumbel = torch.from_numpy(rng.gumbel(size=tuple(log_w.shape)))
+        chosen = (log_w + gumbel).argmax(1)
+        return zeta[torch.arange(len(zeta)), chosen].numpy()
+
+
+def _proposals(u: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m P"], Float[Tensor, "m"]]:
+    """Standard t vectors from uniforms, and their log densities."""
+    from scipy import stats
+
+    u = u.clamp(1e-12, 1 - 1e-12)
+    normal = torch.special.ndtri(u[:, :-1])
+    chi = torch.from_numpy(stats.chi2(_DF).ppf(u[:, -1].numpy()))
+    eps = normal * (_DF / chi).sqrt().unsqueeze(1)
+    p = eps.shape[1]
+    log_q = (math.lgamma((_DF + p) / 2) - math.lgamma(_DF / 2) - 0.5 * p * math.log(_DF * math.pi)
+             - 0.5 * (_DF + p) * torch.log1p(eps.square().sum(1) / _DF))
+    return eps, log_q
+
+
+class Quadrature(Importance):
+    """Adaptive Gauss-Hermite quadrature on a product grid around the mode.
+
+    Args:
+        modes: modes and curvatures.
+        nodes: in each dimension.
+    """
+
+    def __init__(self, modes: _Modes, nodes: int = 21) -> None:
+        super().__init__(modes, 256)
+        size = modes.observed.structure.size
+        x, w = np.polynomial.hermite_e.hermegauss(nodes)
+        grid = np.stack(np.meshgrid(*[x] * size, indexing="ij"), -1).reshape(-1, size)
+        log_w = np.stack(np.meshgrid(*[np.log(w)] * size, indexing="ij"), -1).sum(-1).reshape(-1)
+        self.nodes = torch.from_numpy(grid)
+        # a weight w e^{x^2/2} is a proposal of density 1 / (m w e^{x^2/2})
+        self.log_node = torch.from_numpy(
+            -log_w - 0.5 * (grid**2).sum(1) - math.log(len(grid)))
+
+    def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
+        """Log of the weighted sum."""
+        _, log_w = self._weighed(deep, self.nodes, self.log_node)
+        return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()
+
+
+# --- the closed form of a normal response -------------------------------------------------------
+
+
+def _has_closed_form(observed: Observed) -> bool:
+    structure, family = observed.structure, observed.family
+    location = structure.design.parameters[0]
+    plain = all(isinstance(structure.priors.get(t.name), NormalPrior) and not t.penalised
+                for t in structure.design.terms if t.parameter == location)
+    scale = [t for t in structure.design.terms if t.parameter != location]
+    return (isinstance(family, NormalFamily) and family.links[0] == "identity" and plain
+            and isinstance(observed.y, Tensor) and len(scale) == 1
+            and scale[0].kind == "intercept"
+            and bool((observed.offset[:, 1] == 0).all()))
+
+
+class ClosedForm:
+    r"""Normal response: coefficients integrated exactly, $\log\sigma$ by quadrature.
+
+    With prior mean m and covariance S of the coefficients and $X S^{1/2} = U D V^\top$,
+
+    $$ \log N(r;\, 0, \sigma^2 I + U D^2 U^\top), \qquad r = y - Xm - \text{offset} - f, $$
+
+    costs n p operations a row of networks, whatever the number of nodes in $\sigma$.
+    """
+
+    def __init__(self, observed: Observed) -> None:
+        self.observed = observed
+        structure = observed.structure
+        location = structure.design.parameters[0]
+        self.places = [i for t in structure.design.terms if t.parameter == location
+                       for i in t.columns]
+        (scale_term,) = (t for t in structure.design.terms if t.parameter != location)
+        self.scale_place = scale_term.columns[0]
+        zero = torch.zeros(structure.size, dtype=torch.float64)
+        self.mean = structure.coefficients(zero)[self.places]
+        one = structure.coefficients(torch.ones_like(zero))[self.places]
+        self.size = one - self.mean
+        design = observed.design[:, self.places]
+        self.u, self.d, self.v = torch.linalg.svd(design * self.size, full_matrices=False)
+        self.level = observed.offset[:, 0] + design @ self.mean
+
+    def _at(self, zeta_sigma: Float[Tensor, "*S"]) -> Tensor:
+        """Log sigma at its coordinate."""
+        zeta = zeta_sigma.new_zeros(*zeta_sigma.shape, self.observed.structure.size)
+        zeta[..., self.scale_place] = zeta_sigma
+        return self.observed.structure.coefficients(zeta)[..., self.scale_place]
+
+    def _parts(self, deep: Tensor) -> tuple[Tensor, Tensor]:
+        """The residuals along the left vectors, and the rest of their squared length."""
+        assert isinstance(self.observed.y, Tensor)
+        r = self.observed.y - self.level - deep[..., 0]
+        along = r @ self.u
+        rest = (r - along @ self.u.T).square().sum(-1)
+        return along, rest
+
+    def _log_density(self, along: Tensor, rest: Tensor, zeta: Tensor) -> Tensor:
+        """Log of likelihood times prior at coordinates of sigma, shapes (S, ...)."""
+        n, p = self.u.shape
+        log_sigma = self._at(zeta)
+        variance = (2 * log_sigma).exp()
+        more = variance.unsqueeze(-1) + self.d.square()
+        quadratic = (along.unsqueeze(1).square() / more).sum(-1) + rest.unsqueeze(1) / variance
+        log_det = more.log().sum(-1) + (n - p) * 2 * log_sigma
+        prior = 0.5 * (zeta.square() + math.log(2 * math.pi))
+        return -0.5 * (n * math.log(2 * math.pi) + log_det + quadratic) - prior
+
+    def _grid(self, along: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+        """Nodes over the mass of sigma's coordinate, and the log density there, (S, nodes)."""
+        coarse = torch.linspace(-8, 8, 257, dtype=torch.float64).expand(len(rest), -1)
+        for _ in range(3):  # narrow in on where the mass is
+            value = self._log_density(along, rest, coarse)
+            inside = value > value.max(1, keepdim=True).values - 40
+            first = inside.int().argmax(1)
+            last = inside.shape[1] - 1 - inside.flip(1).int().argmax(1)
+            low = coarse.gather(1, (first - 1).clamp_min(0).unsqueeze(1))
+            high = coarse.gather(1, (last + 1).clamp_max(256).unsqueeze(1))
+            coarse = low + (high - low) * torch.linspace(0, 1, 257, dtype=torch.float64)
+        return coarse, self._log_density(along, rest, coarse)
+
+    def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
+        """The integral over sigma by the trapezoidal rule, exact to rounding for smooth peaks."""
+        nodes, value = self._grid(*self._parts(deep))
+        width = (nodes[:, -1] - nodes[:, 0]) / (nodes.shape[1] - 1)
+        return (value.logsumexp(1) + width.log()).numpy()
+
+    def sample(
+        self, deep: Float[Tensor, "S n K"], rng: np.random.Generator
+    ) -> Float[np.ndarray, "S P"]:
+        """Sigma by the inverse of its distribution function, then the coefficients exactly."""
+        along, rest = self._parts(deep)
+        nodes, value = self._grid(along, rest)
+        density = (value - value.max(1, keepdim=True).values).exp()
+        step = nodes[:, 1:] - nodes[:, :-1]
+        mass = torch.cumsum(0.5 * (density[:, 1:] + density[:, :-1]) * step, 1)
+        u = torch.from_numpy(rng.random(len(mass))) * mass[:, -1]
+        at = torch.searchsorted(mass, u.unsqueeze(1)).clamp_max(mass.shape[1] - 1)
+        before = torch.where(at > 0, mass.gather(1, (at - 1).clamp_min(0)), 0.0)
+        share = (u.unsqueeze(1) - before) / (mass.gather(1, at) - before).clamp_min(1e-300)
+        sigma_at = (nodes.gather(1, at) + share * step.gather(1, at)).squeeze(1)
+        variance = (2 * self._at(sigma_at)).exp().unsqueeze(1)
+        # zeta ~ N(0, I) given r: in the right vectors, independent
+        sd = (variance / (variance + self.d.square())).sqrt()
+        mean = self.d * along / (variance + self.d.square())
+        noise = torch.from_numpy(rng.standard_normal(sd.shape))
+        own = (mean + sd * noise) @ self.v
+        if len(self.d) < self.v.shape[1]:  # directions no row sees keep their prior
+            free = torch.from_numpy(rng.standard_normal((len(own), self.v.shape[1])))
+            own = own + free - free @ self.v.T @ self.v
+        zeta = torch.zeros(len(own), self.observed.structure.size, dtype=torch.float64)
+        zeta[:, self.places], zeta[:, self.scale_place] = own, sigma_at
+        return zeta.numpy()
+
+
+# --- the density of the networks ---------------------------------------------------------------
+
+
+class TemperedNetworks:
+    r"""$p(D \mid \varphi)^{1/T} p(\varphi)$ as a density that samplers run on.
+
+    Args:
+        contributions: from coordinates (S, k) to what the networks add, (S, n, K), in float64.
+        conditional: the effects given these.
+        prior: of the coordinates.
+        temperature: T.
+        fingerprint: a digest of the model.
+    """
+
+    def __init__(
+        self, contributions: Any, conditional: Conditional, prior: Normal, rank: int,
+        temperature: float, fingerprint: str,
+    ) -> None:
+        self.contributions, self.conditional = contributions, conditional
+        self.prior, self.rank = prior, rank
+        self.temperature = check_positive("temperature", temperature)
+        self._fingerprint = fingerprint
+
+    def log_likelihood(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
+        """Log p(D | phi) of each, shape (S,)."""
+        with torch.no_grad():
+            deep = self.contributions(torch.from_numpy(np.ascontiguousarray(z)))
+            found = self.conditional.log_marginal(deep)
+        return np.where(np.isnan(found), -np.inf, found)
+
+    def fingerprint(self) -> str:
+        """A digest of the density."""
+        return f"{self._fingerprint}, effects integrated out, T={self.temperature:g}"

@@ -1,0 +1,231 @@
+"""Formulas: designs, smooths, priors as maps, and errors that name columns and levels."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from subbayes import InputError
+from subbayes.semistructured import Exponential, Flexible, NormalPrior, StudentT
+from subbayes.semistructured.effects import Effects, chosen_priors, default_priors
+from subbayes.semistructured.families import NormalFamily, OrdinalFamily
+from subbayes.semistructured.formula import Design, drop_missing, split_formula
+from subbayes.semistructured.priors import prior_of
+
+
+@pytest.fixture
+def frame():
+    rng = np.random.default_rng(0)
+    return pd.DataFrame({
+        "x": rng.uniform(1, 10, 60), "z": rng.normal(size=60),
+        "sex": rng.choice(["f", "m"], 60), "g": rng.choice(list("abc"), 60)})
+
+
+# --- formulas -----------------------------------------------------------------------------------
+
+
+def test_a_design_has_named_terms_and_centred_columns(frame):
+    design = Design({"mu": "x + C(sex) + s(z) + re(g) + offset(np.log(x))", "sigma": "1 + z"},
+                    frame)
+    kinds = {t.name: t.kind for t in design.terms}
+    assert kinds == {"Intercept": "intercept", "x": "linear", "C(sex)": "factor",
+                     "s(z)": "smooth", "re(g)": "random", "sigma.Intercept": "intercept",
+                     "sigma.z": "linear"}
+    matrix, offset = design.matrix(frame)
+    named = dict(zip(design.names, matrix.T, strict=True))
+    np.testing.assert_allclose(named["x"], frame.x - frame.x.mean())
+    np.testing.assert_allclose(named["Intercept"], 1)
+    np.testing.assert_allclose(named["sigma.z"], frame.z - frame.z.mean())
+    np.testing.assert_allclose(offset, np.column_stack([np.log(frame.x), np.zeros(60)]))
+    np.testing.assert_allclose(named["re(g)[b]"], frame.g == "b")
+    few = design.matrix(frame.iloc[:3])[0]
+    np.testing.assert_allclose(few, matrix[:3], atol=1e-12)
+
+
+def test_smooths_are_cubic_splines_with_their_penalty(frame):
+    """Against the textbook: fitted values of the mixed model are those of penalised splines."""
+    from scipy.interpolate import BSpline
+
+    df, tau, noise = 8, 0.7, 0.5
+    design = Design({"mu": f"s(z, df={df})"}, frame)
+    matrix = design.matrix(frame)[0]
+    y = np.sin(frame.z.to_numpy())
+    (smooth,) = (t for t in design.terms if t.kind == "smooth")
+    wiggles = matrix[:, list(smooth.penalised)]
+    fixed = np.column_stack([np.ones(60), matrix[:, smooth.columns[0]]])
+    whole = np.column_stack([fixed, wiggles])
+    penalty = np.diag([0, 0, *[noise**2 / tau**2] * wiggles.shape[1]])
+    ours = whole @ np.linalg.solve(whole.T @ whole + penalty, whole.T @ y)
+    low, high = frame.z.min(), frame.z.max()
+    step = (high - low) / (df - 3)
+    knots = low + step * np.arange(-3, df + 1)
+    basis = BSpline(knots, np.eye(df), 3)(frame.z.to_numpy().clip(low, high - 1e-12))
+    second = np.diff(np.eye(df), 2, axis=0)
+    # the columns are scaled to a mean squared length of one: undo it in the penalty
+    values, vectors = np.linalg.eigh(second.T @ second)
+    turned = basis @ (vectors[:, 2:] / np.sqrt(values[2:]))
+    line = np.column_stack([np.ones(60), frame.z])
+    rest = turned - line @ np.linalg.lstsq(line, turned, rcond=None)[0]
+    size2 = (rest**2).sum(1).mean()
+    lam = noise**2 * size2 / tau**2
+    theirs = basis @ np.linalg.solve(basis.T @ basis + lam * second.T @ second, basis.T @ y)
+    np.testing.assert_allclose(ours, theirs, atol=1e-7)
+
+
+def test_smooths_go_on_linearly(frame):
+    design = Design({"mu": "s(z)"}, frame)
+    z = frame.z.max() + np.array([0.0, 1.0, 2.0])
+    columns = design.matrix(pd.DataFrame({"z": z}))[0]
+    np.testing.assert_allclose(np.diff(columns, 2, axis=0), 0, atol=1e-6)
+
+
+def test_sides_of_formulas():
+    assert split_formula("y ~ x", "mu") == ("y", {"mu": "x"})
+    assert split_formula({"mu": "y ~ x", "sigma": "~ z"}, "mu") == (
+        "y", {"mu": "x", "sigma": "z"})
+    for wrong, said in (("x + z", "a response"), ("~ x", "a response"),
+                        ({"sigma": "~ z"}, "one for 'mu'"),
+                        ({"mu": "y ~ x", "sigma": "y ~ z"}, "effects alone")):
+        with pytest.raises(InputError, match=said):
+            split_formula(wrong, "mu")
+
+
+def test_errors_name_columns_and_levels(frame):
+    with pytest.raises(InputError, match="none called sexx. Did you mean 'sex'"):
+        Design({"mu": "x + C(sexx)"}, frame)
+    with pytest.raises(InputError, match="a formula such as"):
+        Design({"mu": "x + ("}, frame)
+    with pytest.raises(InputError, match="on their own"):
+        Design({"mu": "s(x):z"}, frame)
+    design = Design({"mu": "x + C(g)"}, frame)
+    with pytest.raises(InputError, match="g: expected the levels seen in training: a, b, c, got d"):
+        design.matrix(frame.assign(g="d"))
+    with pytest.raises(InputError, match="x: expected no missing values, got 60 of 60"):
+        design.matrix(frame.assign(x=np.nan))
+    with pytest.raises(InputError, match="none called g"):
+        design.matrix(frame.drop(columns="g"))
+    known = design.matrix(frame.assign(g="a"))[0]
+    np.testing.assert_allclose(design.matrix(frame.assign(g="d"), "reference")[0], known)
+
+
+def test_collinear_columns_are_named(frame):
+    frame = frame.assign(w=lambda d: 2 * d.x - d.z, one=3.0)
+    design = Design({"mu": "x + z + w + C(sex)"}, frame)
+    (said,) = design.collinear(design.matrix(frame)[0])
+    assert sorted(said.replace(" = ", " + ").split(" + ")) == ["w", "x", "z"]
+    design = Design({"mu": "x + one"}, frame)
+    assert design.collinear(design.matrix(frame)[0]) == ["one"]
+    design = Design({"mu": "x + z"}, frame)
+    assert design.collinear(design.matrix(frame)[0]) == []
+
+
+def test_missing_values_are_counted():
+    frame = pd.DataFrame({"a": [1.0, np.nan, 3.0], "b": ["x", "y", None]})
+    kept, lacking = drop_missing(frame, ("a", "b"), "drop")
+    assert kept.tolist() == [True, False, False]
+    assert lacking == {"a": 1, "b": 1}
+    with pytest.raises(InputError, match="1 in a, 1 in b"):
+        drop_missing(frame, ("a", "b"), "error")
+
+
+# --- priors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("prior", "oracle"), [
+    (NormalPrior(1.0, 2.0), stats.norm(1, 2)),
+    (Exponential(0.5), stats.expon(scale=0.5)),
+    (StudentT(3, 2.0), stats.t(3, scale=2)),
+    (Flexible(stats.halfnorm(scale=2)), stats.halfnorm(scale=2)),
+    (Flexible(stats.laplace(scale=0.3)), stats.laplace(scale=0.3)),
+    (Flexible(stats.gamma(2.0)), stats.gamma(2.0)),
+    (Exponential(0.5).scaled(4), stats.expon(scale=2)),
+    (StudentT(3, 2.0).scaled(0.5), stats.t(3)),
+    (NormalPrior(1.0, 2.0).scaled(3), stats.norm(3, 6)),
+])
+def test_priors_map_normal_quantiles_to_their_own(prior, oracle):
+    zeta = np.linspace(-7, 7, 301)
+    expected = np.where(zeta < 0, oracle.ppf(stats.norm.cdf(zeta)), oracle.isf(stats.norm.sf(zeta)))
+    at = torch.from_numpy(zeta).requires_grad_()
+    found = prior.from_standard(at)
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-6, atol=1e-8)
+    (slope,) = torch.autograd.grad(found.sum(), at)
+    inner = np.abs(zeta) < 5
+    density = stats.norm.pdf(zeta) / oracle.pdf(expected)
+    np.testing.assert_allclose(slope.numpy()[inner], density[inner], rtol=2e-3, atol=1e-6)
+    assert prior.positive == (oracle.support()[0] >= 0)
+
+
+def test_priors_of_users():
+    assert prior_of("p", 2) == NormalPrior(0.0, 2.0)
+    assert isinstance(prior_of("p", stats.laplace()), Flexible)
+    with pytest.raises(InputError, match="p: expected a"):
+        prior_of("p", -1.0)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_other_things_are_no_priors():
+    with pytest.raises(TypeError, match="a prior, a number"):
+        prior_of("p", "normal")
+    with pytest.raises(TypeError, match="continuous distribution"):
+        prior_of("p", stats.poisson(2.0))
+
+
+# --- effects ------------------------------------------------------------------------------------
+
+
+def test_effects_are_what_the_algebra_says(frame):
+    family = NormalFamily()
+    design = Design({"mu": "x + s(z, df=6) + re(g)", "sigma": "1"}, frame)
+    y = frame.x.to_numpy()
+    priors = default_priors(design, family, y) | {"x": StudentT(3, 1.0)}
+    effects = Effects(design, family, priors)
+    assert effects.names[-2:] == ["sd(s(z, df=6))", "sd(re(g))"]
+    zeta = torch.from_numpy(np.random.default_rng(1).normal(size=(5, effects.size)))
+    beta = effects.coefficients(zeta)
+    at = {name: i for i, name in enumerate(effects.names)}
+    tau = priors["sd(re(g))"].from_standard(zeta[:, at["sd(re(g))"]])
+    torch.testing.assert_close(beta[:, at["re(g)[b]"]], tau * zeta[:, at["re(g)[b]"]])
+    torch.testing.assert_close(beta[:, at["x"]], priors["x"].from_standard(zeta[:, at["x"]]))
+    sigma = priors["sigma.Intercept"].from_standard(zeta[:, at["sigma.Intercept"]])
+    matrix, offset = map(torch.from_numpy, design.matrix(frame))
+    eta = effects(zeta[0], matrix, offset)
+    torch.testing.assert_close(eta[:, 0], matrix[:, design.owner.index("mu"):-1] @ beta[0, :-1])
+    torch.testing.assert_close(eta[:, 1].exp(), sigma[:1].expand(60))
+    said = effects.reported(zeta.numpy())
+    # uncentred columns with the reported intercept give the same predictor
+    raw = matrix + torch.from_numpy(design.center)
+    own = [i for i, n in enumerate(design.names) if n not in ("Intercept", "sigma.Intercept")]
+    again = said["Intercept"][0] + raw[:, own].numpy() @ beta[0, own].numpy()
+    np.testing.assert_allclose(again, eta[:, 0].numpy())
+    np.testing.assert_allclose(said["sigma"], sigma.numpy())
+    assert "sd(re(g))" in said
+    assert "s(z, df=6)[wiggle1]" not in said
+
+
+def test_thresholds_increase_and_are_reported_for_uncentred_columns(frame):
+    family = OrdinalFamily(n_classes=3)
+    design = Design({"mu": "x"}, frame, ("mu",))
+    effects = Effects(design, family, default_priors(design, family, np.zeros(60)))
+    zeta = torch.from_numpy(np.random.default_rng(1).normal(size=(4, 3)))
+    matrix, offset = map(torch.from_numpy, design.matrix(frame))
+    eta = effects(zeta[0], matrix, offset)
+    assert eta.shape == (60, 3)
+    assert bool((eta[:, 2] > eta[:, 1]).all())
+    said = effects.reported(zeta.numpy())
+    np.testing.assert_allclose(
+        said["threshold[0]"][0] - frame.x * said["x"][0], (eta[:, 1] - eta[:, 0]).numpy())
+
+
+def test_priors_are_named_by_term(frame):
+    design = Design({"mu": "x + s(z)", "sigma": "1"}, frame)
+    defaults = default_priors(design, NormalFamily(), frame.x.to_numpy())
+    priors = chosen_priors(design, defaults, {"x": 0.5, "sd(s(z))": Exponential(3.0)})
+    assert priors["x"] == NormalPrior(0.0, 0.5)
+    assert priors["sd(s(z))"] == Exponential(3.0)
+    with pytest.raises(InputError, match="names of terms"):
+        chosen_priors(design, defaults, {"w": 1.0})
+    with pytest.raises(InputError, match="a prior of a positive number"):
+        chosen_priors(design, defaults, {"sd(s(z))": NormalPrior()})
+    scale = 2.5 * frame.x.std(ddof=0) / frame.x.std(ddof=0)
+    assert defaults["x"].scale == pytest.approx(scale)

@@ -1,0 +1,246 @@
+"""Tempering that leaves the effects alone: integrals against each other, draws against theory."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from subbayes import InputError
+from subbayes.semistructured import Fitting, NormalPrior, SemiStructuredRegression
+from subbayes.semistructured.effects import Effects, default_priors
+from subbayes.semistructured.families import (
+    BernoulliFamily,
+    NormalFamily,
+    OrdinalFamily,
+    PoissonFamily,
+)
+from subbayes.semistructured.formula import Design
+from subbayes.semistructured.tempering import Observed, conditional_of
+
+
+def frame_of(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"x": rng.normal(1, 2, n), "v": rng.normal(size=n),
+                          "u": rng.uniform(-2, 2, n)})
+    eta = 0.4 + 0.2 * frame.x
+    return frame.assign(y=eta + 0.6 * rng.normal(size=n), c=rng.poisson(np.exp(eta)),
+                        b=rng.integers(0, 2, n), o=rng.integers(0, 3, n))
+
+
+def observed(family, right, y, frame):
+    names = ("mu",) if isinstance(family, OrdinalFamily) else family.parameters
+    design = Design({p: right if p == "mu" else "1" for p in names}, frame,
+                    ("mu",) if isinstance(family, OrdinalFamily) else ())
+    matrix, offset = map(torch.from_numpy, design.matrix(frame))
+    values = frame[y].to_numpy(dtype=np.float64).copy()
+    effects = Effects(design, family, default_priors(design, family, values))
+    return Observed(effects, family, matrix, offset, torch.from_numpy(values))
+
+
+def contributions(frame, width, count=4):
+    waves = 0.4 * np.sin(np.arange(count)[:, None] + frame.u.to_numpy())
+    deep = torch.zeros(count, len(frame), width, dtype=torch.float64)
+    deep[..., 0] = torch.from_numpy(waves)
+    return deep
+
+
+def brute_force(rows, deep, size, reach=8.0, nodes=161):
+    """The integral over the prior's coordinates on a grid, for one or two of them."""
+    axis = torch.linspace(-reach, reach, nodes, dtype=torch.float64)
+    grid = torch.stack(torch.meshgrid(*[axis] * size, indexing="ij"), -1).reshape(-1, size)
+    joint = rows.log_joint(grid, deep.expand(len(grid), *deep.shape))
+    step = float(axis[1] - axis[0])
+    return float(joint.logsumexp(0)) + size * (np.log(step) - 0.5 * np.log(2 * np.pi))
+
+
+@pytest.mark.parametrize(("family", "y"), [(PoissonFamily(), "c"), (BernoulliFamily(), "b")])
+def test_quadrature_is_the_integral_and_importance_near_it(family, y):
+    """The grid knows nothing of modes; the importance estimate differs by a constant."""
+    frame = frame_of()
+    rows = observed(family, "1", y, frame)
+    deep = contributions(frame, 1)
+    quadrature = conditional_of("quadrature", rows).log_marginal(deep)
+    grid = [brute_force(rows, d, 1, nodes=40_001) for d in deep]
+    np.testing.assert_allclose(quadrature, grid, atol=1e-7)
+    rows = observed(family, "x", y, frame)
+    quadrature = conditional_of("quadrature", rows).log_marginal(deep)
+    method = conditional_of("importance", rows)
+    apart = method.log_marginal(deep) - quadrature
+    assert np.abs(apart).max() < 0.02
+    assert np.ptp(apart) < 1e-3  # a constant does not matter to a sampler
+    assert method.efficiency > 0.8
+
+
+def test_the_closed_form_of_a_normal_response_is_the_integral():
+    frame = frame_of()
+    rows = observed(NormalFamily(), "x + v", "y", frame)
+    deep = contributions(frame, 2)
+    exact = conditional_of(None, rows)
+    assert type(exact).__name__ == "ClosedForm"
+    importance = conditional_of("importance", rows, points=4096).log_marginal(deep)
+    np.testing.assert_allclose(exact.log_marginal(deep), importance, atol=0.02)
+    small = observed(NormalFamily(), "x", "y", frame)
+    np.testing.assert_allclose(conditional_of("closed-form", small).log_marginal(deep),
+                               conditional_of("quadrature", small).log_marginal(deep), atol=1e-8)
+
+
+@pytest.mark.parametrize("n", [4, 40])
+def test_the_closed_form_is_the_dense_computation(n):
+    """Fewer rows than columns too: coefficients by dense matrices, sigma on a grid."""
+    frame = frame_of(n)
+    rows = observed(NormalFamily(), "x + v + u + c", "y", frame)
+    deep = contributions(frame, 2)
+    method = conditional_of("closed-form", rows)
+    own, x = method.places, rows.design[:, method.places].numpy()
+    mean, size = method.mean.numpy(), method.size.numpy()
+    grid = np.linspace(-7, 7, 2001)
+    sigma = np.exp(method._at(torch.from_numpy(grid)).numpy())
+    grid, sigma = grid[sigma > 1e-3], sigma[sigma > 1e-3]  # nearly no mass is below
+    logs, means, covariances = [], [], []
+    r = rows.y.numpy() - x @ mean - deep[0, :, 0].numpy()
+    scaled = x * size
+    for s in sigma:
+        whole = s**2 * np.eye(n) + scaled @ scaled.T
+        logs.append(stats.multivariate_normal(np.zeros(n), whole, allow_singular=True).logpdf(r))
+        precision = np.eye(len(own)) + scaled.T @ scaled / s**2
+        covariances.append(np.linalg.inv(precision))
+        means.append(covariances[-1] @ scaled.T @ r / s**2)
+    logs = np.array(logs) + stats.norm.logpdf(grid)
+    means = np.array(means)
+    total = np.logaddexp.reduce(logs) + np.log(grid[1] - grid[0])
+    assert method.log_marginal(deep)[0] == pytest.approx(total, abs=5e-3)
+    w = np.exp(logs - logs.max())
+    w /= w.sum()
+    center = w @ means
+    cov = np.einsum("s,sij->ij", w, np.array(covariances)) + np.cov(
+        means.T, aweights=w, bias=True)
+    drawn = method.sample(deep[:1].expand(20_000, -1, -1), np.random.default_rng(0))[:, own]
+    sd = np.sqrt(np.diag(cov))
+    assert np.all(np.abs(drawn.mean(0) - center) < 5 * sd / np.sqrt(20_000))
+    np.testing.assert_allclose(np.cov(drawn.T) / np.outer(sd, sd), cov / np.outer(sd, sd),
+                               atol=0.06)
+
+
+def test_conditional_draws_have_the_conditional_moments():
+    """Normal, exact: against the textbook, sigma on a grid; importance: against the closed form."""
+    frame = frame_of()
+    rows = observed(NormalFamily(), "x", "y", frame)
+    one = contributions(frame, 2, 1).expand(5_000, -1, -1)
+    drawn = conditional_of("closed-form", rows).sample(one, np.random.default_rng(0))
+    axis = torch.linspace(-4, 4, 33, dtype=torch.float64)
+    box = conditional_of("importance", rows, points=512)
+    mode, factor = box.modes.of(one[:1])
+    grid = torch.cartesian_prod(axis, axis, axis)
+    points = mode + 1.6 * grid @ factor[0].T
+    weight = rows.log_joint(points, one[:1].expand(len(points), -1, -1)).softmax(0)
+    mean = weight @ points
+    covariance = (points - mean).T @ (weight[:, None] * (points - mean))
+    sd = covariance.diagonal().sqrt().numpy()
+    assert np.all(np.abs(drawn.mean(0) - mean.numpy()) < 5 * sd / np.sqrt(len(drawn)))
+    np.testing.assert_allclose(np.cov(drawn.T) / np.outer(sd, sd),
+                               covariance.numpy() / np.outer(sd, sd), atol=0.05)
+    several = np.concatenate([box.sample(one[:250], np.random.default_rng(s)) for s in range(8)])
+    assert np.all(np.abs(several.mean(0) - mean.numpy()) < 5 * sd / np.sqrt(2000))
+    np.testing.assert_allclose(np.cov(several.T) / np.outer(sd, sd),
+                               covariance.numpy() / np.outer(sd, sd), atol=0.15)
+
+
+@pytest.mark.parametrize(("family", "right", "y"), [
+    (OrdinalFamily(n_classes=3), "x + s(u, df=5)", "o"), (PoissonFamily(), "x + s(u)", "c"),
+    (NormalFamily(), "x + s(v, df=6)", "y")])
+def test_newton_finds_modes_and_curvatures(family, right, y):
+    """The chain rule against automatic differentiation of the whole."""
+    frame = frame_of()
+    rows = observed(family, right, y, frame)
+    width = 1 if not isinstance(family, NormalFamily) else 2
+    deep = contributions(frame, width, 3)
+    modes = conditional_of("importance", rows).modes
+    zeta, factor = modes.of(deep)
+    joint = torch.func.vmap(torch.func.grad(rows.log_joint))(zeta, deep)
+    assert float(joint.abs().max()) < 1e-6
+    hessian = torch.func.vmap(torch.func.hessian(rows.log_joint))(zeta, deep)
+    torch.testing.assert_close(modes._derivatives(zeta, deep)[1], -hessian, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(factor @ factor.mT, torch.linalg.inv(-hessian), rtol=1e-6,
+                               atol=1e-9)
+
+
+def test_tempering_widens_the_networks_and_leaves_the_effects():
+    """The networks' draws against their tempered density on a grid; the effects do not move.
+
+    The network is orthogonal to the columns, so that effects and network are independent given
+    sigma: the effects' posterior must not widen with T.
+    """
+    frame = frame_of(100)
+    frame["y"] += 0.8 * np.sin(3 * frame.u)
+    network = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1))
+    found = {}
+    for temperature in (1.0, 50.0):
+        model = SemiStructuredRegression(
+            "y ~ x + u", deep={"net": (network, ["u"])}, priors={"x": NormalPrior(0, 1)}).fit(
+            frame, rank=2, temperature=temperature, inference="elliptical-slice", draws=400,
+            chains=8, progress=False, fitting=Fitting(epochs=200, batch_size=None))
+        found[temperature] = model
+    cold, hot = found[1.0], found[50.0]
+    assert hot.draws.meta["temperature"] == 50.0
+    density = hot._tempered(hot.space, 50.0, None)
+    axis = 4.5 * density.prior.scale[0] * np.linspace(-1, 1, 61)
+    grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    log = density.log_likelihood(grid) / 50 + density.prior.log_prob(grid)
+    weight = np.exp(log - log.max())
+    weight /= weight.sum()
+    mean = weight @ grid
+    sd = np.sqrt(weight @ (grid - mean) ** 2)
+    networks = hot.draws.z[..., :2]
+    n = hot.draws.ess_bulk()[:2].min()
+    assert np.all(np.abs(networks.mean((0, 1)) - mean) < 5 * sd / np.sqrt(n))
+    assert np.all(np.abs(networks.std((0, 1)) / sd - 1) < 5 * np.sqrt(1 / n))
+    assert np.all(networks.std((0, 1)) > cold.draws.z[..., :2].std((1,)).mean(0))
+    effects = [m.summary().loc["x"] for m in (cold, hot)]
+    assert abs(effects[0]["mean"] - effects[1]["mean"]) < 0.5 * effects[0]["sd"]
+    assert 0.8 < effects[1]["sd"] / effects[0]["sd"] < 1.5
+    with pytest.raises(InputError, match="1 for leave-one-out"):
+        hot.loo()
+
+
+def test_tempered_marginal_of_a_linear_network_is_known():
+    """y = theta + phi w(u) + noise: p(D | phi) and its tempered posterior in closed form."""
+    from subbayes import elliptical_slice
+    from subbayes.priors import Normal
+    from subbayes.semistructured.tempering import TemperedNetworks
+
+    frame = frame_of(50)
+    rows = observed(NormalFamily(), "x", "y", frame)
+    wave = torch.from_numpy(np.sin(2 * frame.u.to_numpy()))
+
+    def deep(z):
+        out = torch.zeros(len(z), 50, 2, dtype=torch.float64)
+        out[..., 0] = z[:, :1] * wave
+        return out
+
+    for temperature in (1.0, 4.0):
+        density = TemperedNetworks(deep, conditional_of(None, rows), Normal(1.5), 1, temperature,
+                                   "test")
+        draws = elliptical_slice(density, draws=400, chains=8, progress=False)
+        grid = np.linspace(-6, 6, 2001)[:, None]
+        log = density.log_likelihood(grid) / temperature + stats.norm(0, 1.5).logpdf(grid[:, 0])
+        weight = np.exp(log - log.max())
+        weight /= weight.sum()
+        mean = weight @ grid[:, 0]
+        sd = np.sqrt(weight @ (grid[:, 0] - mean) ** 2)
+        n = draws.ess_bulk()[0]
+        assert abs(draws.mean()[0] - mean) < 5 * sd / np.sqrt(n)
+        assert abs(draws.covariance()[0, 0] / sd**2 - 1) < 5 * np.sqrt(2 / n)
+
+
+def test_what_cannot_be_integrated_is_refused():
+    frame = frame_of()
+    rows = observed(PoissonFamily(), "x", "c", frame)
+    with pytest.raises(InputError, match="'importance' for this model"):
+        conditional_of("closed-form", rows)
+    rows = observed(PoissonFamily(), "x + v + u", "c", frame)
+    with pytest.raises(InputError, match="at most 3 coordinates"):
+        conditional_of("quadrature", rows)
+    with pytest.raises(InputError, match="effects: expected one of"):
+        conditional_of("exact", rows)
