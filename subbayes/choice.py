@@ -35,6 +35,7 @@ __all__ = ["Choice", "Row", "compare", "reweighted"]
 
 _MOST_DRAWS, _MOST_NUMBERS = 4000, 2**27
 _BAD_K = 0.7
+_LINEARISED = "laplace-linearised"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Row:
         rank: number of coordinates.
         sampler: the engine.
         draws: number of draws behind the row.
-        reliable: whether no Pareto k of weights or of the engine's approximation is above 0.7.
+        reliable: whether no Pareto k of weights or of the engine's approximation is above 0.7, and
+            the model predicts by the density that is scored (linearised Laplace does not).
     """
 
     name: str
@@ -141,6 +143,8 @@ def _evidence_text(row: Row) -> str:
 def _remark(row: Row) -> str:
     if row.weights_k > _BAD_K:
         return f"unreliable: Pareto k of the weights {row.weights_k:.2f}; sample it"
+    if row.sampler == _LINEARISED:
+        return "scored through the network, but predicts by its linearisation: score held-out rows"
     return "" if row.reliable else "unreliable: the approximation misses a part"
 
 
@@ -161,10 +165,11 @@ class _Candidate:
                                 log_weights=self.log_weights)
         evidence, error, k = self._evidence()
         own = float(self.meta.get("pareto_k", np.nan))
+        sampler = str(self.meta.get("sampler", "unknown"))
         return Row(
             self.name, found.elpd, found.se, 0.0, 0.0, found.p_loo, found.n_bad, k, evidence,
-            error, self.temperature, self.rank, str(self.meta.get("sampler", "unknown")),
-            found.n_draws, not (k > _BAD_K or own > _BAD_K)), found
+            error, self.temperature, self.rank, sampler,
+            found.n_draws, not (k > _BAD_K or own > _BAD_K or sampler == _LINEARISED)), found
 
     def _evidence(self) -> tuple[float, float, float]:
         """Log evidence, its error and Pareto k; weighted by the mean of the weights."""

@@ -194,3 +194,14 @@ def test_what_is_no_dict_of_models_and_numbers_alone():
         subbayes.compare([(posterior, draws)])
     one, listed = (posterior.compare(draws, temperatures=t) for t in (2.0, [2.0]))
     assert [row.elpd for row in one.rows] == [row.elpd for row in listed.rows]
+
+
+def test_linearised_laplace_is_not_scored_as_if_it_predicted_through_the_network():
+    model = LinearGaussian()
+    posterior = model.posterior()
+    choice = subbayes.compare({
+        "linearised": (posterior, exact_draws(model, sampler="laplace-linearised")),
+        "sampled": (posterior, exact_draws(model, seed=1))})
+    assert choice.best == "sampled"
+    assert not choice["linearised"].reliable
+    assert "score held-out rows" in choice.to_text()

@@ -146,15 +146,15 @@ def test_orthogonal_networks_leave_effects_their_meaning():
     row = model.summary().loc["u"]
     assert abs(row["mean"] - least_squares[1]) < 0.05
     assert row["sd"] < 0.05
-    network = model._contributions(model.posterior.subspace.weights(
-        torch.from_numpy(model.draws.flat()[:3]).float())[:, model.structure.size:])
-    design = model.data.inputs["design"].double()[:, :2]
+    network = model.sampler.contributions(model.posterior.subspace.weights(
+        torch.from_numpy(model.draws.flat()[:3]).float())[:, model.fittable.structure.size:])
+    design = model.fittable.inputs["design"].double()[:, :2]
     np.testing.assert_allclose((network[..., 0] @ design).numpy(), 0, atol=1e-4)
     # the module with its correction predicts what the posterior sees at the training rows
     outputs = model.predict(frame, n_draws=5).outputs
     points = model.draws.flat()[np.linspace(0, 399, 5).round().astype(int)]
     seen = model.posterior.pointwise(points)
-    again = model.family.log_prob(outputs, torch.from_numpy(frame.y.to_numpy().copy()))
+    again = model.fittable.family.log_prob(outputs, torch.from_numpy(frame.y.to_numpy().copy()))
     np.testing.assert_allclose(again.numpy(), seen, atol=2e-4)
 
 
@@ -274,6 +274,8 @@ def test_bad_input_is_refused_by_name():
         SemiStructuredRegression("y ~ x", deep={"net": Deep(net(), ["u"], "tau")})
     with pytest.raises(InputError, match="a fitted model"):
         SemiStructuredRegression("y ~ x").predict(frame)
+    with pytest.raises(InputError, match="options: expected arguments of nuts.*got target"):
+        SemiStructuredRegression("y ~ x").fit(frame, target=0.9)
     with pytest.raises(InputError, match="a family with a log link"):
         SemiStructuredRegression("y ~ x", exposure="u").fit(frame)
 
@@ -291,8 +293,8 @@ def test_missing_values_are_dropped_with_a_count_or_refused():
     frame.loc[7, "y"] = np.nan
     with pytest.warns(UserWarning, match=r"3 of 80 rows have missing values \(1 in y, 2 in x\)"):
         model = SemiStructuredRegression("y ~ x").fit(frame, draws=20, warmup=20, progress=False)
-    assert model.data.n == 77
-    assert model.dropped == 3
+    assert model.fittable.data.n == 77
+    assert model.fittable.dropped == 3
     with pytest.raises(InputError, match="1 in y, 2 in x"):
         SemiStructuredRegression("y ~ x", missing="error").fit(frame)
     with pytest.raises(InputError, match="x: expected no missing values, got 2 of 80"):
@@ -338,7 +340,8 @@ def test_partial_effects_are_the_terms_of_the_predictor(fitted):
     sex = draws["C(sex)[T.m]"].reshape(-1, 1) * ((frame.sex == "m") - (frame.sex == "m").mean()
                                                  ).to_numpy()
     table = model.contributions(frame, n_draws=80)
-    beta = model.structure.coefficients(torch.from_numpy(model._zeta())).numpy()[:, :1]
+    zeta = torch.from_numpy(model.sampler.effects_of(model.draws))
+    beta = model.fittable.structure.coefficients(zeta).numpy()[:, :1]
     total = beta + sum(terms) + sex
     np.testing.assert_allclose(table["structured"]["mean"], total.mean(0), atol=1e-4)
     smooth = model.effect("s(u)")

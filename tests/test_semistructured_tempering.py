@@ -184,7 +184,7 @@ def test_tempering_widens_the_networks_and_leaves_the_effects():
         found[temperature] = model
     cold, hot = found[1.0], found[50.0]
     assert hot.draws.meta["temperature"] == 50.0
-    density = hot._tempered(hot.space, 50.0, None)
+    density = hot.sampler.tempered(50.0, None)
     axis = 4.5 * density.prior.scale[0] * np.linspace(-1, 1, 61)
     grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
     log = density.log_likelihood(grid) / 50 + density.prior.log_prob(grid)

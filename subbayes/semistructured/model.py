@@ -10,31 +10,25 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from subbayes import diagnostics
 from subbayes.checks import check_choice, check_count, check_positive, fail
-from subbayes.data import Data
 from subbayes.diagnostics import LooResult
 from subbayes.draws import Draws
 from subbayes.export import converted
-from subbayes.inference.engines import arguments_of, engine_of
 from subbayes.network import Network
 from subbayes.posterior import Posterior
 from subbayes.prediction import average
 from subbayes.predictive import Predictive
-from subbayes.priors import Normal
 from subbayes.semistructured.construction import SPACES, Fitting, Space, build_space
-from subbayes.semistructured.contributions import Contributions, Orthogonal, orthogonal_to
-from subbayes.semistructured.effects import Effects, chosen_priors, default_priors
-from subbayes.semistructured.families import Family, OrdinalFamily, family_of
-from subbayes.semistructured.formula import Design, Missing, NewLevels, check_columns, split_formula
-from subbayes.semistructured.module import DeepPart, Predictors
+from subbayes.semistructured.families import Family, family_of
+from subbayes.semistructured.formula import Missing, NewLevels, check_columns
+from subbayes.semistructured.module import Predictors
 from subbayes.semistructured.partial import Partial, contribution_table, partial_effect
-from subbayes.semistructured.rows import Extras, Response, Rows, complete, deep_of
+from subbayes.semistructured.rows import Extras, deep_of
+from subbayes.semistructured.sampling import Sampler, check_options
+from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.summary import check_level, summary_table
-from subbayes.semistructured.tempering import Observed, TemperedNetworks, conditional_of
-from subbayes.subspace import JointSubspace
 
 __all__ = ["SemiStructuredRegression"]
 
@@ -97,20 +91,20 @@ class SemiStructuredRegression:
         missing: Missing = "drop",
         seed: int = 0,
     ) -> None:
-        self.formula = formula
-        self.family = family_of(family, link)
-        self.deep = deep_of(deep, self.family)
-        self.priors = dict(priors or {})
-        self.extras = Extras(weights, offset, exposure)
         check_choice("orthogonal", orthogonal, (True, False, "auto"))
-        self.orthogonal = orthogonal
         check_choice("missing", missing, ("drop", "error"))
-        self.missing = missing
+        chosen = family_of(family, link)
+        self.deep = deep_of(deep, chosen)
+        self.specification = Specification(formula, chosen, self.deep, dict(priors or {}),
+                                           Extras(weights, offset, exposure), missing)
+        self.formula = formula
+        self.orthogonal = orthogonal
         self.seed = check_count("seed", seed, 0)
 
     def __repr__(self) -> str:
         networks = f", deep={list(self.deep)}" if self.deep else ""
-        return f"SemiStructuredRegression({self.formula!r}, {self.family!r}{networks})"
+        family = self.specification.family
+        return f"SemiStructuredRegression({self.formula!r}, {family!r}{networks})"
 
     # --- fitting ----------------------------------------------------------------------------
 
@@ -168,222 +162,40 @@ class SemiStructuredRegression:
         """
         check_choice("subspace", subspace, SPACES)
         check_positive("temperature", temperature)
-        if inference is not None:
-            engine_of(inference)
-        response, right = split_formula(self.formula, self.family.parameters[0])
-        frame, tensors = self._complete(data, inputs, response, right)
-        self._frame = frame
-        self._response = Response.of(response, frame, self.family)
-        y = self._response.numbers(frame)
-        self._design_of(right, frame, y)
-        space = self._built(frame, tensors, y, subspace, rank, fitting or Fitting(), spread,
-                            weight_scale, progress)
-        self.space = space
-        self.posterior = self._posterior_in(space)
-        asked = {"draws": draws, "chains": chains, "warmup": warmup, "seed": self.seed,
-                 "progress": progress, **options}
-        self.draws = self._sampled(space, inference, temperature, effects, asked)
-        self._settle()
+        if inference is None:
+            inference = "nuts" if temperature == 1 or not self.deep else "elliptical-slice"
+        check_options(inference, options)
+        fittable = self.specification.on(data, inputs)
+        chosen = min(12, fittable.n_weights) if rank is None else check_count("rank", rank)
+        space = build_space(
+            subspace, fittable.structure, fittable.deep, fittable.family, fittable.data,
+            rank=chosen, fitting=fitting or Fitting(), spread=spread,
+            weight_scale=check_positive("weight_scale", weight_scale), seed=self.seed,
+            progress=progress)
+        sampler = Sampler(fittable, space, self.deep, self.orthogonal, self.seed)
+        asked = {"draws": draws, "chains": check_count("chains", chains), "warmup": warmup,
+                 "seed": self.seed, "progress": progress, **options}
+        self.draws = sampler.draws(inference, temperature, effects, asked)
+        self.fittable, self.sampler = fittable, sampler
         return self
 
-    def _complete(
-        self, data: pd.DataFrame, inputs: Mapping[str, Any] | None, response: str,
-        right: dict[str, str],
-    ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        if not isinstance(data, pd.DataFrame):
-            data = pd.DataFrame(data)
-        whole = data.dropna() if len(data.dropna()) else data
-        known = Design(self._right(right), whole, self._thresholds()).variables
-        deep = [c for part in self.deep.values() for c in part.columns or ()]
-        columns = tuple(dict.fromkeys([
-            *Response(response).variables(data), *known, *deep, *self.extras.columns]))
-        frame, tensors, lacking = complete(data, inputs, columns, self.missing)
-        self.dropped = len(data) - len(frame)
-        self.lacking = lacking
-        if self.dropped:
-            import warnings
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior of networks and effects, at temperature 1; any sampler runs on it."""
+        self._require_fitted()
+        return self.sampler.posterior
 
-            shown = ", ".join(f"{n} in {name}" for name, n in lacking.items())
-            warnings.warn(f"{self.dropped} of {len(data)} rows have missing values ({shown}) and "
-                          "are left out", stacklevel=3)
-        return frame, tensors
+    @property
+    def space(self) -> Space:
+        """Where the posterior lives."""
+        self._require_fitted()
+        return self.sampler.space
 
-    def _right(self, right: dict[str, str]) -> dict[str, str]:
-        """Effects of every parameter; those without a formula have an intercept."""
-        parameters = ("mu",) if isinstance(self.family, OrdinalFamily) else self.family.parameters
-        unknown = [name for name in right if name not in parameters]
-        if unknown:
-            fail("formula", "formulas for " + ", ".join(parameters), ", ".join(unknown))
-        return {name: right.get(name, "1") for name in parameters}
-
-    def _thresholds(self) -> tuple[str, ...]:
-        return ("mu",) if isinstance(self.family, OrdinalFamily) else ()
-
-    def _design_of(
-        self, right: dict[str, str], frame: pd.DataFrame, y: Float[np.ndarray, "n"]
-    ) -> None:
-        if isinstance(self.family, OrdinalFamily):
-            assert self._response.labels is not None
-            self.family = OrdinalFamily(n_classes=len(self._response.labels))
-        self.design = Design(self._right(right), frame, self._thresholds())
-        self.family.check_targets(torch.from_numpy(y))
-        defaults = default_priors(self.design, self.family, y)
-        priors = chosen_priors(self.design, defaults, self.priors)
-        self._check_separable(frame)
-        self.structure = Effects(self.design, self.family, priors)
-
-    def _check_separable(self, frame: pd.DataFrame) -> None:
-        """Effects that the data cannot tell apart need priors of the user's own."""
-        if self.priors:
-            return
-        free = [i for t in self.design.terms for i in t.columns if i not in t.penalised]
-        if len(free) >= len(frame):
-            fail("priors", "priors of your own for as many effects as rows",
-                 f"{len(free)} effects for {len(frame)} rows", "Pass priors={term: scale}")
-        centred = self.design.matrix(frame)[0]
-        same = self.design.collinear(centred)
-        if same:
-            fail("formula", "columns that are not sums of others", "; ".join(same),
-                 "Leave one out, or pass priors={term: scale}")
-
-    def _built(
-        self, frame: pd.DataFrame, tensors: dict[str, Any], y: Float[np.ndarray, "n"],
-        subspace: str, rank: int | None, fitting: Fitting, spread: float | str,
-        weight_scale: float, progress: bool | None,
-    ) -> Space:
-        dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]
-        self._dtype = dtypes[0] if dtypes else torch.float64
-        self.rows = Rows(self.design, self.family, self.extras, self.deep, frame, self._dtype)
-        found = self.rows.inputs(frame, tensors)
-        targets: Any = torch.from_numpy(y)
-        if self.extras.weights is not None:
-            weight = torch.from_numpy(frame[self.extras.weights].to_numpy(dtype=np.float64))
-            targets = (targets, weight)
-        self.family.check_targets(targets)
-        self.data = Data.of((found, targets))
-        self._deep_part = self._networks(found, y)
-        learned = [] if self._deep_part is None else [
-            p for p in self._deep_part.parameters() if p.requires_grad]
-        size = sum(p.numel() for p in learned)
-        chosen = min(12, size) if rank is None else check_count("rank", rank)
-        return build_space(
-            subspace, self.structure, self._deep_part, self.family, self.data, rank=chosen,
-            fitting=fitting, spread=spread, weight_scale=check_positive(
-                "weight_scale", weight_scale), seed=self.seed, progress=progress)
-
-    def _networks(
-        self, found: dict[str, Tensor], y: Float[np.ndarray, "n"]
-    ) -> DeepPart | None:
-        if not self.deep:
-            return None
-        names = self.design.parameters
-        places = {name: names.index(part.parameter or names[0])
-                  for name, part in self.deep.items()}
-        scales = torch.ones(len(names), dtype=torch.float64)
-        if self.family.links[0] == "identity" and not isinstance(self.family, OrdinalFamily):
-            scales[0] = float(np.std(y))
-        modules = {name: part.module for name, part in self.deep.items()}
-        deep = DeepPart(modules, places, scales, len(names))
-        whole = Predictors(self.structure, deep, self._dtype)
-        Network(whole).check({name: tensor[:2] for name, tensor in found.items()})
-        return deep
-
-    def _posterior_in(self, space: Space) -> Posterior:
-        self._orthogonal: dict[int, Orthogonal] = {}
-        if self.space.rank and self.data.in_memory:
-            assert self._deep_part is not None
-            assert isinstance(self.data.inputs, dict)
-            inputs = self.data.inputs
-            self._orthogonal = orthogonal_to(self.design, inputs["design"], self.deep,
-                                             self.orthogonal)
-            self._contributions = Contributions(self._deep_part, inputs, self._orthogonal,
-                                                len(self.design.names))
-        bases = {place: part.basis for place, part in self._orthogonal.items()}
-        module = Predictors(self.structure, self._deep_part, self._dtype, bases)
-        return Posterior(Network(module), self.family, self.data, space.subspace, space.prior,
-                         batch_size=self.data.n if self._orthogonal else None)
-
-    def _initial(self, space: Space, chains: int) -> Float[np.ndarray, "chains k"]:
-        """Good points for the chains, scattered a little."""
-        rng = np.random.default_rng([self.seed, 1])
-        places = np.linspace(0, len(space.starts) - 1, chains).round().astype(int)
-        scatter = 0.05 * rng.standard_normal((chains, space.subspace.rank))
-        return space.starts[places] + scatter * space.prior.scale
-
-    def _sampled(
-        self, space: Space, inference: str | Callable[..., Draws] | None, temperature: float,
-        effects: str | None, options: dict[str, Any],
-    ) -> Draws:
-        """Draws of networks and effects together."""
-        tempered = temperature != 1 and space.rank > 0
-        if inference is None:
-            inference = "elliptical-slice" if tempered else "nuts"
-        engine = engine_of(inference)
-        chains = options["chains"]
-        initial = self._initial(space, chains)
-        if not tempered:
-            offered = arguments_of(engine, initial=initial, **options)
-            return engine(self.posterior, **{k: v for k, v in offered.items() if v is not None})
-        if space.projected:
-            fail("subspace", "'curve', 'full' or 'last-layer' with a temperature other than 1",
-                 "'naive', which has no effects of their own")
-        density = self._tempered(space, temperature, effects)
-        offered = arguments_of(engine, initial=initial[:, : space.rank], **options)
-        networks = engine(density, **{k: v for k, v in offered.items() if v is not None})
-        return self._with_effects(density, networks)
-
-    def _tempered(
-        self, space: Space, temperature: float, effects: str | None
-    ) -> TemperedNetworks:
-        assert isinstance(self.data.inputs, dict)
-        assert self.data.y is not None
-        observed = Observed(self.structure, self.family, self.data.inputs["design"].double(),
-                            self.data.inputs["offset"].double(), self.data.y)
-        assert isinstance(space.subspace, JointSubspace)
-        inner = space.subspace.inner
-        prior = Normal(np.broadcast_to(space.prior.scale, space.subspace.rank)[: space.rank])
-        return TemperedNetworks(
-            lambda z: self._contributions(inner.weights(z.to(self._dtype))),
-            conditional_of(effects, observed), prior, space.rank, temperature,
-            self.posterior.fingerprint())
-
-    def _with_effects(self, density: TemperedNetworks, networks: Draws) -> Draws:
-        """A draw of the effects for each draw of the networks."""
-        rng = np.random.default_rng([self.seed, 2])
-        flat, parts = networks.flat(), []
-        for start in range(0, len(flat), 64):
-            deep = density.contributions(torch.from_numpy(flat[start : start + 64].copy()))
-            parts.append(density.conditional.sample(deep, rng))
-        zeta = np.concatenate(parts).reshape(*networks.z.shape[:2], -1)
-        return Draws(np.concatenate([networks.z, zeta], 2), networks.stats,
-                     networks.meta | {"temperature": density.temperature})
-
-    def _some_weights(self, n_draws: int | None) -> tuple[Callable[[slice], Tensor], int]:
-        """Weights of all draws, or of evenly spaced ones, and how many."""
-        total = self.draws.n_chains * self.draws.n_draws
-        if n_draws is None or check_count("n_draws", n_draws) >= total:
-            return self._weights, total
-        order = np.linspace(0, total - 1, n_draws).round().astype(int)
-        return lambda rows: torch.cat([self._weights(slice(i, i + 1)) for i in order[rows]]), (
-            n_draws)
-
-    def _settle(self) -> None:
-        """What every draw needs: its effects, and what its networks say of their columns."""
-        flat = torch.from_numpy(self.draws.flat())
-        size, columns = self.structure.size, len(self.design.names)
-        space = self.posterior.subspace
-        corrections = torch.zeros(len(flat), columns, dtype=self._dtype)
-        if self._orthogonal:
-            for start in range(0, len(flat), 256):
-                rows = slice(start, start + 256)
-                weights = space.weights(flat[rows].to(self._dtype))[:, size:]
-                corrections[rows] = self._contributions.projections(weights).to(self._dtype)
-
-        def weights_of(rows: slice) -> Tensor:
-            found = space.weights(flat[rows].to(self._dtype))
-            return torch.cat([found[:, :size], corrections[rows], found[:, size:]], 1)
-
-        self._weights = weights_of
+    @property
+    def classes(self) -> tuple[Any, ...] | None:
+        """Classes of the response in the order of probabilities, where it has any."""
+        self._require_fitted()
+        return self.fittable.response.labels
 
     # --- what people read -------------------------------------------------------------------
 
@@ -391,17 +203,9 @@ class SemiStructuredRegression:
         """Draws of each effect by name, in the units of the data, shape (chains, draws)."""
         self._require_fitted()
         shape = self.draws.n_chains, self.draws.n_draws
+        zeta = self.sampler.effects_of(self.draws)
         return {name: values.reshape(shape)
-                for name, values in self.structure.reported(self._zeta()).items()}
-
-    def _zeta(self) -> Float[np.ndarray, "S P"]:
-        """Coordinates of the effects of all draws."""
-        flat = torch.from_numpy(self.draws.flat())
-        space = self.space
-        if not space.projected:
-            return self.draws.flat()[:, space.rank:]
-        weights = space.subspace.weights(flat.to(self._dtype))
-        return weights[:, : self.structure.size].double().numpy()
+                for name, values in self.fittable.structure.reported(zeta).items()}
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """A table of the effects.
@@ -439,10 +243,16 @@ class SemiStructuredRegression:
                 missing values.
         """
         self._require_fitted()
-        found = self.rows.inputs(data, inputs, new_levels)
-        module = Predictors(self.structure, self._deep_part, self._dtype, corrected=True)
-        weights, count = self._some_weights(n_draws)
-        return average(Network(module), self.family, weights, found, count=count,
+        found = self.fittable.rows.inputs(data, inputs, new_levels)
+        return self._predicted(found, n_draws, progress)
+
+    def _predicted(
+        self, inputs: Any, n_draws: int | None = None, progress: bool | None = False
+    ) -> Predictive:
+        model = self.fittable
+        module = Predictors(model.structure, model.deep, model.dtype, corrected=True)
+        weights, count = self.sampler.weights_of(self.draws, n_draws)
+        return average(Network(module), model.family, weights, inputs, count=count,
                        progress=progress)
 
     def effect(self, term: str, values: Any = None, level: float = 0.95) -> Partial:
@@ -457,8 +267,9 @@ class SemiStructuredRegression:
             InputError: no such term, or one of several variables.
         """
         self._require_fitted()
-        return partial_effect(self.structure, self._zeta(), self._frame, term, values,
-                              check_level(level))
+        return partial_effect(
+            self.fittable.structure, self.sampler.effects_of(self.draws), self.fittable.frame,
+            term, values, check_level(level))
 
     def contributions(
         self,
@@ -485,11 +296,12 @@ class SemiStructuredRegression:
             "predictor".
         """
         self._require_fitted()
-        parameters = self.design.parameters
+        parameters = self.fittable.design.parameters
         check_choice("parameter", parameter or parameters[0], parameters)
-        found = self.rows.inputs(data, inputs, new_levels)
-        weights, count = self._some_weights(n_draws)
-        return contribution_table(self.structure, self._deep_part, found, weights(slice(count)),
+        found = self.fittable.rows.inputs(data, inputs, new_levels)
+        weights, count = self.sampler.weights_of(self.draws, n_draws)
+        return contribution_table(self.fittable.structure, self.fittable.deep, found,
+                                  weights(slice(count)),
                                   parameters.index(parameter or parameters[0]),
                                   check_level(level))
 
@@ -511,23 +323,16 @@ class SemiStructuredRegression:
             variables["networks"] = self.draws.z[..., : self.space.rank]
             coords["coordinate"] = np.arange(self.space.rank)
             dims["networks"] = ["coordinate"]
-        found = self._predicted_again()
+        found = self._predicted(self.fittable.inputs)
         generator = torch.Generator().manual_seed(self.seed)
         shape = self.draws.n_chains, self.draws.n_draws
         again = found.likelihood.sample(found.outputs, generator).numpy()
-        y = self._response.numbers(self._frame)
+        y = self.fittable.response.numbers(self.fittable.frame)
         return converted(self.draws, variables, coords, dims, {
             "log_likelihood": {"y": self.posterior.pointwise(self.draws.flat()).reshape(
                 *shape, -1)},
             "posterior_predictive": {"y": again.reshape(*shape, -1)},
             "observed_data": {"y": y}})
-
-    def _predicted_again(self) -> Predictive:
-        """The predictive distribution of the training rows, of all draws."""
-        module = Predictors(self.structure, self._deep_part, self._dtype, corrected=True)
-        assert self.data.inputs is not None
-        return average(Network(module), self.family, self._weights, self.data.inputs,
-                       count=self.draws.n_chains * self.draws.n_draws)
 
     def loo(self, quiet: bool = False) -> LooResult:
         """Leave-one-out log predictive density (PSIS) of the training rows.
@@ -551,8 +356,9 @@ class SemiStructuredRegression:
     ) -> Float[np.ndarray, "n"]:
         """Log predictive density of each of new rows with their response, shape (n,)."""
         self._require_fitted()
-        check_columns(self._response.variables(data), data)
-        y = self._response.numbers(data)
+        response = self.fittable.response
+        check_columns(response.variables(data), data)
+        y = response.numbers(data)
         return self.predict(data, inputs).log_prob(y)
 
     def report(
@@ -587,12 +393,13 @@ class SemiStructuredRegression:
     @property
     def response(self) -> str:
         """The left-hand side of the formula."""
-        return split_formula(self.formula, self.family.parameters[0])[0]
+        return self.specification.response
 
     @property
     def is_orthogonal(self) -> bool:
         """Whether networks were made orthogonal to columns of the formula."""
-        return bool(self._orthogonal)
+        self._require_fitted()
+        return bool(self.sampler.orthogonal)
 
     def _require_fitted(self) -> None:
         if not hasattr(self, "draws"):

@@ -56,11 +56,12 @@ def write_report(
 
 
 def _lead(model: SemiStructuredRegression) -> str:
+    rows = model.fittable
     networks = (f" beside {len(model.deep)} network{'s' * (len(model.deep) > 1)} "
                 f"({', '.join(model.deep)})" if model.deep else "")
-    left_out = (f"; {model.dropped} rows with missing values were left out" if model.dropped
+    left_out = (f"; {rows.dropped} rows with missing values were left out" if rows.dropped
                 else "")
-    return f"{model.formula}{networks}, family {model.family!r}, {model.data.n} rows{left_out}."
+    return f"{model.formula}{networks}, family {rows.family!r}, {rows.data.n} rows{left_out}."
 
 
 def _verdict(model: SemiStructuredRegression, summary: pd.DataFrame) -> list[str]:
@@ -84,7 +85,7 @@ def _shown(effects: dict[str, np.ndarray], most: int = 40) -> dict[str, np.ndarr
 
 def _pictures(model: SemiStructuredRegression, level: float) -> list[str]:
     found = []
-    for term in model.design.terms:
+    for term in model.fittable.design.terms:
         if term.kind == "intercept" or len(term.variables) != 1:
             continue
         drawn = effect(model.effect(term.name, level=level))
@@ -99,8 +100,8 @@ def _scores(
 ) -> str:
     rows = []
     loo = model.loo(quiet=True)
-    rows.append(["leave-one-out (PSIS), mean per row", f"{loo.elpd / model.data.n:.3f}",
-                 f"{loo.se / model.data.n:.3f}"])
+    rows.append(["leave-one-out (PSIS), mean per row", f"{loo.elpd / model.fittable.data.n:.3f}",
+                 f"{loo.se / model.fittable.data.n:.3f}"])
     if test is not None:
         values = model.score_samples(test, test_inputs)
         rows.append([f"{len(values)} test rows, mean per row", f"{values.mean():.3f}",
@@ -109,7 +110,7 @@ def _scores(
 
 
 def _described(model: SemiStructuredRegression) -> dict[str, str]:
-    found = {"formula": str(model.formula), "family": repr(model.family)}
+    found = {"formula": str(model.formula), "family": repr(model.fittable.family)}
     for name, part in model.deep.items():
         reads = f"columns {', '.join(part.columns)}" if part.columns else "a tensor"
         size = sum(p.numel() for p in part.module.parameters())
@@ -120,7 +121,7 @@ def _described(model: SemiStructuredRegression) -> dict[str, str]:
     found["sampling"] = (f"{model.draws.meta.get('sampler', '')}, {model.draws.n_chains} chains "
                          f"of {model.draws.n_draws} draws, seed {model.seed}")
     found["priors"] = "; ".join(f"{name}: {prior!r}"
-                                for name, prior in model.structure.priors.items())
+                                for name, prior in model.fittable.structure.priors.items())
     return found
 
 

@@ -1,0 +1,54 @@
+"""Families of responses by name."""
+
+from __future__ import annotations
+
+from subbayes.checks import check_choice, fail_type
+from subbayes.semistructured.families.base import LINKS, Family
+from subbayes.semistructured.families.classes import BernoulliFamily, OrdinalFamily
+from subbayes.semistructured.families.continuous import BetaFamily, GammaFamily, NormalFamily
+from subbayes.semistructured.families.counts import NegativeBinomialFamily, PoissonFamily
+
+__all__ = [
+    "FAMILIES",
+    "LINKS",
+    "BernoulliFamily",
+    "BetaFamily",
+    "Family",
+    "GammaFamily",
+    "NegativeBinomialFamily",
+    "NormalFamily",
+    "OrdinalFamily",
+    "PoissonFamily",
+    "family_of",
+]
+
+FAMILIES: dict[str, type[Family]] = {family.label: family for family in (
+    NormalFamily, PoissonFamily, BernoulliFamily, NegativeBinomialFamily, GammaFamily, BetaFamily,
+    OrdinalFamily)}
+"""Families by name."""
+
+
+def family_of(family: str | Family, link: str | None = None) -> Family:
+    """A family from its name.
+
+    Args:
+        family: a name of `FAMILIES`, or a family.
+        link: link of the location.
+
+    Raises:
+        InputError: an unknown name, or a link the family does not have.
+
+    Example:
+        >>> family_of("poisson")
+        poisson(mu: log)
+    """
+    if isinstance(family, Family):
+        return family
+    if not isinstance(family, str):
+        fail_type("family", "a name or a Family", family)
+    check_choice("family", family, tuple(FAMILIES))
+    kind = FAMILIES[family]
+    if link is None or kind is OrdinalFamily:
+        return kind()
+    check_choice(f"link of family {family!r}", link, kind.allowed["mu"])
+    return kind((link, *(kind.allowed[name][0] for name in kind.parameters[1:])))

@@ -1,0 +1,150 @@
+r"""Families of response distributions, each parameter with a predictor and a link of its own.
+
+A family turns the predictors $\eta$ of its parameters, shape (..., N, K), into a distribution of
+y: $\theta_j = g_j^{-1}(\eta_j)$. It is a `Likelihood` of K outputs, so everything that works on
+network outputs works on predictors too: prediction, scores, comparison, curvature.
+
+Targets are a tensor (N,), or a pair (y, weight) where observations carry weights: the
+log-likelihood of a row counts `weight` times.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from subbayes.checks import check_choice, fail
+from subbayes.likelihoods.base import Likelihood, Moments
+from subbayes.types import Outputs, PerPoint, Targets
+
+__all__ = ["LINKS", "Family", "Numeric", "moment"]
+
+LINKS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "identity": (lambda value: value, lambda eta: eta),
+    "log": (torch.log, torch.exp),
+    "logit": (torch.logit, torch.sigmoid),
+}
+"""Links by name: the function from a parameter to its predictor, and its inverse."""
+
+
+def _observed(y: Targets) -> tuple[Tensor, Tensor | None]:
+    """Responses and weights of the observations."""
+    if isinstance(y, Tensor):
+        return y, None
+    return y[0], y[1]
+
+
+@dataclass(frozen=True)
+class Family(Likelihood):
+    """What the families share; a new one needs its parameters, `log_density` and moments.
+
+    Args:
+        links: link by parameter; by default the first of those allowed.
+
+    Attributes:
+        label: the name people call it by.
+        parameters: names of the parameters, the location first.
+        allowed: links by parameter, the default of each first.
+        support: the responses it can describe, in words.
+    """
+
+    links: tuple[str, ...] = ()
+    label: ClassVar[str]
+    parameters: ClassVar[tuple[str, ...]]
+    allowed: ClassVar[dict[str, tuple[str, ...]]]
+    support: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        chosen = self.links or tuple(self.allowed[name][0] for name in self.parameters)
+        if len(chosen) != len(self.parameters):
+            fail("links", f"one link each for {', '.join(self.parameters)}", repr(chosen))
+        for name, link in zip(self.parameters, chosen, strict=True):
+            check_choice(f"link of {name}", link, self.allowed[name])
+        object.__setattr__(self, "links", tuple(chosen))
+
+    def link(self, parameter: str) -> str:
+        """The link of a parameter, by name."""
+        return self.links[self.parameters.index(parameter)]
+
+    @abstractmethod
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of responses (N,) at the predictors, each (..., N)."""
+
+    @abstractmethod
+    def allows(self, y: Tensor) -> Tensor:
+        """Which responses lie in the support, shape (N,)."""
+
+    def values(self, outputs: Outputs) -> dict[str, Tensor]:
+        """The parameters themselves, each (..., N)."""
+        return {name: LINKS[link][1](eta) for name, link, eta
+                in zip(self.parameters, self.links, outputs.unbind(-1), strict=True)}
+
+    # --- as a likelihood --------------------------------------------------------------------
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log density of each observation, times its weight, shape (..., N)."""
+        value, weight = _observed(y)
+        terms = self.log_density(value.to(outputs.dtype), outputs.unbind(-1))
+        return terms if weight is None else terms * weight.to(outputs.dtype)
+
+    def n_outputs(self, y: Targets) -> int:
+        """One predictor per parameter."""
+        return len(self.parameters)
+
+    def check_targets(self, y: Targets) -> None:
+        """Raise `InputError` for responses outside the support, or weights below 0."""
+        value, weight = _observed(y)
+        if value.ndim != 1:
+            fail("y", "responses of shape (N,)", tuple(value.shape))
+        bad = ~self.allows(value)
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0])
+            fail("y", f"{self.support} for family {self.label!r}",
+                 f"{value[row].item():g} at row {row}", self._remedy())
+        if weight is not None and (weight.shape != value.shape or bool((weight < 0).any())):
+            fail("weights", f"{len(value)} numbers of at least 0", "others")
+
+    def _remedy(self) -> str:
+        return "Choose another family, or leave the row out"
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y), shape (..., N, 1), through SciPy."""
+        value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
+        found = self._frozen(outputs).cdf(value.numpy())
+        return torch.from_numpy(found).to(outputs).unsqueeze(-1)
+
+    def _frozen(self, outputs: Outputs) -> Any:
+        """The distributions as SciPy's."""
+        fail("likelihood", "one with quantiles", type(self).__name__)
+
+    def _any_target(self, rows: Tensor) -> Tensor:
+        return self.mean(rows)[..., 0].detach()
+
+    def to_config(self) -> dict[str, Any]:
+        """A JSON-able description."""
+        return {"name": self.label, "links": list(self.links)}
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}: {link}" for name, link in
+                          zip(self.parameters, self.links, strict=True))
+        return f"{self.label}({shown})"
+
+
+class Numeric(Family):
+    """Families whose quantiles and draws come from SciPy."""
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One response per row."""
+        u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64)
+        found = self._frozen(outputs).ppf(u.clamp(1e-12, 1 - 1e-12).numpy())
+        return moment(torch.from_numpy(found))
+
+
+def moment(values: Tensor) -> Moments:
+    """Moments of one target, with an axis for it."""
+    return values.unsqueeze(-1)

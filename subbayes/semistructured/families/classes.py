@@ -1,0 +1,141 @@
+"""Two classes, and ordered classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from subbayes.checks import fail
+from subbayes.likelihoods.base import Kind, Moments
+from subbayes.semistructured.families.base import Family
+from subbayes.types import Outputs
+
+__all__ = ["BernoulliFamily", "OrdinalFamily"]
+
+
+@dataclass(frozen=True, repr=False)
+class BernoulliFamily(Family):
+    r"""Two classes, $P(y = 1) = \mu$."""
+
+    kind: ClassVar[Kind] = "classification"
+    label: ClassVar[str] = "bernoulli"
+    parameters: ClassVar[tuple[str, ...]] = ("mu",)
+    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("logit",)}
+    support: ClassVar[str] = "0 and 1"
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log probability of labels."""
+        return y * F.logsigmoid(eta[0]) + (1 - y) * F.logsigmoid(-eta[0])
+
+    def allows(self, y: Tensor) -> Tensor:
+        """0 and 1."""
+        return (y == 0) | (y == 1)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """P(y = 1)."""
+        return outputs.sigmoid()
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """p (1 - p)."""
+        p = outputs.sigmoid()
+        return p * (1 - p)
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One 0 or 1 per row, shape (..., N)."""
+        p = outputs.sigmoid().cpu()[..., 0]
+        return (torch.rand(p.shape, generator=generator) < p).long()
+
+
+@dataclass(frozen=True, repr=False)
+class OrdinalFamily(Family):
+    r"""Ordered classes 0..K-1: $P(y \le j) = \mathrm{sigmoid}(c_j - \mu)$.
+
+    The predictors are $\mu$ and the K - 1 thresholds $c_0 < c_1 < \dots$ (McCullagh 1980,
+    "Regression models for ordinal data"); $\mu$ has no intercept, the thresholds take its place.
+
+    Args:
+        n_classes: number of classes K.
+    """
+
+    n_classes: int = 2
+    kind: ClassVar[Kind] = "classification"
+    label: ClassVar[str] = "ordinal"
+    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("identity",)}
+    support: ClassVar[str] = "ordered classes 0..K-1"
+
+    def __post_init__(self) -> None:
+        if self.n_classes < 2:
+            fail("n_classes", "at least 2", self.n_classes)
+        object.__setattr__(self, "links", ("identity",) * self.n_classes)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The location and the thresholds."""
+        return ("mu", *(f"threshold[{j}]" for j in range(self.n_classes - 1)))
+
+    def _log_cumulative(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        """Log P(y <= j) and log P(y > j) for j = 0..K-2."""
+        gap = outputs[..., 1:] - outputs[..., :1]
+        return F.logsigmoid(gap), F.logsigmoid(-gap)
+
+    def _log_probabilities(self, outputs: Outputs) -> Tensor:
+        """Log P(y = j), shape (..., N, K)."""
+        below, above = self._log_cumulative(outputs)
+        first, last = below[..., :1], above[..., -1:]
+        if self.n_classes == 2:
+            return torch.cat([first, last], -1)
+        lower, upper = outputs[..., 1:-1], outputs[..., 2:]
+        # sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b))
+        width = torch.log(-torch.expm1((lower - upper).clamp_max(-1e-12)))
+        return torch.cat([first, below[..., 1:] + above[..., :-1] + width, last], -1)
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log probability of classes."""
+        log_p = self._log_probabilities(torch.stack(eta, -1))
+        index = y.long().expand(log_p.shape[:-1]).unsqueeze(-1)
+        return log_p.gather(-1, index).squeeze(-1)
+
+    def allows(self, y: Tensor) -> Tensor:
+        """Whole numbers 0..K-1."""
+        return (y >= 0) & (y < self.n_classes) & (y == y.floor())
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """Class probabilities, shape (..., N, K)."""
+        return self._log_probabilities(outputs).exp()
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """Variance of each class indicator."""
+        p = self.mean(outputs)
+        return p * (1 - p)
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One class per row, shape (..., N)."""
+        p = self.mean(outputs).double().cpu()
+        u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
+        return (u > p.cumsum(-1)[..., :-1]).sum(-1)
+
+    def _any_target(self, rows: Tensor) -> Tensor:
+        return torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """Expected curvature: the classes' Hessians weighted by their probabilities."""
+        rows = outputs.reshape(-1, outputs.shape[-1])
+
+        def negative(f: Tensor) -> Tensor:
+            log_p = self._log_probabilities(f[None])
+            return -(log_p.detach().exp() * log_p).sum()
+
+        hessian = torch.func.vmap(torch.func.jacrev(torch.func.jacrev(negative)))(rows)
+        return hessian.reshape(*outputs.shape, outputs.shape[-1])
+
+    def to_config(self) -> dict[str, Any]:
+        """A JSON-able description."""
+        return {"name": self.label, "n_classes": self.n_classes}
+
+    def __repr__(self) -> str:
+        return f"ordinal(classes={self.n_classes})"

@@ -1,0 +1,163 @@
+"""Normal, gamma and beta responses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.likelihoods.base import Kind, Moments
+from subbayes.semistructured.families.base import LINKS, Family, Numeric, moment
+from subbayes.types import Outputs
+
+__all__ = ["BetaFamily", "GammaFamily", "NormalFamily"]
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+@dataclass(frozen=True, repr=False)
+class NormalFamily(Family):
+    r"""$y \sim N(\mu, \sigma^2)$."""
+
+    kind: ClassVar[Kind] = "regression"
+    label: ClassVar[str] = "normal"
+    parameters: ClassVar[tuple[str, ...]] = ("mu", "sigma")
+    allowed: ClassVar[dict[str, tuple[str, ...]]] = {
+        "mu": ("identity", "log"), "sigma": ("log",)}
+    support: ClassVar[str] = "real numbers"
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of responses."""
+        mean = LINKS[self.links[0]][1](eta[0])
+        residual = (y - mean) * (-eta[1]).exp()
+        return -0.5 * (_LOG_2PI + residual.square()) - eta[1]
+
+    def allows(self, y: Tensor) -> Tensor:
+        """Finite numbers."""
+        return torch.isfinite(y)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The mean."""
+        return moment(self.values(outputs)["mu"])
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The variance."""
+        return moment(self.values(outputs)["sigma"].square())
+
+    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation."""
+        return self.mean(outputs), self.variance(outputs).sqrt()
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""$(\mu')^2 / \sigma^2$ and 2 on the diagonal."""
+        values = self.values(outputs)
+        slope = values["mu"] if self.links[0] == "log" else torch.ones_like(values["mu"])
+        first = (slope / values["sigma"]).square()
+        return torch.diag_embed(torch.stack([first, torch.full_like(first, 2.0)], -1))
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y)."""
+        mean, sd = self.components(outputs)
+        return torch.special.ndtr((y.to(mean).reshape(*y.shape[:1], 1) - mean) / sd
+                                  if y.ndim == 1 else (y.to(mean) - mean) / sd)
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One response per row."""
+        mean, sd = (part.cpu() for part in self.components(outputs))
+        return mean + sd * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+
+
+@dataclass(frozen=True, repr=False)
+class GammaFamily(Numeric):
+    r"""Positive responses: mean $\mu$, variance $\mu^2 / a$ with the shape a."""
+
+    kind: ClassVar[Kind] = "regression"
+    label: ClassVar[str] = "gamma"
+    parameters: ClassVar[tuple[str, ...]] = ("mu", "shape")
+    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("log",), "shape": ("log",)}
+    support: ClassVar[str] = "numbers above 0"
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of responses."""
+        log_mu, log_a = eta
+        a = log_a.exp()
+        return (a * (log_a - log_mu) + (a - 1) * y.log() - a * y * (-log_mu).exp()
+                - torch.lgamma(a))
+
+    def allows(self, y: Tensor) -> Tensor:
+        """Numbers above 0."""
+        return torch.isfinite(y) & (y > 0)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The mean."""
+        return moment(self.values(outputs)["mu"])
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""a and $a^2 \psi'(a) - a$ on the diagonal."""
+        a = self.values(outputs)["shape"]
+        second = a.square() * torch.polygamma(1, a) - a
+        return torch.diag_embed(torch.stack([a, second], -1))
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """mu^2 / shape."""
+        values = self.values(outputs)
+        return moment(values["mu"].square() / values["shape"])
+
+    def _frozen(self, outputs: Outputs) -> Any:
+        from scipy import stats
+
+        values = {k: v.double().cpu().numpy() for k, v in self.values(outputs).items()}
+        return stats.gamma(values["shape"], scale=values["mu"] / values["shape"])
+
+
+@dataclass(frozen=True, repr=False)
+class BetaFamily(Numeric):
+    r"""Shares: mean $\mu$, precision $\phi$; $y \sim \mathrm{Beta}(\mu\phi, (1 - \mu)\phi)$."""
+
+    kind: ClassVar[Kind] = "regression"
+    label: ClassVar[str] = "beta"
+    parameters: ClassVar[tuple[str, ...]] = ("mu", "precision")
+    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("logit",), "precision": ("log",)}
+    support: ClassVar[str] = "numbers strictly between 0 and 1"
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log density of responses."""
+        precision = eta[1].exp()
+        a, b = eta[0].sigmoid() * precision, (-eta[0]).sigmoid() * precision
+        return (torch.lgamma(precision) - torch.lgamma(a) - torch.lgamma(b)
+                + (a - 1) * y.log() + (b - 1) * torch.log1p(-y))
+
+    def allows(self, y: Tensor) -> Tensor:
+        """Strictly between 0 and 1."""
+        return (y > 0) & (y < 1)
+
+    def mean(self, outputs: Outputs) -> Moments:
+        """The mean."""
+        return moment(self.values(outputs)["mu"])
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        """The Fisher information (Ferrari & Cribari-Neto 2004, section 2), in the predictors."""
+        values = self.values(outputs)
+        mu, phi = values["mu"], values["precision"]
+        a, b = torch.polygamma(1, mu * phi), torch.polygamma(1, (1 - mu) * phi)
+        slope = mu * (1 - mu)
+        first = (phi * slope).square() * (a + b)
+        both = phi.square() * slope * (mu * a - (1 - mu) * b)
+        second = phi.square() * (mu.square() * a + (1 - mu).square() * b - torch.polygamma(1, phi))
+        return torch.stack([torch.stack([first, both], -1), torch.stack([both, second], -1)], -2)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """mu (1 - mu) / (1 + precision)."""
+        values = self.values(outputs)
+        return moment(values["mu"] * (1 - values["mu"]) / (1 + values["precision"]))
+
+    def _frozen(self, outputs: Outputs) -> Any:
+        from scipy import stats
+
+        values = {k: v.double().cpu().numpy() for k, v in self.values(outputs).items()}
+        return stats.beta(values["mu"] * values["precision"],
+                          (1 - values["mu"]) * values["precision"])

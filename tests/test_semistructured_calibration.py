@@ -1,0 +1,56 @@
+"""Simulation-based calibration of effects, and the coverage of smooths: slow."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from subbayes.semistructured import Exponential, NormalPrior, SemiStructuredRegression
+
+RUNS, DRAWS, BINS = 160, 60, 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["normal", "poisson"])
+def test_ranks_of_the_truth_are_uniform(family):
+    """Talts et al. (2018): effects from the prior, data from them, ranks among draws uniform."""
+    rng = np.random.default_rng(0)
+    priors = {"Intercept": NormalPrior(0.5, 0.5), "x": NormalPrior(0.0, 0.5)}
+    if family == "normal":
+        priors["sigma.Intercept"] = Exponential(1.0)
+    ranks = []
+    for run in range(RUNS):
+        x = rng.normal(size=25)
+        level, slope, sigma = rng.normal(0.5, 0.5), rng.normal(0, 0.5), rng.exponential(1.0)
+        eta = level + slope * (x - x.mean())  # the prior is of the intercept at the mean
+        y = rng.normal(eta, sigma) if family == "normal" else rng.poisson(np.exp(eta))
+        model = SemiStructuredRegression("y ~ x", family=family, priors=priors, seed=run).fit(
+            pd.DataFrame({"x": x, "y": y}), draws=DRAWS, chains=1, warmup=150, progress=False,
+            thin=5)
+        found = model.effects()
+        drawn = [found["Intercept"] + found["x"] * x.mean(), found["x"]]
+        truth = [level, slope]
+        if family == "normal":
+            drawn.append(found["sigma"])
+            truth.append(sigma)
+        ranks.append([(d < t).sum() for d, t in zip(drawn, truth, strict=True)])
+    for column in np.array(ranks).T:
+        counts = np.histogram(column, bins=BINS, range=(0, DRAWS + 1))[0]
+        assert stats.chisquare(counts).pvalue > 1e-3, counts
+
+
+@pytest.mark.slow
+def test_smooths_recover_a_function_with_the_coverage_they_claim():
+    """Pointwise 90 % intervals over the rows, averaged over functions drawn anew (Nychka 1988)."""
+    rng, held = np.random.default_rng(1), []
+    for run in range(12):
+        u = np.sort(rng.uniform(-2, 2, 120))
+        a, b = rng.uniform(0.5, 1.5, 2)
+        truth = a * np.sin(2 * u) + b * np.cos(u)
+        frame = pd.DataFrame({"u": u, "y": truth + 0.4 * rng.normal(size=120)})
+        model = SemiStructuredRegression("y ~ s(u, df=12)", seed=run).fit(
+            frame, draws=250, chains=2, progress=False)
+        table = model.contributions(frame, level=0.9)["structured"]
+        held.append(((table["5%"] <= truth) & (truth <= table["95%"])).mean())
+        assert np.sqrt(((table["mean"] - truth) ** 2).mean()) < 0.2
+    assert 0.8 < np.mean(held) < 0.97
