@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -29,7 +28,7 @@ from subbayes.fitted import FittedModel, load
 from subbayes.inference.engines import ENGINES, arguments_of, engine_of
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
-from subbayes.phases import Trained, Training, train_second_end, train_trajectory
+from subbayes.phases import Trained, Training, learned, train_second_end, train_trajectory
 from subbayes.posterior import Posterior, check_fit
 from subbayes.prediction import input_batches
 from subbayes.priors import Normal
@@ -110,7 +109,8 @@ def fit(
             fit into memory.
         temperature: T, or "loo" or "validation" to choose it from the draws.
         validation: held-out data for `temperature="validation"`.
-        training: how to train; `Training(epochs=0)` for a module that is trained already.
+        training: how to train; `Training(epochs=0)` for a module that is trained already, with
+                `swa_epochs=0` too to leave its weights where they are (not for "pca").
         parameters: which parameters are weights, as for `Network`; e.g. "last-layer".
         output: picks the tensor out of what the module returns, as for `Network`.
         draws: draws per chain.
@@ -239,22 +239,13 @@ def _prepared(
     """The network, its likelihood and the subspace to sample in."""
     if isinstance(subspace, Subspace):
         network = Network(model, parameters, output).with_weights(subspace.shift)
-        return network, _learned(network, likelihood, Data.of(data)), subspace, {}
+        return network, learned(network, likelihood, Data.of(data)), subspace, {}
     trained = train_trajectory(model, likelihood, data, training, parameters=parameters,
                                output=output, seed=seed, progress=progress)
     space = build_subspace(subspace, trained, rank, seed, data=data, training=training,
                            progress=progress, inputs=inputs, prior_scale=scale,
                            covariance=covariance)
     return trained.network, trained.likelihood, space, trained.history
-
-
-def _learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
-    """Learn what the likelihood has to learn at the network's weights."""
-    if likelihood.learned:
-        return likelihood
-    with torch.no_grad():
-        outputs = torch.cat([network(network.weights, x) for x, _ in data.batches(4096)])
-    return likelihood.estimated(outputs.cpu(), data.targets())
 
 
 def _tempered(

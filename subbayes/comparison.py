@@ -356,6 +356,9 @@ class _Bench:
             if key in methods and not self.training.epochs:
                 fail("training", f"epochs above 0 to train {what}", 0,
                      f"Leave {key!r} out of methods for a module that is trained already")
+        for key in ("swa", "swag"):
+            if key in methods and not self.training.swa_epochs:
+                fail("swa_epochs", f"at least 1 for {key!r}", 0, f"Leave {key!r} out of methods")
         for name, given, users in (("inputs", self.inputs is not None, _AT_INPUTS),
                                    ("covariance", self.covariance != "exact", _AT_INPUTS[:2])):
             if given and not set(users) & set(methods):

@@ -102,6 +102,8 @@ def _trained(training: Mapping[str, Any] | None) -> str:
         prior += f", gradients of norm at most {training['clip_norm']:g}"
     first = (f"{training['epochs']} epochs of {training['optimizer'].title()} at rate "
              f"{training['learning_rate']:g}" if training["epochs"] else "trained beforehand")
+    if not training["swa_epochs"]:
+        return f"{first}, {rows}, {prior}" if training["epochs"] else first
     return (f"{first}, {rows}, {prior}; then {training['swa_epochs']} epochs of SGD at the "
             f"constant rate {training['swa_learning_rate']:g}, a snapshot after each")
 

@@ -7,16 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from subbayes.checks import check_count
 from subbayes.curve_training import CurveResult, restarted, train_curve
+from subbayes.data import Data, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
 from subbayes.seeding import derive
+from subbayes.subspaces.trajectory import TrajectoryRecorder
 from subbayes.training import SwaResult, TrainingResult, swa, train
 
-__all__ = ["Trained", "Training", "train_second_end", "train_trajectory"]
+__all__ = ["Trained", "Training", "learned", "train_second_end", "train_trajectory"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class Training:
     principal directions span it.
 
     Attributes:
-        epochs: passes over the data in the first phase; 0 for a module that is trained already.
+        epochs: passes over the data in the first phase; 0 for a module that is trained already,
+            with `swa_epochs=0` too to leave its weights where they are.
         learning_rate: of the first phase.
         optimizer: "adam" or "sgd", of the first phase.
         batch_size: rows per step, in both phases.
@@ -37,7 +41,8 @@ class Training:
             a constant rate from diverging where noise is learned. None for no limit.
         validation: fraction of the rows to watch in the first phase.
         patience: stop after so many epochs without improvement; needs `validation`.
-        swa_epochs: passes of the second phase, one snapshot after each.
+        swa_epochs: passes of the second phase, one snapshot after each; 0 leaves the weights
+            where they are, for subspaces that need no trajectory (all but "pca").
         swa_learning_rate: its constant rate; larger explores further.
         max_snapshots: how many of the last snapshots span the trajectory.
         sketch: keep a sketch of this rank of any number of snapshots instead.
@@ -125,13 +130,41 @@ def train_trajectory(
             model, likelihood, data, epochs=training.epochs,
             learning_rate=training.learning_rate, optimizer=training.optimizer,
             validation=training.validation, patience=training.patience, **shared)
-    between = time.perf_counter()
+    between, begin = time.perf_counter(), model if result is None else result
     along = swa(
-        model if result is None else result, likelihood, data, epochs=training.swa_epochs,
+        begin, likelihood, data, epochs=training.swa_epochs,
         learning_rate=training.swa_learning_rate, max_snapshots=training.max_snapshots,
-        rank=training.sketch, **shared)
+        rank=training.sketch, **shared) if training.swa_epochs else _resting(
+        begin, likelihood, data, parameters, output)
     return Trained(along.network, along.likelihood, result, along,
                    (between - started, time.perf_counter() - between))
+
+
+def _resting(
+    begin: nn.Module | TrainingResult, likelihood: Likelihood, data: Any, parameters: Selection,
+    output: Callable[[Any], Tensor] | None,
+) -> SwaResult:
+    """What averaging would return that leaves the weights where they are."""
+    if isinstance(begin, TrainingResult):
+        return SwaResult(begin.network, begin.likelihood, TrajectoryRecorder(), {})
+    network = Network(begin, parameters, output)
+    return SwaResult(network, learned(network, likelihood, Data.of(data)), TrajectoryRecorder(), {})
+
+
+def learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
+    """Learn what the likelihood has to learn at the network's weights.
+
+    Args:
+        network: the network.
+        likelihood: p(y | f).
+        data: rows to learn from.
+    """
+    if likelihood.learned:
+        return likelihood
+    with torch.no_grad():
+        outputs = torch.cat([network(network.weights, to_device(x, network.device))
+                             for x, _ in data.batches(4096)])
+    return likelihood.estimated(outputs.cpu(), data.targets())
 
 
 def train_second_end(

@@ -59,13 +59,15 @@ def check_subspace(
              "Raise epochs, or choose another subspace")
     if subspace == "curve":
         restarted(network, 0, factory)
+    if subspace == "pca":
+        check_count("swa_epochs", training.swa_epochs)
     if subspace == "full" or rank is None:
         return
     if check_count("rank", rank, 2 if subspace == "curve" else 1) > network.size:
         fail("rank", f"at most {network.size}, the number of weights", rank, "Lower it")
     if subspace != "pca":
         return
-    seen = check_count("swa_epochs", training.swa_epochs)
+    seen = training.swa_epochs
     kept = min(seen, training.max_snapshots if training.sketch is None else training.sketch + 1)
     limit = kept - (training.sketch is not None or kept == seen)
     if rank > limit:

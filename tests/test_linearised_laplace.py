@@ -317,7 +317,7 @@ def test_what_does_not_fit_is_said():
 def test_as_an_engine_it_is_exact_for_linear_networks(temperature, rank):
     model = LinearGaussian(rank=rank, temperature=temperature, prior=subbayes.Normal(0.8))
     posterior = model.posterior()
-    draws = laplace_linearised(posterior, draws=500, chains=4)
+    draws = laplace_linearised(posterior, draws=500, chains=4, step=True)
     mean, covariance = model.moments()
     np.testing.assert_allclose(draws.meta["mean"], mean, rtol=1e-7)
     np.testing.assert_allclose(draws.meta["covariance"], covariance, rtol=1e-7)
@@ -332,6 +332,51 @@ def test_as_an_engine_it_is_exact_for_linear_networks(temperature, rank):
     np.testing.assert_allclose(found.mean, phi @ (model.shift + mean @ P), rtol=1e-7)
     spread = np.einsum("nk,kl,nl->n", phi @ P.T, covariance, phi @ P.T)
     np.testing.assert_allclose(found.epistemic, spread, rtol=1e-7)
+
+
+def test_as_an_engine_it_stays_at_the_centre_unless_asked_to_step():
+    posterior = LinearGaussian(rank=2).posterior()
+    still, moved = (laplace_linearised(posterior, draws=50, step=step) for step in (False, True))
+    assert still.meta["mean"] == [0.0, 0.0]
+    assert np.abs(moved.meta["mean"]).min() > 1e-3
+    assert still.meta["covariance"] == moved.meta["covariance"]
+    assert still.meta["log_evidence"] < moved.meta["log_evidence"]
+
+
+@pytest.mark.parametrize("subspace", ["optimal", "subnetwork", "full"])
+def test_fit_leaves_a_trained_module_where_it_is(subspace):
+    """No epoch at all: the same predictive as that of `linearised_laplace` in that subspace."""
+    torch.manual_seed(0)
+    x, new = torch.randn(60, 2).double(), torch.randn(9, 2).double()
+    trained = subbayes.train(subbayes.MLP(2, (6,), 1, "tanh", seed=0).double(),
+                             subbayes.Gaussian(0.5), (x, x[:, 0].clone()), epochs=5,
+                             prior_scale=0.7)
+    network = trained.network
+    options = {} if subspace == "full" else {"rank": 4, "inputs": new}
+    model = subbayes.fit(
+        network.module_with(), (x, x[:, 0].clone()), likelihood=subbayes.Gaussian(0.5),
+        subspace=subspace, prior=0.7, inference="laplace-linearised", draws=20, progress=False,
+        training=subbayes.Training(epochs=0, swa_epochs=0), **options)
+    torch.testing.assert_close(model.network.weights, network.weights)
+    space = None if subspace == "full" else model.subspace
+    direct = linearised_laplace(network, subbayes.Gaussian(0.5), (x, x[:, 0].clone()), space,
+                                prior_precision=0.7**-2).predict(new)
+    found = model.predict(new)
+    np.testing.assert_allclose(found.mean, direct.mean, rtol=1e-9)
+    np.testing.assert_allclose(found.epistemic, direct.epistemic, rtol=1e-6)
+
+
+def test_a_trajectory_needs_epochs():
+    from subbayes.comparison import compare_methods
+
+    x = torch.randn(20, 2)
+    data, net = (x, x[:, 0].clone()), subbayes.MLP(2, (3,), 1)
+    still = subbayes.Training(epochs=1, swa_epochs=0)
+    for rank in (2, None):
+        with pytest.raises(InputError, match="swa_epochs: expected a"):
+            subbayes.fit(net, data, rank=rank, training=still)
+    with pytest.raises(InputError, match="swa_epochs: expected at least 1 for 'swag'"):
+        compare_methods(net, subbayes.Gaussian(), data, data, ["swag"], training=still)
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "categorical"])

@@ -32,26 +32,28 @@ __all__ = ["check_size", "laplace_linearised", "predict_linearised"]
 
 def laplace_linearised(
     posterior: Posterior, *, draws: int = 1000, chains: int = 4, seed: int = 0,
-    progress: bool | None = None,
+    step: bool = False, progress: bool | None = None,
 ) -> Draws:
     r"""The Gaussian posterior of the coordinates under the linearised network, as an engine.
 
     The log-likelihood is replaced by its expansion at z = 0 with the Gauss-Newton matrix: with
-    the gradient g of the log density there, $A = (VP)^\top VP / T + \Sigma_0^{-1}$ for the prior's
-    covariance $\Sigma_0$,
+    $A = (VP)^\top VP / T + \Sigma_0^{-1}$ for the prior's covariance $\Sigma_0$,
 
-    $$ z \sim N(A^{-1} g, A^{-1}), \qquad
-       \log p(D) \approx \log p(D, 0) + \tfrac12 g^\top A^{-1} g + \tfrac k2 \log 2\pi
-       - \tfrac12 \log\det A . $$
+    $$ z \sim N(0, A^{-1}), \qquad
+       \log p(D) \approx \log p(D, 0) + \tfrac k2 \log 2\pi - \tfrac12 \log\det A . $$
 
-    The mean is 0 where the centre is the maximum a posteriori. Models of `fit` predict from it in
-    closed form, by the linearised network.
+    The centre is taken for the maximum a posteriori, as a trained network is under the prior of
+    its training, so that the mean prediction is the network's. With `step` the gradient g of the
+    log density at the centre counts as well: the mean is $A^{-1} g$, and the log evidence is
+    larger by $\tfrac12 g^\top A^{-1} g$, which is exact for a network linear in its weights.
+    Models of `fit` predict from it in closed form, by the linearised network.
 
     Args:
         posterior: over any subspace of a rank for which a k x k matrix fits.
         draws: draws per chain.
         chains: number of groups of draws; all draws are independent.
         seed: of the draws.
+        step: take a Gauss-Newton step from the centre to the mode of the linearised posterior.
         progress: as for other engines; there is no bar.
 
     Returns:
@@ -76,7 +78,7 @@ def laplace_linearised(
     prior = torch.cholesky_inverse(torch.from_numpy(np.ascontiguousarray(factor)))
     half = cholesky(inside + prior, "subspace")
     value, gradient = posterior.value_and_grad(np.zeros((1, k)))
-    g = torch.from_numpy(gradient[0]).unsqueeze(1)
+    g = torch.from_numpy(gradient[0] if step else np.zeros(k)).unsqueeze(1)
     mean = torch.cholesky_solve(g, half)[:, 0]
     rng = np.random.default_rng(check_count("seed", seed, 0))
     eps = rng.standard_normal((k, check_count("draws", draws) * check_count("chains", chains)))
