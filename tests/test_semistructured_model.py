@@ -158,6 +158,19 @@ def test_orthogonal_networks_leave_effects_their_meaning():
     np.testing.assert_allclose(again.numpy(), seen, atol=2e-4)
 
 
+def test_networks_of_other_columns_are_centred_and_those_of_tensors_are_left():
+    frame = table()
+    model = SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}).fit(
+        frame, rank=2, **QUICK)
+    deep = model.contributions(frame)["deep"]["mean"]
+    assert abs(deep.mean()) < 1e-4 * frame.y.std()
+    assert model.is_orthogonal
+    for options, expected in (({}, False), ({"orthogonal": True}, True)):
+        own = SemiStructuredRegression("y ~ x", deep={"net": net()}, **options).fit(
+            frame, inputs={"net": frame[["u"]].to_numpy(dtype=np.float32)}, rank=2, **QUICK)
+        assert own.is_orthogonal is expected
+
+
 def test_predictions_do_not_depend_on_the_company_of_a_row():
     frame = table()
     model = SemiStructuredRegression("y ~ x + u", deep={"net": (net(), ["u"])}).fit(

@@ -49,7 +49,9 @@ def orthogonal_to(
         design: the columns.
         rows: their values.
         deep: the networks.
-        wanted: True, False, or "auto" for predictors whose networks read variables of the formula.
+        wanted: True for all columns; False for none; "auto" for all columns where networks read
+            variables of the formula, and else for the intercept, where all networks read columns
+            of the data frame: the level of the predictor is the intercept's then.
     """
     found: dict[int, Orthogonal] = {}
     if wanted is False:
@@ -58,10 +60,12 @@ def orthogonal_to(
         own = [part for part in deep.values()
                if (part.parameter or design.parameters[0]) == parameter]
         terms = [t for t in design.terms if t.parameter == parameter and t.kind != "random"]
-        columns = tuple(i for t in terms for i in t.columns)
         read = {c for part in own for c in part.columns or ()}
-        shared = read & {v for t in terms for v in t.variables}
-        if not own or not columns or not (shared or wanted is True):
+        if wanted == "auto" and not read & {v for t in terms for v in t.variables}:
+            tabular = all(part.columns is not None for part in own)
+            terms = [t for t in terms if t.kind == "intercept" and tabular]
+        columns = tuple(i for t in terms for i in t.columns)
+        if not own or not columns:
             continue
         values = rows[:, columns].double()
         u, s, _ = torch.linalg.svd(values, full_matrices=False)

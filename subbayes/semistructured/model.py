@@ -60,7 +60,8 @@ class SemiStructuredRegression:
         exposure: column whose logarithm is added, for a log link.
         orthogonal: make the networks orthogonal to the columns of the formula over the training
             rows, so that effects mean what they mean without a network; "auto" does so for
-            networks that read columns the formula reads too.
+            networks that read columns the formula reads too, and centres those that read others;
+            networks that read tensors are left as they are.
         missing: "drop" leaves rows with missing values out and says how many; "error" refuses.
         seed: of training and sampling.
 
