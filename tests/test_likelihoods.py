@@ -16,6 +16,7 @@ from scipy import stats
 from torch import Tensor
 from torch.func import jacrev
 
+import subbayes
 from subbayes import (
     Bernoulli,
     Categorical,
@@ -543,6 +544,33 @@ def test_labels_of_any_dtype(y):
 def test_outputs_that_do_not_fit(likelihood, outputs, y, what):
     with pytest.raises(InputError, match=what):
         likelihood.check_outputs(outputs, y)
+
+
+LABELS = torch.tensor([0, 2, 1, 0])
+
+
+@pytest.mark.parametrize(("likelihood", "outputs", "y", "said"), [
+    (Gaussian(), 3, LABELS, True),
+    (Gaussian(), 3, LABELS.float(), True),
+    (Gaussian(), 2, LABELS > 0, True),
+    (HeteroscedasticGaussian(), 3, LABELS, True),
+    (Standardized(Gaussian(), (0.0,), (1.0,)), 3, LABELS, True),
+    (Gaussian(), 3, LABELS + 0.5, False),
+    (Gaussian(), 3, 10 * LABELS, False),
+    (Gaussian(), 3, LABELS[:, None], False),
+    (Poisson(), 3, LABELS, False),
+])
+def test_labels_for_a_likelihood_of_numbers_are_noticed(likelihood, outputs, y, said):
+    with pytest.raises(InputError, match="module: expected") as e:
+        likelihood.check_outputs(outputs, y)
+    assert ('for class labels pass likelihood="categorical"' in str(e.value)) == said
+
+
+def test_fit_names_the_likelihood_of_labels():
+    x = torch.randn(30, 2)
+    with pytest.raises(InputError, match="expected 1 output for Gaussian.*, got 3. Give the last "
+                       'layer 1 output; for class labels pass likelihood="categorical"'):
+        subbayes.fit(torch.nn.Linear(2, 3), (x, torch.arange(30) % 3), rank=1, progress=False)
 
 
 def test_more_outputs_than_labels_seen_are_fine_for_categorical():

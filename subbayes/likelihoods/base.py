@@ -31,6 +31,14 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _like_labels(y: Targets, n_outputs: int) -> bool:
+    """Whether targets look like labels of as many classes as there are outputs."""
+    if not isinstance(y, Tensor) or y.ndim != 1 or n_outputs < 2:
+        return False
+    value = y.double()
+    return bool((value == value.round()).all() & (value >= 0).all() & (value <= n_outputs).all())
+
+
 class Likelihood(ABC):
     r"""What a likelihood offers; a new one is a small subclass.
 
@@ -102,8 +110,10 @@ class Likelihood(ABC):
         """Raise `InputError` if a network with `n_outputs` outputs does not fit the targets."""
         needed = self.n_outputs(y)
         if n_outputs != needed:
+            classes = self.kind == "regression" and _like_labels(y, n_outputs)
             fail("module", f"{needed} output{'s' * (needed > 1)} for {self!r}", n_outputs,
-                 f"Give the last layer {needed} output{'s' * (needed > 1)}")
+                 f"Give the last layer {needed} output{'s' * (needed > 1)}"
+                 + '; for class labels pass likelihood="categorical"' * classes)
 
     @property
     def learned(self) -> bool:
