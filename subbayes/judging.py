@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from subbayes import metrics
-from subbayes.checks import check_count, check_same_length, fail
+from subbayes.checks import check_count, check_same_length, fail, fail_type
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.restricted import Restricted, along
@@ -28,6 +28,9 @@ from subbayes.data import check_rows, n_rows, to_targets
 from subbayes.gaussian_predictive import natural, predictive_of
 from subbayes.prediction import with_noise
 from subbayes.subspace import Subspace
+
+if TYPE_CHECKING:
+    from subbayes.inference.linearised_laplace import LinearisedLaplace
 
 __all__ = ["Judgement", "dead_fraction", "eckart_young", "jacobian_rank", "judge", "kl",
            "log_trace", "relative_error", "trace_criterion", "wasserstein"]
@@ -143,7 +146,7 @@ class Judgement:
 
 
 def judge(
-    psi: Precision,
+    psi: Precision | LinearisedLaplace,
     subspaces: Mapping[str, Subspace],
     inputs: Any,
     *,
@@ -154,8 +157,9 @@ def judge(
     """Hold subspaces of several ranks against the full Laplace approximation.
 
     Args:
-        psi: the exact precision.
-        subspaces: by name; of each the first s basis vectors are taken.
+        psi: the exact precision, or a linearised Laplace posterior of all weights, for its own.
+        subspaces: by name; of each the first s basis vectors are taken, of a subnetwork the first
+            s weights: with `subnetwork` those it chose first, with `masked` in increasing order.
         inputs: X, or their `Jacobian`.
         ranks: s; by default each subspace's own.
         noise: standard deviation of a noise on all outputs, for the divergence.
@@ -166,7 +170,8 @@ def judge(
         One judgement for each subspace and rank; ranks above a subspace's own are left out.
 
     Raises:
-        InputError: a precision that is not exact, no subspaces, or targets that do not fit.
+        InputError: a precision that is not exact, no subspaces, no rank that one of them has,
+            noise below 0, or targets that do not fit.
 
     Example:
         >>> import subbayes
@@ -181,11 +186,10 @@ def judge(
         >>> abs(best.relative_error - best.bound) < 1e-8, best.trace > other.trace
         (True, True)
     """
+    psi = _check(psi, subspaces, ranks, noise)
     if psi.form not in ("dual", "primal"):
         fail("psi", "an exact precision, dual or primal", psi.form,
              "Subspaces are judged by the exact one, whatever they were chosen by")
-    if not subspaces:
-        fail("subspaces", "at least one", "none")
     X = psi.jacobian(inputs)
     full, found = psi.covariance(X), []
     scores = None if targets is None else _Scores(psi, X, targets)
@@ -193,7 +197,7 @@ def judge(
     for name, space in subspaces.items():
         inside, columns = Restricted.of(psi, space), along(X, space)
         for rank in [space.rank] if ranks is None else ranks:
-            if check_count("ranks", rank) <= space.rank:
+            if rank <= space.rank:
                 precise = (inside.matrix + psi.prior_precision * inside.metric)[:rank, :rank]
                 half = torch.linalg.solve_triangular(
                     cholesky(precise, "subspace"), columns[:, :rank].T, upper=False)
@@ -201,6 +205,33 @@ def judge(
                 own = (math.nan, math.nan) if scores is None else scores(part)
                 found.append(_judgement(name, rank, part, full, noise, (*own, *best)))
     return found
+
+
+def _check(
+    psi: Any, subspaces: Any, ranks: Sequence[int] | None, noise: float
+) -> Precision:
+    """What can be said before anything is computed; and the precision."""
+    from subbayes.inference.linearised_laplace import LinearisedLaplace
+
+    psi = psi.precision if isinstance(psi, LinearisedLaplace) else psi
+    if not isinstance(psi, Precision):
+        fail_type("psi", "the precision of all weights, or a LinearisedLaplace", psi,
+                  "Pass linearised_laplace(network, likelihood, data)")
+    if not isinstance(subspaces, Mapping):
+        fail_type("subspaces", "a dict of subspaces by name", subspaces,
+                  'Pass {"name": subspace}')
+    if not subspaces:
+        fail("subspaces", "at least one", "none")
+    for name, space in subspaces.items():
+        if not isinstance(space, Subspace):
+            fail_type(f"subspaces[{name!r}]", "a Subspace", space)
+    most = max(space.rank for space in subspaces.values())
+    if ranks is not None and not any(check_count("ranks", rank) <= most for rank in list(ranks)):
+        fail("ranks", f"at least one of at most {most}, the largest rank of a subspace",
+             ", ".join(map(str, ranks)) or "none", "Lower them, or choose larger subspaces")
+    if not (isinstance(noise, (int, float)) and 0 <= noise < math.inf):
+        fail("noise", "a finite number of at least 0", repr(noise))
+    return psi
 
 
 class _Scores:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_layers import dense
 
 import subbayes
-from subbayes import DenseSubspace, InputError, Network
+from subbayes import DenseSubspace, InputError, InputTypeError, Network
 from subbayes.curvature.forms import precision
 from subbayes.curvature.restricted import Restricted
 from subbayes.inference.linearised_laplace import linearised_laplace
@@ -189,8 +189,39 @@ def test_what_cannot_be_judged():
         judge(psi, {"random": subbayes.RandomSubspace(net.weights, 2)}, new)
     with pytest.raises(InputError, match="subspaces: expected at least one, got none"):
         judge(precision(net, likelihood, data), {}, new)
+    exact, spaces = precision(net, likelihood, data), {"r": subbayes.RandomSubspace(net.weights, 2)}
+    for ranks, got in (((5,), "5"), ((), "none")):
+        with pytest.raises(InputError, match="ranks: expected at least one of at most 2, the la.*"
+                           f"got {got}"):
+            judge(exact, spaces, new, ranks=ranks)
+    for noise in (-0.3, math.nan, math.inf):
+        with pytest.raises(InputError, match="noise: expected a finite number of at least 0, got"):
+            judge(exact, spaces, new, noise=noise)
+    with pytest.raises(InputError, match="psi: expected an exact precision, .* got subspace"):
+        judge(linearised_laplace(net, likelihood, data, spaces["r"]), spaces, new)
     with pytest.raises(InputError, match="subspace: expected 31 weights, as the network has"):
         Restricted(psi.V, subbayes.RandomSubspace(torch.zeros(7), 2), 1.0)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_other_types_cannot_be_judged():
+    net, likelihood, data, new = problem(5)
+    psi, space = precision(net, likelihood, data), subbayes.RandomSubspace(net.weights, 2)
+    with pytest.raises(InputTypeError, match="subspaces: expected a dict of subspaces by name, "
+                       "got list"):
+        judge(psi, [space], new)
+    with pytest.raises(InputTypeError, match=r"subspaces\['net'\]: expected a Subspace, got Netw"):
+        judge(psi, {"net": net}, new)
+    with pytest.raises(InputTypeError, match="psi: expected the precision of all weights, or a Li"):
+        judge(net, {"random": space}, new)
+
+
+def test_a_posterior_is_judged_by_its_precision():
+    net, likelihood, data, new = problem(5)
+    posterior = linearised_laplace(net, likelihood, data, prior_precision=0.7)
+    spaces = {"random": subbayes.RandomSubspace(net.weights, 2)}
+    found, expected = (judge(p, spaces, new, noise=0.3) for p in (posterior, posterior.precision))
+    assert [j.trace for j in found] == [j.trace for j in expected]
 
 
 @pytest.mark.parametrize("classes", [1, 3])

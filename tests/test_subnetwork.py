@@ -41,7 +41,8 @@ def H_and_J(network, x, y, new):
 
 def chosen(**options):
     network, x, y = model()
-    return subnetwork(network, Categorical(), (x, y), prior_precision=LAMBDA, **options).indices
+    found = subnetwork(network, Categorical(), (x, y), prior_precision=LAMBDA, **options)
+    return found.indices.sort().values
 
 
 # --- oracles ------------------------------------------------------------------------------------
@@ -84,6 +85,20 @@ def test_weights_in_order_are_the_subnetworks_of_all_sizes(by):
     order = ranked(network, Categorical(), (x, y), rank=9, by=by, prior_precision=LAMBDA)
     for rank in (2, 9):
         assert chosen(rank=rank, by=by).tolist() == sorted(order[:rank].tolist())
+        space = subnetwork(network, Categorical(), (x, y), prior_precision=LAMBDA, rank=rank, by=by)
+        assert space.indices.equal(order[:rank])
+
+
+@pytest.mark.parametrize("by", ["predictive", "variance", "magnitude", "wasserstein"])
+def test_the_first_weights_of_a_subnetwork_are_judged_as_the_smaller_subnetwork(by):
+    network, x, y = model()
+    options = {"by": by, "prior_precision": LAMBDA}
+    spaces = {rank: subnetwork(network, Categorical(), (x, y), rank=rank, **options)
+              for rank in (3, 9)}
+    psi = precision(network, Categorical(), (x, y), prior_precision=LAMBDA)
+    first, = subbayes.judge(psi, {"nine": spaces[9]}, x[:5], ranks=(3,))
+    alone, = subbayes.judge(psi, {"three": spaces[3]}, x[:5])
+    assert first.trace == pytest.approx(alone.trace, rel=1e-9)
 
 
 def test_the_wasserstein_distance_is_that_of_dense_square_roots():
@@ -117,13 +132,13 @@ def test_the_wasserstein_choice_of_one_is_the_best_and_of_three_close_to_it():
 def test_magnitude_and_swag():
     network, _, _ = model()
     expected = network.weights.abs().argsort(descending=True)[:5].sort().values
-    assert subnetwork(network, rank=5, by="magnitude").indices.equal(expected)
+    assert chosen(rank=5, by="magnitude").equal(expected)
     recorder = subbayes.TrajectoryRecorder()
     spread = torch.randperm(network.size).double()
     for step in (-1.0, 1.0, 3.0):
         recorder.update(network.weights + step * spread)
     found = subnetwork(network, rank=4, by="swag", trajectory=recorder).indices
-    assert found.tolist() == sorted(spread.argsort(descending=True)[:4].tolist())
+    assert found.equal(spread.argsort(descending=True)[:4])
 
 
 def test_last_layer():

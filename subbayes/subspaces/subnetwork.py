@@ -76,8 +76,9 @@ def subnetwork(
             candidates squared.
 
     Returns:
-        A subspace around the network's weights, its indices in increasing order; read it with the
-        prior z ~ N(0, 1 / prior_precision), or with `scaled_prior_precision`.
+        A subspace around the network's weights, its indices in the order they are chosen in, best
+        first (of "last-layer" in increasing order); read it with the prior
+        z ~ N(0, 1 / prior_precision), or with `scaled_prior_precision`.
 
     Raises:
         InputError: more weights than there are, or what the selection needs is missing.
@@ -98,7 +99,7 @@ def subnetwork(
         return _last_layer(network, rank)
     if rank is None:
         fail("rank", "the number of weights to choose", None)
-    return _of(network, ranked(
+    return CoordinateSubspace(network.weights, ranked(
         network, likelihood, data, rank=rank, by=by, inputs=inputs, trajectory=trajectory,
         prior_precision=prior_precision, candidates=candidates))
 
@@ -115,7 +116,7 @@ def ranked(
     trajectory: Any = None,
     candidates: int | None = None,
 ) -> Int[Tensor, "k"]:
-    """The weights of a subnetwork in the order they are chosen in, for several sizes at once.
+    """The positions of a subnetwork's weights in the order they are chosen in.
 
     The first s of them are the subnetwork of s weights (by "predictive": among the same
     candidates). Arguments are those of `subnetwork`, without "last-layer".
