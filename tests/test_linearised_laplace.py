@@ -1,6 +1,8 @@
 """Linearised Laplace against dense computations and closed forms."""
 
 import math
+import warnings
+from functools import cache
 
 import cases
 import numpy as np
@@ -12,9 +14,10 @@ from test_jacobian import dense_rows
 from test_layers import dense
 from test_optimal import problem
 from torch.distributions import MultivariateNormal
+from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
-from subbayes import InputError, Network
+from subbayes import InputError, InputTypeError, Network
 from subbayes.data import take
 from subbayes.gaussian_predictive import ClassPredictive, GaussianPredictive, class_probabilities
 from subbayes.inference.evidence import Evidence, cross_validated, widened
@@ -263,6 +266,82 @@ def test_cross_validation_against_fits_to_each_fold():
     p, c = max(scores, key=lambda key: scores[key])
     assert found.prior_precision == p
     assert found.likelihood.noise == pytest.approx(0.3 * c)
+
+
+@cache
+def overfitted():
+    """A classifier that has learned 60 noisy labels, and 180 rows that it has not seen."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(240, 2, generator=generator).double()
+    flipped = torch.rand(240, generator=generator) < 0.15
+    y = ((x[:, 0] * x[:, 1] > 0) ^ flipped).long()
+    return trained_on((x[:60], y[:60])), (x[:60], y[:60]), (x[60:], y[60:])
+
+
+def trained_on(rows):
+    return subbayes.train(subbayes.MLP(2, (16,), 2, "tanh", seed=0).double(),
+                          subbayes.Categorical(), rows, epochs=400, learning_rate=0.02,
+                          prior_scale=100.0, progress=False).network
+
+
+def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
+    net, data, validation = overfitted()
+    likelihood = subbayes.Categorical()
+    with pytest.warns(UserWarning, match="pass validation=, rows that training ") as warned:
+        seen, _ = cross_validated(net, likelihood, data)
+    assert seen.prior_precision == 1e4
+    assert [str(w.message).split(";")[0] for w in warned] == [
+        "data: the weights have seen the held-out rows, whose scores favour too narrow a prior",
+        "prior_precisions: 10000 is the largest of those tried, and others beyond it may be better"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        held, scores = cross_validated(net, likelihood, data, validation=validation)
+        anew, honest = cross_validated(net, likelihood, data, retrain=trained_on, folds=3,
+                                       prior_precisions=(1e-4, 1e-2, 1.0, 1e4))
+        streamed = DataLoader(TensorDataset(*validation), batch_size=50)
+        _, again = cross_validated(net, likelihood, data, validation=streamed)
+    assert 1e-4 < held.prior_precision < 1e3
+    assert anew.prior_precision == 1e-2
+    assert again == pytest.approx(scores, rel=1e-9)
+    # against posteriors made anew, and networks trained on each fold
+    p = held.prior_precision
+    alone = linearised_laplace(net, likelihood, data, prior_precision=p).predict(validation[0])
+    assert math.isclose(scores[p, 1.0], alone.log_prob(validation[1]).mean(), rel_tol=1e-7)
+    (x, y), total = data, 0.0
+    for part in np.array_split(np.random.default_rng(0).permutation(60), 3):
+        rest = np.setdiff1d(np.arange(60), part)
+        fitted = linearised_laplace(trained_on((x[rest], y[rest])), likelihood,
+                                    (x[rest], y[rest]), prior_precision=1.0)
+        total += fitted.predict(x[part]).log_prob(y[part]).sum() / 60
+    assert math.isclose(honest[1.0, 1.0], total, rel_tol=1e-6)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_how_rows_are_held_out_is_said():
+    net, likelihood, data, _ = problem(7, 3)
+    space = subbayes.RandomSubspace(net.weights, 2)
+    with pytest.raises(InputError, match="validation and retrain: expected one of the two, got b"):
+        cross_validated(net, likelihood, data, retrain=trained_on, validation=data)
+    with pytest.raises(InputError, match="subspace: expected None with retrain, got Random"):
+        cross_validated(net, likelihood, data, space, retrain=trained_on)
+    with pytest.raises(InputTypeError, match="retrain: expected a function from a fold's"):
+        cross_validated(net, likelihood, data, retrain=net)
+    with pytest.raises(InputTypeError, match="retrain: expected a function that returns a Network"):
+        cross_validated(net, likelihood, data, retrain=lambda rows: 1)
+    with pytest.raises(InputError, match=r"retrain: expected networks of \d+ weights, as the"):
+        cross_validated(net, likelihood, data, retrain=trained_on_less)
+
+
+def trained_on_less(rows):
+    return Network(torch.nn.Linear(3, 3).double())
+
+
+def test_the_low_rank_evidence_is_from_above():
+    net, likelihood, data, new = problem(5)
+    exact = linearised_laplace(net, likelihood, data)
+    part = linearised_laplace(net, likelihood, data, covariance="low-rank", rank=3)
+    assert part.log_marginal_likelihood() > exact.log_marginal_likelihood()
+    torch.testing.assert_close(part.covariance(new), exact.covariance(new), rtol=1e-4, atol=1e-8)
 
 
 def test_modules_in_training_mode_are_left_alone():
