@@ -36,8 +36,8 @@ from subbayes.targets import Target
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["BASELINES", "TableModel", "fit_baseline", "fit_matrix", "held_out", "make_likelihood",
-           "make_module", "numbers", "pieces"]
+__all__ = ["BASELINES", "TableModel", "differing", "fit_baseline", "fit_matrix", "held_out",
+           "make_likelihood", "make_module", "numbers", "pieces"]
 
 _HELD_OUT = 2  # the part of the seed that splits off validation rows
 _AT_ONCE = 2**26  # numbers held at once when predicting in pieces, of which 16 a row and draw
@@ -312,6 +312,7 @@ class TableModel:
         if method is None:
             model = fit_matrix(x, y, target.task, settings, n_classes=n_classes,
                                checkpoint=checkpoint, progress=progress)
+            model = dataclasses.replace(model, extra=model.extra | {"rows": _rows_of(y)})
         else:
             model = fit_baseline(x, y, target.task, method, settings, n_classes=n_classes,
                                  progress=progress)
@@ -423,6 +424,33 @@ class TableModel:
         facts = extra["table"]
         return cls(model, TabularEncoder.from_config(facts["encoder"]),
                    Target.from_config(facts["target"]), facts["column"])
+
+
+def _rows_of(y: Shaped[np.ndarray, "n"]) -> dict[str, Any]:
+    return {"n": len(y), "targets": artifact.fingerprint({"y": np.sort(y)}, {})}
+
+
+def differing(model: FittedModel, y: Shaped[np.ndarray, "n"]) -> tuple[str, str] | None:
+    """How rows differ from those a model of a table was fitted to: what was expected, what came.
+
+    Args:
+        model: as `TableModel.fit` made it; models of before rows were noted differ from none.
+        y: targets of the rows (n,), in any order, as `numbers` gives them.
+
+    Example:
+        >>> x, y = np.linspace(-1, 1, 40, dtype=np.float32)[:, None], np.arange(40.0)
+        >>> small = Settings(hidden=(5,), epochs=5, swa_epochs=5, rank=2, draws=20)
+        >>> model = fit_matrix(x, y, "regression", small, progress=False)
+        >>> model.extra["rows"] = {"n": 40, "targets": ""}
+        >>> differing(model, y[1:])
+        ('the 40 rows', '39 rows')
+    """
+    noted, found = model.extra.get("rows"), _rows_of(y)
+    if noted is None or noted == found:
+        return None
+    if noted["n"] != found["n"]:
+        return f"the {noted['n']} rows", f"{found['n']} rows"
+    return "the rows", "rows with other targets"
 
 
 def numbers(target: Target, values: Any) -> Shaped[np.ndarray, "n"]:

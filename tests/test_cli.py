@@ -275,6 +275,12 @@ def test_compare_ranks_saved_models(call, refused, files, tmp_path):
     refused("models: expected each folder once, .*", "compare", people, other, other)
     table(seed=1).to_csv(tmp_path / "others.csv", index=False)
     refused("table: expected the rows that '.*income' was fitted to, for leave-one-out, got "
+            "rows with other targets. Name the table .*", "compare", tmp_path / "others.csv",
+            files / "income", other)
+    features = pd.read_csv(people)
+    features.assign(age=features["age"].to_numpy()[::-1]).to_csv(
+        tmp_path / "others.csv", index=False)
+    refused("table: expected the rows that '.*' was fitted to, for leave-one-out, got "
             "rows of another likelihood. Name the table .*", "compare", tmp_path / "others.csv",
             files / "income", other)
     refused("models: expected models that predict 'rich', got 'income' .*", *words, "--target",

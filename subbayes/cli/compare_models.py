@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from subbayes.cli.console import Console, as_options, say
 from subbayes.cli.models import load_model, model_path, read_rows
@@ -56,7 +56,7 @@ def _candidate(
     """The posterior of a saved model over the rows of the table, and its draws."""
     from subbayes.checks import fail
     from subbayes.posterior import Posterior
-    from subbayes.table_model import numbers
+    from subbayes.table_model import differing, numbers
     from subbayes.tables import split_target
 
     model = load_model(folder)
@@ -73,7 +73,10 @@ def _candidate(
         say(f"warning: {folder}: {as_options(warning)}")
     features, values = split_target(
         read_rows(model, table, separator, scored=True, min_rows=2), model.column)
-    data = model.encoder.transform(features), numbers(model.target, values)
+    y = numbers(model.target, values)
+    if (other := differing(fitted, y)) is not None:
+        _fail_rows(folder, *other)
+    data = model.encoder.transform(features), y
     posterior = Posterior(fitted.network, fitted.likelihood, data, fitted.subspace, fitted.prior,
                           fitted.temperature)
     _check_rows(posterior, fitted.draws, folder)
@@ -85,13 +88,16 @@ def _check_rows(posterior: Posterior, draws: Draws, folder: Path) -> None:
 
     Other rows would give scores that mean nothing, since leaving a row out needs it in.
     """
-    from subbayes.checks import fail
-
     noted = draws.stats.get("log_likelihood")
     if noted is None:
         return
     found = posterior.log_likelihood(draws.z[0, :4])
     if abs(found - noted[0, :4]).max() > 1e-3 * (1 + abs(found).max()):
-        fail("table", f"the rows that '{folder}' was fitted to, for leave-one-out",
-             "rows of another likelihood",
-             "Name the table it was fitted to, or use `subbayes evaluate` on other rows")
+        _fail_rows(folder, "the rows", "rows of another likelihood")
+
+
+def _fail_rows(folder: Path, expected: str, got: str) -> NoReturn:
+    from subbayes.checks import fail
+
+    fail("table", f"{expected} that '{folder}' was fitted to, for leave-one-out", got,
+         "Name the table it was fitted to, or use `subbayes evaluate` on other rows")
