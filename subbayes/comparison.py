@@ -23,6 +23,7 @@ from subbayes.baselines.mc_dropout import McDropout, mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
 from subbayes.checks import check_choice, check_count, check_positive, fail, fail_type
+from subbayes.curve_training import restarted
 from subbayes.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.network import Network, Selection
@@ -367,6 +368,7 @@ class _Bench:
         network = Network(self.module, self.parameters, self.output)
         if "curve" in methods:
             check_count("rank", 2 if self.rank is None else self.rank, 2)
+            restarted(network, 0, self.factory)
         for part in (self.data, test):
             check_fit(network, self.likelihood, part)
         for key in methods:
