@@ -37,6 +37,8 @@ from subbayes.subspace_choice import (
     AT_INPUTS,
     SUBSPACES,
     build_subspace,
+    by_evidence,
+    check_evidence,
     check_sizes,
     check_subspace,
     prior_within,
@@ -60,7 +62,7 @@ def fit(
     subspace: str | Subspace | Callable[[Trained], Subspace] = "pca",
     inference: str | Callable[..., Draws] = "elliptical-slice",
     rank: int | None = None,
-    prior: Normal | float = 1.0,
+    prior: Normal | float | str = 1.0,
     scale_prior: bool = False,
     inputs: Any = None,
     covariance: Form = "exact",
@@ -97,7 +99,9 @@ def fit(
             trajectory or the weights have fewer directions, 20 for "optimal", 100 for
             "subnetwork" and 2 for "curve".
         prior: of z: a scale or a `Normal`; with subspace="optimal" a scale is that of the
-            weights, $w \sim N(\hat w, s^2 I)$ within the subspace.
+            weights, $w \sim N(\hat w, s^2 I)$ within the subspace. "evidence", for the subspaces
+            "optimal", "subnetwork" and "full", takes the scale of the largest evidence of
+            linearised Laplace over all weights, and with a `Gaussian` likelihood its noise too.
         scale_prior: of a subnetwork of |S| of the D weights, make the scale of the prior
             $\sqrt{D / |S|}$ times larger, so that the outputs keep about the variance that they
             have under a prior of all weights; the subnetwork is chosen under it too.
@@ -148,38 +152,45 @@ def fit(
     if not isinstance(training, Training):
         fail_type("training", "a Training(epochs=..., ...)", training)
     engine = engine_of(inference)
-    scale = None if isinstance(prior, Normal) else check_positive("prior", prior)
+    tunes = isinstance(prior, str)
+    if tunes:
+        check_choice("prior", prior, ("evidence",))
+        check_evidence(subspace, network, data, covariance)
+    scale = None if isinstance(prior, Normal) else 1.0 if tunes else check_positive("prior", prior)
     check_choice("mode", mode, ("trace", "eager", "compile"))
     _check_sampling(draws, chains, warmup, seed, temperature, validation)
     check_subspace(subspace, rank, network, training)
     if inputs is not None and subspace not in AT_INPUTS:
         fail("inputs", "subspace='optimal' or 'subnetwork', chosen for inputs", repr(subspace),
              "Leave them out; predict(inputs) comes later")
-    check_sizes(network, data, subspace, rank, inference, inputs, covariance)
-    if scale_prior:
-        scale = widened(scale, subspace, rank, network.size)
-    prior = Normal(prior if scale is None else scale) if not isinstance(prior, Normal) else prior
+    check_sizes(network, data, subspace, rank, inference, inputs, covariance, tunes)
+    widening = widened(1.0 if scale is not None else None, subspace, rank,
+                       network.size) if scale_prior else 1.0
+    scale = None if scale is None else scale * widening
+    prior = prior if isinstance(prior, Normal) else Normal(1.0 if scale is None else scale)
     settings: dict[str, Any] = {
         "likelihood": likelihood.to_config(), "rank": rank, "seed": seed,
         "subspace": subspace if isinstance(subspace, str) else repr(subspace),
         "training": dataclasses.asdict(training)}
     if subspace in AT_INPUTS:
         settings |= {"prior_scale": scale, "covariance": covariance}
+    if tunes:
+        settings |= {"prior": "evidence", "covariance": covariance}
     folder = None if checkpoint is None else Path(checkpoint)
     prepared = _resumed(folder, model, parameters, output, data, likelihood, settings, inputs)
     if prepared is None:
-        network, likelihood, space, history = _prepared(
+        network, likelihood, space, history, scale = _prepared(
             model, likelihood, source, subspace, rank, training, parameters, output, seed,
-            progress, inputs, 1.0 if scale is None else scale, covariance)
-        if subspace == "optimal" and scale is not None:
-            prior = prior_within(space, scale)
+            progress, inputs, scale, covariance, tunes)
+        if scale is not None:
+            prior = prior_within(space, scale) if subspace == "optimal" else Normal(scale)
         prepared = FittedModel(network, likelihood, space, prior, history=history,
                                settings=settings)
         if folder is not None:
             identity = _identity(model, parameters, data, settings, inputs)
             dataclasses.replace(prepared, extra={"identity": identity}).save(
                 folder / "trained", overwrite=True)
-    if subspace == "optimal":
+    if subspace == "optimal" or tunes:
         prior = prepared.prior
     posterior = Posterior(prepared.network, prepared.likelihood, data, prepared.subspace, prior,
                           mode=mode)
@@ -233,19 +244,23 @@ def _prepared(
     seed: int,
     progress: bool | None,
     inputs: Any = None,
-    scale: float = 1.0,
+    scale: float | None = 1.0,
     covariance: Form = "exact",
-) -> tuple[Network, Likelihood, Subspace, dict[str, Any]]:
-    """The network, its likelihood and the subspace to sample in."""
+    tunes: bool = False,
+) -> tuple[Network, Likelihood, Subspace, dict[str, Any], float | None]:
+    """The network, its likelihood, the subspace to sample in, and the scale of the prior."""
     if isinstance(subspace, Subspace):
         network = Network(model, parameters, output).with_weights(subspace.shift)
-        return network, learned(network, likelihood, Data.of(data)), subspace, {}
+        return network, learned(network, likelihood, Data.of(data)), subspace, {}, scale
     trained = train_trajectory(model, likelihood, data, training, parameters=parameters,
                                output=output, seed=seed, progress=progress)
+    if tunes and scale is not None:
+        likelihood, found = by_evidence(trained.network, trained.likelihood, data, covariance)
+        trained, scale = dataclasses.replace(trained, likelihood=likelihood), scale * found
     space = build_subspace(subspace, trained, rank, seed, data=data, training=training,
-                           progress=progress, inputs=inputs, prior_scale=scale,
-                           covariance=covariance)
-    return trained.network, trained.likelihood, space, trained.history
+                           progress=progress, inputs=inputs,
+                           prior_scale=1.0 if scale is None else scale, covariance=covariance)
+    return trained.network, trained.likelihood, space, trained.history, scale
 
 
 def _tempered(
@@ -305,7 +320,8 @@ def _resumed(
     """The trained subspace of an interrupted call, if the folder holds one."""
     if folder is None or not artifact.is_artifact(folder / "trained"):
         return None
-    known = likelihood if likelihood.learned else None  # one of your own is not in the file
+    tuned = "prior" in settings and isinstance(likelihood, likelihoods.Gaussian)
+    known = likelihood if likelihood.learned and not tuned else None  # may not be in the file
     try:
         prepared = load(folder / "trained", model, output=output, likelihood=known)
     except InputError as error:

@@ -214,6 +214,8 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
             100 for "subnetwork".
         covariance: "exact", or "kfac", "low-rank" or "diagonal", by which the subspace "optimal"
             is chosen.
+        prior: scale of the posterior's prior, of z or of the weights as `fit` has it; or
+            "evidence", for the subspaces "optimal", "subnetwork" and "full".
         scale_prior: for the subspace "subnetwork": widen its prior by its share of the weights, as
             `fit` does.
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
@@ -271,6 +273,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         subspace: str = _DEFAULT.subspace,
         rank: int | None = _DEFAULT.rank,
         covariance: str = _DEFAULT.covariance,
+        prior: float | str = _DEFAULT.prior,
         scale_prior: bool = _DEFAULT.scale_prior,
         inference: str = _DEFAULT.inference,
         temperature: float | str = _DEFAULT.temperature,
@@ -296,6 +299,7 @@ class SubspaceRegressor(RegressorMixin, _SubspaceEstimator):
         self.subspace = subspace
         self.rank = rank
         self.covariance = covariance
+        self.prior = prior
         self.scale_prior = scale_prior
         self.inference = inference
         self.temperature = temperature
@@ -386,6 +390,8 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
             100 for "subnetwork".
         covariance: "exact", or "kfac", "low-rank" or "diagonal", by which the subspace "optimal"
             is chosen.
+        prior: scale of the posterior's prior, of z or of the weights as `fit` has it; or
+            "evidence", for the subspaces "optimal", "subnetwork" and "full".
         scale_prior: for the subspace "subnetwork": widen its prior by its share of the weights, as
             `fit` does.
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
@@ -444,6 +450,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         subspace: str = _DEFAULT.subspace,
         rank: int | None = _DEFAULT.rank,
         covariance: str = _DEFAULT.covariance,
+        prior: float | str = _DEFAULT.prior,
         scale_prior: bool = _DEFAULT.scale_prior,
         inference: str = _DEFAULT.inference,
         temperature: float | str = _DEFAULT.temperature,
@@ -468,6 +475,7 @@ class SubspaceClassifier(ClassifierMixin, _SubspaceEstimator):
         self.subspace = subspace
         self.rank = rank
         self.covariance = covariance
+        self.prior = prior
         self.scale_prior = scale_prior
         self.inference = inference
         self.temperature = temperature

@@ -37,6 +37,8 @@ class Settings:
             have fewer directions, 2 for "curve", 20 for "optimal", 100 for "subnetwork".
         covariance: "exact", or "kfac", "low-rank" or "diagonal", by which the subspace "optimal" is
             chosen.
+        prior: scale of the posterior's prior, of z or of the weights as `fit` has it; or
+            "evidence", for the subspaces "optimal", "subnetwork" and "full".
         scale_prior: widen the prior of a subnetwork by its share of the weights, as `fit` does.
         inference: "elliptical-slice", "nuts" or another engine of `fit`.
         temperature: a number, "loo" or "validation".
@@ -68,6 +70,7 @@ class Settings:
     subspace: str = "pca"
     rank: int | None = None
     covariance: Form = "exact"
+    prior: float | str = 1.0
     scale_prior: bool = False
     inference: str = "elliptical-slice"
     temperature: float | str = 1.0

@@ -16,6 +16,7 @@ from subbayes.checks import check_choice, check_count, fail
 from subbayes.curve_training import restarted
 from subbayes.data import Data, to_device
 from subbayes.draws import Draws
+from subbayes.likelihoods import Gaussian, Likelihood
 from subbayes.network import Network
 from subbayes.phases import Trained, Training, train_second_end
 from subbayes.prediction import count_rows
@@ -78,7 +79,7 @@ def check_subspace(
 def check_sizes(
     network: Network, data: Data, subspace: str | Subspace | Callable[[Trained], Subspace],
     rank: int | None, inference: str | Callable[..., Draws], inputs: Any = None,
-    covariance: Form = "exact",
+    covariance: Form = "exact", tunes: bool = False,
 ) -> None:
     """Check, before the training, that what comes after it fits into memory.
 
@@ -90,12 +91,13 @@ def check_sizes(
         inference: the engine.
         inputs: X of the subspace.
         covariance: form of the covariance.
+        tunes: whether the prior is found by the evidence, which takes a covariance too.
 
     Raises:
         InputError: a matrix that does not fit, with its size and what would.
     """
     check_choice("covariance", covariance, FORMS)
-    if covariance != "exact" and subspace != "optimal":
+    if covariance != "exact" and subspace != "optimal" and not tunes:
         fail("covariance", "subspace='optimal', which is chosen by it", repr(subspace),
              "Leave it out")
     size, rows = network.size, 0 if inputs is None else count_rows(network, inputs)
@@ -113,6 +115,48 @@ def check_sizes(
 
         known = subspace.rank if isinstance(subspace, Subspace) else rank
         laplace_linearised.check_size(size if subspace == "full" else known or 1)
+
+
+def check_evidence(
+    subspace: str | Subspace | Callable[[Trained], Subspace], network: Network, data: Data,
+    covariance: Form,
+) -> None:
+    """Check that prior="evidence" has a meaning, and that its matrix fits into memory.
+
+    Args:
+        subspace: as for `fit`, and so on.
+        network: the network.
+        data: training data.
+        covariance: form of the covariance of all weights.
+
+    Raises:
+        InputError: a subspace whose coordinates are no weights, or a matrix that does not fit.
+    """
+    if subspace not in ("optimal", "subnetwork", "full"):
+        fail("prior", "subspace='optimal', 'subnetwork' or 'full' with 'evidence', the evidence "
+             "of a prior of the weights", repr(subspace), "Pass the scale as a number")
+    from subbayes.subspaces import optimal
+
+    outputs = network.check(to_device(data.first()[0], network.device))
+    optimal.check_size(network.size, data.n, outputs, covariance, 0)
+
+
+def by_evidence(
+    network: Network, likelihood: Likelihood, data: Any, covariance: Form
+) -> tuple[Likelihood, float]:
+    """The likelihood, its Gaussian noise tuned, and the scale of the prior of largest evidence.
+
+    Args:
+        network: trained.
+        likelihood: with its parameters learned.
+        data: training data.
+        covariance: form of the covariance of all weights.
+    """
+    from subbayes.inference.linearised_laplace import linearised_laplace
+
+    found = linearised_laplace(network, likelihood, data, covariance=covariance)
+    tuned = found.tuned(noise=isinstance(likelihood, Gaussian))
+    return tuned.likelihood, float(tuned.prior_precision) ** -0.5
 
 
 def widened(

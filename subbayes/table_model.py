@@ -90,8 +90,8 @@ def fit_matrix(
     module = make_module(settings, likelihood, *rows)
     return fit(
         module, rows, likelihood=likelihood, subspace=settings.subspace, rank=settings.rank,
-        covariance=settings.covariance, scale_prior=settings.scale_prior,
-        inference=settings.inference,
+        covariance=settings.covariance, prior=settings.prior,
+        scale_prior=settings.scale_prior, inference=settings.inference,
         temperature=settings.temperature, validation=validation, training=settings.training(task),
         draws=settings.draws, chains=settings.chains, warmup=settings.warmup,
         seed=settings.seed, checkpoint=checkpoint, progress=progress)

@@ -124,8 +124,8 @@ def in_one_line(text: str) -> str:
 _OPTIONS = frozenset((
     "activation", "batch_size", "chains", "covariance", "draws", "dropout", "epochs", "hidden",
     "ignore", "inference", "keep", "learning_rate", "level", "likelihood", "max_categories",
-    "members", "out", "patience", "prior_scale", "rank", "scale_prior", "seed", "separator",
-    "swa_epochs", "swa_learning_rate", "target", "task", "temperature", "threshold",
+    "members", "out", "patience", "prior", "prior_scale", "rank", "scale_prior", "seed",
+    "separator", "swa_epochs", "swa_learning_rate", "target", "task", "temperature", "threshold",
     "validation_fraction", "warmup"))
 _AFTER_FIT = ("predict", "evaluate")
 _ONLY_FIT = ("unknown", "missing", "categorical", "missing_values", "max_categories", "task")

@@ -15,6 +15,7 @@ from subbayes.cli.options import (
     INFERENCE,
     OUTPUT,
     POSTERIOR,
+    PRIOR,
     TEMPERATURE,
     Activation,
     Activations,
@@ -40,6 +41,7 @@ from subbayes.cli.options import (
     OnUnknown,
     Overwrite,
     Patience,
+    Prior,
     PriorScale,
     Quiet,
     Rank,
@@ -55,6 +57,7 @@ from subbayes.cli.options import (
     ValidationFraction,
     Warmup,
     make_settings,
+    number_or,
 )
 from subbayes.cli.reading import make_encoder, read_training_table
 from subbayes.settings import Settings
@@ -111,6 +114,7 @@ def fit(
         rich_help_panel=POSTERIOR)] = Method[_D.subspace],
     rank: Rank = None,
     covariance: Covariance = COVARIANCE,
+    prior: Prior = PRIOR,
     scale_prior: ScalePrior = _D.scale_prior,
     inference: Inference = INFERENCE,
     temperature: Temperature = TEMPERATURE,
@@ -137,6 +141,7 @@ def fit(
         swa_epochs=swa_epochs, swa_learning_rate=swa_learning_rate, rank=rank, draws=draws,
         chains=chains, warmup=warmup, members=members, seed=seed, inference=inference.value,
         covariance=covariance.value, scale_prior=scale_prior,
+        prior=number_or("--prior", prior, "evidence"),
         subspace=method.value if method in SUBSPACES else _D.subspace)
     _check_free(out, overwrite)
     frame = read_training_table(table, target, missing_values, separator, ignore)

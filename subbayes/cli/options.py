@@ -119,6 +119,10 @@ Rank = Annotated[int | None, typer.Option(
 Covariance = Annotated[CovarianceName, typer.Option(
     help="Of the weights, by which the subspace optimal is chosen; kfac, low-rank or diagonal "
     "where exact does not fit into memory.", rich_help_panel=POSTERIOR)]
+Prior = Annotated[str, typer.Option(
+    help="Scale of the posterior's prior, above 0; or evidence, for the subspaces optimal, "
+    "subnetwork and full: that of the largest evidence.", rich_help_panel=POSTERIOR,
+    metavar="NUMBER|evidence")]
 ScalePrior = Annotated[bool, typer.Option(
     "--scale-prior", help="Widen the prior of a subnetwork by its share of the weights, so that "
     "the outputs keep about the variance that they have under a prior of all.",
@@ -204,5 +208,6 @@ def number_or(option: str, text: str, *words: str) -> float | str:
 
 _D = Settings()
 HIDDEN = ",".join(map(str, _D.hidden)) or "none"
+PRIOR = _D.prior if isinstance(_D.prior, str) else f"{_D.prior:g}"
 TEMPERATURE = _D.temperature if isinstance(_D.temperature, str) else f"{_D.temperature:g}"
 """Defaults of options that are text."""
