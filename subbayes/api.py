@@ -154,7 +154,8 @@ def fit(
     engine = engine_of(inference)
     tunes = isinstance(prior, str)
     if tunes:
-        check_choice("prior", prior, ("evidence",))
+        if prior != "evidence":
+            fail("prior", "a number above 0, a Normal or 'evidence'", repr(prior))
         check_evidence(subspace, network, data, covariance)
     scale = None if isinstance(prior, Normal) else 1.0 if tunes else check_positive("prior", prior)
     check_choice("mode", mode, ("trace", "eager", "compile"))

@@ -152,7 +152,8 @@ def test_prior_precisions(value):
         lambda: posterior.with_prior_precision(value),
         lambda: subbayes.fit(net.module_with(), data, subspace="optimal", prior=value),
     ):
-        refused(call, r"prior(_precision)?: expected a (finite )?number above 0, got")
+        refused(call, r"prior(_precision)?: expected a (finite )?number above 0"
+                      r"(, a Normal or 'evidence')?, got")
 
 
 def test_no_candidates():

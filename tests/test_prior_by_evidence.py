@@ -86,7 +86,8 @@ def test_where_it_has_no_meaning(monkeypatch):
     net = subbayes.MLP(3, (6,), 1).double()
     for change, message in (
         ({"subspace": "pca"}, "prior: expected subspace='optimal', 'subnetwork' or 'full' with"),
-        ({"subspace": "full", "prior": "best"}, "prior: expected one of 'evidence', got 'best'"),
+        ({"subspace": "full", "prior": "best"},
+         "prior: expected a number above 0, a Normal or 'evidence', got 'best'"),
     ):
         with pytest.raises(InputError, match=message):
             subbayes.fit(net, rows(), **{"prior": "evidence"} | change)
