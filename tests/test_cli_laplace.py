@@ -9,7 +9,7 @@ import pytest
 from subbayes.cli import run
 from subbayes.table_model import TableModel
 
-SMALL = ["--hidden", "8", "--epochs", "30", "--swa-epochs", "3", "--draws", "30", "--chains", "2"]
+SMALL = ["--hidden", "8", "--epochs", "150", "--swa-epochs", "3", "--draws", "30", "--chains", "2"]
 
 
 @pytest.fixture(scope="module")
