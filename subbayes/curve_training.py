@@ -144,8 +144,9 @@ def train_curve(
         ends: the solutions to connect, in order: weight vectors (D,), networks, or results of
             `train` or `swa`. Two for a Bézier curve, any number for a polygonal chain. None to
             train all control points at once.
-        degree: k, the degree of a Bézier curve; of a chain the number of segments from one
-            solution to the next, 2 for one bend, or in all if no solutions are given.
+        degree: k, the degree of a Bézier curve, 0 for a single point (plain training, with the
+            tensors of `extra`); of a chain the number of segments from one solution to the next,
+            2 for one bend, or in all if no solutions are given.
         kind: "bezier" or "polygon".
         epochs: passes over the data.
         learning_rate: step size.
@@ -192,7 +193,7 @@ def train_curve(
                 clip_norm=clip_norm)
     check_choice("kind", kind, ("bezier", "polygon"))
     check_patience(patience, validation)
-    fixed = _solutions(network, ends, kind, check_count("degree", degree))
+    fixed = _solutions(network, ends, kind, check_count("degree", degree, 0))
     _check_join(extra, join)
     stopper = _Stopper(patience)
     with forked(seed, network.device), torch.enable_grad():

@@ -631,7 +631,7 @@ A, B = Network(net()).weights, Network(net(seed=1)).weights
     (dict(ends=(A, B, A)), "ends: expected 2 solutions, got 3. Pass kind='polygon'"),
     (dict(ends=(A,), kind="polygon"), "ends: expected at least 2 solutions, got 1"),
     (dict(ends=(A, B), degree=1), "degree: expected at least 2, so that there is a point"),
-    (dict(degree=0), "degree: expected a whole number of at least 1, got 0"),
+    (dict(degree=-1), "degree: expected a whole number of at least 0, got -1"),
     (dict(kind="spline"), "kind: expected one of 'bezier', 'polygon', got 'spline'"),
     (dict(extra={"a": A}), "join: expected a function that brings the tensors of extra"),
     (dict(join=lambda f, e, x: f), "join: expected tensors to learn in extra, got no tensors"),
@@ -645,7 +645,7 @@ def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda: Curve(points(1)), r"points: expected at least 2 control points, .* got shape \(1, 9"),
+    (lambda: Curve(points(0)), r"points: expected at least 1 control point, .* got shape \(0, 9"),
     (lambda: Curve(points(3), "spline"), "kind: expected one of"),
     (lambda: Curve(points(2)[[0, 0]]).subspace(), "curve: expected two ends that differ"),
     (lambda: Curve(points(2) / 0), "points: expected finite numbers"),

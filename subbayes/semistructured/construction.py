@@ -18,10 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.checks import check_choice, check_positive, fail
-from subbayes.curve_training import train_curve
+from subbayes.curve_training import CurveResult, train_curve
 from subbayes.data import Data
 from subbayes.network import Network, select
 from subbayes.priors import Normal
+from subbayes.seeding import derive
 from subbayes.semistructured.effects import Effects
 from subbayes.semistructured.families import Family
 from subbayes.semistructured.module import DeepPart, Predictors
@@ -34,9 +35,9 @@ from subbayes.subspace import (
 from subbayes.subspaces.curves import Curve
 from subbayes.training import History
 
-__all__ = ["SPACES", "Fitting", "Space", "build_space", "most_probable"]
+__all__ = ["FAR", "SPACES", "Fitting", "Space", "build_ensemble", "build_space", "most_probable"]
 
-_FAR = 3.0  # standard deviations of the prior within which chains start
+FAR = 3.0  # standard deviations of the prior within which chains start
 SPACES = ("curve", "naive", "full", "last-layer")
 
 
@@ -71,7 +72,7 @@ class Space:
         prior: of its coordinates.
         starts: good points, shape (m, k); chains start at them in turn.
         rank: coordinates of the networks.
-        kind: what it is, one of `SPACES`.
+        kind: what it is, one of `SPACES`, or "ensemble".
         curve: the curve, where one was trained.
         history: of the training.
         projected: whether effects are projected with the networks.
@@ -118,11 +119,9 @@ def build_space(
         fail("rank", f"at most {network.size}, the networks' weights", rank)
     if kind == "naive":
         return _naive(structure, deep, family, data, rank, fitting, spread, start, seed, progress)
-    result = train_curve(
-        network, family, data, degree=rank if kind == "curve" else 1,
-        extra={"effects": torch.from_numpy(start).to(network.dtype)},
-        join=lambda outputs, extra, inputs: _joined(structure, deep, outputs, extra, inputs),
-        extra_prior_scale=1.0, seed=seed, progress=progress, **_options(fitting))
+    degree = rank if kind == "curve" else 0
+    result = _trained(network, structure, deep, family, data, start, degree, fitting, seed,
+                      progress)
     effects = result.extra["effects"].double().cpu().numpy()
     if kind == "curve":
         span = result.curve.subspace("principal")
@@ -143,6 +142,51 @@ def build_space(
     return Space(
         JointSubspace(inner, structure.size), Normal(np.append(prior, np.ones(structure.size))),
         starts, inner.rank, kind, curve, result.history)
+
+
+def build_ensemble(
+    structure: Effects, deep: DeepPart, family: Family, data: Data, *, members: int,
+    fitting: Fitting, weight_scale: float, seed: int, progress: bool | None,
+) -> Space:
+    """A deep ensemble: networks and effects trained anew from initial weights of their own.
+
+    Args:
+        structure: the effects.
+        deep: the networks.
+        family: of the response.
+        data: inputs and targets.
+        members: how many; they are the starts of the space.
+        fitting: how each is trained.
+        weight_scale: standard deviation of the prior of the weights.
+        seed: member s is seeded by the seed and s.
+        progress: show progress bars.
+
+    Source: Lakshminarayanan et al. (2017); Kook et al. (2022) for semi-structured models.
+    """
+    start, network = most_probable(structure, family, data), Network(deep)
+    places, history = [], []
+    for member in range(members):
+        result = _trained(network, structure, deep, family, data, start, 0, fitting,
+                          derive(seed, member), progress)
+        found = [result.network.weights, result.extra["effects"]]
+        places.append(np.concatenate([part.double().cpu().numpy() for part in found]))
+        history.append(result.history)
+    return Space(
+        JointSubspace(FullSubspace(torch.zeros_like(network.weights)), structure.size),
+        Normal(np.append(np.full(network.size, weight_scale), np.ones(structure.size))),
+        np.stack(places), network.size, "ensemble", history=history[0])
+
+
+def _trained(
+    network: Network, structure: Effects, deep: DeepPart, family: Family, data: Data,
+    start: np.ndarray, degree: int, fitting: Fitting, seed: int, progress: bool | None,
+) -> CurveResult:
+    """Networks on a curve, or one set of them at degree 0, with the effects learned along."""
+    return train_curve(
+        network, family, data, degree=degree,
+        extra={"effects": torch.from_numpy(start).to(network.dtype)},
+        join=lambda outputs, extra, inputs: _joined(structure, deep, outputs, extra, inputs),
+        extra_prior_scale=1.0, seed=seed, progress=progress, **_options(fitting))
 
 
 def _options(fitting: Fitting) -> dict[str, Any]:
@@ -231,4 +275,4 @@ def most_probable(structure: Effects, family: Family, data: Data) -> Float[np.nd
     found = zeta.detach().numpy().copy()
     if not np.isfinite(found).all():
         return np.zeros(structure.size)
-    return np.clip(found, -_FAR, _FAR)  # where effects fit all rows, sigma runs to 0
+    return np.clip(found, -FAR, FAR)  # where effects fit all rows, sigma runs to 0

@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.data import n_rows, take
+from subbayes.evaluation import bytes_per_row
 from subbayes.network import Network
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.module import Deep, DeepPart
@@ -23,6 +25,7 @@ from subbayes.semistructured.module import Deep, DeepPart
 __all__ = ["Contributions", "Orthogonal", "orthogonal_to"]
 
 _CHUNK = 64
+_BYTES = 2**30  # of activations held at once
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,17 @@ class Contributions:
     ) -> None:
         self.network, self.inputs = Network(deep), inputs
         self.orthogonal, self.width = dict(orthogonal), width
+        step = max(1, _BYTES // (bytes_per_row(self.network, inputs) * _CHUNK))
+        self._batches = [take(inputs, slice(i, i + step))
+                         for i in range(0, n_rows(inputs), step)]
 
     def raw(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
-        """Contributions as the networks give them, in float64."""
+        """Contributions as the networks give them, in float64; rows pass in batches."""
         with torch.no_grad():
-            return torch.cat([self.network.batched(part, self.inputs).double()
-                              for part in weights.split(_CHUNK)])
+            return torch.cat([
+                torch.cat([self.network.batched(part, batch).double()
+                           for batch in self._batches], 1)
+                for part in weights.split(_CHUNK)])
 
     def __call__(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
         """Contributions orthogonal to the columns, in float64."""

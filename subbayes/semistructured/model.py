@@ -15,12 +15,19 @@ from subbayes import diagnostics
 from subbayes.checks import check_choice, check_count, check_positive, fail
 from subbayes.diagnostics import LooResult
 from subbayes.draws import Draws
+from subbayes.evaluation import Mode
 from subbayes.export import converted
 from subbayes.network import Network
 from subbayes.posterior import Posterior
 from subbayes.prediction import average
 from subbayes.predictive import Predictive
-from subbayes.semistructured.construction import SPACES, Fitting, Space, build_space
+from subbayes.semistructured.construction import (
+    SPACES,
+    Fitting,
+    Space,
+    build_ensemble,
+    build_space,
+)
 from subbayes.semistructured.families import Family, family_of
 from subbayes.semistructured.formula import Missing, NewLevels, check_columns
 from subbayes.semistructured.module import Predictors
@@ -125,6 +132,7 @@ class SemiStructuredRegression:
         fitting: Fitting | None = None,
         spread: float | str = "curve",
         weight_scale: float = 1.0,
+        mode: Mode = "trace",
         progress: bool | None = None,
         **options: Any,
     ) -> SemiStructuredRegression:
@@ -132,12 +140,16 @@ class SemiStructuredRegression:
 
         Args:
             data: the rows.
-            inputs: tensors that networks read, by the network's name, one entry a row.
+            inputs: what networks without columns read, by the network's name: a tensor, an array
+                or a map-style Dataset, one entry a row. Of a Dataset's (input, label) only the
+                input is read; entries of rows that are dropped for missing values are too.
             subspace: "curve" (of the networks; effects whole), "naive" (effects projected too),
                 "full" (all weights) or "last-layer".
             rank: directions of the networks; by default 12, or fewer where they have fewer weights.
             inference: "nuts" (the default), "hmc", "elliptical-slice" (the default with a
-                temperature other than 1), "laplace" or another engine of `subbayes.fit`.
+                temperature other than 1), "laplace" or another engine of `subbayes.fit`; or
+                "deep-ensemble", which trains networks and effects anew from other initial weights
+                (`members=5`): for comparison, since the members are no posterior of the effects.
             temperature: T of the networks' posterior; that of the effects given the networks is
                 left alone, see `subbayes.semistructured.tempering`.
             effects: how the effects are integrated out then: "closed-form", "importance" or
@@ -150,6 +162,8 @@ class SemiStructuredRegression:
                 "curve" takes that of its control points.
             weight_scale: standard deviation of the prior of weights that move freely ("full",
                 "last-layer").
+            mode: "trace", "compile" (10 to 30 s once, then several times faster: it pays for
+                many draws), or "eager".
             progress: show progress bars; None shows them on a terminal.
             options: further arguments of the engine.
 
@@ -165,6 +179,9 @@ class SemiStructuredRegression:
         check_positive("temperature", temperature)
         if inference is None:
             inference = "nuts" if temperature == 1 or not self.deep else "elliptical-slice"
+        if inference == "deep-ensemble":
+            return self._fit_ensemble(data, inputs, fitting or Fitting(), weight_scale, progress,
+                                      **options)
         check_options(inference, options)
         fittable = self.specification.on(data, inputs)
         chosen = min(12, fittable.n_weights) if rank is None else check_count("rank", rank)
@@ -173,12 +190,39 @@ class SemiStructuredRegression:
             rank=chosen, fitting=fitting or Fitting(), spread=spread,
             weight_scale=check_positive("weight_scale", weight_scale), seed=self.seed,
             progress=progress)
-        sampler = Sampler(fittable, space, self.deep, self.orthogonal, self.seed)
+        sampler = Sampler(fittable, space, self.deep, self.orthogonal, self.seed, mode)
         asked = {"draws": draws, "chains": check_count("chains", chains), "warmup": warmup,
                  "seed": self.seed, "progress": progress, **options}
         self.draws = sampler.draws(inference, temperature, effects, asked)
         self.fittable, self.sampler = fittable, sampler
         return self
+
+    def _fit_ensemble(
+        self, data: pd.DataFrame, inputs: Mapping[str, Any] | None, fitting: Fitting,
+        weight_scale: float, progress: bool | None, members: int = 5, **unknown: Any,
+    ) -> SemiStructuredRegression:
+        if unknown:
+            fail("options", "arguments of a deep ensemble: members", ", ".join(unknown))
+        fittable = self.specification.on(data, inputs)
+        if fittable.deep is None or not fittable.n_weights:
+            fail("inference", "networks to train for 'deep-ensemble'", "none",
+                 "Pass deep=, or another engine")
+        space = build_ensemble(
+            fittable.structure, fittable.deep, fittable.family, fittable.data,
+            members=check_count("members", members), fitting=fitting,
+            weight_scale=check_positive("weight_scale", weight_scale), seed=self.seed,
+            progress=progress)
+        self.sampler = Sampler(fittable, space, self.deep, self.orthogonal, self.seed)
+        self.draws = Draws(self.sampler.settled(space.starts)[None], {},
+                           {"sampler": "deep ensemble", "seed": self.seed})
+        self.fittable = fittable
+        return self
+
+    @property
+    def is_posterior(self) -> bool:
+        """Whether draws are draws of a posterior: those of a deep ensemble are not."""
+        self._require_fitted()
+        return self.space.kind != "ensemble"
 
     @property
     def posterior(self) -> Posterior:
@@ -233,7 +277,7 @@ class SemiStructuredRegression:
 
         Args:
             data: the rows; the response need not be there.
-            inputs: tensors that networks read, by name.
+            inputs: what networks without columns read, by name, as for `fit`.
             new_levels: "error", or "reference" to give unseen levels of a factor the effect of
                 its reference level.
             n_draws: use this many evenly spaced draws instead of all.
@@ -286,7 +330,7 @@ class SemiStructuredRegression:
 
         Args:
             data: the rows.
-            inputs: tensors that networks read, by name.
+            inputs: what networks without columns read, by name, as for `fit`.
             parameter: whose predictor; by default the location's.
             level: of the intervals.
             new_levels: as for `predict`.
@@ -342,9 +386,13 @@ class SemiStructuredRegression:
             quiet: give no warning where it is unreliable.
 
         Raises:
-            InputError: draws at a temperature other than 1, whose weights are not known.
+            InputError: draws at a temperature other than 1, whose weights are not known, or
+                members of an ensemble, which have none.
         """
         self._require_fitted()
+        if not self.is_posterior:
+            fail("inference", "draws of a posterior for leave-one-out", "a deep ensemble",
+                 "Score held-out rows with predict(...).log_prob(y)")
         if self.draws.meta.get("temperature", 1.0) != 1.0:
             fail("temperature", "1 for leave-one-out", self.draws.meta["temperature"],
                  "Score held-out rows with predict(...).log_prob(y)")
@@ -378,7 +426,7 @@ class SemiStructuredRegression:
             path: the file.
             title: heading.
             test: rows to score, with their response.
-            test_inputs: tensors that networks read for these.
+            test_inputs: what networks without columns read for these, as for `fit`.
             level: of the intervals.
             notes: remarks, each a paragraph.
 

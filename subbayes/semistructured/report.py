@@ -65,6 +65,9 @@ def _lead(model: SemiStructuredRegression) -> str:
 
 
 def _verdict(model: SemiStructuredRegression, summary: pd.DataFrame) -> list[str]:
+    if not model.is_posterior:
+        return [html.box("bad", f"{model.draws.n_draws} networks trained anew: their spread is no "
+                         "posterior of the effects.")]
     worst, least = summary["rhat"].max(), summary["ess_bulk"].min()
     good = worst < 1.01 and least >= 100 * model.draws.n_chains
     said = [f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size "
@@ -99,9 +102,10 @@ def _scores(
     model: SemiStructuredRegression, test: pd.DataFrame | None, test_inputs: Any
 ) -> str:
     rows = []
-    loo = model.loo(quiet=True)
-    rows.append(["leave-one-out (PSIS), mean per row", f"{loo.elpd / model.fittable.data.n:.3f}",
-                 f"{loo.se / model.fittable.data.n:.3f}"])
+    if model.is_posterior and model.draws.meta.get("temperature", 1.0) == 1.0:
+        loo, n = model.loo(quiet=True), model.fittable.data.n
+        rows.append(["leave-one-out (PSIS), mean per row", f"{loo.elpd / n:.3f}",
+                     f"{loo.se / n:.3f}"])
     if test is not None:
         values = model.score_samples(test, test_inputs)
         rows.append([f"{len(values)} test rows, mean per row", f"{values.mean():.3f}",

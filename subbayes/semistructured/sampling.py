@@ -13,15 +13,21 @@ from torch import Tensor
 
 from subbayes.checks import check_count, fail
 from subbayes.draws import Draws
+from subbayes.evaluation import Mode
 from subbayes.inference.engines import arguments_of, engine_of
 from subbayes.network import Network
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
-from subbayes.semistructured.construction import Space
+from subbayes.semistructured.construction import FAR, Space
 from subbayes.semistructured.contributions import Contributions, Orthogonal, orthogonal_to
 from subbayes.semistructured.module import Deep, Predictors
 from subbayes.semistructured.specification import Fittable
-from subbayes.semistructured.tempering import Observed, TemperedNetworks, conditional_of
+from subbayes.semistructured.tempering import (
+    Modes,
+    Observed,
+    TemperedNetworks,
+    conditional_of,
+)
 from subbayes.subspace import JointSubspace
 
 __all__ = ["Sampler", "check_options"]
@@ -50,6 +56,7 @@ class Sampler:
         deep: the networks as the user gave them.
         orthogonal: as for `SemiStructuredRegression`.
         seed: of start points and effects.
+        mode: how the posterior is evaluated, as for `Posterior`.
 
     Attributes:
         posterior: of networks and effects, at temperature 1.
@@ -59,7 +66,7 @@ class Sampler:
 
     def __init__(
         self, fittable: Fittable, space: Space, deep: dict[str, Deep], orthogonal: bool | str,
-        seed: int,
+        seed: int, mode: Mode = "trace",
     ) -> None:
         self.model, self.space, self.seed = fittable, space, seed
         self.orthogonal: dict[int, Orthogonal] = {}
@@ -73,7 +80,7 @@ class Sampler:
         module = Predictors(fittable.structure, fittable.deep, fittable.dtype, bases)
         self.posterior = Posterior(
             Network(module), fittable.family, fittable.data, space.subspace, space.prior,
-            batch_size=fittable.data.n if self.orthogonal else None)
+            batch_size=fittable.data.n if self.orthogonal else None, mode=mode)
 
     def starts(self, chains: int) -> Float[np.ndarray, "chains k"]:
         """Good points for the chains, scattered a little."""
@@ -81,7 +88,31 @@ class Sampler:
         known = self.space.starts
         places = np.linspace(0, len(known) - 1, chains).round().astype(int)
         scatter = 0.05 * rng.standard_normal((chains, self.space.subspace.rank))
-        return known[places] + scatter * self.space.prior.scale
+        return self.settled(known[places]) + scatter * self.space.prior.scale
+
+    def settled(self, places: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S k"]:
+        """The same networks with the effects that are the most probable beside them.
+
+        Training learns effects beside networks as they are; here they stand beside networks
+        made orthogonal to them.
+        """
+        if self.contributions is None or self.space.projected:
+            return places
+        assert isinstance(self.space.subspace, JointSubspace)
+        rank, inner = self.space.rank, self.space.subspace.inner
+        networks = torch.from_numpy(places[:, :rank].copy()).to(self.model.dtype)
+        deep = self.contributions(inner.weights(networks))
+        modes = Modes(self.observed()).of(deep)[0].numpy()
+        better = np.isfinite(modes).all(1, keepdims=True)
+        effects = np.where(better, np.clip(modes, -FAR, FAR), places[:, rank:])
+        return np.concatenate([places[:, :rank], effects], 1)
+
+    def observed(self) -> Observed:
+        """What the effects meet."""
+        model = self.model
+        assert model.data.y is not None
+        return Observed(model.structure, model.family, model.inputs["design"].double(),
+                        model.inputs["offset"].double(), model.data.y)
 
     def draws(
         self, inference: str | Callable[..., Draws], temperature: float, effects: str | None,
@@ -115,14 +146,11 @@ class Sampler:
                  "'naive', which has no effects of their own")
         assert isinstance(space.subspace, JointSubspace)
         assert contributions is not None
-        assert model.data.y is not None
         inner = space.subspace.inner
-        observed = Observed(model.structure, model.family, model.inputs["design"].double(),
-                            model.inputs["offset"].double(), model.data.y)
         prior = Normal(np.broadcast_to(space.prior.scale, space.subspace.rank)[: space.rank])
         return TemperedNetworks(
             lambda z: contributions(inner.weights(z.to(model.dtype))),
-            conditional_of(effects, observed), prior, space.rank, temperature,
+            conditional_of(effects, self.observed()), prior, space.rank, temperature,
             self.posterior.fingerprint())
 
     def _with_effects(self, density: TemperedNetworks, networks: Draws) -> Draws:

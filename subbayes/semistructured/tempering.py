@@ -35,7 +35,7 @@ from subbayes.semistructured.families import Family, NormalFamily
 from subbayes.semistructured.priors import NormalPrior
 from subbayes.types import Targets
 
-__all__ = ["METHODS", "Conditional", "Observed", "TemperedNetworks", "conditional_of"]
+__all__ = ["METHODS", "Conditional", "Modes", "Observed", "TemperedNetworks", "conditional_of"]
 
 METHODS = ("closed-form", "importance", "quadrature")
 _DF = 7.0  # of the proposals' t distribution
@@ -106,7 +106,7 @@ def conditional_of(method: str | None, observed: Observed, points: int = 256) ->
             fail("effects", "'importance' for this model", "'closed-form'", "A closed form needs "
                  "a normal response, an identity link, one sigma and normal priors")
         return ClosedForm(observed)
-    mode = _Modes(observed)
+    mode = Modes(observed)
     if method == "importance":
         return Importance(mode, check_count("points", points, 8))
     if observed.structure.size > 3:
@@ -118,7 +118,7 @@ def conditional_of(method: str | None, observed: Observed, points: int = 256) ->
 # --- Laplace, corrected -------------------------------------------------------------------------
 
 
-class _Modes:
+class Modes:
     """Modes and curvatures of the effects given networks, by Newton's method from one start."""
 
     def __init__(self, observed: Observed) -> None:
@@ -216,7 +216,7 @@ class Importance:
         points: number of proposals.
     """
 
-    def __init__(self, modes: _Modes, points: int) -> None:
+    def __init__(self, modes: Modes, points: int) -> None:
         self.modes = modes
         size = modes.observed.structure.size
         sobol = torch.quasirandom.SobolEngine(size + 1, scramble=True, seed=0)
@@ -278,7 +278,7 @@ class Quadrature(Importance):
         nodes: in each dimension.
     """
 
-    def __init__(self, modes: _Modes, nodes: int = 21) -> None:
+    def __init__(self, modes: Modes, nodes: int = 21) -> None:
         super().__init__(modes, 256)
         size = modes.observed.structure.size
         x, w = np.polynomial.hermite_e.hermegauss(nodes)

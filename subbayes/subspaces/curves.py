@@ -61,7 +61,7 @@ def coefficients(t: Any, count: int, kind: CurveKind = "bezier") -> Float[Tensor
                 [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
     """
     check_choice("kind", kind, ("bezier", "polygon"))
-    degree = check_count("count", count, 2) - 1
+    degree = check_count("count", count) - 1
     at = _checked(t).unsqueeze(-1)
     if kind == "polygon":
         places = torch.arange(count, dtype=at.dtype, device=at.device)
@@ -91,12 +91,13 @@ class Curve:
        \phi(0) = p_0, \quad \phi(1) = p_k . $$
 
     Args:
-        points: control points $p_0 \dots p_k$, shape (k + 1, D).
+        points: control points $p_0 \dots p_k$, shape (k + 1, D); one alone is a curve that stays
+            where it is.
         kind: "bezier", which passes through its ends alone, or "polygon", which passes through
             all of its points, at t = i / k.
 
     Raises:
-        InputError: fewer than two points, or points that are not finite.
+        InputError: no points, or points that are not finite.
 
     Source: Garipov et al. (2018), "Loss surfaces, mode connectivity, and fast ensembling of
     DNNs", equations 3 and 4; Dold et al. (2024), equation 2.
@@ -120,8 +121,8 @@ class Curve:
         check_choice("kind", self.kind, ("bezier", "polygon"))
         if not isinstance(self.points, Tensor):
             fail_type("points", "a tensor of control points (k + 1, D)", self.points)
-        if self.points.ndim != 2 or len(self.points) < 2:
-            fail("points", "at least 2 control points, shape (k + 1, D)",
+        if self.points.ndim != 2 or len(self.points) < 1:
+            fail("points", "at least 1 control point, shape (k + 1, D)",
                  f"shape {tuple(self.points.shape)}")
         if not all(bool(torch.isfinite(point).all()) for point in self.points):
             fail("points", "finite numbers", "NaN or infinite entries",
@@ -175,7 +176,7 @@ class Curve:
             5.0
         """
         gram = _gram(self.points.diff(dim=0))
-        if self.kind == "polygon" or self.degree == 1:
+        if self.kind == "polygon" or self.degree <= 1:
             return float(gram.diagonal().sqrt().sum())
         x, weights = np.polynomial.legendre.leggauss(_NODES * self.degree)
         b = coefficients((x + 1) / 2, self.degree)
@@ -209,9 +210,12 @@ class Curve:
                 control points.
 
         Raises:
-            InputError: equal ends, or control points that span fewer than k directions.
+            InputError: a single control point, equal ends, or control points that span fewer than
+                k directions.
         """
         check_choice("basis", basis, ("ends", "principal"))
+        if self.degree == 0:
+            fail("curve", "at least 2 control points, which span a direction", "1")
         if torch.equal(self.points[0], self.points[-1]):
             fail("curve", "two ends that differ", "the same weights twice",
                  "Train the second solution from another seed")
