@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from subbayes import InputError
 from subbayes.semistructured import (
@@ -216,67 +215,6 @@ def test_networks_of_tensors_and_of_other_parameters():
         model.predict(frame.iloc[:3], inputs={"image": images})
     with pytest.raises(InputError, match="names of networks: image, noise"):
         model.predict(frame.iloc[:3], inputs={"image": images[:3], "other": images})
-
-
-class Items(Dataset):
-    """A map-style Dataset of a list, which counts what is read."""
-
-    def __init__(self, items):
-        self.items, self.read = items, []
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, i):
-        self.read.append(i)
-        return self.items[i]
-
-
-def test_a_dataset_is_read_as_the_tensor_of_its_items():
-    frame = table(20)
-    frame.loc[[3, 5], "x"] = np.nan
-    tensor = torch.from_numpy(frame[["u"]].to_numpy(dtype=np.float32))
-    labelled = Items([(row.double().numpy(), 7) for row in tensor])
-    kept = frame.dropna().reset_index(drop=True)
-    own = tensor[torch.from_numpy(frame.x.notna().to_numpy())]
-    found = []
-    for given in (labelled, tensor.numpy(), TensorDataset(tensor, torch.zeros(20))):
-        model = SemiStructuredRegression("y ~ x", deep={"net": net()})
-        with pytest.warns(UserWarning, match="2 of 20 rows"):
-            model.fit(frame, inputs={"net": given}, rank=2, **QUICK)
-        assert torch.equal(model.fittable.inputs["deep net"], own)
-        found.append(model)
-    assert labelled.read == list(range(20))
-    assert all(np.array_equal(model.draws.z, found[0].draws.z) for model in found)
-    one = found[0]
-    np.testing.assert_array_equal(
-        one.score_samples(kept, {"net": Items(list(own))}), one.score_samples(kept, {"net": own}))
-    pd.testing.assert_frame_equal(one.contributions(kept, {"net": TensorDataset(own)}),
-                                  one.contributions(kept, {"net": own}))
-
-
-def test_a_dataset_that_has_no_entry_for_each_row_is_refused():
-    class Endless(Dataset):
-        def __getitem__(self, i):
-            return torch.zeros(1)
-
-    class Stream(IterableDataset):
-        def __len__(self):
-            return 20
-
-    frame, zeros = table(20), [torch.zeros(1)] * 20
-    for given, said in (
-        (Items(zeros[1:]), r"inputs\['net'\]: expected 20 rows, as the data frame has, got 19"),
-        (Endless(), "a map-style Dataset, with a length, got Endless"),
-        (Stream(), "a map-style Dataset, with a length, got Stream"),
-        (Items([*zeros[1:], torch.zeros(2)]),
-         r"inputs\['net'\]\[19\]: expected shape \(1,\) and torch.float32 as the first entry"),
-        (Items([*zeros[1:], torch.zeros(1, dtype=torch.uint8)]), "got shape .* and torch.uint8"),
-        (Items(["a.png"] * 20), r"inputs\['net'\]\[0\]: expected a tensor or an array"),
-    ):
-        with pytest.raises((InputError, TypeError), match=said):
-            SemiStructuredRegression("y ~ x", deep={"net": net()}).fit(
-                frame, inputs={"net": given}, **QUICK)
 
 
 @pytest.mark.parametrize("subspace", ["curve", "naive", "full", "last-layer"])

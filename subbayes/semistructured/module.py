@@ -30,7 +30,7 @@ class Deep:
     Args:
         module: from its inputs to one number a row, shape (N, 1) or (N,).
         columns: columns of the data frame it reads: numbers are standardised, factors turned
-            into indicators. None: it reads the tensor given by its name.
+            into indicators. None: it reads the tensor or Dataset given by its name.
         parameter: whose predictor it adds to; by default the location's.
 
     Example:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 
 from subbayes.checks import fail, fail_type
 from subbayes.data import to_tensor
@@ -183,11 +184,12 @@ class Rows:
 
         Args:
             frame: the rows.
-            tensors: what the networks without columns read, by name.
+            tensors: what the networks without columns read, by name: tensors, arrays or
+                map-style Datasets.
             new_levels: as for `Design.matrix`.
 
         Raises:
-            InputError: a network without its input, or inputs of another number of rows.
+            InputError: a network without its input, or what `own_input` raises.
         """
         check_columns(self.columns, frame)
         columns, offsets = self.design.matrix(frame, new_levels)
@@ -211,10 +213,50 @@ class Rows:
         if name not in tensors:
             fail("inputs", f"a tensor for the network {name!r}",
                  ", ".join(tensors) or "none", f"Pass inputs={{{name!r}: ...}}")
-        tensor = to_tensor(f"inputs[{name!r}]", tensors[name])
-        if len(tensor) != n:
-            fail(f"inputs[{name!r}]", f"{n} rows, as the data frame has", len(tensor))
+        tensor = own_input(name, tensors[name], n)
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def own_input(name: str, value: Any, n: int) -> Tensor:
+    """What a network without columns reads, as one tensor with an entry for each row.
+
+    Args:
+        name: of the network.
+        value: a tensor, an array, or a map-style Dataset whose item i belongs to row i. Of an
+            item that is a tuple or a list only the first part is read: labels are ignored.
+        n: number of rows.
+
+    Raises:
+        InputError: another number of entries, a Dataset without a length, or items of several
+            shapes or types.
+    """
+    argument, whole = f"inputs[{name!r}]", isinstance(value, Dataset)
+    if isinstance(value, IterableDataset) or (whole and not hasattr(value, "__len__")):
+        fail(argument, "a map-style Dataset, with a length", type(value).__name__,
+             "Read it into a tensor")
+    found = value if whole else to_tensor(argument, value)
+    if len(found) != n:
+        fail(argument, f"{n} rows, as the data frame has", len(found))
+    return _read(argument, found, n) if whole else found
+
+
+def _read(argument: str, dataset: Any, n: int) -> Tensor:
+    """All items of a Dataset, in the order of the rows."""
+    found = torch.empty(0)
+    for i in range(n):
+        item = dataset[i]
+        part = to_tensor(f"{argument}[{i}]", item[0] if isinstance(item, (tuple, list)) else item)
+        if i == 0:
+            found = torch.empty(n, *part.shape, dtype=part.dtype)
+        if _kind(part) != _kind(found[0]):
+            fail(f"{argument}[{i}]", f"{_kind(found[0])} as the first entry has", _kind(part),
+                 "Let the Dataset give entries of one shape and dtype")
+        found[i] = part
+    return found
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)} and {tensor.dtype}"
 
 
 def complete(
@@ -229,10 +271,7 @@ def complete(
         return frame.reset_index(drop=True), tensors, lacking
     picked = {}
     for name, value in tensors.items():
-        tensor = to_tensor(f"inputs[{name!r}]", value)
-        if len(tensor) != len(frame):
-            fail(f"inputs[{name!r}]", f"{len(frame)} rows, as the data frame has", len(tensor))
-        picked[name] = tensor[torch.from_numpy(kept)]
+        picked[name] = own_input(name, value, len(frame))[torch.from_numpy(kept)]
     return frame[kept].reset_index(drop=True), picked, lacking
 
 

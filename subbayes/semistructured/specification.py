@@ -105,7 +105,7 @@ class Specification:
 
         Args:
             data: a data frame, or what makes one.
-            inputs: tensors that networks read, by name.
+            inputs: what networks without columns read, by name.
 
         Raises:
             InputError: see `SemiStructuredRegression.fit`.
