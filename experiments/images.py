@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.datasets import find_file
 
-__all__ = ["Images", "ResNet9", "SmallCNN", "as_inputs", "load"]
+__all__ = ["Images", "ResNet9", "SmallCNN", "as_inputs", "lesions", "load"]
 
 _SHEETS, _ROWS, _COLUMNS, _SIDE = 10, 25, 40, 32
 _MEAN = {1: (0.5,), 3: (0.4914, 0.4822, 0.4465)}
@@ -38,6 +39,18 @@ def load(name: str, data_dir: str | None = None) -> Images:
     sheets = [_sheet(f"cifar10/cifar10_train_{k:02d}.webp", data_dir) for k in range(_SHEETS)]
     return Images(np.concatenate(sheets), y, _sheet("cifar10/cifar10_test_00.webp", data_dir),
                   y_new)
+
+
+def lesions(data_dir: str | None = None) -> tuple[pd.DataFrame, np.ndarray]:
+    """HAM10000 (Tschandl et al. 2018) at 32 x 32: a row for each image, and the images as bytes.
+
+    Columns of the rows: lesion_id (several images may show one lesion), dx (the diagnosis), age
+    in years (missing for some), sex, and others. Images have shape (n, 32, 32, 3).
+    """
+    rows = pd.read_csv(find_file("ham10000/HAM10000_metadata.csv.gz", data_dir))
+    sheets = -(-len(rows) // (_ROWS * _COLUMNS))
+    found = [_sheet(f"ham10000/ham10000_32x32_{k:02d}.webp", data_dir) for k in range(sheets)]
+    return rows, np.concatenate(found)[:len(rows)]
 
 
 def _sheet(name: str, data_dir: str | None) -> np.ndarray:
