@@ -21,6 +21,7 @@ import torch
 import torch._inductor.config
 
 from benchmarks.harness import bar, peak_memory, summary, versions
+from benchmarks.jax_networks import mlp
 from subbayes import MLP, HeteroscedasticGaussian, Posterior, Training, diagnostics
 from subbayes.api import train_trajectory
 from subbayes.inference.nuts import nuts
@@ -53,19 +54,10 @@ def jax_log_density(posterior: Posterior) -> Callable[[Any], Any]:
     basis = jnp.asarray(posterior.subspace.basis().numpy())
     x, y = jnp.asarray(posterior.data.inputs.numpy()), jnp.asarray(posterior.data.y.numpy())
     scale = float(np.squeeze(posterior.likelihood.global_variance))
-    shapes, widths = [], (x.shape[1], *HIDDEN, 2)
-    for a, b in zip(widths[:-1], widths[1:], strict=True):
-        shapes.append((a, b))
+    network = mlp((x.shape[1], *HIDDEN, 2), "tanh")
 
     def log_density(z: Any) -> Any:
-        weights, at, h = shift + z @ basis, 0, x
-        for i, (a, b) in enumerate(shapes):
-            matrix = weights[at:at + a * b].reshape(b, a)
-            bias = weights[at + a * b:at + a * b + b]
-            at += a * b + b
-            h = h @ matrix.T + bias
-            if i < len(shapes) - 1:
-                h = jnp.tanh(h)
+        h = network(shift + z @ basis, x)
         variance = jnp.logaddexp(h[:, 1], 0.0) + scale
         terms = -0.5 * jnp.square(y - h[:, 0]) / variance - 0.5 * jnp.log(2 * jnp.pi * variance)
         prior = -0.5 * jnp.square(z).sum() - 0.5 * len(basis) * jnp.log(2 * jnp.pi)
@@ -78,12 +70,13 @@ def jax_log_density(posterior: Posterior) -> Callable[[Any], Any]:
 
 
 def ours(
-    posterior: Posterior, chains: int, warmup: int, draws: int, metric: str, seed: int
+    posterior: Posterior, chains: int, warmup: int, draws: int, metric: str, seed: int,
+    initial: str | np.ndarray = "prior",
 ) -> Any:
     """Warm up into a checkpoint, then time the run that goes on from it."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {"chains": chains, "warmup": warmup, "seed": seed, "progress": False,
-                    "metric": metric,
+                    "metric": metric, "initial": initial,
                     "checkpoint": f"{folder}/run", "checkpoint_seconds": 1e9}
         nuts(posterior, draws=1, **settings)
         start = time.perf_counter()

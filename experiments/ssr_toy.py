@@ -64,8 +64,8 @@ class Plan:
     learning_rate: float = 2.5e-3
     weight_decay: float = 1e-3
     validation: float | None = 0.2
-    draws: int = 1000
-    warmup: int = 1000
+    draws: int = 400
+    warmup: int = 600
     chains: int = 10
     target_acceptance: float = 0.9
 
@@ -103,7 +103,8 @@ def fitted(name: str, train: pd.DataFrame, seed: int, plan: Plan) -> SemiStructu
     nuts = options.get("inference", "nuts") == "nuts"
     more = {"target_acceptance": plan.target_acceptance} if nuts else {}
     return model.fit(train, draws=plan.draws, warmup=plan.warmup if nuts else None,
-                     chains=plan.chains, fitting=plan.fitting(), progress=False, **options, **more)
+                     chains=plan.chains, fitting=plan.fitting(), progress=False,
+                     mode="compile" if nuts else "trace", **options, **more)
 
 
 def one(name: str, seed: int, plan: Plan, data_dir: str | None) -> Record:

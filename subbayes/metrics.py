@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -34,6 +35,7 @@ __all__ = [
     "log_likelihood",
     "rmse",
     "score",
+    "wilson_interval",
 ]
 
 
@@ -201,6 +203,31 @@ def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
     _require_ordered(predictive, "coverage")
     values = _values(predictive, y)
     return _covered(predictive.interval(level), values)
+
+
+def wilson_interval(
+    share: Float[np.ndarray, "*m"] | float, count: Any
+) -> tuple[Float[np.ndarray, "*m"], Float[np.ndarray, "*m"]]:
+    """95 % interval of a probability of which a share was observed.
+
+    Args:
+        share: observed shares, in [0, 1].
+        count: number of observations of each.
+
+    Returns:
+        Lower and upper ends.
+
+    Source: Wilson (1927), "Probable inference, the law of succession, and statistical inference".
+
+    Example:
+        >>> [round(float(end), 3) for end in wilson_interval(0.9, 10)]
+        [0.596, 0.982]
+    """
+    z, share = 1.96, np.asarray(share, dtype=np.float64)
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * np.sqrt(
+        share * (1 - share) / count + z**2 / (4 * count**2))
+    return np.minimum(middle - half, share), np.maximum(middle + half, share)
 
 
 def interval_width(predictive: Predictive, y: object = None, level: float = 0.95) -> float:

@@ -7,7 +7,7 @@ from scipy import stats
 
 from subbayes.semistructured import Exponential, NormalPrior, SemiStructuredRegression
 
-RUNS, DRAWS, BINS = 160, 60, 8
+RUNS, DRAWS, BINS = 96, 47, 6
 
 
 @pytest.mark.slow
@@ -25,8 +25,8 @@ def test_ranks_of_the_truth_are_uniform(family):
         eta = level + slope * (x - x.mean())  # the prior is of the intercept at the mean
         y = rng.normal(eta, sigma) if family == "normal" else rng.poisson(np.exp(eta))
         model = SemiStructuredRegression("y ~ x", family=family, priors=priors, seed=run).fit(
-            pd.DataFrame({"x": x, "y": y}), draws=DRAWS, chains=1, warmup=150, progress=False,
-            thin=5)
+            pd.DataFrame({"x": x, "y": y}), draws=DRAWS, chains=1, warmup=120, progress=False,
+            thin=3)
         found = model.effects()
         drawn = [found["Intercept"] + found["x"] * x.mean(), found["x"]]
         truth = [level, slope]

@@ -99,7 +99,7 @@ def reliability(
     ax, first = _unit_square(ax)
     if first:
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="calibrated")
-    low, high = _wilson(curve.observed, curve.count)
+    low, high = metrics.wilson_interval(curve.observed, curve.count)
     drawn = ax.errorbar(curve.expected, curve.observed,
                         [curve.observed - low, high - curve.observed], linewidth=0.8,
                         elinewidth=1.2, label=label, color=BLUE if first else None)
@@ -220,14 +220,3 @@ def _expected_band(ax: Axes, n: int) -> None:
     ax.fill_between(p, np.clip(p - half, 0, 1), np.clip(p + half, 0, 1), color=GREY, alpha=0.15,
                     linewidth=0, label=f"95 % if calibrated (N = {n})")
     ax.plot(p, p, color=GREY, linewidth=1, linestyle="--")
-
-
-def _wilson(
-    share: Float[np.ndarray, "m"], count: np.ndarray
-) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m"]]:
-    """95 % interval of a share (Wilson 1927)."""
-    z = 1.96
-    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * np.sqrt(
-        share * (1 - share) / count + z**2 / (4 * count**2))
-    return np.minimum(middle - half, share), np.maximum(middle + half, share)

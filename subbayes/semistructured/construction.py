@@ -9,6 +9,7 @@ networks all their weights, or those of their last layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +36,8 @@ from subbayes.subspace import (
 from subbayes.subspaces.curves import Curve
 from subbayes.training import History
 
-__all__ = ["FAR", "SPACES", "Fitting", "Space", "build_ensemble", "build_space", "most_probable"]
+__all__ = ["FAR", "SPACES", "Fitting", "Space", "build_ensemble", "build_space", "most_probable",
+           "trained"]
 
 FAR = 3.0  # standard deviations of the prior within which chains start
 SPACES = ("curve", "naive", "full", "last-layer")
@@ -120,7 +122,7 @@ def build_space(
     if kind == "naive":
         return _naive(structure, deep, family, data, rank, fitting, spread, start, seed, progress)
     degree = rank if kind == "curve" else 0
-    result = _trained(network, structure, deep, family, data, start, degree, fitting, seed,
+    result = trained(structure, deep, family, data, start, degree, fitting, seed,
                       progress)
     effects = result.extra["effects"].double().cpu().numpy()
     if kind == "curve":
@@ -166,7 +168,7 @@ def build_ensemble(
     start, network = most_probable(structure, family, data), Network(deep)
     places, history = [], []
     for member in range(members):
-        result = _trained(network, structure, deep, family, data, start, 0, fitting,
+        result = trained(structure, deep, family, data, start, 0, fitting,
                           derive(seed, member), progress)
         found = [result.network.weights, result.extra["effects"]]
         places.append(np.concatenate([part.double().cpu().numpy() for part in found]))
@@ -177,16 +179,32 @@ def build_ensemble(
         np.stack(places), network.size, "ensemble", history=history[0])
 
 
-def _trained(
-    network: Network, structure: Effects, deep: DeepPart, family: Family, data: Data,
+def trained(
+    structure: Effects, deep: DeepPart, family: Family, data: Data,
     start: np.ndarray, degree: int, fitting: Fitting, seed: int, progress: bool | None,
+    callback: Callable[[int, Curve], Any] | None = None,
 ) -> CurveResult:
-    """Networks on a curve, or one set of them at degree 0, with the effects learned along."""
+    """Networks on a curve, or one set of them at degree 0, with the effects learned along.
+
+    Args:
+        structure: the effects.
+        deep: the networks.
+        family: of the response.
+        data: inputs and targets.
+        start: coordinates of the effects to start at.
+        degree: of the curve.
+        fitting: how networks are trained.
+        seed: of the training.
+        progress: show a progress bar.
+        callback: as for `train_curve`.
+    """
+    network = Network(deep)
     return train_curve(
         network, family, data, degree=degree,
         extra={"effects": torch.from_numpy(start).to(network.dtype)},
         join=lambda outputs, extra, inputs: _joined(structure, deep, outputs, extra, inputs),
-        extra_prior_scale=1.0, seed=seed, progress=progress, **_options(fitting))
+        extra_prior_scale=1.0, seed=seed, progress=progress, callback=callback,
+        **_options(fitting))
 
 
 def _options(fitting: Fitting) -> dict[str, Any]:

@@ -1,0 +1,217 @@
+"""Semi-structured regression: cost of the curve's construction, and effective samples of effects.
+
+(a) Seconds of an epoch of the single-run construction (Dold et al. 2024, algorithm 1 and figure 17)
+at k = 0, 1, 3, 7, 15, for the network of the experiment `ssr_lesions` with a linear effect beside
+it, on random images. k = 0 is plain training.
+
+(b) Effective samples of the effects per second: NUTS in a semi-structured subspace of 12 directions
+beside numpyro's NUTS over all 372 unknowns of the same model and the same rows (the experiment
+`ssr_simulation`, normal response, a network 16-16), n = 75 and 1000, four chains each, vectorised,
+one thread. What is timed is the sampling after adaptation, compiled and warm; the time of the whole
+(construction, adaptation, sampling; without compilation) is given too. The subspace's posterior is
+an approximation: its means and standard deviations stand beside those of all unknowns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from benchmarks.harness import bar, in_turns, summary, versions
+from benchmarks.jax_networks import mlp
+from benchmarks.nuts import Numpyro, ours
+from experiments import ssr_lesions, ssr_simulation
+from subbayes import diagnostics
+from subbayes.semistructured import SemiStructuredRegression
+from subbayes.semistructured.construction import trained
+
+DEGREES = (0, 1, 3, 7, 15)
+IMAGES, BATCH = 1600, 64
+SIZES = (75, 1000)
+RANK, CHAINS = 12, 4
+PLAN = ssr_simulation.Plan()
+
+
+# --- (a) the construction -----------------------------------------------------------------------
+
+
+def lesions(n: int = IMAGES) -> SemiStructuredRegression:
+    """A model of random images and ages that has read its rows."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": rng.normal(size=n), "melanoma": rng.integers(0, 2, n)})
+    torch.manual_seed(0)
+    network = ssr_lesions.network_of(ssr_lesions.Plan())
+    model = SemiStructuredRegression("melanoma ~ age", family="bernoulli",
+                                     deep={"image": network})
+    images = torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    model.fittable = model.specification.on(frame, {"image": images})
+    return model
+
+
+def epoch_seconds(model: SemiStructuredRegression, degree: int, epochs: int) -> float:
+    """Median seconds of an epoch, the first left out."""
+    rows = model.fittable
+    assert rows.deep is not None
+    ticks: list[float] = []
+    fitting = replace(ssr_lesions.Plan().fitting(), epochs=epochs, batch_size=BATCH,
+                      validation=None)
+    trained(rows.structure, rows.deep, rows.family, rows.data,
+            np.zeros(rows.structure.size), degree, fitting, 0, False,
+            callback=lambda *_: ticks.append(time.perf_counter()))
+    return float(np.median(np.diff(ticks)))
+
+
+def construction(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[str, Any]]]:
+    """Part (a)."""
+    model = lesions(IMAGES // 4 if quick else IMAGES)
+    cases = {f"k = {k}": partial(epoch_seconds, model, k, 4) for k in DEGREES}
+    found = in_turns(cases, 3 if quick else 7)
+    for name, values in found.items():
+        say(f"construction, {name:6s} {1e3 * summary(values)['median']:8.1f} ms/epoch")
+    ratios = np.array([np.divide(found[f"k = {k}"], found["k = 0"]) for k in DEGREES])
+    slope = float(np.median(np.polyfit(DEGREES, ratios, 1)[0]))
+    results = {"weights": model.fittable.n_weights, "images": len(model.fittable.frame),
+               "seconds_per_epoch": {name: summary(v) for name, v in found.items()}}
+    return results, [bar("(a) added by a control point, in plain epochs", slope, 0.05, "lower")]
+
+
+# --- (b) effective samples of the effects --------------------------------------------------------
+
+
+def jax_log_density(model: SemiStructuredRegression) -> Callable[[Any], Any]:
+    """The log density of standard normal coordinates of all unknowns, networks first, in JAX."""
+    import jax.numpy as jnp
+
+    rows = model.fittable
+    inputs, y = rows.inputs, rows.data.y
+    assert isinstance(y, torch.Tensor)
+    design, u = (jnp.asarray(inputs[name].float().numpy()) for name in ("design", "deep net"))
+    y = jnp.asarray(y.float().numpy())
+    assert rows.deep is not None
+    scale = float(rows.deep._onto.sum())
+    network = mlp((4, 16, 16, 1), "relu")
+
+    def log_density(z: Any) -> Any:
+        f = network(PLAN.weight_scale * z[:-3], u)[:, 0]
+        eta = design @ (PLAN.effect_scale * z[-3:]) + scale * f
+        return (-0.5 * jnp.square(y - eta).sum() - 0.5 * len(y) * jnp.log(2 * jnp.pi)
+                - 0.5 * jnp.square(z).sum())
+
+    return log_density
+
+
+def check_same(model: SemiStructuredRegression, log_density: Callable[[Any], Any]) -> None:
+    """The density of all unknowns is the library's own, up to the prior's constant."""
+    z = np.random.default_rng(0).normal(size=(4, model.posterior.rank))
+    value = model.posterior.value(z * model.space.prior.scale)
+    theirs = np.array([float(log_density(point.astype("f4"))) for point in z])
+    if np.ptp(value - theirs) > 1e-4 * np.abs(value).max():
+        raise RuntimeError(f"the densities differ: {value} and {theirs}")
+
+
+def scored(theta: np.ndarray, seconds: float, whole: float, gradients: float) -> dict[str, Any]:
+    """Smallest bulk effective sample size of the effects, per second, and their moments."""
+    ess = float(diagnostics.ess_bulk(theta).min())
+    flat = theta.reshape(-1, theta.shape[-1])
+    return {"ess_per_second": ess / seconds, "ess_per_second_of_the_whole": ess / whole,
+            "seconds": seconds, "whole_seconds": whole,
+            "gradients_per_ess": gradients / ess, "rhat": float(diagnostics.rhat(theta).max()),
+            "mean": flat.mean(0).tolist(), "sd": flat.std(0, ddof=1).tolist()}
+
+
+def subspace_case(
+    frame: pd.DataFrame, draws: int, warmup: int
+) -> Callable[[int], dict[str, Any]]:
+    """Ours as a function of a seed, compiled; the curve is trained by its first call alone."""
+    plan = replace(PLAN, draws=2, warmup=2)
+    started = time.perf_counter()
+    model = ssr_simulation.fitted(f"k = {RANK}", "normal", 0, plan, frame)
+    built = time.perf_counter() - started
+    from subbayes.semistructured.sampling import Sampler
+
+    sampler = Sampler(model.fittable, model.space, model.deep, False, 0, "compile")
+    initial = sampler.starts(CHAINS)
+    sampler.posterior.value_and_grad(initial)
+
+    def measured(seed: int) -> dict[str, Any]:
+        begun = time.perf_counter()
+        z, seconds, gradients = ours(sampler.posterior, CHAINS, warmup, draws, "dense", seed,
+                                     initial)
+        whole = built + time.perf_counter() - begun
+        return scored(PLAN.effect_scale * z[..., model.space.rank:], seconds, whole, gradients)
+
+    return measured
+
+
+def full_case(frame: pd.DataFrame, draws: int, warmup: int) -> Callable[[int], dict[str, Any]]:
+    """Numpyro over all unknowns as a function of a seed, compiled."""
+    model = ssr_simulation.fitted("all weights", "normal", 0,
+                                  replace(PLAN, epochs=1, draws=2, warmup=2), frame)
+    log_density = jax_log_density(model)
+    check_same(model, log_density)
+    sampler = Numpyro(log_density, model.posterior.rank, CHAINS, warmup, draws, "diagonal")
+    sampler(0)
+
+    def measured(seed: int) -> dict[str, Any]:
+        begun = time.perf_counter()
+        z, seconds, gradients = sampler(seed)
+        return scored(PLAN.effect_scale * z[..., -3:], seconds, time.perf_counter() - begun,
+                      gradients)
+
+    return measured
+
+
+def sampling(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[str, Any]]]:
+    """Part (b)."""
+    draws, warmup, rounds = (200, 200, 1) if quick else (1000, 500, 3)
+    results: dict[str, Any] = {}
+    bars = []
+    for n in SIZES:
+        frame, truth = ssr_simulation.simulated("normal", 0, replace(PLAN, rows=n))
+        cases = {f"subspace, k = {RANK}": subspace_case(frame, draws, warmup),
+                 "numpyro, all unknowns": full_case(frame, draws, warmup)}
+        found = {name: [case(seed) for seed in range(1, rounds + 1)]
+                 for name, case in cases.items()}
+        own, theirs = found.values()
+        results[f"n = {n}"] = {"truth": truth.tolist()} | {
+            name: {key: summary([v[key] for v in values]) for key in values[0]
+                   if key not in ("mean", "sd")}
+            | {key: np.mean([v[key] for v in values], 0).tolist() for key in ("mean", "sd")}
+            for name, values in found.items()}
+        for name, values in found.items():
+            middle = {key: summary([v[key] for v in values])["median"]
+                      for key in ("ess_per_second", "ess_per_second_of_the_whole",
+                                  "gradients_per_ess", "rhat")}
+            say(f"n = {n:4d}, {name:22s} {middle['ess_per_second']:8.1f} ESS/s "
+                f"({middle['ess_per_second_of_the_whole']:.1f} of the whole), "
+                f"{middle['gradients_per_ess']:.1f} gradients/ESS, R-hat {middle['rhat']:.3f}")
+        mean, sd = ([np.mean([v[key] for v in values], 0) for values in (own, theirs)]
+                    for key in ("mean", "sd"))
+        bias, widths = (mean[0] - mean[1]) / sd[1], sd[0] / sd[1]
+        results[f"n = {n}"] |= {"bias_of_means_in_sd": bias.tolist(),
+                                "ratio_of_sds": widths.tolist()}
+        say(f"n = {n:4d}, bias of the effects' means in sd {np.round(bias, 2).tolist()}, "
+            f"ratio of sds {np.round(widths, 2).tolist()}")
+        ratio = np.median([a["ess_per_second"] / b["ess_per_second"]
+                           for a, b in zip(own, theirs, strict=True)])
+        bars.append(bar(f"(b) n = {n}: ESS per second of the effects over numpyro's",
+                        float(ratio), 5.0))
+    return results | {"draws": draws, "warmup": warmup, "rounds": rounds,
+                      "peers": versions("numpyro", "jax")}, bars
+
+
+def run(
+    quick: bool, data_dir: str | None, say: Callable[..., None]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Measure and compare; see the module's text."""
+    del data_dir
+    built, bars = construction(quick, say)
+    drawn, more = sampling(quick, say)
+    return {"construction": built, "sampling": drawn}, bars + more

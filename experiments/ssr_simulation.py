@@ -1,0 +1,224 @@
+"""The simulation study of semi-structured subspace inference: figures 4, 5 and 10 to 12.
+
+(Dold et al. 2024, section 4.2.) Normal and Poisson responses, three structured effects of
+x ~ N(0, I) beside a network 16-16 of u ~ N(0, I) in four dimensions: 369 weights, 372 unknowns. The
+effects' posteriors in semi-structured subspaces of 2, 4, 8, 12 and 16 directions are compared with
+that of NUTS over all 372 unknowns: differences of the first four moments, and coverage of the true
+effects by credible intervals. True weights and effects are drawn from the prior of the reference
+anew in each run, so that the reference is calibrated by construction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import stats
+
+from experiments.store import Record, Store, key_of
+from subbayes import MLP
+from subbayes.checks import check_choice, check_count
+from subbayes.metrics import wilson_interval
+from subbayes.semistructured import Deep, Fitting, SemiStructuredRegression
+
+FAMILIES = ("normal", "poisson")
+RANKS = (2, 4, 8, 12, 16)
+REFERENCE = "all weights"
+METHODS: dict[str, dict[str, Any]] = {
+    **{f"k = {k}": {"subspace": "curve", "rank": k} for k in RANKS},
+    REFERENCE: {"subspace": "full"}}
+MOMENTS = ("mean", "sd", "skewness", "kurtosis")
+LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
+EFFECTS = ("x1", "x2", "x3")
+INPUTS = ("u1", "u2", "u3", "u4")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings; learning rate and weight decay are those of the paper (appendix C.1).
+
+    Attributes:
+        rows: rows of a run, all for training; the paper does not say how many.
+        weight_scale: standard deviation of true weights, and of their prior.
+        effect_scale: the same of the effects.
+        epochs: passes over the rows.
+        learning_rate: of Adam.
+        weight_decay: of the network's weights.
+        validation: share of the rows that chooses the epoch.
+        patience: epochs without a better score on them before training stops.
+        draws: draws a chain.
+        warmup: draws a chain before them.
+        chains: number of chains.
+    """
+
+    rows: int = 75
+    weight_scale: float = 0.4
+    effect_scale: float = 0.5
+    epochs: int = 1000
+    learning_rate: float = 2.5e-3
+    weight_decay: float = 1e-3
+    validation: float | None = 0.2
+    patience: int = 200
+    draws: int = 300
+    warmup: int = 250
+    chains: int = 4
+
+    def fitting(self) -> Fitting:
+        """How the network is trained."""
+        return Fitting(epochs=self.epochs, learning_rate=self.learning_rate, batch_size=None,
+                       weight_decay=self.weight_decay, validation=self.validation,
+                       patience=self.patience)
+
+
+def simulated(family: str, run: int, plan: Plan) -> tuple[pd.DataFrame, np.ndarray]:
+    """Rows and true effects of a run; both families share all but the response."""
+    rng = np.random.default_rng([run, 2024])
+    u, x = rng.normal(size=(plan.rows, 4)), rng.normal(size=(plan.rows, 3))
+    network = MLP(4, (16, 16), 1, "relu", seed=0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.from_numpy(
+                plan.weight_scale * rng.normal(size=parameter.shape)))
+        f = network(torch.from_numpy(u).float()).double().numpy()[:, 0]
+    effects = plan.effect_scale * rng.normal(size=3)
+    eta = f + x @ effects
+    y = rng.normal(eta, 1.0) if family == "normal" else rng.poisson(np.exp(eta))
+    frame = pd.DataFrame(np.column_stack([x, u]), columns=[*EFFECTS, *INPUTS])
+    return frame.assign(y=y), effects
+
+
+def fitted(
+    method: str, family: str, run: int, plan: Plan, frame: pd.DataFrame
+) -> SemiStructuredRegression:
+    """A method on the rows of a run: no intercept, which is the network's, and sigma = 1."""
+    right = "0 + " + " + ".join(EFFECTS)
+    model = SemiStructuredRegression(
+        {"mu": f"y ~ {right}", "sigma": "0"} if family == "normal" else f"y ~ {right}",
+        family=family, orthogonal=False, seed=run,
+        priors=dict.fromkeys(EFFECTS, plan.effect_scale),
+        deep={"net": Deep(MLP(4, (16, 16), 1, "relu", seed=0), columns=list(INPUTS))})
+    return model.fit(frame, draws=plan.draws, warmup=plan.warmup, chains=plan.chains,
+                     fitting=plan.fitting(), weight_scale=plan.weight_scale,
+                     progress=False, **METHODS[method])
+
+
+def one(method: str, family: str, run: int, plan: Plan) -> Record:
+    """The record of a method on a run."""
+    frame, truth = simulated(family, run, plan)
+    started = time.perf_counter()
+    model = fitted(method, family, run, plan, frame)
+    seconds = time.perf_counter() - started
+    effects, summary = model.effects(), model.summary()
+    draws = np.stack([effects[name].reshape(-1) for name in EFFECTS])
+    return {
+        "method": method, "family": family, "run": run, "seconds": seconds,
+        "truth": truth.tolist(), "below": (draws < truth[:, None]).mean(1).tolist(),
+        "mean": draws.mean(1).tolist(), "sd": draws.std(1, ddof=1).tolist(),
+        "skewness": stats.skew(draws, axis=1).tolist(),
+        "kurtosis": stats.kurtosis(draws, axis=1).tolist(),
+        "rhat": float(summary.loc[list(EFFECTS), "rhat"].max()),
+        "ess": float(summary.loc[list(EFFECTS), "ess_bulk"].min()),
+        "rhat_all": float(np.nanmax(model.draws.rhat())),
+        "epochs": len(model.space.history.get("train_loss", ()))}
+
+
+def covered(records: Sequence[Record], level: float) -> tuple[float, int]:
+    """Share of true effects in their central intervals, and how many effects there are."""
+    inside = [abs(2 * below - 1) <= level for r in records for below in r["below"]]
+    return float(np.mean(inside)), len(inside)
+
+
+def differences(
+    records: Sequence[Record], reference: Sequence[Record], moment: str
+) -> np.ndarray:
+    """Of a moment from the reference's, in its standard deviations for mean and sd, (runs, 3)."""
+    own, theirs = (np.array([r[moment] for r in some]) for some in (records, reference))
+    scale = np.array([r["sd"] for r in reference]) if moment in ("mean", "sd") else 1.0
+    return (own - theirs) / scale
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of this experiment."""
+    parser.add_argument("--runs", type=int, default=50, help="number of data sets (default: 50)")
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
+    parser.add_argument("--figure", default=None, metavar="PNG",
+                        help="write figures 4, 5 and 10 to 12 to this file")
+
+
+def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
+    """Compute what is missing, run by run, and print the tables."""
+    plan = Plan() if plan is None else plan
+    for family in options.families:
+        check_choice("families", family, FAMILIES)
+    store = Store(Path(options.results) / "records.json")
+
+    def key(method: str, family: str, i: int) -> str:
+        return key_of(f"{family}, {method}, run {i}", asdict(plan) | METHODS[method])
+
+    runs = range(check_count("runs", options.runs))
+    for i in runs:
+        for family in options.families:
+            for method in METHODS:
+                if key(method, family, i) not in store:
+                    store.put(key(method, family, i), one(method, family, i, plan))
+                    found = store[key(method, family, i)]
+                    say(f"run {i}, {family}, {method}: {found['seconds']:.0f} s, R-hat of the "
+                        f"effects {found['rhat']:.3f}")
+    results = {family: {method: [store[key(method, family, i)] for i in runs]
+                        for method in METHODS} for family in options.families}
+    for family, by_method in results.items():
+        for line in ("", f"{family}, {len(runs)} runs", "", *table(by_method)):
+            say(line)
+    if options.figure:
+        from experiments.ssr_simulation_page import figure
+        from subbayes.plots.style import save
+
+        say(f"wrote {save(figure(results), options.figure)}")
+    return {family: summarised(by_method) for family, by_method in results.items()}
+
+
+def summarised(by_method: Mapping[str, Sequence[Record]]) -> Record:
+    """Medians of the differences, and coverage with its intervals, by method."""
+    found: Record = {}
+    for method, records in by_method.items():
+        share, count = covered(records, 0.9)
+        low, high = wilson_interval(share, count)
+        found[method] = {
+            "coverage of 90 %": [share, float(low), float(high)],
+            "seconds": float(np.median([r["seconds"] for r in records])),
+            "rhat": float(max(r["rhat"] for r in records))}
+        for moment in MOMENTS:
+            away = differences(records, by_method[REFERENCE], moment)
+            found[method][moment] = np.quantile(away, [0.25, 0.5, 0.75]).tolist()
+    return found
+
+
+def table(by_method: Mapping[str, Sequence[Record]]) -> list[str]:
+    """A Markdown table: differences from the reference (median and quartiles) and coverage."""
+    lines = ["| | mean | sd | skewness | excess kurtosis | coverage of 50 % | of 90 % "
+             "| largest R-hat | seconds |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    for method, records in by_method.items():
+        moments = []
+        for moment in MOMENTS:
+            low, middle, high = np.quantile(
+                differences(records, by_method[REFERENCE], moment), [0.25, 0.5, 0.75])
+            moments.append("" if method == REFERENCE
+                           else f"{middle:+.2f} ({low:+.2f}, {high:+.2f})")
+        shares = []
+        for level in (0.5, 0.9):
+            share, count = covered(records, level)
+            low, high = wilson_interval(share, count)
+            shares.append(f"{share:.2f} ({low:.2f}, {high:.2f})")
+        lines.append(
+            f"| {method} | {' | '.join(moments)} | {' | '.join(shares)} "
+            f"| {max(r['rhat'] for r in records):.3f} "
+            f"| {np.median([r['seconds'] for r in records]):.0f} |")
+    return lines

@@ -1,0 +1,153 @@
+"""Any module with latent binary weights: its linear and convolutional layers replaced."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.checks import check_choice, check_positive, fail, fail_type
+from subbayes.likelihoods import Likelihood
+from subbayes.sparse.factors import FACTORS, Noise
+from subbayes.sparse.layers import SparseLayer
+from subbayes.sparse.priors import SpikeSlab
+from subbayes.types import Targets
+
+__all__ = ["convert", "elbo", "kl", "sparse_layers"]
+
+_CONVERTED = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+def convert(
+    module: nn.Module,
+    posterior: str = "mean-field",
+    *,
+    structure: str = "weights",
+    prior: SpikeSlab | Mapping[str, SpikeSlab] | None = None,
+    estimator: str = "local",
+    keep: Collection[str] = (),
+    inclusion: float = 0.9,
+    sd: float = 0.01,
+    rank: int = 10,
+    temperature: float = 0.1,
+    seed: int = 0,
+) -> nn.Module:
+    """A copy of a module whose linear and convolutional layers have latent binary weights.
+
+    Other parameters (embeddings, norms, layers of `keep`) stay as they are and are trained as
+    points.
+
+    Args:
+        module: the module, which is not changed; its weights are where the means start.
+        posterior: "mean-field", "mvn" or "low-rank".
+        structure: "weights", or "units": whole neurons and channels are in or out.
+        prior: of every layer, or by a layer's name.
+        estimator: "local" or "relaxed", see `layers`.
+        keep: names of layers to leave as they are.
+        inclusion: inclusion probability to start at.
+        sd: standard deviation of weights to start at.
+        rank: of the posterior "low-rank".
+        temperature: of relaxed indicators.
+        seed: of what layers draw.
+
+    Returns:
+        A module of the same class: in training mode its outputs are draws, in evaluation mode
+        those of the posterior mean.
+
+    Raises:
+        InputError: nothing to convert, a name that is no layer, shared weights.
+
+    Source: Hubin and Storvik (2024), section 3.
+
+    Example:
+        >>> net = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+        >>> len(sparse_layers(net))
+        2
+        >>> net(torch.zeros(3, 4)).shape
+        torch.Size([3, 2])
+    """
+    if not isinstance(module, nn.Module):
+        fail_type("module", "a torch.nn.Module", module)
+    check_choice("posterior", posterior, FACTORS)
+    check_positive("sd", sd)
+    if not 0 < inclusion < 1:
+        fail("inclusion", "a probability strictly between 0 and 1", inclusion)
+    found = {name: layer for name, layer in module.named_modules(remove_duplicate=False)
+             if isinstance(layer, _CONVERTED)}
+    unknown = [name for name in keep if name not in dict(module.named_modules())]
+    if unknown:
+        fail("keep", "names of layers: " + ", ".join(found), ", ".join(unknown))
+    chosen = {name: layer for name, layer in found.items()
+              if not any(name == k or name.startswith(f"{k}.") for k in keep)}
+    if not chosen:
+        fail("module", "a linear or convolutional layer to convert", "none")
+    _check_shared(module, chosen)
+    own = prior if isinstance(prior, Mapping) else dict.fromkeys(chosen, prior or SpikeSlab())
+    wrong = [name for name in own if name not in chosen]
+    if wrong:
+        fail("prior", "priors of layers: " + ", ".join(chosen), ", ".join(wrong))
+    noise = Noise(seed)
+    made = copy.deepcopy(module)
+    for name, layer in chosen.items():
+        sparse = SparseLayer(
+            layer, posterior, structure, own.get(name, SpikeSlab()), estimator, noise,
+            inclusion=inclusion, sd=sd, rank=rank, temperature=temperature)
+        if not name:
+            return sparse.train(module.training)
+        parent, _, last = name.rpartition(".")
+        setattr(made.get_submodule(parent), last, sparse.train(layer.training))
+    return made
+
+
+def _check_shared(module: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
+    seen: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first = seen.setdefault(id(parameter), name)
+        owner = name.rpartition(".")[0]
+        if first != name and (owner in chosen or first.rpartition(".")[0] in chosen):
+            fail("module", "weights of one layer each", f"{first} and {name}, which share theirs",
+                 "Name these layers in keep=")
+
+
+def sparse_layers(module: nn.Module) -> dict[str, SparseLayer]:
+    """The converted layers of a module, by name."""
+    return {name: layer for name, layer in module.named_modules()
+            if isinstance(layer, SparseLayer)}
+
+
+def kl(module: nn.Module) -> Float[Tensor, ""]:
+    """Divergence of the posterior of all converted layers from their prior, in nats."""
+    layers = sparse_layers(module)
+    if not layers:
+        fail("module", "a module that convert() has made", "one without sparse layers")
+    return torch.stack([layer.kl() for layer in layers.values()]).sum()
+
+
+def elbo(
+    module: nn.Module, likelihood: Likelihood, inputs: Tensor, y: Targets, n: int
+) -> Float[Tensor, ""]:
+    r"""An unbiased estimate of the evidence lower bound from a batch, to be maximised.
+
+    $$ \frac{n}{|B|} \sum_{i \in B} \log p(y_i \mid f(x_i; w)) - \mathrm{KL}(q \,\|\, p) $$
+
+    Args:
+        module: a converted module, in training mode.
+        likelihood: p(y | f).
+        inputs: of the batch.
+        y: targets of the batch.
+        n: number of rows of the whole data.
+
+    Source: Hubin and Storvik (2024), eqs. 15 and 20.
+
+    Example:
+        >>> import subbayes
+        >>> net = convert(nn.Linear(3, 1)).train()
+        >>> value = elbo(net, subbayes.Gaussian(noise=1.0), torch.zeros(5, 3), torch.ones(5), n=50)
+        >>> value.ndim, bool(value < 0)
+        (0, True)
+    """
+    terms = likelihood.log_prob(module(inputs), y)
+    return terms.sum() * (n / terms.numel()) - kl(module)

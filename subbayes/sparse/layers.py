@@ -1,0 +1,249 @@
+r"""Layers whose weights are in or out.
+
+$$ w = \gamma \odot \beta, \qquad \beta \mid \gamma = 1 \sim N(\kappa, \tau^2) $$
+
+In training mode a layer gives a draw of its outputs, in one of two ways with the same mean
+gradient as $\delta \to 0$ where outputs enter the likelihood linearly or to second order:
+
+- "local" (the default): the weights' noise is moved to the outputs (Kingma et al. 2015),
+  $a \sim N(x\, \mathrm{E}[w]^\top,\, x^2\, \mathrm{Var}[w]^\top)$,
+  $\mathrm{E}[w] = \alpha\kappa$ and $\mathrm{Var}[w] = \alpha(\tau^2 + (1 - \alpha)\kappa^2)$:
+  one draw for each row and output, less noise in the gradient, and nothing to relax;
+- "relaxed", as in the paper: one draw of all weights for the batch, with the concrete relaxation
+  $\tilde\gamma = \sigma((\text{logit}\,\alpha - \text{logit}\,\nu) / \delta)$ (eqs. 16 and 17).
+
+Where whole units are in or out, their indicators are relaxed in both. In evaluation mode a layer
+gives the posterior mean's outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from subbayes.checks import check_choice, check_positive
+from subbayes.sparse.factors import Logits, Noise, logits_of
+from subbayes.sparse.priors import SpikeSlab
+
+__all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer"]
+
+ESTIMATORS = ("local", "relaxed")
+STRUCTURES = ("weights", "units")
+_MOST = 30.0  # largest argument of a relaxed indicator's sigmoid: beyond it numbers underflow
+
+Operation = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+
+
+class SparseLayer(nn.Module):
+    r"""A linear or convolutional layer with latent binary weights.
+
+    Args:
+        layer: the layer it replaces; its weights are where the means start.
+        posterior: distribution of the inclusion indicators, one of `factors.FACTORS`.
+        structure: "weights" has an indicator for each weight, "units" one for each output unit or
+            channel, its bias included.
+        prior: of this layer.
+        estimator: "local" or "relaxed".
+        noise: where it draws from.
+        inclusion: inclusion probability to start at.
+        sd: standard deviation of the weights to start at.
+        rank: of the posterior "low-rank".
+        temperature: $\delta$ of relaxed indicators.
+
+    Attributes:
+        phase: "learned", "fixed" (inclusion probabilities stand still) or "median" (weights with a
+            probability above 1/2 are in, the others out, for good).
+    """
+
+    mask: Tensor
+
+    def __init__(
+        self, layer: nn.Module, posterior: str, structure: str, prior: SpikeSlab, estimator: str,
+        noise: Noise, *, inclusion: float, sd: float, rank: int, temperature: float,
+    ) -> None:
+        super().__init__()
+        check_choice("structure", structure, STRUCTURES)
+        check_choice("estimator", estimator, ESTIMATORS)
+        weight, bias = layer.weight, layer.bias
+        assert isinstance(weight, Tensor)
+        assert bias is None or isinstance(bias, Tensor)
+        self.posterior, self.structure, self.estimator = posterior, structure, estimator
+        self.temperature = check_positive("temperature", temperature)
+        self.noise, self.what = noise, repr(layer)
+        self.operation, self.padded = _operation_of(layer)
+        shape = weight.shape
+        raw = math.log(math.expm1(sd))
+        self.mean = nn.Parameter(weight.detach().clone())
+        self.raw_sd = nn.Parameter(torch.full_like(weight, raw).detach())
+        self.bias_mean = None if bias is None else nn.Parameter(bias.detach().clone())
+        self.bias_raw_sd = None if bias is None else nn.Parameter(
+            torch.full_like(bias, raw).detach())
+        start = torch.full((shape[0],) if structure == "units" else (shape[0], shape[1:].numel()),
+                           math.log(inclusion / (1 - inclusion)), dtype=weight.dtype,
+                           device=weight.device)
+        self.logits: Logits = logits_of(posterior, start, rank, noise)
+        self.slab, self.inclusion = prior.copied()
+        self.phase = "learned"
+        self._alpha: Tensor | None = None
+
+    # --- the variational distribution -------------------------------------------------------
+
+    @property
+    def sd(self) -> Float[Tensor, "*W"]:
+        r"""$\tau$, of the weights that are in."""
+        return functional.softplus(self.raw_sd)
+
+    @property
+    def bias_sd(self) -> Float[Tensor, "u"]:
+        """Of the biases."""
+        assert self.bias_raw_sd is not None
+        return functional.softplus(self.bias_raw_sd)
+
+    def probability(self) -> Float[Tensor, "*W"]:
+        r"""Marginal inclusion probabilities $\alpha$ of the weights, shaped as they are."""
+        found = self.logits.probability()
+        if self.phase == "median":
+            found = (found > 0.5).to(found)
+        return self._shaped(found).expand_as(self.mean)
+
+    def _shaped(self, value: Tensor) -> Tensor:
+        """Of the units or the weights, as it broadcasts with the weights."""
+        if self.structure == "units":
+            return value.reshape(-1, *[1] * (self.mean.ndim - 1))
+        return value.reshape(self.mean.shape)
+
+    def _drawn_logits(self) -> Tensor:
+        if self.phase == "median":
+            chosen = self.logits.probability() > 0.5
+            return torch.where(chosen, _MOST, -_MOST).to(self.mean)
+        logits = self.logits.draw(self.noise)
+        return logits.detach() if self.phase == "fixed" else logits
+
+    # --- forward ----------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs: a draw in training mode, those of the posterior mean in evaluation mode."""
+        x = self.padded(x)
+        if not self.training:
+            return self.operation(x, self.probability() * self.mean, self._mean_bias())
+        logits = self._drawn_logits()
+        self._alpha = torch.sigmoid(logits) if self.phase != "median" else (logits > 0).to(logits)
+        relaxed = self.estimator == "relaxed" or self.structure == "units"
+        gamma = self._indicators(logits) if relaxed else self._alpha
+        gamma = self._shaped(gamma)
+        if self.estimator == "relaxed":
+            weight = gamma * (self.mean + self.sd * self.noise.normal(self.mean.shape, self.mean))
+            return self.operation(x, weight, self._drawn_bias(gamma))
+        return self._local(x, gamma)
+
+    def _indicators(self, logits: Tensor) -> Tensor:
+        """Relaxed indicators, from the logits of their probabilities."""
+        if self.phase == "median":
+            return (logits > 0).to(logits)
+        u = self.noise.uniform(logits.shape, logits)
+        return torch.sigmoid(
+            ((logits - torch.logit(u)) / self.temperature).clamp(-_MOST, _MOST))
+
+    def _local(self, x: Tensor, gamma: Tensor) -> Tensor:
+        """A draw of the outputs; gamma are probabilities of weights, or indicators of units."""
+        variance = self.sd.square()
+        if self.structure == "weights":
+            variance = gamma * (variance + (1 - gamma) * self.mean.square())
+        else:
+            variance = gamma.square() * variance
+        mean = self.operation(x, gamma * self.mean, None if self.bias_mean is None
+                           else self._kept(self.bias_mean, gamma))
+        spread = self.operation(x.square(), variance, None if self.bias_mean is None
+                             else self._kept(self.bias_sd.square(), gamma.square()))
+        sd = (spread + torch.finfo(spread.dtype).tiny).sqrt()
+        return mean + sd * self.noise.normal(mean.shape, mean)
+
+    def _kept(self, bias: Tensor, gamma: Tensor) -> Tensor:
+        """Biases are in with their unit, and always where weights have indicators."""
+        return bias * gamma.reshape(-1) if self.structure == "units" else bias
+
+    def _drawn_bias(self, gamma: Tensor) -> Tensor | None:
+        if self.bias_mean is None:
+            return None
+        drawn = self.bias_mean + self.bias_sd * self.noise.normal(
+            self.bias_mean.shape, self.bias_mean)
+        return self._kept(drawn, gamma)
+
+    def _mean_bias(self) -> Tensor | None:
+        if self.bias_mean is None or self.structure == "weights":
+            return self.bias_mean
+        return self._kept(self.bias_mean, self.probability().flatten(1)[:, 0])
+
+    # --- the divergence ---------------------------------------------------------------------
+
+    def kl(self) -> Float[Tensor, ""]:
+        r"""$\mathrm{KL}(q(\beta, \gamma) \,\|\, p(\beta, \gamma))$ in closed form.
+
+        $$ \sum \alpha \log\alpha + (1 - \alpha)\log(1 - \alpha) - \mathrm{E} \log p(\gamma)
+           + \sum \alpha \bigl(-\tfrac12 \log(2\pi e \tau^2)
+           - \mathrm{E}_{N(\kappa, \tau^2)} \log p(\beta)\bigr) $$
+
+        Random probabilities are those of the last forward pass in training mode.
+        """
+        alpha = self._alpha
+        if alpha is None or self.posterior == "mean-field":
+            logits = self._drawn_logits()
+            alpha = torch.sigmoid(logits) if self.phase != "median" else (logits > 0).to(logits)
+        slab = self._slab_kl(self.mean, self.sd)
+        by_unit = slab.flatten(1).sum(1) if self.structure == "units" else slab.flatten(1)
+        bias: Tensor | float = 0.0
+        if self.bias_mean is not None:
+            own = self._slab_kl(self.bias_mean, self.bias_sd)
+            if self.structure == "units":
+                by_unit = by_unit + own
+            else:
+                bias = own.sum()
+        total = (alpha * by_unit).sum() + bias
+        if self.phase == "median":
+            return total
+        return total - _entropy(alpha) - self.inclusion.expected_log_prob(alpha)
+
+    def _slab_kl(self, mean: Tensor, sd: Tensor) -> Tensor:
+        entropy = 0.5 * math.log(2 * math.pi * math.e) + sd.log()
+        return -entropy - self.slab.expected_log_prob(mean.square() + sd.square())
+
+    def extra_repr(self) -> str:
+        """What it replaces."""
+        return f"{self.what}, {self.posterior}, {self.structure}, {self.estimator}"
+
+
+def _entropy(alpha: Tensor) -> Tensor:
+    """Of independent indicators, summed."""
+    return -(torch.xlogy(alpha, alpha) + torch.xlogy(1 - alpha, 1 - alpha)).sum()
+
+
+def _operation_of(layer: nn.Module) -> tuple[Operation, Callable[[Tensor], Tensor]]:
+    """What a layer does with padded inputs, weights and bias, and its padding."""
+    if isinstance(layer, nn.Linear):
+        return functional.linear, _unchanged
+    assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
+    conv: Any = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
+    own: dict[str, Any] = {"stride": layer.stride, "dilation": layer.dilation,
+                           "groups": layer.groups}
+    if layer.padding_mode == "zeros":
+        return partial(_convolved, conv, own | {"padding": layer.padding}), _unchanged
+    pad = partial(functional.pad, pad=layer._reversed_padding_repeated_twice,
+                  mode=layer.padding_mode)
+    return partial(_convolved, conv, own), pad
+
+
+def _convolved(
+    conv: Any, options: dict[str, Any], x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    return conv(x, weight, bias, **options)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x

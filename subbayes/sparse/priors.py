@@ -1,0 +1,241 @@
+r"""Priors of latent binary networks: a spike at zero, a slab, and a prior of which weights are in.
+
+$$ \beta \mid \gamma = 1 \sim \text{slab}, \qquad \beta \mid \gamma = 0 \sim \delta_0, \qquad
+   \gamma \sim \text{inclusion} $$
+
+(Hubin and Storvik 2024, eqs. 2 and 3.) Each layer has slab and inclusion prior of its own. Their
+hyper-parameters are learned in the first epochs (empirical Bayes) and fixed then.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.checks import check_positive, fail, fail_type
+
+__all__ = ["Bernoulli", "BetaBinomial", "Inclusion", "NormalSlab", "Slab", "SpikeSlab",
+           "StudentTSlab"]
+
+
+class _Hyper(nn.Module):
+    """Positive hyper-parameters, learned on the logarithmic scale."""
+
+    def __init__(self, **values: float) -> None:
+        super().__init__()
+        for name, value in values.items():
+            logged = torch.tensor(math.log(check_positive(name, value)), dtype=torch.float64)
+            self.register_parameter(f"log_{name}", nn.Parameter(logged))
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name.removeprefix('log_')}={math.exp(float(p)):.3g}"
+                           for name, p in self.named_parameters())
+        return f"{type(self).__name__}({values})"
+
+
+class Slab(_Hyper):
+    """The distribution of weights that are in."""
+
+    @abstractmethod
+    def log_prob(self, beta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Log density of weights."""
+
+    @abstractmethod
+    def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        r"""The expected log density of weights with $\mathrm{E}[\beta^2]$, or a bound of it."""
+
+
+class NormalSlab(Slab):
+    r"""$\beta \sim N(0, s^2)$.
+
+    Args:
+        scale: s.
+
+    Example:
+        >>> float(NormalSlab(1.0).log_prob(torch.zeros(())))  # doctest: +ELLIPSIS
+        -0.918...
+    """
+
+    log_scale: nn.Parameter
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__(scale=scale)
+
+    def log_prob(self, beta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Log density."""
+        return self.expected_log_prob(beta.square())
+
+    def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Exact: the log density is linear in the square."""
+        log_scale = self.log_scale.to(square)
+        return -0.5 * (math.log(2 * math.pi) + square * (-2 * log_scale).exp()) - log_scale
+
+
+class StudentTSlab(Slab):
+    r"""$\beta \sim t_{2a}(0, b / a)$: a Gaussian whose variance is inverse-gamma(a, b).
+
+    The expected log density under a Gaussian has no closed form. With a variational factor for
+    the variance of each weight, inverse-gamma(a + 1/2, b + E[β²] / 2) at its best, it is bounded
+    from below by the density at $\beta^2 = \mathrm{E}[\beta^2]$ (Jensen's inequality), so that the
+    ELBO stays one.
+
+    Args:
+        shape: a, half the degrees of freedom.
+        rate: b; the squared scale is b / a.
+
+    Source: Hubin and Storvik (2024), eq. 2.
+
+    Example:
+        >>> from scipy import stats
+        >>> ours = float(StudentTSlab(2.0, 1.0).log_prob(torch.tensor(0.5).double()))
+        >>> abs(ours - stats.t(4, scale=0.5**0.5).logpdf(0.5)) < 1e-12
+        True
+    """
+
+    log_shape: nn.Parameter
+    log_rate: nn.Parameter
+
+    def __init__(self, shape: float = 1.0, rate: float = 1.0) -> None:
+        super().__init__(shape=shape, rate=rate)
+
+    def log_prob(self, beta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Log density."""
+        return self.expected_log_prob(beta.square())
+
+    def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """The bound, from the weights' mean squares."""
+        a, log_rate = self.log_shape.exp(), self.log_rate
+        constant = (torch.lgamma(a + 0.5) - torch.lgamma(a) - 0.5 * math.log(2 * math.pi)
+                    - 0.5 * log_rate).to(square)
+        return constant - (a + 0.5).to(square) * torch.log1p(
+            0.5 * square * (-log_rate).exp().to(square))
+
+
+class Inclusion(_Hyper):
+    """The distribution of which weights of a layer are in."""
+
+    @abstractmethod
+    def expected_log_prob(self, alpha: Float[Tensor, "*S"]) -> Float[Tensor, ""]:
+        """Expected log probability where weights are in independently with `alpha`, summed."""
+
+    @property
+    @abstractmethod
+    def probability(self) -> float:
+        """Prior probability of a weight being in."""
+
+
+class Bernoulli(Inclusion):
+    """A fixed probability for each weight.
+
+    Args:
+        probability: of being in.
+
+    Example:
+        >>> Bernoulli(0.1).probability
+        0.1
+    """
+
+    def __init__(self, probability: float = 0.1) -> None:
+        super().__init__()
+        if not 0 < probability < 1:
+            fail("probability", "a number strictly between 0 and 1", probability)
+        self._probability = probability
+
+    @property
+    def probability(self) -> float:
+        """Prior probability of a weight being in."""
+        return self._probability
+
+    def expected_log_prob(self, alpha: Float[Tensor, "*S"]) -> Float[Tensor, ""]:
+        """Linear in alpha."""
+        p = self._probability
+        return (alpha * math.log(p) + (1 - alpha) * math.log1p(-p)).sum()
+
+    def __repr__(self) -> str:
+        return f"Bernoulli({self._probability:g})"
+
+
+class BetaBinomial(Inclusion):
+    r"""Weights are in with a probability that itself is Beta(a, b).
+
+    As in the paper each weight has a probability of its own: $\gamma \sim
+    \text{BetaBinomial}(1, a, b)$, which is a Bernoulli with $a / (a + b)$. With `shared` one
+    probability holds for the layer, so that the number m of weights in decides,
+    $p(\gamma) = B(a + m, b + N - m) / B(a, b)$: a prior that adapts to the layer's density. Its
+    expectation is taken to second order around E[m], which is exact to O(1 / N).
+
+    Args:
+        a: first parameter.
+        b: second parameter.
+        shared: one probability for the layer.
+
+    Source: Hubin and Storvik (2024), eq. 3.
+
+    Example:
+        >>> BetaBinomial(1.0, 3.0).probability
+        0.25
+    """
+
+    log_a: nn.Parameter
+    log_b: nn.Parameter
+
+    def __init__(self, a: float = 1.0, b: float = 1.0, shared: bool = False) -> None:
+        super().__init__(a=a, b=b)
+        self.shared = shared
+
+    @property
+    def probability(self) -> float:
+        """Prior probability of a weight being in."""
+        a, b = math.exp(float(self.log_a)), math.exp(float(self.log_b))
+        return round(a / (a + b), 12)
+
+    def expected_log_prob(self, alpha: Float[Tensor, "*S"]) -> Float[Tensor, ""]:
+        """See the class."""
+        if not self.shared:
+            log_odds = self.log_a - self.log_b
+            log_in = nn.functional.logsigmoid(log_odds).to(alpha)
+            log_out = nn.functional.logsigmoid(-log_odds).to(alpha)
+            inside = alpha.sum()
+            return inside * log_in + (alpha.numel() - inside) * log_out
+        a, b, n = self.log_a.exp(), self.log_b.exp(), alpha.numel()
+        m, variance = alpha.double().sum(), (alpha * (1 - alpha)).double().sum()
+        value = _log_beta(a + m, b + n - m) - _log_beta(a, b)
+        bend = torch.polygamma(1, a + m) + torch.polygamma(1, b + n - m)
+        return (value + 0.5 * bend * variance).to(alpha)
+
+
+def _log_beta(a: Tensor, b: Tensor) -> Tensor:
+    return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+
+
+@dataclass(frozen=True)
+class SpikeSlab:
+    """Slab and inclusion prior of a layer; each layer gets a copy of its own.
+
+    Args:
+        slab: of the weights that are in.
+        inclusion: of which are in.
+
+    Example:
+        >>> SpikeSlab(NormalSlab(0.5), Bernoulli(0.05))
+        SpikeSlab(slab=NormalSlab(scale=0.5), inclusion=Bernoulli(0.05))
+    """
+
+    slab: Slab = field(default_factory=StudentTSlab)
+    inclusion: Inclusion = field(default_factory=BetaBinomial)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.slab, Slab):
+            fail_type("slab", "a Slab", self.slab)
+        if not isinstance(self.inclusion, Inclusion):
+            fail_type("inclusion", "an Inclusion prior", self.inclusion)
+
+    def copied(self) -> tuple[Slab, Inclusion]:
+        """Modules for one layer."""
+        return copy.deepcopy(self.slab), copy.deepcopy(self.inclusion)
