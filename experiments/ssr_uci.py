@@ -1,0 +1,254 @@
+"""The benchmark of Wiese et al. (2023): tables 1 and 3 of Dold et al. (2024).
+
+Nine regressions, with the training and test rows of Wiese et al., by a network alone, which has no
+effects beside it but the noise: semi-structured subspaces of 2, 5 and 12 directions, a deep
+ensemble, the Laplace approximation of the last layer, and NUTS over all weights. Settings are those
+of the authors' published script, where it has them. Cheap methods run first, over all data sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import stats
+
+from experiments import ssr_uci_tables
+from experiments.store import Record, Store, key_of, versions
+from experiments.uci import asked
+from subbayes import MLP
+from subbayes.checks import check_choice, check_count
+from subbayes.datasets import find_file
+from subbayes.diagnostics import rhat
+from subbayes.semistructured import Deep, Fitting, SemiStructuredRegression
+
+DATASETS = ("DS", "DI", "DR", "airfoil", "concrete", "diabetes", "energy", "forest_fire", "yacht")
+NETS = {"f1": (3,), "f2": (16, 16, 16)}
+METHODS: dict[str, Record] = {
+    "k = 2": {"subspace": "curve", "rank": 2, "spread": 1.0},
+    "k = 5": {"subspace": "curve", "rank": 5, "spread": 1.0},
+    "deep ensemble": {"inference": "deep-ensemble"},
+    "Laplace": {"subspace": "last-layer", "inference": "laplace"},
+    "MCMC": {"subspace": "full"},
+    "k = 12": {"subspace": "curve", "rank": 12, "spread": 1.0},
+}
+VARIANTS: dict[str, Record] = {
+    "k = 5, the curve's spread": {"subspace": "curve", "rank": 5, "spread": "curve"},
+    "k = 5, longer": {"subspace": "curve", "rank": 5, "spread": 1.0, "longer": 4},
+    "k = 5, all rows": {"subspace": "curve", "rank": 5, "spread": 1.0, "validation": None},
+}
+"""What the figures depend on: the prior's spread, steps of training, rows kept for validation."""
+
+PROCEDURE = 1
+"""Raise it when the code below changes what the same settings give."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings; of curves and of the sampling there those of the authors' script.
+
+    Attributes:
+        steps: of Adam to a curve, at most; the epoch with the best validation score is kept.
+        single_steps: to a single network.
+        patience: steps without a better score after which training stops.
+        learning_rate: of Adam.
+        validation: share of the training rows that chooses the epoch.
+        batch_size: rows of a step to a single network; curves take all rows in each.
+        draws: draws a chain in subspaces.
+        warmup: draws a chain before them.
+        chains: number of chains.
+        members: of the deep ensemble; chains of MCMC start from them.
+        mcmc_draws: draws a chain in the space of all weights.
+        mcmc_warmup: draws a chain before them.
+        mcmc_depth: doublings of a trajectory at most there.
+        mcmc_mode: how the density is evaluated there: compiling it halves the time.
+    """
+
+    steps: int = 4500
+    single_steps: int = 1500
+    patience: int = 400
+    learning_rate: float = 5e-3
+    validation: float = 0.3
+    batch_size: int = 64
+    draws: int = 250
+    warmup: int = 200
+    chains: int = 10
+    members: int = 8
+    mcmc_draws: int = 100
+    mcmc_warmup: int = 200
+    mcmc_depth: int = 7
+    mcmc_mode: str = "compile"
+
+    def fitting(self, n: int, curve: bool, longer: int, validation: float | None) -> Fitting:
+        """How n rows are trained on; without validation the last epoch is the one."""
+        steps = longer * (self.steps if curve else self.single_steps)
+        kept = n - round(n * (validation or 0.0))
+        each = 1 if curve else math.ceil(kept / self.batch_size)
+        return Fitting(epochs=math.ceil(steps / each), learning_rate=self.learning_rate,
+                       batch_size=None if curve else self.batch_size, weight_decay=0.0,
+                       validation=validation,
+                       patience=None if validation is None else math.ceil(self.patience / each))
+
+
+def tables(name: str, data_dir: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Training and test rows, inputs and response standardised by the training rows."""
+    with np.load(find_file(f"wiese/{name}.npz", data_dir), allow_pickle=False) as found:
+        values = np.column_stack([found["X"], found["y"]]).astype(float)
+        train, test = found["train_02"], found["test_02"]
+    center, scale = values[train].mean(0), values[train].std(0)
+    columns = [*(f"x{i}" for i in range(values.shape[1] - 1)), "y"]
+    frame = pd.DataFrame((values - center) / scale, columns=columns)
+    return frame.iloc[train].reset_index(drop=True), frame.iloc[test].reset_index(drop=True)
+
+
+def fitted(
+    method: str, net: str, train: pd.DataFrame, seed: int, plan: Plan,
+    starts: np.ndarray | None = None,
+) -> SemiStructuredRegression:
+    """A method on the training rows.
+
+    Args:
+        method: of `METHODS` or `VARIANTS`.
+        net: of `NETS`.
+        train: the rows.
+        seed: of everything random about it.
+        plan: settings.
+        starts: of the chains over all weights.
+    """
+    columns = [c for c in train if c != "y"]
+    module = MLP(len(columns), NETS[net], 1, "tanh", seed=seed)
+    weights = sum(p.numel() for p in module.parameters())
+    model = SemiStructuredRegression(
+        "y ~ 0", deep={"net": Deep(module, columns=columns)}, orthogonal=False, seed=seed,
+        priors={"sigma.Intercept": stats.lognorm(1.0)})
+    options: dict[str, Any] = dict((METHODS | VARIANTS)[method])
+    curve = options.get("subspace") == "curve"
+    fitting = plan.fitting(len(train), curve, options.pop("longer", 1),
+                           options.pop("validation", plan.validation))
+    if curve:
+        options |= {"rank": min(options["rank"], weights), "draws": plan.draws,
+                    "warmup": plan.warmup, "chains": plan.chains}
+    elif method == "deep ensemble":
+        options |= {"members": plan.members}
+    elif method == "MCMC":
+        assert starts is not None
+        fitting = Fitting(epochs=1, validation=None, patience=None)
+        options |= {"draws": plan.mcmc_draws, "warmup": plan.mcmc_warmup, "chains": len(starts),
+                    "initial": starts, "max_depth": plan.mcmc_depth, "mode": plan.mcmc_mode}
+    return model.fit(train, fitting=fitting, progress=False, **options)
+
+
+def one(
+    name: str, net: str, method: str, seed: int, plan: Plan, data_dir: str | None, folder: Path,
+) -> Record:
+    """The record of a method with a network on a data set.
+
+    The members of the deep ensemble are kept in `folder`, where chains over all weights start.
+    """
+    train, test = tables(name, data_dir)
+    torch.set_num_threads(1)
+    file, starts = folder / f"{name}-{net}-{seed}-{plan.members}-{plan.single_steps}.npy", None
+    clock = time.process_time()
+    if method == "MCMC":
+        if not file.exists():
+            _keep(file, fitted("deep ensemble", net, train, seed, plan))
+        starts = np.load(file)
+    model = fitted(method, net, train, seed, plan, starts)
+    seconds = time.process_time() - clock
+    if method == "deep ensemble":
+        _keep(file, model)
+    predictive, y = model.predict(test), test["y"].to_numpy()
+    density = predictive.log_prob(y)
+    sigma = model.effects()["sigma"]
+    validation = model.space.history.get("validation_log_likelihood", [])
+    return {
+        "seconds": round(seconds, 1), "versions": versions(),
+        "lppd": float(density.mean()),
+        "lppd_se": float(density.std(ddof=1) / len(density) ** 0.5),
+        "lppd_train": float(model.score_samples(train).mean()),
+        "rmse": float(np.sqrt(np.mean((predictive.mean - y) ** 2))),
+        "worst": float(density.min()),
+        "sigma": float(sigma.mean()),
+        "rank": model.space.subspace.rank - 1,
+        "trained": len(validation), "best": int(np.argmax(validation)) + 1 if validation else None,
+        **_sampling(model, predictive.outputs[..., 0].numpy(), sigma)}
+
+
+def _keep(file: Path, ensemble: SemiStructuredRegression) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.save(file, ensemble.draws.z[0])
+
+
+def _sampling(
+    model: SemiStructuredRegression, means: np.ndarray, sigma: np.ndarray
+) -> Record:
+    """How the chains went: R-hat of sigma and of the mean of each test row."""
+    draws = model.draws
+    if "divergent" not in draws.stats:
+        return {}
+    spread = np.asarray(rhat(means.reshape(draws.n_chains, draws.n_draws, -1)))
+    return {"rhat_sigma": float(rhat(sigma[..., None])[0]),
+            "rhat_mean": float(np.nanmedian(spread)), "rhat_worst": float(np.nanmax(spread)),
+            "divergent": float(np.mean(draws.stats["divergent"])),
+            "evaluations": float(np.mean(draws.stats["evaluations"])),
+            "acceptance": float(np.mean(draws.stats["acceptance"]))}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of this experiment."""
+    parser.add_argument("--datasets", default=",".join(DATASETS), help="with commas between")
+    parser.add_argument("--nets", default=",".join(NETS), help="with commas between")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS),
+                        choices=[*METHODS, *VARIANTS])
+    parser.add_argument("--seeds", type=int, default=1, help="of training and sampling")
+    parser.add_argument("--write", default=None, metavar="PAGE",
+                        help="put the tables between the marks of this page of the docs")
+
+
+def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
+    """Compute what is missing, method by method, and print the tables of all records there are."""
+    plan, folder = Plan() if plan is None else plan, Path(options.results)
+    store = Store(folder / "records.json")
+    names, nets = asked(options.datasets, DATASETS), options.nets.split(",")
+    for net in nets:
+        check_choice("nets", net, NETS)
+    cases = [(method, net, name, seed) for method in options.methods for net in nets
+             for name in names for seed in range(check_count("seeds", options.seeds))]
+    for method, net, name, seed in cases:
+        key, settings = _asked_for(method, net, name, seed, plan)
+        if key not in store:
+            record = one(name, net, method, seed, plan, options.data_dir, folder / "arrays")
+            store.put(key, settings | record)
+            say(f"{name} {net} {method}: {record['lppd']:.2f} ± {record['lppd_se']:.2f}, "
+                f"{record['seconds']:.0f} s")
+    found = [r for m in (METHODS | VARIANTS) for n in NETS for d in DATASETS
+             for s in range(options.seeds)
+             for r in _stored(store, _asked_for(m, n, d, s, plan)[0])]
+    text = ssr_uci_tables.markdown(found)
+    say(text)
+    if options.write:
+        ssr_uci_tables.write(options.write, found)
+    keep = ("dataset", "net", "method", "seed", "lppd", "lppd_se", "seconds")
+    return {"records": [{k: r[k] for k in keep} for r in found]}
+
+
+def _asked_for(method: str, net: str, name: str, seed: int, plan: Plan) -> tuple[str, Record]:
+    """The key of a record, and the settings it stands for."""
+    mcmc = method == "MCMC"
+    settings = {"dataset": name, "net": net, "method": method, "seed": seed,
+                "options": (METHODS | VARIANTS)[method], "procedure": PROCEDURE,
+                "plan": {k: v for k, v in asdict(plan).items()
+                         if mcmc or not k.startswith("mcmc")}}
+    return key_of(f"{name}-{net}-{method.replace(' ', '')}-{seed}", settings), settings
+
+
+def _stored(store: Store, key: str) -> list[Record]:
+    return [store[key]] if key in store else []
