@@ -11,6 +11,7 @@ RUNS, DRAWS, BINS = 96, 47, 6
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("family", ["normal", "poisson"])
 def test_ranks_of_the_truth_are_uniform(family):
     """Talts et al. (2018): effects from the prior, data from them, ranks among draws uniform."""
@@ -40,6 +41,7 @@ def test_ranks_of_the_truth_are_uniform(family):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 def test_smooths_recover_a_function_with_the_coverage_they_claim():
     """Pointwise 90 % intervals over the rows, averaged over functions drawn anew (Nychka 1988)."""
     rng, held = np.random.default_rng(1), []

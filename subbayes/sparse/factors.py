@@ -65,6 +65,13 @@ class Logits(nn.Module):
     def draw(self, noise: Noise) -> Float[Tensor, "*S"]:
         """Logits as the distribution has them: random where it is a mixture."""
 
+    def sampled(self, generator: torch.Generator) -> Float[Tensor, "*S"]:
+        """Logits drawn by a generator of one's own, without gradients."""
+        own = Noise(0)
+        own.generator = generator
+        with torch.no_grad():
+            return self.draw(own)
+
     @abstractmethod
     def variance(self) -> Float[Tensor, "*S"]:
         """Marginal variances of the logits."""

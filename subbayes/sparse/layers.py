@@ -18,6 +18,7 @@ gives the posterior mean's outputs.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from functools import partial
@@ -41,6 +42,15 @@ _MOST = 30.0  # largest argument of a relaxed indicator's sigmoid: beyond it num
 Operation = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 
+class _Drawn:
+    """Probabilities of the last forward pass; copies of a layer begin without."""
+
+    alpha: Tensor | None = None
+
+    def __deepcopy__(self, _: object) -> _Drawn:
+        return _Drawn()
+
+
 class SparseLayer(nn.Module):
     r"""A linear or convolutional layer with latent binary weights.
 
@@ -58,6 +68,7 @@ class SparseLayer(nn.Module):
         temperature: $\delta$ of relaxed indicators.
 
     Attributes:
+        original: the layer it replaces, alone in a tuple.
         phase: "learned", "fixed" (inclusion probabilities stand still) or "median" (weights with a
             probability above 1/2 are in, the others out, for good).
     """
@@ -76,7 +87,8 @@ class SparseLayer(nn.Module):
         assert bias is None or isinstance(bias, Tensor)
         self.posterior, self.structure, self.estimator = posterior, structure, estimator
         self.temperature = check_positive("temperature", temperature)
-        self.noise, self.what = noise, repr(layer)
+        self.noise = noise
+        self.original = (copy.deepcopy(layer).requires_grad_(True),)  # a tuple: no submodule
         self.operation, self.padded = _operation_of(layer)
         shape = weight.shape
         raw = math.log(math.expm1(sd))
@@ -91,7 +103,7 @@ class SparseLayer(nn.Module):
         self.logits: Logits = logits_of(posterior, start, rank, noise)
         self.slab, self.inclusion = prior.copied()
         self.phase = "learned"
-        self._alpha: Tensor | None = None
+        self._drawn = _Drawn()
 
     # --- the variational distribution -------------------------------------------------------
 
@@ -134,19 +146,23 @@ class SparseLayer(nn.Module):
         if not self.training:
             return self.operation(x, self.probability() * self.mean, self._mean_bias())
         logits = self._drawn_logits()
-        self._alpha = torch.sigmoid(logits) if self.phase != "median" else (logits > 0).to(logits)
+        alpha = self._drawn.alpha = self._sure(logits)
         relaxed = self.estimator == "relaxed" or self.structure == "units"
-        gamma = self._indicators(logits) if relaxed else self._alpha
+        gamma = self._indicators(logits) if relaxed else alpha
         gamma = self._shaped(gamma)
         if self.estimator == "relaxed":
             weight = gamma * (self.mean + self.sd * self.noise.normal(self.mean.shape, self.mean))
             return self.operation(x, weight, self._drawn_bias(gamma))
         return self._local(x, gamma)
 
+    def _sure(self, logits: Tensor) -> Tensor:
+        """Probabilities, which are 0 or 1 in the median model."""
+        return (logits > 0).to(logits) if self.phase == "median" else torch.sigmoid(logits)
+
     def _indicators(self, logits: Tensor) -> Tensor:
         """Relaxed indicators, from the logits of their probabilities."""
         if self.phase == "median":
-            return (logits > 0).to(logits)
+            return self._sure(logits)
         u = self.noise.uniform(logits.shape, logits)
         return torch.sigmoid(
             ((logits - torch.logit(u)) / self.temperature).clamp(-_MOST, _MOST))
@@ -192,10 +208,9 @@ class SparseLayer(nn.Module):
 
         Random probabilities are those of the last forward pass in training mode.
         """
-        alpha = self._alpha
+        alpha = self._drawn.alpha
         if alpha is None or self.posterior == "mean-field":
-            logits = self._drawn_logits()
-            alpha = torch.sigmoid(logits) if self.phase != "median" else (logits > 0).to(logits)
+            alpha = self._sure(self._drawn_logits())
         slab = self._slab_kl(self.mean, self.sd)
         by_unit = slab.flatten(1).sum(1) if self.structure == "units" else slab.flatten(1)
         bias: Tensor | float = 0.0
@@ -216,7 +231,7 @@ class SparseLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """What it replaces."""
-        return f"{self.what}, {self.posterior}, {self.structure}, {self.estimator}"
+        return f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.estimator}"
 
 
 def _entropy(alpha: Tensor) -> Tensor:

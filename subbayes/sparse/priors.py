@@ -34,7 +34,7 @@ class _Hyper(nn.Module):
             self.register_parameter(f"log_{name}", nn.Parameter(logged))
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name.removeprefix('log_')}={math.exp(float(p)):.3g}"
+        values = ", ".join(f"{name.removeprefix('log_')}={math.exp(float(p.detach())):.3g}"
                            for name, p in self.named_parameters())
         return f"{type(self).__name__}({values})"
 
@@ -192,7 +192,7 @@ class BetaBinomial(Inclusion):
     @property
     def probability(self) -> float:
         """Prior probability of a weight being in."""
-        a, b = math.exp(float(self.log_a)), math.exp(float(self.log_b))
+        a, b = (math.exp(float(p.detach())) for p in (self.log_a, self.log_b))
         return round(a / (a + b), 12)
 
     def expected_log_prob(self, alpha: Float[Tensor, "*S"]) -> Float[Tensor, ""]:

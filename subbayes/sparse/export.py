@@ -1,0 +1,345 @@
+"""The small network that comes out: dead units removed, layers dense or CSR.
+
+A unit is dead if nothing of what follows reads it, or if no weight leads into it: then it is a
+constant, which moves into the bias of the layer that reads it. Removing one can kill others, so
+this goes on until nothing changes. Which layer reads which is found by tracing the module; where
+units branch (skip connections) or pass through something unknown they are kept, with zeros.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from subbayes.checks import check_choice
+
+__all__ = ["CsrLinear", "Exported", "exported", "pruned"]
+
+LAYOUTS = ("auto", "dense", "csr")
+_READS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_PER_VALUE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
+              nn.Hardtanh, nn.Identity, nn.Dropout, nn.Dropout2d)
+_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
+          nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d)
+_FUNCTIONS = (functional.relu, functional.gelu, functional.silu, functional.elu, torch.relu,
+              torch.tanh, torch.sigmoid, functional.leaky_relu, functional.softplus,
+              functional.dropout)
+_METHODS = ("relu", "tanh", "sigmoid")
+
+
+class CsrLinear(nn.Module):
+    """A linear layer whose weights are stored as compressed sparse rows.
+
+    Args:
+        layer: the layer whose zeros are left out.
+
+    Example:
+        >>> layer = nn.Linear(3, 2)
+        >>> small = CsrLinear(layer)
+        >>> bool(torch.allclose(small(torch.ones(4, 3)), layer(torch.ones(4, 3))))
+        True
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        with warnings.catch_warnings():  # torch calls its sparse layouts a beta
+            warnings.simplefilter("ignore", UserWarning)
+            self.register_buffer("weight", layer.weight.detach().to_sparse_csr())
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
+
+    def forward(self, x: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
+        """Outputs, shape (..., out_features)."""
+        rows = x.reshape(-1, x.shape[-1])
+        found = (self.weight @ rows.T).T
+        if self.bias is not None:
+            found = found + self.bias
+        return found.reshape(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Sizes and number of weights."""
+        return (f"in_features={self.in_features}, out_features={self.out_features}, "
+                f"weights={self.weight.values().numel()}")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A small network and what was done.
+
+    Attributes:
+        module: a plain module in evaluation mode.
+        units: units of each layer before and after.
+        layouts: "dense" or "csr" by layer.
+        weights: numbers stored, before and after.
+    """
+
+    module: nn.Module
+    units: dict[str, tuple[int, int]] = field(default_factory=dict)
+    layouts: dict[str, str] = field(default_factory=dict)
+    weights: tuple[int, int] = (0, 0)
+
+
+def exported(
+    module: nn.Module, names: tuple[str, ...], example: Any = None, layout: str = "auto"
+) -> Exported:
+    """The small network of a module with zeros.
+
+    Args:
+        module: the module, which is not changed.
+        names: layers whose units may go.
+        example: inputs of the module, to measure with; without them all layers stay dense.
+        layout: "dense", "csr", or "auto": for each linear layer the faster one on the example.
+
+    Raises:
+        InputError: an unknown layout.
+    """
+    check_choice("layout", layout, LAYOUTS)
+    before = sum(p.numel() for p in module.parameters())
+    small, units = pruned(module, names)
+    layouts = _laid_out(small, names, example, layout)
+    after = sum(p.numel() for p in small.parameters())
+    after += sum(t.values().numel() if t.layout == torch.sparse_csr else 0
+                 for t in small.buffers())
+    return Exported(small.eval().requires_grad_(False), units, layouts, (before, after))
+
+
+# --- dead units -----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Link:
+    """Units of `source` that `reader` alone reads, through `path`."""
+
+    source: str
+    reader: str
+    path: list[Callable[[Tensor], Tensor]]
+    norms: list[str]
+    flattened: bool
+
+
+def pruned(
+    module: nn.Module, names: tuple[str, ...]
+) -> tuple[nn.Module, dict[str, tuple[int, int]]]:
+    """A copy without dead units.
+
+    Args:
+        module: the module.
+        names: layers whose units may go.
+
+    Returns:
+        The copy, and the units of each layer before and after.
+    """
+    small = copy.deepcopy(module).eval()
+    layers = {name: small.get_submodule(name) for name in names}
+    before = {name: len(layer.weight) for name, layer in layers.items()}  # type: ignore[arg-type]
+    links = _links(small, names)
+    moved = True
+    while moved:
+        moved = sum(_prune(small, link) for link in links) > 0
+    return small, {name: (before[name], len(small.get_submodule(name).weight))  # type: ignore
+                   for name in names}
+
+
+def _links(module: nn.Module, names: tuple[str, ...]) -> list[_Link]:
+    try:
+        graph = fx.Tracer().trace(module)
+    except Exception:  # control flow that depends on data: nothing is removed
+        return []
+    modules = dict(module.named_modules())
+    called = [node.target for node in graph.nodes if node.op == "call_module"]
+    found = []
+    for node in graph.nodes:
+        if node.op == "call_module" and node.target in names and called.count(node.target) == 1:
+            link = _followed(node, modules)
+            if link is not None and called.count(link.reader) == 1:
+                found.append(link)
+    return found
+
+
+def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> _Link | None:
+    """From a layer to the one that reads it, if only values, pools and norms are between."""
+    link = _Link(str(node.target), "", [], [], False)
+    while len(node.users) == 1:
+        (node,) = node.users
+        if node.op == "call_module":
+            own = modules[str(node.target)]
+            if isinstance(own, _READS):
+                link.reader = str(node.target)
+                return link if getattr(own, "groups", 1) == 1 else None
+            if isinstance(own, nn.modules.batchnorm._BatchNorm) and not link.flattened:
+                link.norms.append(str(node.target))
+            elif isinstance(own, nn.Flatten) and own.start_dim == 1 and own.end_dim == -1:
+                link.flattened = True
+            elif not isinstance(own, _PER_VALUE) and not (
+                    isinstance(own, _POOLS) and not link.flattened and _even(own)):
+                return None
+            if isinstance(own, _PER_VALUE):
+                link.path.append(own)
+        elif node.op in ("call_function", "call_method"):
+            if _flattens(node):
+                link.flattened = True
+                continue
+            known = (node.target in _FUNCTIONS if node.op == "call_function"
+                     else node.target in _METHODS)
+            plain = not any(isinstance(a, fx.Node) for a in node.args[1:])
+            if not known or not plain:
+                return None
+            call = (node.target if node.op == "call_function"
+                    else operator.methodcaller(str(node.target)))
+            link.path.append(_with_arguments(call, node))
+        else:
+            return None
+    return None
+
+
+def _even(pool: nn.Module) -> bool:
+    """Whether a pool leaves constants as they are, at borders too."""
+    padding = getattr(pool, "padding", 0)
+    return not isinstance(pool, (nn.AvgPool1d, nn.AvgPool2d)) or padding in (0, (0,), (0, 0))
+
+
+def _flattens(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target == "flatten" and tuple(node.args[1:]) in ((1,), (1, -1))
+    return node.target is torch.flatten and tuple(node.args[1:]) in ((1,), (1, -1))
+
+
+def _with_arguments(call: Any, node: fx.Node) -> Callable[[Tensor], Tensor]:
+    if node.op == "call_method":
+        return call
+    more, named = node.args[1:], dict(node.kwargs)
+    if call is functional.dropout:
+        named["training"] = False
+    return lambda x: call(x, *more, **named)
+
+
+@torch.no_grad()
+def _prune(module: nn.Module, link: _Link) -> bool:
+    """Remove the dead units of a link; whether there were any."""
+    source, reader = module.get_submodule(link.source), module.get_submodule(link.reader)
+    w, r = source.weight, reader.weight
+    assert isinstance(w, Tensor)
+    assert isinstance(r, Tensor)
+    columns = r.view(len(r), len(w), -1)
+    unread = (columns == 0).transpose(0, 1).flatten(1).all(1)
+    dead = unread
+    if not link.norms:
+        bias = source.bias if isinstance(source.bias, Tensor) else w.new_zeros(len(w))
+        constant = bias.clone()
+        for step in link.path:
+            constant = step(constant)
+        silent = (w == 0).flatten(1).all(1)
+        padded = not isinstance(reader, nn.Linear) and getattr(reader, "padding", 0) not in (
+            0, (0,), (0, 0))
+        silent &= (constant == 0) if padded else torch.isfinite(constant)
+        _fold(reader, columns, torch.where(silent & ~unread, constant, 0.0))
+        dead = unread | silent
+    if not bool(dead.any()):
+        return False
+    if bool(dead.all()):
+        dead[0] = False  # a layer keeps a unit
+        if not bool(dead.any()):
+            return False
+        columns[:, 0] = 0.0  # what it said has been folded
+    _drop(module, link, ~dead)
+    return True
+
+
+def _fold(reader: nn.Module, columns: Tensor, constant: Float[Tensor, "u"]) -> None:
+    if not bool((constant != 0).any()):
+        return
+    added = torch.einsum("ouk,u->o", columns, constant)
+    if isinstance(reader.bias, Tensor):
+        reader.bias.add_(added)
+    else:
+        reader.register_parameter("bias", nn.Parameter(added))
+
+
+def _drop(module: nn.Module, link: _Link, kept: Bool[Tensor, "u"]) -> None:
+    """Keep some units of a link alone."""
+    source, reader = module.get_submodule(link.source), module.get_submodule(link.reader)
+    units, count = len(kept), int(kept.sum())
+    source.weight = nn.Parameter(source.weight[kept].clone())  # type: ignore[index]
+    if isinstance(source.bias, Tensor):
+        source.bias = nn.Parameter(source.bias[kept].clone())
+    r = reader.weight
+    assert isinstance(r, Tensor)
+    rest = r.numel() // (len(r) * units)
+    chosen = r.view(len(r), units, rest)[:, kept]
+    shape = (len(r), count * rest) if r.ndim == 2 else (len(r), count, *r.shape[2:])
+    reader.weight = nn.Parameter(chosen.reshape(shape).clone())
+    for owner, name, own in ((source, "out", count), (reader, "in", reader.weight.shape[1])):
+        for ending in ("features", "channels"):
+            if hasattr(owner, f"{name}_{ending}"):
+                setattr(owner, f"{name}_{ending}", own)
+    for norm in link.norms:
+        own_norm = module.get_submodule(norm)
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            value = getattr(own_norm, part)
+            if isinstance(value, nn.Parameter):
+                setattr(own_norm, part, nn.Parameter(value[kept].clone()))
+            elif value is not None:
+                setattr(own_norm, part, value[kept].clone())
+        own_norm.num_features = count  # type: ignore[assignment]
+
+
+# --- layouts --------------------------------------------------------------------------------------
+
+
+def _laid_out(
+    module: nn.Module, names: tuple[str, ...], example: Any, layout: str
+) -> dict[str, str]:
+    """Replace linear layers by CSR ones where that is asked for or faster."""
+    linear = [n for n in names if isinstance(module.get_submodule(n), nn.Linear)]
+    chosen = dict.fromkeys(names, "dense")
+    if layout == "dense" or (layout == "auto" and example is None):
+        return chosen
+    seen: dict[str, Tensor] = {}
+
+    def noted(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen[name] = inputs[0].detach()
+        return hook
+
+    if layout == "auto":
+        hooks = [module.get_submodule(n).register_forward_pre_hook(noted(n)) for n in linear]
+        with torch.no_grad():
+            module(example)
+        for hook in hooks:
+            hook.remove()
+    for name in linear:
+        dense = module.get_submodule(name)
+        assert isinstance(dense, nn.Linear)
+        if layout == "auto" and name not in seen:
+            continue
+        sparse = CsrLinear(dense)
+        if layout == "csr" or _seconds(sparse, seen[name]) < _seconds(dense, seen[name]):
+            parent, _, last = name.rpartition(".")
+            setattr(module.get_submodule(parent), last, sparse)
+            chosen[name] = "csr"
+    return chosen
+
+
+def _seconds(layer: nn.Module, x: Tensor, rounds: int = 7) -> float:
+    """Least time of a forward pass."""
+    with torch.no_grad():
+        layer(x)
+        found = []
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            layer(x)
+            found.append(time.perf_counter() - begun)
+    return min(found)

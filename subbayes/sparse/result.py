@@ -1,0 +1,321 @@
+"""A trained sparse network: predictions in every mode, inclusion, density."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from subbayes.checks import check_choice, check_count, fail
+from subbayes.likelihoods import Likelihood
+from subbayes.network import Network
+from subbayes.posterior import Posterior
+from subbayes.prediction import average
+from subbayes.predictive import Predictive
+from subbayes.priors import Normal
+from subbayes.sparse.convert import sparse_layers
+from subbayes.sparse.export import Exported, exported
+from subbayes.sparse.layers import SparseLayer
+from subbayes.subspace import CoordinateSubspace
+from subbayes.training import History
+
+__all__ = ["STRUCTURE", "WEIGHTS", "SparseNetwork", "decided", "plain"]
+
+STRUCTURE = ("sample", "all", "median")
+WEIGHTS = ("sample", "mean")
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """A module with the layers it was converted from, the posterior means in them."""
+    if isinstance(module, SparseLayer):
+        return _restored(module)
+    made = copy.deepcopy(module)
+    for name, layer in sparse_layers(module).items():
+        parent, _, last = name.rpartition(".")
+        setattr(made.get_submodule(parent), last, _restored(layer))
+    return made.eval()
+
+
+def _restored(layer: SparseLayer) -> nn.Module:
+    found = copy.deepcopy(layer.original[0])
+    means = {"weight": layer.mean} | (
+        {} if layer.bias_mean is None else {"bias": layer.bias_mean})
+    found.load_state_dict({name: value.detach() for name, value in means.items()})
+    return found.train(layer.training)
+
+
+@dataclass(frozen=True)
+class SparseNetwork:
+    r"""A posterior over structure and weights of a network.
+
+    Attributes:
+        module: the converted module, in evaluation mode.
+        likelihood: with its parameters learned.
+        history: by epoch: "elbo" (mean over steps), "kl", "density" (share of weights with an
+            inclusion probability above 1/2), "accuracy" of draws on training rows.
+    """
+
+    module: nn.Module
+    likelihood: Likelihood
+    history: History = field(default_factory=dict)
+
+    @cached_property
+    def network(self) -> Network:
+        """The network without indicators, as a function of one weight vector."""
+        return Network(plain(self.module))
+
+    @property
+    def layers(self) -> dict[str, SparseLayer]:
+        """The sparse layers by name."""
+        return sparse_layers(self.module)
+
+    def __repr__(self) -> str:
+        return (f"SparseNetwork({len(self.layers)} layers, {self.network.size} weights, "
+                f"density {self.density():.3g}, {self.likelihood!r})")
+
+    # --- structure --------------------------------------------------------------------------
+
+    @staticmethod
+    def density_of(layers: Mapping[str, SparseLayer]) -> float:
+        """Share of weights with an inclusion probability above one half."""
+        inside = sum(int((layer.probability() > 0.5).sum()) for layer in layers.values())
+        return inside / sum(layer.mean.numel() for layer in layers.values())
+
+    def density(self, structure: str = "median") -> float:
+        """Share of the weights that a prediction uses.
+
+        Args:
+            structure: "median" counts probabilities above 1/2; "sample" gives the expected share
+                in a draw; "all" is 1. Biases do not count, nor do layers that were kept.
+        """
+        check_choice("structure", structure, STRUCTURE)
+        if structure == "all":
+            return 1.0
+        if structure == "median":
+            return self.density_of(self.layers)
+        total = sum(float(layer.probability().sum()) for layer in self.layers.values())
+        return total / sum(layer.mean.numel() for layer in self.layers.values())
+
+    def inclusion(self) -> pd.DataFrame:
+        """Inclusion by layer: weights, mean probability, density, prior probability.
+
+        Example:
+            >>> from subbayes import Gaussian, sparse
+            >>> SparseNetwork(sparse.convert(nn.Linear(2, 1)), Gaussian(1.0)).inclusion().shape
+            (1, 4)
+        """
+        rows = {}
+        for name, layer in self.layers.items():
+            p = layer.probability()
+            rows[name] = {"weights": p.numel(), "mean probability": float(p.mean()),
+                          "density": float((p > 0.5).double().mean()),
+                          "prior probability": layer.inclusion.probability}
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("layer")
+
+    def feature_inclusion(self, layer: str | None = None) -> Float[np.ndarray, "inputs"]:
+        r"""Probability that at least one weight of an input is in, $1 - \prod_j (1 - \alpha_{jk})$.
+
+        Args:
+            layer: whose inputs; by default the first converted layer's.
+
+        Returns:
+            One probability for each input feature or channel.
+
+        Raises:
+            InputError: no such layer, or one whose whole units are in or out.
+        """
+        names = list(self.layers)
+        check_choice("layer", layer or names[0], names)
+        found = self.layers[layer or names[0]]
+        if found.structure == "units":
+            fail("layer", "a layer with an indicator for each weight", "one of whole units")
+        p = found.probability().double().transpose(0, 1).flatten(1)
+        return (1 - torch.log1p(-p.clamp_max(1 - 1e-12)).sum(1).exp()).cpu().numpy()
+
+    # --- weights and predictions ------------------------------------------------------------
+
+    def weights(
+        self, structure: str = "sample", weights: str = "sample", draws: int = 10, seed: int = 0
+    ) -> Float[Tensor, "S D"]:
+        r"""Weight vectors of `network`, zeros where weights are out.
+
+        Args:
+            structure: indicators: "sample" draws them, "median" has those with a probability
+                above 1/2, "all" takes their expectation.
+            weights: "sample" draws the weights that are in, "mean" takes their means: with "all"
+                that is the posterior mean $\alpha\kappa$.
+            draws: how many; one where nothing is drawn.
+            seed: of the draws.
+
+        Raises:
+            InputError: "all" with "sample", which is no mode of the paper.
+
+        Source: Hubin and Storvik (2024), section 3.4, with $\delta = 0$.
+        """
+        check_choice("structure", structure, STRUCTURE)
+        check_choice("weights", weights, WEIGHTS)
+        if (structure, weights) == ("all", "sample"):
+            fail("weights", "'mean' where all weights are in at their expectation", "'sample'")
+        random = structure == "sample" or weights == "sample"
+        count = check_count("draws", draws) if random else 1
+        generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        base = self.network.weights
+        found = base.expand(count, -1).clone()
+        spans = self.network.spans
+        with torch.no_grad():
+            for name, layer in self.layers.items():
+                gamma = _indicators(layer, structure, count, generator)
+                self._put(found, spans, name, "weight", layer.mean, layer.sd, gamma, weights,
+                          generator)
+                if layer.bias_mean is not None:
+                    own = gamma[:, :, :1] if layer.structure == "units" else torch.ones(())
+                    self._put(found, spans, name, "bias", layer.bias_mean, layer.bias_sd,
+                              own, weights, generator)
+        return found
+
+    @staticmethod
+    def _put(
+        found: Tensor, spans: dict[str, slice], layer: str, which: str, mean: Tensor, sd: Tensor,
+        gamma: Tensor, weights: str, generator: torch.Generator,
+    ) -> None:
+        at = spans[f"{layer}.{which}" if layer else which]
+        shape = (len(found), mean.shape[0], mean[0].numel())
+        value = mean.reshape(1, *shape[1:]).expand(shape)
+        if weights == "sample":
+            noise = torch.randn(shape, generator=generator, dtype=mean.dtype).to(mean.device)
+            value = value + sd.reshape(1, *shape[1:]) * noise
+        found[:, at] = (gamma.to(value) * value).reshape(len(found), -1)
+
+    def predict(
+        self,
+        inputs: Any,
+        *,
+        structure: str = "sample",
+        weights: str = "sample",
+        draws: int = 10,
+        seed: int = 0,
+        memory_limit: int = 2**30,
+        progress: bool | None = False,
+    ) -> Predictive:
+        """Predictions of new inputs, averaged over R draws.
+
+        Args:
+            inputs: in the form the module takes, or a loader of them.
+            structure: "sample" (SIM), "median" (MED) or "all" (ALL).
+            weights: "sample" (SIM) or "mean" (MEA).
+            draws: R.
+            seed: of the draws.
+            memory_limit: bytes of activations held at once.
+            progress: show a progress bar; None shows it on a terminal.
+        """
+        return average(self.network, self.likelihood,
+                       self.weights(structure, weights, draws, seed), inputs,
+                       memory_limit=memory_limit, progress=progress)
+
+
+    # --- what is taken away -----------------------------------------------------------------
+
+    def export(self, example: Any = None, layout: str = "auto") -> Exported:
+        """The median model with the means of its weights, as a small plain module.
+
+        Args:
+            example: inputs to choose layouts with, of the size that will be predicted; without
+                them all layers are dense.
+            layout: "dense", "csr" (compressed sparse rows), or "auto", whichever is faster.
+
+        Returns:
+            A module whose outputs are those of `predict(structure="median", weights="mean")`, and
+            what was removed.
+
+        Example:
+            >>> from subbayes import Gaussian, sparse
+            >>> net = sparse.convert(nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1)))
+            >>> sparse.SparseNetwork(net, Gaussian(1.0)).export().units
+            {'0': (9, 9), '2': (1, 1)}
+        """
+        whole = self.network.module_with(self.weights("median", "mean")[0])
+        return exported(whole, tuple(self.layers), example, layout)
+
+    def posterior(self, data: Any, prior_scale: float | None = None, **options: Any) -> Posterior:
+        r"""The posterior of the weights of the median model, for any sampler.
+
+        Args:
+            data: the rows.
+            prior_scale: standard deviation of the weights' prior; by default that of the slabs,
+                where they are normal, else 1.
+            options: further arguments of `Posterior`.
+
+        Returns:
+            A posterior over the weights that are in, and the biases; coordinates are deviations
+            from their means. The prior is centred where the weights are 0.
+        """
+        start = self.weights("median", "mean")[0]
+        inside = torch.ones_like(start, dtype=torch.bool)
+        for name, layer in self.layers.items():
+            kept = layer.probability() > 0.5
+            inside[self.network.spans[f"{name}.weight" if name else "weight"]] = kept.reshape(-1)
+            if layer.structure == "units" and layer.bias_mean is not None:
+                inside[self.network.spans[f"{name}.bias" if name else "bias"]] = (
+                    kept.flatten(1)[:, 0])
+        at = inside.nonzero()[:, 0]
+        own = {getattr(layer.slab, "log_scale", None) for layer in self.layers.values()}
+        learned = [math.exp(float(s.detach())) for s in own if s is not None]
+        scale = prior_scale or (learned[0] if learned else 1.0)
+        prior = Normal(np.full(len(at), scale), mean=-start[at].double().numpy())
+        return Posterior(self.network.with_weights(start), self.likelihood, data,
+                         CoordinateSubspace(start, at), prior, **options)
+
+
+def _indicators(
+    layer: SparseLayer, structure: str, count: int, generator: torch.Generator
+) -> Float[Tensor, "S u k"]:
+    """Indicators or their probabilities, broadcastable to (S, units, weights of a unit)."""
+    p = layer.probability().flatten(1)
+    if structure == "all":
+        return p.unsqueeze(0)
+    if structure == "median" or layer.phase == "median":
+        return (p > 0.5).to(p).unsqueeze(0)
+    columns = 1 if layer.structure == "units" else p.shape[1]
+    shape = (count, p.shape[0], columns)
+    alpha = p[:, :columns].unsqueeze(0)
+    if layer.posterior != "mean-field" and layer.structure == "weights":
+        parts = [layer.logits.sampled(generator) for _ in range(count)]
+        alpha = torch.sigmoid(torch.stack(parts))
+    u = torch.rand(shape, generator=generator, dtype=p.dtype).to(p.device)
+    return (u < alpha).to(p)
+
+
+def decided(predictive: Predictive, threshold: float = 0.95) -> Int[np.ndarray, "N"]:
+    """Labels of the inputs whose averaged class probability exceeds a threshold, else -1.
+
+    Args:
+        predictive: of a classification.
+        threshold: of the largest averaged probability.
+
+    Returns:
+        Positions of the classes; -1 is doubt.
+
+    Source: Hubin and Storvik (2024), section 4.1, after Posch et al.
+
+    Example:
+        >>> import subbayes
+        >>> logits = torch.tensor([[[0.0, 5.0], [0.0, 0.1]]])
+        >>> decided(Predictive(logits, subbayes.Categorical(2))).tolist()
+        [1, -1]
+    """
+    if predictive.likelihood.kind != "classification":
+        fail("predictive", "classification", predictive.likelihood.kind)
+    if not 0 < threshold < 1:
+        fail("threshold", "a probability strictly between 0 and 1", threshold)
+    p = np.asarray(predictive.probabilities)
+    p = np.column_stack([1 - p, p]) if p.ndim == 1 else p
+    return np.where(p.max(1) > threshold, p.argmax(1), -1)

@@ -1,0 +1,342 @@
+"""Training of sparse networks in three phases, and what comes out of it.
+
+First the hyper-parameters of the priors are learned along (empirical Bayes), then networks and
+inclusion alone, and, if asked for, the weights alone with the structure standing still (Hubin and
+Storvik 2024, sections 3.4.5 and 4.1).
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subbayes.checks import check_choice, check_count, check_positive, fail
+from subbayes.files import as_path, atomic_write_bytes
+from subbayes.likelihoods import Likelihood
+from subbayes.minibatches import Feed, inner
+from subbayes.network import Network
+from subbayes.progress import bar
+from subbayes.seeding import derive, forked
+from subbayes.sparse.convert import kl, sparse_layers
+from subbayes.sparse.result import SparseNetwork, plain
+from subbayes.training import History
+from subbayes.types import Inputs, Targets
+
+__all__ = ["Rates", "fit"]
+
+POST = ("none", "fixed", "median")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Learning rates of Adam, by what they move; the defaults are those of table 1.
+
+    Attributes:
+        weights: means and deviations of weights, and parameters that are points.
+        early_inclusion: logits of inclusion probabilities while hyper-parameters are learned.
+        inclusion: the same afterwards.
+        covariance: of the logits of "mvn" and "low-rank", early and late alike.
+        inclusion_prior: hyper-parameters of the inclusion prior.
+        slab: hyper-parameters of the slab.
+        likelihood: parameters of the likelihood.
+    """
+
+    weights: float = 1e-4
+    early_inclusion: float = 1e-1
+    inclusion: float = 1e-4
+    covariance: float = 1e-4
+    inclusion_prior: float = 1e-3
+    slab: float = 1e-5
+    likelihood: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            check_positive(name, value)
+
+
+def fit(
+    module: nn.Module,
+    likelihood: Likelihood,
+    data: Any,
+    *,
+    epochs: int = 250,
+    early_epochs: int = 20,
+    post: str = "none",
+    post_epochs: int = 50,
+    rates: Rates | None = None,
+    batch_size: int | None = 100,
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+    progress: bool | None = None,
+    callback: Callable[[int, SparseNetwork], Any] | None = None,
+) -> SparseNetwork:
+    """Train a converted module by stochastic variational inference.
+
+    Args:
+        module: what `convert` returned; not changed.
+        likelihood: p(y | f); parameters of it are learned along.
+        data: as for `subbayes.train`: a pair of tensors, a Dataset or a loader.
+        epochs: passes over the data with indicators that are learned, the early ones included.
+        early_epochs: passes in which the hyper-parameters of the priors are learned too.
+        post: "none"; "fixed" trains the weights on with inclusion probabilities as they are;
+            "median" those of the median model alone.
+        post_epochs: passes of that.
+        rates: learning rates.
+        batch_size: rows per step.
+        seed: of shuffling, dropout and the layers' draws.
+        checkpoint: a file to save to after each epoch; a run that finds it there goes on from it
+            and ends as an uninterrupted one, bit for bit (for data in memory).
+        progress: show a progress bar; None shows it on a terminal.
+        callback: called with (epoch, the network as it is) after each epoch; training stops if
+            it returns True.
+
+    Returns:
+        The trained network. Where the ELBO stops being a number, training ends with a warning
+        that names the layer, and the network is that of the last good epoch.
+
+    Raises:
+        InputError: a module without sparse layers, a layer used twice, a checkpoint of another
+            run, or data and likelihood that do not fit.
+
+    Source: Hubin and Storvik (2024), algorithm 1 and section 4.1.
+
+    Example:
+        >>> import subbayes
+        >>> from subbayes import sparse
+        >>> data = torch.randn(60, 3), torch.randn(60)
+        >>> net = sparse.convert(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))
+        >>> result = sparse.fit(net, subbayes.Gaussian(), data, epochs=2, progress=False)
+        >>> result.predict(data[0], draws=5).n_draws
+        5
+    """
+    check_choice("post", post, POST)
+    if not sparse_layers(module):
+        fail("module", "a module that convert() has made", "one without sparse layers")
+    counts = (check_count("early_epochs", early_epochs, 0), check_count("epochs", epochs),
+              0 if post == "none" else check_count("post_epochs", post_epochs))
+    run = _Run(module, likelihood, data, rates or Rates(), batch_size, seed)
+    saved = _Checkpoint(checkpoint, {
+        "epochs": counts, "post": post, "rates": asdict(run.rates), "batch_size": batch_size,
+        "seed": seed, "rows": run.feed.n, "layers": repr(module)})
+    history: History = {}
+    first = saved.read(run, history)
+    total = counts[1] + counts[2]
+    with bar(total, "Training the sparse network", progress, "epochs") as steps:
+        steps.update(first)
+        for number in range(first, total):
+            run.enter("early" if number < counts[0] else
+                      "main" if number < counts[1] else post)
+            good = run.state()
+            facts, broken = run.epoch(number)
+            if broken:
+                run.restore(good)
+                warnings.warn(f"The ELBO is no number in epoch {number + 1}, by {broken}: training "
+                              "ends with the network of the epoch before. Lower the rates, or "
+                              "standardise the inputs", stacklevel=2)
+                break
+            for name, fact in facts.items():
+                history.setdefault(name, []).append(fact)
+            steps.set_postfix(_shown(facts), refresh=False)
+            steps.update(1)
+            saved.write(run, history, number + 1)
+            if callback and callback(number + 1, run.result(history)) is True:
+                break
+    return run.result(history)
+
+
+def _shown(facts: dict[str, float]) -> dict[str, str]:
+    return {name: f"{facts[name]:.4g}" for name in ("elbo", "density", "accuracy") if name in facts}
+
+
+class _Run:
+    """A converted module in training."""
+
+    def __init__(
+        self, module: nn.Module, likelihood: Likelihood, data: Any, rates: Rates,
+        batch_size: int | None, seed: int,
+    ) -> None:
+        self.module = copy.deepcopy(module).train()
+        self.layers = sparse_layers(self.module)
+        self.network = Network(plain(self.module))
+        self.likelihood, self.inner = likelihood, inner(likelihood)
+        self.rates, self.seed = rates, seed
+        self.feed = Feed(data, likelihood, self.network, batch_size, seed)
+        for layer in self.layers.values():
+            layer.noise.generator.manual_seed(derive(seed, 2))
+        self.raw = nn.Parameter(self.feed.raw.clone())
+        self.groups = self._groups()
+        self.optimizer = torch.optim.Adam(
+            [{"params": params, "lr": 0.0} for params in self.groups.values()], fused=True)
+        self.first = True
+
+    def _groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by the name of their rate."""
+        groups: dict[str, list[nn.Parameter]] = {
+            "weights": [], "inclusion": [], "covariance": [], "inclusion_prior": [], "slab": [],
+            "likelihood": [self.raw] if self.raw.numel() else []}
+        for layer in self.layers.values():
+            groups["inclusion"].append(layer.logits.mean)
+            groups["covariance"] += [p for n, p in layer.logits.named_parameters() if n != "mean"]
+            groups["inclusion_prior"] += layer.inclusion.parameters()
+            groups["slab"] += layer.slab.parameters()
+        known = {id(p) for group in groups.values() for p in group}
+        groups["weights"] = [p for p in self.module.parameters()
+                             if id(p) not in known and p.requires_grad]
+        return {name: params for name, params in groups.items() if params}
+
+    def enter(self, phase: str) -> None:
+        """Set what moves, and how fast."""
+        rates = asdict(self.rates)
+        early = phase == "early"
+        moves = {"weights": True, "likelihood": True, "inclusion": phase in ("early", "main"),
+                 "covariance": phase in ("early", "main"), "inclusion_prior": early, "slab": early}
+        for (name, params), group in zip(
+                self.groups.items(), self.optimizer.param_groups, strict=True):
+            rate = "early_inclusion" if early and name == "inclusion" else name
+            group["lr"] = rates[rate]
+            for parameter in params:
+                parameter.requires_grad_(moves[name])
+        for layer in self.layers.values():
+            layer.phase = phase if phase in ("fixed", "median") else "learned"
+
+    def epoch(self, number: int) -> tuple[dict[str, float], str]:
+        """One pass: what goes into the history, and the layer that broke, if one did."""
+        sums = {"elbo": 0.0, "kl": 0.0, "right": 0.0}
+        rows = steps = 0
+        with forked(derive(self.seed, 3, number), self.feed.device), torch.enable_grad():
+            for inputs, y in self.feed.epoch():
+                fit_terms, divergence, right, n = self._step(inputs, y)
+                sums["elbo"] += fit_terms - divergence
+                sums["kl"] += divergence
+                sums["right"] += right
+                rows, steps = rows + n, steps + 1
+                if not torch.isfinite(torch.tensor(fit_terms - divergence)):
+                    return {}, self._broken()
+        if broken := self._broken(None):
+            return {}, broken
+        facts = {"elbo": sums["elbo"] / steps, "kl": sums["kl"] / steps,
+                 "density": SparseNetwork.density_of(self.layers)}
+        if self.likelihood.kind == "classification":
+            facts["accuracy"] = sums["right"] / rows
+        return facts, ""
+
+    def _step(self, inputs: Inputs, y: Targets) -> tuple[float, float, float, int]:
+        with self._watched():
+            outputs = self.network.call(self.module, inputs)
+        terms = self.inner.with_parameters(self.raw).log_prob(outputs, y)
+        divergence = kl(self.module)
+        fitted = terms.sum() * (self.feed.n / len(terms))
+        self.optimizer.zero_grad(set_to_none=True)
+        (-(fitted - divergence) / self.feed.n).backward()
+        self.optimizer.step()
+        right = 0.0
+        if self.likelihood.kind == "classification" and isinstance(y, Tensor):
+            right = float(self._right(outputs.detach(), y))
+        return float(fitted.detach()), float(divergence.detach()), right, len(terms)
+
+    def _right(self, outputs: Tensor, y: Tensor) -> Tensor:
+        p = self.inner.mean(outputs)
+        chosen = p.argmax(-1) if p.shape[-1] > 1 else (p[..., 0] > 0.5).long()
+        return (chosen == y.reshape(chosen.shape)).sum()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Find layers that are used twice, in the first step."""
+        if not self.first:
+            yield
+            return
+        self.first, used = False, dict.fromkeys(self.layers, 0)
+
+        def counted(name: str) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                used[name] += 1
+            return hook
+
+        hooks = [layer.register_forward_hook(counted(name)) for name, layer in self.layers.items()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        twice = [name for name, count in used.items() if count > 1]
+        if twice:
+            fail("module", "layers that are used once: each use would draw weights of its own",
+                 f"{', '.join(twice)}, used more often", "Name it in keep= of convert")
+
+    def _broken(self, default: str | None = "the likelihood") -> str:
+        """The first layer with parameters that are no numbers."""
+        for name, layer in self.layers.items():
+            if any(not bool(torch.isfinite(p).all()) for p in layer.parameters()):
+                return f"layer {name!r}"
+        for name, parameter in self.module.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                return f"parameter {name!r}"
+        return default or ""
+
+    # --- copies -----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that the next epoch depends on."""
+        noise = next(iter(self.layers.values())).noise
+        return copy.deepcopy({
+            "module": self.module.state_dict(), "raw": self.raw.detach(),
+            "optimizer": self.optimizer.state_dict(), "order": self.feed.generator.get_state(),
+            "noise": noise.generator.get_state()})
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a copy."""
+        self.module.load_state_dict(state["module"])
+        self.raw.data.copy_(state["raw"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.feed.generator.set_state(state["order"])
+        next(iter(self.layers.values())).noise.generator.set_state(state["noise"])
+
+    def result(self, history: History) -> SparseNetwork:
+        """The network as it is now."""
+        module = copy.deepcopy(self.module).eval().requires_grad_(True)
+        return SparseNetwork(
+            module, self.likelihood.with_parameters(self.raw.detach()).frozen(),
+            {name: list(values) for name, values in history.items()})
+
+
+class _Checkpoint:
+    """A file with the state after the last epoch; without a path, nothing."""
+
+    def __init__(self, path: str | Path | None, settings: dict[str, Any]) -> None:
+        self.path = None if path is None else as_path(path)
+        self.settings = repr(settings)
+
+    def read(self, run: _Run, history: History) -> int:
+        """Go on from a file that is there; the number of finished epochs."""
+        if self.path is None or not self.path.exists():
+            return 0
+        try:
+            saved = torch.load(self.path, weights_only=True, map_location=run.feed.device)
+            same = saved["settings"] == self.settings
+        except Exception as error:
+            fail("checkpoint", f"a checkpoint of sparse training at '{self.path}'",
+                 type(error).__name__, "Delete it to start again, or choose another path")
+        if not same:
+            fail("checkpoint", "a checkpoint of a run with these settings",
+                 f"another at '{self.path}'", "Delete it to start again, or choose another path")
+        run.restore(saved["state"])
+        history.update(saved["history"])
+        return int(saved["finished"])
+
+    def write(self, run: _Run, history: History, finished: int) -> None:
+        """Save the state after an epoch, whole or not at all."""
+        if self.path is None:
+            return
+        file = io.BytesIO()
+        torch.save({"settings": self.settings, "state": run.state(), "history": history,
+                    "finished": finished}, file)
+        atomic_write_bytes(self.path, file.getvalue())

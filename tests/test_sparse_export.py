@@ -1,0 +1,157 @@
+"""The small network of a sparse one: same predictions, fewer units."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import subbayes
+from subbayes import InputError, sparse
+from subbayes.sparse.export import pruned
+
+
+def thinned(module, share=0.8, seed=0):
+    """A converted module of which a share of weights is out, some units wholly."""
+    made = sparse.convert(module).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in sparse.sparse_layers(made).values():
+            logits = layer.logits.mean
+            out = torch.rand(logits.shape, generator=generator) < share
+            out[: max(1, len(out) // 4)] = True  # nothing leads into these units
+            if len(out) < 3:
+                out[:] = torch.rand(out.shape, generator=generator) < share
+            logits.copy_(torch.where(out, -5.0, 5.0))
+            if layer.bias_mean is not None:
+                layer.bias_mean.add_(torch.randn(layer.bias_mean.shape, generator=generator))
+    return sparse.SparseNetwork(made, subbayes.Categorical(2))
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 20), nn.Linear(20, 12, bias=False), nn.Linear(12, 2)
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        return self.c(nn.functional.gelu(self.b(x).tanh()))
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 9), nn.Linear(9, 6)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = x + torch.tanh(self.a(x))
+        return self.head(x + self.c(torch.relu(self.b(x))))
+
+
+def norm(n):
+    made = nn.BatchNorm2d(n)
+    with torch.no_grad():
+        for tensor in (made.weight, made.bias, made.running_mean):
+            tensor.copy_(torch.randn(n))
+        made.running_var.copy_(torch.rand(n) + 0.5)
+    return made
+
+
+CASES = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Dropout(0.3), nn.Linear(30, 20),
+                                  nn.Sigmoid(), nn.Linear(20, 2)), (6,), True),
+    "functional": (Functional, (6,), True),
+    "residual": (Residual, (6,), True),
+    "cnn": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.MaxPool2d(2),
+                                  nn.Conv2d(8, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2)),
+            (3, 8, 8), True),
+    "padded": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(),
+                                     nn.Conv2d(8, 6, 3, padding=1), nn.AdaptiveAvgPool2d(1),
+                                     nn.Flatten(), nn.Linear(6, 2)), (3, 6, 6), True),
+    "norms": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), norm(8), nn.ReLU(), nn.Conv2d(8, 4, 3),
+                                    nn.Flatten(), nn.Linear(16, 2)), (3, 6, 6), True),
+    "one linear": (lambda: nn.Linear(6, 2), (6,), False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("layout", ["dense", "csr", "auto"])
+def test_the_small_network_predicts_as_the_median_model(name, layout):
+    torch.manual_seed(0)
+    make, shape, smaller = CASES[name]
+    result = thinned(make())
+    x = torch.randn(50, *shape)
+    expected = result.predict(x, structure="median", weights="mean").outputs[0]
+    small = result.export(x, layout)
+    torch.testing.assert_close(small.module(x).double(), expected, atol=1e-6, rtol=1e-5)
+    removed = [before - after for before, after in small.units.values()]
+    assert (sum(removed) > 0) == smaller
+    assert small.weights[1] < small.weights[0] or not smaller
+    if layout == "csr":
+        assert "csr" in small.layouts.values()
+    if layout == "dense":
+        assert not any(isinstance(m, sparse.CsrLinear) for m in small.module.modules())
+
+
+def test_what_branches_is_kept():
+    torch.manual_seed(1)
+    result = thinned(Residual())
+    units = result.export().units
+    assert units["a"] == (6, 6)
+    assert units["c"] == (6, 6)
+    assert units["b"][1] < units["b"][0]
+
+
+def test_a_layer_of_dead_units_keeps_one():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[0].weight.zero_()
+    small, units = pruned(net, ("0", "2"))
+    assert units["0"] == (4, 1)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(small(x), net(x))
+
+
+def test_control_flow_that_depends_on_data_leaves_all_units():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.b(self.a(x) if x.sum() > 0 else self.a(-x))
+
+    result = thinned(Odd())
+    x = torch.ones(3, 3)
+    small = result.export(x, "dense")
+    assert small.units == {"a": (4, 4), "b": (2, 2)}
+    torch.testing.assert_close(
+        small.module(x).double(), result.predict(x, structure="median", weights="mean").outputs[0],
+        atol=1e-6, rtol=1e-5)
+
+
+def test_the_posterior_of_the_surviving_weights_is_that_of_the_subnetwork():
+    torch.manual_seed(0)
+    made = sparse.convert(nn.Linear(4, 1, bias=False).double(),
+                          prior=sparse.SpikeSlab(sparse.NormalSlab(0.5), sparse.Bernoulli(0.2)))
+    with torch.no_grad():
+        made.logits.mean.copy_(torch.tensor([[3.0, -3.0, 3.0, -3.0]]))
+    x = torch.randn(30, 4, dtype=torch.float64)
+    y = x[:, 0] + 0.3 * torch.randn(30, dtype=torch.float64)
+    result = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(noise=0.3))
+    posterior = result.posterior((x, y))
+    assert posterior.rank == 2
+    own = x[:, [0, 2]].numpy()
+    precision = own.T @ own / 0.09 + np.eye(2) / 0.25
+    mean = np.linalg.solve(precision, own.T @ y.numpy() / 0.09)
+    from subbayes.inference.laplace import laplace
+
+    draws = laplace(posterior, draws=20_000, chains=1).flat()
+    start = result.weights("median", "mean")[0][[0, 2]].numpy()
+    np.testing.assert_allclose(draws.mean(0) + start, mean, atol=0.003)
+    np.testing.assert_allclose(np.cov(draws.T), np.linalg.inv(precision), atol=2e-4)
+
+
+def test_an_unknown_layout_is_refused():
+    with pytest.raises(InputError, match="layout: expected one of 'auto', 'dense', 'csr'"):
+        thinned(nn.Linear(3, 2)).export(layout="coo")
