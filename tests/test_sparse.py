@@ -12,6 +12,7 @@ from torch import nn
 import subbayes
 from subbayes import InputError, sparse
 from subbayes.sparse.factors import Noise, logits_of
+from subbayes.sparse.moments import terms
 
 DOUBLE = torch.float64
 
@@ -48,7 +49,7 @@ def test_the_slabs_bound_is_below_the_expectation_and_near_it():
     slab, rng = sparse.StudentTSlab(2.0, 0.5), np.random.default_rng(0)
     for mean, sd in ((0.0, 0.3), (1.0, 0.2), (-0.5, 1.0)):
         draws = torch.from_numpy(rng.normal(mean, sd, 200_000))
-        exact = float(slab.log_prob(draws).mean())
+        exact = float(slab.log_prob(draws).mean().detach())
         bound = float(slab.expected_log_prob(torch.tensor(mean**2 + sd**2, dtype=DOUBLE)))
         assert bound < exact + 0.005
         assert bound > exact - 0.5
@@ -68,6 +69,10 @@ def test_the_bound_is_the_best_over_factors_of_the_variance():
     assert ours == pytest.approx(value, abs=1e-4)
 
 
+def log_prob(prior, alpha):
+    return prior.expected_log_prob(alpha.sum(), (alpha * (1 - alpha)).sum(), alpha.numel())
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_beta_binomials_are_those_of_scipy(shared):
     a, b, n = 1.3, 2.6, 9
@@ -79,7 +84,7 @@ def test_beta_binomials_are_those_of_scipy(shared):
         expected = (stats.betabinom(n, a, b).logpmf(m) - np.log(special.comb(n, m)) if shared
                     else m * stats.betabinom(1, a, b).logpmf(1)
                     + (n - m) * stats.betabinom(1, a, b).logpmf(0))
-        assert float(prior.expected_log_prob(alpha)) == pytest.approx(expected, rel=1e-10)
+        assert float(log_prob(prior, alpha)) == pytest.approx(expected, rel=1e-10)
 
 
 def test_the_shared_prior_is_its_expectation_for_many_weights():
@@ -90,7 +95,7 @@ def test_the_shared_prior_is_its_expectation_for_many_weights():
     exact = (stats.betabinom(400, 1, 3).logpmf(m) - special.gammaln(401)
              + special.gammaln(m + 1) + special.gammaln(401 - m))
     error = exact.std() / math.sqrt(len(m))
-    assert abs(float(prior.expected_log_prob(alpha)) - exact.mean()) < 4 * error + 0.01
+    assert abs(float(log_prob(prior, alpha)) - exact.mean()) < 4 * error + 0.01
 
 
 # --- the divergence ------------------------------------------------------------------------------
@@ -104,26 +109,39 @@ def test_the_divergence_is_that_of_draws(structure, slab):
                  prior=sparse.SpikeSlab(slab, sparse.BetaBinomial(1.0, 2.0)))
     alpha = torch.sigmoid(made.logits.mean).detach().numpy()
     alpha = alpha[:, None] if structure == "units" else alpha
-    rng, total = np.random.default_rng(0), []
+    rng, n = np.random.default_rng(0), 4000
     mean, sd = made.mean.detach().numpy(), made.sd.detach().numpy()
     bias, bias_sd = made.bias_mean.detach().numpy(), made.bias_sd.detach().numpy()
 
-    def term(draw, at, scale):
+    def term(at, scale):
+        draw = rng.normal(at, scale, (n, *at.shape))
         log_q = stats.norm(at, scale).logpdf(draw)
         if isinstance(slab, sparse.NormalSlab):
             return log_q - stats.norm(0, 0.8).logpdf(draw)
         square = torch.from_numpy(at**2 + scale**2)
         return log_q - slab.expected_log_prob(square).detach().numpy()
 
-    for _ in range(4000):
-        gamma = rng.random(alpha.shape) < alpha
-        log_ratio = np.where(gamma, np.log(alpha / (1 / 3)), np.log((1 - alpha) / (2 / 3))).sum()
-        weights = term(rng.normal(mean, sd), mean, sd)
-        biases = term(rng.normal(bias, bias_sd), bias, bias_sd)
-        kept = gamma[:, 0] if structure == "units" else 1.0
-        total.append(log_ratio + (gamma * weights).sum() + (kept * biases).sum())
-    error = np.std(total) / math.sqrt(len(total))
+    gamma = rng.random((n, *alpha.shape)) < alpha
+    log_ratio = np.where(gamma, np.log(alpha / (1 / 3)), np.log((1 - alpha) / (2 / 3)))
+    kept = gamma[:, :, 0] if structure == "units" else np.ones((n, 1))
+    total = (log_ratio.sum((1, 2)) + (gamma * term(mean, sd)).sum((1, 2))
+             + (kept * term(bias, bias_sd)).sum(1))
+    error = np.std(total) / math.sqrt(n)
     assert abs(float(made.kl()) - np.mean(total)) < 4 * error
+
+
+@pytest.mark.parametrize("slab", [sparse.NormalSlab(0.8), sparse.StudentTSlab(2.0, 0.5)])
+def test_gradients_by_hand_are_those_of_autograd(slab):
+    made = layer()
+    outputs = [made.mean, made.raw_sd, made.logits.mean]
+    found = []
+    for learned in (True, False):  # learned hyper-parameters take autograd's way
+        slab.requires_grad_(learned)
+        values = terms(*outputs, slab, compiled=False)
+        total = sum(((i + 1.3) * value.sin()).sum() for i, value in enumerate(values))
+        found.append([*values, *torch.autograd.grad(total, outputs)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 # --- factors -------------------------------------------------------------------------------------
@@ -169,6 +187,7 @@ def draws_of(made, x, n):
 
 @pytest.mark.parametrize("structure", ["weights", "units"])
 @pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank"])
+@pytest.mark.usefixtures("unchecked")
 def test_both_estimators_draw_outputs_of_the_same_moments(posterior, structure):
     if structure == "units" and posterior != "mean-field":
         pytest.skip("one logit a unit")
@@ -177,14 +196,15 @@ def test_both_estimators_draw_outputs_of_the_same_moments(posterior, structure):
     for estimator in ("local", "relaxed"):
         made = layer(posterior=posterior, structure=structure, estimator=estimator,
                      temperature=1e-3)
-        drawn = draws_of(made, x, 8000)
+        drawn = draws_of(made, x, 4000)
         found.append((drawn.mean(0), drawn.var(0)))
     (mean, variance), (theirs, other) = found
-    error = (variance / 8000).sqrt()
+    error = (variance / 4000).sqrt()
     assert bool(((mean - theirs).abs() < 6 * error).all())
-    assert float((variance / other - 1).abs().max()) < 0.15
+    assert float((variance / other - 1).abs().max()) < 0.2
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_convolutions_have_the_moments_of_their_weights():
     torch.manual_seed(0)
     for conv, x in ((nn.Conv2d(2, 3, 3, padding=1, stride=2), torch.randn(2, 2, 5, 5)),
@@ -197,7 +217,7 @@ def test_convolutions_have_the_moments_of_their_weights():
         naive = []
         with torch.no_grad():
             for weight in weights:
-                own = nn.utils.stateless.functional_call(
+                own = torch.func.functional_call(
                     conv, {"weight": weight, "bias": conv.bias}, (x,))
                 shift = (0.3 * torch.randn(len(conv.bias))).reshape(-1, *[1] * (x.ndim - 2))
                 naive.append(own + shift)
@@ -207,6 +227,7 @@ def test_convolutions_have_the_moments_of_their_weights():
         assert float((drawn.var(0) - naive.var(0)).abs().max()) < 0.3 * scale**2
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_estimators_gradients_agree_in_expectation():
     """Linear regression: the expected log-likelihood depends on two moments of the outputs."""
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
@@ -218,7 +239,7 @@ def test_the_estimators_gradients_agree_in_expectation():
         made = sparse.convert(base, estimator=estimator, inclusion=0.6, sd=0.3, temperature=0.05)
         made.train()
         sums = []
-        for _ in range(6000):
+        for _ in range(2000):
             made.zero_grad()
             (-sparse.elbo(made, subbayes.Gaussian(1.0), x, y, 20)).backward()
             sums.append(torch.cat([p.grad.reshape(-1) for p in (
@@ -246,6 +267,7 @@ def test_a_pretrained_network_is_unchanged_where_all_is_in_and_certain():
 # --- exact posteriors ----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_an_orthogonal_design_has_its_exact_posterior():
     """All 2^p models by enumeration; mean-field is exact there (normal slab, known noise)."""
     p, n, sigma, slab, prior = 4, 40, 0.5, 0.6, 0.3
@@ -332,6 +354,7 @@ def test_draws_of_weights_have_the_moments_of_the_posterior():
     torch.testing.assert_close(median, torch.where(alpha > 0.5, mean, 0.0))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_useful_input_is_found_among_noise():
     x, y = blobs(400)
     made = sparse.convert(nn.Linear(4, 2), inclusion=0.5, sd=0.1,
@@ -379,9 +402,8 @@ def test_an_elbo_that_is_no_number_ends_training_with_the_last_good_network():
     x, y = blobs()
     made = sparse.convert(net(dtype=torch.float32))
     with pytest.warns(UserWarning, match="The ELBO is no number in epoch 1, by"):
-        result = sparse.fit(made, subbayes.Categorical(2), (x * torch.inf, y), **QUICK) if (
-            False) else sparse.fit(made, subbayes.Categorical(2), (x, y),
-                                   rates=sparse.Rates(weights=1e30), **QUICK)
+        result = sparse.fit(made, subbayes.Categorical(2), (x, y),
+                            rates=sparse.Rates(weights=1e30), **QUICK)
     for name, parameter in result.module.named_parameters():
         assert bool(torch.isfinite(parameter).all()), name
     torch.testing.assert_close(result.network.weights, subbayes.Network(

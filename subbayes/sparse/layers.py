@@ -19,9 +19,9 @@ gives the posterior mean's outputs.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from torch.nn import functional
 
 from subbayes.checks import check_choice, check_positive
 from subbayes.sparse.factors import Logits, Noise, logits_of
+from subbayes.sparse.moments import ENTROPY, terms
 from subbayes.sparse.priors import SpikeSlab
 
 __all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer"]
@@ -43,9 +44,9 @@ Operation = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 
 class _Drawn:
-    """Probabilities of the last forward pass; copies of a layer begin without."""
+    """The divergence at the draw of the last forward pass; copies of a layer begin without."""
 
-    alpha: Tensor | None = None
+    kl: Tensor | None = None
 
     def __deepcopy__(self, _: object) -> _Drawn:
         return _Drawn()
@@ -71,6 +72,7 @@ class SparseLayer(nn.Module):
         original: the layer it replaces, alone in a tuple.
         phase: "learned", "fixed" (inclusion probabilities stand still) or "median" (weights with a
             probability above 1/2 are in, the others out, for good).
+        compiled: whether what is done for each weight is compiled into one loop.
     """
 
     mask: Tensor
@@ -102,7 +104,7 @@ class SparseLayer(nn.Module):
                            device=weight.device)
         self.logits: Logits = logits_of(posterior, start, rank, noise)
         self.slab, self.inclusion = prior.copied()
-        self.phase = "learned"
+        self.phase, self.compiled = "learned", False
         self._drawn = _Drawn()
 
     # --- the variational distribution -------------------------------------------------------
@@ -146,14 +148,23 @@ class SparseLayer(nn.Module):
         if not self.training:
             return self.operation(x, self.probability() * self.mean, self._mean_bias())
         logits = self._drawn_logits()
-        alpha = self._drawn.alpha = self._sure(logits)
-        relaxed = self.estimator == "relaxed" or self.structure == "units"
-        gamma = self._indicators(logits) if relaxed else alpha
-        gamma = self._shaped(gamma)
+        if self.estimator == "local" and self.structure == "weights" and self.phase != "median":
+            mean, variance, *sums = self._terms_of(logits)
+            self._drawn.kl = self._divergence(*sums)
+            bias = None if self.bias_mean is None else self.bias_sd.square()
+            return self._noisy(self.operation(x, mean, self.bias_mean),
+                               self.operation(x.square(), variance, bias))
+        self._drawn.kl = self._kl_at(logits)
+        gamma = self._shaped(self._indicators(logits))
         if self.estimator == "relaxed":
             weight = gamma * (self.mean + self.sd * self.noise.normal(self.mean.shape, self.mean))
             return self.operation(x, weight, self._drawn_bias(gamma))
         return self._local(x, gamma)
+
+    def _terms_of(self, logits: Tensor) -> Any:
+        """See `moments`."""
+        return terms(self.mean, self.raw_sd, logits.reshape(self.mean.shape), self.slab,
+                     self.compiled)
 
     def _sure(self, logits: Tensor) -> Tensor:
         """Probabilities, which are 0 or 1 in the median model."""
@@ -168,17 +179,14 @@ class SparseLayer(nn.Module):
             ((logits - torch.logit(u)) / self.temperature).clamp(-_MOST, _MOST))
 
     def _local(self, x: Tensor, gamma: Tensor) -> Tensor:
-        """A draw of the outputs; gamma are probabilities of weights, or indicators of units."""
-        variance = self.sd.square()
-        if self.structure == "weights":
-            variance = gamma * (variance + (1 - gamma) * self.mean.square())
-        else:
-            variance = gamma.square() * variance
-        mean = self.operation(x, gamma * self.mean, None if self.bias_mean is None
-                           else self._kept(self.bias_mean, gamma))
-        spread = self.operation(x.square(), variance, None if self.bias_mean is None
-                             else self._kept(self.bias_sd.square(), gamma.square()))
-        sd = (spread + torch.finfo(spread.dtype).tiny).sqrt()
+        """A draw of the outputs given indicators."""
+        bias = None if self.bias_mean is None else self._kept(self.bias_mean, gamma)
+        own = None if bias is None else self._kept(self.bias_sd.square(), gamma.square())
+        return self._noisy(self.operation(x, gamma * self.mean, bias), self.operation(
+            x.square(), gamma.square() * self.sd.square(), own))
+
+    def _noisy(self, mean: Tensor, variance: Tensor) -> Tensor:
+        sd = (variance + torch.finfo(variance.dtype).tiny).sqrt()
         return mean + sd * self.noise.normal(mean.shape, mean)
 
     def _kept(self, bias: Tensor, gamma: Tensor) -> Tensor:
@@ -206,14 +214,22 @@ class SparseLayer(nn.Module):
            + \sum \alpha \bigl(-\tfrac12 \log(2\pi e \tau^2)
            - \mathrm{E}_{N(\kappa, \tau^2)} \log p(\beta)\bigr) $$
 
-        Random probabilities are those of the last forward pass in training mode.
+        Where probabilities are random, those are meant with which the last forward pass in
+        training mode was drawn, if this is asked for once after it.
         """
-        alpha = self._drawn.alpha
-        if alpha is None or self.posterior == "mean-field":
-            alpha = self._sure(self._drawn_logits())
-        slab = self._slab_kl(self.mean, self.sd)
-        by_unit = slab.flatten(1).sum(1) if self.structure == "units" else slab.flatten(1)
+        found, self._drawn.kl = self._drawn.kl, None
+        if found is not None and found.requires_grad == torch.is_grad_enabled():
+            return found
+        return self._kl_at(self._drawn_logits())
+
+    def _kl_at(self, logits: Tensor) -> Tensor:
+        if self.structure == "weights" and self.phase != "median":
+            return self._divergence(*self._terms_of(logits)[2:])
+        alpha = self._sure(logits)
+        by_unit = self._slab_kl(self.mean, self.sd).flatten(1)
         bias: Tensor | float = 0.0
+        if self.structure == "units":
+            by_unit = by_unit.sum(1)
         if self.bias_mean is not None:
             own = self._slab_kl(self.bias_mean, self.bias_sd)
             if self.structure == "units":
@@ -223,20 +239,23 @@ class SparseLayer(nn.Module):
         total = (alpha * by_unit).sum() + bias
         if self.phase == "median":
             return total
-        return total - _entropy(alpha) - self.inclusion.expected_log_prob(alpha)
+        return (total + (alpha * logits - functional.softplus(logits)).sum()
+                - self.inclusion.expected_log_prob(
+                    alpha.sum(), (alpha * (1 - alpha)).sum(), alpha.numel()))
+
+    def _divergence(self, weights: Tensor, count: Tensor, variance: Tensor) -> Tensor:
+        """That of weights with indicators of their own, and of the biases."""
+        total = weights - self.inclusion.expected_log_prob(count, variance, self.mean.numel())
+        if self.bias_mean is not None:
+            total = total + self._slab_kl(self.bias_mean, self.bias_sd).sum()
+        return total
 
     def _slab_kl(self, mean: Tensor, sd: Tensor) -> Tensor:
-        entropy = 0.5 * math.log(2 * math.pi * math.e) + sd.log()
-        return -entropy - self.slab.expected_log_prob(mean.square() + sd.square())
+        return -(ENTROPY + sd.log()) - self.slab.expected_log_prob(mean.square() + sd.square())
 
     def extra_repr(self) -> str:
         """What it replaces."""
         return f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.estimator}"
-
-
-def _entropy(alpha: Tensor) -> Tensor:
-    """Of independent indicators, summed."""
-    return -(torch.xlogy(alpha, alpha) + torch.xlogy(1 - alpha, 1 - alpha)).sum()
 
 
 def _operation_of(layer: nn.Module) -> tuple[Operation, Callable[[Tensor], Tensor]]:
@@ -248,10 +267,10 @@ def _operation_of(layer: nn.Module) -> tuple[Operation, Callable[[Tensor], Tenso
     own: dict[str, Any] = {"stride": layer.stride, "dilation": layer.dilation,
                            "groups": layer.groups}
     if layer.padding_mode == "zeros":
-        return partial(_convolved, conv, own | {"padding": layer.padding}), _unchanged
-    pad = partial(functional.pad, pad=layer._reversed_padding_repeated_twice,
+        return functools.partial(_convolved, conv, own | {"padding": layer.padding}), _unchanged
+    pad = functools.partial(functional.pad, pad=layer._reversed_padding_repeated_twice,
                   mode=layer.padding_mode)
-    return partial(_convolved, conv, own), pad
+    return functools.partial(_convolved, conv, own), pad
 
 
 def _convolved(

@@ -50,6 +50,10 @@ class Slab(_Hyper):
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         r"""The expected log density of weights with $\mathrm{E}[\beta^2]$, or a bound of it."""
 
+    @abstractmethod
+    def expected_slope(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Its derivative in that."""
+
 
 class NormalSlab(Slab):
     r"""$\beta \sim N(0, s^2)$.
@@ -75,6 +79,10 @@ class NormalSlab(Slab):
         """Exact: the log density is linear in the square."""
         log_scale = self.log_scale.to(square)
         return -0.5 * (math.log(2 * math.pi) + square * (-2 * log_scale).exp()) - log_scale
+
+    def expected_slope(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Constant."""
+        return -0.5 * (-2 * self.log_scale).exp().to(square).expand_as(square)
 
 
 class StudentTSlab(Slab):
@@ -116,13 +124,26 @@ class StudentTSlab(Slab):
         return constant - (a + 0.5).to(square) * torch.log1p(
             0.5 * square * (-log_rate).exp().to(square))
 
+    def expected_slope(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Of the bound."""
+        a, b = self.log_shape.exp().to(square), self.log_rate.exp().to(square)
+        return -(a + 0.5) / (2 * b + square)
+
 
 class Inclusion(_Hyper):
     """The distribution of which weights of a layer are in."""
 
     @abstractmethod
-    def expected_log_prob(self, alpha: Float[Tensor, "*S"]) -> Float[Tensor, ""]:
-        """Expected log probability where weights are in independently with `alpha`, summed."""
+    def expected_log_prob(
+        self, count: Float[Tensor, ""], variance: Float[Tensor, ""], n: int
+    ) -> Float[Tensor, ""]:
+        r"""Expected log probability where weights are in independently with $\alpha$.
+
+        Args:
+            count: expected number of weights that are in, $\sum \alpha$.
+            variance: variance of that number, $\sum \alpha (1 - \alpha)$.
+            n: number of weights.
+        """
 
     @property
     @abstractmethod
@@ -152,10 +173,12 @@ class Bernoulli(Inclusion):
         """Prior probability of a weight being in."""
         return self._probability
 
-    def expected_log_prob(self, alpha: Float[Tensor, "*S"]) -> Float[Tensor, ""]:
-        """Linear in alpha."""
+    def expected_log_prob(
+        self, count: Float[Tensor, ""], variance: Float[Tensor, ""], n: int
+    ) -> Float[Tensor, ""]:
+        """Linear in the count."""
         p = self._probability
-        return (alpha * math.log(p) + (1 - alpha) * math.log1p(-p)).sum()
+        return count * math.log(p) + (n - count) * math.log1p(-p)
 
     def __repr__(self) -> str:
         return f"Bernoulli({self._probability:g})"
@@ -195,19 +218,19 @@ class BetaBinomial(Inclusion):
         a, b = (math.exp(float(p.detach())) for p in (self.log_a, self.log_b))
         return round(a / (a + b), 12)
 
-    def expected_log_prob(self, alpha: Float[Tensor, "*S"]) -> Float[Tensor, ""]:
+    def expected_log_prob(
+        self, count: Float[Tensor, ""], variance: Float[Tensor, ""], n: int
+    ) -> Float[Tensor, ""]:
         """See the class."""
         if not self.shared:
             log_odds = self.log_a - self.log_b
-            log_in = nn.functional.logsigmoid(log_odds).to(alpha)
-            log_out = nn.functional.logsigmoid(-log_odds).to(alpha)
-            inside = alpha.sum()
-            return inside * log_in + (alpha.numel() - inside) * log_out
-        a, b, n = self.log_a.exp(), self.log_b.exp(), alpha.numel()
-        m, variance = alpha.double().sum(), (alpha * (1 - alpha)).double().sum()
+            log_in = nn.functional.logsigmoid(log_odds).to(count)
+            log_out = nn.functional.logsigmoid(-log_odds).to(count)
+            return count * log_in + (n - count) * log_out
+        a, b, m = self.log_a.exp(), self.log_b.exp(), count.double()
         value = _log_beta(a + m, b + n - m) - _log_beta(a, b)
         bend = torch.polygamma(1, a + m) + torch.polygamma(1, b + n - m)
-        return (value + 0.5 * bend * variance).to(alpha)
+        return (value + 0.5 * bend * variance.double()).to(count)
 
 
 def _log_beta(a: Tensor, b: Tensor) -> Tensor:
