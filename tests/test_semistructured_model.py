@@ -13,6 +13,7 @@ from subbayes.semistructured import (
     NormalPrior,
     SemiStructuredRegression,
 )
+from subbayes.semistructured.construction import trained
 
 SHORT = Fitting(epochs=20, batch_size=None, patience=None, validation=None)
 QUICK = {"draws": 10, "warmup": 20, "chains": 2, "progress": False, "fitting": SHORT}
@@ -407,6 +408,19 @@ def test_a_report_holds_the_effects_and_their_pictures(fitted, tmp_path):
     for piece in ("All of it", "C(sex)[T.m]", "sd(s(u))", "9 test rows", "orthogonal"):
         assert piece in text
     assert text.count("<img") == 5  # the forest, and x, sex, u, g
+
+
+def test_the_best_epoch_is_taken_with_patience_and_without():
+    frame = table(60)
+    model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])})
+    rows = model.specification.on(frame, None)
+    for patience in (None, 40):
+        fitting = Fitting(epochs=40, learning_rate=0.1, batch_size=8, patience=patience)
+        found = trained(rows.structure, rows.deep, rows.family, rows.data,
+                        np.zeros(rows.structure.size), 1, fitting, 0, False)
+        held_out = found.history["validation_log_likelihood"]
+        assert len(held_out) == 40
+        assert found.best_epoch == 1 + np.argmax(held_out) < 40
 
 
 # --- deep ensembles, for comparison --------------------------------------------------------------

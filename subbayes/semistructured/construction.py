@@ -208,9 +208,12 @@ def trained(
 
 
 def _options(fitting: Fitting) -> dict[str, Any]:
+    patience = fitting.patience
+    if patience is None and fitting.validation is not None:
+        patience = fitting.epochs  # never stops, and takes the best
     return {"epochs": fitting.epochs, "learning_rate": fitting.learning_rate,
             "batch_size": fitting.batch_size, "weight_decay": fitting.weight_decay or None,
-            "validation": fitting.validation, "patience": fitting.patience}
+            "validation": fitting.validation, "patience": patience}
 
 
 def _joined(
