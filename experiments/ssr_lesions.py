@@ -27,6 +27,7 @@ from torch.utils.data import Dataset
 
 from experiments import images
 from experiments.store import Record, Store, key_of
+from experiments.uci import write_between
 from subbayes import metrics
 from subbayes.checks import InputError, check_count, fail
 from subbayes.draws import Draws
@@ -87,7 +88,7 @@ class Plan:
     chains: int = 4
     draws: int = 75
     warmup: int = 10
-    wider: float = 1.3
+    wider: float = 1.5
     laplace_draws: int = 75
     predicting: int = 200
     age_draws: int = 1000
@@ -96,7 +97,7 @@ class Plan:
         """How the network is trained."""
         return Fitting(epochs=self.epochs, learning_rate=self.learning_rate,
                        batch_size=self.batch_size, weight_decay=self.weight_decay,
-                       validation=self.validation, patience=None)
+                       validation=self.validation, patience=self.epochs)
 
 
 # --- images and folds -----------------------------------------------------------------------------
@@ -265,6 +266,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", nargs="+", default=list(USUAL), choices=list(METHODS))
     parser.add_argument("--figure", default=None, metavar="PNG",
                         help="write figures 6 and 13 to this file")
+    parser.add_argument("--write", default=None, metavar="PAGE",
+                        help="put the tables between the marks of this page")
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
@@ -282,8 +285,11 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
                 say(f"{name}, fold {fold + 1}: {store[key]['seconds']:.0f} s, "
                     f"AUC {store[key]['auc']:.3f}, log predictive density {store[key]['lppd']:.4f}")
             found[name].append(store[key])
-    for line in table(found):
+    lines = [*table(found), "", *by_fold(found)]
+    for line in lines:
         say(line)
+    if options.write:
+        write_between(options.write, "ssr_lesions", "\n".join(lines))
     if options.figure:
         from experiments.ssr_lesions_page import figure
         from subbayes.plots.style import save
@@ -311,6 +317,23 @@ def table(found: Mapping[str, Sequence[Record]]) -> list[str]:
             f"| {min(r['ess'] for r in records):.0f} "
             f"| {np.mean([r['seconds'] for r in records]):.0f} |")
     return lines
+
+
+def by_fold(found: Mapping[str, Sequence[Record]]) -> list[str]:
+    """A Markdown table: AUC, log predictive density and the effect's mean and sd, by fold.
+
+    The last row is the mean difference from the first method in AUC and log predictive density,
+    with the standard error of differences on the same folds.
+    """
+    lines = [f"| fold | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
+    for fold in range(min(len(records) for records in found.values())):
+        cells = [f"{r['auc']:.3f}, {r['lppd']:.3f}; {r['mean']:.3f}, {r['sd']:.3f}"
+                 for r in (records[fold] for records in found.values())]
+        lines.append(f"| {fold + 1} | {' | '.join(cells)} |".replace("-", "−"))
+    first, *others = found.values()
+    gaps = ["", *(", ".join(_average([r[k] - f[k] for r, f in zip(records, first, strict=True)])
+                            for k in ("auc", "lppd")) for records in others)]
+    return [*lines, f"| difference | {' | '.join(gaps)} |"]
 
 
 def _average(values: Sequence[float]) -> str:

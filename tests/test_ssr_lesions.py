@@ -29,7 +29,7 @@ def data():
 
 
 def options(results, **changes):
-    given = {"folds": 1, "methods": METHODS, "figure": None, "results": str(results),
+    given = {"folds": 1, "methods": METHODS, "figure": None, "write": None, "results": str(results),
              "data_dir": None}
     return argparse.Namespace(**(given | changes))
 
@@ -81,8 +81,11 @@ def test_folds_keep_lesions_together_and_have_the_ages(data):
 def test_an_interrupted_run_goes_on_and_draws_its_picture(tmp_path, monkeypatch):
     said = []
     experiment.run(options(tmp_path, methods=METHODS[1:]), lambda *_: None, TINY)
-    found = experiment.run(options(tmp_path, figure=str(tmp_path / "figure.png")), said.append,
-                           TINY)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- ssr_lesions: begin -->\n<!-- ssr_lesions: end -->\n")
+    found = experiment.run(options(tmp_path, figure=str(tmp_path / "figure.png"),
+                                   write=str(page)), said.append, TINY)
+    assert "| difference |  | " in page.read_text()
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert list(found) == METHODS
     assert all(0 <= r["auc"] <= 1 and r["lppd"] < 0 for each in found.values() for r in each)
