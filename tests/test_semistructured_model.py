@@ -9,6 +9,7 @@ from torch import nn
 from subbayes import InputError
 from subbayes.semistructured import (
     Deep,
+    Exponential,
     Fitting,
     NormalPrior,
     SemiStructuredRegression,
@@ -165,7 +166,7 @@ def test_networks_of_other_columns_are_centred_and_those_of_tensors_are_left():
         frame, rank=2, **QUICK)
     deep = model.contributions(frame)["deep"]["mean"]
     assert abs(deep.mean()) < 1e-4 * frame.y.std()
-    assert model.is_orthogonal
+    assert model.orthogonal_to == "intercept"
     for options, expected in (({}, False), ({"orthogonal": True}, True)):
         own = SemiStructuredRegression("y ~ x", deep={"net": net()}, **options).fit(
             frame, inputs={"net": frame[["u"]].to_numpy(dtype=np.float32)}, rank=2, **QUICK)
@@ -421,6 +422,74 @@ def test_the_best_epoch_is_taken_with_patience_and_without():
         held_out = found.history["validation_log_likelihood"]
         assert len(held_out) == 40
         assert found.best_epoch == 1 + np.argmax(held_out) < 40
+
+
+# --- what a model withstands ---------------------------------------------------------------------
+
+
+FEW = {"draws": 20, "warmup": 30, "chains": 2, "progress": False}
+
+
+def test_a_prediction_that_fails_leaves_the_model_as_it_was():
+    frame = table()
+    model = SemiStructuredRegression("y ~ x + C(sex)").fit(frame, **FEW)
+    expected = model.predict(frame.head(3)).mean
+    for bad, said in ((frame.head(1).assign(x="7"), "x: expected numbers, as in training"),
+                      (frame.head(1).assign(sex="q"), "sex: expected the levels seen in training"),
+                      (frame.head(0), "data: expected at least one row")):
+        with pytest.raises(InputError, match=said):
+            model.predict(bad)
+    np.testing.assert_array_equal(model.predict(frame.head(3)).mean, expected)
+    model.effect("x")
+
+
+def test_values_that_a_formula_makes_no_numbers_are_named():
+    frame = table().assign(z=lambda d: d.u.abs() + 0.1)
+    with pytest.raises(InputError, match=r"term 'np.log\(z\)': expected finite numbers, got 2 row"):
+        SemiStructuredRegression("y ~ np.log(z)").fit(frame.assign(
+            z=frame.z.where(frame.index > 1, -1.0)), **FEW)
+    model = SemiStructuredRegression("y ~ np.log(z)").fit(frame, **FEW)
+    with pytest.raises(InputError, match="1 rows without one, the first at position 2"):
+        model.predict(frame.head(3).assign(z=[1.0, 2.0, -1.0]))
+
+
+def test_new_groups_have_the_variance_of_groups():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"school": np.repeat(np.arange(12), 8)})
+    frame["y"] = rng.normal(size=12)[frame.school] + 0.2 * rng.normal(size=96)
+    model = SemiStructuredRegression("y ~ re(school)").fit(
+        frame, draws=300, warmup=200, chains=2, progress=False)
+    new = pd.DataFrame({"school": [3, 99, 99, 100]})
+    with pytest.raises(InputError, match="Pass new_levels='sample'"):
+        model.predict(new)
+    with pytest.raises(InputError, match="school: expected numbers, as in training"):
+        model.predict(pd.DataFrame({"school": ["3"]}))
+    average = model.predict(new, new_levels="reference")
+    drawn = model.predict(new, new_levels="sample")
+    tau = model.effects()["sd(re(school))"]
+    assert drawn.epistemic[1] == pytest.approx(
+        average.epistemic[1] + (tau**2).mean(), rel=0.25)
+    np.testing.assert_array_equal(drawn.outputs[:, 1], drawn.outputs[:, 2])  # one school
+    assert np.abs(drawn.outputs[:, 1] - drawn.outputs[:, 3]).max() > 0.1
+    np.testing.assert_array_equal(drawn.outputs[:, 0], average.outputs[:, 0])
+    again = model.predict(new, new_levels="sample")
+    np.testing.assert_array_equal(again.outputs, drawn.outputs)
+
+
+def test_what_networks_are_orthogonal_to_is_said():
+    frame = table(40)
+    for wanted, said in (("auto", "intercept"), (True, "effects"), (False, "nothing")):
+        model = SemiStructuredRegression("y ~ x", deep={"n": (net(), "u")}, orthogonal=wanted)
+        model.fit(frame, rank=2, **QUICK)
+        assert model.orthogonal_to == said
+        assert model.is_orthogonal is (said == "effects")
+
+
+def test_priors_of_deviations_and_scales_by_the_names_of_the_summary():
+    model = SemiStructuredRegression("y ~ s(x)", priors={"sd(s(x))": 0.5, "sigma": Exponential(2)})
+    model.fit(table(), **FEW)
+    assert repr(model.fittable.structure.priors["sd(s(x))"]) == "Exponential(mean=0.5)"
+    assert repr(model.fittable.structure.priors["sigma.Intercept"]) == "Exponential(mean=2)"
 
 
 # --- deep ensembles, for comparison --------------------------------------------------------------

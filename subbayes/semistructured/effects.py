@@ -256,6 +256,10 @@ def chosen_priors(
     """
     priors = dict(defaults)
     for name, value in (given or {}).items():
+        if name.startswith("sd(") and isinstance(value, (int, float)):
+            value = Exponential(float(value))
+        elif name in design.parameters and f"{name}.Intercept" in priors:
+            name = f"{name}.Intercept"  # as the summary calls a parameter without effects
         prior = prior_of(f"priors[{name!r}]", value)
         if name not in priors:
             own = [t.name for t in design.terms if name in (*t.variables, t.name)]

@@ -7,6 +7,7 @@ and levels.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 import warnings
@@ -18,7 +19,7 @@ import numpy as np
 import pandas as pd
 from formulaic import Formula, ModelSpec
 from formulaic.errors import FormulaicError
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from subbayes.checks import check_choice, fail, fail_type
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
@@ -27,7 +28,7 @@ __all__ = ["Design", "Missing", "NewLevels", "Term", "check_columns", "drop_miss
            "split_formula"]
 
 Missing = Literal["drop", "error"]
-NewLevels = Literal["error", "reference"]
+NewLevels = Literal["error", "reference", "sample"]
 
 _CONTEXT = {**TRANSFORMS, "np": np, "offset": lambda x: x}
 
@@ -110,11 +111,14 @@ class Design:
         self._specs: dict[str, ModelSpec] = {}
         self._kept: dict[str, list[int]] = {}
         self._offsets: dict[str, list[int]] = {}
+        self._said_by: dict[str, list[tuple[str, bool]]] = {}
         self.names: list[str] = []
         self.terms: list[Term] = []
         self.owner: list[str] = []
         for parameter, text in right.items():
             self._add(parameter, text, frame, parameter not in without_intercept)
+        self._numeric = [name for name in self.variables if name in frame.columns
+                         and pd.api.types.is_numeric_dtype(frame[name])]
         raw = self._raw(frame)
         self.center = np.zeros(len(self.names))
         for parameter in self.parameters:
@@ -131,8 +135,12 @@ class Design:
         self._specs[parameter] = spec
         prefix = "" if parameter == self.parameters[0] else f"{parameter}."
         kept, offsets = [], []
+        said_by = [("", False)] * len(matrix.columns)
+        self._said_by[parameter] = said_by
         for term, places in spec.term_indices.items():
             name = str(term)
+            for place in places:
+                said_by[place] = name, _categorical(spec, term)
             if name.startswith("offset("):
                 offsets += places
                 continue
@@ -187,13 +195,14 @@ class Design:
 
         Args:
             frame: the rows.
-            new_levels: "error", or "reference" to give rows of unseen levels no effect of that
-                factor: that of its reference level.
+            new_levels: "error", "reference" to give rows of unseen levels no effect of that
+                factor: that of its reference level, or of the average group, or "sample", which
+                lets new groups of random effects pass.
 
         Raises:
             InputError: unknown columns, missing values, or unseen levels, by name.
         """
-        check_choice("new_levels", new_levels, ("error", "reference"))
+        check_choice("new_levels", new_levels, ("error", "reference", "sample"))
         self._check(frame, new_levels)
         offsets = np.column_stack([
             self._full(p, frame)[:, self._offsets[p]].sum(1) for p in self.parameters])
@@ -206,23 +215,64 @@ class Design:
             if missing:
                 fail(name, "no missing values", f"{missing} of {len(frame)} rows without one",
                      "Drop these rows or fill them in")
+        for name in self._numeric:
+            if not pd.api.types.is_numeric_dtype(frame[name]):
+                fail(name, "numbers, as in training", f"values such as {frame[name].iloc[0]!r}"
+                     if len(frame) else "none")
         if new_levels == "reference":
             return
         for name, levels in self.levels().items():
             if name in frame.columns:
-                unseen = [v for v in frame[name].unique() if v not in levels]
-                if unseen:
-                    fail(name, "the levels seen in training: " + ", ".join(map(str, levels)),
-                         ", ".join(map(str, unseen)),
-                         "Use re(...) in the formula for factors with new levels, or pass "
-                         "new_levels='reference'")
+                _check_levels(name, levels, frame[name], "Pass new_levels='reference' to give "
+                              "them the effect of the reference level")
+        if new_levels == "error":
+            for name, levels in self._groups().values():
+                _check_levels(name, levels, frame[name], "Pass new_levels='sample' to draw the "
+                              "effects of new groups, or 'reference' for the average group")
+
+    def _groups(self) -> dict[str, tuple[str, list[Any]]]:
+        """Column and levels of the groups of random effects, by term."""
+        found = {}
+        for term in self.terms:
+            if term.kind != "random" or len(term.variables) != 1:
+                continue
+            expression = f"re({term.variables[0]})"
+            state = self._specs[term.parameter].transform_state.get(expression)
+            if state:
+                found[term.name] = term.variables[0], list(state["levels"])
+        return found
+
+    def new_groups(self, frame: pd.DataFrame) -> dict[str, Int[np.ndarray, "n"]]:
+        """By random term, the number of the new group of each row; -1 for groups known.
+
+        Args:
+            frame: the rows.
+        """
+        found = {}
+        for term, (name, levels) in self._groups().items():
+            new = ~frame[name].isin(levels).to_numpy()
+            codes = np.full(len(frame), -1)
+            codes[new] = pd.factorize(frame[name][new])[0]
+            if new.any():
+                found[term] = codes
+        return found
 
     def _full(self, parameter: str, frame: pd.DataFrame) -> Float[np.ndarray, "n p"]:
-        with warnings.catch_warnings():
+        spec = copy.deepcopy(self._specs[parameter])  # evaluating writes into it
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # unseen levels: said in words of our own
-            found = self._specs[parameter].get_model_matrix(frame, context=_CONTEXT,
-                                                            na_action="ignore")
-        return np.nan_to_num(np.asarray(found, dtype=np.float64).reshape(len(frame), -1))
+            found = spec.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
+        values = np.array(found, dtype=np.float64).reshape(len(frame), -1)
+        odd = ~np.isfinite(values)
+        for place in np.flatnonzero(odd.any(0)):
+            name, categorical = self._said_by[parameter][place]
+            if not categorical:  # levels unseen in training are 0
+                rows = np.flatnonzero(odd[:, place])
+                fail(f"term {name!r}", "finite numbers", f"{len(rows)} rows without one, the "
+                     f"first at position {rows[0]}", "Leave these rows out, or transform the "
+                     "column another way")
+        values[odd] = 0.0
+        return values
 
     def _raw(self, frame: pd.DataFrame) -> Float[np.ndarray, "n p"]:
         return np.column_stack(
@@ -253,6 +303,16 @@ class Design:
                 said.append(self.names[whole[place]] + " = " + " + ".join(
                     self.names[whole[i]] for i in partners))
         return said
+
+
+def _check_levels(name: str, levels: list[Any], values: pd.Series, remedy: str) -> None:
+    unseen = [v for v in values.unique() if v not in levels]
+    if not unseen:
+        return
+    alike = {str(v) for v in unseen} & {str(v) for v in levels}
+    word = repr if alike else str
+    fail(name, "the levels seen in training: " + ", ".join(map(word, levels)),
+         ", ".join(map(word, unseen)), "Give the column its type in training" if alike else remedy)
 
 
 def check_columns(needed: Iterable[str], frame: pd.DataFrame, argument: str = "data") -> None:
@@ -311,13 +371,15 @@ def _kind(name: str, spec: ModelSpec, term: Any, matrix: Any, places: list[int])
         return "smooth" if kinds == {"s"} else "random"
     if kinds:
         fail(f"term {name!r}", "s(...) and re(...) on their own", "an interaction")
-    sorts = [getattr(spec.encoder_state[f][0], "value", "") for f in term.factors
-             if f in spec.encoder_state] or [
-        getattr(spec.encoder_state[f][0], "value", "") for f in factors
-        if f in spec.encoder_state]
-    if "categorical" in sorts:
+    if _categorical(spec, term):
         return "factor"
     return "linear" if len(places) == 1 else "spline"
+
+
+def _categorical(spec: ModelSpec, term: Any) -> bool:
+    """Whether a term has a factor with levels."""
+    known = {str(f): kind for f, (kind, _) in spec.encoder_state.items()}
+    return any(getattr(known.get(str(f)), "value", "") == "categorical" for f in term.factors)
 
 
 def _variables(spec: ModelSpec, term: Any, frame: pd.DataFrame) -> tuple[str, ...]:

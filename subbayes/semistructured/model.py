@@ -21,6 +21,7 @@ from subbayes.network import Network
 from subbayes.posterior import Posterior
 from subbayes.prediction import average
 from subbayes.predictive import Predictive
+from subbayes.seeding import derive
 from subbayes.semistructured.construction import (
     SPACES,
     Fitting,
@@ -278,8 +279,10 @@ class SemiStructuredRegression:
         Args:
             data: the rows; the response need not be there.
             inputs: what networks without columns read, by name, as for `fit`.
-            new_levels: "error", or "reference" to give unseen levels of a factor the effect of
-                its reference level.
+            new_levels: "error"; "reference" to give unseen levels of a factor the effect of its
+                reference level, and unseen groups of `re(...)` that of the average group; or
+                "sample" to draw the effects of unseen groups from their distribution, one for
+                each group and draw.
             n_draws: use this many evenly spaced draws instead of all.
             progress: show a progress bar.
 
@@ -289,7 +292,25 @@ class SemiStructuredRegression:
         """
         self._require_fitted()
         found = self.fittable.rows.inputs(data, inputs, new_levels)
-        return self._predicted(found, n_draws, progress)
+        predictive = self._predicted(found, n_draws, progress)
+        return self._with_new_groups(predictive, data, n_draws) if (
+            new_levels == "sample") else predictive
+
+    def _with_new_groups(
+        self, predictive: Predictive, data: pd.DataFrame, n_draws: int | None
+    ) -> Predictive:
+        """The same with effects of unseen groups of random effects, drawn."""
+        structure, outputs = self.fittable.structure, predictive.outputs.clone()
+        zeta = torch.from_numpy(self.sampler.effects_of(self.draws, n_draws))
+        for i, (name, codes) in enumerate(structure.design.new_groups(data).items()):
+            generator = torch.Generator().manual_seed(derive(self.seed, 5, i))
+            place = structure.design.parameters.index(structure.design.term(name).parameter)
+            spread = structure.spread(name, zeta).to(outputs).unsqueeze(1)
+            noise = torch.randn(len(zeta), codes.max() + 1, generator=generator)
+            drawn = spread * noise.to(outputs)
+            new = torch.from_numpy(codes >= 0)
+            outputs[:, new, place] += drawn[:, torch.from_numpy(codes[codes >= 0])]
+        return Predictive(outputs, predictive.likelihood)
 
     def _predicted(
         self, inputs: Any, n_draws: int | None = None, progress: bool | None = False
@@ -354,7 +375,8 @@ class SemiStructuredRegression:
         """The draws as ArviZ data, with the names of effects as coordinates.
 
         Groups: posterior (`effects`, and `networks`, the coordinates of the networks),
-        sample_stats, log_likelihood, posterior_predictive and observed_data.
+        sample_stats, posterior_predictive, observed_data, and log_likelihood (for leave-one-out;
+        only at temperature 1).
 
         Raises:
             ImportError: if arviz is not installed (`pip install subbayes[arviz]`).
@@ -373,11 +395,12 @@ class SemiStructuredRegression:
         shape = self.draws.n_chains, self.draws.n_draws
         again = found.likelihood.sample(found.outputs, generator).numpy()
         y = self.fittable.response.numbers(self.fittable.frame)
-        return converted(self.draws, variables, coords, dims, {
-            "log_likelihood": {"y": self.posterior.pointwise(self.draws.flat()).reshape(
-                *shape, -1)},
-            "posterior_predictive": {"y": again.reshape(*shape, -1)},
-            "observed_data": {"y": y}})
+        groups = {"posterior_predictive": {"y": again.reshape(*shape, -1)},
+                  "observed_data": {"y": y}}
+        if self.is_posterior and self.draws.meta.get("temperature", 1.0) == 1.0:
+            groups["log_likelihood"] = {"y": self.posterior.pointwise(
+                self.draws.flat()).reshape(*shape, -1)}
+        return converted(self.draws, variables, coords, dims, groups)
 
     def loo(self, quiet: bool = False) -> LooResult:
         """Leave-one-out log predictive density (PSIS) of the training rows.
@@ -401,14 +424,15 @@ class SemiStructuredRegression:
             terms.reshape(self.draws.n_chains, self.draws.n_draws, -1), quiet=quiet)
 
     def score_samples(
-        self, data: pd.DataFrame, inputs: Mapping[str, Any] | None = None
+        self, data: pd.DataFrame, inputs: Mapping[str, Any] | None = None,
+        new_levels: NewLevels = "error",
     ) -> Float[np.ndarray, "n"]:
         """Log predictive density of each of new rows with their response, shape (n,)."""
         self._require_fitted()
         response = self.fittable.response
         check_columns(response.variables(data), data)
         y = response.numbers(data)
-        return self.predict(data, inputs).log_prob(y)
+        return self.predict(data, inputs, new_levels=new_levels).log_prob(y)
 
     def report(
         self,
@@ -446,9 +470,19 @@ class SemiStructuredRegression:
 
     @property
     def is_orthogonal(self) -> bool:
-        """Whether networks were made orthogonal to columns of the formula."""
+        """Whether networks were made orthogonal to effects, and not just centred."""
+        return self.orthogonal_to == "effects"
+
+    @property
+    def orthogonal_to(self) -> str:
+        """What networks were made orthogonal to: "effects", "intercept" (centred) or "nothing"."""
         self._require_fitted()
-        return bool(self.sampler.orthogonal)
+        terms = self.fittable.design.terms
+        level = {i for t in terms if t.kind == "intercept" for i in t.columns}
+        parts = [set(part.columns) for part in self.sampler.orthogonal.values()]
+        if any(part - level for part in parts):
+            return "effects"
+        return "intercept" if parts else "nothing"
 
     def _require_fitted(self) -> None:
         if not hasattr(self, "draws"):

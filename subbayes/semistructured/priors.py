@@ -40,8 +40,14 @@ class EffectPrior(ABC):
     def scaled(self, factor: float) -> EffectPrior:
         """The prior of `factor` times the effect."""
 
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value:.4g}" for name, value in vars(self).items()
+                           if isinstance(value, (int, float))
+                           and not isinstance(value, bool))
+        return f"{type(self).__name__}({values})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class NormalPrior(EffectPrior):
     r"""$\theta \sim N(m, s^2)$.
 
@@ -71,7 +77,7 @@ class NormalPrior(EffectPrior):
         return NormalPrior(self.mean * factor, self.scale * factor)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exponential(EffectPrior):
     r"""A scale with $p(\theta) = e^{-\theta / m} / m$.
 
@@ -101,7 +107,7 @@ class Exponential(EffectPrior):
         return Exponential(self.mean * factor)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Flexible(EffectPrior):
     r"""Any continuous distribution of SciPy, frozen: $\theta = F^{-1}(\Phi(\zeta))$.
 
@@ -146,6 +152,13 @@ class Flexible(EffectPrior):
             fail("prior", "a distribution with finite quantiles", repr(self.distribution))
         object.__setattr__(self, "positive", bool(self.distribution.support()[0] >= 0))
         object.__setattr__(self, "_table", (torch.from_numpy(value), torch.from_numpy(slope)))
+
+    def __repr__(self) -> str:
+        named = getattr(self.distribution.dist, "name", "distribution")
+        given = [f"{v:g}" for v in self.distribution.args]
+        given += [f"{k}={v:g}" for k, v in self.distribution.kwds.items()]
+        times = "" if self.factor == 1 else f"{self.factor:g} * "
+        return f"{times}{named}({', '.join(given)})"
 
     def from_standard(self, zeta: Tensor) -> Tensor:
         """The quantile of the distribution at the level of zeta."""

@@ -61,7 +61,9 @@ def _lead(model: SemiStructuredRegression) -> str:
                 f"({', '.join(model.deep)})" if model.deep else "")
     left_out = (f"; {rows.dropped} rows with missing values were left out" if rows.dropped
                 else "")
-    return f"{model.formula}{networks}, family {rows.family!r}, {rows.data.n} rows{left_out}."
+    formula = model.formula if isinstance(model.formula, str) else ", ".join(
+        f"{name}: {text}" for name, text in model.formula.items())
+    return f"{formula}{networks}, family {rows.family!r}, {rows.data.n} rows{left_out}."
 
 
 def _verdict(model: SemiStructuredRegression, summary: pd.DataFrame) -> list[str]:
@@ -72,8 +74,11 @@ def _verdict(model: SemiStructuredRegression, summary: pd.DataFrame) -> list[str
     good = worst < 1.01 and least >= 100 * model.draws.n_chains
     said = [f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size "
             f"{least:.0f}."]
-    if not good:
+    if worst >= 1.01:
         said.append("The chains do not agree well enough on the effects: sample longer.")
+    elif not good:
+        said.append(f"The chains agree; for intervals that can be trusted, sample until each "
+                    f"effect has {100 * model.draws.n_chains} effective draws.")
     pieces = [html.box("good" if good else "bad", *said)]
     if model.space.rank and model.draws.warnings():
         pieces.append(html.paragraphs("Of all coordinates, the networks' included: "
@@ -110,20 +115,30 @@ def _scores(
         values = model.score_samples(test, test_inputs)
         rows.append([f"{len(values)} test rows, mean per row", f"{values.mean():.3f}",
                      f"{values.std(ddof=1) / len(values) ** 0.5:.3f}"])
+    if not rows:
+        return html.paragraphs("Leave-one-out needs draws at temperature 1; pass test= to score "
+                               "held-out rows.")
     return html.table(["log predictive density", "value", "standard error"], rows)
 
 
 def _described(model: SemiStructuredRegression) -> dict[str, str]:
-    found = {"formula": str(model.formula), "family": repr(model.fittable.family)}
+    found = {"formula": _lead(model).partition(", family")[0],
+             "family": repr(model.fittable.family)}
     for name, part in model.deep.items():
         reads = f"columns {', '.join(part.columns)}" if part.columns else "a tensor"
         size = sum(p.numel() for p in part.module.parameters())
         found[f"network {name}"] = f"{size} weights, reads {reads}"
     if model.space.rank:
         found["networks' space"] = f"{model.space.rank} directions of {model.space.kind}"
-        found["orthogonal to effects"] = "yes" if model.is_orthogonal else "no"
+        found["networks orthogonal to"] = {
+            "effects": "the columns of the formula", "nothing": "nothing",
+            "intercept": "the intercept alone: centred. A network of columns that go with an "
+                         "effect takes a part of it"}[model.orthogonal_to]
     found["sampling"] = (f"{model.draws.meta.get('sampler', '')}, {model.draws.n_chains} chains "
                          f"of {model.draws.n_draws} draws, seed {model.seed}")
+    temperature = model.draws.meta.get("temperature", 1.0)
+    if temperature != 1.0:
+        found["temperature"] = f"{temperature:g} of the networks; the effects given them at 1"
     found["priors"] = "; ".join(f"{name}: {prior!r}"
                                 for name, prior in model.fittable.structure.priors.items())
     return found

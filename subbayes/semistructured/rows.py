@@ -192,6 +192,8 @@ class Rows:
             InputError: a network without its input, or what `own_input` raises.
         """
         check_columns(self.columns, frame)
+        if not len(frame):
+            fail("data", "at least one row", "none")
         columns, offsets = self.design.matrix(frame, new_levels)
         offsets[:, 0] += self.extras.added(frame, self.family)
         found = {"design": torch.from_numpy(columns).to(self.dtype),
@@ -286,7 +288,8 @@ def deep_of(deep: Mapping[str, Any] | None, family: Family) -> dict[str, Deep]:
         if isinstance(part, nn.Module):
             part = Deep(part)
         elif isinstance(part, tuple) and len(part) == 2:
-            part = Deep(part[0], columns=tuple(part[1]))
+            names = (part[1],) if isinstance(part[1], str) else tuple(part[1])
+            part = Deep(part[0], columns=names)
         if not isinstance(part, Deep) or not isinstance(part.module, nn.Module):
             fail_type(f"deep[{name!r}]", "a module, a pair (module, columns) or a Deep", part)
         if part.parameter is not None and part.parameter not in family.parameters:

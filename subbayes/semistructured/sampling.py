@@ -166,9 +166,11 @@ class Sampler:
 
     # --- what draws are worth ---------------------------------------------------------------
 
-    def effects_of(self, draws: Draws) -> Float[np.ndarray, "S P"]:
-        """Coordinates of the effects of all draws."""
-        flat = draws.flat()
+    def effects_of(
+        self, draws: Draws, n_draws: int | None = None
+    ) -> Float[np.ndarray, "S P"]:
+        """Coordinates of the effects of all draws, or of n evenly spaced ones."""
+        flat = np.ascontiguousarray(draws.flat(n_draws))
         if not self.space.projected:
             return flat[:, self.space.rank:]
         weights = self.space.subspace.weights(torch.from_numpy(flat).to(self.model.dtype))
