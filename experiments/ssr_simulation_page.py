@@ -16,9 +16,9 @@ def figure(results: Mapping[str, Mapping[str, Sequence[Record]]]) -> Figure:
     """Figures 4 and 10 (differences of moments) and 5, 11, 12 (coverage), a row a family."""
     from experiments.ssr_simulation import LEVELS, MOMENTS, REFERENCE, covered, differences
 
-    axes = style.grid(len(results), 5, width=2.7, height=2.6)
-    units = {"mean": "mean, in sd of the reference", "sd": "sd, relative",
-             "skewness": "skewness", "kurtosis": "excess kurtosis"}
+    axes = style.grid(len(results), 5, width=2.8, height=3.2)
+    units = {"mean": "mean / sd", "sd": "sd, relative", "skewness": "skewness",
+             "kurtosis": "excess kurtosis"}
     for row, (family, by_method) in zip(axes, results.items(), strict=True):
         subspaces = [m for m in by_method if m != REFERENCE]
         for ax, moment in zip(row, MOMENTS, strict=False):
@@ -30,11 +30,10 @@ def figure(results: Mapping[str, Mapping[str, Sequence[Record]]]) -> Figure:
                        medianprops={"color": style.BLUE, "linewidth": 1.6})
             style.labelled(ax, "k", units[moment])
             if moment == "mean":
-                ax.set_title(f"{family}: differences from all weights", fontsize=10, loc="left")
+                ax.set_title(f"{family}, differences from all weights", fontsize=10, loc="left")
         ax = row[-1]
         ax.plot([0, 1], [0, 1], color=style.GREY, linewidth=1, linestyle="--")
-        shades = np.linspace(0.35, 1.0, len(subspaces))
-        for method, shade in [*zip(subspaces, shades, strict=True), (REFERENCE, 1.0)]:
+        for method, shade in ((subspaces[0], 0.4), (subspaces[-1], 1.0), (REFERENCE, 1.0)):
             found = [covered(by_method[method], level) for level in LEVELS]
             share = np.array([s for s, _ in found])
             colour = style.RED if method == REFERENCE else style.BLUE
@@ -42,8 +41,8 @@ def figure(results: Mapping[str, Mapping[str, Sequence[Record]]]) -> Figure:
             if method in (subspaces[0], REFERENCE):
                 low, high = wilson_interval(share, found[0][1])
                 ax.fill_between(LEVELS, low, high, color=colour, alpha=0.12, linewidth=0)
-        style.labelled(ax, "level of the interval", "share of true effects inside")
-        style.legend(ax, columns=1)
+        style.labelled(ax, "level of the interval", "coverage")
+        style.legend(ax, columns=2)
     found_figure = axes[0][0].figure
     assert isinstance(found_figure, Figure)
     return found_figure
