@@ -19,16 +19,20 @@ COLORS = {"subspace, k = 2": style.BLUE, "subspace, k = 5": style.GREEN,
 def figure(found: Mapping[str, Sequence[Record]]) -> Figure:
     """Figure 6 (draws of all folds together), then figure 13 (each fold), then the legend.
 
+    Of a single fold there is one picture.
+
     Args:
         found: records of the folds, by method.
     """
     folds = max(len(records) for records in found.values())
-    rows = style.grid(-(-(folds + 2) // _COLUMNS), _COLUMNS, width=2.7, height=2.3)
+    places = list(range(folds + 1)) if folds > 1 else [1]
+    columns = min(_COLUMNS, len(places) + 1)
+    rows = style.grid(-(-(len(places) + 1) // columns), columns, width=2.7, height=2.3)
     cells = [ax for row in rows for ax in row]
     draws = {name: [np.array(r["theta"]) for r in records] for name, records in found.items()}
     every = np.concatenate([theta for each in draws.values() for theta in each])
     grid = np.linspace(*style.limits(every), 300)
-    for place, ax in enumerate(cells[:folds + 1]):
+    for i, (ax, place) in enumerate(zip(cells, places, strict=False)):
         for name, each in draws.items():
             chosen = each if place == 0 else each[place - 1: place]
             if chosen:
@@ -36,11 +40,11 @@ def figure(found: Mapping[str, Sequence[Record]]) -> Figure:
         ax.set_title(f"fold {place}" if place else "all folds together", fontsize=10)
         ax.set_yticks([])
         ax.set_ylim(bottom=0)
-        style.labelled(ax, "log odds for 10 years", "density" if place % _COLUMNS == 0 else "")
-    for ax in cells[folds + 1:]:
+        style.labelled(ax, "log odds for 10 years", "density" if i % columns == 0 else "")
+    for ax in cells[len(places):]:
         ax.set_axis_off()
     handles, names = cells[0].get_legend_handles_labels()
-    cells[folds + 1].legend(handles, names, loc="center left", frameon=False)
+    cells[len(places)].legend(handles, names, loc="center left", frameon=False)
     whole = cells[0].figure
     assert isinstance(whole, Figure)
     return whole
