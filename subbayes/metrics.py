@@ -227,7 +227,8 @@ def wilson_interval(
     middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * np.sqrt(
         share * (1 - share) / count + z**2 / (4 * count**2))
-    return np.minimum(middle - half, share), np.maximum(middle + half, share)
+    low, high = np.minimum(middle - half, share), np.maximum(middle + half, share)
+    return np.asarray(low), np.asarray(high)
 
 
 def interval_width(predictive: Predictive, y: object = None, level: float = 0.95) -> float:
