@@ -35,8 +35,8 @@ from subbayes import (
 )
 from subbayes.curvature import Eigenpairs, SpectralDensity
 from subbayes.files import ArtifactError
+from subbayes.metrics import wilson_interval
 from subbayes.plots.approximations import ellipse, gaussian, log_prob_on
-from subbayes.plots.calibration import _wilson
 from subbayes.plots.chains import correlations, rank_histogram
 from subbayes.plots.style import limits, new_axes
 from subbayes.tempering import TemperatureChoice
@@ -311,7 +311,7 @@ def test_reliability_shows_accuracy_by_confidence():
 @given(st.integers(1, 200), st.floats(0, 1))
 def test_wilson_interval_is_the_one_of_scipy(n, share):
     k = round(share * n)
-    low, high = _wilson(np.array([k / n]), np.array([n]))
+    low, high = wilson_interval(np.array([k / n]), np.array([n]))
     expected = stats.binomtest(k, n).proportion_ci(0.95, "wilson")
     assert low[0] == pytest.approx(expected.low, abs=1e-4)
     assert high[0] == pytest.approx(expected.high, abs=1e-4)
