@@ -60,7 +60,7 @@ def epoch_seconds(model: SemiStructuredRegression, degree: int, epochs: int) -> 
     rows = model.fittable
     assert rows.deep is not None
     ticks: list[float] = []
-    fitting = replace(ssr_lesions.Plan().fitting(), epochs=epochs, batch_size=BATCH,
+    fitting = replace(ssr_lesions.Plan().fitting(), epochs=epochs, batch_size=BATCH, patience=None,
                       validation=None)
     trained(rows.structure, rows.deep, rows.family, rows.data,
             np.zeros(rows.structure.size), degree, fitting, 0, False,
