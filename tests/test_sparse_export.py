@@ -70,6 +70,10 @@ CASES = {
                                      nn.Flatten(), nn.Linear(6, 2)), (3, 6, 6), True),
     "norms": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), norm(8), nn.ReLU(), nn.Conv2d(8, 4, 3),
                                     nn.Flatten(), nn.Linear(16, 2)), (3, 6, 6), True),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 6, 1),
+                                     nn.ReLU(), nn.Conv2d(6, 6, 1, groups=3), nn.ReLU(),
+                                     nn.Flatten(), nn.Linear(54, 20), nn.Tanh(),
+                                     nn.Linear(20, 2)), (4, 5, 5), True),
     "one linear": (lambda: nn.Linear(6, 2), (6,), False),
 }
 

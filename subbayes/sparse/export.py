@@ -163,6 +163,8 @@ def _links(module: nn.Module, names: tuple[str, ...]) -> list[_Link]:
     found = []
     for node in graph.nodes:
         if node.op == "call_module" and node.target in names and called.count(node.target) == 1:
+            if getattr(modules[str(node.target)], "groups", 1) != 1:
+                continue  # its units go with groups of its inputs
             link = _followed(node, modules)
             if link is not None and called.count(link.reader) == 1:
                 found.append(link)

@@ -75,8 +75,6 @@ class SparseLayer(nn.Module):
         compiled: whether what is done for each weight is compiled into one loop.
     """
 
-    mask: Tensor
-
     def __init__(
         self, layer: nn.Module, posterior: str, structure: str, prior: SpikeSlab, estimator: str,
         noise: Noise, *, inclusion: float, sd: float, rank: int, temperature: float,
@@ -268,8 +266,8 @@ def _operation_of(layer: nn.Module) -> tuple[Operation, Callable[[Tensor], Tenso
                            "groups": layer.groups}
     if layer.padding_mode == "zeros":
         return functools.partial(_convolved, conv, own | {"padding": layer.padding}), _unchanged
-    pad = functools.partial(functional.pad, pad=layer._reversed_padding_repeated_twice,
-                  mode=layer.padding_mode)
+    pad = functools.partial(functional.pad, mode=layer.padding_mode,
+                            pad=layer._reversed_padding_repeated_twice)
     return functools.partial(_convolved, conv, own), pad
 
 

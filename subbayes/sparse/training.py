@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -225,7 +226,7 @@ class _Run:
                 sums["kl"] += divergence
                 sums["right"] += right
                 rows, steps = rows + n, steps + 1
-                if not torch.isfinite(torch.tensor(fit_terms - divergence)):
+                if not math.isfinite(fit_terms - divergence):
                     return {}, self._broken()
         if broken := self._broken(None):
             return {}, broken
