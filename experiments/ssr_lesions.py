@@ -169,28 +169,6 @@ def network_of(plan: Plan) -> nn.Sequential:
 # --- sampling -------------------------------------------------------------------------------------
 
 
-class Recentred:
-    r"""A posterior as a Gaussian $q$ near it times what remains, $p(z \mid D) / q(z)$.
-
-    Ellipses are drawn from q instead of the prior, which is wider than the posterior by far
-    (Nishihara, Murray and Adams 2014, "Parallel MCMC with generalized elliptical slice sampling",
-    who take a Student t for q). The density is the same.
-    """
-
-    temperature = 1.0
-
-    def __init__(self, posterior: Posterior, near: Normal) -> None:
-        self.posterior, self.prior, self.rank = posterior, near, posterior.rank
-
-    def log_likelihood(self, z: Float[np.ndarray, "chains k"]) -> Float[np.ndarray, " chains"]:
-        """What remains, up to its constant."""
-        return self.posterior.value(z) - self.prior.log_prob(z)
-
-    def fingerprint(self) -> str:
-        """That of the posterior."""
-        return self.posterior.fingerprint()
-
-
 def recentred(
     posterior: Posterior, *, draws: int, chains: int, warmup: int, seed: int, wider: float,
     progress: bool | None = None,
@@ -208,7 +186,7 @@ def recentred(
         return elliptical_slice(posterior, **options)
     near = Normal(mean=np.array(found.meta["mode"]),
                   covariance=wider**2 * np.array(found.meta["covariance"]))
-    drawn = elliptical_slice(Recentred(posterior, near), **options)
+    drawn = elliptical_slice(posterior, around=near, **options)
     drawn.meta["pareto_k"] = found.meta["pareto_k"]
     return drawn
 

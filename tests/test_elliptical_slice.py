@@ -182,3 +182,58 @@ def test_more_chains_than_memory_allows(monkeypatch):
         elliptical_slice(LinearGaussian().posterior(), draws=20, chains=100)
     monkeypatch.setattr("subbayes.memory.available", lambda: None)
     elliptical_slice(LinearGaussian().posterior(), draws=2, chains=2, progress=False)
+
+
+# --- ellipses about another Gaussian --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("around", ["laplace", "a wide one", "one to the side"])
+@pytest.mark.parametrize("name", ["subspace", "tempered", "correlated-prior"])
+def test_ellipses_about_another_gaussian_sample_the_same_density(name, around):
+    model = MODELS[name]
+    mean, covariance = model.moments()
+    if around != "laplace":
+        shift, wide = (0, 4) if around == "a wide one" else (np.sqrt(np.diag(covariance)), 2)
+        around = Normal(mean=mean + shift, covariance=wide * covariance)
+    posterior = model.posterior()
+    draws = elliptical_slice(posterior, draws=150, chains=80, warmup=20, around=around,
+                             progress=False)
+    check_moments(draws, mean, covariance)
+    found = draws.stats["log_likelihood"].reshape(-1)
+    np.testing.assert_allclose(found, posterior.log_likelihood(draws.flat()), rtol=1e-9, atol=1e-8)
+    assert draws.meta["temperature"] == posterior.temperature
+
+
+def test_ellipses_about_the_posterior_save_evaluations_where_the_prior_is_wide():
+    posterior = LinearGaussian(rank=2, prior=Normal(100.0)).posterior()
+    options = {"draws": 100, "chains": 20, "progress": False}
+    wide = elliptical_slice(posterior, **options)
+    near = elliptical_slice(posterior, around="laplace", widened=1.0, **options)
+    assert (near.stats["evaluations"] == 1).all()  # the remainder of a Gaussian is constant
+    assert wide.stats["evaluations"].mean() > 6
+
+
+def test_a_run_about_another_gaussian_resumes_and_is_told_from_others(tmp_path):
+    posterior = LinearGaussian(rank=2).posterior()
+    options = {"draws": 30, "chains": 3, "around": "laplace", "progress": False}
+    whole = elliptical_slice(posterior, **options)
+    elliptical_slice(posterior, **options | {"draws": 10}, warmup=15, checkpoint=tmp_path / "run")
+    again = elliptical_slice(posterior, **options, warmup=15, checkpoint=tmp_path / "run")
+    assert (again.z == whole.z).all()
+    with pytest.raises(InputError, match="posterior"):
+        elliptical_slice(posterior, **options | {"around": "prior"}, warmup=15,
+                         checkpoint=tmp_path / "run")
+
+
+@pytest.mark.parametrize(("around", "message"), [
+    ("posterior", "'prior', 'laplace' or a Normal"), (3, "'prior', 'laplace' or a Normal"),
+    (Normal(np.ones(3)), "a Normal of 2 coordinates")])
+def test_what_ellipses_cannot_be_drawn_from(around, message):
+    with pytest.raises((InputError, TypeError), match=message):
+        elliptical_slice(LinearGaussian(rank=2).posterior(), around=around, progress=False)
+
+
+def test_a_density_without_gradients_has_no_laplace_approximation():
+    density = Density(lambda z: np.zeros(len(z)), 2)
+    with pytest.raises(InputError, match="value_and_grad"):
+        elliptical_slice(density, around="laplace", progress=False)
