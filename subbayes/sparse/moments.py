@@ -8,9 +8,9 @@ $$ \mathrm{E}[w] = \alpha\kappa, \quad
    \sum \alpha (s + \omega) - \text{softplus}(\omega), \quad \sum \alpha, \quad
    \sum \alpha (1 - \alpha) . $$
 
-Their gradients are written down instead of left to autograd: all logarithms and exponentials are
-taken once, forward, and the way back is additions and products. Where hyper-parameters of the slab
-are learned, autograd takes over.
+Their gradients are written down instead of left to autograd: logarithms and exponentials are taken
+once, forward, and the way back is arithmetic. Where hyper-parameters of the slab are learned,
+autograd takes over.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from subbayes.sparse.priors import Slab
 
 __all__ = ["ENTROPY", "terms"]
 
+_LINEAR = 20.0  # beyond it softplus is the identity
 ENTROPY = 0.5 * math.log(2 * math.pi * math.e)  # of a standard normal number
 
 Terms = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -66,47 +67,51 @@ class _Terms(torch.autograd.Function):
     def forward(
         ctx: Any, mean: Tensor, raw_sd: Tensor, logits: Tensor, slab: Slab, compiled: bool
     ) -> Terms:
-        """One pass, which keeps what the way back needs."""
+        """One pass, which keeps what the way back would have to take logarithms for."""
         found, kept = (_compiled(_ahead) if compiled else _ahead)(mean, raw_sd, logits, slab)
         ctx.save_for_backward(mean, *kept)
-        ctx.compiled = compiled
+        ctx.slab, ctx.compiled = slab, compiled
         return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Sums of products."""
         back = _compiled(_back) if ctx.compiled else _back
-        return (*back(*gradients, *ctx.saved_tensors), None, None)
+        return (*back(ctx.slab, *gradients, *ctx.saved_tensors), None, None)
 
 
 def _ahead(
     mean: Tensor, raw_sd: Tensor, logits: Tensor, slab: Slab
 ) -> tuple[Terms, tuple[Tensor, ...]]:
-    sd, alpha = functional.softplus(raw_sd), torch.sigmoid(logits)
+    """Two exponentials and four logarithms a weight; the rest is arithmetic."""
+    grown = torch.exp(raw_sd.clamp(max=_LINEAR))
+    sd = torch.where(raw_sd > _LINEAR, raw_sd, torch.log1p(grown))
+    less = torch.exp(-logits.abs())  # at most 1: nothing overflows
+    likelier = 1 / (1 + less)
+    rarer, above = less * likelier, logits >= 0
+    alpha, out = torch.where(above, likelier, rarer), torch.where(above, rarer, likelier)
     square, variance = mean * mean, sd * sd
-    out = 1 - alpha
-    spread = alpha * out
-    both = square + variance
-    slab_kl = -(ENTROPY + sd.log()) - slab.expected_log_prob(both)
-    pull = -2 * slab.expected_slope(both)
-    by_raw = alpha * -torch.expm1(-sd)  # alpha times the slope of the softplus
+    slab_kl = -(ENTROPY + sd.log()) - slab.expected_log_prob(square + variance)
     pushed = slab_kl + logits
+    softplus = functional.relu(logits) + torch.log1p(less)
     found = (alpha * mean, alpha * (variance + out * square),
-             (alpha * pushed - functional.softplus(logits)).sum(), alpha.sum(), spread.sum())
-    kept = (alpha, spread, alpha * pull * mean, by_raw * (pull * sd - 1 / sd), spread * pushed,
-            2 * by_raw * sd, spread * (variance + (out - alpha) * square))
-    return found, kept
+             (alpha * pushed - softplus).sum(), alpha.sum(), (alpha * out).sum())
+    return found, (alpha, out, sd, grown / (1 + grown), pushed)
 
 
 def _back(
-    by_mean: Tensor, by_variance: Tensor, by_kl: Tensor, by_count: Tensor, by_spread: Tensor,
-    mean: Tensor, alpha: Tensor, spread: Tensor, kl_mean: Tensor, kl_raw: Tensor,
-    kl_logits: Tensor, variance_raw: Tensor, variance_logits: Tensor,
+    slab: Slab, by_mean: Tensor, by_variance: Tensor, by_kl: Tensor, by_count: Tensor,
+    by_spread: Tensor, mean: Tensor, alpha: Tensor, out: Tensor, sd: Tensor, slope: Tensor,
+    pushed: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return (by_mean * alpha + 2 * by_variance * spread * mean + by_kl * kl_mean,
-            by_variance * variance_raw + by_kl * kl_raw,
-            (by_mean * mean + by_count + by_spread * (1 - 2 * alpha)) * spread
-            + by_variance * variance_logits + by_kl * kl_logits)
+    """By mean, raw deviation and logit; `slope` is that of the softplus."""
+    square, variance = mean * mean, sd * sd
+    pull = -2 * slab.expected_slope(square + variance)
+    return (alpha * (by_mean + (2 * by_variance * out + by_kl * pull) * mean),
+            alpha * slope * (2 * by_variance * sd + by_kl * (pull * sd - 1 / sd)),
+            alpha * out * (by_mean * mean + by_count + by_kl * pushed
+                           + by_variance * (variance + (out - alpha) * square)
+                           + by_spread * (out - alpha)))
 
 
 @functools.cache
