@@ -22,6 +22,7 @@ import torch
 
 from experiments.store import Record, Store, key_of
 from experiments.toy_regression import FILE
+from experiments.uci import write_between
 from subbayes import MLP
 from subbayes.checks import check_count
 from subbayes.datasets import find_file
@@ -140,6 +141,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--figure", default=None, metavar="PNG",
                         help="write figures 1 and 9 of the first seed to this file")
+    parser.add_argument("--write", default=None, metavar="PAGE",
+                        help="put the table between the marks of this page")
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
@@ -155,8 +158,11 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
                     f"{store[key]['lppd']:.2f}")
     found = {name: [store[key_of(f"{name}, seed {s}", asdict(plan) | METHODS[name])]
                     for s in range(options.seeds)] for name in options.methods}
-    for line in table(found):
+    lines = table(found)
+    for line in lines:
         say(line)
+    if options.write:
+        write_between(options.write, "ssr_toy", "\n".join(lines))
     if options.figure:
         from experiments.ssr_toy_page import figure
         from subbayes.plots.style import save
@@ -170,17 +176,19 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
 def table(found: dict[str, Sequence[Record]]) -> list[str]:
     """A Markdown table: means over seeds, beside the paper's log predictive density."""
     reference = found.get(REFERENCE)
-    lines = ["| | log predictive density | paper | theta 1: mean, sd | theta 2: mean, sd "
-             "| sd over that of all weights | R-hat of theta | seconds |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = ["| | log predictive density | by seed | paper | theta 1: mean, sd | theta 2: mean, sd "
+             "| sd over that of all weights | R-hat of theta, of all | seconds |",
+             "|---|---|---|---|---|---|---|---|---|"]
     for name, records in found.items():
+        each = ", ".join(f"{r['lppd']:.2f}" for r in records)
         mean, sd = (np.mean([r[k] for r in records], 0) for k in ("mean", "sd"))
         share = "" if reference is None else ", ".join(f"{v:.2f}" for v in np.mean(
             [np.array(r["sd"]) / np.array(f["sd"])
              for r, f in zip(records, reference, strict=True)], 0))
         lines.append(
-            f"| {name} | {np.mean([r['lppd'] for r in records]):.2f} | {PAPER.get(name, '')} "
+            f"| {name} | {np.mean([r['lppd'] for r in records]):.2f} | {each} "
+            f"| {PAPER.get(name, '')} "
             f"| {mean[0]:.3f}, {sd[0]:.3f} | {mean[1]:.3f}, {sd[1]:.3f} | {share} "
-            f"| {max(r['rhat'] for r in records):.3f} "
+            f"| {max(r['rhat'] for r in records):.3f}, {max(r['rhat_all'] for r in records):.2f} "
             f"| {np.mean([r['seconds'] for r in records]):.0f} |")
     return lines
