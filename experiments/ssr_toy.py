@@ -137,7 +137,7 @@ def one(name: str, seed: int, plan: Plan, data_dir: str | None) -> Record:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this experiment."""
-    parser.add_argument("--seeds", type=int, default=3, help="number of samples of 35 points")
+    parser.add_argument("--seeds", type=int, default=2, help="number of samples of 35 points")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--figure", default=None, metavar="PNG",
                         help="write figures 1 and 9 of the first seed to this file")
