@@ -16,7 +16,8 @@ from pathlib import Path
 from experiments import store
 from subbayes.checks import InputError
 
-_HARNESS = ("batched", "corruptions", "images", "laplace_subspaces", "store", "uci")
+_HARNESS = ("batched", "corruptions", "images", "laplace_subspaces", "sparse_networks",
+            "store", "uci")
 
 
 def names() -> list[str]:

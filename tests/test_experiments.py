@@ -332,7 +332,8 @@ def test_an_unknown_data_set_is_one_line(capsys, tmp_path):
 
 
 def test_the_experiments_are_their_files():
-    assert command.names() == ["laplace_images", "laplace_regression", "ssr_lesions",
+    assert command.names() == ["laplace_images", "laplace_regression", "sparse_images",
+                               "sparse_phoneme", "sparse_tabular", "ssr_lesions",
                                "ssr_simulation", "ssr_toy", "ssr_uci", "subnetwork_selection",
                                "toy_regression", "uci_large", "uci_small"]
 

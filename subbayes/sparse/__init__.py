@@ -1,12 +1,15 @@
 """Sparse Bayesian networks: which weights are in, with what probability, and how large they are."""
 
+from subbayes.sparse.baselines import prune
 from subbayes.sparse.convert import convert, elbo, kl, sparse_layers
-from subbayes.sparse.export import CsrLinear, Exported
-from subbayes.sparse.factors import FACTORS
+from subbayes.sparse.export import CsrLinear, Exported, exported
+from subbayes.sparse.factors import BASELINES, FACTORS
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.priors import (
     Bernoulli,
     BetaBinomial,
+    Horseshoe,
+    MixtureSlab,
     NormalSlab,
     SpikeSlab,
     StudentTSlab,
@@ -15,11 +18,14 @@ from subbayes.sparse.result import SparseNetwork, decided, plain
 from subbayes.sparse.training import Rates, fit
 
 __all__ = [
+    "BASELINES",
     "FACTORS",
     "Bernoulli",
     "BetaBinomial",
     "CsrLinear",
     "Exported",
+    "Horseshoe",
+    "MixtureSlab",
     "NormalSlab",
     "Rates",
     "SparseLayer",
@@ -29,8 +35,10 @@ __all__ = [
     "convert",
     "decided",
     "elbo",
+    "exported",
     "fit",
     "kl",
     "plain",
+    "prune",
     "sparse_layers",
 ]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from subbayes.checks import check_choice, check_positive, fail, fail_type
 from subbayes.likelihoods import Likelihood
-from subbayes.sparse.factors import FACTORS, Noise
+from subbayes.sparse.baselines import layer_of, usual_prior
+from subbayes.sparse.factors import BASELINES, FACTORS, Noise
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.priors import SpikeSlab
 from subbayes.types import Targets
@@ -42,9 +43,10 @@ def convert(
 
     Args:
         module: the module, which is not changed; its weights are where the means start.
-        posterior: "mean-field", "mvn" or "low-rank".
+        posterior: "mean-field", "mvn" or "low-rank"; or a baseline: "all" (all weights in, a
+            Gaussian for each), "dropout" (concrete dropout) or "horseshoe", see `baselines`.
         structure: "weights", or "units": whole neurons and channels are in or out.
-        prior: of every layer, or by a layer's name.
+        prior: of every layer, or by a layer's name; by default the paper's.
         estimator: "local" or "relaxed", see `layers`.
         keep: names of layers to leave as they are.
         inclusion: inclusion probability to start at.
@@ -71,7 +73,7 @@ def convert(
     """
     if not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
-    check_choice("posterior", posterior, FACTORS)
+    check_choice("posterior", posterior, FACTORS + BASELINES)
     check_positive("sd", sd)
     if not 0 < inclusion < 1:
         fail("inclusion", "a probability strictly between 0 and 1", inclusion)
@@ -85,15 +87,16 @@ def convert(
     if not chosen:
         fail("module", "a linear or convolutional layer to convert", "none")
     _check_shared(module, chosen)
-    own = prior if isinstance(prior, Mapping) else dict.fromkeys(chosen, prior or SpikeSlab())
+    usual = usual_prior(posterior)
+    own = prior if isinstance(prior, Mapping) else dict.fromkeys(chosen, prior or usual)
     wrong = [name for name in own if name not in chosen]
     if wrong:
         fail("prior", "priors of layers: " + ", ".join(chosen), ", ".join(wrong))
     noise = Noise(seed)
     made = copy.deepcopy(module)
     for name, layer in chosen.items():
-        sparse = SparseLayer(
-            layer, posterior, structure, own.get(name, SpikeSlab()), estimator, noise,
+        sparse = layer_of(posterior)(
+            layer, posterior, structure, own.get(name, usual), estimator, noise,
             inclusion=inclusion, sd=sd, rank=rank, temperature=temperature)
         if not name:
             return sparse.train(module.training)

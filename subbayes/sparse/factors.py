@@ -6,6 +6,9 @@ r"""Variational distributions of which weights are in.
   all weights of a layer, which for 784 x 400 of them nothing could hold);
 - "low-rank": the same with $\Sigma = F F^\top + D$.
 
+Of the paper's baselines "all" has all weights in, "dropout" one probability for a layer, and
+"horseshoe" scales instead of indicators (see `baselines`).
+
 (Hubin and Storvik 2024, sections 3.2.1 and 3.2.2.) With random $\alpha$ the Kullback-Leibler
 divergence given $\alpha$, averaged over it, bounds that of the weights from above (it is convex).
 """
@@ -22,9 +25,11 @@ from torch import Tensor, nn
 
 from subbayes.checks import check_choice, check_count
 
-__all__ = ["FACTORS", "Logits", "Noise", "logits_of"]
+__all__ = ["BASELINES", "FACTORS", "SURE", "Logits", "Noise", "logits_of"]
 
 FACTORS = ("mean-field", "mvn", "low-rank")
+BASELINES = ("all", "dropout", "horseshoe")
+SURE = ("all", "horseshoe")  # of these no draw leaves a weight out
 _NODES = 15  # of the quadrature over a logit's marginal
 
 
@@ -56,6 +61,8 @@ class Logits(nn.Module):
     Args:
         start: logits to start at.
     """
+
+    mean: Tensor
 
     def __init__(self, start: Float[Tensor, "*S"]) -> None:
         super().__init__()
@@ -102,6 +109,15 @@ class MeanField(Logits):
     def probability(self) -> Float[Tensor, "*S"]:
         """Their sigmoids."""
         return torch.sigmoid(self.mean.detach())
+
+
+class AllIn(MeanField):
+    """Logits of weights that are in for sure, of which there is nothing to learn."""
+
+    def __init__(self, start: Float[Tensor, "*S"]) -> None:
+        super().__init__(start)
+        del self.mean
+        self.register_buffer("mean", torch.full_like(start, math.inf), persistent=False)
 
 
 class Multivariate(Logits):
@@ -162,13 +178,15 @@ def logits_of(
     """Logits of a family.
 
     Args:
-        posterior: one of `FACTORS`.
+        posterior: one of `FACTORS` or `BASELINES`.
         start: logits to start at.
         rank: of "low-rank".
         noise: where random starts come from.
     """
-    check_choice("posterior", posterior, FACTORS)
-    if posterior == "mean-field" or start.ndim == 1:
+    check_choice("posterior", posterior, FACTORS + BASELINES)
+    if posterior in SURE:
+        return AllIn(start)
+    if posterior in ("mean-field", "dropout") or start.ndim == 1:
         return MeanField(start)
     if posterior == "mvn":
         return Multivariate(start)

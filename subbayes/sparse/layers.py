@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subbayes.checks import check_choice, check_positive
-from subbayes.sparse.factors import Logits, Noise, logits_of
+from subbayes.sparse.factors import BASELINES, Logits, Noise, logits_of
 from subbayes.sparse.moments import ENTROPY, terms
 from subbayes.sparse.priors import SpikeSlab
 
@@ -57,7 +57,7 @@ class SparseLayer(nn.Module):
 
     Args:
         layer: the layer it replaces; its weights are where the means start.
-        posterior: distribution of the inclusion indicators, one of `factors.FACTORS`.
+        posterior: distribution of the inclusion indicators, of `factors.FACTORS`, or "all".
         structure: "weights" has an indicator for each weight, "units" one for each output unit or
             channel, its bias included.
         prior: of this layer.
@@ -73,7 +73,10 @@ class SparseLayer(nn.Module):
         phase: "learned", "fixed" (inclusion probabilities stand still) or "median" (weights with a
             probability above 1/2 are in, the others out, for good).
         compiled: whether what is done for each weight is compiled into one loop.
+        drops: whether draws of the weights leave some out.
     """
+
+    drops = True
 
     def __init__(
         self, layer: nn.Module, posterior: str, structure: str, prior: SpikeSlab, estimator: str,
@@ -97,8 +100,9 @@ class SparseLayer(nn.Module):
         self.bias_mean = None if bias is None else nn.Parameter(bias.detach().clone())
         self.bias_raw_sd = None if bias is None else nn.Parameter(
             torch.full_like(bias, raw).detach())
-        start = torch.full((shape[0],) if structure == "units" else (shape[0], shape[1:].numel()),
-                           math.log(inclusion / (1 - inclusion)), dtype=weight.dtype,
+        indicators = ((1,) if posterior in BASELINES else (shape[0],) if structure == "units"
+                      else (shape[0], shape[1:].numel()))
+        start = torch.full(indicators, math.log(inclusion / (1 - inclusion)), dtype=weight.dtype,
                            device=weight.device)
         self.logits: Logits = logits_of(posterior, start, rank, noise)
         self.slab, self.inclusion = prior.copied()
@@ -118,6 +122,11 @@ class SparseLayer(nn.Module):
         assert self.bias_raw_sd is not None
         return functional.softplus(self.bias_raw_sd)
 
+    @property
+    def sure(self) -> bool:
+        """Whether it is settled which weights are in."""
+        return self.phase == "median" or self.posterior == "all"
+
     def probability(self) -> Float[Tensor, "*W"]:
         r"""Marginal inclusion probabilities $\alpha$ of the weights, shaped as they are."""
         found = self.logits.probability()
@@ -127,16 +136,44 @@ class SparseLayer(nn.Module):
 
     def _shaped(self, value: Tensor) -> Tensor:
         """Of the units or the weights, as it broadcasts with the weights."""
-        if self.structure == "units":
+        if self.structure == "units" or value.numel() == 1:
             return value.reshape(-1, *[1] * (self.mean.ndim - 1))
         return value.reshape(self.mean.shape)
 
     def _drawn_logits(self) -> Tensor:
-        if self.phase == "median":
+        if self.sure:
             chosen = self.logits.probability() > 0.5
             return torch.where(chosen, _MOST, -_MOST).to(self.mean)
         logits = self.logits.draw(self.noise)
         return logits.detach() if self.phase == "fixed" else logits
+
+    @torch.no_grad()
+    def gates(
+        self, structure: str, weights: str, count: int, generator: torch.Generator
+    ) -> Float[Tensor, "S u k"]:
+        """What multiplies the weights in predictions: indicators, or their probabilities.
+
+        Args:
+            structure: "sample", "median" or "all", see `SparseNetwork.weights`.
+            weights: "sample" or "mean".
+            count: number of draws.
+            generator: of the draws.
+
+        Returns:
+            Factors that broadcast to (S, units, weights of a unit).
+        """
+        p = self.probability().flatten(1)
+        if structure == "all":
+            return p.unsqueeze(0)
+        if structure == "median" or self.sure:
+            return (p > 0.5).to(p).unsqueeze(0)
+        columns = 1 if self.structure == "units" else p.shape[1]
+        alpha = p[:, :columns].unsqueeze(0)
+        if self.posterior != "mean-field" and self.structure == "weights":
+            parts = [self.logits.sampled(generator) for _ in range(count)]
+            alpha = torch.sigmoid(torch.stack(parts))
+        u = torch.rand((count, p.shape[0], columns), generator=generator, dtype=p.dtype)
+        return (u.to(p.device) < alpha).to(p)
 
     # --- forward ----------------------------------------------------------------------------
 
@@ -146,7 +183,7 @@ class SparseLayer(nn.Module):
         if not self.training:
             return self.operation(x, self.probability() * self.mean, self._mean_bias())
         logits = self._drawn_logits()
-        if self.estimator == "local" and self.structure == "weights" and self.phase != "median":
+        if self.estimator == "local" and self.structure == "weights" and not self.sure:
             mean, variance, *sums = self._terms_of(logits)
             self._drawn.kl = self._divergence(*sums)
             bias = None if self.bias_mean is None else self.bias_sd.square()
@@ -165,12 +202,12 @@ class SparseLayer(nn.Module):
                      self.compiled)
 
     def _sure(self, logits: Tensor) -> Tensor:
-        """Probabilities, which are 0 or 1 in the median model."""
-        return (logits > 0).to(logits) if self.phase == "median" else torch.sigmoid(logits)
+        """Probabilities, which may be 0 or 1."""
+        return (logits > 0).to(logits) if self.sure else torch.sigmoid(logits)
 
     def _indicators(self, logits: Tensor) -> Tensor:
         """Relaxed indicators, from the logits of their probabilities."""
-        if self.phase == "median":
+        if self.sure:
             return self._sure(logits)
         u = self.noise.uniform(logits.shape, logits)
         return torch.sigmoid(
@@ -221,7 +258,7 @@ class SparseLayer(nn.Module):
         return self._kl_at(self._drawn_logits())
 
     def _kl_at(self, logits: Tensor) -> Tensor:
-        if self.structure == "weights" and self.phase != "median":
+        if self.structure == "weights" and not self.sure:
             return self._divergence(*self._terms_of(logits)[2:])
         alpha = self._sure(logits)
         by_unit = self._slab_kl(self.mean, self.sd).flatten(1)
@@ -235,7 +272,7 @@ class SparseLayer(nn.Module):
             else:
                 bias = own.sum()
         total = (alpha * by_unit).sum() + bias
-        if self.phase == "median":
+        if self.sure:
             return total
         return (total + (alpha * logits - functional.softplus(logits)).sum()
                 - self.inclusion.expected_log_prob(

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from subbayes.checks import check_positive, fail, fail_type
 
-__all__ = ["Bernoulli", "BetaBinomial", "Inclusion", "NormalSlab", "Slab", "SpikeSlab",
-           "StudentTSlab"]
+__all__ = ["Bernoulli", "BetaBinomial", "Horseshoe", "Inclusion", "MixtureSlab", "NormalSlab",
+           "Slab", "SpikeSlab", "StudentTSlab"]
 
 
 class _Hyper(nn.Module):
@@ -128,6 +128,61 @@ class StudentTSlab(Slab):
         """Of the bound."""
         a, b = self.log_shape.exp().to(square), self.log_rate.exp().to(square)
         return -(a + 0.5) / (2 * b + square)
+
+
+class MixtureSlab(Slab):
+    r"""$\beta \sim \pi N(0, s_1^2) + (1 - \pi) N(0, s_2^2)$, a scale mixture of two Gaussians.
+
+    With a variational factor for the component of each weight, at its best, the expected log
+    density under a Gaussian is bounded from below by that at $\beta^2 = \mathrm{E}[\beta^2]$, as
+    for the `StudentTSlab`; Blundell et al. sample it instead. Scales can be learned, the share not.
+
+    Args:
+        wide: standard deviation $s_1$.
+        narrow: standard deviation $s_2$.
+        share: $\pi$, of the first component.
+
+    Source: Blundell et al. (2015), Weight uncertainty in neural networks, eq. 7; the defaults are
+    those of Hubin and Storvik (2024), section 4.1.
+
+    Example:
+        >>> slab = MixtureSlab(1.0, 0.1)
+        >>> float(slab.log_prob(torch.zeros(())).detach().exp())  # doctest: +ELLIPSIS
+        2.194...
+    """
+
+    log_wide: nn.Parameter
+    log_narrow: nn.Parameter
+
+    def __init__(
+        self, wide: float = 1.0, narrow: float = 2.479e-3**0.5, share: float = 0.5
+    ) -> None:
+        super().__init__(wide=wide, narrow=narrow)
+        if not 0 < share < 1:
+            fail("share", "a number strictly between 0 and 1", share)
+        self.share = share
+
+    def _components(self, square: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted log densities of both."""
+        wide, narrow = (
+            -0.5 * (math.log(2 * math.pi) + square * (-2 * s.to(square)).exp()) - s.to(square)
+            for s in (self.log_wide, self.log_narrow))
+        return wide + math.log(self.share), narrow + math.log1p(-self.share)
+
+    def log_prob(self, beta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Log density."""
+        return self.expected_log_prob(beta.square())
+
+    def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """The bound, from the weights' mean squares."""
+        return torch.logaddexp(*self._components(square))
+
+    def expected_slope(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Of the bound: those of both, by their responsibilities."""
+        wide, narrow = self._components(square)
+        r = torch.sigmoid(wide - narrow)
+        return -0.5 * (r * (-2 * self.log_wide).exp().to(square)
+                       + (1 - r) * (-2 * self.log_narrow).exp().to(square))
 
 
 class Inclusion(_Hyper):
@@ -262,3 +317,32 @@ class SpikeSlab:
     def copied(self) -> tuple[Slab, Inclusion]:
         """Modules for one layer."""
         return copy.deepcopy(self.slab), copy.deepcopy(self.inclusion)
+
+
+@dataclass(frozen=True)
+class Horseshoe(SpikeSlab):
+    r"""Prior of the posterior "horseshoe": one scale for each input of a layer.
+
+    $$ w_{jk} = z_k \beta_{jk}, \quad z_k = s \lambda_k, \quad s \sim C^+(0, \text{scale}), \quad
+       \lambda_k \sim C^+(0, 1), \quad \beta_{jk} \sim \text{slab} $$
+
+    Args:
+        slab: of the weights before they are scaled.
+        scale: of the layer's half-Cauchy.
+        threshold: inputs whose scale is more likely below this than above are pruned.
+
+    Source: Louizos et al. (2017), Bayesian compression for deep learning, section 4.2.
+
+    Example:
+        >>> Horseshoe(threshold=0.1).threshold
+        0.1
+    """
+
+    slab: Slab = field(default_factory=NormalSlab)
+    scale: float = 1e-5
+    threshold: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("scale", self.scale)
+        check_positive("threshold", self.threshold)

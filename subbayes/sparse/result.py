@@ -24,6 +24,7 @@ from subbayes.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.sparse.convert import sparse_layers
 from subbayes.sparse.export import Exported, exported
+from subbayes.sparse.factors import SURE
 from subbayes.sparse.layers import SparseLayer
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training import History
@@ -102,7 +103,8 @@ class SparseNetwork:
             return 1.0
         if structure == "median":
             return self.density_of(self.layers)
-        total = sum(float(layer.probability().sum()) for layer in self.layers.values())
+        total = sum(float(layer.probability().sum()) if layer.drops else layer.mean.numel()
+                    for layer in self.layers.values())
         return total / sum(layer.mean.numel() for layer in self.layers.values())
 
     def inclusion(self) -> pd.DataFrame:
@@ -118,7 +120,8 @@ class SparseNetwork:
             p = layer.probability()
             rows[name] = {"weights": p.numel(), "mean probability": float(p.mean()),
                           "density": float((p > 0.5).double().mean()),
-                          "prior probability": layer.inclusion.probability}
+                          "prior probability": 1.0 if layer.posterior in SURE
+                          else layer.inclusion.probability}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("layer")
 
     def feature_inclusion(self, layer: str | None = None) -> Float[np.ndarray, "inputs"]:
@@ -139,6 +142,8 @@ class SparseNetwork:
         if found.structure == "units":
             fail("layer", "a layer with an indicator for each weight", "one of whole units")
         p = found.probability().double().transpose(0, 1).flatten(1)
+        if found.structure == "inputs":
+            return p[:, 0].cpu().numpy()
         return (1 - torch.log1p(-p.clamp_max(1 - 1e-12)).sum(1).exp()).cpu().numpy()
 
     # --- weights and predictions ------------------------------------------------------------
@@ -157,13 +162,14 @@ class SparseNetwork:
             seed: of the draws.
 
         Raises:
-            InputError: "all" with "sample", which is no mode of the paper.
+            InputError: "all" with "sample" where draws leave weights out, no mode of the paper.
 
         Source: Hubin and Storvik (2024), section 3.4, with $\delta = 0$.
         """
         check_choice("structure", structure, STRUCTURE)
         check_choice("weights", weights, WEIGHTS)
-        if (structure, weights) == ("all", "sample"):
+        dense = all(layer.posterior in SURE for layer in self.layers.values())
+        if (structure, weights) == ("all", "sample") and not dense:
             fail("weights", "'mean' where all weights are in at their expectation", "'sample'")
         random = structure == "sample" or weights == "sample"
         count = check_count("draws", draws) if random else 1
@@ -173,7 +179,7 @@ class SparseNetwork:
         spans = self.network.spans
         with torch.no_grad():
             for name, layer in self.layers.items():
-                gamma = _indicators(layer, structure, count, generator)
+                gamma = layer.gates(structure, weights, count, generator)
                 self._put(found, spans, name, "weight", layer.mean, layer.sd, gamma, weights,
                           generator)
                 if layer.bias_mean is not None:
@@ -273,25 +279,6 @@ class SparseNetwork:
         prior = Normal(np.full(len(at), scale), mean=-start[at].double().numpy())
         return Posterior(self.network.with_weights(start), self.likelihood, data,
                          CoordinateSubspace(start, at), prior, **options)
-
-
-def _indicators(
-    layer: SparseLayer, structure: str, count: int, generator: torch.Generator
-) -> Float[Tensor, "S u k"]:
-    """Indicators or their probabilities, broadcastable to (S, units, weights of a unit)."""
-    p = layer.probability().flatten(1)
-    if structure == "all":
-        return p.unsqueeze(0)
-    if structure == "median" or layer.phase == "median":
-        return (p > 0.5).to(p).unsqueeze(0)
-    columns = 1 if layer.structure == "units" else p.shape[1]
-    shape = (count, p.shape[0], columns)
-    alpha = p[:, :columns].unsqueeze(0)
-    if layer.posterior != "mean-field" and layer.structure == "weights":
-        parts = [layer.logits.sampled(generator) for _ in range(count)]
-        alpha = torch.sigmoid(torch.stack(parts))
-    u = torch.rand(shape, generator=generator, dtype=p.dtype).to(p.device)
-    return (u < alpha).to(p)
 
 
 def decided(predictive: Predictive, threshold: float = 0.95) -> Int[np.ndarray, "N"]:

@@ -45,7 +45,8 @@ class Rates:
         weights: means and deviations of weights, and parameters that are points.
         early_inclusion: logits of inclusion probabilities while hyper-parameters are learned.
         inclusion: the same afterwards.
-        covariance: of the logits of "mvn" and "low-rank", early and late alike.
+        early_covariance: of the logits of "mvn" and "low-rank", at first.
+        covariance: the same afterwards.
         inclusion_prior: hyper-parameters of the inclusion prior.
         slab: hyper-parameters of the slab.
         likelihood: parameters of the likelihood.
@@ -54,6 +55,7 @@ class Rates:
     weights: float = 1e-4
     early_inclusion: float = 1e-1
     inclusion: float = 1e-4
+    early_covariance: float = 1e-1
     covariance: float = 1e-4
     inclusion_prior: float = 1e-3
     slab: float = 1e-5
@@ -191,8 +193,8 @@ class _Run:
             "weights": [], "inclusion": [], "covariance": [], "inclusion_prior": [], "slab": [],
             "likelihood": [self.raw] if self.raw.numel() else []}
         for layer in self.layers.values():
-            groups["inclusion"].append(layer.logits.mean)
-            groups["covariance"] += [p for n, p in layer.logits.named_parameters() if n != "mean"]
+            for name, parameter in layer.logits.named_parameters():
+                groups["inclusion" if name == "mean" else "covariance"].append(parameter)
             groups["inclusion_prior"] += layer.inclusion.parameters()
             groups["slab"] += layer.slab.parameters()
         known = {id(p) for group in groups.values() for p in group}
@@ -208,7 +210,7 @@ class _Run:
                  "covariance": phase in ("early", "main"), "inclusion_prior": early, "slab": early}
         for (name, params), group in zip(
                 self.groups.items(), self.optimizer.param_groups, strict=True):
-            rate = "early_inclusion" if early and name == "inclusion" else name
+            rate = f"early_{name}" if early and f"early_{name}" in rates else name
             group["lr"] = rates[rate]
             for parameter in params:
                 parameter.requires_grad_(moves[name])

@@ -1,0 +1,333 @@
+r"""What sparse networks are compared with, in their frame: the same training and predictions.
+
+- "all": all weights are in, each with a Gaussian posterior (Graves 2011); with a `NormalSlab` or a
+  `MixtureSlab` (Blundell et al. 2015) as the prior. An ordinary `SparseLayer` does it.
+- "dropout": inputs of a layer are dropped, in each row others, with one learned probability
+  (`DropoutLayer`; Gal et al. 2017).
+- "horseshoe": inputs of a layer have random scales with half-Cauchy priors, and those with small
+  ones are pruned (`HorseshoeLayer`; Louizos et al. 2017).
+- `prune`: a point network without its smallest weights or units.
+
+(Hubin and Storvik 2024, section 4.1.)
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from subbayes.checks import check_choice, fail, fail_type
+from subbayes.sparse.layers import STRUCTURES, SparseLayer
+from subbayes.sparse.priors import Bernoulli, Horseshoe, NormalSlab, SpikeSlab
+
+__all__ = ["DropoutLayer", "HorseshoeLayer", "layer_of", "prune", "usual_prior"]
+
+
+class _InputLayer(SparseLayer):
+    """A layer whose inputs, not weights, are random; structures of weights or units are none."""
+
+    def __init__(
+        self, layer: nn.Module, posterior: str, structure: str, *given: Any, **options: Any
+    ) -> None:
+        if structure not in ("weights", "inputs"):
+            fail("structure", f"'weights' where the posterior is '{posterior}'", f"'{structure}'")
+        super().__init__(layer, posterior, structure, *given, **options)
+        self.structure = "inputs"
+
+    def _by_input(self, value: Float[Tensor, "*r k"], x: Tensor) -> Tensor:
+        """Values of the inputs, as they broadcast with x of shape (rows, inputs, ...)."""
+        if isinstance(self.original[0], nn.Linear):
+            return value
+        if value.shape[-1] != x.shape[1]:  # groups read channels of their own
+            value = value.repeat(*[1] * (value.ndim - 1), x.shape[1] // value.shape[-1])
+        return value.reshape(*value.shape[:-1], x.shape[1], *[1] * (x.ndim - 2))
+
+    def _to_weights(self, value: Float[Tensor, "S k"]) -> Float[Tensor, "S one c"]:
+        """Values of the inputs, for all weights of a unit."""
+        each = self.mean[0, 0].numel()
+        return value.repeat_interleave(each, -1).unsqueeze(1)
+
+
+class DropoutLayer(_InputLayer):
+    r"""Concrete dropout: $w_{jk} = \gamma_k \kappa_{jk}$, $\gamma_k \sim \text{Bernoulli}(\alpha)$.
+
+    One $\alpha$ holds for the layer; weights and biases are points. In training each row draws
+    relaxed indicators of its own. The divergence is that of Gal et al., with spikes of the
+    width of the slabs' posterior, which cancels:
+
+    $$ \alpha \sum_{jk} \bigl[\log p(0) - \log p(\kappa_{jk})\bigr]
+       + K\bigl[\alpha\log\alpha + (1 - \alpha)\log(1 - \alpha)\bigr] - \log p(\gamma) $$
+
+    For a normal slab the first sum is $\|\kappa\|^2 / 2 s^2$. Inputs that stay are not scaled up:
+    $\kappa = M$, where usual code keeps $\alpha M$.
+
+    Source: Gal, Hron and Kendall (2017), Concrete dropout, eqs. 2 to 5.
+    """
+
+    @property
+    def sd(self) -> Float[Tensor, "*W"]:
+        """Zero: weights are points."""
+        return torch.zeros_like(self.raw_sd)
+
+    @property
+    def bias_sd(self) -> Float[Tensor, "u"]:
+        """Zero."""
+        assert self.bias_raw_sd is not None
+        return torch.zeros_like(self.bias_raw_sd)
+
+    @torch.no_grad()
+    def gates(
+        self, structure: str, weights: str, count: int, generator: torch.Generator
+    ) -> Float[Tensor, "S u k"]:
+        """See `SparseLayer.gates`; whole columns are in or out."""
+        if structure != "sample" or self.sure:
+            return super().gates(structure, weights, count, generator)
+        shape = (count, self.mean.shape[1])
+        u = torch.rand(shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device)
+        return self._to_weights((u < torch.sigmoid(self.logits.mean)).to(u))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs: a draw in training mode, those of the posterior mean in evaluation mode."""
+        x = self.padded(x)
+        if not self.training:
+            return self.operation(x, self.probability() * self.mean, self.bias_mean)
+        logits = self._drawn_logits()
+        shape = x.shape if isinstance(self.original[0], nn.Linear) else x.shape[:2]
+        gamma = self._indicators(logits.expand(shape))
+        return self.operation(x * self._by_input(gamma, x), self.mean, self.bias_mean)
+
+    def _kl_at(self, logits: Tensor) -> Tensor:
+        alpha, k = self._sure(logits)[0], self.mean.shape[1]
+        found = alpha * self._penalty(self.mean)
+        if self.bias_mean is not None:
+            found = found + self._penalty(self.bias_mean)
+        if self.sure:
+            return found
+        entropy = functional.softplus(logits)[0] - alpha * logits[0]
+        return found - k * entropy - self.inclusion.expected_log_prob(
+            k * alpha, k * alpha * (1 - alpha), k)
+
+    def _penalty(self, value: Tensor) -> Tensor:
+        return (self.slab.log_prob(torch.zeros_like(value)) - self.slab.log_prob(value)).sum()
+
+
+class HorseshoeLayer(_InputLayer):
+    r"""Inputs with horseshoe priors of their scales: $w_{jk} = z_k \beta_{jk}$.
+
+    Half-Cauchy scales are square roots of products of a gamma and an inverse gamma variable,
+
+    $$ z_k^2 = s_a s_b \lambda^a_k \lambda^b_k, \quad s_a \sim \Gamma(\tfrac12, \tau_0^2), \quad
+       \lambda^a_k \sim \Gamma(\tfrac12, 1), \quad
+       s_b, \lambda^b_k \sim \text{inv-}\Gamma(\tfrac12, 1), $$
+
+    each with a log-normal posterior. In training each row draws scales of its own, and its outputs
+    from the Gaussian given them. No draw leaves weights out; the probability of an input to be in
+    is $P(z_k > \text{threshold})$, so that "median" prunes those whose scale is more likely below.
+
+    Attributes:
+        log_mean: of the logarithms of $\lambda^a, \lambda^b$ (2, inputs).
+        log_raw_sd: deviations of those, before the softplus.
+        shared_mean: of the logarithms of $s_a, s_b$.
+        shared_raw_sd: deviations of those, before the softplus.
+        threshold: see `Horseshoe`.
+
+    Source: Louizos, Ullrich and Welling (2017), section 4.2 and appendix; they prune by the mode.
+    """
+
+    drops = False
+
+    def __init__(
+        self, layer: nn.Module, posterior: str, structure: str, prior: SpikeSlab, *given: Any,
+        sd: float, **options: Any,
+    ) -> None:
+        super().__init__(layer, posterior, structure, prior, *given, sd=sd, **options)
+        if not isinstance(prior, Horseshoe):
+            fail_type("prior", "a Horseshoe where the posterior is 'horseshoe'", prior)
+        self.log_scale, self.threshold = math.log(prior.scale), prior.threshold
+        k, start = self.mean.shape[1], math.log(math.expm1(sd))
+        self.log_mean = nn.Parameter(self.mean.new_zeros(2, k))
+        self.log_raw_sd = nn.Parameter(self.mean.new_full((2, k), start))
+        self.shared_mean = nn.Parameter(self.mean.new_zeros(2))
+        self.shared_raw_sd = nn.Parameter(self.mean.new_full((2,), start))
+
+    def log_scales(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"], Float[Tensor, ""]]:
+        """Means of the logarithms of the inputs' scales, own deviations, and the shared one."""
+        own, shared = (functional.softplus(raw) for raw in (self.log_raw_sd, self.shared_raw_sd))
+        mean = 0.5 * (self.log_mean.sum(0) + self.shared_mean.sum())
+        return mean, 0.5 * own.square().sum(0).sqrt(), 0.5 * shared.square().sum().sqrt()
+
+    def _mean_scales(self) -> Float[Tensor, "k"]:
+        mean, own, shared = self.log_scales()
+        found = (mean + 0.5 * (own.square() + shared.square())).exp()
+        return found * self._above() if self.phase == "median" else found
+
+    def _drawn_scales(self, count: int, noise: Any) -> Float[Tensor, "S k"]:
+        """Draws, by a function of a shape that gives standard normal numbers."""
+        mean, own, shared = self.log_scales()
+        found = (mean + own * noise((count, len(mean))) + shared * noise((count, 1))).exp()
+        if self.phase in ("fixed", "median"):
+            found = found.detach()
+        return found * self._above() if self.phase == "median" else found
+
+    def _above(self) -> Float[Tensor, "k"]:
+        mean, _, _ = self.log_scales()
+        return (mean > math.log(self.threshold)).to(mean)
+
+    @torch.no_grad()
+    def probability(self) -> Float[Tensor, "*W"]:
+        """Probabilities of the inputs' scales above the threshold, shaped as the weights."""
+        mean, own, shared = self.log_scales()
+        found = torch.special.ndtr(
+            (mean - math.log(self.threshold)) / (own.square() + shared.square()).sqrt())
+        if self.phase == "median":
+            found = self._above()
+        return self._to_weights(found.unsqueeze(0))[0].reshape(1, *self.mean.shape[1:]).expand_as(
+            self.mean)
+
+    @torch.no_grad()
+    def gates(
+        self, structure: str, weights: str, count: int, generator: torch.Generator
+    ) -> Float[Tensor, "S u k"]:
+        """The scales; with "median" those of pruned inputs are zero."""
+        if weights == "mean":
+            found = self._mean_scales().unsqueeze(0)
+        else:
+            found = self._drawn_scales(count, lambda shape: torch.randn(
+                shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device))
+        return self._to_weights(found * self._above() if structure == "median" else found)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs: a draw in training mode, those of the posterior mean in evaluation mode."""
+        x = self.padded(x)
+        if not self.training:
+            return self.operation(x * self._by_input(self._mean_scales(), x), self.mean,
+                                  self.bias_mean)
+        linear = isinstance(self.original[0], nn.Linear)
+        rows = x.shape[:-1].numel() if linear else len(x)
+        z = self._drawn_scales(rows, lambda shape: self.noise.normal(shape, self.mean))
+        scaled = x * (z.reshape(x.shape) if linear else self._by_input(z, x))
+        bias = None if self.bias_mean is None else self.bias_sd.square()
+        return self._noisy(self.operation(scaled, self.mean, self.bias_mean),
+                           self.operation(scaled.square(), self.sd.square(), bias))
+
+    def kl(self) -> Float[Tensor, ""]:
+        """Of scales, weights and biases, in closed form for a normal slab."""
+        found = self._slab_kl(self.mean, self.sd).sum()
+        if self.bias_mean is not None:
+            found = found + self._slab_kl(self.bias_mean, self.bias_sd).sum()
+        if self.phase in ("fixed", "median"):
+            return found  # scales stand still
+        own, shared = (functional.softplus(raw) for raw in (self.log_raw_sd, self.shared_raw_sd))
+        return (found
+                + gamma_kl(self.log_mean[0], own[0]).sum()
+                + inverse_gamma_kl(self.log_mean[1], own[1]).sum()
+                + gamma_kl(self.shared_mean[0], shared[0], 2 * self.log_scale)
+                + inverse_gamma_kl(self.shared_mean[1], shared[1]))
+
+
+_LOG_GAMMA_HALF = 0.5 * math.log(math.pi)  # log Gamma(1/2)
+
+
+def _entropy(mean: Tensor, sd: Tensor) -> Tensor:
+    """Of a log-normal distribution."""
+    return mean + sd.log() + 0.5 * math.log(2 * math.pi * math.e)
+
+
+def gamma_kl(
+    mean: Float[Tensor, "*S"], sd: Float[Tensor, "*S"], log_scale: float = 0.0
+) -> Float[Tensor, "*S"]:
+    """Divergence of log-normal distributions from the gamma with shape 1/2 and a scale."""
+    expected = -0.5 * mean - (mean + 0.5 * sd.square() - log_scale).exp()
+    return -_entropy(mean, sd) - expected + _LOG_GAMMA_HALF + 0.5 * log_scale
+
+
+def inverse_gamma_kl(
+    mean: Float[Tensor, "*S"], sd: Float[Tensor, "*S"]
+) -> Float[Tensor, "*S"]:
+    """Divergence of log-normal distributions from the inverse gamma with shape 1/2 and scale 1."""
+    expected = -1.5 * mean - (-mean + 0.5 * sd.square()).exp()
+    return -_entropy(mean, sd) - expected + _LOG_GAMMA_HALF
+
+
+_LAYERS: dict[str, type[SparseLayer]] = {"dropout": DropoutLayer, "horseshoe": HorseshoeLayer}
+
+
+def layer_of(posterior: str) -> type[SparseLayer]:
+    """The class of a posterior's layers."""
+    return _LAYERS.get(posterior, SparseLayer)
+
+
+def usual_prior(posterior: str) -> SpikeSlab:
+    """The prior of a posterior where none is given."""
+    if posterior == "horseshoe":
+        return Horseshoe()
+    if posterior in ("all", "dropout"):
+        return SpikeSlab(NormalSlab(1.0), Bernoulli(0.5))
+    return SpikeSlab()
+
+
+def prune(
+    module: nn.Module, density: float, structure: str = "weights", keep: Collection[str] = ()
+) -> nn.Module:
+    """A copy of a point network without its smallest weights, or hidden units.
+
+    Args:
+        module: the module, which is not changed.
+        density: share of the weights, or of the hidden units, that stay.
+        structure: "weights" ranks all weights of linear and convolutional layers by magnitude;
+            "units" takes from each of those layers but the last the units to which the smallest
+            weights lead, by their sum of squares, with these weights and the bias.
+        keep: names of layers to leave as they are.
+
+    Returns:
+        The copy, with zeros; `exported` makes it small.
+
+    Raises:
+        InputError: a density outside (0, 1], or nothing to prune.
+
+    Source: Blalock et al. (2020), What is the state of neural network pruning?
+
+    Example:
+        >>> layer = prune(nn.Linear(4, 5), 0.1)
+        >>> int((layer.weight != 0).sum())
+        2
+    """
+    if not isinstance(module, nn.Module):
+        fail_type("module", "a torch.nn.Module", module)
+    if not 0 < density <= 1:
+        fail("density", "a share above 0 and at most 1", density)
+    check_choice("structure", structure, STRUCTURES)
+    made = copy.deepcopy(module)
+    layers = [layer for name, layer in made.named_modules()
+              if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name not in keep]
+    layers = layers[:-1] if structure == "units" else layers
+    if not layers:
+        fail("module", f"a layer with {structure} to prune", "none")
+    if structure == "units":
+        for layer in layers:
+            sizes = layer.weight.detach().flatten(1).square().sum(1)
+            inside = _largest(sizes, max(1, round(density * len(sizes))))
+            layer.weight.data *= inside.reshape(-1, *[1] * (layer.weight.ndim - 1))
+            if layer.bias is not None:
+                layer.bias.data *= inside
+        return made
+    sizes = torch.cat([layer.weight.detach().abs().reshape(-1) for layer in layers])
+    parts = _largest(sizes, round(density * len(sizes))).split(
+        [layer.weight.numel() for layer in layers])
+    for layer, part in zip(layers, parts, strict=True):
+        layer.weight.data *= part.reshape(layer.weight.shape)
+    return made
+
+
+def _largest(sizes: Float[Tensor, "n"], count: int) -> Bool[Tensor, "n"]:
+    """Which are the largest."""
+    found = torch.zeros_like(sizes, dtype=torch.bool)
+    found[sizes.argsort(descending=True)[:count]] = True
+    return found
