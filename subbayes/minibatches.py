@@ -17,7 +17,7 @@ from subbayes.network import Network
 from subbayes.seeding import derive
 from subbayes.types import Inputs, Targets
 
-__all__ = ["Feed", "batch_sizes", "inner", "log_scale", "split"]
+__all__ = ["Feed", "absent_classes", "batch_sizes", "inner", "log_scale", "split"]
 
 
 def split(data: Any, validation: Any, seed: int) -> tuple[Any, Data | None]:
@@ -67,7 +67,9 @@ class Feed:
             first, targets, self.n = _read_targets(self.loader)
             first = to_device(first, self.device)
         likelihood.check_targets(targets)
-        likelihood.check_outputs(network.check(first), targets)
+        outputs = network.check(first)
+        likelihood.check_outputs(outputs, targets)
+        self.absent = absent_classes(likelihood, outputs, targets)
         self.raw = likelihood.init_parameters(targets).to(self.device, self.dtype)
         self._check_normalisation()
 
@@ -110,6 +112,12 @@ class Feed:
             order = torch.randperm(self.n, generator=self.generator).to(self.device)
             yield from self._taken(order)
 
+    def batches_of(self, rows: int) -> int:
+        """How many batches of so many rows there are in an epoch; of a loader, about."""
+        if self.memory is None:
+            return max(1, self.n // max(rows, 1))
+        return batch_sizes(self.n, self.batch_size or self.n).count(rows)
+
     def in_order(self) -> Iterator[tuple[Inputs, Targets]]:
         """One pass in a fixed order, for BatchNorm."""
         if self.memory is None:
@@ -141,6 +149,25 @@ def batch_sizes(n: int, size: int) -> list[int]:
     if len(sizes) > 1 and sizes[-1] == 1 < size:
         sizes[-2:] = [size + 1]
     return sizes
+
+
+def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[int]:
+    """The classes of a classification of which there is no row.
+
+    Args:
+        likelihood: p(y | f).
+        n_outputs: of the network; one stands for two classes.
+        y: labels (N,).
+
+    Example:
+        >>> from subbayes import Categorical
+        >>> absent_classes(Categorical(), 4, torch.tensor([0, 3, 3]))
+        [1, 2]
+    """
+    if likelihood.kind != "classification" or not isinstance(y, Tensor) or y.ndim > 1:
+        return []
+    present = set(y.long().unique().tolist())
+    return [label for label in range(max(n_outputs, 2)) if label not in present]
 
 
 def inner(likelihood: Likelihood) -> Likelihood:

@@ -137,7 +137,7 @@ def test_gradients_by_hand_are_those_of_autograd(slab):
     found = []
     for learned in (True, False):  # learned hyper-parameters take autograd's way
         slab.requires_grad_(learned)
-        values = terms(*outputs, slab, compiled=False)
+        values = terms(*outputs, slab)
         total = sum(((i + 1.3) * value.sin()).sum() for i, value in enumerate(values))
         found.append([*values, *torch.autograd.grad(total, outputs)])
     for a, b in zip(*found, strict=True):

@@ -72,7 +72,6 @@ class SparseLayer(nn.Module):
         original: the layer it replaces, alone in a tuple.
         phase: "learned", "fixed" (inclusion probabilities stand still) or "median" (weights with a
             probability above 1/2 are in, the others out, for good).
-        compiled: whether what is done for each weight is compiled into one loop.
         drops: whether draws of the weights leave some out.
     """
 
@@ -106,7 +105,7 @@ class SparseLayer(nn.Module):
                            device=weight.device)
         self.logits: Logits = logits_of(posterior, start, rank, noise)
         self.slab, self.inclusion = prior.copied()
-        self.phase, self.compiled = "learned", False
+        self.phase = "learned"
         self._drawn = _Drawn()
 
     # --- the variational distribution -------------------------------------------------------
@@ -198,8 +197,7 @@ class SparseLayer(nn.Module):
 
     def _terms_of(self, logits: Tensor) -> Any:
         """See `moments`."""
-        return terms(self.mean, self.raw_sd, logits.reshape(self.mean.shape), self.slab,
-                     self.compiled)
+        return terms(self.mean, self.raw_sd, logits.reshape(self.mean.shape), self.slab)
 
     def _sure(self, logits: Tensor) -> Tensor:
         """Probabilities, which may be 0 or 1."""

@@ -15,9 +15,7 @@ autograd takes over.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +32,7 @@ ENTROPY = 0.5 * math.log(2 * math.pi * math.e)  # of a standard normal number
 Terms = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def terms(mean: Tensor, raw_sd: Tensor, logits: Tensor, slab: Slab, compiled: bool) -> Terms:
+def terms(mean: Tensor, raw_sd: Tensor, logits: Tensor, slab: Slab) -> Terms:
     """Mean and variance of the weights; divergence but for the inclusion prior; count; variance.
 
     Args:
@@ -42,11 +40,10 @@ def terms(mean: Tensor, raw_sd: Tensor, logits: Tensor, slab: Slab, compiled: bo
         raw_sd: rho, of the same shape.
         logits: omega, of the same shape.
         slab: of the layer.
-        compiled: whether both passes are compiled.
     """
     if not torch.is_grad_enabled() or any(p.requires_grad for p in slab.parameters()):
         return _plain(mean, raw_sd, logits, slab)
-    found: Terms = _Terms.apply(mean, raw_sd, logits, slab, compiled)
+    found: Terms = _Terms.apply(mean, raw_sd, logits, slab)
     return found
 
 
@@ -65,19 +62,18 @@ class _Terms(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, mean: Tensor, raw_sd: Tensor, logits: Tensor, slab: Slab, compiled: bool
+        ctx: Any, mean: Tensor, raw_sd: Tensor, logits: Tensor, slab: Slab
     ) -> Terms:
         """One pass, which keeps what the way back would have to take logarithms for."""
-        found, kept = (_compiled(_ahead) if compiled else _ahead)(mean, raw_sd, logits, slab)
+        found, kept = _ahead(mean, raw_sd, logits, slab)
         ctx.save_for_backward(mean, *kept)
-        ctx.slab, ctx.compiled = slab, compiled
+        ctx.slab = slab
         return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Sums of products."""
-        back = _compiled(_back) if ctx.compiled else _back
-        return (*back(ctx.slab, *gradients, *ctx.saved_tensors), None, None)
+        return (*_back(ctx.slab, *gradients, *ctx.saved_tensors), None)
 
 
 def _ahead(
@@ -112,8 +108,3 @@ def _back(
             alpha * out * (by_mean * mean + by_count + by_kl * pushed
                            + by_variance * (variance + (out - alpha) * square)
                            + by_spread * (out - alpha)))
-
-
-@functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=False)

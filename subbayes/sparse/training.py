@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.checks import check_choice, check_count, check_positive, fail
+from subbayes.data import n_rows
 from subbayes.files import as_path, atomic_write_bytes
 from subbayes.likelihoods import Likelihood
 from subbayes.minibatches import Feed, inner
@@ -29,6 +30,7 @@ from subbayes.progress import bar
 from subbayes.seeding import derive, forked
 from subbayes.sparse.convert import kl, sparse_layers
 from subbayes.sparse.result import SparseNetwork, plain
+from subbayes.sparse.steps import MODES, Steps
 from subbayes.training import History
 from subbayes.types import Inputs, Targets
 
@@ -78,7 +80,7 @@ def fit(
     rates: Rates | None = None,
     batch_size: int | None = 100,
     seed: int = 0,
-    mode: str = "eager",
+    mode: str = "trace",
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
     callback: Callable[[int, SparseNetwork], Any] | None = None,
@@ -97,8 +99,9 @@ def fit(
         rates: learning rates.
         batch_size: rows per step.
         seed: of shuffling, dropout and the layers' draws.
-        mode: "compile" compiles what is done for each weight: 10 to 30 s once, then steps cost
-            about a half; "eager" does not.
+        mode: "trace" replays a step that was traced once; "compile" compiles it, which takes 10 to
+            30 s a phase and halves the time of a large network's step; "eager" does neither. Few
+            steps are taken eagerly, as are those of modules with dropout or batch normalisation.
         checkpoint: a file to save to after each epoch; a run that finds it there goes on from it
             and ends as an uninterrupted one, bit for bit (for data in memory).
         progress: show a progress bar; None shows it on a terminal.
@@ -125,14 +128,12 @@ def fit(
         5
     """
     check_choice("post", post, POST)
-    check_choice("mode", mode, ("eager", "compile"))
+    check_choice("mode", mode, MODES)
     if not sparse_layers(module):
         fail("module", "a module that convert() has made", "one without sparse layers")
     counts = (check_count("early_epochs", early_epochs, 0), check_count("epochs", epochs),
               0 if post == "none" else check_count("post_epochs", post_epochs))
-    run = _Run(module, likelihood, data, rates or Rates(), batch_size, seed)
-    for layer in run.layers.values():
-        layer.compiled = mode == "compile"
+    run = _Run(module, likelihood, data, rates or Rates(), batch_size, seed, mode)
     saved = _Checkpoint(checkpoint, {
         "epochs": counts, "post": post, "rates": asdict(run.rates), "batch_size": batch_size,
         "seed": seed, "rows": run.feed.n, "layers": repr(module)})
@@ -142,8 +143,9 @@ def fit(
     with bar(total, "Training the sparse network", progress, "epochs") as steps:
         steps.update(first)
         for number in range(first, total):
-            run.enter("early" if number < counts[0] else
-                      "main" if number < counts[1] else post)
+            early = min(counts[:2])
+            phase = ("early" if number < early else "main" if number < counts[1] else post)
+            run.enter(phase, {"early": early, "main": counts[1] - early}.get(phase, counts[2]))
             good = run.state()
             facts, broken = run.epoch(number)
             if broken:
@@ -171,21 +173,27 @@ class _Run:
 
     def __init__(
         self, module: nn.Module, likelihood: Likelihood, data: Any, rates: Rates,
-        batch_size: int | None, seed: int,
+        batch_size: int | None, seed: int, mode: str,
     ) -> None:
         self.module = copy.deepcopy(module).train()
         self.layers = sparse_layers(self.module)
         self.network = Network(plain(self.module))
         self.likelihood, self.inner = likelihood, inner(likelihood)
-        self.rates, self.seed = rates, seed
+        self.rates, self.seed, self.mode = rates, seed, mode
         self.feed = Feed(data, likelihood, self.network, batch_size, seed)
+        if absent := self.feed.absent:
+            warnings.warn(f"data: no row of class{'es' * (len(absent) > 1)} "
+                          f"{', '.join(map(str, absent))}, for which the network has an output: "
+                          "what it says of them is its prior's. Add such rows, or leave the "
+                          "output out", stacklevel=3)
         for layer in self.layers.values():
             layer.noise.generator.manual_seed(derive(seed, 2))
         self.raw = nn.Parameter(self.feed.raw.clone())
         self.groups = self._groups()
         self.optimizer = torch.optim.Adam(
             [{"params": params, "lr": 0.0} for params in self.groups.values()], fused=True)
-        self.first = True
+        self.objective = _Objective(self)
+        self.phase, self.first = "", True
 
     def _groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by the name of their rate."""
@@ -202,8 +210,11 @@ class _Run:
                              if id(p) not in known and p.requires_grad]
         return {name: params for name, params in groups.items() if params}
 
-    def enter(self, phase: str) -> None:
-        """Set what moves, and how fast."""
+    def enter(self, phase: str, epochs: int) -> None:
+        """Set what moves, and how fast, in a phase of so many epochs."""
+        if phase == self.phase:
+            return
+        self.phase = phase
         rates = asdict(self.rates)
         early = phase == "early"
         moves = {"weights": True, "likelihood": True, "inclusion": phase in ("early", "main"),
@@ -216,6 +227,9 @@ class _Run:
                 parameter.requires_grad_(moves[name])
         for layer in self.layers.values():
             layer.phase = phase if phase in ("fixed", "median") else "learned"
+        self.optimizer.zero_grad(set_to_none=True)  # what stands still now is left alone
+        self.steps = Steps(self.objective, self.layers, self.mode,
+                           lambda rows: epochs * self.feed.batches_of(rows))
 
     def epoch(self, number: int) -> tuple[dict[str, float], str]:
         """One pass: what goes into the history, and the layer that broke, if one did."""
@@ -239,27 +253,13 @@ class _Run:
         return facts, ""
 
     def _step(self, inputs: Inputs, y: Targets) -> tuple[float, float, float, int]:
-        with self._watched():
-            outputs = self.network.call(self.module, inputs)
-        terms = self.inner.with_parameters(self.raw).log_prob(outputs, y)
-        divergence = kl(self.module)
-        fitted = terms.sum() * (self.feed.n / len(terms))
-        self.optimizer.zero_grad(set_to_none=True)
-        (-(fitted - divergence) / self.feed.n).backward()
+        _, fitted, divergence, right = self.steps(inputs, y)
         self.optimizer.step()
-        right = 0.0
-        if self.likelihood.kind == "classification" and isinstance(y, Tensor):
-            right = float(self._right(outputs.detach(), y))
-        return float(fitted.detach()), float(divergence.detach()), right, len(terms)
-
-    def _right(self, outputs: Tensor, y: Tensor) -> Tensor:
-        p = self.inner.mean(outputs)
-        chosen = p.argmax(-1) if p.shape[-1] > 1 else (p[..., 0] > 0.5).long()
-        return (chosen == y.reshape(chosen.shape)).sum()
+        return float(fitted), float(divergence), float(right), n_rows(y)
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Find layers that are used twice, in the first step."""
+    def watched(self) -> Iterator[None]:
+        """Find layers that are used twice, in the first evaluation."""
         if not self.first:
             yield
             return
@@ -315,6 +315,34 @@ class _Run:
         return SparseNetwork(
             module, self.likelihood.with_parameters(self.raw.detach()).frozen(),
             {name: list(values) for name, values in history.items()})
+
+
+class _Objective(nn.Module):
+    """What a step needs of a run, as a function of its parameters.
+
+    Args:
+        run: whose module is in training.
+    """
+
+    def __init__(self, run: _Run) -> None:
+        super().__init__()
+        self.module, self.raw = run.module, run.raw
+        self.run = (run,)  # a tuple: no module's business
+
+    def forward(self, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The negative ELBO per row, its two parts, and how many predictions are right."""
+        (run,) = self.run
+        with run.watched():
+            outputs = run.network.call(self.module, inputs)
+        terms = run.inner.with_parameters(self.raw).log_prob(outputs, y)
+        divergence = kl(self.module)
+        fitted = terms.sum() * (run.feed.n / len(terms))
+        right = torch.zeros(())
+        if run.likelihood.kind == "classification" and isinstance(y, Tensor):
+            p = run.inner.mean(outputs.detach())
+            chosen = p.argmax(-1) if p.shape[-1] > 1 else (p[..., 0] > 0.5).long()
+            right = (chosen == y.reshape(chosen.shape)).sum()
+        return (divergence - fitted) / run.feed.n, fitted.detach(), divergence.detach(), right
 
 
 class _Checkpoint:

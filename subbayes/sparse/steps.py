@@ -1,0 +1,228 @@
+"""Gradients of the ELBO on batches: the whole step traced once for each shape, and replayed.
+
+A step of a small sparse network takes a few hundred tensor operations, which Python calls one after
+the other, forward and backward. Traced with `make_fx` they become one graph, which TorchScript
+replays ("trace"), or which is compiled ("compile"): what is done for each weight then becomes one
+loop. Random numbers are drawn beforehand, in the order in which the layers ask for them, so that
+all three ways see the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from subbayes.evaluation import reuse_memory
+from subbayes.graph import compiled, interpreted, tidy
+from subbayes.network import taking_turns
+from subbayes.sparse.factors import Noise
+from subbayes.sparse.layers import SparseLayer
+from subbayes.types import Inputs, Targets
+from subbayes.vectorised import say
+
+__all__ = ["MODES", "Steps"]
+
+MODES = ("trace", "compile", "eager")
+_OFTEN, _VERY_OFTEN = 50, 1000  # steps of a shape from which it is traced, and compiled
+_ROUNDING = 1e-3  # of the largest entry
+
+
+class _Tape(Noise):
+    """Notes what is drawn, or plays what was drawn before."""
+
+    def __init__(self, noise: Noise) -> None:
+        self.generator = noise.generator
+        self.asked: list[tuple[str, tuple[int, ...], Tensor]] = []
+        self.given: list[Tensor] | None = None
+
+    def normal(self, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
+        """As `Noise`, or as given."""
+        return self._next("normal", shape, like)
+
+    def uniform(self, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
+        """As `Noise`, or as given."""
+        return self._next("uniform", shape, like)
+
+    def _next(self, kind: str, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
+        if self.given is not None:
+            return self.given.pop(0)
+        self.asked.append((kind, tuple(shape), like.detach().new_empty(0)))
+        return self._draw(kind, tuple(shape), like)
+
+    def _draw(self, kind: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        drawn: Tensor = getattr(Noise, kind)(self, shape, like)
+        return drawn
+
+    def again(self) -> list[Tensor]:
+        """As many numbers anew as were asked for."""
+        return [self._draw(*what) for what in self.asked]
+
+
+class Steps:
+    """The objective and the gradients of what moves, on batches.
+
+    Args:
+        objective: a module of (inputs, y) that returns the loss and, not differentiated, what else
+            is to be known, each a tensor; its layers draw from one `Noise`.
+        layers: its sparse layers.
+        mode: "trace", "compile" or "eager". A module that draws random numbers of its own or
+            writes to its buffers (dropout, batch normalisation) is evaluated eagerly.
+        expected: how many steps there will be with so many rows; few are not worth tracing.
+    """
+
+    def __init__(
+        self, objective: nn.Module, layers: Mapping[str, SparseLayer], mode: str,
+        expected: Callable[[int], float],
+    ) -> None:
+        self.objective, self.layers, self.mode = objective, layers, mode
+        self.expected = expected
+        self.moving = {name: p for name, p in objective.named_parameters() if p.requires_grad}
+        self.replays: dict[Any, Callable[..., Any]] = {}
+        if mode != "eager":
+            reuse_memory()
+
+    def __call__(self, inputs: Inputs, y: Targets) -> tuple[Tensor, ...]:
+        """What the objective returned; gradients are left at the parameters."""
+        flat, spec = tree_flatten((inputs, y))
+        key = tuple((t.shape, t.stride(), t.dtype) for t in flat)
+        if key not in self.replays:
+            self.replays[key] = self._prepared(flat, spec)
+        values, gradients = self.replays[key](flat, spec)
+        for parameter, gradient in zip(self.moving.values(), gradients, strict=True):
+            parameter.grad = gradient
+        return tuple(values)
+
+    def _eager(self, flat: list[Tensor], spec: Any) -> tuple[Any, Any]:
+        loss, *others = self.objective(*tree_unflatten(flat, spec))
+        gradients = torch.autograd.grad(loss, list(self.moving.values()), materialize_grads=True)
+        return (loss.detach(), *others), gradients
+
+    # --- tracing ----------------------------------------------------------------------------
+
+    def _prepared(self, flat: list[Tensor], spec: Any) -> Callable[..., Any]:
+        """The fastest way for batches of these shapes that works."""
+        often = self.expected(len(flat[0]))
+        if self.mode == "eager" or often < _OFTEN:
+            return self._eager
+        try:
+            with taking_turns, self._untouched():
+                return self._traced(flat, spec, self.mode == "compile" and often >= _VERY_OFTEN)
+        except Exception as error:
+            say("tracing the training step", error, "going on without")
+            return self._eager
+
+    def _traced(self, flat: list[Tensor], spec: Any, compiles: bool) -> Callable[..., Any]:
+        with self._taped() as tape:
+            before = tape.generator.get_state()
+            expected = tree_flatten(self._eager(flat, spec))[0]
+            tape.generator.set_state(before)
+            noise = tape.again()
+            names = self._names()
+            tensors = [*flat, *noise, *self._tensors()]
+
+            def call(*given: Tensor) -> Any:
+                batch, rest = given[:len(flat)], given[len(flat):]
+                tape.given = list(rest[:len(noise)])
+                values = dict(zip(names, rest[len(noise):], strict=True))
+                moving = {name: values[name].detach().requires_grad_() for name in self.moving}
+                with torch.enable_grad():
+                    loss, *others = functional_call(
+                        self.objective, values | moving, tree_unflatten(list(batch), spec))
+                    gradients = torch.autograd.grad(loss, list(moving.values()),
+                                                    materialize_grads=True)
+                return (loss.detach(), *others, *gradients)
+
+            graph = make_fx(call)(*tensors)
+            tape.given = None
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        if not _replayable(graph):
+            return self._eager
+        with torch.no_grad():
+            replay = _fast(graph, tensors, compiles)
+            if not _close(expected, replay(*tensors)):
+                say("tracing the training step", "its result differs", "going on without")
+                return self._eager
+        count = len(expected) - len(self.moving)
+
+        def replayed(flat: list[Tensor], spec: Any) -> tuple[Any, Any]:
+            with torch.no_grad():
+                found = replay(*flat, *tape.again(), *self._tensors())
+            return found[:count], found[count:]
+
+        return replayed
+
+    def _names(self) -> list[str]:
+        return [name for name, _ in self._named()]
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor.detach() for _, tensor in self._named()]
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.objective.named_parameters()
+        yield from self.objective.named_buffers()
+
+    @contextmanager
+    def _taped(self) -> Iterator[_Tape]:
+        """Layers draw from a tape."""
+        noises = {name: layer.noise for name, layer in self.layers.items()}
+        tape = _Tape(next(iter(noises.values())))
+        try:
+            for layer in self.layers.values():
+                layer.noise = tape
+            yield tape
+        finally:
+            for name, layer in self.layers.items():
+                layer.noise = noises[name]
+
+    @contextmanager
+    def _untouched(self) -> Iterator[None]:
+        """Buffers and random numbers afterwards are as if nothing had been evaluated."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.objective.buffers()]
+        generator = next(iter(self.layers.values())).noise.generator
+        own, everybodys = generator.get_state(), torch.get_rng_state()
+        try:
+            yield
+        finally:
+            for buffer, value in buffers:
+                buffer.copy_(value)
+            generator.set_state(own)
+            torch.set_rng_state(everybodys)
+
+
+def _fast(graph: GraphModule, tensors: list[Tensor], compiles: bool) -> Callable[..., Any]:
+    tidy(graph, *tensors, compiles=compiles)
+    if compiles:
+        try:
+            return compiled(graph, *tensors)
+        except Exception as error:
+            say("torch.compile", error, "going on with the traced step")
+            tidy(graph, *tensors)
+    return interpreted(graph, *tensors)
+
+
+def _replayable(graph: GraphModule) -> bool:
+    """Whether a graph draws no random numbers and writes to nothing that it was given."""
+    for node in graph.graph.nodes:
+        operation = node.target
+        if not isinstance(operation, torch._ops.OpOverload):
+            continue
+        if torch.Tag.nondeterministic_seeded in operation.tags:
+            return False
+        if operation._schema.is_mutable and node.args[0].op in ("placeholder", "get_attr"):
+            return False
+    return True
+
+
+def _close(expected: list[Tensor], found: Any) -> bool:
+    return all(torch.allclose(a.double(), b.double(), rtol=_ROUNDING, equal_nan=True,
+                              atol=_ROUNDING * float(a.double().abs().max()) + 1e-12)
+               for a, b in zip(expected, tree_flatten(found)[0], strict=True) if a.numel())
