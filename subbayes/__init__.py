@@ -37,6 +37,8 @@ _ROOMS = {
     "Predictive": "predictive",
     "RandomSubspace": "subspace",
     "RefreshedPosterior": "batchnorm",
+    "SparseClassifier": "sparse.estimators",
+    "SparseRegressor": "sparse.estimators",
     "Standardized": "likelihoods",
     "Subspace": "subspace",
     "SubspaceClassifier": "estimators",

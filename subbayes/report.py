@@ -24,9 +24,12 @@ from subbayes.data import Data
 from subbayes.describing import describe
 from subbayes.files import atomic_write_text
 from subbayes.fitted import FittedModel
+from subbayes.matrix_model import NETWORKS
 from subbayes.plots.methods import NAMES
 from subbayes.posterior import Posterior
 from subbayes.predictive import Predictive
+from subbayes.sparse import report as sparse_report
+from subbayes.sparse.result import SparseNetwork
 
 __all__ = ["WORDS", "describe", "write_report"]
 
@@ -62,7 +65,7 @@ _MOST_DRAWS = 1000
 
 
 def write_report(
-    subject: Predictor | Comparison,
+    subject: Predictor | SparseNetwork | Comparison,
     path: str | Path,
     *,
     data: Any = None,
@@ -73,6 +76,7 @@ def write_report(
     command: str = "",
     notes: Sequence[str] = (),
     method: str | None = None,
+    features: Sequence[str] | None = None,
 ) -> Path:
     """Write one HTML file with everything in it: no network, no script.
 
@@ -80,8 +84,8 @@ def write_report(
     whether the chains can be trusted, how to do it again, and what the words mean.
 
     Args:
-        subject: a fitted model (or a baseline, which has no posterior to show), or a comparison;
-            then the report shows its table, and one of its models in detail.
+        subject: a fitted model, a sparse network (or a baseline, which has no posterior to show),
+            or a comparison; then the report shows its table, and one of its models in detail.
         path: the file.
         data: training data, for the posterior's surface of a model that was loaded without.
         test: rows to predict, with their targets; a comparison has its own, and needs them only
@@ -92,6 +96,7 @@ def write_report(
         command: how the model was made, to be shown as it is.
         notes: remarks, each a paragraph below the table of scores.
         method: which model of a comparison to show; by default the first that was sampled.
+        features: names of the inputs, for those of a sparse network.
 
     Returns:
         The path.
@@ -114,9 +119,12 @@ def write_report(
         html.heading(title), html.paragraphs(_lead(story), kind="lead"),
         _verdict(story),
         html.section("What was fitted", html.definitions(describe(story.model))
-                     if story.model else ""),
+                     if story.model else html.definitions(sparse_report.facts(story.sparse))
+                     if story.sparse else ""),
         html.section("Scores on test rows", _scores(story), html.paragraphs(*notes)),
         html.section("Predictions and calibration", _predictions(story)),
+        html.section("Which weights are in", sparse_report.structure(story.sparse, features)
+                     if story.sparse else ""),
         html.section("The posterior", _posterior(story)),
         html.section("Did the chains explore it?", _chains(story)),
         html.section("Training", _training(story)),
@@ -139,6 +147,7 @@ class _Story:
     test: Data | None
     name: str
     unit: str
+    sparse: SparseNetwork | None = None
 
     @property
     def named(self) -> str:
@@ -163,13 +172,16 @@ def _story(
         fitted = model if isinstance(model, FittedModel) else None
         return _Story(_with_posterior(fitted, rows), METHODS[key], subject.predictives[key],
                       subject.y, subject, rows, held, name, unit)
-    if not isinstance(subject, (FittedModel, WeightSamples, McDropout, TemperatureScaled)):
+    if not isinstance(subject, (FittedModel, WeightSamples, McDropout, TemperatureScaled,
+                                SparseNetwork)):
         fail_type("subject", "a fitted model or a Comparison", subject)
     predictive, y = (None, None) if held is None else _predicted(subject, held)
     fitted = subject if isinstance(subject, FittedModel) else None
-    label = _method(subject) if isinstance(subject, FittedModel) else subject.name
+    sparse = subject if isinstance(subject, SparseNetwork) else None
+    label = (_method(subject) if isinstance(subject, FittedModel) else "sparse network"
+             if isinstance(subject, SparseNetwork) else subject.name)
     return _Story(_with_posterior(fitted, rows), label, predictive, y, None, rows, held, name,
-                  unit)
+                  unit, sparse)
 
 
 def _predicted(model: Any, rows: Data) -> tuple[Predictive, Tensor]:
@@ -178,6 +190,8 @@ def _predicted(model: Any, rows: Data) -> tuple[Predictive, Tensor]:
     options: dict[str, Any] = {} if isinstance(y, Tensor) else {"noise": y[1]}
     if isinstance(model, FittedModel):
         options["n_draws"] = _MOST_DRAWS
+    if isinstance(model, SparseNetwork):
+        options["draws"] = NETWORKS
     predictive = model.predict(rows.inputs if rows.in_memory else rows.loader, **options)
     return predictive, y if isinstance(y, Tensor) else y[0]
 
@@ -421,6 +435,8 @@ def _summary(summary: pd.DataFrame, most: int = 30) -> str:
 
 
 def _training(story: _Story) -> str:
+    if story.sparse is not None:
+        return sparse_report.training(story.sparse)
     history = story.model.history if story.model else {}
     if not any(history.get(phase) for phase in ("train", "swa")):
         return ""

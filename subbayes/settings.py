@@ -57,6 +57,11 @@ class Settings:
         chains: number of chains.
         warmup: draws per chain to drop first; by default half of the draws.
         members: networks of a deep ensemble.
+        structure: of a sparse network: "weights" or "units" are in or out.
+        posterior: of what is in: "mean-field", "mvn" or "low-rank".
+        slab: of the weights that are in: "student-t" or "normal".
+        prior_inclusion: probability of a weight or unit being in; None learns it by layer.
+        early_epochs: of `epochs`, those in which the priors of a sparse network are learned.
         seed: the same seed gives the same model.
 
     Example:
@@ -87,6 +92,11 @@ class Settings:
     chains: int = 8
     warmup: int | None = None
     members: int = 5
+    structure: str = "weights"
+    posterior: str = "mean-field"
+    slab: str = "student-t"
+    prior_inclusion: float | None = None
+    early_epochs: int = 20
     seed: int = 0
 
     def training(self, task: str = "regression") -> Training:

@@ -145,7 +145,7 @@ def test_many_rows_are_predicted_a_few_at_a_time(monkeypatch):
     classifier = SubspaceClassifier(**QUICK).fit(*labels())
     whole = [*regressor.predict(X, return_std=True), *regressor.predict_interval(X)]
     p = classifier.predict_proba(X)
-    monkeypatch.setattr("subbayes.table_model._AT_ONCE", 16 * 16 * 7)
+    monkeypatch.setattr("subbayes.matrix_model._AT_ONCE", 16 * 16 * 7)
     pieces = [*regressor.predict(X, return_std=True), *regressor.predict_interval(X)]
     for one, other in zip([*whole, p], [*pieces, classifier.predict_proba(X)], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)

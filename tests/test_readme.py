@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import itertools
 import re
 from pathlib import Path
 
@@ -12,19 +13,22 @@ import pytest
 
 README = Path(__file__).parents[1] / "README.md"
 PAGES = {"README": (README, None),
-         "variational inference": (README.parent / "docs/methods/variational-inference.md", "zuko")}
+         "variational inference": (README.parent / "docs/methods/variational-inference.md", "zuko"),
+         "sparse networks": (README.parent / "docs/methods/sparse.md", None)}
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.S)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @pytest.mark.parametrize(("page", "needs"), PAGES.values(), ids=PAGES)
-def test_the_example_prints_what_the_page_says(page, needs):
+def test_the_example_prints_what_the_page_says(page, needs, tmp_path, monkeypatch):
     if needs is not None and importlib.util.find_spec(needs) is None:
         pytest.skip(f"needs {needs}")
     blocks = BLOCK.findall(page.read_text())
     kinds = [kind for kind, _ in blocks]
-    code = blocks[kinds.index("python")][1]
-    expected = blocks[kinds.index("python") + 1][1]
+    first = next(i for i, pair in enumerate(itertools.pairwise(kinds))
+                 if pair[0] == "python" != pair[1])
+    code, expected = blocks[first][1], blocks[first + 1][1]
+    monkeypatch.chdir(tmp_path)  # where examples write
     assert len(code.strip().splitlines()) <= 20
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(compile(code, page.name, "exec"), {})

@@ -27,7 +27,10 @@ from subbayes.cli.options import (
     Covariance,
     Draws,
     Dropout,
+    EarlyEpochs,
     Epochs,
+    Factor,
+    FactorName,
     Hidden,
     Ignore,
     Inference,
@@ -42,12 +45,17 @@ from subbayes.cli.options import (
     Overwrite,
     Patience,
     Prior,
+    PriorInclusion,
     PriorScale,
     Quiet,
     Rank,
     ScalePrior,
     Seed,
     Separator,
+    Slab,
+    SlabName,
+    Structure,
+    StructureName,
     SwaEpochs,
     SwaLearningRate,
     Table,
@@ -72,7 +80,7 @@ NAME = "fit"
 EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing impute"
 
 Method = StrEnum("Method", ["pca", "random", "curve", "optimal", "subnetwork", "full", "map",
-                            "swa", "swag", "ensemble"])
+                            "swa", "swag", "ensemble", "sparse"])
 SUBSPACES = (Method.pca, Method.random, Method.curve, Method.optimal, Method.subnetwork,
              Method.full)
 
@@ -110,7 +118,8 @@ def fit(
         help="What is random: the principal directions of the trajectory (pca), random "
         "directions, a curve of low loss to a second solution, what keeps most of the predictive "
         "covariance (optimal), the weights that keep most of the predictive variance "
-        "(subnetwork), all weights (full); or a baseline without a posterior.",
+        "(subnetwork), all weights (full); a sparse network, in which each weight is in or out "
+        "(sparse); or a baseline without a posterior.",
         rich_help_panel=POSTERIOR)] = Method[_D.subspace],
     rank: Rank = None,
     covariance: Covariance = COVARIANCE,
@@ -122,12 +131,19 @@ def fit(
     chains: Chains = _D.chains,
     warmup: Warmup = None,
     members: Members = _D.members,
+    structure: Structure = StructureName[_D.structure],
+    posterior: Factor = FactorName[_D.posterior],
+    slab: Slab = SlabName[_D.slab],
+    prior_inclusion: PriorInclusion = None,
+    early_epochs: EarlyEpochs = _D.early_epochs,
     seed: Seed = _D.seed,
     overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Fit a network to a table and sample its posterior in a subspace of the weights.
+
+    With --method sparse: train a sparse Bayesian network, for --epochs at --learning-rate.
 
     The folder OUT then holds `model`: weights, draws, the encoding of the columns. A fit that was
     interrupted (Ctrl-C, a signal, a power cut) leaves `checkpoint` there: the same command goes on
@@ -141,7 +157,9 @@ def fit(
         swa_epochs=swa_epochs, swa_learning_rate=swa_learning_rate, rank=rank, draws=draws,
         chains=chains, warmup=warmup, members=members, seed=seed, inference=inference.value,
         covariance=covariance.value, scale_prior=scale_prior,
-        prior=number_or("--prior", prior, "evidence"),
+        prior=number_or("--prior", prior, "evidence"), structure=structure.value,
+        posterior=posterior.value, slab=slab.value, prior_inclusion=prior_inclusion,
+        early_epochs=early_epochs,
         subspace=method.value if method in SUBSPACES else _D.subspace)
     _check_free(out, overwrite)
     frame = read_training_table(table, target, missing_values, separator, ignore)
@@ -213,7 +231,7 @@ class _Job:
 
     def clear(self) -> None:
         """Remove what `fit` keeps in its checkpoint, and nothing of anybody else's."""
-        from subbayes.api import forget
+        from subbayes.matrix_model import forget
 
         forget(self.checkpoint)
 
@@ -232,8 +250,12 @@ def _facts(model: TableModel, out: Path, frame: pd.DataFrame) -> dict[str, Any]:
 
 def _sampling(model: TableModel) -> dict[str, Any]:
     from subbayes.fitted import FittedModel
+    from subbayes.sparse.result import SparseNetwork
 
     fitted = model.model
+    if isinstance(fitted, SparseNetwork):
+        return {"method": "sparse", "density": fitted.density(),
+                "inclusion": fitted.inclusion()["mean probability"].to_dict(), "warnings": []}
     if not isinstance(fitted, FittedModel):
         return {"method": fitted.name, "networks": len(fitted.weights), "warnings": []}
     draws = fitted.draws
@@ -255,6 +277,8 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
         "target": f"{facts['target']} ({facts['task']}{classes})",
         "data": f"{facts['rows']} rows, {facts['columns']} columns, {facts['features']} features",
         "network": f"{facts['weights']} weights, {_name(facts['likelihood'])} likelihood"}
+    if "density" in facts:
+        return words | {"method": f"sparse, {100 * facts['density']:.2g} % of the weights in"}
     if "rank" not in facts:
         return words | {"method": f"{facts['method']}, {facts['networks']} weight vector"
                                   f"{'s' * (facts['networks'] > 1)}"}

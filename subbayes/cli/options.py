@@ -14,7 +14,7 @@ from subbayes.settings import PRIOR_SCALES, Settings
 __all__ = ["hidden_layers", "make_settings", "number_or"]
 
 OUTPUT, DATA = "Output", "Data"
-NETWORK, POSTERIOR = "Network and training", "Posterior"
+NETWORK, POSTERIOR, SPARSE = "Network and training", "Posterior", "Sparse networks"
 
 Task = StrEnum("Task", ["regression", "classification", "count"])
 Likelihood = StrEnum("Likelihood", ["heteroscedastic", "gaussian", "poisson", "categorical"])
@@ -28,6 +28,9 @@ CovarianceName = StrEnum("CovarianceName", [
     "exact", "dual", "primal", "diagonal", "low-rank", "kfac"])
 COVARIANCE = CovarianceName(Settings.covariance)
 Activation = StrEnum("Activation", ["relu", "tanh", "silu", "gelu"])
+StructureName = StrEnum("StructureName", ["weights", "units"])
+FactorName = StrEnum("FactorName", ["mean-field", "mvn", "low-rank"])
+SlabName = StrEnum("SlabName", ["student-t", "normal"])
 
 # --- where data come from and results go ---------------------------------------------------
 
@@ -143,6 +146,17 @@ Warmup = Annotated[int | None, typer.Option(
     rich_help_panel=POSTERIOR, show_default=False)]
 Members = Annotated[int, typer.Option(
     help="Networks of a deep ensemble.", rich_help_panel=POSTERIOR)]
+Structure = Annotated[StructureName, typer.Option(
+    help="What is in or out of a sparse network.", rich_help_panel=SPARSE)]
+Factor = Annotated[FactorName, typer.Option(
+    "--posterior", help="Distribution of what is in.", rich_help_panel=SPARSE)]
+Slab = Annotated[SlabName, typer.Option(
+    help="Prior of the weights that are in.", rich_help_panel=SPARSE)]
+PriorInclusion = Annotated[float | None, typer.Option(
+    help="Prior probability of being in; by default it is learned for each layer.",
+    rich_help_panel=SPARSE, show_default=False)]
+EarlyEpochs = Annotated[int, typer.Option(
+    help="Of --epochs, those in which the priors are learned.", rich_help_panel=SPARSE)]
 Seed = Annotated[int, typer.Option(
     help="The same seed gives the same result.", rich_help_panel=POSTERIOR)]
 

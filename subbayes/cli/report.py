@@ -46,13 +46,17 @@ def report(
     console = Console(as_json, quiet)
     check_new_file(out, overwrite, ".html", ".htm")
     fitted = load_model(model)
-    sampled = fitted.sampled
+    from subbayes.sparse.result import SparseNetwork
+
+    sparse = isinstance(fitted.model, SparseNetwork)
+    subject = fitted.model if sparse else fitted.sampled
+    command = "" if sparse else fitted.sampled.extra.get("command", "")
     test = None if table is None else _rows(fitted, table, separator, 1)
     data = None if train is None else _rows(fitted, train, separator, 2)
     from subbayes.report import write_report
 
-    write_report(sampled, out, data=data, test=test, title=title, name=fitted.column, unit=unit,
-                 command=str(sampled.extra.get("command", "")))
+    write_report(subject, out, data=data, test=test, title=title, name=fitted.column, unit=unit,
+                 command=str(command), features=fitted.encoder.get_feature_names_out())
     console.result({"model": str(model), "out": str(out)}, f"report in {out}")
     console.hint(f"open {out} in a browser")
 

@@ -10,6 +10,7 @@ from subbayes.plots.density import density, surface
 from subbayes.plots.low_loss import curve
 from subbayes.plots.methods import scores, temperature, temperatures
 from subbayes.plots.predictions import bands, intervals
+from subbayes.plots.sparse import feature_inclusion, inclusion, sparse_history, trade_off
 from subbayes.plots.spectra import spectra, spectral_density
 from subbayes.plots.style import grid, png, save
 from subbayes.plots.subspaces import judgements
@@ -24,7 +25,9 @@ __all__ = [
     "density",
     "doubt",
     "ess",
+    "feature_inclusion",
     "grid",
+    "inclusion",
     "intervals",
     "judgements",
     "pit",
@@ -33,6 +36,7 @@ __all__ = [
     "reliability",
     "save",
     "scores",
+    "sparse_history",
     "spectra",
     "spectral_density",
     "spectrum",
@@ -40,4 +44,5 @@ __all__ = [
     "temperature",
     "temperatures",
     "trace",
+    "trade_off",
 ]

@@ -2,7 +2,7 @@
 
 from subbayes.sparse.baselines import prune
 from subbayes.sparse.convert import convert, elbo, kl, sparse_layers
-from subbayes.sparse.export import CsrLinear, Exported, exported
+from subbayes.sparse.export import exported
 from subbayes.sparse.factors import BASELINES, FACTORS
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.priors import (
@@ -15,6 +15,8 @@ from subbayes.sparse.priors import (
     StudentTSlab,
 )
 from subbayes.sparse.result import SparseNetwork, decided, plain
+from subbayes.sparse.saved import load, save
+from subbayes.sparse.small import CsrLinear, Exported, load_exported
 from subbayes.sparse.training import Rates, fit
 
 __all__ = [
@@ -38,7 +40,10 @@ __all__ = [
     "exported",
     "fit",
     "kl",
+    "load",
+    "load_exported",
     "plain",
     "prune",
+    "save",
     "sparse_layers",
 ]

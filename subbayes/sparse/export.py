@@ -11,9 +11,8 @@ from __future__ import annotations
 import copy
 import operator
 import time
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +21,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from subbayes.checks import check_choice
+from subbayes.sparse.small import CsrLinear, Exported
 
-__all__ = ["CsrLinear", "Exported", "exported", "pruned"]
+__all__ = ["exported", "pruned"]
 
 LAYOUTS = ("auto", "dense", "csr")
 _READS = (nn.Linear, nn.Conv1d, nn.Conv2d)
@@ -35,61 +35,6 @@ _FUNCTIONS = (functional.relu, functional.gelu, functional.silu, functional.elu,
               torch.tanh, torch.sigmoid, functional.leaky_relu, functional.softplus,
               functional.dropout)
 _METHODS = ("relu", "tanh", "sigmoid")
-
-
-class CsrLinear(nn.Module):
-    """A linear layer whose weights are stored as compressed sparse rows.
-
-    Args:
-        layer: the layer whose zeros are left out.
-
-    Example:
-        >>> layer = nn.Linear(3, 2)
-        >>> small = CsrLinear(layer)
-        >>> bool(torch.allclose(small(torch.ones(4, 3)), layer(torch.ones(4, 3))))
-        True
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        with warnings.catch_warnings():  # torch calls its sparse layouts a beta
-            warnings.simplefilter("ignore", UserWarning)
-            self.register_buffer("weight", layer.weight.detach().to_sparse_csr())
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
-
-    def forward(self, x: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
-        """Outputs, shape (..., out_features)."""
-        rows = x.reshape(-1, x.shape[-1])
-        found = (self.weight @ rows.T).T
-        if self.bias is not None:
-            found = found + self.bias
-        return found.reshape(*x.shape[:-1], self.out_features)
-
-    def extra_repr(self) -> str:
-        """Sizes and number of weights."""
-        return (f"in_features={self.in_features}, out_features={self.out_features}, "
-                f"weights={self.weight.values().numel()}")
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A small network and what was done.
-
-    Attributes:
-        module: a plain module in evaluation mode.
-        units: units of each layer before and after.
-        layouts: "dense" or "csr" by layer.
-        weights: numbers stored, before and after.
-    """
-
-    module: nn.Module
-    units: dict[str, tuple[int, int]] = field(default_factory=dict)
-    layouts: dict[str, str] = field(default_factory=dict)
-    weights: tuple[int, int] = (0, 0)
 
 
 def exported(

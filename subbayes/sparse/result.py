@@ -23,9 +23,10 @@ from subbayes.prediction import average
 from subbayes.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.sparse.convert import sparse_layers
-from subbayes.sparse.export import Exported, exported
+from subbayes.sparse.export import exported
 from subbayes.sparse.factors import SURE
 from subbayes.sparse.layers import SparseLayer
+from subbayes.sparse.small import Exported
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training import History
 

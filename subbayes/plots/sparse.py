@@ -1,0 +1,187 @@
+"""Sparse networks: which weights are in, how training found them, and what leaving out costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from subbayes.checks import check_count, fail
+from subbayes.plots.style import (
+    BLUE,
+    COLORS,
+    GREY,
+    ORANGE,
+    grid,
+    labelled,
+    legend,
+    limits,
+    new_axes,
+    note,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from subbayes.sparse.result import SparseNetwork
+
+__all__ = ["feature_inclusion", "inclusion", "sparse_history", "trade_off"]
+
+
+def inclusion(
+    network: SparseNetwork, bins: int = 40, *, axes: list[Axes] | None = None
+) -> list[Axes]:
+    """Histograms of the inclusion probabilities of the weights, one for each layer.
+
+    Args:
+        network: the sparse network.
+        bins: number of bins between 0 and 1.
+        axes: axes to draw on, one for each layer.
+
+    Raises:
+        InputError: axes of another number than the layers.
+
+    Source: Hubin and Storvik (2024), figure A1.
+
+    Example:
+        >>> from subbayes import MLP, Gaussian, sparse
+        >>> network = sparse.SparseNetwork(sparse.convert(MLP(2, (3,), 1, seed=0)), Gaussian(1.0))
+        >>> len(inclusion(network))
+        2
+    """
+    layers = network.layers
+    if axes is None:
+        axes = [row[0] for row in grid(len(layers), 1, height=1.9)]
+    if len(axes) != len(layers):
+        fail("axes", f"{len(layers)} axes, one for each layer", len(axes))
+    edges = np.linspace(0, 1, check_count("bins", bins) + 1)
+    for ax, (name, layer) in zip(axes, layers.items(), strict=True):
+        p = layer.probability().double().cpu().numpy().ravel()
+        ax.hist(p, edges.tolist(), weights=np.full(len(p), 1 / len(p)), color=BLUE, linewidth=0)
+        ax.axvline(0.5, color=GREY, linewidth=1, linestyle="--")
+        ax.set_xlim(0, 1)
+        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        note(ax, f"{name or 'the layer'}: {len(p)} weights, {100 * np.mean(p > 0.5):.2g} % above "
+                 "one half")
+        labelled(ax, "", "weights")
+    labelled(axes[-1], "inclusion probability", "weights")
+    return axes
+
+
+def sparse_history(
+    history: Mapping[str, Any], *, axes: list[Axes] | None = None
+) -> list[Axes]:
+    """ELBO and density per epoch, and the accuracy on training rows where there is one.
+
+    Args:
+        history: of a `SparseNetwork`.
+        axes: axes to draw on: of the ELBO, and of the shares.
+
+    Raises:
+        InputError: a history without an ELBO.
+
+    Example:
+        >>> axes = sparse_history({"elbo": [-9.0, -5.0], "kl": [1.0, 2.0], "density": [0.9, 0.2]})
+        >>> axes[1].get_xlabel()
+        'epoch'
+    """
+    if not history.get("elbo"):
+        fail("history", "the history of a sparse network, with an elbo", sorted(history),
+             "Pass the history of what sparse.fit(...) returned")
+    if axes is None:
+        axes = [row[0] for row in grid(2, 1, height=2.4)]
+    above, below = axes
+    epoch = np.arange(1, len(history["elbo"]) + 1)
+    elbo = np.asarray(history["elbo"], dtype=float)
+    above.plot(epoch, elbo, color=BLUE, linewidth=1.5)
+    above.set_ylim(*limits(elbo[elbo >= np.quantile(elbo, 0.04)]))  # the start may dwarf the rest
+    labelled(above, "", "ELBO (nats)")
+    for name, color in (("density", ORANGE), ("accuracy", BLUE)):
+        if history.get(name):
+            below.plot(epoch, history[name], color=color, linewidth=1.5,
+                       label={"accuracy": "accuracy of draws, training rows"}.get(name, name))
+    below.set_ylim(0, 1.02)
+    below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    legend(labelled(below, "epoch", "share"))
+    for ax in axes:
+        ax.set_xlim(1, max(len(epoch), 2))
+    return axes
+
+
+def trade_off(
+    density: Mapping[str, Any], score: Mapping[str, Any], name: str = "accuracy", *,
+    ax: Axes | None = None,
+) -> Axes:
+    """A score against the density: of several networks, of thresholds, of pruning.
+
+    Args:
+        density: one share of weights that are in, or several, by method.
+        score: as many scores, by method.
+        name: of the score; an accuracy is shown in percent.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: other methods or numbers of scores than of densities.
+
+    Example:
+        >>> trade_off({"pruned": [0.1, 0.5]}, {"pruned": [0.8, 0.9]}).get_xscale()
+        'log'
+    """
+    if not density or density.keys() != score.keys():
+        fail("score", f"scores of {', '.join(density) or 'a method'}", ", ".join(score) or "none")
+    ax = new_axes(ax)
+    for place, (method, shares) in enumerate(density.items()):
+        x, y = np.atleast_1d(np.asarray(shares, float)), np.atleast_1d(
+            np.asarray(score[method], float))
+        if len(x) != len(y):
+            fail("score", f"{len(x)} scores of {method}, one for each density", len(y))
+        order = np.argsort(x)
+        ax.plot(x[order], y[order], "o-", color=COLORS[place % len(COLORS)], markersize=4.5,
+                linewidth=1.2, label=method)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    if name == "accuracy":
+        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    legend(labelled(ax, "density (share of the weights that are in)", name))
+    return ax
+
+
+def feature_inclusion(
+    probabilities: pd.Series, most: int = 25, *, ax: Axes | None = None
+) -> Axes:
+    """The inclusion probabilities of inputs, the largest on top.
+
+    Args:
+        probabilities: by name, such as `feature_inclusion_` of a sparse estimator.
+        most: show so many.
+        ax: axes to draw on.
+
+    Raises:
+        InputError: no inputs, or numbers that are no probabilities.
+
+    Example:
+        >>> import pandas as pd
+        >>> ax = feature_inclusion(pd.Series({"age": 0.2, "dose": 0.9}))
+        >>> [text.get_text() for text in ax.get_yticklabels()]
+        ['dose', 'age']
+    """
+    if not len(probabilities) or not probabilities.between(0, 1).all():
+        fail("probabilities", "probabilities of at least one input", repr(probabilities.tolist()))
+    shown = probabilities.sort_values(ascending=False, kind="stable").head(
+        check_count("most", most))
+    ax = new_axes(ax, height=0.9 + 0.27 * len(shown))
+    place = np.arange(len(shown))
+    colors = [BLUE if p > 0.5 else GREY for p in shown]
+    ax.hlines(place, 0, shown, color=colors, linewidth=1.6)
+    ax.scatter(shown, place, color=colors, s=26, zorder=3)
+    ax.axvline(0.5, color=GREY, linewidth=1, linestyle="--")
+    ax.set_xlim(0, 1.02)
+    ax.set_ylim(len(shown) - 0.4, -0.6)
+    ax.set_yticks(place, [str(label) for label in shown.index])
+    ax.grid(visible=False, axis="y")
+    if len(shown) < len(probabilities):
+        note(ax, f"{len(shown)} of {len(probabilities)} inputs")
+    return labelled(ax, "inclusion probability", "")

@@ -1,0 +1,120 @@
+"""Saving sparse networks and loading them back, as models of `fit` are: safetensors and JSON."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from subbayes import artifact
+from subbayes.checks import fail
+from subbayes.fitted import network_from, network_state, part
+from subbayes.likelihoods import from_config
+from subbayes.sparse import priors
+from subbayes.sparse.convert import convert
+from subbayes.sparse.layers import SparseLayer
+from subbayes.sparse.priors import Inclusion, Slab, SpikeSlab
+from subbayes.sparse.result import SparseNetwork
+
+__all__ = ["KIND", "load", "save"]
+
+KIND = "sparse-network"
+
+
+def save(
+    network: SparseNetwork, path: str | Path, extra: dict[str, Any] | None = None, *,
+    overwrite: bool = False,
+) -> Path:
+    """Save a sparse network with its posterior, priors and likelihood as a folder.
+
+    Args:
+        network: as `sparse.fit` returned it.
+        path: the folder.
+        extra: JSON-able facts of the caller, saved along.
+        overwrite: replace what is there.
+
+    Raises:
+        InputError: a horseshoe or a prior of one's own, which the file cannot hold; the path is
+            taken (pass `overwrite=True`), or cannot be written.
+
+    Example:
+        >>> from subbayes import MLP, Gaussian, sparse
+        >>> network = sparse.SparseNetwork(sparse.convert(MLP(2, (3,), 1, seed=0)), Gaussian(1.0))
+        >>> load(save(network, "sparse"))[0].density() == network.density()
+        True
+    """
+    first = next(iter(network.layers.values()))
+    if first.posterior == "horseshoe":
+        fail("network", "a posterior that can be saved", "'horseshoe'",
+             "Save module.state_dict() yourself")
+    tensors, meta = network_state(network.network)
+    state = network.module.state_dict()
+    tensors |= {"weights": network.network.weights} | {f"state.{k}": v for k, v in state.items()}
+    meta |= {
+        "layers": {name: _config(layer) for name, layer in network.layers.items()},
+        "posterior": first.posterior, "structure": first.structure, "estimator": first.estimator,
+        "temperature": first.temperature, "rank": _rank(first), "history": network.history,
+        "likelihood": network.likelihood.to_config(), "extra": extra or {}}
+    artifact.write(path, KIND, tensors, meta, overwrite=overwrite)
+    return Path(path)
+
+
+def load(
+    path: str | Path, module: nn.Module | None = None
+) -> tuple[SparseNetwork, dict[str, Any]]:
+    """Load what `save` wrote: the network, and the facts saved along.
+
+    Args:
+        path: the folder.
+        module: a module of the architecture that was converted, unless it is an `MLP`.
+
+    Raises:
+        InputError: no such artifact, a damaged one, or one of another architecture.
+    """
+    tensors, meta = artifact.read(path, KIND)
+    plain = network_from(tensors, meta, tensors["weights"], module, path=path).module_with()
+    layers = meta["layers"]
+    kept = [name for name, _ in plain.named_modules() if name and name not in layers
+            and not any(other.startswith(f"{name}.") for other in layers)]
+    made = convert(
+        plain, meta["posterior"], structure=meta["structure"], keep=kept,
+        prior={name: SpikeSlab(_prior(config["slab"]), _prior(config["inclusion"]))
+               for name, config in layers.items()},
+        estimator=meta["estimator"], rank=meta["rank"], temperature=meta["temperature"]).eval()
+    made.load_state_dict(part(tensors, "state"))
+    network = SparseNetwork(made, from_config(meta["likelihood"]), meta["history"])
+    for name, layer in network.layers.items():
+        layer.phase = layers[name]["phase"]
+    return network, meta["extra"]
+
+
+def _config(layer: SparseLayer) -> dict[str, Any]:
+    return {"phase": layer.phase, "slab": _written(layer.slab),
+            "inclusion": _written(layer.inclusion)}
+
+
+def _written(prior: Slab | Inclusion) -> dict[str, Any]:
+    """The class of a prior and its arguments."""
+    name = type(prior).__name__
+    if getattr(priors, name, None) is not type(prior):
+        fail("network", "priors of subbayes.sparse", name, "Save module.state_dict() yourself")
+    values: dict[str, Any] = {key.removeprefix("log_"): math.exp(float(value.detach()))
+                              for key, value in prior.named_parameters()}
+    for key in ("shared", "probability", "share"):
+        if key in type(prior).__init__.__annotations__:
+            values[key] = getattr(prior, key)
+    return {"name": name, **values}
+
+
+def _prior(config: dict[str, Any]) -> Any:
+    found = getattr(priors, config["name"], None)
+    if not (isinstance(found, type) and issubclass(found, (Slab, Inclusion))):
+        fail("path", "a prior of this version", config["name"], "Upgrade subbayes")
+    return found(**{key: value for key, value in config.items() if key != "name"})
+
+
+def _rank(layer: SparseLayer) -> int:
+    factor = getattr(layer.logits, "factor", None)
+    return factor.shape[-1] if isinstance(factor, Tensor) else 1

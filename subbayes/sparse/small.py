@@ -1,0 +1,241 @@
+"""What the small network of a sparse one is: its layers, and its files."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as as_bytes
+from torch import Tensor, nn
+
+from subbayes.checks import fail, fail_type
+from subbayes.files import StrPath, as_path, atomic_write_bytes, refuse, shown
+
+__all__ = ["CsrLinear", "Exported", "load_exported"]
+
+_PARTS = ("crow_indices", "col_indices", "values")
+
+
+class CsrLinear(nn.Module):
+    """A linear layer whose weights are stored as compressed sparse rows.
+
+    Args:
+        layer: the layer whose zeros are left out.
+
+    Example:
+        >>> layer = nn.Linear(3, 2)
+        >>> small = CsrLinear(layer)
+        >>> bool(torch.allclose(small(torch.ones(4, 3)), layer(torch.ones(4, 3))))
+        True
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        with warnings.catch_warnings():  # torch calls its sparse layouts a beta
+            warnings.simplefilter("ignore", UserWarning)
+            self.register_buffer("weight", layer.weight.detach().to_sparse_csr())
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
+
+    def forward(self, x: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
+        """Outputs, shape (..., out_features)."""
+        rows = x.reshape(-1, x.shape[-1])
+        found = (self.weight @ rows.T).T
+        if self.bias is not None:
+            found = found + self.bias
+        return found.reshape(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Sizes and number of weights."""
+        return (f"in_features={self.in_features}, out_features={self.out_features}, "
+                f"weights={self.weight.values().numel()}")
+
+    def dense(self) -> nn.Linear:
+        """The same layer with its zeros."""
+        layer = nn.Linear(self.in_features, self.out_features, self.bias is not None,
+                          device=self.weight.device, dtype=self.weight.dtype)
+        layer.weight.data.copy_(self.weight.to_dense())
+        if self.bias is not None:
+            layer.bias.data.copy_(self.bias)
+        return layer.requires_grad_(False).train(self.training)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A small network and what was done.
+
+    Attributes:
+        module: a plain module in evaluation mode.
+        units: units of each layer before and after.
+        layouts: "dense" or "csr" by layer.
+        weights: numbers stored, before and after.
+    """
+
+    module: nn.Module
+    units: dict[str, tuple[int, int]] = field(default_factory=dict)
+    layouts: dict[str, str] = field(default_factory=dict)
+    weights: tuple[int, int] = (0, 0)
+
+    def save(self, path: StrPath, *, overwrite: bool = False) -> Path:
+        """Write the weights to a safetensors file; see `load_exported`.
+
+        The names are those of `module.state_dict()`. The weight of a CSR layer is four tensors:
+        "crow_indices", "col_indices", "values" and "inputs", the number of columns, behind its
+        name.
+
+        Args:
+            path: the file, best with the ending .safetensors.
+            overwrite: replace a file that is there.
+
+        Raises:
+            InputError: the file is there, or cannot be written.
+
+        Example:
+            >>> file = Exported(nn.Linear(3, 1)).save("small.safetensors")
+            >>> load_exported(file, nn.Linear(8, 1)).module
+            Linear(in_features=3, out_features=1, bias=True)
+        """
+        file = _new_file(path, overwrite)
+        tensors: dict[str, Tensor] = {}
+        for name, value in self.module.state_dict().items():
+            if value.layout == torch.sparse_csr:
+                tensors |= {f"{name}.{part}": getattr(value, part)().contiguous()
+                            for part in _PARTS}
+                tensors[f"{name}.inputs"] = torch.tensor(value.shape[1])
+            else:
+                tensors[name] = value.contiguous()
+        facts = {"units": self.units, "layouts": self.layouts, "weights": self.weights}
+        atomic_write_bytes(file, as_bytes(
+            {name: value.detach().cpu() for name, value in tensors.items()},
+            {"format": "pt", "subbayes": json.dumps(facts)}))
+        return file
+
+    def to_onnx(self, path: StrPath, example: Tensor, *, overwrite: bool = False) -> Path:
+        """Write the network as an ONNX file; CSR layers become dense, as ONNX has none.
+
+        Args:
+            path: the file, best with the ending .onnx.
+            example: inputs (n, ...) to trace with; the number of rows stays free.
+            overwrite: replace a file that is there.
+
+        Raises:
+            ImportError: the package onnx is not installed.
+            InputError: the file is there, or cannot be written.
+        """
+        if find_spec("onnx") is None:
+            raise ImportError("to_onnx needs the package onnx: pip install onnx")
+        if not isinstance(example, Tensor):
+            fail_type("example", "a tensor of inputs", example)
+        file = _new_file(path, overwrite)
+        with TemporaryDirectory() as folder, warnings.catch_warnings():
+            # torch would rather have onnxscript, a package more
+            warnings.simplefilter("ignore", DeprecationWarning)
+            written = Path(folder) / "network.onnx"
+            torch.onnx.export(
+                _densified(self.module), (example,), str(written), dynamo=False,
+                input_names=["inputs"], output_names=["outputs"],
+                dynamic_axes={"inputs": {0: "rows"}, "outputs": {0: "rows"}})
+            atomic_write_bytes(file, written.read_bytes())
+        return file
+
+
+def load_exported(path: StrPath, module: nn.Module) -> Exported:
+    """The small network that `Exported.save` wrote.
+
+    Args:
+        path: the file.
+        module: a module of the class that was converted, of any width; it is not changed.
+
+    Raises:
+        InputError: no such file, or one that does not fit the module.
+    """
+    tensors, facts = _read(as_path(path))
+    made = copy.deepcopy(module).eval()
+    owners = dict(made.named_modules())
+    odd = sorted(facts["layouts"].keys() - owners.keys())
+    for name in () if odd else [n for n, layout in facts["layouts"].items() if layout == "csr"]:
+        _as_csr(made, name, tensors)
+    owners = dict(made.named_modules())
+    odd += sorted(made.state_dict().keys() - tensors.keys())
+    odd += [name for name in tensors if not _has(owners, name)]
+    if odd:
+        fail("module", f"the layers of {shown(path)}", f"others: {', '.join(odd[:4])}",
+             "Pass the module that was converted")
+    for name, value in tensors.items():
+        owner, _, last = name.rpartition(".")
+        _put(owners[owner], last, value)
+    units = {name: (before, after) for name, (before, after) in facts["units"].items()}
+    before, after = facts["weights"]
+    return Exported(made.requires_grad_(False), units, facts["layouts"], (before, after))
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            facts = json.loads((opened.metadata() or {})["subbayes"])
+            found = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError) as error:
+        refuse("path", "a file that Exported.save wrote", f"{type(error).__name__} at "
+               f"{shown(file)}", "Check the path")
+    return found, facts
+
+
+def _has(owners: dict[str, nn.Module], name: str) -> bool:
+    """Whether there is a place for a tensor: constants may have made a bias where there is none."""
+    owner, _, last = name.rpartition(".")
+    return owner in owners and last in owners[owner]._parameters | owners[owner]._buffers
+
+
+def _as_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> None:
+    """Put a CSR layer where a dense one is, and its weight together from its parts."""
+    key = f"{name}.weight" if name else "weight"
+    crow, columns, values = (tensors.pop(f"{key}.{part}") for part in _PARTS)
+    parent, _, last = name.rpartition(".")
+    layer = CsrLinear(module.get_submodule(name))  # type: ignore[arg-type]
+    setattr(module.get_submodule(parent), last, layer)
+    inputs = int(tensors.pop(f"{key}.inputs"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        tensors[key] = torch.sparse_csr_tensor(crow, columns, values, (len(crow) - 1, inputs))
+
+
+def _put(owner: nn.Module, name: str, value: Tensor) -> None:
+    """A tensor of any size into a layer, which says its sizes."""
+    if name in owner._parameters:
+        setattr(owner, name, nn.Parameter(value))
+    else:
+        setattr(owner, name, value)
+    if name == "weight" and value.ndim > 1:
+        for side, size in (("out", value.shape[0]), ("in", value.shape[1])):
+            for what in ("features", "channels"):
+                if hasattr(owner, f"{side}_{what}"):
+                    setattr(owner, f"{side}_{what}", size)
+    elif hasattr(owner, "num_features") and value.ndim:
+        owner.num_features = len(value)  # type: ignore[assignment]
+
+
+def _densified(module: nn.Module) -> nn.Module:
+    """A copy with dense layers in place of CSR ones, whose tensors cannot be copied so."""
+    dense: dict[int, Any] = {id(layer): layer.dense() for layer in module.modules()
+                             if isinstance(layer, CsrLinear)}
+    return copy.deepcopy(module, dense)
+
+
+def _new_file(path: StrPath, overwrite: bool) -> Path:
+    file = as_path(path)
+    if file.exists() and not overwrite:
+        refuse("path", "a new file", f"one that is there: {shown(path)}",
+               "Pass overwrite=True to replace it, or choose another path")
+    return file

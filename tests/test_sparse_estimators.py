@@ -1,0 +1,287 @@
+"""Sparse networks of tables: estimators, the command line's models, saving, what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from subbayes import InputError, SparseClassifier, SparseRegressor, sparse
+from subbayes.matrix_model import fit_sparse
+from subbayes.settings import Settings
+from subbayes.table_model import TableModel
+
+SMALL = dict(hidden=(4,), epochs=6, early_epochs=2, draws=7)
+QUICK = SMALL | dict(random_state=0)
+
+
+def rows(n=80, seed=0):
+    """Of four columns the second alone matters; each has a unit of its own."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(rng.normal(size=(n, 4)) * [1, 10, 100, 1] + [0, 5, -50, 0],
+                         columns=["age", "dose", "height", "noise"])
+    return frame, 1000 + 8 * frame["dose"] + 5 * rng.normal(size=n)
+
+
+# --- scikit-learn's own checks ------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks([
+    SparseRegressor(hidden=(10,), epochs=40, learning_rate=0.05, draws=8),
+    SparseClassifier(hidden=(10,), epochs=40, learning_rate=0.05, draws=8)])
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+# --- oracles ------------------------------------------------------------------------------------
+
+LINEAR = dict(hidden=(), epochs=150, learning_rate=0.03, batch_size=None, draws=200,
+              random_state=0)
+
+
+def test_a_linear_network_is_the_regression_on_the_column_that_matters():
+    X, y = rows(200)
+    model = SparseRegressor(**LINEAR).fit(X, y)
+    reference = LinearRegression().fit(X[["dose"]], y)
+    inside = model.feature_inclusion_
+    assert inside.index.tolist() == list(X)
+    assert inside["dose"] > 0.95
+    assert inside.drop("dose").max() < 0.5
+    assert model.density_ == 0.25
+    mean, std = model.predict(X, return_std=True)
+    np.testing.assert_allclose(mean, reference.predict(X[["dose"]]), atol=0.3 * 5)
+    noise = np.sqrt(model.predict_dist(X).aleatoric)  # all of std but rare draws without the dose
+    np.testing.assert_allclose(noise, 5, rtol=0.2)
+    assert (std >= noise).all()
+    lower, upper = model.predict_interval(X, level=0.9)
+    assert 0.8 < np.mean((lower <= y) & (y <= upper)) < 0.98
+
+
+def test_a_linear_classifier_is_the_logistic_regression_on_the_column_that_matters():
+    X, y = rows(300)
+    labels = np.where(np.random.default_rng(1).random(300) < 0.15, y < y.mean(), y > y.mean())
+    model = SparseClassifier(**LINEAR).fit(X, np.where(labels, "high", "low"))
+    assert model.classes_.tolist() == ["high", "low"]
+    assert model.feature_inclusion_.idxmax() == "dose"
+    reference = LogisticRegression(C=1e6).fit(X[["dose"]] / 10, labels)
+    ours, theirs = model.predict_proba(X)[:, 0], reference.predict_proba(X[["dose"]] / 10)[:, 1]
+    assert np.abs(ours - theirs).mean() < 0.08  # the other columns are in at times
+    assert np.mean((ours > 0.5) == (theirs > 0.5)) > 0.9
+
+
+def test_it_is_the_matrix_fit_of_standardised_columns():
+    X, y = rows()
+    model = SparseRegressor(**QUICK).fit(X, y)
+    scaled = ((X - X.mean()) / X.std(ddof=0)).to_numpy().astype(np.float32)
+    by_hand = fit_sparse(scaled, y.to_numpy(), "regression",
+                         Settings(**SMALL, likelihood="gaussian"), progress=False)
+    np.testing.assert_allclose(model.predict(X), by_hand.predict(scaled, draws=7).mean, rtol=1e-5)
+    assert len(model.predict_dist(X).outputs) == 7
+
+
+@pytest.mark.parametrize("options", [
+    dict(structure="units"), dict(posterior="mvn"), dict(posterior="low-rank"),
+    dict(slab="normal", prior_inclusion=0.2), dict(likelihood="heteroscedastic")])
+def test_options_reach_the_network(options):
+    X, y = rows(20)
+    model = SparseRegressor(**QUICK | options).fit(X, y)
+    layer = next(iter(model.model_.layers.values()))
+    assert layer.structure == options.get("structure", "weights")
+    assert layer.posterior == options.get("posterior", "mean-field")
+    assert type(layer.slab).__name__ == ("NormalSlab" if "slab" in options else "StudentTSlab")
+    if "prior_inclusion" in options:
+        assert layer.inclusion.probability == 0.2
+    if options.get("structure") == "units":
+        with pytest.raises(InputError, match="layer: expected a layer with an indicator"):
+            model.feature_inclusion_
+    assert np.isfinite(model.predict(X)).all()
+
+
+# --- export -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hidden", [(4,), ()])
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "poisson"])
+def test_what_is_exported_takes_the_units_of_the_table(hidden, likelihood):
+    X, y = rows(30)
+    y = y.round() if likelihood == "poisson" else y
+    model = SparseRegressor(**QUICK | dict(hidden=hidden, likelihood=likelihood)).fit(X, y)
+    small = model.export(X)
+    inputs = torch.tensor(X.to_numpy(), dtype=torch.float32)
+    outputs = small.module(inputs)[:, 0].double().numpy()
+    whole = model.model_.predict(model._matrix(X.to_numpy()), structure="median", weights="mean")
+    expected = np.log(whole.mean) if likelihood == "poisson" else whole.mean
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4)
+    assert small.weights[1] <= small.weights[0]
+
+
+def test_an_exported_classifier_gives_logits():
+    X, y = rows(30)
+    model = SparseClassifier(**QUICK).fit(X, y > y.median())
+    logits = model.export().module(torch.tensor(X.to_numpy(), dtype=torch.float32))
+    whole = model.model_.predict(model._matrix(X.to_numpy()), structure="median", weights="mean")
+    np.testing.assert_allclose(logits.softmax(1).numpy(), whole.probabilities, atol=1e-5)
+
+
+# --- saving -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [
+    {}, dict(structure="units"), dict(posterior="low-rank", slab="normal", prior_inclusion=0.1)])
+def test_a_saved_estimator_predicts_the_same_bits(tmp_path, options):
+    X, y = rows(30)
+    model = SparseRegressor(**QUICK | options).fit(X, y)
+    back = SparseRegressor.load(model.save(tmp_path / "model"))
+    assert np.array_equal(back.predict(X), model.predict(X))
+    assert back.get_params() == model.get_params()
+    assert back.model_.inclusion().equals(model.model_.inclusion())
+    assert back.model_.history == model.model_.history
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
+    with pytest.raises(InputError, match="path: expected a saved SparseClassifier, got "):
+        SparseClassifier.load(tmp_path / "model")
+
+
+def test_networks_of_modules_of_ones_own_are_saved(tmp_path):
+    def made():
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4),
+                                   torch.nn.Linear(4, 2), torch.nn.Linear(2, 2))
+
+    prior = {"0": sparse.SpikeSlab(sparse.NormalSlab(0.3), sparse.Bernoulli(0.2)),
+             "2": sparse.SpikeSlab(inclusion=sparse.BetaBinomial(1.0, 3.0, shared=True))}
+    net = sparse.convert(made().double(), prior=prior, keep=["3"])
+    network = sparse.SparseNetwork(net.eval(), sparse_likelihood())
+    sparse.save(network, tmp_path / "net", {"told": [1, 2]})
+    back, extra = sparse.load(tmp_path / "net", made())
+    assert extra == {"told": [1, 2]}
+    assert list(back.layers) == ["0", "2"]
+    assert repr(back.layers["0"].inclusion) == "Bernoulli(0.2)"
+    assert back.layers["2"].inclusion.shared
+    for name, value in network.module.state_dict().items():
+        assert torch.equal(back.module.state_dict()[name], value)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    assert np.array_equal(back.predict(x).probabilities, network.predict(x).probabilities)
+    with pytest.raises(InputError, match="module: expected a module of the saved architecture"):
+        sparse.load(tmp_path / "net")
+
+
+def sparse_likelihood():
+    from subbayes import Categorical
+
+    return Categorical(2)
+
+
+# --- tables and the command line ----------------------------------------------------------------
+
+
+def table(n=60):
+    X, y = rows(n)
+    return X.assign(job=np.random.default_rng(0).choice(["smith", "baker"], n), income=y,
+                    rich=np.where(y > y.median(), "yes", "no"))
+
+
+def test_a_table_model_is_saved_with_its_sparse_network(tmp_path):
+    frame = table()
+    model = TableModel.fit(frame.drop(columns="rich"), "income", Settings(hidden=(4,), epochs=3),
+                           method="sparse", progress=False)
+    back = TableModel.load(model.save(tmp_path / "model"))
+    assert back.frame(frame).equals(model.frame(frame))
+    assert set(back.evaluate(frame)) >= {"rmse", "crps", "log_likelihood"}
+    assert len(model.predict(frame).outputs) == 100
+    assert len(model.predict(frame, n_draws=3).outputs) == 3
+    with pytest.raises(InputError, match="model: expected a posterior with draws, got a sparse "):
+        model.sampled
+
+
+def test_an_interrupted_table_fit_goes_on_to_the_same_network(tmp_path, monkeypatch):
+    frame = table().drop(columns="rich")
+    asked = dict(settings=Settings(hidden=(4,), epochs=4, early_epochs=2), method="sparse",
+                 progress=False)
+    whole = TableModel.fit(frame, "income", **asked)
+    from subbayes.sparse import training
+
+    epoch = training._Run.epoch
+
+    def stopped(self, number):
+        if number == 3:
+            raise KeyboardInterrupt
+        return epoch(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Run, "epoch", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            TableModel.fit(frame, "income", checkpoint=tmp_path / "c", **asked)
+    resumed = TableModel.fit(frame, "income", checkpoint=tmp_path / "c", **asked)
+    assert resumed.frame(frame).equals(whole.frame(frame))
+    from subbayes.matrix_model import forget
+
+    forget(tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.slow
+def test_the_command_line_fits_predicts_and_evaluates(tmp_path, capsys):
+    from subbayes.cli import run
+
+    file, out = tmp_path / "people.csv", tmp_path / "runs"
+    table().to_csv(file, index=False)
+    words = ["fit", str(file), "--target", "rich", "--ignore", "income", "--out", str(out),
+             "--method", "sparse", "--structure", "units", "--hidden", "4", "--epochs", "3",
+             "--prior-inclusion", "0.3", "--json"]
+    assert run(words) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["method"] == "sparse"
+    assert 0 <= facts["density"] <= 1
+    assert list(facts["inclusion"]) == ["layers.0", "layers.2"]
+    assert not (out / "checkpoint").exists()
+    layer = TableModel.load(out / "model").model.layers["layers.0"]
+    assert (layer.structure, layer.inclusion.probability) == ("units", 0.3)
+    assert run(["predict", str(out), str(file), "--max-draws", "5", "--quiet"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith("label,doubt,p[no],p[yes]")
+    assert run(["evaluate", str(out), str(file), "--json"]) == 0
+    assert 0 <= json.loads(capsys.readouterr().out)["scores"]["accuracy"] <= 1
+    assert run(["report", str(out), str(file), "--out", str(tmp_path / "r.html")]) == 0
+    assert "inclusion" in (tmp_path / "r.html").read_text()
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("options", "pattern"), [
+    (dict(structure="heads"), "structure: expected one of 'weights', 'units', got 'heads'"),
+    (dict(posterior="mixed"), "posterior: expected one of 'mean-field', "),
+    (dict(slab="cauchy"), "slab: expected one of 'student-t', 'normal', got 'cauchy'"),
+    (dict(prior_inclusion=1.0), "probability: expected a number strictly between 0 and 1, got 1"),
+    (dict(epochs=0), "epochs: expected a whole number of at least 1, got 0"),
+    (dict(early_epochs=-1), "early_epochs: expected a whole number of at least 0, got -1"),
+    (dict(learning_rate=0), "weights: expected a finite number above 0, got 0"),
+    (dict(draws=0), "draws: expected a whole number of at least 1, got 0"),
+    (dict(likelihood="categorical"), "likelihood: expected one of 'heteroscedastic', 'gaussian'")])
+def test_what_cannot_be_used_is_one_line(options, pattern):
+    with pytest.raises(InputError, match=pattern) as error:
+        SparseRegressor(**SMALL | options).fit(*rows(20))
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_is_there_before_fitting():
+    for name in ("feature_inclusion_", "density_"):
+        with pytest.raises(NotFittedError):
+            getattr(SparseRegressor(), name)
+    with pytest.raises(NotFittedError):
+        SparseClassifier().export()
+
+
+def test_columns_without_names_are_numbered():
+    X, y = rows(20)
+    model = SparseRegressor(**QUICK).fit(X.to_numpy(), y)
+    assert model.feature_inclusion_.index.tolist() == ["x0", "x1", "x2", "x3"]

@@ -1,0 +1,67 @@
+"""Pictures of sparse networks show the numbers they are given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from subbayes import Gaussian, InputError, plots, sparse
+
+
+def network():
+    made = sparse.convert(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))).eval()
+    with torch.no_grad():
+        for layer in sparse.sparse_layers(made).values():
+            p = torch.full(layer.logits.mean.shape, 0.02)
+            p[:, 0] = 0.98
+            layer.logits.mean.copy_(torch.logit(p))
+    return sparse.SparseNetwork(made, Gaussian(1.0))
+
+
+def heights(ax):
+    return np.array([patch.get_height() for patch in ax.patches])
+
+
+def test_histograms_hold_all_weights_of_a_layer():
+    axes = plots.inclusion(network(), bins=10)
+    for ax, share in zip(axes, (0.2, 0.25), strict=True):
+        np.testing.assert_allclose(heights(ax), [1 - share, *[0] * 8, share], atol=1e-12)
+    words = [text.get_text() for ax in axes for text in ax.texts]
+    assert words == ["0: 20 weights, 20 % above one half", "2: 4 weights, 25 % above one half"]
+    with pytest.raises(InputError, match="axes: expected 2 axes, one for each layer, got 1"):
+        plots.inclusion(network(), axes=axes[:1])
+
+
+def test_the_history_is_drawn_with_and_without_accuracy():
+    history = {"elbo": [-9.0, -5.0, -4.0], "density": [0.9, 0.5, 0.1], "accuracy": [0.3, 0.6, 0.7]}
+    above, below = plots.sparse_history(history)
+    assert above.lines[0].get_ydata().tolist() == history["elbo"]
+    assert [line.get_ydata().tolist() for line in below.lines] == [
+        history["density"], history["accuracy"]]
+    assert len(plots.sparse_history(history | {"accuracy": []})[1].lines) == 1
+    with pytest.raises(InputError, match="history: expected the history of a sparse network"):
+        plots.sparse_history({"train_loss": [1.0]})
+
+
+def test_scores_are_drawn_in_the_order_of_the_densities():
+    ax = plots.trade_off({"a": [0.5, 0.1, 0.2], "b": 1.0}, {"a": [0.9, 0.7, 0.8], "b": 0.95})
+    assert [line.get_xydata().tolist() for line in ax.lines] == [
+        [[0.1, 0.7], [0.2, 0.8], [0.5, 0.9]], [[1.0, 0.95]]]
+    for density, score in (({"a": [0.1]}, {"b": [0.1]}), ({"a": [0.1]}, {"a": [0.1, 0.2]}),
+                           ({}, {})):
+        with pytest.raises(InputError, match="score: expected "):
+            plots.trade_off(density, score)
+
+
+def test_the_surest_inputs_come_first():
+    p = pd.Series({"a": 0.1, "b": 0.9, "c": 0.6, "d": 0.2})
+    ax = plots.feature_inclusion(p, most=3)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["b", "c", "d"]
+    assert ax.collections[-1].get_offsets()[:, 0].tolist() == [0.9, 0.6, 0.2]
+    assert [text.get_text() for text in ax.texts] == ["3 of 4 inputs"]
+    for wrong in (pd.Series(dtype=float), pd.Series({"a": 1.2}), pd.Series({"a": np.nan})):
+        with pytest.raises(InputError, match="probabilities: expected probabilities"):
+            plots.feature_inclusion(wrong)
