@@ -56,7 +56,7 @@ def report(
     from subbayes.report import write_report
 
     write_report(subject, out, data=data, test=test, title=title, name=fitted.column, unit=unit,
-                 command=str(command), features=fitted.encoder.get_feature_names_out())
+                 command=str(command), features=fitted.encoder.get_feature_names_out().tolist())
     console.result({"model": str(model), "out": str(out)}, f"report in {out}")
     console.hint(f"open {out} in a browser")
 
