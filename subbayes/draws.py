@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from subbayes.posterior import Posterior
 
-__all__ = ["Draws"]
+__all__ = ["Draws", "rounded_up"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Draws:
                         "finite: start elsewhere (initial=...) or check the prior")
         worst = float(rhat[known].max(initial=1.0))
         least, enough = float(ess[known].min(initial=np.inf)), 100 * self.n_chains
-        about = _rounded_up(self.n_draws * max(2.0, enough / least))
+        about = rounded_up(self.n_draws * max(2.0, enough / least))
         high = np.ceil(worst * 1e3) / 1e3  # as shown, too, above what it is held to
         said += self._stuck_warnings(worst)
         if worst > 1.2 and not said:
@@ -209,11 +209,11 @@ class Draws:
         return f"Draws(chains={self.n_chains}, draws={self.n_draws}, rank={self.rank}; {how})"
 
 
-def _rounded_up(n: float) -> int:
+def rounded_up(n: float) -> int:
     """To two digits: a number to type.
 
     Example:
-        >>> _rounded_up(1234.5), _rounded_up(80)
+        >>> rounded_up(1234.5), rounded_up(80)
         (1300, 80)
     """
     unit = 10 ** max(math.floor(math.log10(n)) - 1, 0)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from subbayes.plots.style import png
 
-__all__ = ["box", "definitions", "figure", "figures", "heading", "page", "paragraphs",
+__all__ = ["box", "definitions", "figure", "figures", "folded", "heading", "page", "paragraphs",
            "preformatted", "section", "table"]
 
 STYLE = """
@@ -49,6 +49,7 @@ dl { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: 0
 dt { font-weight: 600; } dd { margin: 0; max-width: 46rem; }
 pre { background: #f6f6f6; padding: 0.7rem 0.9rem; overflow-x: auto; font-size: 0.88rem;
   line-height: 1.45; }
+summary { cursor: pointer; color: var(--blue); }
 @media (max-width: 36rem) { dl { grid-template-columns: 1fr; gap: 0; }
   dd { margin-bottom: 0.6rem; } th, td { padding: 0.3rem 0.55rem; } }
 @page { margin: 15mm; }
@@ -99,6 +100,21 @@ def section(title: str, *pieces: str) -> str:
     """
     inside = "\n".join(piece for piece in pieces if piece)
     return f"<section>\n<h2>{escape(title)}</h2>\n{inside}\n</section>" if inside else ""
+
+
+def folded(title: str, *pieces: str) -> str:
+    """Pieces that are shown when their title is clicked, or nothing where they are empty.
+
+    Args:
+        title: plain text.
+        pieces: HTML.
+
+    Example:
+        >>> folded("Chains", "")
+        ''
+    """
+    inside = "\n".join(piece for piece in pieces if piece)
+    return f"<details>\n<summary>{escape(title)}</summary>\n{inside}\n</details>" if inside else ""
 
 
 def paragraphs(*texts: str, kind: str = "") -> str:

@@ -53,6 +53,10 @@ class LooResult:
         """Number of observations whose Pareto k is above `good_k`."""
         return int((self.pareto_k > self.good_k).sum())
 
+    def __repr__(self) -> str:
+        return (f"LooResult(elpd={self.elpd:.1f}, se={self.se:.1f}, p_loo={self.p_loo:.1f}; "
+                f"{self.n_bad} of {len(self.pareto_k)} Pareto k above {self.good_k:.2f})")
+
 
 class Comparison(NamedTuple):
     """One row of `compare`.

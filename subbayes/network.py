@@ -125,8 +125,7 @@ class Network:
     @property
     def architecture(self) -> str:
         """What the module prints as, to tell one architecture from another."""
-        text = f"{type(self._module).__qualname__}: {self._module!r}"
-        return re.sub(r" at 0x[0-9a-f]+", "", text)  # a function prints its address
+        return architecture_of(self._module)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -400,6 +399,20 @@ def check_network(network: Any) -> None:
     """Check that a network is one, and not the module it is to be made from."""
     if not isinstance(network, Network):
         fail_type("network", "a Network", network, "Wrap the module: Network(module)")
+
+
+def architecture_of(module: nn.Module) -> str:
+    """What a module prints as, to tell one architecture from another.
+
+    Args:
+        module: the module.
+
+    Example:
+        >>> architecture_of(nn.Tanh())
+        'Tanh: Tanh()'
+    """
+    text = f"{type(module).__qualname__}: {module!r}"
+    return re.sub(r" at 0x[0-9a-f]+", "", text)  # a function prints its address
 
 
 def _copied(inputs: Inputs) -> Inputs:

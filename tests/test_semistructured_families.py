@@ -130,7 +130,7 @@ def test_responses_outside_the_support_are_named(name, y, said):
 
 def test_unknown_names_and_links_are_refused():
     with pytest.raises(InputError, match="family: expected one of 'normal'"):
-        family_of("gaussian")
+        family_of("tweedie")
     with pytest.raises(InputError, match="link of family 'poisson'"):
         family_of("poisson", "identity")
     with pytest.raises(InputError, match="weights"):

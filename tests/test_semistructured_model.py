@@ -408,7 +408,8 @@ def test_a_report_holds_the_effects_and_their_pictures(fitted, tmp_path):
     text = path.read_text()
     for piece in ("All of it", "C(sex)[T.m]", "sd(s(u))", "9 test rows", "orthogonal"):
         assert piece in text
-    assert text.count("<img") == 5  # the forest, and x, sex, u, g
+    # the forest; x, sex, u, g and the network; traces and ranks of four effects
+    assert text.count("<img") == 1 + 5 + 8
 
 
 def test_the_best_epoch_is_taken_with_patience_and_without():

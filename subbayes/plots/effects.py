@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from subbayes.plots.style import BLUE, GREY, INK, labelled, new_axes
+from subbayes.checks import check_count, fail
+from subbayes.plots.style import BLUE, GREY, INK, grid, labelled, new_axes
 
 if TYPE_CHECKING:
     from subbayes.semistructured.partial import Partial
 
-__all__ = ["effect", "forest"]
+__all__ = ["effect", "effects", "forest"]
+
+_MANY, _MOST = 20, 36  # levels from which marks are small, and most of them that are named
+_LONG, _ROOM = 16, 46  # characters of a level, and of all of them side by side
 
 
 def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     """The effect of a term on the predictor, with its interval.
 
     A number's effect is relative to the average row, with the observed values as ticks below; a
-    factor's is relative to its reference level.
+    factor's is relative to its reference level, a network's to its mean over the rows.
 
     Args:
         partial: what `SemiStructuredRegression.effect` returned.
@@ -41,17 +46,60 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     mean = table["mean"].to_numpy()
     ax.axhline(0, color=GREY, linewidth=0.8)
     if partial.discrete:
-        at = np.arange(len(mean))
-        ax.errorbar(at, mean, yerr=[mean - low, high - mean], fmt="o", color=BLUE, capsize=3,
-                    markersize=5)
-        ax.set_xticks(at, [str(level) for level in partial.x])
+        at, many = np.arange(len(mean)), len(mean) > _MANY
+        ax.errorbar(at, mean, yerr=[mean - low, high - mean], fmt="o", color=BLUE,
+                    capsize=0 if many else 3, markersize=3 if many else 5,
+                    linewidth=0.9 if many else 1.5)
+        _name_levels(ax, [str(level) for level in partial.x])
         ax.set_xlim(-0.6, len(mean) - 0.4)
     else:
         ax.fill_between(partial.x, low, high, color=BLUE, alpha=0.2, linewidth=0)
         ax.plot(partial.x, mean, color=BLUE)
         ax.plot(partial.observed, np.zeros(len(partial.observed)), "|", color=INK, alpha=0.35,
                 markersize=7, transform=ax.get_xaxis_transform(), clip_on=False)
-    return labelled(ax, partial.variable, f"effect of {partial.term.name}")
+    what = "network" if partial.term.kind == "network" else "effect of"
+    return labelled(ax, partial.variable, f"{what} {partial.term.name}")
+
+
+def _name_levels(ax: Axes, levels: Sequence[str]) -> None:
+    """Levels below the axis: upright where they are long, every few where they are many."""
+    short = [level if len(level) <= _LONG else level[: _LONG - 1] + "…" for level in levels]
+    every = -(-len(short) // _MOST)
+    upright = sum(len(level) + 2 for level in short[::every]) > _ROOM
+    ax.set_xticks(range(0, len(short), every), short[::every], rotation=90 if upright else 0,
+                  fontsize=7 if len(short[::every]) > _MANY else None)
+
+
+def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
+    """Several effects in one figure, each as `effect` draws it.
+
+    Args:
+        partials: what `SemiStructuredRegression.partials` returned, or some of it.
+        columns: panels side by side.
+
+    Raises:
+        InputError: no effects.
+
+    Example:
+        >>> import pandas as pd
+        >>> from subbayes.semistructured import SemiStructuredRegression
+        >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
+        >>> model = SemiStructuredRegression("y ~ x").fit(frame, draws=50, progress=False)
+        >>> len(effects(model.partials()).axes)
+        1
+    """
+    if not partials:
+        fail("partials", "at least one effect to draw", "none",
+             "contributions(frame) gives what networks of tensors add to each row")
+    wide = min(check_count("columns", columns), len(partials))
+    panels = [ax for row in grid(-(-len(partials) // wide), wide, 4.2, 3.1) for ax in row]
+    for ax, partial in zip(panels, partials, strict=False):
+        effect(partial, ax=ax)
+    for ax in panels[len(partials):]:
+        ax.remove()
+    figure = panels[0].figure
+    assert isinstance(figure, Figure)
+    return figure
 
 
 def forest(

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from subbayes.data import n_rows, take
 from subbayes.evaluation import bytes_per_row
 from subbayes.network import Network
 from subbayes.semistructured.formula import Design
-from subbayes.semistructured.module import Deep, DeepPart
+from subbayes.semistructured.module import Deep
 
 __all__ = ["Contributions", "Orthogonal", "orthogonal_to"]
 
@@ -81,14 +81,14 @@ class Contributions:
     """The networks' contributions over the training rows.
 
     Args:
-        deep: the networks.
+        deep: the networks, such as a `DeepPart`.
         inputs: of the rows.
         orthogonal: by predictor, what they are made orthogonal to.
         width: number of columns of the design.
     """
 
     def __init__(
-        self, deep: DeepPart, inputs: dict[str, Tensor], orthogonal: Mapping[int, Orthogonal],
+        self, deep: nn.Module, inputs: dict[str, Tensor], orthogonal: Mapping[int, Orthogonal],
         width: int,
     ) -> None:
         self.network, self.inputs = Network(deep), inputs

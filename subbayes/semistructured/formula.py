@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -21,11 +21,12 @@ from formulaic import Formula, ModelSpec
 from formulaic.errors import FormulaicError
 from jaxtyping import Float, Int
 
-from subbayes.checks import check_choice, fail, fail_type
+from subbayes.checks import InputError, check_choice, fail, fail_type
+from subbayes.semistructured.dialects import check_dialect
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
 
-__all__ = ["Design", "Missing", "NewLevels", "Term", "check_columns", "drop_missing",
-           "split_formula"]
+__all__ = ["Design", "Missing", "NewLevels", "Term", "check_columns", "check_complete",
+           "drop_missing", "split_formula"]
 
 Missing = Literal["drop", "error"]
 NewLevels = Literal["error", "reference", "sample"]
@@ -119,6 +120,8 @@ class Design:
             self._add(parameter, text, frame, parameter not in without_intercept)
         self._numeric = [name for name in self.variables if name in frame.columns
                          and pd.api.types.is_numeric_dtype(frame[name])]
+        self._ranges = {name: (float(frame[name].min()), float(frame[name].max()))
+                        for name in self._numeric if len(frame)}
         raw = self._raw(frame)
         self.center = np.zeros(len(self.names))
         for parameter in self.parameters:
@@ -210,11 +213,7 @@ class Design:
 
     def _check(self, frame: pd.DataFrame, new_levels: NewLevels) -> None:
         check_columns(self.variables, frame)
-        for name in self.variables:
-            missing = int(frame[name].isna().sum())
-            if missing:
-                fail(name, "no missing values", f"{missing} of {len(frame)} rows without one",
-                     "Drop these rows or fill them in")
+        check_complete(self.variables, frame)
         for name in self._numeric:
             if not pd.api.types.is_numeric_dtype(frame[name]):
                 fail(name, "numbers, as in training", f"values such as {frame[name].iloc[0]!r}"
@@ -261,7 +260,10 @@ class Design:
         spec = copy.deepcopy(self._specs[parameter])  # evaluating writes into it
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # unseen levels: said in words of our own
-            found = spec.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
+            try:
+                found = spec.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
+            except (FormulaicError, ValueError) as error:
+                self._explain(error, frame)
         values = np.array(found, dtype=np.float64).reshape(len(frame), -1)
         odd = ~np.isfinite(values)
         for place in np.flatnonzero(odd.any(0)):
@@ -273,6 +275,19 @@ class Design:
                      "column another way")
         values[odd] = 0.0
         return values
+
+    def _explain(self, error: Exception, frame: pd.DataFrame) -> NoReturn:
+        """Say which values a term does not take."""
+        if isinstance(error, InputError):
+            raise error
+        if "extend beyond" in str(error):
+            for name, (low, high) in self._ranges.items():
+                beyond = int(((frame[name] < low) | (frame[name] > high)).sum())
+                if beyond:
+                    fail(name, f"values from {low:g} to {high:g}, as in training, where splines "
+                         "end", f"{beyond} of {len(frame)} rows beyond", f"Use s({name}), which "
+                         f"goes on linearly, or bs({name}, ..., extrapolation='clip')")
+        fail("data", "values that the formula can use", f"{type(error).__name__}: {error}")
 
     def _raw(self, frame: pd.DataFrame) -> Float[np.ndarray, "n p"]:
         return np.column_stack(
@@ -327,6 +342,15 @@ def check_columns(needed: Iterable[str], frame: pd.DataFrame, argument: str = "d
              "It has " + ", ".join(map(str, frame.columns)))
 
 
+def check_complete(needed: Iterable[str], frame: pd.DataFrame) -> None:
+    """Raise `InputError` for the first column with missing values, with their number."""
+    for name in needed:
+        missing = int(frame[name].isna().sum())
+        if missing:
+            fail(name, "no missing values", f"{missing} of {len(frame)} rows without one",
+                 "Drop these rows or fill them in")
+
+
 def drop_missing(
     frame: pd.DataFrame, columns: Iterable[str], missing: Missing
 ) -> tuple[np.ndarray, dict[str, int]]:
@@ -348,6 +372,7 @@ def drop_missing(
 
 
 def _matrix(argument: str, text: str, frame: pd.DataFrame) -> Any:
+    check_dialect(argument, text)
     try:
         parsed = Formula(text)
         needed = sorted(str(v) for v in parsed.required_variables

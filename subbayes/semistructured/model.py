@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,38 +11,27 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
+from torch import nn
 
-from subbayes import diagnostics
 from subbayes.checks import check_choice, check_count, check_positive, fail
-from subbayes.diagnostics import LooResult
 from subbayes.draws import Draws
 from subbayes.evaluation import Mode
-from subbayes.export import converted
-from subbayes.network import Network
-from subbayes.posterior import Posterior
-from subbayes.prediction import average
 from subbayes.predictive import Predictive
 from subbayes.seeding import derive
-from subbayes.semistructured.construction import (
-    SPACES,
-    Fitting,
-    Space,
-    build_ensemble,
-    build_space,
-)
+from subbayes.semistructured import saving
+from subbayes.semistructured.construction import SPACES, Fitting, build_ensemble, build_space
 from subbayes.semistructured.families import Family, family_of
 from subbayes.semistructured.formula import Missing, NewLevels, check_columns
-from subbayes.semistructured.module import Predictors
-from subbayes.semistructured.partial import Partial, contribution_table, partial_effect
+from subbayes.semistructured.reading import Reading
 from subbayes.semistructured.rows import Extras, deep_of
 from subbayes.semistructured.sampling import Sampler, check_options
 from subbayes.semistructured.specification import Specification
-from subbayes.semistructured.summary import check_level, summary_table
+from subbayes.semistructured.summary import check_level
 
 __all__ = ["SemiStructuredRegression"]
 
 
-class SemiStructuredRegression:
+class SemiStructuredRegression(Reading):
     r"""Regression with interpretable effects beside neural networks, and a posterior of both.
 
     $$ g(\mathrm{E}[y]) = x^\top\beta + \sum_m \mathrm{DNN}_m(u_m) $$
@@ -115,6 +105,55 @@ class SemiStructuredRegression:
         family = self.specification.family
         return f"SemiStructuredRegression({self.formula!r}, {family!r}{networks})"
 
+    # --- keeping ----------------------------------------------------------------------------
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Save the fitted model as a folder of safetensors and JSON, no pickle; see `load`.
+
+        The folder holds the columns of the training rows that the model reads, and what networks
+        without columns read: whoever has it has these data.
+
+        Args:
+            path: the folder.
+            overwrite: replace a model that is already there.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: the path is taken (pass `overwrite=True`), or cannot be written.
+        """
+        self._require_fitted()
+        return saving.save(self, path, overwrite)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, deep: Mapping[str, nn.Module] | None = None, *,
+        family: Family | None = None, priors: Mapping[str, Any] | None = None,
+    ) -> SemiStructuredRegression:
+        """Load what `save` wrote, with the same predictions.
+
+        Args:
+            path: the folder.
+            deep: a module of the same architecture for each network that is no `subbayes.MLP`,
+                by name; their weights do not matter and they are not changed.
+            family: a family of your own, which the file cannot hold.
+            priors: priors of classes of your own, likewise.
+
+        Returns:
+            The fitted model.
+
+        Raises:
+            InputError: not such a folder, damaged, of a newer version, or one that needs a
+                module, a family or a prior.
+        """
+        given, tensors, meta = saving.asked(path, deep, family, priors)
+        model = cls(given.pop("formula"), **given)
+        model.fittable, space, model.draws = saving.restored(model, tensors, meta)
+        model.sampler = Sampler(model.fittable, space, model.deep, model.orthogonal, model.seed,
+                                meta["mode"])
+        return model
+
     # --- fitting ----------------------------------------------------------------------------
 
     def fit(
@@ -169,7 +208,8 @@ class SemiStructuredRegression:
             options: further arguments of the engine.
 
         Returns:
-            The model itself, fitted.
+            The model itself, fitted. A warning says which effects have not mixed; `warnings`
+            gives it again.
 
         Raises:
             InputError: unknown columns, responses outside the family's support, collinear columns
@@ -196,6 +236,8 @@ class SemiStructuredRegression:
                  "seed": self.seed, "progress": progress, **options}
         self.draws = sampler.draws(inference, temperature, effects, asked)
         self.fittable, self.sampler = fittable, sampler
+        for line in self.warnings():
+            warnings.warn(line, stacklevel=2)
         return self
 
     def _fit_ensemble(
@@ -218,52 +260,6 @@ class SemiStructuredRegression:
                            {"sampler": "deep ensemble", "seed": self.seed})
         self.fittable = fittable
         return self
-
-    @property
-    def is_posterior(self) -> bool:
-        """Whether draws are draws of a posterior: those of a deep ensemble are not."""
-        self._require_fitted()
-        return self.space.kind != "ensemble"
-
-    @property
-    def posterior(self) -> Posterior:
-        """The posterior of networks and effects, at temperature 1; any sampler runs on it."""
-        self._require_fitted()
-        return self.sampler.posterior
-
-    @property
-    def space(self) -> Space:
-        """Where the posterior lives."""
-        self._require_fitted()
-        return self.sampler.space
-
-    @property
-    def classes(self) -> tuple[Any, ...] | None:
-        """Classes of the response in the order of probabilities, where it has any."""
-        self._require_fitted()
-        return self.fittable.response.labels
-
-    # --- what people read -------------------------------------------------------------------
-
-    def effects(self) -> dict[str, Float[np.ndarray, "chains draws"]]:
-        """Draws of each effect by name, in the units of the data, shape (chains, draws)."""
-        self._require_fitted()
-        shape = self.draws.n_chains, self.draws.n_draws
-        zeta = self.sampler.effects_of(self.draws)
-        return {name: values.reshape(shape)
-                for name, values in self.fittable.structure.reported(zeta).items()}
-
-    def summary(self, level: float = 0.95) -> pd.DataFrame:
-        """A table of the effects.
-
-        Args:
-            level: of the highest-density intervals.
-
-        Returns:
-            Mean, standard deviation, highest-density interval, probability of direction (the
-            larger of P(effect > 0) and P(effect < 0)), R-hat and effective sample sizes.
-        """
-        return summary_table(self.effects(), check_level(level))
 
     def predict(
         self,
@@ -312,117 +308,6 @@ class SemiStructuredRegression:
             outputs[:, new, place] += drawn[:, torch.from_numpy(codes[codes >= 0])]
         return Predictive(outputs, predictive.likelihood)
 
-    def _predicted(
-        self, inputs: Any, n_draws: int | None = None, progress: bool | None = False
-    ) -> Predictive:
-        model = self.fittable
-        module = Predictors(model.structure, model.deep, model.dtype, corrected=True)
-        weights, count = self.sampler.weights_of(self.draws, n_draws)
-        return average(Network(module), model.family, weights, inputs, count=count,
-                       progress=progress)
-
-    def effect(self, term: str, values: Any = None, level: float = 0.95) -> Partial:
-        """The partial effect of a term, on the scale of the predictor.
-
-        Args:
-            term: its name, or its variable where only one term reads it.
-            values: values of the variable; by default the observed range, or all levels.
-            level: of the interval.
-
-        Raises:
-            InputError: no such term, or one of several variables.
-        """
-        self._require_fitted()
-        return partial_effect(
-            self.fittable.structure, self.sampler.effects_of(self.draws), self.fittable.frame,
-            term, values, check_level(level))
-
-    def contributions(
-        self,
-        data: pd.DataFrame,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        parameter: str | None = None,
-        level: float = 0.95,
-        new_levels: NewLevels = "error",
-        n_draws: int = 1000,
-    ) -> pd.DataFrame:
-        """What the effects and the networks add to a predictor, row by row.
-
-        Args:
-            data: the rows.
-            inputs: what networks without columns read, by name, as for `fit`.
-            parameter: whose predictor; by default the location's.
-            level: of the intervals.
-            new_levels: as for `predict`.
-            n_draws: use at most so many evenly spaced draws.
-
-        Returns:
-            A table with mean, standard deviation and interval of "structured", "deep" and
-            "predictor".
-        """
-        self._require_fitted()
-        parameters = self.fittable.design.parameters
-        check_choice("parameter", parameter or parameters[0], parameters)
-        found = self.fittable.rows.inputs(data, inputs, new_levels)
-        weights, count = self.sampler.weights_of(self.draws, n_draws)
-        return contribution_table(self.fittable.structure, self.fittable.deep, found,
-                                  weights(slice(count)),
-                                  parameters.index(parameter or parameters[0]),
-                                  check_level(level))
-
-    def to_arviz(self) -> Any:
-        """The draws as ArviZ data, with the names of effects as coordinates.
-
-        Groups: posterior (`effects`, and `networks`, the coordinates of the networks),
-        sample_stats, posterior_predictive, observed_data, and log_likelihood (for leave-one-out;
-        only at temperature 1).
-
-        Raises:
-            ImportError: if arviz is not installed (`pip install subbayes[arviz]`).
-        """
-        self._require_fitted()
-        effects = self.effects()
-        variables: dict[str, Any] = {"effects": np.stack(list(effects.values()), -1)}
-        coords: dict[str, Any] = {"effect": list(effects)}
-        dims = {"effects": ["effect"]}
-        if self.space.rank:
-            variables["networks"] = self.draws.z[..., : self.space.rank]
-            coords["coordinate"] = np.arange(self.space.rank)
-            dims["networks"] = ["coordinate"]
-        found = self._predicted(self.fittable.inputs)
-        generator = torch.Generator().manual_seed(self.seed)
-        shape = self.draws.n_chains, self.draws.n_draws
-        again = found.likelihood.sample(found.outputs, generator).numpy()
-        y = self.fittable.response.numbers(self.fittable.frame)
-        groups = {"posterior_predictive": {"y": again.reshape(*shape, -1)},
-                  "observed_data": {"y": y}}
-        if self.is_posterior and self.draws.meta.get("temperature", 1.0) == 1.0:
-            groups["log_likelihood"] = {"y": self.posterior.pointwise(
-                self.draws.flat()).reshape(*shape, -1)}
-        return converted(self.draws, variables, coords, dims, groups)
-
-    def loo(self, quiet: bool = False) -> LooResult:
-        """Leave-one-out log predictive density (PSIS) of the training rows.
-
-        Args:
-            quiet: give no warning where it is unreliable.
-
-        Raises:
-            InputError: draws at a temperature other than 1, whose weights are not known, or
-                members of an ensemble, which have none.
-        """
-        self._require_fitted()
-        if not self.is_posterior:
-            fail("inference", "draws of a posterior for leave-one-out", "a deep ensemble",
-                 "Score held-out rows with predict(...).log_prob(y)")
-        if self.draws.meta.get("temperature", 1.0) != 1.0:
-            fail("temperature", "1 for leave-one-out", self.draws.meta["temperature"],
-                 "Score held-out rows with predict(...).log_prob(y)")
-        terms = self.posterior.pointwise(self.draws.flat())
-        return diagnostics.loo(
-            terms.reshape(self.draws.n_chains, self.draws.n_draws, -1), quiet=quiet)
-
     def score_samples(
         self, data: pd.DataFrame, inputs: Mapping[str, Any] | None = None,
         new_levels: NewLevels = "error",
@@ -467,23 +352,3 @@ class SemiStructuredRegression:
     def response(self) -> str:
         """The left-hand side of the formula."""
         return self.specification.response
-
-    @property
-    def is_orthogonal(self) -> bool:
-        """Whether networks were made orthogonal to effects, and not just centred."""
-        return self.orthogonal_to == "effects"
-
-    @property
-    def orthogonal_to(self) -> str:
-        """What networks were made orthogonal to: "effects", "intercept" (centred) or "nothing"."""
-        self._require_fitted()
-        terms = self.fittable.design.terms
-        level = {i for t in terms if t.kind == "intercept" for i in t.columns}
-        parts = [set(part.columns) for part in self.sampler.orthogonal.values()]
-        if any(part - level for part in parts):
-            return "effects"
-        return "intercept" if parts else "nothing"
-
-    def _require_fitted(self) -> None:
-        if not hasattr(self, "draws"):
-            fail("model", "a fitted model", "one that is not", "Call fit first")

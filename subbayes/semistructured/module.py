@@ -70,17 +70,30 @@ class DeepPart(nn.Module):
 
     def forward(self, **inputs: Tensor) -> Float[Tensor, "N K"]:
         """Contributions to the predictors, shape (N, K)."""
-        parts = []
-        for name, key in self.named.items():
-            found = self.networks[key](inputs[f"deep {name}"])
-            if found.ndim == 1:
-                found = found.unsqueeze(-1)
-            if found.ndim != 2 or found.shape[-1] != 1:
-                fail(f"deep[{name!r}]", "a module with one output a row, shape (N, 1)",
-                     f"outputs of shape {tuple(found.shape)}", "Give its last layer one output")
-            parts.append(found)
-        values = torch.cat(parts, -1)
+        values = torch.cat([self._output(name, inputs) for name in self.named], -1)
         return values @ self._onto.to(values)
+
+    def alone(self, name: str, inputs: Mapping[str, Tensor]) -> Float[Tensor, "N K"]:
+        """Contributions of one of the networks, which need its inputs alone.
+
+        Args:
+            name: of the network.
+            inputs: by name, as for `forward`.
+        """
+        value = self._output(name, inputs)
+        return value * self._onto[list(self.named).index(name)].to(value)
+
+    def _output(self, name: str, inputs: Mapping[str, Tensor]) -> Float[Tensor, "N 1"]:
+        given = inputs[f"deep {name}"]
+        found = self.networks[self.named[name]](given)
+        if found.shape == given.shape[:1]:
+            found = found.unsqueeze(-1)
+        if found.shape != (len(given), 1):
+            fail(f"deep[{name!r}]", "a module with one output a row, shape (N, 1)",
+                 f"outputs of shape {tuple(found.shape)} for {len(given)} rows",
+                 "Give its last layer one output; other parameters have networks of their own, "
+                 "Deep(module, columns, parameter='sigma')")
+        return found
 
 
 class Predictors(nn.Module):

@@ -27,14 +27,15 @@ _CHUNK = 64
 
 @dataclass(frozen=True)
 class Partial:
-    """The effect of one term over a grid of its variable.
+    """The effect of one term over a grid of its variable, or of one network along a column.
 
     Attributes:
-        term: the term.
+        term: the term; of a network, one of its name, without columns of the design.
         variable: what varies.
         x: its values, or levels of a factor.
         draws: the effect, on the scale of the predictor, shape (S, len(x)): relative to the
-            average row for a number, to the reference level for a factor.
+            average row for a number, to the reference level for a factor; of a network relative
+            to its mean over the rows.
         observed: values of the training rows, for numbers.
         level: of the intervals that pictures and tables show.
     """
@@ -48,8 +49,12 @@ class Partial:
 
     @property
     def discrete(self) -> bool:
-        """Whether it is the effect of a factor."""
-        return self.term.kind in ("factor", "random")
+        """Whether it is an effect by levels, not along numbers."""
+        return self.term.kind in ("factor", "random") or not len(self.observed)
+
+    def __repr__(self) -> str:
+        return (f"Partial({self.term.name!r} along {self.variable!r}: {len(self.x)} values, "
+                f"{len(self.draws)} draws)")
 
     def table(self) -> pd.DataFrame:
         """Mean, standard deviation and central interval at each value."""

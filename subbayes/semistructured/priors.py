@@ -17,7 +17,8 @@ from torch import Tensor
 
 from subbayes.checks import check_positive, fail, fail_type
 
-__all__ = ["EffectPrior", "Exponential", "Flexible", "NormalPrior", "StudentT", "prior_of"]
+__all__ = ["EffectPrior", "Exponential", "Flexible", "NormalPrior", "StudentT", "prior_config",
+           "prior_from", "prior_of"]
 
 _REACH = 9.0  # standard normal coordinates beyond which a quantile goes on along its tangent
 _KNOTS = 4097
@@ -218,3 +219,54 @@ def prior_of(argument: str, value: Any) -> EffectPrior:
         return Flexible(value)
     fail_type(argument, "a prior, a number (the scale of a normal prior) or a frozen "
               "distribution of scipy.stats", value)
+
+
+def prior_config(value: Any) -> Any:
+    """What a user gave as a prior, as JSON-able values; `prior_from` reads it back.
+
+    Args:
+        value: a number, a prior or SciPy's distribution.
+
+    Example:
+        >>> prior_from("priors", prior_config(NormalPrior(1.0, 2.0)))
+        NormalPrior(mean=1, scale=2)
+    """
+    from scipy import stats
+
+    if isinstance(value, (int, float)):
+        return value
+    if type(value) in (NormalPrior, Exponential):
+        return {"name": type(value).__name__, "options": vars(value)}
+    inner = value.distribution if isinstance(value, Flexible) else value
+    name = getattr(getattr(inner, "dist", None), "name", "")
+    if isinstance(getattr(stats, name, None), stats.rv_continuous):
+        return {"name": "scipy", "distribution": name, "args": list(inner.args),
+                "kwds": dict(inner.kwds), "factor": getattr(value, "factor", 1.0),
+                "student": isinstance(value, StudentT)}
+    return {"name": "own", "shown": repr(value)}
+
+
+def prior_from(name: str, config: Any) -> Any:
+    """The prior whose `prior_config` this is.
+
+    Args:
+        name: of the prior, for errors.
+        config: as saved.
+
+    Raises:
+        InputError: a prior of the user's own class, which a file cannot hold.
+    """
+    if not isinstance(config, dict):
+        return config
+    if config["name"] in ("NormalPrior", "Exponential"):
+        kind = NormalPrior if config["name"] == "NormalPrior" else Exponential
+        return kind(**config["options"])
+    if config["name"] == "own":
+        fail(f"priors[{name!r}]", f"the prior {config['shown']}", "none",
+             f"Pass load(path, priors={{{name!r}: ...}}): code is not saved")
+    if config["student"]:
+        return StudentT(config["args"][0], config["factor"])
+    from scipy import stats
+
+    frozen = getattr(stats, config["distribution"])(*config["args"], **config["kwds"])
+    return Flexible(frozen, config["factor"])

@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 
 from subbayes import html
+from subbayes.draws import Draws
 from subbayes.files import atomic_write_bytes
+from subbayes.plots.chains import ranks, trace
 from subbayes.plots.effects import effect, forest
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ def write_report(
 ) -> Path:
     """Write a page about a fitted model; see `SemiStructuredRegression.report`."""
     effects = model.effects()
+    shown = _shown(effects)
     summary = model.summary(level)
     body = [
         html.heading(title or f"Effects on {model.response}"),
@@ -44,8 +47,9 @@ def write_report(
         html.section("Effects", html.table(
             ["effect", *map(str, summary.columns)],
             [[str(name), *_numbers(row)] for name, row in summary.iterrows()]),
-            html.figure(forest(_shown(effects), level), "Effects on the scale of the predictor.")),
+            html.figure(forest(shown, level), _below_forest(effects, shown))),
         html.section("Each term", html.figures(*_pictures(model, level))),
+        html.section("Chains", _chains(model, summary)),
         html.section("Predictions", _scores(model, test, test_inputs)),
         html.section("What was fitted", html.definitions(_described(model))),
         html.section("Notes", html.paragraphs(*notes)) if notes else "",
@@ -87,20 +91,53 @@ def _verdict(model: SemiStructuredRegression, summary: pd.DataFrame) -> list[str
 
 
 def _shown(effects: dict[str, np.ndarray], most: int = 40) -> dict[str, np.ndarray]:
-    names = list(effects)[:most]
-    return {name: effects[name] for name in names}
+    """The effects of a forest: levels of random effects last, an intercept only on its own."""
+    others = sorted((name for name in effects if not _is_intercept(name)),
+                    key=lambda name: name.startswith("re("))
+    return {name: effects[name] for name in (others or list(effects))[:most]}
+
+
+def _is_intercept(name: str) -> bool:
+    return name.rpartition(".")[2] == "Intercept"
+
+
+def _below_forest(effects: dict[str, np.ndarray], shown: dict[str, np.ndarray]) -> str:
+    away = [name for name in effects if _is_intercept(name) and name not in shown]
+    rest = len(effects) - len(shown) - len(away)
+    return ("Effects on the scale of the predictor"
+            + (f"; {', '.join(away)} left out" if away else "")
+            + (f"; {rest} more are in the table" if rest else "") + ".")
 
 
 def _pictures(model: SemiStructuredRegression, level: float) -> list[str]:
+    what = {"factor": "relative to its reference level", "random": "by level",
+            "network": "a network's contribution relative to its mean, averaged over the rows"}
     found = []
-    for term in model.fittable.design.terms:
-        if term.kind == "intercept" or len(term.variables) != 1:
-            continue
-        drawn = effect(model.effect(term.name, level=level))
-        what = ("relative to its reference level" if term.kind == "factor" else
-                "by level" if term.kind == "random" else "relative to the average row")
-        found.append(html.figure(drawn, f"{term.name}, {what}, with {100 * level:g} % intervals."))
+    for partial in model.partials(level):
+        term = partial.term
+        along = f" along {partial.variable}" if term.kind == "network" else ""
+        found.append(html.figure(effect(partial), (
+            f"{term.name}{along}, {what.get(term.kind, 'relative to the average row')}, with "
+            f"{100 * level:g} % intervals.")))
     return found
+
+
+def _chains(model: SemiStructuredRegression, summary: pd.DataFrame, most: int = 4) -> str:
+    """Traces and ranks of the effects that mixed least."""
+    if not model.is_posterior or model.draws.independent or model.draws.n_draws < 4:
+        return ""
+    names = list(summary["rhat"].sort_values(ascending=False, kind="stable").index[:most])
+    effects = model.effects()
+    draws = Draws(np.stack([effects[name] for name in names], -1))
+    pictures = []
+    for i, name in enumerate(names):
+        path, order = trace(draws, i), ranks(draws, i)
+        path.set_ylabel(name)
+        order.set_xlabel(f"rank of {name} among all draws")
+        pictures += [html.figure(path, f"Draws of {name}, a line for each chain."),
+                     html.figure(order, f"Ranks of {name}: flat where the chains agree.")]
+    return html.folded(f"Traces and ranks of the {len(names)} effects of largest R-hat",
+                       html.figures(*pictures))
 
 
 def _scores(

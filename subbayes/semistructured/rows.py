@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from subbayes.checks import fail, fail_type
+from subbayes.checks import InputError, fail, fail_type
 from subbayes.data import to_tensor
 from subbayes.semistructured.families import Family, OrdinalFamily
 from subbayes.semistructured.formula import (
@@ -20,6 +22,7 @@ from subbayes.semistructured.formula import (
     Missing,
     NewLevels,
     check_columns,
+    check_complete,
     drop_missing,
 )
 from subbayes.semistructured.module import Deep
@@ -41,6 +44,13 @@ class Extras:
     weights: str | None = None
     offset: str | None = None
     exposure: str | None = None
+
+    def __post_init__(self) -> None:
+        for argument in ("weights", "offset", "exposure"):
+            value = getattr(self, argument)
+            if value is not None and not isinstance(value, str):
+                fail_type(argument, "the name of a column of the data frame", value,
+                          f"Put it there: data.assign({argument}=...), {argument}={argument!r}")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -87,11 +97,14 @@ class Response:
         """Learn the classes.
 
         Raises:
-            InputError: another number of classes than the family takes.
+            InputError: another number of classes than the family takes, or text without an
+                order for a family of ordered classes.
         """
         if family.kind != "classification":
             return cls(name)
         values = frame[name] if name in frame.columns else pd.Series(_evaluated(name, frame))
+        if isinstance(family, OrdinalFamily):
+            _check_ordered(name, values)
         if isinstance(values.dtype, pd.CategoricalDtype):
             seen = set(values.unique())
             labels = [c for c in values.cat.categories if c in seen]
@@ -135,6 +148,19 @@ class Response:
         return tuple(names)
 
 
+def _check_ordered(name: str, values: pd.Series) -> None:
+    """Refuse text as ordered classes: alphabetical order is hardly ever meant."""
+    category = isinstance(values.dtype, pd.CategoricalDtype)
+    if category and values.cat.ordered:
+        return
+    classes = list(values.cat.categories) if category else sorted(values.unique(), key=str)
+    if pd.api.types.is_numeric_dtype(pd.Series(classes).infer_objects()):
+        return
+    fail(name, "ordered classes for family 'ordinal'", "text without an order; it would be "
+         + " < ".join(map(str, classes)), f"Pass pd.Categorical(data[{name!r}], categories="
+         "[lowest, ..., highest], ordered=True), or numbers")
+
+
 def _evaluated(expression: str, frame: pd.DataFrame) -> np.ndarray:
     """The value of an expression such as `np.log(y)`."""
     from formulaic import Formula
@@ -167,7 +193,8 @@ class Rows:
         for name, part in self.deep.items():
             if part.columns is not None:
                 check_columns(part.columns, frame)
-                self.encoders[name] = TabularEncoder().fit(frame[list(part.columns)])
+                with _voice(name):
+                    self.encoders[name] = TabularEncoder().fit(frame[list(part.columns)])
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -203,13 +230,28 @@ class Rows:
             if part.columns is None:
                 found[f"deep {name}"] = self._own(name, tensors, len(frame))
             else:
-                values = self.encoders[name].transform(frame[list(part.columns)])
-                found[f"deep {name}"] = torch.from_numpy(values).to(self.dtype)
+                found[f"deep {name}"] = self.encoded(name, frame)
         unknown = [name for name in tensors if name not in self.deep]
         if unknown:
             fail("inputs", "names of networks: " + (", ".join(self.deep) or "there are none"),
                  ", ".join(unknown))
         return found
+
+    def encoded(self, name: str, frame: pd.DataFrame) -> Float[Tensor, "n q"]:
+        """What a network of columns reads: standardised numbers and indicators of levels.
+
+        Args:
+            name: of the network.
+            frame: the rows.
+
+        Raises:
+            InputError: missing values, or levels unseen in training, by column.
+        """
+        own = self.encoders[name]
+        with _voice(name):
+            check_complete(own.columns_, frame)
+            values = own.transform(frame[own.columns_])
+        return torch.from_numpy(values).to(self.dtype)
 
     def _own(self, name: str, tensors: dict[str, Any], n: int) -> Tensor:
         if name not in tensors:
@@ -217,6 +259,23 @@ class Rows:
                  ", ".join(tensors) or "none", f"Pass inputs={{{name!r}: ...}}")
         tensor = own_input(name, tensors[name], n)
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+_NOT_HERE = (", or use unknown='ignore'", ", or raise max_categories",
+             ", or name it in categorical=[...]")  # options of the encoder
+
+
+@contextmanager
+def _voice(name: str) -> Iterator[None]:
+    """Errors about the columns of a network, in words of the model."""
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        for option in _NOT_HERE:
+            said = said.replace(option, "")
+        start = f"columns of deep[{name!r}]:"
+        raise InputError(start + said[2:] if said.startswith("X:") else said) from None
 
 
 def own_input(name: str, value: Any, n: int) -> Tensor:

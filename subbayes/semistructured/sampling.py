@@ -53,7 +53,7 @@ class Sampler:
     Args:
         fittable: the model on its rows.
         space: where to sample.
-        deep: the networks as the user gave them.
+        deep: the networks as the user gave them, kept as `deep`.
         orthogonal: as for `SemiStructuredRegression`.
         seed: of start points and effects.
         mode: how the posterior is evaluated, as for `Posterior`.
@@ -69,6 +69,7 @@ class Sampler:
         seed: int, mode: Mode = "trace",
     ) -> None:
         self.model, self.space, self.seed = fittable, space, seed
+        self.deep, self.mode, self._wanted = deep, mode, orthogonal
         self.orthogonal: dict[int, Orthogonal] = {}
         self.contributions: Contributions | None = None
         if space.rank and fittable.deep is not None:
@@ -81,6 +82,15 @@ class Sampler:
         self.posterior = Posterior(
             Network(module), fittable.family, fittable.data, space.subspace, space.prior,
             batch_size=fittable.data.n if self.orthogonal else None, mode=mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What makes it again: traced densities cannot be copied."""
+        return {"model": self.model, "space": self.space, "seed": self.seed, "deep": self.deep,
+                "wanted": self._wanted, "mode": self.mode}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Sampler.__init__(self, state["model"], state["space"], state["deep"], state["wanted"],
+                         state["seed"], state["mode"])
 
     def starts(self, chains: int) -> Float[np.ndarray, "chains k"]:
         """Good points for the chains, scattered a little."""
@@ -175,6 +185,12 @@ class Sampler:
             return flat[:, self.space.rank:]
         weights = self.space.subspace.weights(torch.from_numpy(flat).to(self.model.dtype))
         return weights[:, : self.model.structure.size].double().numpy()
+
+    def networks_of(self, draws: Draws, n_draws: int | None = None) -> Float[Tensor, "S D"]:
+        """Weights of the networks of all draws, or of n evenly spaced ones."""
+        flat = torch.from_numpy(np.ascontiguousarray(draws.flat(n_draws)))
+        weights = self.space.subspace.weights(flat.to(self.model.dtype))
+        return weights[:, self.model.structure.size:]
 
     def weights_of(self, draws: Draws, n_draws: int | None = None) -> tuple[
             Callable[[slice], Tensor], int]:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import fail
+from subbayes.checks import InputError, fail
 from subbayes.data import Data
 from subbayes.network import Network
 from subbayes.semistructured.effects import Effects, chosen_priors, default_priors
@@ -21,6 +21,7 @@ from subbayes.semistructured.families import Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, Missing, split_formula
 from subbayes.semistructured.module import Deep, DeepPart, Predictors
 from subbayes.semistructured.rows import Extras, Response, Rows, complete
+from subbayes.tabular import TabularEncoder
 
 __all__ = ["Fittable", "Specification"]
 
@@ -127,7 +128,7 @@ class Specification:
         dtype = dtypes[0] if dtypes else torch.float64
         rows = Rows(design, family, self.extras, self.deep, frame, dtype)
         found = rows.inputs(frame, tensors)
-        deep = self._networks(structure, found, y, dtype)
+        deep = self._networks(structure, found, y, dtype, rows)
         return Fittable(frame, response, family, design, structure, rows,
                         Data.of((found, targets)), deep, dtype, dropped)
 
@@ -171,7 +172,7 @@ class Specification:
 
     def _networks(
         self, structure: Effects, found: dict[str, Tensor], y: Float[np.ndarray, "n"],
-        dtype: torch.dtype,
+        dtype: torch.dtype, rows: Rows,
     ) -> DeepPart | None:
         if not self.deep:
             return None
@@ -184,5 +185,24 @@ class Specification:
         modules = {name: part.module for name, part in self.deep.items()}
         deep = DeepPart(modules, places, scales, len(names))
         whole = Predictors(structure, deep, dtype)
-        Network(whole).check({name: tensor[:2] for name, tensor in found.items()})
+        few = {name: tensor[:2] for name, tensor in found.items()}
+        try:
+            Network(whole).check(few)
+        except InputError as error:
+            _, _, reason = str(error).partition("): ")
+            if not str(error).startswith("inputs: expected what the module takes"):
+                raise
+            fail("deep", "modules that take " + "; ".join(
+                f"{name!r} {_described(few[f'deep {name}'], rows.encoders.get(name))}"
+                for name in self.deep), reason.partition(". Convert")[0],
+                "Give the first layer of each as many inputs")
         return deep
+
+
+def _described(values: Tensor, encoder: TabularEncoder | None) -> str:
+    """What a network reads, in words."""
+    if encoder is None:
+        return f"{values.dtype} of shape (N, " + ", ".join(map(str, values.shape[1:])) + ")"
+    names = list(encoder.get_feature_names_out())
+    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    return f"{len(names)} number{'s' * (len(names) != 1)} a row ({shown})"

@@ -10,8 +10,9 @@ from jaxtyping import Float
 
 from subbayes import diagnostics
 from subbayes.checks import fail
+from subbayes.draws import rounded_up
 
-__all__ = ["central", "check_level", "hdi", "summary_table"]
+__all__ = ["central", "check_level", "hdi", "summary_table", "unmixed"]
 
 
 def check_level(level: float) -> float:
@@ -81,3 +82,46 @@ def summary_table(
             "ess_tail": float(np.asarray(diagnostics.ess_tail(stacked))[0]),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("effect")
+
+
+def unmixed(
+    effects: Mapping[str, Float[np.ndarray, "chains draws"]], sampler: str = ""
+) -> list[str]:
+    """What is wrong with the chains of the effects, with a remedy; empty if nothing is.
+
+    R-hat has to be below 1.01 and the bulk effective sample size at least 100 a chain, as for
+    `Draws.warnings` (Vehtari et al. 2021).
+
+    Args:
+        effects: draws by name.
+        sampler: what drew them.
+
+    Example:
+        >>> x = np.random.default_rng(0).normal(size=(4, 500))
+        >>> unmixed({"age": x})
+        []
+        >>> unmixed({"age": x, "bmi": x.cumsum(1)})[0][:38]
+        "effects have not mixed: R-hat of 'bmi'"
+    """
+    if not effects:
+        return []
+    names, stacked = list(effects), np.stack(list(effects.values()), -1)
+    chains, draws = stacked.shape[:2]
+    if draws < 4:
+        return ["fewer than 4 draws per chain: run longer (draws=...)"]
+    rhat, ess = (np.asarray(f(stacked)) for f in (diagnostics.rhat, diagnostics.ess_bulk))
+    enough = 100 * chains
+    worst, least = np.where(np.isnan(rhat), 1, rhat), np.where(np.isnan(ess), np.inf, ess)
+    if worst.max() <= 1.01 and least.min() >= enough:
+        return []
+    said = []
+    if worst.max() > 1.01:
+        high = np.ceil(worst.max() * 1e3) / 1e3  # as shown, too, above what it is held to
+        said.append(f"R-hat of {names[int(worst.argmax())]!r} is {high:.3f}, above 1.01")
+    if least.min() < enough:
+        said.append(f"the bulk effective sample size of {names[int(least.argmin())]!r} is "
+                    f"{least.min():.0f}, below {enough}")
+    about = rounded_up(draws * max(2.0, enough / least.min()))
+    follow = " or follow gradients (inference='nuts')" if sampler == "elliptical-slice" else ""
+    return [f"effects have not mixed: {' and '.join(said)}; run longer (draws=..., about "
+            f"{about}){follow}"]

@@ -28,11 +28,18 @@ FAMILIES: dict[str, type[Family]] = {family.label: family for family in (
 """Families by name."""
 
 
+_ALIASES = {name: name for name in FAMILIES} | {
+    "gaussian": "normal", "binomial": "bernoulli", "cumulative": "ordinal",
+    "negbin": "negative-binomial", "nb": "negative-binomial", "nbinom": "negative-binomial",
+    "negativebinomial": "negative-binomial"}
+
+
 def family_of(family: str | Family, link: str | None = None) -> Family:
     """A family from its name.
 
     Args:
-        family: a name of `FAMILIES`, or a family.
+        family: a name of `FAMILIES`, a family, or what others call one: "gaussian", "binomial",
+            "negbin", "cumulative".
         link: link of the location.
 
     Raises:
@@ -46,6 +53,7 @@ def family_of(family: str | Family, link: str | None = None) -> Family:
         return family
     if not isinstance(family, str):
         fail_type("family", "a name or a Family", family)
+    family = _ALIASES.get(family.lower().replace("_", "-"), family)
     check_choice("family", family, tuple(FAMILIES))
     kind = FAMILIES[family]
     if link is None or kind is OrdinalFamily:

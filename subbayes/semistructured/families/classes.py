@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from subbayes.checks import fail
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.semistructured.families.base import Family
-from subbayes.types import Outputs
+from subbayes.types import Outputs, Targets
 
 __all__ = ["BernoulliFamily", "OrdinalFamily"]
 
@@ -77,6 +77,11 @@ class OrdinalFamily(Family):
     def parameters(self) -> tuple[str, ...]:  # type: ignore[override]
         """The location and the thresholds."""
         return ("mu", *(f"threshold[{j}]" for j in range(self.n_classes - 1)))
+
+    def check_outputs(self, n_outputs: int, y: Targets) -> None:
+        """Networks give the location alone: thresholds are effects, which join them."""
+        if n_outputs != 1:
+            super().check_outputs(n_outputs, y)
 
     def _log_cumulative(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
         """Log P(y <= j) and log P(y > j) for j = 0..K-2."""

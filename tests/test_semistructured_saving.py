@@ -1,0 +1,131 @@
+"""Fitted semi-structured models kept on disk: artifacts, pickles, copies."""
+
+import copy
+import pickle
+import warnings
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from subbayes import MLP, InputError
+from subbayes.semistructured import (
+    Exponential,
+    Fitting,
+    NormalPrior,
+    SemiStructuredRegression,
+    StudentT,
+)
+
+QUICK = {"draws": 6, "warmup": 4, "chains": 2, "rank": 2, "progress": False,
+         "inference": "elliptical-slice",
+         "fitting": Fitting(epochs=2, batch_size=None, patience=None, validation=None)}
+pytestmark = pytest.mark.filterwarnings("ignore:effects have not mixed")
+
+
+def cnn(width=2):
+    return nn.Sequential(nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.Flatten(),
+                         nn.Linear(4 * width, 1))
+
+
+class Wide(NormalPrior):
+    """A prior of one's own."""
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({
+        "x": rng.normal(size=30), "n": rng.integers(0, 9, 30).astype("int16"),
+        "sex": rng.choice(["f", "m"], 30), "old": rng.random(30) < 0.5,
+        "grade": pd.Categorical(rng.choice(["lo", "hi"], 30), ["lo", "hi"], ordered=True),
+        "school": pd.array(rng.integers(0, 4, 30), dtype="Int64"), "unused": [object()] * 30})
+    frame["y"] = pd.Categorical(rng.choice(["bad", "fair", "good"], 30),
+                                ["bad", "fair", "good"], ordered=True)
+    frame.loc[4, "x"] = np.nan
+    images = torch.from_numpy(rng.random((30, 1, 4, 4), dtype=np.float32))
+    from scipy import stats
+
+    model = SemiStructuredRegression(
+        "y ~ C(sex) + C(grade) + old + s(x, df=5) + re(school)", family="ordinal",
+        deep={"image": cnn().eval(), "table": (MLP(2, (3,), 1), ["x", "n"])}, orthogonal=True,
+        priors={"C(sex)": StudentT(4, 0.5), "sd(re(school))": 0.5, "old": stats.laplace(scale=2),
+                "C(grade)": NormalPrior(0.1, 2.0), "sd(s(x, df=5))": Exponential(0.3)}, seed=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(frame, {"image": images}, **QUICK)
+    return frame.drop(index=4), images[torch.arange(30) != 4], model
+
+
+def same(found, model, frame, images):
+    rows, inputs = frame.iloc[:7], {"image": images[:7]}
+    assert torch.equal(found.predict(rows, inputs).outputs, model.predict(rows, inputs).outputs)
+    pd.testing.assert_frame_equal(found.summary(), model.summary())
+    assert np.array_equal(found.loo(quiet=True).pointwise, model.loo(quiet=True).pointwise)
+    assert np.array_equal(found.effect("s(x, df=5)").draws, model.effect("s(x, df=5)").draws)
+    assert repr(found) == repr(model)
+    assert found.classes == ("bad", "fair", "good")
+    assert found.fittable.dropped == 1
+    assert repr(found.fittable.structure.priors) == repr(model.fittable.structure.priors)
+
+
+def test_a_loaded_model_is_the_model(fitted, tmp_path):
+    frame, images, model = fitted
+    assert model.save(tmp_path / "model") == tmp_path / "model"
+    assert {p.suffix for p in (tmp_path / "model").iterdir()} == {".json", ".safetensors"}
+    module = cnn()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    loaded = SemiStructuredRegression.load(tmp_path / "model", {"image": module})
+    same(loaded, model, frame, images)
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    assert module.training
+    assert torch.equal(loaded.space.curve.points, model.space.curve.points)
+    assert loaded.space.history == model.space.history
+    assert loaded.draws.meta == model.draws.meta
+    columns = loaded.fittable.frame
+    assert "unused" not in columns
+    for name in columns:
+        pd.testing.assert_series_equal(columns[name], model.fittable.frame[name])
+
+
+@pytest.mark.parametrize("again", [
+    lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy,
+    lambda m: _by_joblib(m)], ids=["pickle", "deepcopy", "joblib"])
+def test_a_copied_model_is_the_model(fitted, again):
+    frame, images, model = fitted
+    same(again(model), model, frame, images)
+
+
+def _by_joblib(model):
+    import io
+
+    file = io.BytesIO()
+    joblib.dump(model, file)
+    file.seek(0)
+    return joblib.load(file)
+
+
+def test_what_a_file_cannot_hold_is_asked_for(fitted, tmp_path):
+    _, _, model = fitted
+    path = model.save(tmp_path / "model")
+    with pytest.raises(InputError, match="overwrite"):
+        model.save(path)
+    model.save(path, overwrite=True)
+    with pytest.raises(InputError, match=r"deep\['image'\].*got none. Pass load\(path, deep="):
+        SemiStructuredRegression.load(path)
+    with pytest.raises(InputError, match=r"deep\['image'\]: expected the saved architecture"):
+        SemiStructuredRegression.load(path, {"image": cnn(3)})
+    with pytest.raises(InputError, match="names of networks: image, table, got other"):
+        SemiStructuredRegression.load(path, {"other": cnn()})
+    with pytest.raises(InputError, match="a fitted model"):
+        SemiStructuredRegression("y ~ x").save(tmp_path / "new")
+    frame = pd.DataFrame({"x": np.arange(9.0), "y": np.arange(9.0) % 4})
+    own = SemiStructuredRegression("y ~ x", priors={"x": Wide(0.0, 9.0)}).fit(frame, **QUICK)
+    path = own.save(tmp_path / "own")
+    with pytest.raises(InputError, match=r"priors\['x'\]: expected the prior Wide\(mean=0"):
+        SemiStructuredRegression.load(path)
+    loaded = SemiStructuredRegression.load(path, priors={"x": Wide(0.0, 9.0)})
+    assert torch.equal(loaded.predict(frame).outputs, own.predict(frame).outputs)
