@@ -196,7 +196,7 @@ def best(found: dict[str, list[dict[str, Any]]], whose: str) -> list[dict[str, A
 
 def sampling(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[str, Any]]]:
     """Part (b)."""
-    draws, warmup, rounds = (1000, 200, 1) if quick else (4000, 400, 3)
+    draws, warmup, rounds = (1000, 200, 1) if quick else (2000, 300, 3)
     results: dict[str, Any] = {}
     bars = []
     for n, chains in CHAINS.items():
