@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from subbayes import Categorical, Gaussian, sparse
+from subbayes.checks import InputError
 from subbayes.sparse import steps
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # checks of annotations are traced too: slow
@@ -113,6 +114,13 @@ def test_a_traced_run_resumes_bit_for_bit(tmp_path):
     for a, b in zip(whole.module.state_dict().values(), again.module.state_dict().values(),
                     strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_run_goes_on_in_the_mode_it_began_in(tmp_path):
+    """Other modes round otherwise: the run would not be the uninterrupted one."""
+    fitted("eager", checkpoint=tmp_path / "run.pt")
+    with pytest.raises(InputError, match="a run with these settings"):
+        fitted("trace", checkpoint=tmp_path / "run.pt")
 
 
 @pytest.mark.usefixtures("traced_at_once")

@@ -136,7 +136,7 @@ def fit(
     run = _Run(module, likelihood, data, rates or Rates(), batch_size, seed, mode)
     saved = _Checkpoint(checkpoint, {
         "epochs": counts, "post": post, "rates": asdict(run.rates), "batch_size": batch_size,
-        "seed": seed, "rows": run.feed.n, "layers": repr(module)})
+        "seed": seed, "mode": mode, "rows": run.feed.n, "layers": repr(module)})
     history: History = {}
     first = saved.read(run, history)
     total = counts[1] + counts[2]
