@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch.distributions import Distribution
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 
-__all__ = ["compiled", "interpreted", "tidy"]
+__all__ = ["compiled", "folded", "interpreted", "tidy"]
 
 aten = torch.ops.aten
 
@@ -95,6 +96,59 @@ def tidy(
     graph.lint()
     graph_module.recompile()
     return graph_module
+
+
+def folded(
+    graph_module: GraphModule, arguments: Sequence[torch.Tensor], still: Sequence[bool]
+) -> list[torch.Tensor]:
+    """Compute once what depends on nothing but arguments that stand still.
+
+    Args:
+        graph_module: what `make_fx` returned; changed in place. It takes the results as further
+            arguments, after its own.
+        arguments: what it was traced with.
+        still: of each argument, whether it is the same in all calls.
+
+    Returns:
+        The further arguments.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> x, scale = torch.arange(3.0), torch.tensor(2.0)
+        >>> graph = make_fx(lambda x, scale: x * scale.exp().log())(x, scale)
+        >>> more = folded(graph, [x, scale], [False, True])
+        >>> more, graph(x, scale, *more)
+        ([tensor(2.)], tensor([0., 2., 4.]))
+    """
+    graph = graph_module.graph
+    if not all(map(_is_pure, _calls(graph))):
+        return []  # what is written into in one call would be found so by the next
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    values: dict[Node, Any] = {node: value for node, value, own in zip(
+        placeholders, arguments, still, strict=True) if own}
+    depends = set(values)  # others are made of nothing: a compiler makes them in passing
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            values[node] = getattr(graph_module, str(node.target))
+        elif (node.op == "call_function"
+                and all(source in values for source in node.all_input_nodes)):
+            args, named = map_arg((node.args, node.kwargs), values.__getitem__)
+            with torch.no_grad():
+                values[node] = node.target(*args, **named)
+            if depends.intersection(node.all_input_nodes):
+                depends.add(node)
+    found: list[torch.Tensor] = []
+    for node in [node for node in _calls(graph) if node in depends]:
+        readers = [user for user in node.users if user not in depends]
+        if not readers or not isinstance(values[node], torch.Tensor):
+            continue
+        with graph.inserting_after(placeholders[-1]):
+            placeholders.append(graph.placeholder(f"folded{len(found)}"))
+        node.replace_all_uses_with(placeholders[-1], delete_user_cb=readers.__contains__)
+        found.append(values[node].clone())
+    graph.eliminate_dead_code()
+    graph_module.recompile()
+    return found
 
 
 def interpreted(graph_module: GraphModule, *arguments: torch.Tensor) -> Callable[..., Any]:
@@ -207,16 +261,14 @@ def _turned_alike(nodes: list[Node]) -> bool:
 
 def _share(graph: Graph) -> None:
     """Compute what is asked for twice once, if all operations are pure."""
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    if not all(map(_is_pure, calls)):
+    if not all(map(_is_pure, _calls(graph))):
         return
-    for node in calls:
+    for node in _calls(graph):
         if node.target is aten.lift_fresh_copy.default:  # nothing writes into the constant
-            node.replace_all_uses_with(node.args[0])
+            node.replace_all_uses_with(node.all_input_nodes[0])
             graph.erase_node(node)
-    calls = [node for node in graph.nodes if node.op == "call_function"]
     seen: dict[Any, Node] = {}
-    for node in [node for node in graph.nodes if node.op == "get_attr"] + calls:
+    for node in [node for node in graph.nodes if node.op == "get_attr"] + _calls(graph):
         key = node.target, _hashable(node.args), _hashable(node.kwargs)
         if node.op == "get_attr":
             key = _constant(graph, node)
@@ -224,6 +276,10 @@ def _share(graph: Graph) -> None:
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
+
+
+def _calls(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if node.op == "call_function"]
 
 
 def _constant(graph: Graph, node: Node) -> Any:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from subbayes import graph as graphs
-from subbayes.graph import interpreted, tidy
+from subbayes.graph import folded, interpreted, tidy
 from subbayes.layout import observations_last
 
 NETS = {
@@ -233,3 +233,34 @@ def test_what_is_not_pure_is_not_shared(function):
     graph = tidy(make_fx(function)(w, x), w, x)
     torch.manual_seed(0)
     torch.testing.assert_close(graph(w, x), expected)
+
+
+def layered(still, moving):
+    """Of what stands still: one part read twice, one of several results, one that is returned."""
+    part = still.exp().cumsum(0)
+    top, _ = part.max(0)
+    return part * moving + part.sin() * top, torch.ones(3) * moving, part
+
+
+def test_what_stands_still_is_computed_once():
+    still, moving = torch.randn(3), torch.randn(3)
+    graph = make_fx(layered)(still, moving)
+    more = folded(graph, [still, moving], [True, False])
+    for x in (moving, torch.randn(3)):
+        for found, expected in zip(graph(still, x, *more), layered(still, x), strict=True):
+            torch.testing.assert_close(found, expected)
+    left = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert not any(name in target for target in left for name in ("exp", "cumsum", "max", "sin"))
+    assert any("ones" in target for target in left)  # made of nothing: not worth an argument
+
+
+def test_nothing_is_folded_where_operations_write():
+    still, moving = torch.randn(3), torch.randn(3)
+
+    def function(still, moving):
+        h = still.exp()
+        return h.add_(moving)
+
+    graph = make_fx(function)(still, moving)
+    assert folded(graph, [still, moving], [True, False]) == []
+    torch.testing.assert_close(graph(still, moving), still.exp() + moving)

@@ -3,8 +3,9 @@
 A step of a small sparse network takes a few hundred tensor operations, which Python calls one after
 the other, forward and backward. Traced with `make_fx` they become one graph, which TorchScript
 replays ("trace"), or which is compiled ("compile"): what is done for each weight then becomes one
-loop. Random numbers are drawn beforehand, in the order in which the layers ask for them, so that
-all three ways see the same.
+loop. What depends on nothing but parameters that stand still is computed once. Random numbers are
+drawn beforehand, in the order in which the layers ask for them, so that all three ways see the
+same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from subbayes.evaluation import reuse_memory
-from subbayes.graph import compiled, interpreted, tidy
+from subbayes.graph import compiled, folded, interpreted, tidy
 from subbayes.network import taking_turns
 from subbayes.sparse.factors import Noise
 from subbayes.sparse.layers import SparseLayer
@@ -74,7 +75,8 @@ class Steps:
             is to be known, each a tensor; its layers draw from one `Noise`.
         layers: its sparse layers.
         mode: "trace", "compile" or "eager". A module that draws random numbers of its own or
-            writes to its buffers (dropout, batch normalisation) is evaluated eagerly.
+            writes to its buffers (dropout, batch normalisation) is evaluated eagerly. Parameters
+            that need no gradients stand still as long as this lives.
         expected: how many steps there will be with so many rows; few are not worth tracing.
     """
 
@@ -146,6 +148,9 @@ class Steps:
         graph.recompile()
         if not _replayable(graph):
             return self._eager
+        still = [False] * (len(flat) + len(noise)) + [name not in self.moving for name in names]
+        constants = folded(graph, tensors, still)
+        tensors += constants
         with torch.no_grad():
             replay = _fast(graph, tensors, compiles)
             if not _close(expected, replay(*tensors)):
@@ -155,7 +160,7 @@ class Steps:
 
         def replayed(flat: list[Tensor], spec: Any) -> tuple[Any, Any]:
             with torch.no_grad():
-                found = replay(*flat, *tape.again(), *self._tensors())
+                found = replay(*flat, *tape.again(), *self._tensors(), *constants)
             return found[:count], found[count:]
 
         return replayed
