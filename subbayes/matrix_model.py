@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ __all__ = ["BASELINES", "NETWORKS", "Model", "fit_baseline", "fit_matrix", "fit_
 
 _HELD_OUT = 2  # the part of the seed that splits off validation rows
 _AT_ONCE = 2**26  # numbers held at once when predicting in pieces, of which 16 a row and draw
+_LOGITS = 20.0  # how far those of inclusion probabilities can go in all steps, at the least
 EPOCHS = "sparse.pt"  # in a checkpoint folder: the sparse training so far
 
 Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
@@ -215,8 +217,8 @@ def fit_sparse(
         x: features (n, features), best standardised.
         y: targets (n,), as for `fit_matrix`.
         task: "regression", "count" or "classification".
-        settings: how; all that is learned has the learning rate of the settings, inclusion
-            probabilities in the early epochs 0.1 where that is more.
+        settings: how; all that is learned has the learning rate of the settings, but for the slab,
+            which hardly moves, and inclusion probabilities, which are faster where steps are few.
         n_classes: K, where not all classes occur in y.
         checkpoint: folder to save in and resume from.
         progress: show progress bars.
@@ -239,8 +241,12 @@ def fit_sparse(
     network = convert(make_module(settings, likelihood, x, y), settings.posterior,
                       structure=settings.structure, prior=prior, seed=settings.seed)
     rate = settings.learning_rate
-    rates = Rates(weights=rate, early_inclusion=max(rate, Rates.early_inclusion), inclusion=rate,
-                  covariance=rate, inclusion_prior=rate, slab=rate, likelihood=rate)
+    batches = 1 if settings.batch_size is None else math.ceil(
+        len(x) / check_count("batch_size", settings.batch_size))
+    steps = check_count("epochs", settings.epochs) * batches
+    pace = max(rate, _LOGITS / steps)
+    rates = Rates(**dict.fromkeys(dataclasses.asdict(Rates()), rate) | {
+        "slab": Rates.slab, "inclusion": pace, "early_inclusion": pace})
     return train_sparse(
         network, likelihood, (x, y), epochs=settings.epochs, early_epochs=settings.early_epochs,
         rates=rates, batch_size=settings.batch_size, seed=settings.seed, progress=progress,

@@ -11,6 +11,7 @@ from torch import nn
 
 import subbayes
 from subbayes import InputError, sparse
+from subbayes.sparse import training
 from subbayes.sparse.factors import Noise, logits_of
 from subbayes.sparse.moments import terms
 
@@ -340,6 +341,7 @@ def test_training_runs_in_every_form(posterior, structure, post):
     assert 0 <= result.density() <= 1
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_draws_of_weights_have_the_moments_of_the_posterior():
     made = layer().eval()
     result = sparse.SparseNetwork(made, subbayes.Categorical(6))
@@ -457,3 +459,39 @@ def test_bad_modules_are_refused():
 def test_bad_settings_are_refused(make, said):
     with pytest.raises(InputError, match=said):
         make()
+
+
+def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
+    seen, step = [], training._Run._step
+
+    def noted(self, *batch):
+        seen.append(float(self.objective.weight))
+        return step(self, *batch)
+
+    monkeypatch.setattr(training._Run, "_step", noted)
+    x, y = blobs(100)
+    asked = QUICK | {"epochs": 3, "early_epochs": 0}
+    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), (x, y), kl_epochs=2,
+               **asked)
+    np.testing.assert_allclose(seen, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+    seen.clear()
+    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), (x, y), **asked)
+    assert seen == [1.0] * 6
+    seen.clear()
+    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), (x, y),
+               **asked | {"early_epochs": None, "epochs": 5})
+    np.testing.assert_allclose(seen[:4], [0.25, 0.5, 0.75, 1.0])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_many_weights_and_few_rows_leave_a_small_network_that_predicts():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(900, 100, generator=generator)
+    y = (x[:, 0].abs() - x[:, 1] + x[:, 2] > 0.8).long()
+    made = sparse.convert(subbayes.MLP(100, (60,), 2, "relu", seed=0))
+    result = sparse.fit(made, subbayes.Categorical(2), (x[:700], y[:700]), epochs=150,
+                        batch_size=50, progress=False)
+    found = result.predict(x[700:], structure="median", weights="mean").probabilities.argmax(1)
+    assert 0 < result.density() < 0.05
+    assert float((found == y[700:].numpy()).mean()) > 0.8
+    assert set(np.argsort(-result.feature_inclusion())[:3]) == {0, 1, 2}

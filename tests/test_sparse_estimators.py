@@ -211,10 +211,10 @@ def test_an_interrupted_table_fit_goes_on_to_the_same_network(tmp_path, monkeypa
 
     epoch = training._Run.epoch
 
-    def stopped(self, number):
+    def stopped(self, number, rising):
         if number == 3:
             raise KeyboardInterrupt
-        return epoch(self, number)
+        return epoch(self, number, rising)
 
     with monkeypatch.context() as patch:
         patch.setattr(training._Run, "epoch", stopped)

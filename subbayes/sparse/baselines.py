@@ -76,6 +76,9 @@ class DropoutLayer(_InputLayer):
         """Zero: weights are points."""
         return torch.zeros_like(self.raw_sd)
 
+    def _sd_at(self, inside: Tensor) -> Tensor:
+        return self.raw_sd.new_zeros(inside.shape)
+
     @property
     def bias_sd(self) -> Float[Tensor, "u"]:
         """Zero."""
@@ -142,6 +145,9 @@ class HorseshoeLayer(_InputLayer):
     """
 
     drops = False
+
+    def _gates_are_random(self, structure: str) -> bool:
+        return True
 
     def __init__(
         self, layer: nn.Module, posterior: str, structure: str, prior: SpikeSlab, *given: Any,

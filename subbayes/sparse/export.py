@@ -254,30 +254,30 @@ def _laid_out(
     chosen = dict.fromkeys(names, "dense")
     if layout == "dense" or (layout == "auto" and example is None):
         return chosen
-    seen: dict[str, Tensor] = {}
-
-    def noted(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            seen[name] = inputs[0].detach()
-        return hook
-
-    if layout == "auto":
-        hooks = [module.get_submodule(n).register_forward_pre_hook(noted(n)) for n in linear]
-        with torch.no_grad():
-            module(example)
-        for hook in hooks:
-            hook.remove()
     for name in linear:
         dense = module.get_submodule(name)
         assert isinstance(dense, nn.Linear)
-        if layout == "auto" and name not in seen:
+        seen = _seen(module, dense, example) if layout == "auto" else None
+        if layout == "auto" and seen is None:
             continue
         sparse = CsrLinear(dense)
-        if layout == "csr" or _seconds(sparse, seen[name]) < _seconds(dense, seen[name]):
+        if seen is None or _seconds(sparse, seen) < _seconds(dense, seen):
             parent, _, last = name.rpartition(".")
             setattr(module.get_submodule(parent), last, sparse)
             chosen[name] = "csr"
     return chosen
+
+
+def _seen(module: nn.Module, layer: nn.Module, example: Any) -> Tensor | None:
+    """What a layer reads, laid out in memory as the layers before it do now."""
+    seen: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    try:
+        with torch.no_grad():
+            module(example)
+    finally:
+        hook.remove()
+    return seen[0] if seen else None
 
 
 def _seconds(layer: nn.Module, x: Tensor, rounds: int = 7) -> float:

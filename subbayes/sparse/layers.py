@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from subbayes.checks import check_choice, check_positive
 from subbayes.sparse.factors import BASELINES, Logits, Noise, logits_of
 from subbayes.sparse.moments import ENTROPY, terms
 from subbayes.sparse.priors import SpikeSlab
+from subbayes.sparse.products import DrawnLayer, Pattern
 
 __all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer"]
 
@@ -174,6 +175,45 @@ class SparseLayer(nn.Module):
         u = torch.rand((count, p.shape[0], columns), generator=generator, dtype=p.dtype)
         return (u.to(p.device) < alpha).to(p)
 
+    @torch.no_grad()
+    def draws(
+        self, structure: str, weights: str, generator: torch.Generator
+    ) -> Iterator[DrawnLayer]:
+        """Draws of weights and bias, as many as are asked for; arguments are those of `gates`."""
+        again = self._gates_are_random(structure)
+        known = self._inside(structure, weights, generator)
+        while True:
+            pattern, value, sd, kept = known
+            if weights == "sample":
+                value = value + sd * _normal(value, generator)
+            bias = None if self.bias_mean is None else self.bias_mean.detach()
+            if bias is not None and weights == "sample":
+                bias = bias + self.bias_sd * _normal(bias, generator)
+            if bias is not None and kept is not None:
+                bias = bias * kept
+            yield DrawnLayer(pattern, value, bias)
+            if again:
+                known = self._inside(structure, weights, generator)
+
+    def _sd_at(self, inside: Tensor) -> Tensor:
+        return functional.softplus(self.raw_sd.reshape(-1)[inside])
+
+    def _gates_are_random(self, structure: str) -> bool:
+        return structure == "sample" and not self.sure
+
+    def _inside(
+        self, structure: str, weights: str, generator: torch.Generator
+    ) -> tuple[Pattern | None, Tensor, Tensor, Tensor | None]:
+        """Which weights are in, if not all; their means and deviations; the biases' factors."""
+        gamma = self.gates(structure, weights, 1, generator)[0]
+        kept = gamma[:, 0] if self.structure == "units" else None
+        shape = len(self.mean), self.mean[0].numel()
+        whole, mean = gamma.expand(shape).reshape(-1), self.mean.reshape(-1)
+        if self.drops and structure != "all" and not bool(whole.all()):
+            inside = whole.nonzero()[:, 0]
+            return Pattern(inside, shape), mean[inside], self._sd_at(inside), kept
+        return None, mean * whole, self.sd.reshape(-1) * whole, kept
+
     # --- forward ----------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
@@ -289,6 +329,10 @@ class SparseLayer(nn.Module):
     def extra_repr(self) -> str:
         """What it replaces."""
         return f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.estimator}"
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
 def _operation_of(layer: nn.Module) -> tuple[Operation, Callable[[Tensor], Tensor]]:

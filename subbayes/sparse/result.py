@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from subbayes.sparse.convert import sparse_layers
 from subbayes.sparse.export import exported
 from subbayes.sparse.factors import SURE
 from subbayes.sparse.layers import SparseLayer
+from subbayes.sparse.products import DrawnLayer, thin_outputs
 from subbayes.sparse.small import Exported
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training import History
@@ -34,6 +35,8 @@ __all__ = ["STRUCTURE", "WEIGHTS", "SparseNetwork", "decided", "plain"]
 
 STRUCTURE = ("sample", "all", "median")
 WEIGHTS = ("sample", "mean")
+_LARGE = 50_000  # weights of linear layers for which sparse products are worth it,
+_THIN = 0.25  # and the density up to which
 
 
 def plain(module: nn.Module) -> nn.Module:
@@ -167,6 +170,22 @@ class SparseNetwork:
 
         Source: Hubin and Storvik (2024), section 3.4, with $\delta = 0$.
         """
+        spans = self.network.spans
+        with torch.no_grad():
+            drawn = list(self._draws(structure, weights, draws, seed))
+            found = self.network.weights.expand(len(drawn), -1).clone()
+            for row, draw in zip(found, drawn, strict=True):
+                for name, own in draw.items():
+                    prefix = f"{name}." if name else ""
+                    own.dense(row[spans[f"{prefix}weight"]])
+                    if own.bias is not None:
+                        row[spans[f"{prefix}bias"]] = own.bias
+        return found
+
+    def _draws(
+        self, structure: str, weights: str, draws: int, seed: int
+    ) -> Iterator[dict[str, DrawnLayer]]:
+        """One draw after the other: the first ones are the same however many follow."""
         check_choice("structure", structure, STRUCTURE)
         check_choice("weights", weights, WEIGHTS)
         dense = all(layer.posterior in SURE for layer in self.layers.values())
@@ -175,32 +194,10 @@ class SparseNetwork:
         random = structure == "sample" or weights == "sample"
         count = check_count("draws", draws) if random else 1
         generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
-        base = self.network.weights
-        found = base.expand(count, -1).clone()
-        spans = self.network.spans
-        with torch.no_grad():
-            for name, layer in self.layers.items():
-                gamma = layer.gates(structure, weights, count, generator)
-                self._put(found, spans, name, "weight", layer.mean, layer.sd, gamma, weights,
-                          generator)
-                if layer.bias_mean is not None:
-                    own = gamma[:, :, :1] if layer.structure == "units" else torch.ones(())
-                    self._put(found, spans, name, "bias", layer.bias_mean, layer.bias_sd,
-                              own, weights, generator)
-        return found
-
-    @staticmethod
-    def _put(
-        found: Tensor, spans: dict[str, slice], layer: str, which: str, mean: Tensor, sd: Tensor,
-        gamma: Tensor, weights: str, generator: torch.Generator,
-    ) -> None:
-        at = spans[f"{layer}.{which}" if layer else which]
-        shape = (len(found), mean.shape[0], mean[0].numel())
-        value = mean.reshape(1, *shape[1:]).expand(shape)
-        if weights == "sample":
-            noise = torch.randn(shape, generator=generator, dtype=mean.dtype).to(mean.device)
-            value = value + sd.reshape(1, *shape[1:]) * noise
-        found[:, at] = (gamma.to(value) * value).reshape(len(found), -1)
+        streams = {name: layer.draws(structure, weights, generator)
+                   for name, layer in self.layers.items()}
+        for _ in range(count):
+            yield {name: next(stream) for name, stream in streams.items()}
 
     def predict(
         self,
@@ -224,10 +221,22 @@ class SparseNetwork:
             memory_limit: bytes of activations held at once.
             progress: show a progress bar; None shows it on a terminal.
         """
-        return average(self.network, self.likelihood,
-                       self.weights(structure, weights, draws, seed), inputs,
-                       memory_limit=memory_limit, progress=progress)
+        if not self._is_thin(structure):
+            return average(self.network, self.likelihood,
+                           self.weights(structure, weights, draws, seed), inputs,
+                           memory_limit=memory_limit, progress=progress)
+        drawn: Any = list(self._draws(structure, weights, draws, seed))
+        return Predictive(thin_outputs(self.network, tuple(self.layers), drawn, inputs,
+                                       memory_limit=memory_limit, progress=progress),
+                          self.likelihood)
 
+    def _is_thin(self, structure: str) -> bool:
+        """Whether products with sparse matrices are the faster way to predict."""
+        linear = [layer.mean.numel() for layer in self.layers.values()
+                  if isinstance(layer.original[0], nn.Linear)]
+        return (sum(linear) >= _LARGE and structure != "all"
+                and self.network.device.type == "cpu"
+                and self.density(structure) <= _THIN)
 
     # --- what is taken away -----------------------------------------------------------------
 

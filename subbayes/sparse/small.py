@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from subbayes.checks import fail, fail_type
 from subbayes.files import StrPath, as_path, atomic_write_bytes, refuse, shown
+from subbayes.sparse.products import csr, thin_product
 
 __all__ = ["CsrLinear", "Exported", "load_exported"]
 
@@ -51,11 +52,9 @@ class CsrLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
         """Outputs, shape (..., out_features)."""
-        rows = x.reshape(-1, x.shape[-1])
-        found = (self.weight @ rows.T).T
-        if self.bias is not None:
-            found = found + self.bias
-        return found.reshape(*x.shape[:-1], self.out_features)
+        weight = self.weight
+        return thin_product(x, weight.crow_indices(), weight.col_indices(), weight.values(),
+                            self.in_features, self.bias)
 
     def extra_repr(self) -> str:
         """Sizes and number of weights."""
@@ -206,9 +205,7 @@ def _as_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> None:
     layer = CsrLinear(module.get_submodule(name))  # type: ignore[arg-type]
     setattr(module.get_submodule(parent), last, layer)
     inputs = int(tensors.pop(f"{key}.inputs"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        tensors[key] = torch.sparse_csr_tensor(crow, columns, values, (len(crow) - 1, inputs))
+    tensors[key] = csr(crow, columns, values, inputs)
 
 
 def _put(owner: nn.Module, name: str, value: Tensor) -> None:

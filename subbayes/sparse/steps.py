@@ -148,7 +148,8 @@ class Steps:
         graph.recompile()
         if not _replayable(graph):
             return self._eager
-        still = [False] * (len(flat) + len(noise)) + [name not in self.moving for name in names]
+        standing = {name for name, _ in self.objective.named_parameters()} - self.moving.keys()
+        still = [False] * (len(flat) + len(noise)) + [name in standing for name in names]
         constants = folded(graph, tensors, still)
         tensors += constants
         with torch.no_grad():
