@@ -93,6 +93,8 @@ def test_the_small_network_predicts_as_the_median_model(name, layout):
     assert small.weights[1] < small.weights[0] or not smaller
     if layout == "csr":
         assert "csr" in small.layouts.values()
+    held = {n: m for n, m in small.module.named_modules() if isinstance(m, sparse.CsrLinear)}
+    assert list(held) == [n for n, own in small.layouts.items() if own == "csr"]
     if layout == "dense":
         assert not any(isinstance(m, sparse.CsrLinear) for m in small.module.modules())
 

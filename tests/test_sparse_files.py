@@ -47,6 +47,15 @@ def test_a_saved_small_network_gives_the_same_outputs(tmp_path, layout):
         assert torch.equal(value, before[name])
 
 
+def test_a_saved_layer_that_is_the_whole_network_gives_the_same_outputs(tmp_path):
+    whole = sparse.SparseNetwork(sparse.convert(nn.Linear(6, 2)).eval(), subbayes.Categorical(2))
+    x = torch.randn(30, 6)
+    small = whole.export(x, "csr")
+    back = sparse.load_exported(small.save(tmp_path / "small.safetensors"), nn.Linear(6, 2))
+    assert isinstance(back.module, sparse.CsrLinear)
+    assert torch.equal(back.module(x), small.module(x))
+
+
 def test_a_dense_file_is_a_state_dict(tmp_path):
     _, whole = network()
     small = whole.export(layout="dense")

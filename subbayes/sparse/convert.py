@@ -15,6 +15,7 @@ from subbayes.sparse.baselines import layer_of, usual_prior
 from subbayes.sparse.factors import BASELINES, FACTORS, Noise
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.priors import SpikeSlab
+from subbayes.sparse.replacing import replaced
 from subbayes.types import Targets
 
 __all__ = ["convert", "elbo", "kl", "sparse_layers"]
@@ -98,10 +99,7 @@ def convert(
         sparse = layer_of(posterior)(
             layer, posterior, structure, own.get(name, usual), estimator, noise,
             inclusion=inclusion, sd=sd, rank=rank, temperature=temperature)
-        if not name:
-            return sparse.train(module.training)
-        parent, _, last = name.rpartition(".")
-        setattr(made.get_submodule(parent), last, sparse.train(layer.training))
+        made = replaced(made, name, sparse.train(layer.training))
     return made
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from subbayes.checks import check_choice
+from subbayes.sparse.replacing import replaced
 from subbayes.sparse.small import CsrLinear, Exported
 
 __all__ = ["exported", "pruned"]
@@ -54,7 +55,7 @@ def exported(
     check_choice("layout", layout, LAYOUTS)
     before = sum(p.numel() for p in module.parameters())
     small, units = pruned(module, names)
-    layouts = _laid_out(small, names, example, layout)
+    small, layouts = _laid_out(small, names, example, layout)
     after = sum(p.numel() for p in small.parameters())
     after += sum(t.values().numel() if t.layout == torch.sparse_csr else 0
                  for t in small.buffers())
@@ -248,12 +249,12 @@ def _drop(module: nn.Module, link: _Link, kept: Bool[Tensor, "u"]) -> None:
 
 def _laid_out(
     module: nn.Module, names: tuple[str, ...], example: Any, layout: str
-) -> dict[str, str]:
-    """Replace linear layers by CSR ones where that is asked for or faster."""
+) -> tuple[nn.Module, dict[str, str]]:
+    """The module with CSR layers where that is asked for or faster; the layouts."""
     linear = [n for n in names if isinstance(module.get_submodule(n), nn.Linear)]
     chosen = dict.fromkeys(names, "dense")
     if layout == "dense" or (layout == "auto" and example is None):
-        return chosen
+        return module, chosen
     for name in linear:
         dense = module.get_submodule(name)
         assert isinstance(dense, nn.Linear)
@@ -262,10 +263,9 @@ def _laid_out(
             continue
         sparse = CsrLinear(dense)
         if seen is None or _seconds(sparse, seen) < _seconds(dense, seen):
-            parent, _, last = name.rpartition(".")
-            setattr(module.get_submodule(parent), last, sparse)
+            module = replaced(module, name, sparse)
             chosen[name] = "csr"
-    return chosen
+    return module, chosen
 
 
 def _seen(module: nn.Module, layer: nn.Module, example: Any) -> Tensor | None:

@@ -24,6 +24,7 @@ from subbayes.evaluation import bytes_per_row, reuse_memory
 from subbayes.network import Network
 from subbayes.prediction import input_batches
 from subbayes.progress import bar
+from subbayes.sparse.replacing import replaced
 
 __all__ = ["DrawnLayer", "Pattern", "ThinLinear", "csr", "thin_outputs", "thin_product"]
 
@@ -214,11 +215,7 @@ def _with_thin_layers(
         layer = module.get_submodule(name)
         if isinstance(layer, nn.Linear):
             layer = ThinLinear(layer)
-            if not name:
-                module = layer
-            else:
-                parent, _, last = name.rpartition(".")
-                setattr(module.get_submodule(parent), last, layer)
+            module = replaced(module, name, layer)
         layers[name] = layer
     return module, layers
 

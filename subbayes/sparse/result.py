@@ -27,6 +27,7 @@ from subbayes.sparse.export import exported
 from subbayes.sparse.factors import SURE
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.products import DrawnLayer, thin_outputs
+from subbayes.sparse.replacing import replaced
 from subbayes.sparse.small import Exported
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training import History
@@ -41,12 +42,9 @@ _THIN = 0.25  # and the density up to which
 
 def plain(module: nn.Module) -> nn.Module:
     """A module with the layers it was converted from, the posterior means in them."""
-    if isinstance(module, SparseLayer):
-        return _restored(module)
     made = copy.deepcopy(module)
     for name, layer in sparse_layers(module).items():
-        parent, _, last = name.rpartition(".")
-        setattr(made.get_submodule(parent), last, _restored(layer))
+        made = replaced(made, name, _restored(layer))
     return made.eval()
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from subbayes.checks import fail, fail_type
 from subbayes.files import StrPath, as_path, atomic_write_bytes, refuse, shown
 from subbayes.sparse.products import csr, thin_product
+from subbayes.sparse.replacing import replaced
 
 __all__ = ["CsrLinear", "Exported", "load_exported"]
 
@@ -165,7 +166,7 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
     owners = dict(made.named_modules())
     odd = sorted(facts["layouts"].keys() - owners.keys())
     for name in () if odd else [n for n, layout in facts["layouts"].items() if layout == "csr"]:
-        _as_csr(made, name, tensors)
+        made = _with_csr(made, name, tensors)
     owners = dict(made.named_modules())
     odd += sorted(made.state_dict().keys() - tensors.keys())
     odd += [name for name in tensors if not _has(owners, name)]
@@ -197,15 +198,14 @@ def _has(owners: dict[str, nn.Module], name: str) -> bool:
     return owner in owners and last in owners[owner]._parameters | owners[owner]._buffers
 
 
-def _as_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> None:
-    """Put a CSR layer where a dense one is, and its weight together from its parts."""
+def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Module:
+    """The module with a CSR layer for a dense one, whose weight is put together from its parts."""
     key = f"{name}.weight" if name else "weight"
     crow, columns, values = (tensors.pop(f"{key}.{part}") for part in _PARTS)
-    parent, _, last = name.rpartition(".")
     layer = CsrLinear(module.get_submodule(name))  # type: ignore[arg-type]
-    setattr(module.get_submodule(parent), last, layer)
     inputs = int(tensors.pop(f"{key}.inputs"))
     tensors[key] = csr(crow, columns, values, inputs)
+    return replaced(module, name, layer)
 
 
 def _put(owner: nn.Module, name: str, value: Tensor) -> None:
