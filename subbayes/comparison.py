@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
-from subbayes import metrics
+from subbayes import metrics, sparse
 from subbayes.api import FittedModel, fit
 from subbayes.baselines.deep_ensemble import deep_ensemble, fresh
 from subbayes.baselines.ensemble import WeightSamples
@@ -58,9 +60,11 @@ METHODS = {
     "optimal-laplace": "optimal + linearised Laplace",
     "subnetwork": "subnetwork + ESS",
     "subnetwork-laplace": "subnetwork + linearised Laplace",
+    "sparse": "sparse network",
 }
 """The methods, and what tables call them."""
 
+_ALONE = ("ensemble", "sparse")  # trained by themselves
 _AT_INPUTS = ("optimal", "optimal-laplace", "subnetwork", "subnetwork-laplace")
 
 Predictor = WeightSamples | McDropout | TemperatureScaled | FittedModel
@@ -203,7 +207,8 @@ def compare_methods(
     """Fit several methods to the same data and score them on the same test rows.
 
     MAP, SWA, SWAG, MC dropout, temperature scaling and the subspaces start from one training,
-    `train_trajectory`; a deep ensemble trains its members anew.
+    `train_trajectory`; a deep ensemble trains its members anew, and so is a sparse network
+    (`sparse.fit`, mean-field), with as many epochs.
 
     Args:
         module: the architecture, never changed; or a function that makes a module with fresh
@@ -229,7 +234,7 @@ def compare_methods(
         chains: number of chains.
         warmup: draws per chain to drop first; by default half of the draws kept.
         members: networks of the deep ensemble.
-        n_draws: weight vectors of SWAG and masks of MC dropout.
+        n_draws: weight vectors of SWAG, masks of MC dropout, draws of a sparse network.
         most_draws: subspaces predict with so many of their draws, evenly spaced.
         parameters: which parameters are weights, as for `Network`.
         output: picks the tensor out of what the module returns, as for `Network`.
@@ -353,7 +358,11 @@ class _Bench:
                  "temperature", None, "Pass data, or leave them out")
         if "mc-dropout" in methods:
             mc_dropout(self.module, self.likelihood)
-        for key, what in (("ensemble", "an ensemble"), ("curve", "a curve's other end")):
+        if "sparse" in methods and self.output is not None:
+            fail("output", "none, as sparse networks take modules that return one tensor",
+                 "a function", "Leave 'sparse' out of methods")
+        for key, what in (("ensemble", "an ensemble"), ("curve", "a curve's other end"),
+                          ("sparse", "a sparse network")):
             if key in methods and not self.training.epochs:
                 fail("training", f"epochs above 0 to train {what}", 0,
                      f"Leave {key!r} out of methods for a module that is trained already")
@@ -393,10 +402,10 @@ class _Bench:
 
     def run(self, key: str) -> tuple[Any, dict[str, float]]:
         """The fitted method, and the seconds of its training and its inference."""
-        if key == "ensemble":
+        if key in _ALONE:
             seconds: dict[str, float] = {}
             with _timed(seconds, "training_seconds"):
-                model: Any = self.ensemble()
+                model: Any = getattr(self, key)()
             return model, seconds | {"inference_seconds": 0.0}
         first, second = self.trained.seconds
         short = key in ("map", "mc-dropout", "temperature-scaling")
@@ -436,6 +445,22 @@ class _Bench:
             weight_decay=plan.weight_decay, clip_norm=plan.clip_norm,
             validation=plan.validation, patience=plan.patience,
             parameters=self.parameters, output=self.output)
+
+    def sparse(self) -> WeightSamples:
+        plan, names = self.training, Network(self.module, self.parameters).spans
+        module = copy.deepcopy(self.module)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in names)
+        keep = [name for name, layer in module.named_modules()
+                if f"{name}.weight" not in names and hasattr(layer, "weight")]
+        batches = 1 if plan.batch_size is None else math.ceil(self.data.n / plan.batch_size)
+        found = sparse.fit(
+            sparse.convert(module, keep=keep, seed=self.seed), self.likelihood, self.data,
+            epochs=plan.epochs, batch_size=plan.batch_size, seed=self.seed,
+            rates=sparse.Rates.alike(plan.learning_rate, plan.epochs * batches),
+            progress=self.progress)
+        return WeightSamples(found.network, found.weights(draws=self.n_draws, seed=self.seed),
+                             found.likelihood, METHODS["sparse"])
 
     def mc_dropout(self) -> McDropout:
         if self.trained.result is not None:

@@ -42,7 +42,6 @@ __all__ = ["BASELINES", "NETWORKS", "Model", "fit_baseline", "fit_matrix", "fit_
 
 _HELD_OUT = 2  # the part of the seed that splits off validation rows
 _AT_ONCE = 2**26  # numbers held at once when predicting in pieces, of which 16 a row and draw
-_LOGITS = 20.0  # how far those of inclusion probabilities can go in all steps, at the least
 EPOCHS = "sparse.pt"  # in a checkpoint folder: the sparse training so far
 
 Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
@@ -240,16 +239,13 @@ def fit_sparse(
         BetaBinomial() if settings.prior_inclusion is None else Bernoulli(settings.prior_inclusion))
     network = convert(make_module(settings, likelihood, x, y), settings.posterior,
                       structure=settings.structure, prior=prior, seed=settings.seed)
-    rate = settings.learning_rate
     batches = 1 if settings.batch_size is None else math.ceil(
         len(x) / check_count("batch_size", settings.batch_size))
     steps = check_count("epochs", settings.epochs) * batches
-    pace = max(rate, _LOGITS / steps)
-    rates = Rates(**dict.fromkeys(dataclasses.asdict(Rates()), rate) | {
-        "slab": Rates.slab, "inclusion": pace, "early_inclusion": pace})
     return train_sparse(
         network, likelihood, (x, y), epochs=settings.epochs, early_epochs=settings.early_epochs,
-        rates=rates, batch_size=settings.batch_size, seed=settings.seed, progress=progress,
+        rates=Rates.alike(settings.learning_rate, steps), batch_size=settings.batch_size,
+        seed=settings.seed, progress=progress,
         checkpoint=None if checkpoint is None else Path(checkpoint) / EPOCHS)
 
 

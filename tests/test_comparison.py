@@ -23,6 +23,7 @@ from subbayes import (
     choose_temperature,
     fit,
     metrics,
+    sparse,
     train,
 )
 from subbayes.baselines.deep_ensemble import deep_ensemble
@@ -307,3 +308,31 @@ def test_something_else_than_a_module():
     ("seconds", 3.21, "3.2"), ("auroc", float("nan"), "-"), ("interval_width", 205.24, "205.2")])
 def test_scores_are_printed_with_as_many_digits_as_they_deserve(score, value, text):
     assert shown(score, value) == text
+
+
+def test_a_sparse_network_is_what_sparse_fit_gives():
+    found = compare_methods(net(), Gaussian(), TRAIN, TEST, **QUICK | {"methods": ("sparse",)})
+    fitted = sparse.fit(
+        sparse.convert(net(), seed=0), Gaussian(), TRAIN, epochs=15, batch_size=20,
+        rates=sparse.Rates.alike(PLAN.learning_rate, 30), seed=0, progress=False)
+    expected = fitted.predict(TEST[0], draws=found.settings["n_draws"], seed=0)
+    assert torch.equal(found.predictives["sparse"].outputs, expected.outputs)
+    assert found.table.loc["sparse", ["method", "inference_seconds"]].tolist() == [
+        "sparse network", 0.0]
+
+
+def test_parameters_that_are_not_selected_stay_out_of_a_sparse_network():
+    module = net()
+    found = compare_methods(
+        module, Gaussian(), TRAIN, TEST,
+        **QUICK | {"methods": ("sparse",), "parameters": ["layers.2.weight", "layers.2.bias"]})
+    samples = found.models["sparse"]
+    first = samples.weights[:, samples.network.spans["layers.0.weight"]]
+    start = module.state_dict()["layers.0.weight"].reshape(1, -1)
+    assert torch.equal(first, start.expand_as(first))
+
+
+def test_a_sparse_network_returns_one_tensor():
+    with pytest.raises(InputError, match="output: expected none, as sparse networks"):
+        compare_methods(net(), Gaussian(), TRAIN, TEST, output=lambda out: out,
+                        **QUICK | {"methods": ("map", "sparse")})

@@ -78,7 +78,7 @@ def compare(
         show_default=False)] = None,
     methods: Annotated[str, typer.Option(
         help="Some of map, swa, swag, ensemble, mc-dropout, temperature-scaling, pca, random, "
-        "curve, optimal, optimal-laplace, subnetwork, subnetwork-laplace.",
+        "curve, optimal, optimal-laplace, subnetwork, subnetwork-laplace, sparse.",
         metavar="NAME,NAME,...")] = "map,swa,swag,ensemble,pca,random",
     test: Annotated[Path | None, typer.Option(
         help="Table to score on; by default a random part of TABLE.", rich_help_panel=DATA,

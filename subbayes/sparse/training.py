@@ -39,6 +39,7 @@ __all__ = ["Rates", "fit"]
 
 POST = ("none", "fixed", "median")
 _EARLY = 0.4  # of the epochs
+_LOGITS = 20.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,23 @@ class Rates:
     inclusion_prior: float = 1e-2
     slab: float = 1e-5
     likelihood: float = 1e-3
+
+    @classmethod
+    def alike(cls, rate: float, steps: int) -> Rates:
+        """One rate for all, but for the slab, and for inclusion where steps are few.
+
+        Args:
+            rate: of all.
+            steps: of the whole training; in them logits of inclusion probabilities can go 20 at
+                the least, so that weights that are in can be out at the end.
+
+        Example:
+            >>> Rates.alike(0.01, 100).inclusion
+            0.2
+        """
+        pace = max(rate, _LOGITS / steps)
+        return cls(**dict.fromkeys(asdict(cls()), rate) | {
+            "slab": cls.slab, "inclusion": pace, "early_inclusion": pace})
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
