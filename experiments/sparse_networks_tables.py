@@ -144,10 +144,11 @@ def _table(title: str, head: Sequence[str], rows: list[list[str]]) -> str:
 
 def _schedule(found: list[Record]) -> str:
     epochs = ", ".join(str(e) for e in sorted({r["epochs"] for r in found}))
-    runs = len({r["seed"] for r in found})
+    counts = sorted({len(_of(found, method=m)) for m in _methods(found)})
+    runs = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
     post = {r["plan"]["post"] for r in found} - {"none"}
     after = f", post-training '{post.pop()}' among them" if post else ""
-    return f"{runs} run{'s' * (runs > 1)} of {epochs} epochs{after}"
+    return f"{runs} run{'s' * (counts[-1] > 1)} of {epochs} epochs{after}"
 
 
 def _spread(values: list[float], centre: Callable[..., Any] = np.median) -> str:
@@ -155,6 +156,11 @@ def _spread(values: list[float], centre: Callable[..., Any] = np.median) -> str:
     if len(values) == 1:
         return f"{values[0]:.3f}"
     return f"{centre(values):.3f} ({min(values):.3f}, {max(values):.3f})"
+
+
+def _share(value: float) -> str:
+    """A density or a probability, which may be minute."""
+    return f"{value:.3f}" if value >= 0.01 else f"{value:.2g}"
 
 
 def _beside(ours: str, theirs: float | int | None, digits: int = 3) -> str:
@@ -193,7 +199,7 @@ def _decided(name: str, found: list[Record]) -> str:
             rows.append([
                 method, mode, _beside(f"{np.median(sure):.3f}" if sure else "none", right),
                 _beside(f"{np.median(_scores(own, mode, 'decided')):.0f}", number, 0),
-                _beside(f"{np.median(density):.3f}", paper[1][i] if paper else None),
+                _beside(_share(float(np.median(density))), paper[1][i] if paper else None),
                 f"{np.median(seconds):.1f}" if seconds else ""])
     return _table(f"Labels given where the averaged probability exceeds 0.95, {name} "
                   "[the paper's]", ["method", "mode", "accuracy of those", "labels given",
@@ -207,7 +213,8 @@ def _inclusion(name: str, found: list[Record]) -> str:
         layers = list(own[0]["layers"])
         means = [np.median([r["layers"][at]["mean probability"] for r in own]) for at in layers]
         theirs = INCLUSION[name].get(method, (None,) * len(layers))
-        rows.append([method, *(_beside(f"{a:.3f}", b) for a, b in zip(means, theirs, strict=True))])
+        rows.append([method, *(_beside(_share(float(a)), b)
+                               for a, b in zip(means, theirs, strict=True))])
     return _table(f"Mean inclusion probability by layer, {name} [the paper's]",
                   ["method", "first", "second", "third"], rows)
 
@@ -238,7 +245,7 @@ def tabular_markdown(found: list[Record]) -> str:
             said = "" if paper is None else "{:.3f} ({:.3f}, {:.3f})".format(*paper[:3])
             rows.append([
                 name, method, mode, _spread(_scores(own, mode, "accuracy"), np.mean), said,
-                _beside(f"{np.mean(_scores(own, mode, 'density')):.3f}",
+                _beside(_share(float(np.mean(_scores(own, mode, "density")))),
                         None if paper is None else paper[3]), str(len(own)),
                 f"{sum(r['seconds_in_all'] for r in own) / 60:.0f}"])
     return _table(

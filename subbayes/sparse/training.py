@@ -47,9 +47,10 @@ class Rates:
     """Learning rates of Adam, by what they move.
 
     Those of the paper's table 1 throw every weight out with the exact ELBO, before the network has
-    learned anything: its published code minimises another quantity, with a bonus for weights that
-    are in. The defaults learn weights and inclusion faster, at one pace throughout. The slab hardly
-    moves, as in the paper: learned faster, it narrows until all weights may as well be in.
+    learned anything: its published code minimises another quantity, with one nat added for each
+    weight that is out. The defaults learn weights faster and inclusion at one pace throughout. The
+    slab hardly moves, as in the paper: learned faster, it narrows until all weights may as well be
+    in.
 
     Attributes:
         weights: means and deviations of weights, and parameters that are points.
