@@ -130,11 +130,12 @@ def _sparse(
     posterior = settings["posterior"]
     baseline = posterior in sparse.BASELINES
     rates = sparse.Rates(**_BASELINE) if baseline else sparse.Rates()
+    early = 0 if baseline else plan.early_epochs
     prior = sparse.SpikeSlab(sparse.MixtureSlab()) if "mixture" in settings else None
     ticks = [time.process_time()]
     result = sparse.fit(
         sparse.convert(net, posterior, prior=prior, seed=seed), likelihood, data,
-        epochs=plan.epochs, early_epochs=0 if baseline else plan.early_epochs, post=plan.post,
+        epochs=plan.epochs, early_epochs=early, kl_epochs=early, post=plan.post,
         post_epochs=plan.post_epochs, rates=rates, batch_size=plan.batch_size, seed=seed,
         mode=plan.mode, checkpoint=checkpoint, progress=False,
         callback=lambda *_: ticks.append(time.process_time()))

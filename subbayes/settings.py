@@ -61,8 +61,7 @@ class Settings:
         posterior: of what is in: "mean-field", "mvn" or "low-rank".
         slab: of the weights that are in: "student-t" or "normal".
         prior_inclusion: probability of a weight or unit being in; None learns it by layer.
-        early_epochs: of `epochs`, those in which the priors of a sparse network are learned, and
-            the weight of its divergence rises.
+        early_epochs: of `epochs`, those in which the priors of a sparse network are learned.
         seed: the same seed gives the same model.
 
     Example:

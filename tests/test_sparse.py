@@ -475,11 +475,12 @@ def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
                **asked)
     np.testing.assert_allclose(seen, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
     seen.clear()
-    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), (x, y), **asked)
+    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), (x, y), kl_epochs=0,
+               **asked)
     assert seen == [1.0] * 6
     seen.clear()
     sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), (x, y),
-               **asked | {"early_epochs": None, "epochs": 5})
+               **asked | {"epochs": 5})
     np.testing.assert_allclose(seen[:4], [0.25, 0.5, 0.75, 1.0])
 
 

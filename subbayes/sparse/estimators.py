@@ -125,8 +125,7 @@ class SparseRegressor(_Sparse, Regressor):
         prior_inclusion: prior probability of a weight or unit being in; None learns it for each
             layer in the early epochs.
         epochs: passes over the data, the early ones included.
-        early_epochs: of these, in which the priors are learned too, and the weight of the
-            divergence rises from 0 to 1.
+        early_epochs: of these, in which the priors are learned too.
         learning_rate: of Adam; inclusion probabilities have a larger one where steps are few.
         batch_size: rows per step; None takes all rows in each.
         draws: networks drawn from the posterior that predictions average.
@@ -209,8 +208,7 @@ class SparseClassifier(_Sparse, Classifier):
         prior_inclusion: prior probability of a weight or unit being in; None learns it for each
             layer in the early epochs.
         epochs: passes over the data, the early ones included.
-        early_epochs: of these, in which the priors are learned too, and the weight of the
-            divergence rises from 0 to 1.
+        early_epochs: of these, in which the priors are learned too.
         learning_rate: of Adam; inclusion probabilities have a larger one where steps are few.
         batch_size: rows per step; None takes all rows in each.
         draws: networks drawn from the posterior that predictions average.

@@ -122,7 +122,7 @@ def fit(
         early_epochs: of these, in which the hyper-parameters of the priors are learned too; by
             default two in five.
         kl_epochs: of these, in which the weight of the divergence rises from 0 to 1, so that the
-            network learns before weights go; by default the early ones.
+            network learns before weights go; by default two in five.
         post: "none"; "fixed" trains the weights on with inclusion probabilities as they are;
             "median" those of the median model alone.
         post_epochs: passes of that.
@@ -162,8 +162,8 @@ def fit(
     if not sparse_layers(module):
         fail("module", "a module that convert() has made", "one without sparse layers")
     epochs = check_count("epochs", epochs)
-    early = _of(epochs, "early_epochs", early_epochs, round(_EARLY * epochs))
-    rising = _of(epochs, "kl_epochs", kl_epochs, early)
+    early = _of(epochs, "early_epochs", early_epochs)
+    rising = _of(epochs, "kl_epochs", kl_epochs)
     last = 0 if post == "none" else check_count("post_epochs", post_epochs)
     run = _Run(module, likelihood, data, rates or Rates(), batch_size, seed, mode)
     saved = _Checkpoint(checkpoint, {
@@ -196,9 +196,9 @@ def fit(
     return run.result(history)
 
 
-def _of(epochs: int, name: str, count: int | None, usual: int) -> int:
+def _of(epochs: int, name: str, count: int | None) -> int:
     """So many of the epochs, all of them at most."""
-    return min(epochs, usual if count is None else check_count(name, count, 0))
+    return round(_EARLY * epochs) if count is None else min(epochs, check_count(name, count, 0))
 
 
 def _shown(facts: dict[str, float]) -> dict[str, str]:
