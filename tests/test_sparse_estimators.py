@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from subbayes import InputError, SparseClassifier, SparseRegressor, sparse
+from subbayes import MLP, InputError, SparseClassifier, SparseRegressor, sparse
 from subbayes.matrix_model import fit_sparse
 from subbayes.settings import Settings
 from subbayes.table_model import TableModel
@@ -172,6 +172,22 @@ def test_networks_of_modules_of_ones_own_are_saved(tmp_path):
     assert np.array_equal(back.predict(x).probabilities, network.predict(x).probabilities)
     with pytest.raises(InputError, match="module: expected a module of the saved architecture"):
         sparse.load(tmp_path / "net")
+
+
+@pytest.mark.parametrize("posterior", sparse.BASELINES)
+def test_baselines_are_saved(posterior, tmp_path):
+    prior = sparse.Horseshoe(scale=0.01, threshold=0.3) if posterior == "horseshoe" else None
+    made = sparse.convert(MLP(3, (4,), 2, seed=0), posterior, prior=prior)
+    network = sparse.SparseNetwork(made.eval(), sparse_likelihood())
+    sparse.save(network, tmp_path / "net")
+    back, _ = sparse.load(tmp_path / "net")
+    x = torch.randn(5, 3)
+    for structure in ("sample", "median"):
+        assert torch.equal(*(net.predict(x, structure=structure).outputs
+                             for net in (back, network)))
+    torch.testing.assert_close(sparse.kl(back.module), sparse.kl(network.module))
+    assert [layer.extra_repr() for layer in back.layers.values()] == [
+        layer.extra_repr() for layer in network.layers.values()]
 
 
 def sparse_likelihood():

@@ -13,9 +13,10 @@ from subbayes.checks import fail
 from subbayes.fitted import network_from, network_state, part
 from subbayes.likelihoods import from_config
 from subbayes.sparse import priors
+from subbayes.sparse.baselines import HorseshoeLayer
 from subbayes.sparse.convert import convert
-from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.priors import Inclusion, Slab, SpikeSlab
+from subbayes.sparse.layers import STRUCTURES, SparseLayer
+from subbayes.sparse.priors import Horseshoe, Inclusion, Slab, SpikeSlab
 from subbayes.sparse.result import SparseNetwork
 
 __all__ = ["KIND", "load", "save"]
@@ -36,8 +37,8 @@ def save(
         overwrite: replace what is there.
 
     Raises:
-        InputError: a horseshoe or a prior of one's own, which the file cannot hold; the path is
-            taken (pass `overwrite=True`), or cannot be written.
+        InputError: a prior of one's own, which the file cannot hold; the path is taken (pass
+            `overwrite=True`), or cannot be written.
 
     Example:
         >>> from subbayes import MLP, Gaussian, sparse
@@ -46,15 +47,13 @@ def save(
         True
     """
     first = next(iter(network.layers.values()))
-    if first.posterior == "horseshoe":
-        fail("network", "a posterior that can be saved", "'horseshoe'",
-             "Save module.state_dict() yourself")
     tensors, meta = network_state(network.network)
     state = network.module.state_dict()
     tensors |= {"weights": network.network.weights} | {f"state.{k}": v for k, v in state.items()}
     meta |= {
         "layers": {name: _config(layer) for name, layer in network.layers.items()},
-        "posterior": first.posterior, "structure": first.structure, "estimator": first.estimator,
+        "posterior": first.posterior, "estimator": first.estimator,
+        "structure": first.structure if first.structure in STRUCTURES else "weights",
         "temperature": first.temperature, "rank": _rank(first), "history": network.history,
         "likelihood": network.likelihood.to_config(), "extra": extra or {}}
     artifact.write(path, KIND, tensors, meta, overwrite=overwrite)
@@ -80,8 +79,7 @@ def load(
             and not any(other.startswith(f"{name}.") for other in layers)]
     made = convert(
         plain, meta["posterior"], structure=meta["structure"], keep=kept,
-        prior={name: SpikeSlab(_prior(config["slab"]), _prior(config["inclusion"]))
-               for name, config in layers.items()},
+        prior={name: _both(config) for name, config in layers.items()},
         estimator=meta["estimator"], rank=meta["rank"], temperature=meta["temperature"]).eval()
     made.load_state_dict(part(tensors, "state"))
     network = SparseNetwork(made, from_config(meta["likelihood"]), meta["history"])
@@ -91,8 +89,19 @@ def load(
 
 
 def _config(layer: SparseLayer) -> dict[str, Any]:
-    return {"phase": layer.phase, "slab": _written(layer.slab),
-            "inclusion": _written(layer.inclusion)}
+    config = {"phase": layer.phase, "slab": _written(layer.slab),
+              "inclusion": _written(layer.inclusion)}
+    if isinstance(layer, HorseshoeLayer):
+        config["horseshoe"] = {"scale": math.exp(layer.log_scale), "threshold": layer.threshold}
+    return config
+
+
+def _both(config: dict[str, Any]) -> SpikeSlab:
+    """The prior of a layer."""
+    slab, inclusion = _prior(config["slab"]), _prior(config["inclusion"])
+    if "horseshoe" in config:
+        return Horseshoe(slab=slab, inclusion=inclusion, **config["horseshoe"])
+    return SpikeSlab(slab, inclusion)
 
 
 def _written(prior: Slab | Inclusion) -> dict[str, Any]:
