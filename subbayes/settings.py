@@ -61,7 +61,8 @@ class Settings:
         posterior: of what is in: "mean-field", "mvn" or "low-rank".
         slab: of the weights that are in: "student-t" or "normal".
         prior_inclusion: probability of a weight or unit being in; None learns it by layer.
-        early_epochs: of `epochs`, those in which the priors of a sparse network are learned.
+        early_epochs: of `epochs`, those in which the priors of a sparse network are learned; None
+            takes four in five.
         seed: the same seed gives the same model.
 
     Example:
@@ -96,7 +97,7 @@ class Settings:
     posterior: str = "mean-field"
     slab: str = "student-t"
     prior_inclusion: float | None = None
-    early_epochs: int = 40
+    early_epochs: int | None = None
     seed: int = 0
 
     def training(self, task: str = "regression") -> Training:

@@ -301,3 +301,18 @@ def test_columns_without_names_are_numbered():
     X, y = rows(20)
     model = SparseRegressor(**QUICK).fit(X.to_numpy(), y)
     assert model.feature_inclusion_.index.tolist() == ["x0", "x1", "x2", "x3"]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("early", [None, 20])
+def test_priors_are_learned_while_the_divergence_counts(early):
+    """Fixed before, they were those of a network in which everything is in: ELBOs fell by 100."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 5))
+    y = np.abs(X[:, 0]) + 0.1 * rng.normal(size=200)
+    model = SparseRegressor(hidden=(10,), epochs=100, early_epochs=early, learning_rate=0.03,
+                            random_state=0).fit(X, y)
+    assert model.model_.inclusion()["prior probability"].iloc[0] < 0.5
+    assert model.density_ < 0.3
+    assert model.feature_inclusion_.idxmax() == "x0"
+    assert model.feature_inclusion_.iloc[1:].max() < 0.6

@@ -135,7 +135,7 @@ def fit(
     posterior: Factor = FactorName[_D.posterior],
     slab: Slab = SlabName[_D.slab],
     prior_inclusion: PriorInclusion = None,
-    early_epochs: EarlyEpochs = _D.early_epochs,
+    early_epochs: EarlyEpochs = None,
     seed: Seed = _D.seed,
     overwrite: Overwrite = False,
     as_json: Json = False,

@@ -155,8 +155,9 @@ Slab = Annotated[SlabName, typer.Option(
 PriorInclusion = Annotated[float | None, typer.Option(
     help="Prior probability of being in; by default it is learned for each layer.",
     rich_help_panel=SPARSE, show_default=False)]
-EarlyEpochs = Annotated[int, typer.Option(
-    help="Of --epochs, those in which the priors are learned.", rich_help_panel=SPARSE)]
+EarlyEpochs = Annotated[int | None, typer.Option(
+    help="Of --epochs, those in which the priors are learned; four in five if not given.",
+    rich_help_panel=SPARSE)]
 Seed = Annotated[int, typer.Option(
     help="The same seed gives the same result.", rich_help_panel=POSTERIOR)]
 

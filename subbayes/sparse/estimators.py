@@ -47,7 +47,9 @@ class _Sparse(Estimator):
 
     @property
     def feature_inclusion_(self) -> pd.Series:
-        """By column, the probability that at least one of its weights is in, shape (d,).
+        """By column, the probability that the network uses it, shape (d,).
+
+        See `SparseNetwork.feature_inclusion`.
 
         Raises:
             InputError: with `structure="units"`, whose columns have no indicators.
@@ -125,7 +127,7 @@ class SparseRegressor(_Sparse, Regressor):
         prior_inclusion: prior probability of a weight or unit being in; None learns it for each
             layer in the early epochs.
         epochs: passes over the data, the early ones included.
-        early_epochs: of these, in which the priors are learned too.
+        early_epochs: of these, in which the priors are learned too; by default four in five.
         learning_rate: of Adam; inclusion probabilities have a larger one where steps are few.
         batch_size: rows per step; None takes all rows in each.
         draws: networks drawn from the posterior that predictions average.
@@ -136,7 +138,8 @@ class SparseRegressor(_Sparse, Regressor):
 
     Attributes:
         model_: the `SparseNetwork`: its history, inclusion by layer, predictions in every mode.
-        feature_inclusion_: by column, the probability that at least one of its weights is in.
+        feature_inclusion_: by column, the probability that the network uses it: that a path of
+            weights that are in leads from it to the output.
         density_: share of the weights with an inclusion probability above one half.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X was a DataFrame with names.
@@ -169,7 +172,7 @@ class SparseRegressor(_Sparse, Regressor):
         slab: str = _DEFAULT.slab,
         prior_inclusion: float | None = _DEFAULT.prior_inclusion,
         epochs: int = 200,
-        early_epochs: int = _DEFAULT.early_epochs,
+        early_epochs: int | None = _DEFAULT.early_epochs,
         learning_rate: float = _DEFAULT.learning_rate,
         batch_size: int | None = _DEFAULT.batch_size,
         draws: int = 100,
@@ -208,7 +211,7 @@ class SparseClassifier(_Sparse, Classifier):
         prior_inclusion: prior probability of a weight or unit being in; None learns it for each
             layer in the early epochs.
         epochs: passes over the data, the early ones included.
-        early_epochs: of these, in which the priors are learned too.
+        early_epochs: of these, in which the priors are learned too; by default four in five.
         learning_rate: of Adam; inclusion probabilities have a larger one where steps are few.
         batch_size: rows per step; None takes all rows in each.
         draws: networks drawn from the posterior that predictions average.
@@ -219,7 +222,8 @@ class SparseClassifier(_Sparse, Classifier):
     Attributes:
         classes_: the labels, sorted, shape (K,).
         model_: the `SparseNetwork`: its history, inclusion by layer, predictions in every mode.
-        feature_inclusion_: by column, the probability that at least one of its weights is in.
+        feature_inclusion_: by column, the probability that the network uses it: that a path of
+            weights that are in leads from it to the output.
         density_: share of the weights with an inclusion probability above one half.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X was a DataFrame with names.
@@ -251,7 +255,7 @@ class SparseClassifier(_Sparse, Classifier):
         slab: str = _DEFAULT.slab,
         prior_inclusion: float | None = _DEFAULT.prior_inclusion,
         epochs: int = 200,
-        early_epochs: int = _DEFAULT.early_epochs,
+        early_epochs: int | None = _DEFAULT.early_epochs,
         learning_rate: float = _DEFAULT.learning_rate,
         batch_size: int | None = _DEFAULT.batch_size,
         draws: int = 100,

@@ -9,33 +9,21 @@ units branch (skip connections) or pass through something unknown they are kept,
 from __future__ import annotations
 
 import copy
-import operator
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, fx, nn
-from torch.nn import functional
+from torch import Tensor, nn
 
 from subbayes.checks import check_choice
+from subbayes.sparse.links import Link, links
 from subbayes.sparse.replacing import replaced
 from subbayes.sparse.small import CsrLinear, Exported
 
 __all__ = ["exported", "pruned"]
 
 LAYOUTS = ("auto", "dense", "csr")
-_READS = (nn.Linear, nn.Conv1d, nn.Conv2d)
-_PER_VALUE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
-              nn.Hardtanh, nn.Identity, nn.Dropout, nn.Dropout2d)
-_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
-          nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d)
-_FUNCTIONS = (functional.relu, functional.gelu, functional.silu, functional.elu, torch.relu,
-              torch.tanh, torch.sigmoid, functional.leaky_relu, functional.softplus,
-              functional.dropout)
-_METHODS = ("relu", "tanh", "sigmoid")
 
 
 def exported(
@@ -65,17 +53,6 @@ def exported(
 # --- dead units -----------------------------------------------------------------------------------
 
 
-@dataclass
-class _Link:
-    """Units of `source` that `reader` alone reads, through `path`."""
-
-    source: str
-    reader: str
-    path: list[Callable[[Tensor], Tensor]]
-    norms: list[str]
-    flattened: bool
-
-
 def pruned(
     module: nn.Module, names: tuple[str, ...]
 ) -> tuple[nn.Module, dict[str, tuple[int, int]]]:
@@ -91,91 +68,16 @@ def pruned(
     small = copy.deepcopy(module).eval()
     layers = {name: small.get_submodule(name) for name in names}
     before = {name: len(layer.weight) for name, layer in layers.items()}  # type: ignore[arg-type]
-    links = _links(small, names)
+    found = links(small, names)
     moved = True
     while moved:
-        moved = sum(_prune(small, link) for link in links) > 0
+        moved = sum(_prune(small, link) for link in found) > 0
     return small, {name: (before[name], len(small.get_submodule(name).weight))  # type: ignore
                    for name in names}
 
 
-def _links(module: nn.Module, names: tuple[str, ...]) -> list[_Link]:
-    try:
-        graph = fx.Tracer().trace(module)
-    except Exception:  # control flow that depends on data: nothing is removed
-        return []
-    modules = dict(module.named_modules())
-    called = [node.target for node in graph.nodes if node.op == "call_module"]
-    found = []
-    for node in graph.nodes:
-        if node.op == "call_module" and node.target in names and called.count(node.target) == 1:
-            if getattr(modules[str(node.target)], "groups", 1) != 1:
-                continue  # its units go with groups of its inputs
-            link = _followed(node, modules)
-            if link is not None and called.count(link.reader) == 1:
-                found.append(link)
-    return found
-
-
-def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> _Link | None:
-    """From a layer to the one that reads it, if only values, pools and norms are between."""
-    link = _Link(str(node.target), "", [], [], False)
-    while len(node.users) == 1:
-        (node,) = node.users
-        if node.op == "call_module":
-            own = modules[str(node.target)]
-            if isinstance(own, _READS):
-                link.reader = str(node.target)
-                return link if getattr(own, "groups", 1) == 1 else None
-            if isinstance(own, nn.modules.batchnorm._BatchNorm) and not link.flattened:
-                link.norms.append(str(node.target))
-            elif isinstance(own, nn.Flatten) and own.start_dim == 1 and own.end_dim == -1:
-                link.flattened = True
-            elif not isinstance(own, _PER_VALUE) and not (
-                    isinstance(own, _POOLS) and not link.flattened and _even(own)):
-                return None
-            if isinstance(own, _PER_VALUE):
-                link.path.append(own)
-        elif node.op in ("call_function", "call_method"):
-            if _flattens(node):
-                link.flattened = True
-                continue
-            known = (node.target in _FUNCTIONS if node.op == "call_function"
-                     else node.target in _METHODS)
-            plain = not any(isinstance(a, fx.Node) for a in node.args[1:])
-            if not known or not plain:
-                return None
-            call = (node.target if node.op == "call_function"
-                    else operator.methodcaller(str(node.target)))
-            link.path.append(_with_arguments(call, node))
-        else:
-            return None
-    return None
-
-
-def _even(pool: nn.Module) -> bool:
-    """Whether a pool leaves constants as they are, at borders too."""
-    padding = getattr(pool, "padding", 0)
-    return not isinstance(pool, (nn.AvgPool1d, nn.AvgPool2d)) or padding in (0, (0,), (0, 0))
-
-
-def _flattens(node: fx.Node) -> bool:
-    if node.op == "call_method":
-        return node.target == "flatten" and tuple(node.args[1:]) in ((1,), (1, -1))
-    return node.target is torch.flatten and tuple(node.args[1:]) in ((1,), (1, -1))
-
-
-def _with_arguments(call: Any, node: fx.Node) -> Callable[[Tensor], Tensor]:
-    if node.op == "call_method":
-        return call
-    more, named = node.args[1:], dict(node.kwargs)
-    if call is functional.dropout:
-        named["training"] = False
-    return lambda x: call(x, *more, **named)
-
-
 @torch.no_grad()
-def _prune(module: nn.Module, link: _Link) -> bool:
+def _prune(module: nn.Module, link: Link) -> bool:
     """Remove the dead units of a link; whether there were any."""
     source, reader = module.get_submodule(link.source), module.get_submodule(link.reader)
     w, r = source.weight, reader.weight
@@ -216,7 +118,7 @@ def _fold(reader: nn.Module, columns: Tensor, constant: Float[Tensor, "u"]) -> N
         reader.register_parameter("bias", nn.Parameter(added))
 
 
-def _drop(module: nn.Module, link: _Link, kept: Bool[Tensor, "u"]) -> None:
+def _drop(module: nn.Module, link: Link, kept: Bool[Tensor, "u"]) -> None:
     """Keep some units of a link alone."""
     source, reader = module.get_submodule(link.source), module.get_submodule(link.reader)
     units, count = len(kept), int(kept.sum())

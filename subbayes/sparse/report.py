@@ -53,7 +53,8 @@ def structure(network: SparseNetwork, features: Sequence[str] | None = None) -> 
         names = list(features) if features is not None and len(features) == len(p) else [
             f"input {k}" for k in range(len(p))]
         drawn.append(html.figure(plots.feature_inclusion(pd.Series(p, index=names)),
-                                 "Probability that at least one weight of an input is in."))
+                                 "Probability that an input is used: that a path of "
+                                 "weights that are in leads from it to the output."))
     return table + html.figures(*drawn)
 
 

@@ -26,6 +26,7 @@ from subbayes.sparse.convert import sparse_layers
 from subbayes.sparse.export import exported
 from subbayes.sparse.factors import SURE
 from subbayes.sparse.layers import SparseLayer
+from subbayes.sparse.paths import path_probability
 from subbayes.sparse.products import DrawnLayer, thin_outputs
 from subbayes.sparse.replacing import replaced
 from subbayes.sparse.small import Exported
@@ -126,27 +127,37 @@ class SparseNetwork:
                           else layer.inclusion.probability}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("layer")
 
-    def feature_inclusion(self, layer: str | None = None) -> Float[np.ndarray, "inputs"]:
-        r"""Probability that at least one weight of an input is in, $1 - \prod_j (1 - \alpha_{jk})$.
+    def feature_inclusion(
+        self, layer: str | None = None, draws: int = 1000, seed: int = 0
+    ) -> Float[np.ndarray, "inputs"]:
+        """Probability that an input is used: that weights which are in lead from it to the output.
+
+        Weights that lead to units which nothing reads do not count: of them the data say nothing.
+        See `paths.path_probability`.
 
         Args:
             layer: whose inputs; by default the first converted layer's.
+            draws: of the indicators of the layers that follow.
+            seed: of the draws.
 
         Returns:
             One probability for each input feature or channel.
 
         Raises:
             InputError: no such layer, or one whose whole units are in or out.
+
+        Example:
+            >>> from subbayes import Gaussian, sparse
+            >>> net = sparse.convert(nn.Linear(2, 1), inclusion=0.25)
+            >>> SparseNetwork(net, Gaussian(1.0)).feature_inclusion().round(2).tolist()
+            [0.25, 0.25]
         """
         names = list(self.layers)
         check_choice("layer", layer or names[0], names)
-        found = self.layers[layer or names[0]]
-        if found.structure == "units":
+        if self.layers[layer or names[0]].structure == "units":
             fail("layer", "a layer with an indicator for each weight", "one of whole units")
-        p = found.probability().double().transpose(0, 1).flatten(1)
-        if found.structure == "inputs":
-            return p[:, 0].cpu().numpy()
-        return (1 - torch.log1p(-p.clamp_max(1 - 1e-12)).sum(1).exp()).cpu().numpy()
+        return path_probability(self.network.module_with(), self.layers, layer or names[0],
+                                check_count("draws", draws), check_count("seed", seed, 0)).numpy()
 
     # --- weights and predictions ------------------------------------------------------------
 

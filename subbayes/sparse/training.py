@@ -38,7 +38,7 @@ from subbayes.types import Inputs, Targets
 __all__ = ["Rates", "fit"]
 
 POST = ("none", "fixed", "median")
-_EARLY = 0.4  # of the epochs
+_EARLY, _RISING = 0.8, 0.4  # of the epochs
 _LOGITS = 20.0
 
 
@@ -120,9 +120,11 @@ def fit(
         data: as for `subbayes.train`: a pair of tensors, a Dataset or a loader.
         epochs: passes over the data with indicators that are learned, the early ones included.
         early_epochs: of these, in which the hyper-parameters of the priors are learned too; by
-            default two in five.
+            default four in five.
         kl_epochs: of these, in which the weight of the divergence rises from 0 to 1, so that the
-            network learns before weights go; by default two in five.
+            network learns before weights go; by default two in five, but not more than
+            `early_epochs` unless that is 0: priors learned before the divergence counts are those
+            of a network in which everything is in.
         post: "none"; "fixed" trains the weights on with inclusion probabilities as they are;
             "median" those of the median model alone.
         post_epochs: passes of that.
@@ -162,8 +164,10 @@ def fit(
     if not sparse_layers(module):
         fail("module", "a module that convert() has made", "one without sparse layers")
     epochs = check_count("epochs", epochs)
-    early = _of(epochs, "early_epochs", early_epochs)
-    rising = _of(epochs, "kl_epochs", kl_epochs)
+    early = _of(epochs, "early_epochs", early_epochs, _EARLY)
+    rising = _of(epochs, "kl_epochs", kl_epochs, _RISING)
+    if kl_epochs is None and early > 0:
+        rising = min(rising, early)
     last = 0 if post == "none" else check_count("post_epochs", post_epochs)
     run = _Run(module, likelihood, data, rates or Rates(), batch_size, seed, mode)
     saved = _Checkpoint(checkpoint, {
@@ -196,9 +200,9 @@ def fit(
     return run.result(history)
 
 
-def _of(epochs: int, name: str, count: int | None) -> int:
-    """So many of the epochs, all of them at most."""
-    return round(_EARLY * epochs) if count is None else min(epochs, check_count(name, count, 0))
+def _of(epochs: int, name: str, count: int | None, share: float) -> int:
+    """So many of the epochs, all of them at most; by default a share."""
+    return round(share * epochs) if count is None else min(epochs, check_count(name, count, 0))
 
 
 def _shown(facts: dict[str, float]) -> dict[str, str]:
