@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
 from subbayes import sparse
 from subbayes.sparse import result as results
-from subbayes.sparse.products import thin_product
+from subbayes.sparse.export import exported
+from subbayes.sparse.products import Bags, thin_product, tiling
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -28,7 +33,7 @@ def test_thin_products_are_dense_ones(rows, density, dtype):
     bias = torch.randn(7, generator=generator, dtype=dtype)
     crow, columns, values = parts(weight)
     for own in (None, bias):
-        torch.testing.assert_close(thin_product(x, crow, columns, values, 11, own),
+        torch.testing.assert_close(thin_product(x, Bags(crow, columns, 11), values, own),
                                    nn.functional.linear(x, weight, own))
 
 
@@ -43,7 +48,7 @@ def test_thin_products_keep_leading_dimensions_and_gradients():
     weight = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, -1.0]], dtype=torch.float64)
     crow, columns = torch.tensor([0, 1, 3]), torch.tensor([1, 0, 2])
     x = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
-    found = thin_product(x, crow, columns, torch.tensor([2.0, 1.0, -1.0]).double(), 3)
+    found = thin_product(x, Bags(crow, columns, 3), torch.tensor([2.0, 1.0, -1.0]).double())
     expected = nn.functional.linear(x, weight)
     torch.testing.assert_close(found, expected)
     pull = torch.randn_like(expected)
@@ -96,13 +101,17 @@ def test_predictions_by_thin_products_are_those_of_the_weight_vectors(
 
 def test_thin_products_are_for_large_networks_that_are_sparse(monkeypatch):
     result = network("dense", "mean-field", "weights")
-    assert not result._is_thin("median")
+
+    def is_thin(structure):
+        return result._is_thin(next(iter(result._draws(structure, "mean", 1, 0))))
+
+    assert not is_thin("median")
     monkeypatch.setattr(results, "_LARGE", 81)
     monkeypatch.setattr(results, "_THIN", result.density())
-    assert result._is_thin("median")
-    assert not result._is_thin("all")
+    assert is_thin("median")
+    assert not is_thin("all")
     monkeypatch.setattr(results, "_THIN", result.density() - 0.01)
-    assert not result._is_thin("median")
+    assert not is_thin("median")
 
 
 @pytest.mark.parametrize(("posterior", "structure"), CASES)
@@ -113,3 +122,93 @@ def test_the_first_draws_are_the_same_however_many_follow(posterior, structure):
         assert torch.equal(few, many[:2])
         points = posterior == "dropout" and which == "median"
         assert len(np.unique(many.numpy(), axis=0)) == (1 if points else 6)
+
+
+# --- networks in tiles ----------------------------------------------------------------------------
+
+
+def layered(bias=True):
+    """A network with zeros, wide enough for several tiles, and the same with CSR layers."""
+    generator = torch.Generator().manual_seed(4)
+    net = nn.Sequential(nn.Linear(700, 30, bias=bias), nn.ReLU(), nn.Linear(30, 20, bias=bias),
+                        nn.Tanh(), nn.Linear(20, 3, bias=bias)).double()
+    for layer in net[::2]:
+        layer.weight.data *= torch.rand(layer.weight.shape, generator=generator) < 0.2
+    return net.eval(), exported(net, ("0", "2", "4"), torch.randn(1000, 700).double(), "csr")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1,), (15,), (113,), (128,), (256,), (1000,), (1001,), (3, 5),
+                                   (4, 64), (2, 3, 70), (0,)])
+def test_networks_in_tiles_are_the_dense_ones(shape, bias):
+    net, small = layered(bias)
+    x = torch.randn(*shape, 700, dtype=torch.double)
+    before = x.clone()
+    torch.testing.assert_close(small.module(x), net(x))
+    assert torch.equal(x, before)
+
+
+def test_rows_that_lie_transposed_in_memory():
+    net, small = layered()
+    x = torch.randn(700, 500, dtype=torch.double).T
+    torch.testing.assert_close(small.module(x), net(x))
+    apart = torch.randn(500, 1400, dtype=torch.double)[::2, ::2]
+    torch.testing.assert_close(small.module(apart), net(apart))
+
+
+def test_gradients_of_inputs_in_tiles():
+    net, small = layered()
+    x = torch.randn(300, 700, dtype=torch.double, requires_grad=True)
+    pull = torch.randn(300, 3, dtype=torch.double)
+    torch.testing.assert_close(*(torch.autograd.grad(module(x), x, pull)[0]
+                                 for module in (small.module, net)))
+
+
+def test_copies_files_and_other_weights_of_networks_in_tiles(tmp_path):
+    net, small = layered()
+    x = torch.randn(1000, 700, dtype=torch.double)
+    expected = small.module(x)
+    for other in (copy.deepcopy(small.module), pickle.loads(pickle.dumps(small.module)),
+                  sparse.load_exported(small.save(tmp_path / "a.safetensors"), net).module):
+        torch.testing.assert_close(other(x), expected)
+    assert len(pickle.dumps(small.module)) < 2 * len(pickle.dumps(layered()[1].module))
+    doubled = {name: 2 * value if value.layout == torch.strided else torch.sparse_csr_tensor(
+        value.crow_indices(), value.col_indices(), 2 * value.values(), value.shape)
+        for name, value in small.module.state_dict().items()}
+    small.module.load_state_dict(doubled)  # what was remembered of the weights is forgotten
+    for layer in net[::2]:
+        layer.weight.data *= 2
+        layer.bias.data *= 2
+    torch.testing.assert_close(small.module(x), net(x))
+    net.float()
+    found = small.module.float()(x.float())
+    torch.testing.assert_close(found, net(x.float()), rtol=1e-4, atol=1e-4)
+
+
+def test_skips_and_norms_in_the_way():
+    class Skip(nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(400, 20), nn.Linear(20, 20), nn.Linear(20, 2)
+            self.norm = norm
+
+        def forward(self, x):
+            h = torch.relu(self.a(x))
+            return self.c(h + self.norm(self.b(h)))
+
+    x = torch.randn(1000, 400)
+    for norm, by_row in ((nn.ReLU(), True), (nn.BatchNorm1d(20), False)):
+        net = Skip(norm).eval()
+        net.b.weight.data[:, ::2] = 0.0
+        small = exported(net, ("a", "b", "c"), x, "csr").module
+        assert bool(small._forward_pre_hooks) == by_row
+        torch.testing.assert_close(small(x), net(x), rtol=1e-4, atol=1e-5)
+        assert not isinstance(net.norm, nn.ReLU) or not net.norm.inplace  # the user's as it was
+
+
+@given(n=st.integers(1, 5000), inputs=st.integers(1, 5000))
+def test_tiles_hold_all_rows_and_few_more(n, inputs):
+    count, width = tiling(n, inputs)
+    assert count * width >= n > (count - 1) * width - 16 * count
+    assert width % 16 == 0
+    assert width <= 128

@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subbayes.checks import check_choice
-from subbayes.sparse.links import Link, links
+from subbayes.sparse.links import Flow, Link, links
+from subbayes.sparse.products import in_tiles
 from subbayes.sparse.replacing import replaced
 from subbayes.sparse.small import CsrLinear, Exported
 
@@ -157,6 +158,8 @@ def _laid_out(
     chosen = dict.fromkeys(names, "dense")
     if layout == "dense" or (layout == "auto" and example is None):
         return module, chosen
+    flow = Flow.of(module, names)
+    flow.overwrite(module)
     for name in linear:
         dense = module.get_submodule(name)
         assert isinstance(dense, nn.Linear)
@@ -167,7 +170,7 @@ def _laid_out(
         if seen is None or _seconds(sparse, seen) < _seconds(dense, seen):
             module = replaced(module, name, sparse)
             chosen[name] = "csr"
-    return module, chosen
+    return in_tiles(module) if flow.by_row and "csr" in chosen.values() else module, chosen
 
 
 def _seen(module: nn.Module, layer: nn.Module, example: Any) -> Tensor | None:

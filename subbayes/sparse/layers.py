@@ -209,9 +209,10 @@ class SparseLayer(nn.Module):
         kept = gamma[:, 0] if self.structure == "units" else None
         shape = len(self.mean), self.mean[0].numel()
         whole, mean = gamma.expand(shape).reshape(-1), self.mean.reshape(-1)
-        if self.drops and structure != "all" and not bool(whole.all()):
+        if self.drops and structure != "all":
             inside = whole.nonzero()[:, 0]
-            return Pattern(inside, shape), mean[inside], self._sd_at(inside), kept
+            if len(inside) < len(whole):
+                return Pattern(inside, shape), mean[inside], self._sd_at(inside), kept
         return None, mean * whole, self.sd.reshape(-1) * whole, kept
 
     # --- forward ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which layer reads the units of which, found by tracing a module.
+"""Which layer reads the units of which, and whether rows are read one by one, by tracing a module.
 
 Where units branch (skip connections) or pass through something unknown there is no link.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-__all__ = ["Link", "links"]
+__all__ = ["Flow", "Link", "links"]
 
 _READS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _PER_VALUE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
@@ -25,6 +25,8 @@ _FUNCTIONS = (functional.relu, functional.gelu, functional.silu, functional.elu,
               torch.tanh, torch.sigmoid, functional.leaky_relu, functional.softplus,
               functional.dropout)
 _METHODS = ("relu", "tanh", "sigmoid")
+_OVERWRITE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Hardtanh)
+_JOINS = (operator.add, operator.mul, torch.add, torch.mul)
 
 
 @dataclass
@@ -48,9 +50,8 @@ def links(module: nn.Module, names: Collection[str]) -> list[Link]:
         >>> [(link.source, link.reader) for link in links(net, ("0", "2"))]
         [('0', '2')]
     """
-    try:
-        graph = fx.Tracer().trace(module)
-    except Exception:  # control flow that depends on data: nothing is removed
+    graph = _graph(module)
+    if graph is None:
         return []
     modules = dict(module.named_modules())
     called = [node.target for node in graph.nodes if node.op == "call_module"]
@@ -63,6 +64,78 @@ def links(module: nn.Module, names: Collection[str]) -> list[Link]:
             if link is not None and called.count(link.reader) == 1:
                 found.append(link)
     return found
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What is known of how numbers flow through a module.
+
+    Attributes:
+        by_row: whether it reads the last dimension of its one input, row by row: there is nothing
+            but linear layers, functions of single numbers, and sums and products of what these
+            give. Then inputs may have any number of leading dimensions.
+        functions: modules, functions of single numbers, that alone read the outputs of a layer:
+            they may overwrite these.
+    """
+
+    by_row: bool
+    functions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module, names: Collection[str]) -> Flow:
+        """By tracing a module.
+
+        Args:
+            module: the module.
+            names: of the layers whose outputs may be overwritten.
+
+        Example:
+            >>> Flow.of(nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1)), ("0",))
+            Flow(by_row=True, functions=('1',))
+            >>> Flow.of(nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9)), ("0",))
+            Flow(by_row=False, functions=())
+        """
+        graph = _graph(module)
+        if graph is None:
+            return cls(False, ())
+        modules = dict(module.named_modules())
+        plain = all(_reads_rows(node, modules) for node in graph.nodes)
+        inputs = sum(node.op == "placeholder" for node in graph.nodes)
+        return cls(plain and inputs == 1, tuple(
+            str(reader.target) for node in graph.nodes
+            if node.op == "call_module" and node.target in names and len(node.users) == 1
+            for reader in node.users
+            if reader.op == "call_module" and isinstance(modules[str(reader.target)], _OVERWRITE)))
+
+    def overwrite(self, module: nn.Module) -> None:
+        """Have the functions overwrite what they read."""
+        for name in self.functions:
+            own: Any = module.get_submodule(name)
+            own.inplace = True
+
+
+def _reads_rows(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return isinstance(modules[str(node.target)], (nn.Linear, *_PER_VALUE))
+    if node.op == "call_function" and node.target in _JOINS:
+        return all(isinstance(a, fx.Node) for a in node.args) and not node.kwargs
+    if node.op in ("call_function", "call_method"):
+        return _is_plain(node)
+    return node.op == "placeholder" or node.op == "output" and isinstance(node.args[0], fx.Node)
+
+
+def _graph(module: nn.Module) -> fx.Graph | None:
+    """What a module does, unless its control flow depends on data."""
+    try:
+        return fx.Tracer().trace(module)
+    except Exception:
+        return None
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether a node is a known function of the single numbers of one tensor."""
+    known = node.target in (_FUNCTIONS if node.op == "call_function" else _METHODS)
+    return known and not any(isinstance(a, fx.Node) for a in node.args[1:])
 
 
 def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
@@ -88,10 +161,7 @@ def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
             if _flattens(node):
                 link.flattened = True
                 continue
-            known = (node.target in _FUNCTIONS if node.op == "call_function"
-                     else node.target in _METHODS)
-            plain = not any(isinstance(a, fx.Node) for a in node.args[1:])
-            if not known or not plain:
+            if not _is_plain(node):
                 return None
             call = (node.target if node.op == "call_function"
                     else operator.methodcaller(str(node.target)))

@@ -1,13 +1,15 @@
 r"""Products with sparse matrices of weights, and draws of networks through them.
 
 With rows in tiles whose transposes fit the cache, an output unit is a weighted sum of contiguous
-rows, one for each of its weights: what an embedding bag computes, by code generated for it. At a
-tenth of the weights that takes a fifth of the time of the dense product, where general sparse
-products take as long as the dense one.
+rows, one for each of its weights: what an embedding bag computes, by code generated for it. All
+tiles are one table, whose bags are shared out among the threads. At a tenth of the weights that
+takes a fifth of the time of the dense product, where general sparse products take as long as the
+dense one.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +23,19 @@ from torch.nn import functional
 
 from subbayes.data import n_rows, take
 from subbayes.evaluation import bytes_per_row, reuse_memory
-from subbayes.network import Network
+from subbayes.network import Network, taking_turns
 from subbayes.prediction import input_batches
 from subbayes.progress import bar
+from subbayes.sparse.links import Flow
 from subbayes.sparse.replacing import replaced
 
-__all__ = ["DrawnLayer", "Pattern", "ThinLinear", "csr", "thin_outputs", "thin_product"]
+__all__ = ["Bags", "DrawnLayer", "Pattern", "ThinLinear", "ThinNetwork", "csr", "in_tiles",
+           "thin_product", "tiling"]
 
-_TILE = 256  # rows whose transpose fits the cache
+_CACHED = 90_000  # numbers of a tile: with the weights they fit the cache of a core
+_WIDE, _NARROW, _STEP = 128, 32, 16  # rows of a tile: at most, at least, and a multiple of
+_ROWS = "_subbayes_rows"
+_AT_ONCE = 2048  # rows of the draws of a network at once
 _FEW = 16  # rows for which a general product is faster
 
 
@@ -48,11 +55,55 @@ class Pattern:
         self.inside, self.shape = inside, shape
 
     @cached_property
-    def rows(self) -> tuple[Int[Tensor, "u"], Int[Tensor, "k"]]:
+    def rows(self) -> tuple[Int[Tensor, "u_and_one"], Int[Tensor, "k"]]:
         """The same as compressed rows: where each unit's weights begin, and their columns."""
         units, inputs = self.shape
         starts = torch.arange(0, (units + 1) * inputs, inputs, device=self.inside.device)
         return torch.searchsorted(self.inside, starts), self.inside % inputs
+
+    @cached_property
+    def bags(self) -> Bags:
+        """For products with many rows."""
+        return Bags(*self.rows, self.shape[1])
+
+
+class Bags:
+    """Compressed rows as bags of an embedding, for any number of tiles.
+
+    Args:
+        crow: where each unit's weights begin, and their number.
+        columns: the input each weight reads.
+        inputs: number of inputs.
+
+    Example:
+        >>> bags = Bags(torch.tensor([0, 1, 2]), torch.tensor([1, 2]), 3)
+        >>> [part.tolist() for part in bags.of(torch.tensor([0.5, 1.0]), 2)]
+        [[1, 2, 4, 5], [0, 1, 2, 3], [0.5, 1.0, 0.5, 1.0]]
+    """
+
+    def __init__(
+        self, crow: Int[Tensor, "units_and_one"], columns: Int[Tensor, "k"], inputs: int
+    ) -> None:
+        self.crow, self.columns, self.inputs = crow, columns, inputs
+        self._places: tuple[int, Tensor, Tensor] | None = None
+        self._values: tuple[int, Tensor, Tensor] | None = None
+
+    def of(
+        self, values: Float[Tensor, "k"], tiles: int
+    ) -> tuple[Int[Tensor, "k_times"], Int[Tensor, "units_times"], Float[Tensor, "k_times"]]:
+        """Rows of a table of so many tiles, where the bags begin, and the weights of these rows.
+
+        The last are remembered, with the tensor of values they were made from.
+        """
+        if self._places is None or self._places[0] != tiles:
+            largest = tiles * max(self.inputs, len(self.columns))
+            kind = torch.int32 if largest < 2**31 else torch.int64
+            each = torch.arange(tiles, dtype=kind, device=self.columns.device)[:, None]
+            self._places = (tiles, (self.columns.to(kind) + each * self.inputs).reshape(-1),
+                            (self.crow[:-1].to(kind) + each * len(self.columns)).reshape(-1))
+        if self._values is None or self._values[0] != tiles or self._values[1] is not values:
+            self._values = tiles, values, values.expand(tiles, -1).reshape(-1)
+        return *self._places[1:], self._values[2]
 
 
 @dataclass(frozen=True)
@@ -94,70 +145,127 @@ class ThinLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        shape = layer.out_features, layer.in_features
-        self.whole = Pattern(torch.arange(layer.weight.numel(), device=layer.weight.device), shape)
+        self.out_features, self.in_features = layer.out_features, layer.in_features
         self.held: DrawnLayer | None = None
-        self._last: tuple[Tensor, list[Tensor]] | None = None
+
+    def _pattern(self, drawn: DrawnLayer) -> Pattern:
+        if drawn.pattern is not None:
+            return drawn.pattern
+        whole = torch.arange(len(drawn.values), device=drawn.values.device)
+        return Pattern(whole, (self.out_features, self.in_features))
 
     def hold(self, drawn: DrawnLayer) -> None:
         """Take the weights of a draw."""
         self.held = drawn
 
     def forward(self, x: Float[Tensor, "*N i"]) -> Float[Tensor, "*N u"]:
-        """Outputs of the draw that is held; the inputs of the last call are remembered."""
+        """Outputs of the draw that is held; see `thin_product`."""
         assert self.held is not None
-        crow, columns = (self.held.pattern or self.whole).rows
-        if self._last is None or self._last[0] is not x:
-            self._last = x, _tiles(x.reshape(-1, x.shape[-1]))
-        return _product(x, self._last[1], crow, columns, self.held.values, self.held.bias)
+        return _product(_Tiles.of(x), self._pattern(self.held).bags, self.held.values,
+                        self.held.bias)
 
 
 def thin_product(
-    x: Float[Tensor, "*N i"], crow: Int[Tensor, "units_and_one"], columns: Int[Tensor, "k"],
-    values: Float[Tensor, "k"], inputs: int, bias: Float[Tensor, "o"] | None = None,
+    x: Float[Tensor, "*N i"], bags: Bags, values: Float[Tensor, "k"],
+    bias: Float[Tensor, "o"] | None = None,
 ) -> Float[Tensor, "*N o"]:
     """Outputs of a linear layer whose weights are compressed sparse rows.
 
     Args:
-        x: inputs.
-        crow: where each unit's weights begin, and their number.
-        columns: the input each weight reads.
+        x: inputs. Those of shape (tiles, width, i) are taken as they lie in memory, if the rows
+            of each tile lie transposed there, and outputs lie so too.
+        bags: which weights there are.
         values: the weights.
-        inputs: number of inputs.
         bias: of the units.
 
     Example:
-        >>> crow, columns = torch.tensor([0, 1, 2]), torch.tensor([1, 2])
+        >>> bags = Bags(torch.tensor([0, 1, 2]), torch.tensor([1, 2]), 3)
         >>> x = torch.arange(6.0).reshape(2, 3)
-        >>> thin_product(x, crow, columns, torch.tensor([10.0, 1.0]), 3)
+        >>> thin_product(x, bags, torch.tensor([10.0, 1.0]))
         tensor([[10.,  2.],
                 [40.,  5.]])
     """
+    if x.device.type == "cpu" and x.shape[:-1].numel() >= _FEW:
+        return _product(_Tiles.of(x), bags, values, bias)
     rows = x.reshape(-1, x.shape[-1])
-    if rows.device.type == "cpu" and len(rows) >= _FEW:
-        return _product(x, _tiles(rows), crow, columns, values, bias)
-    found = (csr(crow, columns, values, inputs) @ rows.T).T
+    found = (csr(bags.crow, bags.columns, values, bags.inputs) @ rows.T).T
     found = found if bias is None else found + bias
-    return found.reshape(*x.shape[:-1], len(crow) - 1)
+    return found.reshape(*x.shape[:-1], len(bags.crow) - 1)
 
 
-def _tiles(rows: Float[Tensor, "n i"]) -> list[Tensor]:
-    """Transposed rows, as many at a time as fit the cache."""
-    return [tile.T.contiguous() for tile in rows.split(_TILE)]
+@dataclass(frozen=True)
+class _Tiles:
+    """Transposed rows in tiles of equal width; zeros fill the last.
+
+    Attributes:
+        table: the tiles.
+        shape: of the inputs, but for the last dimension.
+        kept: whether the inputs came in tiles, as the outputs will leave.
+    """
+
+    table: Float[Tensor, "tiles i width"]
+    shape: tuple[int, ...]
+    kept: bool
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "*N i"]) -> _Tiles:
+        """As many rows at a time as fit the cache, or as the inputs have in their tiles."""
+        if x.ndim == 3 and _NARROW <= x.shape[1] <= _WIDE:
+            return cls(x.transpose(1, 2).contiguous(), x.shape[:-1], True)
+        rows = x.reshape(-1, x.shape[-1])
+        return cls(_transposed(rows, *tiling(*rows.shape)), x.shape[:-1], False)
+
+
+def _transposed(
+    rows: Float[Tensor, "n i"], tiles: int, width: int
+) -> Float[Tensor, "tiles i width"]:
+    n, inputs = rows.shape
+    table = rows.new_empty(tiles, inputs, width)
+    full = n // width
+    even = rows[: full * width].unflatten(0, (full, width))  # in 3 dims all threads copy
+    table[:full].copy_(even.transpose(1, 2))
+    if full < tiles:
+        table[full, :, : n - full * width].copy_(rows[full * width:].T)
+        table[full, :, n - full * width:] = 0.0
+    return table
+
+
+def tiling(n: int, inputs: int) -> tuple[int, int]:
+    """Number and width of tiles that fit the cache.
+
+    Args:
+        n: rows in all.
+        inputs: numbers of each.
+
+    Example:
+        >>> tiling(1000, 784), tiling(1000, 400), tiling(20, 784)
+        ((9, 112), (8, 128), (1, 32))
+    """
+    most = min(_WIDE, max(_NARROW, _CACHED // max(1, inputs) // _STEP * _STEP))
+    tiles = -(-n // most)
+    return tiles, -(-n // (tiles * _STEP)) * _STEP
 
 
 def _product(
-    x: Tensor, tiles: list[Tensor], crow: Tensor, columns: Tensor, values: Tensor,
-    bias: Tensor | None,
-) -> Tensor:
+    tiles: _Tiles, bags: Bags, values: Float[Tensor, "k"], bias: Float[Tensor, "o"] | None
+) -> Float[Tensor, "*N o"]:
     """Outputs, transposed in memory, which a further product is glad of."""
     reuse_memory()
-    parts = [functional.embedding_bag(columns, tile, crow[:-1], mode="sum",
-                                      per_sample_weights=values) for tile in tiles]
-    found = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).T
-    if bias is not None:
-        found = found + bias if found.requires_grad else found.add_(bias)
-    return found.reshape(*x.shape[:-1], len(crow) - 1)
+    count, _, width = tiles.table.shape
+    columns, starts, repeated = bags.of(values, count)
+    found = functional.embedding_bag(columns, tiles.table.flatten(0, 1), starts, mode="sum",
+                                     per_sample_weights=repeated)
+    found = found.unflatten(0, (count, len(bags.crow) - 1))
+    added = found.new_zeros(()) if bias is None else bias[:, None]
+    if tiles.kept:
+        return (found + added if found.requires_grad else found.add_(added)).transpose(1, 2)
+    if found.requires_grad:
+        by_unit = (found + added).transpose(0, 1)
+    else:  # side by side, and the bias added on the way
+        by_unit = found.new_empty(found.shape[1], count, width)
+        torch.add(found, added, out=by_unit.transpose(0, 1))
+    n = math.prod(tiles.shape)
+    return by_unit.flatten(1)[:, :n].T.reshape(*tiles.shape, len(bags.crow) - 1)
 
 
 def csr(
@@ -170,54 +278,142 @@ def csr(
         return torch.sparse_csr_tensor(crow, columns, values, (len(crow) - 1, inputs))
 
 
-@torch.no_grad()
-def thin_outputs(
-    network: Network, names: tuple[str, ...], draws: Sequence[Mapping[str, DrawnLayer]],
-    inputs: Any, *, memory_limit: int = 2**30, progress: bool | None = False,
-) -> Float[Tensor, "S N C"]:
-    """Outputs of networks that differ in the weights of some layers.
+class ThinNetwork:
+    """A network through which draws of the weights of some layers are sent, as sparse products.
 
     Args:
         network: the network, from which all else is taken.
         names: the layers.
-        draws: weights of these layers, for each draw.
-        inputs: new inputs in the form the module takes, or a loader of them or of pairs.
-        memory_limit: bytes of activations held at once.
-        progress: show a progress bar; None shows it on a terminal.
 
-    Raises:
-        InputError: inputs the module does not take or that hold NaN.
+    Example:
+        >>> net = ThinNetwork(Network(nn.Sequential(nn.Linear(3, 2), nn.ReLU())), ("0",))
+        >>> one = DrawnLayer(Pattern(torch.tensor([1, 5]), (2, 3)), torch.tensor([10.0, 1.0]), None)
+        >>> net.outputs([{"0": one}], torch.tensor([[1.0, 2.0, 3.0]])).tolist()
+        [[[20.0, 3.0]]]
     """
-    module, layers = _with_thin_layers(network.module_with(), names)
-    parts = []
-    for batch in input_batches(inputs):
-        network.check(batch)
-        step = min(_TILE, max(1, memory_limit // bytes_per_row(network, batch)))
-        starts = range(0, n_rows(batch), step)
-        with bar(len(starts), "Predicting", progress, "batches") as steps:
-            for start in starts:
-                rows = take(batch, slice(start, start + step))
-                found = []
-                for draw in draws:
-                    _hold(layers, draw)
-                    found.append(network.call(module, rows))
-                parts.append(torch.stack(found))
-                steps.update(1)
-    return torch.cat(parts, 1)
+
+    def __init__(self, network: Network, names: tuple[str, ...]) -> None:
+        self.network, self.names = network, names
+        module = network.module_with()
+        flow = Flow.of(module, names)
+        flow.overwrite(module)
+        self._widest = _widest(module) if flow.by_row else 0
+        for name in names:
+            layer = module.get_submodule(name)
+            if isinstance(layer, nn.Linear):
+                module = replaced(module, name, ThinLinear(layer))
+        self._module = module
+
+    @torch.no_grad()
+    def outputs(
+        self, draws: Sequence[Mapping[str, DrawnLayer]], inputs: Any, *,
+        memory_limit: int = 2**30, progress: bool | None = False,
+    ) -> Float[Tensor, "S N C"]:
+        """Outputs of the draws.
+
+        Args:
+            draws: weights of the layers, for each draw.
+            inputs: new inputs in the form the module takes, or a loader of them or of pairs.
+            memory_limit: bytes of activations held at once.
+            progress: show a progress bar; None shows it on a terminal.
+
+        Raises:
+            InputError: inputs the module does not take or that hold NaN.
+        """
+        network, parts = self.network, []
+        for batch in input_batches(inputs):
+            network.check(batch)
+            step = min(_AT_ONCE, max(1, memory_limit // self._bytes_per_row(batch)))
+            starts = range(0, n_rows(batch), step)
+            with bar(len(starts), "Predicting", progress, "batches") as steps:
+                for start in starts:
+                    with taking_turns:  # the module holds one draw at a time
+                        parts.append(self._outputs(draws, take(batch, slice(start, start + step))))
+                    steps.update(1)
+        return torch.cat(parts, 1)
+
+    def _outputs(self, draws: Sequence[Mapping[str, DrawnLayer]], rows: Any) -> Tensor:
+        module, found = self._module, []
+        layers = {name: module.get_submodule(name) for name in self.names}
+        tiles = _cut(rows, self._widest) if isinstance(rows, Tensor) else None
+        for draw in draws:
+            _hold(layers, draw)
+            found.append(self.network.call(module, rows) if tiles is None else
+                         self.network.as_outputs(_joined(module(tiles), len(rows)), rows))
+        return torch.stack(found)
+
+    def _bytes_per_row(self, batch: Any) -> int:
+        if not self._widest:
+            return bytes_per_row(self.network, batch)
+        numbers = 0
+        for own in self._module.modules():
+            if isinstance(own, (nn.Linear, ThinLinear)):
+                numbers += own.in_features + own.out_features
+        return 2 * self.network.weights.element_size() * numbers
 
 
-def _with_thin_layers(
-    module: nn.Module, names: tuple[str, ...]
-) -> tuple[nn.Module, dict[str, nn.Module]]:
-    """A module with `ThinLinear` in place of its linear layers of these names; the layers."""
-    layers: dict[str, nn.Module] = {}
-    for name in names:
-        layer = module.get_submodule(name)
-        if isinstance(layer, nn.Linear):
-            layer = ThinLinear(layer)
-            module = replaced(module, name, layer)
-        layers[name] = layer
-    return module, layers
+def in_tiles(module: nn.Module) -> nn.Module:
+    """Have a module read rows in tiles, from its first layer to its last.
+
+    Between layers with sparse weights nothing is copied then: what is computed for each number
+    leaves it where it is.
+
+    Args:
+        module: one that reads row by row (`links.Flow`), changed in place; a single layer
+            is left as it is.
+
+    Returns:
+        The module, with a hook before and one after; inputs (N, i) go through it as
+        (tiles, width, i), if they make more than one tile.
+    """
+    widest = _widest(module)
+    if widest:
+        module.register_forward_pre_hook(_Cut(widest))
+        module.register_forward_hook(_Joined())
+    return module
+
+
+def _widest(module: nn.Module) -> int:
+    """The most inputs of a layer, 0 for a module that is one."""
+    return max((int(layer.in_features) for layer in module.modules()  # type: ignore[arg-type]
+                if layer is not module and hasattr(layer, "in_features")), default=0)
+
+
+def _cut(x: Tensor, widest: int) -> Float[Tensor, "tiles width i"] | None:
+    """Rows in tiles, filled up with zeros, where they make more than one."""
+    on_cpu = x.device.type == "cpu" and x.is_floating_point()
+    if not (widest and on_cpu and x.ndim == 2 and len(x) >= _FEW):
+        return None
+    count, width = tiling(len(x), widest)
+    return _transposed(x, count, width).transpose(1, 2) if count > 1 else None
+
+
+def _joined(outputs: Float[Tensor, "tiles width o"], n: int) -> Float[Tensor, "n o"]:
+    return outputs.flatten(0, 1)[:n]
+
+
+class _Cut:
+    """A hook that gives inputs as tiles, which know how many rows they hold."""
+
+    def __init__(self, widest: int) -> None:
+        self.widest = widest
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+            return None
+        tiles = _cut(inputs[0], self.widest)
+        if tiles is None or torch._C._get_tracing_state() or torch.compiler.is_compiling():
+            return None
+        setattr(tiles, _ROWS, len(inputs[0]))
+        return (tiles,)
+
+
+class _Joined:
+    """A hook that gives outputs of tiles as rows."""
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
+        n = getattr(inputs[0], _ROWS, None) if inputs else None
+        return None if n is None else _joined(outputs, n)
 
 
 def _hold(layers: Mapping[str, nn.Module], draw: Mapping[str, DrawnLayer]) -> None:

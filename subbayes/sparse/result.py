@@ -27,7 +27,7 @@ from subbayes.sparse.export import exported
 from subbayes.sparse.factors import SURE
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.paths import path_probability
-from subbayes.sparse.products import DrawnLayer, thin_outputs
+from subbayes.sparse.products import DrawnLayer, ThinNetwork
 from subbayes.sparse.replacing import replaced
 from subbayes.sparse.small import Exported
 from subbayes.subspace import CoordinateSubspace
@@ -179,16 +179,18 @@ class SparseNetwork:
 
         Source: Hubin and Storvik (2024), section 3.4, with $\delta = 0$.
         """
+        return self._vectors(list(self._draws(structure, weights, draws, seed)))
+
+    @torch.no_grad()
+    def _vectors(self, drawn: list[dict[str, DrawnLayer]]) -> Float[Tensor, "S D"]:
         spans = self.network.spans
-        with torch.no_grad():
-            drawn = list(self._draws(structure, weights, draws, seed))
-            found = self.network.weights.expand(len(drawn), -1).clone()
-            for row, draw in zip(found, drawn, strict=True):
-                for name, own in draw.items():
-                    prefix = f"{name}." if name else ""
-                    own.dense(row[spans[f"{prefix}weight"]])
-                    if own.bias is not None:
-                        row[spans[f"{prefix}bias"]] = own.bias
+        found = self.network.weights.expand(len(drawn), -1).clone()
+        for row, draw in zip(found, drawn, strict=True):
+            for name, own in draw.items():
+                prefix = f"{name}." if name else ""
+                own.dense(row[spans[f"{prefix}weight"]])
+                if own.bias is not None:
+                    row[spans[f"{prefix}bias"]] = own.bias
         return found
 
     def _draws(
@@ -230,22 +232,25 @@ class SparseNetwork:
             memory_limit: bytes of activations held at once.
             progress: show a progress bar; None shows it on a terminal.
         """
-        if not self._is_thin(structure):
-            return average(self.network, self.likelihood,
-                           self.weights(structure, weights, draws, seed), inputs,
-                           memory_limit=memory_limit, progress=progress)
-        drawn: Any = list(self._draws(structure, weights, draws, seed))
-        return Predictive(thin_outputs(self.network, tuple(self.layers), drawn, inputs,
-                                       memory_limit=memory_limit, progress=progress),
-                          self.likelihood)
+        drawn = list(self._draws(structure, weights, draws, seed))
+        if self._is_thin(drawn[0]):
+            return Predictive(self._thin.outputs(drawn, inputs, memory_limit=memory_limit,
+                                                 progress=progress), self.likelihood)
+        return average(self.network, self.likelihood, self._vectors(drawn), inputs,
+                       memory_limit=memory_limit, progress=progress)
 
-    def _is_thin(self, structure: str) -> bool:
+    @cached_property
+    def _thin(self) -> ThinNetwork:
+        return ThinNetwork(self.network, tuple(self.layers))
+
+    def _is_thin(self, drawn: dict[str, DrawnLayer]) -> bool:
         """Whether products with sparse matrices are the faster way to predict."""
-        linear = [layer.mean.numel() for layer in self.layers.values()
-                  if isinstance(layer.original[0], nn.Linear)]
-        return (sum(linear) >= _LARGE and structure != "all"
-                and self.network.device.type == "cpu"
-                and self.density(structure) <= _THIN)
+        linear = [own for name, own in drawn.items()
+                  if isinstance(self.layers[name].original[0], nn.Linear)]
+        inside = sum(len(own.values) for own in linear)
+        total = sum(len(own.values) if own.pattern is None else math.prod(own.pattern.shape)
+                    for own in linear)
+        return (total >= _LARGE and self.network.device.type == "cpu" and inside <= _THIN * total)
 
     # --- what is taken away -----------------------------------------------------------------
 

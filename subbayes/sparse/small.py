@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from subbayes.checks import fail, fail_type
 from subbayes.files import StrPath, as_path, atomic_write_bytes, refuse, shown
-from subbayes.sparse.products import csr, thin_product
+from subbayes.sparse.links import Flow
+from subbayes.sparse.products import Bags, csr, in_tiles, thin_product
 from subbayes.sparse.replacing import replaced
 
 __all__ = ["CsrLinear", "Exported", "load_exported"]
@@ -50,12 +51,28 @@ class CsrLinear(nn.Module):
             warnings.simplefilter("ignore", UserWarning)
             self.register_buffer("weight", layer.weight.detach().to_sparse_csr())
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
+        self._known: tuple[Tensor, Bags, Tensor] | None = None
 
     def forward(self, x: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
         """Outputs, shape (..., out_features)."""
         weight = self.weight
-        return thin_product(x, weight.crow_indices(), weight.col_indices(), weight.values(),
-                            self.in_features, self.bias)
+        if self._known is None or self._known[0] is not weight:
+            bags = Bags(weight.crow_indices(), weight.col_indices(), self.in_features)
+            self._known = weight, bags, weight.values()
+        return thin_product(x, *self._known[1:], self.bias)
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        self._known = None  # weights are copied into the tensor that is there
+        super()._load_from_state_dict(*given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_known": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CsrLinear:
+        memo[id(self.weight)] = self.weight.clone()  # torch copies no sparse layout deeply
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__ = copy.deepcopy(self.__getstate__(), memo)
+        return made
 
     def extra_repr(self) -> str:
         """Sizes and number of weights."""
@@ -163,6 +180,8 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
     """
     tensors, facts = _read(as_path(path))
     made = copy.deepcopy(module).eval()
+    flow = Flow.of(made, facts["layouts"])
+    flow.overwrite(made)
     owners = dict(made.named_modules())
     odd = sorted(facts["layouts"].keys() - owners.keys())
     for name in () if odd else [n for n, layout in facts["layouts"].items() if layout == "csr"]:
@@ -178,6 +197,7 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
         _put(owners[owner], last, value)
     units = {name: (before, after) for name, (before, after) in facts["units"].items()}
     before, after = facts["weights"]
+    made = in_tiles(made) if flow.by_row and "csr" in facts["layouts"].values() else made
     return Exported(made.requires_grad_(False), units, facts["layouts"], (before, after))
 
 
