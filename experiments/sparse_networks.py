@@ -48,6 +48,8 @@ MODES: dict[str, tuple[str, str, int]] = {
 }
 """Structure, weights and draws R."""
 
+_PACE, _FASTEST = 20.0, 1e-2  # of baselines, as of `Rates.paced`: over the steps, at most
+
 _MODES = {"all": tuple(MODES)[:3], "dropout": tuple(MODES)[:3]}
 _BINS = 20
 
@@ -57,13 +59,14 @@ PROCEDURE = 1
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings, those of the paper but for the early epochs, of which it has 20.
+    """Settings, those of the paper but for the first epochs, of which it has 20, and rates.
 
     Attributes:
         hidden: widths of the hidden layers.
         epochs: passes over the data.
-        early_epochs: passes in which the weight of the divergence rises, and priors are learned
-            too; not for baselines.
+        early_epochs: passes in which priors are learned too; not for baselines.
+        kl_epochs: passes in which the weight of the divergence rises; not for baselines.
+        paced: whether rates are larger where steps are few, see `sparse.Rates.paced`.
         post: "none", or what is trained on for `post_epochs`, see `sparse.fit`.
         post_epochs: passes of that.
         batch_size: rows a step.
@@ -77,6 +80,8 @@ class Plan:
     hidden: tuple[int, ...] = (400, 600)
     epochs: int = 250
     early_epochs: int = 100
+    kl_epochs: int = 100
+    paced: bool = False
     post: str = "none"
     post_epochs: int = 50
     batch_size: int = 100
@@ -129,15 +134,15 @@ def _sparse(
     settings = METHODS[method]
     posterior = settings["posterior"]
     baseline = posterior in sparse.BASELINES
-    rates = sparse.Rates(**_BASELINE) if baseline else sparse.Rates()
-    early = 0 if baseline else plan.early_epochs
+    early, rising = (0, 0) if baseline else (plan.early_epochs, plan.kl_epochs)
     prior = sparse.SpikeSlab(sparse.MixtureSlab()) if "mixture" in settings else None
     ticks = [time.process_time()]
     result = sparse.fit(
         sparse.convert(net, posterior, prior=prior, seed=seed), likelihood, data,
-        epochs=plan.epochs, early_epochs=early, kl_epochs=early, post=plan.post,
-        post_epochs=plan.post_epochs, rates=rates, batch_size=plan.batch_size, seed=seed,
-        mode=plan.mode, checkpoint=checkpoint, progress=False,
+        epochs=plan.epochs, early_epochs=early, kl_epochs=rising, post=plan.post,
+        post_epochs=plan.post_epochs, rates=_rates(plan, len(data[1]), baseline),
+        batch_size=plan.batch_size, seed=seed, mode=plan.mode, checkpoint=checkpoint,
+        progress=False,
         callback=lambda *_: ticks.append(time.process_time()))
     x_new = torch.from_numpy(rows.x_new)
     modes: Record = {}
@@ -157,6 +162,14 @@ def _sparse(
         "histogram": {name: np.histogram(layer.probability().cpu().numpy(), _BINS,
                                          (0.0, 1.0))[0].tolist()
                       for name, layer in result.layers.items()}}
+
+
+def _rates(plan: Plan, rows: int, baseline: bool) -> sparse.Rates:
+    steps = plan.epochs * -(-rows // plan.batch_size)
+    if not baseline:
+        return sparse.Rates.paced(steps) if plan.paced else sparse.Rates()
+    pace = min(_FASTEST, _PACE / steps) if plan.paced else 0.0
+    return sparse.Rates(**{name: max(rate, pace) for name, rate in _BASELINE.items()})
 
 
 def _point(
@@ -242,9 +255,13 @@ def computed(
 def said(
     found: list[Record], name: str, text: str, page: str | None, say: Callable[..., None]
 ) -> Record:
-    """Print the tables, put them between the marks of a page if there is one; the JSON line."""
+    """Print the tables, put them between the marks of a page if there is one; the JSON line.
+
+    Those of runs with post-training have marks of their own, with `_post` behind the name.
+    """
     say(text)
     if page:
-        write_between(page, name, text)
+        after = any(r["plan"]["post"] != "none" for r in found)
+        write_between(page, name + "_post" * after, text)
     keep = ("dataset", "method", "seed", "epochs", "seconds_in_all", "modes")
     return {"records": [{k: r[k] for k in keep} for r in found]}

@@ -28,6 +28,7 @@ DATASETS = {"credit_approval": "A16", "raisin": "Class", "pistachio": "Class", "
 
 METHODS = ("LBBNN-SSP-MF", "LBBNN-SSP-MVN", "LBBNN-SSP-LFMVN", "BNN-GP-MF")
 FOLDS = 10
+_PLAN = Plan(hidden=(500,), early_epochs=200, paced=True)
 _DROPPED = ("split",)  # the published halves of adult: folds take their place
 
 
@@ -71,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
     """Compute what is missing, table by table and method by method, and print the table."""
-    plan = sparse_networks.plan_of(options, Plan(hidden=(500,)) if plan is None else plan)
+    plan = sparse_networks.plan_of(options, _PLAN if plan is None else plan)
     folds = range(min(FOLDS, check_count("folds", options.folds)))
     cases = [(name, method, fold) for name in asked(options.datasets, tuple(DATASETS))
              for method in options.methods for fold in folds]

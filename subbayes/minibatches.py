@@ -66,6 +66,7 @@ class Feed:
         else:
             first, targets, self.n = _read_targets(self.loader)
             first = to_device(first, self.device)
+        self._rows = n_rows(first)
         likelihood.check_targets(targets)
         outputs = network.check(first)
         likelihood.check_outputs(outputs, targets)
@@ -117,6 +118,13 @@ class Feed:
         if self.memory is None:
             return max(1, self.n // max(rows, 1))
         return batch_sizes(self.n, self.batch_size or self.n).count(rows)
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch; of a loader, about."""
+        if self.memory is None:
+            return -(-self.n // self._rows)
+        return len(batch_sizes(self.n, self.batch_size or self.n))
 
     def in_order(self) -> Iterator[tuple[Inputs, Targets]]:
         """One pass in a fixed order, for BatchNorm."""

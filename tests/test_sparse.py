@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import special, stats
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
 from subbayes import InputError, sparse
@@ -496,3 +497,29 @@ def test_many_weights_and_few_rows_leave_a_small_network_that_predicts():
     assert 0 < result.density() < 0.05
     assert float((found == y[700:].numpy()).mean()) > 0.8
     assert set(np.argsort(-result.feature_inclusion())[:3]) == {0, 1, 2}
+
+
+# --- rates --------------------------------------------------------------------------------------
+
+
+def test_rates_are_paced_by_the_number_of_steps():
+    assert sparse.Rates.paced(10**6) == sparse.Rates()
+    few = sparse.Rates.paced(1000)
+    assert (few.weights, few.inclusion, few.slab) == (0.01, 0.02, sparse.Rates().slab)
+    x, y = blobs(60)
+    for data in ((x, y), DataLoader(TensorDataset(x, y), 20)):
+        run = training._Run(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), data, None,
+                            4, 20, 0, "eager")
+        assert run.rates == sparse.Rates.paced(12)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_few_steps_do_not_throw_everything_out():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 10, generator=generator)
+    y = (x[:, 0] + x[:, 1] > 0).long()
+    made = sparse.convert(subbayes.MLP(10, (100,), 2, "relu", seed=0))
+    result = sparse.fit(made, subbayes.Categorical(2), (x, y), epochs=100, progress=False)
+    assert 0 < result.density() < 0.2
+    assert result.history["accuracy"][-1] > 0.9
+    assert set(np.argsort(-result.feature_inclusion())[:2]) == {0, 1}

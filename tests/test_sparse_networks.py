@@ -140,6 +140,21 @@ def test_the_tables_have_ours_beside_the_papers():
     assert "| 0.600 | 0.600 [0.922] | 0.600 [0.880] |" in text
 
 
+def test_runs_with_post_training_have_figures_and_marks_of_their_own(tmp_path):
+    found = [record("LBBNN-SSP-MF", 0, 0.91, plan={"post": "fixed"})]
+    text = sparse_networks_tables.markdown(found)
+    assert "| LBBNN-SSP-MF | 0.910 [0.917] | 0.910 [0.927] |" in text
+    assert "| LBBNN-SSP-MF | SIM SIM 10 | 0.990 [0.991] | 800 [703] | 0.250 [0.120] | 1.2 |" in text
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- a{end}: begin -->\nstale\n<!-- a{end}: end -->\n"
+                            for end in ("", "_post")))
+    sparse_networks.said(found, "a", text, str(page), lambda *_: None)
+    assert page.read_text().count("stale") == 1
+    assert page.read_text().index("stale") < page.read_text().index("0.910")
+    for name, methods in sparse_networks_tables.POST.items():
+        assert methods.keys() < sparse_networks_tables.NETWORKS[name].keys()
+
+
 def test_the_papers_figures_are_whole():
     for name, methods in sparse_networks_tables.NETWORKS.items():
         assert list(methods) == [m for m in sparse_networks.METHODS if m != "FNN"], name

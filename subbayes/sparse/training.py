@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ __all__ = ["Rates", "fit"]
 POST = ("none", "fixed", "median")
 _EARLY, _RISING = 0.8, 0.4  # of the epochs
 _LOGITS = 20.0
+_FASTEST = 1e-2  # of weights
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,26 @@ class Rates:
         return cls(**dict.fromkeys(asdict(cls()), rate) | {
             "slab": cls.slab, "inclusion": pace, "early_inclusion": pace})
 
+    @classmethod
+    def paced(cls, steps: int) -> Rates:
+        """The defaults, and faster ones where steps are few.
+
+        Inclusion probabilities fall whatever the data say; where weights have not learned anything
+        by then, all are thrown out.
+
+        Args:
+            steps: of the whole training.
+
+        Example:
+            >>> Rates.paced(100_000) == Rates(), Rates.paced(1000).weights
+            (True, 0.01)
+        """
+        usual, pace = cls(), _LOGITS / steps
+        rate = min(_FASTEST, max(usual.weights, pace))
+        inclusion = max(usual.inclusion, pace)
+        return replace(usual, weights=rate, covariance=rate, likelihood=rate,
+                       inclusion=inclusion, early_inclusion=inclusion)
+
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             check_positive(name, value)
@@ -128,7 +149,7 @@ def fit(
         post: "none"; "fixed" trains the weights on with inclusion probabilities as they are;
             "median" those of the median model alone.
         post_epochs: passes of that.
-        rates: learning rates.
+        rates: learning rates; by default `Rates.paced` for the number of steps.
         batch_size: rows per step.
         seed: of shuffling, dropout and the layers' draws.
         mode: "trace" replays a step that was traced once; "compile" compiles it, which takes 10 to
@@ -169,7 +190,7 @@ def fit(
     if kl_epochs is None and early > 0:
         rising = min(rising, early)
     last = 0 if post == "none" else check_count("post_epochs", post_epochs)
-    run = _Run(module, likelihood, data, rates or Rates(), batch_size, seed, mode)
+    run = _Run(module, likelihood, data, rates, epochs, batch_size, seed, mode)
     saved = _Checkpoint(checkpoint, {
         "epochs": (early, epochs, last), "kl_epochs": rising, "post": post,
         "rates": asdict(run.rates), "batch_size": batch_size, "seed": seed, "mode": mode,
@@ -213,15 +234,16 @@ class _Run:
     """A converted module in training."""
 
     def __init__(
-        self, module: nn.Module, likelihood: Likelihood, data: Any, rates: Rates,
-        batch_size: int | None, seed: int, mode: str,
+        self, module: nn.Module, likelihood: Likelihood, data: Any, rates: Rates | None,
+        epochs: int, batch_size: int | None, seed: int, mode: str,
     ) -> None:
         self.module = copy.deepcopy(module).train()
         self.layers = sparse_layers(self.module)
         self.network = Network(plain(self.module))
         self.likelihood, self.inner = likelihood, inner(likelihood)
-        self.rates, self.seed, self.mode = rates, seed, mode
+        self.seed, self.mode = seed, mode
         self.feed = Feed(data, likelihood, self.network, batch_size, seed)
+        self.rates = rates or Rates.paced(epochs * self.feed.steps)
         if absent := self.feed.absent:
             warnings.warn(f"data: no row of class{'es' * (len(absent) > 1)} "
                           f"{', '.join(map(str, absent))}, for which the network has an output: "
