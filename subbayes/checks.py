@@ -87,6 +87,8 @@ def check_positive(argument: str, value: Any) -> float:
 
 def check_finite(argument: str, values: torch.Tensor | np.ndarray) -> None:
     """Check that every entry is finite; the error names the first row that is not."""
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()  # torch warns of such
     tensor = torch.as_tensor(values)
     if not tensor.is_floating_point():
         return

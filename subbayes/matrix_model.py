@@ -233,6 +233,9 @@ def fit_sparse(
     """
     settings = settings or Settings()
     check_choice("slab", settings.slab, ("student-t", "normal"))
+    chosen = settings.prior_inclusion
+    if chosen is not None and not 0 < chosen < 1:
+        fail("prior_inclusion", "a probability strictly between 0 and 1", float(chosen))
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
     prior = SpikeSlab(
         StudentTSlab() if settings.slab == "student-t" else NormalSlab(),

@@ -447,6 +447,11 @@ def test_bad_modules_are_refused():
     (lambda: sparse.convert(net(), "mvm"), "posterior: expected one of"),
     (lambda: sparse.convert(net(), structure="rows"), "structure: expected one of"),
     (lambda: sparse.convert(net(), keep=["7"]), "keep: expected names of layers: 0, 2, got 7"),
+    (lambda: sparse.convert(net().requires_grad_(False)), "Frozen layers stay as they are"),
+    (lambda: sparse.convert(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))),
+     "got ParametrizedLinear, whose weights are computed"),
+    (lambda: sparse.convert(nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 2)))),
+     "got 0, whose weights are computed"),
     (lambda: sparse.convert(net(), prior={"1": sparse.SpikeSlab()}), "priors of layers: 0, 2"),
     (lambda: sparse.convert(net(), inclusion=1.0), "inclusion: expected a probability strictly"),
     (lambda: sparse.convert(net(), sd=0.0), "sd: expected"),
@@ -460,6 +465,46 @@ def test_bad_modules_are_refused():
 def test_bad_settings_are_refused(make, said):
     with pytest.raises(InputError, match=said):
         make()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_slab_is_no_prior():
+    for prior in (sparse.NormalSlab(1.0), {"0": sparse.NormalSlab(1.0)}):
+        with pytest.raises(TypeError, match="prior: expected a SpikeSlab, or SpikeSlabs by name"):
+            sparse.convert(net(), prior=prior)
+
+
+def test_layers_that_stay():
+    deep = nn.Sequential(*[nn.Linear(2, 2) for _ in range(11)])
+    assert "10" not in sparse.sparse_layers(sparse.convert(deep, keep="10"))
+    assert len(sparse.sparse_layers(sparse.convert(deep, keep="10"))) == 10
+    frozen = net(dtype=torch.float32)
+    frozen[0].requires_grad_(False)
+    x, y = blobs()
+    made = sparse.fit(sparse.convert(frozen), subbayes.Categorical(2), (x, y), **QUICK).module
+    assert list(sparse.sparse_layers(made)) == ["2"]
+    assert torch.equal(made[0].weight, frozen[0].weight)
+
+
+def test_attention_keeps_its_layers():
+    encoder = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0)
+    module = nn.Sequential(nn.Unflatten(1, (1, 4)), encoder, nn.Flatten(), nn.Linear(4, 2))
+    made = sparse.convert(module)
+    assert list(sparse.sparse_layers(made)) == ["1.linear1", "1.linear2", "3"]
+    x, y = blobs()
+    result = sparse.fit(made, subbayes.Categorical(2), (x, y), **QUICK)
+    assert result.module(x).shape == (200, 2)  # torch reads weights there, in evaluation mode
+    assert result.predict(x[:5], draws=3).n_draws == 3
+    layer = made[3].train()
+    with pytest.raises(InputError, match="one whose weights another module reads"):
+        layer.weight
+
+
+def test_an_empty_median_model_is_warned_of():
+    made = sparse.convert(net(dtype=torch.float32), inclusion=0.01)
+    x, y = blobs()
+    with pytest.warns(UserWarning, match="nothing in in layers '0', '2', whose"):
+        sparse.fit(made, subbayes.Categorical(2), (x, y), **QUICK | {"epochs": 1})
 
 
 def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):

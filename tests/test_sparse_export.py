@@ -70,6 +70,9 @@ CASES = {
                                      nn.Flatten(), nn.Linear(6, 2)), (3, 6, 6), True),
     "norms": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), norm(8), nn.ReLU(), nn.Conv2d(8, 4, 3),
                                     nn.Flatten(), nn.Linear(16, 2)), (3, 6, 6), True),
+    "silent units before a norm": (lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.Tanh(), norm(6), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(6, 5, 2),
+        norm(5), nn.Flatten(), nn.Linear(5, 2)), (3, 6, 6), True),
     "groups": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 6, 1),
                                      nn.ReLU(), nn.Conv2d(6, 6, 1, groups=3), nn.ReLU(),
                                      nn.Flatten(), nn.Linear(54, 20), nn.Tanh(),
@@ -161,3 +164,23 @@ def test_the_posterior_of_the_surviving_weights_is_that_of_the_subnetwork():
 def test_an_unknown_layout_is_refused():
     with pytest.raises(InputError, match="layout: expected one of 'auto', 'dense', 'csr'"):
         thinned(nn.Linear(3, 2)).export(layout="coo")
+
+
+def test_units_that_are_out_leave_through_a_norm():
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten())
+    with torch.no_grad():
+        net[0].weight[1:3] = 0.0
+        net[0].bias[1:3] = torch.tensor([0.5, -2.0])  # constants, which the norm changes
+    small = sparse.exported(net.eval(), ("0", "3"))
+    assert small.units["0"] == (4, 2)
+    x = torch.randn(5, 2, 5, 5)
+    torch.testing.assert_close(small.module(x), net(x))
+    by_batch = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False),
+                             nn.Linear(4, 2))
+    by_batch[0].weight.data[1] = 0.0  # what becomes of it depends on the batch: it stays
+    assert sparse.exported(by_batch.eval(), ("0", "2")).units["0"] == (4, 4)
+
+
+def test_unknown_layers_are_named():
+    with pytest.raises(InputError, match="names: expected linear or convolutional layers: 0, 2"):
+        sparse.exported(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), ("1",))

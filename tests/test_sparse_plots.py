@@ -62,6 +62,8 @@ def test_the_surest_inputs_come_first():
     assert [text.get_text() for text in ax.get_yticklabels()] == ["b", "c", "d"]
     assert ax.collections[-1].get_offsets()[:, 0].tolist() == [0.9, 0.6, 0.2]
     assert [text.get_text() for text in ax.texts] == ["3 of 4 inputs"]
+    ax = plots.feature_inclusion(np.array([0.3, 0.7]))
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["input 1", "input 0"]
     for wrong in (pd.Series(dtype=float), pd.Series({"a": 1.2}), pd.Series({"a": np.nan})):
         with pytest.raises(InputError, match="probabilities: expected probabilities"):
             plots.feature_inclusion(wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
-from subbayes import sparse
+from subbayes import InputError, sparse
 from subbayes.sparse import result as results
 from subbayes.sparse.export import exported
 from subbayes.sparse.products import Bags, thin_product, tiling
@@ -183,6 +184,26 @@ def test_copies_files_and_other_weights_of_networks_in_tiles(tmp_path):
     net.float()
     found = small.module.float()(x.float())
     torch.testing.assert_close(found, net(x.float()), rtol=1e-4, atol=1e-4)
+
+
+def test_rows_of_another_width_are_refused():
+    _, small = layered()
+    for rows in (3, 300):
+        for width in (699, 701):
+            with pytest.raises(InputError, match=f"expected 700 numbers in each row, got {width}"):
+                small.module(torch.randn(rows, width, dtype=torch.double))
+
+
+def test_many_threads_use_a_network_in_tiles():
+    net, small = layered()
+
+    def work(k):
+        x = torch.randn((17, 64, 300, 1001)[k % 4], 700, dtype=torch.double)
+        with torch.no_grad():
+            return torch.allclose(small.module(x), net(x))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(200)))
 
 
 def test_skips_and_norms_in_the_way():

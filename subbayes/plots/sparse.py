@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
@@ -150,12 +151,13 @@ def trade_off(
 
 
 def feature_inclusion(
-    probabilities: pd.Series, most: int = 25, *, ax: Axes | None = None
+    probabilities: pd.Series | Float[np.ndarray, "d"], most: int = 25, *, ax: Axes | None = None
 ) -> Axes:
     """The inclusion probabilities of inputs, the largest on top.
 
     Args:
-        probabilities: by name, such as `feature_inclusion_` of a sparse estimator.
+        probabilities: by name, such as `feature_inclusion_` of a sparse estimator, or in the order
+            of the inputs.
         most: show so many.
         ax: axes to draw on.
 
@@ -168,6 +170,11 @@ def feature_inclusion(
         >>> [text.get_text() for text in ax.get_yticklabels()]
         ['dose', 'age']
     """
+    if isinstance(probabilities, np.ndarray):
+        import pandas as pd
+
+        probabilities = pd.Series(
+            probabilities, index=[f"input {k}" for k in range(len(probabilities))])
     if not len(probabilities) or not probabilities.between(0, 1).all():
         fail("probabilities", "probabilities of at least one input", repr(probabilities.tolist()))
     shown = probabilities.sort_values(ascending=False, kind="stable").head(

@@ -310,6 +310,7 @@ def prune(
     if not 0 < density <= 1:
         fail("density", "a share above 0 and at most 1", density)
     check_choice("structure", structure, STRUCTURES)
+    keep = (keep,) if isinstance(keep, str) else keep
     made = copy.deepcopy(module)
     layers = [layer for name, layer in made.named_modules()
               if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name not in keep]

@@ -49,7 +49,8 @@ def convert(
         structure: "weights", or "units": whole neurons and channels are in or out.
         prior: of every layer, or by a layer's name; by default the paper's.
         estimator: "local" or "relaxed", see `layers`.
-        keep: names of layers to leave as they are.
+        keep: names of layers to leave as they are. So are those that are frozen (weights without
+            `requires_grad`), and those that attention reads itself (`MultiheadAttention`).
         inclusion: inclusion probability to start at.
         sd: standard deviation of weights to start at.
         rank: of the posterior "low-rank".
@@ -61,7 +62,8 @@ def convert(
         those of the posterior mean.
 
     Raises:
-        InputError: nothing to convert, a name that is no layer, shared weights.
+        InputError: nothing to convert, a name that is no layer, shared weights, weights that
+            are computed from others.
 
     Source: Hubin and Storvik (2024), section 3.
 
@@ -78,17 +80,24 @@ def convert(
     check_positive("sd", sd)
     if not 0 < inclusion < 1:
         fail("inclusion", "a probability strictly between 0 and 1", inclusion)
+    keep = (keep,) if isinstance(keep, str) else tuple(keep)
     found = {name: layer for name, layer in module.named_modules(remove_duplicate=False)
-             if isinstance(layer, _CONVERTED)}
+             if isinstance(layer, _CONVERTED) and not _stays(module, name, layer)}
     unknown = [name for name in keep if name not in dict(module.named_modules())]
     if unknown:
         fail("keep", "names of layers: " + ", ".join(found), ", ".join(unknown))
     chosen = {name: layer for name, layer in found.items()
               if not any(name == k or name.startswith(f"{k}.") for k in keep)}
     if not chosen:
-        fail("module", "a linear or convolutional layer to convert", "none")
+        fail("module", "a linear or convolutional layer to convert", "none",
+             "Frozen layers stay as they are: call requires_grad_() on them, or shorten keep="
+             if any(isinstance(m, _CONVERTED) for m in module.modules()) else "")
+    _check_plain(chosen)
     _check_shared(module, chosen)
     usual = usual_prior(posterior)
+    for each in prior.values() if isinstance(prior, Mapping) else (prior or usual,):
+        if not isinstance(each, SpikeSlab):
+            fail_type("prior", "a SpikeSlab, or SpikeSlabs by name of layer", each)
     own = prior if isinstance(prior, Mapping) else dict.fromkeys(chosen, prior or usual)
     wrong = [name for name in own if name not in chosen]
     if wrong:
@@ -101,6 +110,23 @@ def convert(
             inclusion=inclusion, sd=sd, rank=rank, temperature=temperature)
         made = replaced(made, name, sparse.train(layer.training))
     return made
+
+
+def _stays(module: nn.Module, name: str, layer: nn.Module) -> bool:
+    """Whether a layer is frozen, or its weights are read by another module."""
+    parent = module.get_submodule(name.rpartition(".")[0])
+    weight = layer._parameters.get("weight")
+    return isinstance(parent, nn.MultiheadAttention) or (
+        weight is not None and not weight.requires_grad)
+
+
+def _check_plain(chosen: Mapping[str, nn.Module]) -> None:
+    odd = [name or type(layer).__name__ for name, layer in chosen.items()
+           if layer._parameters.get("weight") is None]
+    if odd:
+        fail("module", "weights that are parameters", f"{', '.join(odd)}, whose weights are "
+             "computed", "Remove the parametrisation (weight or spectral norm) first, or name "
+             "these layers in keep=")
 
 
 def _check_shared(module: nn.Module, chosen: Mapping[str, nn.Module]) -> None:

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from subbayes.checks import check_choice
-from subbayes.sparse.links import Flow, Link, links
+from subbayes.checks import check_choice, fail
+from subbayes.sparse.links import READS, Flow, Link, links
 from subbayes.sparse.products import in_tiles
 from subbayes.sparse.replacing import replaced
 from subbayes.sparse.small import CsrLinear, Exported
@@ -39,9 +39,13 @@ def exported(
         layout: "dense", "csr", or "auto": for each linear layer the faster one on the example.
 
     Raises:
-        InputError: an unknown layout.
+        InputError: an unknown layout or layer.
     """
     check_choice("layout", layout, LAYOUTS)
+    known = [name for name, own in module.named_modules() if isinstance(own, READS)]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        fail("names", f"linear or convolutional layers: {', '.join(known)}", ", ".join(unknown))
     before = sum(p.numel() for p in module.parameters())
     small, units = pruned(module, names)
     small, layouts = _laid_out(small, names, example, layout)
@@ -86,18 +90,16 @@ def _prune(module: nn.Module, link: Link) -> bool:
     assert isinstance(r, Tensor)
     columns = r.view(len(r), len(w), -1)
     unread = (columns == 0).transpose(0, 1).flatten(1).all(1)
-    dead = unread
-    if not link.norms:
-        bias = source.bias if isinstance(source.bias, Tensor) else w.new_zeros(len(w))
-        constant = bias.clone()
-        for step in link.path:
-            constant = step(constant)
-        silent = (w == 0).flatten(1).all(1)
-        padded = not isinstance(reader, nn.Linear) and getattr(reader, "padding", 0) not in (
-            0, (0,), (0, 0))
-        silent &= (constant == 0) if padded else torch.isfinite(constant)
-        _fold(reader, columns, torch.where(silent & ~unread, constant, 0.0))
-        dead = unread | silent
+    bias = source.bias if isinstance(source.bias, Tensor) else w.new_zeros(len(w))
+    constant = bias.clone()
+    for step in link.path:
+        constant = step(constant)
+    silent = (w == 0).flatten(1).all(1)
+    padded = not isinstance(reader, nn.Linear) and getattr(reader, "padding", 0) not in (
+        0, (0,), (0, 0))
+    silent &= (constant == 0) if padded else torch.isfinite(constant)
+    _fold(reader, columns, torch.where(silent & ~unread, constant, 0.0))
+    dead = unread | silent
     if not bool(dead.any()):
         return False
     if bool(dead.all()):
@@ -159,7 +161,6 @@ def _laid_out(
     if layout == "dense" or (layout == "auto" and example is None):
         return module, chosen
     flow = Flow.of(module, names)
-    flow.overwrite(module)
     for name in linear:
         dense = module.get_submodule(name)
         assert isinstance(dense, nn.Linear)
@@ -170,7 +171,10 @@ def _laid_out(
         if seen is None or _seconds(sparse, seen) < _seconds(dense, seen):
             module = replaced(module, name, sparse)
             chosen[name] = "csr"
-    return in_tiles(module) if flow.by_row and "csr" in chosen.values() else module, chosen
+    if "csr" in chosen.values():
+        flow.overwrite(module)
+        module = in_tiles(module) if flow.by_row else module
+    return module, chosen
 
 
 def _seen(module: nn.Module, layer: nn.Module, example: Any) -> Tensor | None:

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subbayes.checks import check_choice, check_positive
+from subbayes.checks import check_choice, check_positive, fail
 from subbayes.sparse.factors import BASELINES, Logits, Noise, logits_of
 from subbayes.sparse.moments import ENTROPY, terms
 from subbayes.sparse.priors import SpikeSlab
@@ -115,6 +115,19 @@ class SparseLayer(nn.Module):
     def sd(self) -> Float[Tensor, "*W"]:
         r"""$\tau$, of the weights that are in."""
         return functional.softplus(self.raw_sd)
+
+    @property
+    def weight(self) -> Float[Tensor, "*W"]:
+        """The posterior mean, for modules that read a layer's weights; in evaluation mode alone."""
+        if self.training:
+            fail("module", "layers that are called, so that weights can be drawn",
+                 "one whose weights another module reads", "Name that layer in keep= of convert")
+        return self.probability() * self.mean
+
+    @property
+    def bias(self) -> Float[Tensor, "u"] | None:
+        """The posterior mean of the biases."""
+        return self._mean_bias()
 
     @property
     def bias_sd(self) -> Float[Tensor, "u"]:

@@ -5,6 +5,7 @@ Where units branch (skip connections) or pass through something unknown there is
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-__all__ = ["Flow", "Link", "links"]
+__all__ = ["READS", "Flow", "Link", "links"]
 
-_READS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+READS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _PER_VALUE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
               nn.Hardtanh, nn.Identity, nn.Dropout, nn.Dropout2d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
@@ -145,11 +146,12 @@ def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
         (node,) = node.users
         if node.op == "call_module":
             own = modules[str(node.target)]
-            if isinstance(own, _READS):
+            if isinstance(own, READS):
                 link.reader = str(node.target)
                 return link if getattr(own, "groups", 1) == 1 else None
             if isinstance(own, nn.modules.batchnorm._BatchNorm) and not link.flattened:
                 link.norms.append(str(node.target))
+                link.path.append(functools.partial(_normalised, own))
             elif isinstance(own, nn.Flatten) and own.start_dim == 1 and own.end_dim == -1:
                 link.flattened = True
             elif not isinstance(own, _PER_VALUE) and not (
@@ -169,6 +171,14 @@ def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
         else:
             return None
     return None
+
+
+def _normalised(norm: nn.modules.batchnorm._BatchNorm, constant: Tensor) -> Tensor:
+    """What normalisation by stored statistics makes of a constant of each unit."""
+    if norm.running_mean is None or norm.running_var is None:
+        return torch.full_like(constant, torch.nan)  # by those of the batch: it is not known
+    return functional.batch_norm(constant[None], norm.running_mean, norm.running_var, norm.weight,
+                                 norm.bias, False, 0.0, norm.eps)[0]
 
 
 def _even(pool: nn.Module) -> bool:

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from subbayes.checks import fail
 from subbayes.data import n_rows, take
 from subbayes.evaluation import bytes_per_row, reuse_memory
 from subbayes.network import Network, taking_turns
@@ -95,15 +96,18 @@ class Bags:
 
         The last are remembered, with the tensor of values they were made from.
         """
-        if self._places is None or self._places[0] != tiles:
+        places, known = self._places, self._values  # other threads may put others there
+        if places is None or places[0] != tiles:
             largest = tiles * max(self.inputs, len(self.columns))
             kind = torch.int32 if largest < 2**31 else torch.int64
             each = torch.arange(tiles, dtype=kind, device=self.columns.device)[:, None]
-            self._places = (tiles, (self.columns.to(kind) + each * self.inputs).reshape(-1),
-                            (self.crow[:-1].to(kind) + each * len(self.columns)).reshape(-1))
-        if self._values is None or self._values[0] != tiles or self._values[1] is not values:
-            self._values = tiles, values, values.expand(tiles, -1).reshape(-1)
-        return *self._places[1:], self._values[2]
+            places = (tiles, (self.columns.to(kind) + each * self.inputs).reshape(-1),
+                      (self.crow[:-1].to(kind) + each * len(self.columns)).reshape(-1))
+            self._places = places
+        if known is None or known[0] != tiles or known[1] is not values:
+            known = tiles, values, values.expand(tiles, -1).reshape(-1)
+            self._values = known
+        return *places[1:], known[2]
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,9 @@ def thin_product(
         values: the weights.
         bias: of the units.
 
+    Raises:
+        InputError: rows of another size.
+
     Example:
         >>> bags = Bags(torch.tensor([0, 1, 2]), torch.tensor([1, 2]), 3)
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -185,6 +192,8 @@ def thin_product(
         tensor([[10.,  2.],
                 [40.,  5.]])
     """
+    if x.shape[-1] != bags.inputs:
+        fail("inputs", f"{bags.inputs} numbers in each row", x.shape[-1])
     if x.device.type == "cpu" and x.shape[:-1].numel() >= _FEW:
         return _product(_Tiles.of(x), bags, values, bias)
     rows = x.reshape(-1, x.shape[-1])

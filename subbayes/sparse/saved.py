@@ -77,6 +77,8 @@ def load(
     layers = meta["layers"]
     kept = [name for name, _ in plain.named_modules() if name and name not in layers
             and not any(other.startswith(f"{name}.") for other in layers)]
+    for name in layers:
+        plain.get_submodule(name).requires_grad_(True)
     made = convert(
         plain, meta["posterior"], structure=meta["structure"], keep=kept,
         prior={name: _both(config) for name, config in layers.items()},

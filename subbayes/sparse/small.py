@@ -56,10 +56,11 @@ class CsrLinear(nn.Module):
     def forward(self, x: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
         """Outputs, shape (..., out_features)."""
         weight = self.weight
-        if self._known is None or self._known[0] is not weight:
+        known = self._known
+        if known is None or known[0] is not weight:
             bags = Bags(weight.crow_indices(), weight.col_indices(), self.in_features)
-            self._known = weight, bags, weight.values()
-        return thin_product(x, *self._known[1:], self.bias)
+            self._known = known = weight, bags, weight.values()
+        return thin_product(x, *known[1:], self.bias)
 
     def _load_from_state_dict(self, *given: Any) -> None:
         self._known = None  # weights are copied into the tensor that is there
@@ -181,7 +182,6 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
     tensors, facts = _read(as_path(path))
     made = copy.deepcopy(module).eval()
     flow = Flow.of(made, facts["layouts"])
-    flow.overwrite(made)
     owners = dict(made.named_modules())
     odd = sorted(facts["layouts"].keys() - owners.keys())
     for name in () if odd else [n for n, layout in facts["layouts"].items() if layout == "csr"]:
@@ -197,7 +197,9 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
         _put(owners[owner], last, value)
     units = {name: (before, after) for name, (before, after) in facts["units"].items()}
     before, after = facts["weights"]
-    made = in_tiles(made) if flow.by_row and "csr" in facts["layouts"].values() else made
+    if "csr" in facts["layouts"].values():
+        flow.overwrite(made)
+        made = in_tiles(made) if flow.by_row else made
     return Exported(made.requires_grad_(False), units, facts["layouts"], (before, after))
 
 

@@ -32,7 +32,9 @@ from subbayes.vectorised import say
 __all__ = ["MODES", "Steps"]
 
 MODES = ("trace", "compile", "eager")
-_OFTEN, _VERY_OFTEN = 50, 1000  # steps of a shape from which it is traced, and compiled
+_OFTEN = 50  # steps of a shape from which it is traced
+_COMPILING = 15.0  # seconds, about, that compiled steps must save to be worth it:
+_SAVED, _SAVED_BY_NUMBER = 4e-4, 1.4e-8  # seconds a step, and for each number that is learned
 _ROUNDING = 1e-3  # of the largest entry
 
 
@@ -116,10 +118,14 @@ class Steps:
             return self._eager
         try:
             with taking_turns, self._untouched():
-                return self._traced(flat, spec, self.mode == "compile" and often >= _VERY_OFTEN)
+                return self._traced(flat, spec, self.mode == "compile" and self._saves(often))
         except Exception as error:
             say("tracing the training step", error, "going on without")
             return self._eager
+
+    def _saves(self, often: float) -> bool:
+        learned = sum(p.numel() for p in self.moving.values())
+        return often * (_SAVED + _SAVED_BY_NUMBER * learned) >= _COMPILING
 
     def _traced(self, flat: list[Tensor], spec: Any, compiles: bool) -> Callable[..., Any]:
         with self._taped() as tape:

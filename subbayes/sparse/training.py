@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from subbayes.checks import check_choice, check_count, check_positive, fail
 from subbayes.data import n_rows
@@ -40,7 +42,8 @@ __all__ = ["Rates", "fit"]
 POST = ("none", "fixed", "median")
 _EARLY, _RISING = 0.8, 0.4  # of the epochs
 _LOGITS = 20.0
-_FASTEST = 1e-2  # of weights
+_FASTEST, _FASTEST_LOGITS = 1e-2, 0.2  # rates of weights, and of inclusion
+_EVERY = 1.0  # seconds between two checkpoints, at least
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Rates:
         """
         usual, pace = cls(), _LOGITS / steps
         rate = min(_FASTEST, max(usual.weights, pace))
-        inclusion = max(usual.inclusion, pace)
+        inclusion = min(_FASTEST_LOGITS, max(usual.inclusion, pace))
         return replace(usual, weights=rate, covariance=rate, likelihood=rate,
                        inclusion=inclusion, early_inclusion=inclusion)
 
@@ -155,8 +158,9 @@ def fit(
         mode: "trace" replays a step that was traced once; "compile" compiles it, which takes 10 to
             30 s a phase and halves the time of a large network's step; "eager" does neither. Few
             steps are taken eagerly, as are those of modules with dropout or batch normalisation.
-        checkpoint: a file to save to after each epoch; a run that finds it there goes on from it
-            and ends as an uninterrupted one, bit for bit (for data in memory).
+        checkpoint: a file to save to after epochs, once a second at most, and at the end; a run
+            that finds it there goes on from it and ends as an uninterrupted one, bit for bit (for
+            data in memory).
         progress: show a progress bar; None shows it on a terminal.
         callback: called with (epoch, the network as it is) after each epoch; training stops if
             it returns True.
@@ -198,12 +202,12 @@ def fit(
     history: History = {}
     first = saved.read(run, history)
     total = epochs + last
-    with bar(total, "Training the sparse network", progress, "epochs") as steps:
+    with bar(total, "Training the sparse network", progress, "epochs") as steps, saved:
         steps.update(first)
+        good = run.state()
         for number in range(first, total):
             phase = ("early" if number < early else "main" if number < epochs else post)
             run.enter(phase, {"early": early, "main": epochs - early}.get(phase, last))
-            good = run.state()
             facts, broken = run.epoch(number, rising)
             if broken:
                 run.restore(good)
@@ -211,14 +215,28 @@ def fit(
                               "ends with the network of the epoch before. Lower the rates, or "
                               "standardise the inputs", stacklevel=2)
                 break
+            good = run.state()
             for name, fact in facts.items():
                 history.setdefault(name, []).append(fact)
             steps.set_postfix(_shown(facts), refresh=False)
             steps.update(1)
-            saved.write(run, history, number + 1)
+            saved.write(good, history, number + 1)
             if callback and callback(number + 1, run.result(history)) is True:
                 break
-    return run.result(history)
+    result = run.result(history)
+    _warn_if_empty(result)
+    return result
+
+
+def _warn_if_empty(result: SparseNetwork) -> None:
+    empty = [name for name, layer in result.layers.items()
+             if layer.drops and not bool((layer.probability() > 0.5).any())]
+    if empty:
+        warnings.warn(f"The median model has nothing in in layer{'s' * (len(empty) > 1)} "
+                      f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
+                      "the data say nothing of them, or training was too short or its rates too "
+                      "low. Try more epochs, rates=, or a prior with more weights in",
+                      stacklevel=3)
 
 
 def _of(epochs: int, name: str, count: int | None, share: float) -> int:
@@ -366,8 +384,8 @@ class _Run:
     def state(self) -> dict[str, Any]:
         """All that the next epoch depends on."""
         noise = next(iter(self.layers.values())).noise
-        return copy.deepcopy({
-            "module": self.module.state_dict(), "raw": self.raw.detach(),
+        return tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, {
+            "module": dict(self.module.state_dict()), "raw": self.raw,
             "optimizer": self.optimizer.state_dict(), "order": self.feed.generator.get_state(),
             "noise": noise.generator.get_state()})
 
@@ -419,11 +437,22 @@ class _Objective(nn.Module):
 
 
 class _Checkpoint:
-    """A file with the state after the last epoch; without a path, nothing."""
+    """A file with the state after an epoch; without a path, nothing.
+
+    It is written once a second at most, and with the last state when the block is left.
+    """
 
     def __init__(self, path: str | Path | None, settings: dict[str, Any]) -> None:
         self.path = None if path is None else as_path(path)
         self.settings = repr(settings)
+        self.waiting: dict[str, Any] = {}
+        self.written = -math.inf
+
+    def __enter__(self) -> _Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._flush()
 
     def read(self, run: _Run, history: History) -> int:
         """Go on from a file that is there; the number of finished epochs."""
@@ -442,11 +471,17 @@ class _Checkpoint:
         history.update(saved["history"])
         return int(saved["finished"])
 
-    def write(self, run: _Run, history: History, finished: int) -> None:
+    def write(self, state: dict[str, Any], history: History, finished: int) -> None:
         """Save the state after an epoch, whole or not at all."""
-        if self.path is None:
-            return
-        file = io.BytesIO()
-        torch.save({"settings": self.settings, "state": run.state(), "history": history,
-                    "finished": finished}, file)
-        atomic_write_bytes(self.path, file.getvalue())
+        self.waiting = {"settings": self.settings, "state": state, "finished": finished,
+                        "history": {name: list(values) for name, values in history.items()}}
+        if time.monotonic() - self.written >= _EVERY:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self.path is not None and self.waiting:
+            file = io.BytesIO()
+            torch.save(self.waiting, file)
+            atomic_write_bytes(self.path, file.getvalue())
+            self.written = time.monotonic()
+        self.waiting = {}
