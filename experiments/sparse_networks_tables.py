@@ -184,13 +184,16 @@ def _figures(name: str, found: list[Record]) -> dict[str, tuple[tuple[float, ...
     return (NETWORKS if plain else POST)[name]
 
 
+def _epochs(found: list[Record]) -> str:
+    return ", ".join(str(e) for e in sorted({r["epochs"] for r in found}))
+
+
 def _schedule(found: list[Record]) -> str:
-    epochs = ", ".join(str(e) for e in sorted({r["epochs"] for r in found}))
     counts = sorted({len(_of(found, method=m)) for m in _methods(found)})
     runs = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
     post = {r["plan"]["post"] for r in found} - {"none"}
     after = f", post-training '{post.pop()}' among them" if post else ""
-    return f"{runs} run{'s' * (counts[-1] > 1)} of {epochs} epochs{after}"
+    return f"{runs} run{'s' * (counts[-1] > 1)} of {_epochs(found)} epochs{after}"
 
 
 def _spread(values: list[float], centre: Callable[..., Any] = np.median) -> str:
@@ -291,6 +294,6 @@ def tabular_markdown(found: list[Record]) -> str:
                         None if paper is None else paper[3]), str(len(own)),
                 f"{sum(r['seconds_in_all'] for r in own) / 60:.0f}"])
     return _table(
-        f"Accuracy, {_schedule(found)}: mean (least, largest) over folds",
+        f"Accuracy, {_epochs(found)} epochs: mean (least, largest) over folds",
         ["data", "method", "mode", "accuracy", "the paper's", "density [the paper's]", "folds",
          "minutes"], rows) if rows else ""
