@@ -207,7 +207,13 @@ def network_from(
             fail("module", f"a module of the saved architecture for '{path}'", "none",
                  "Pass load(path, module=...): code is not saved, only weights")
         module = MLP(**meta["module"])
-    network = Network(module, part(tensors, "mask") or meta["names"], output)
+    chosen = part(tensors, "mask") or meta["names"]
+    known = dict(module.named_parameters(remove_duplicate=False))
+    if any(name not in known for name in chosen):
+        fail("module", f"the saved architecture {_short(meta['architecture'])}",
+             _short(f"{type(module).__name__}: {module!r}"),
+             "Build it with the same layers and sizes")
+    network = Network(module, chosen, output)
     if network.architecture != meta["architecture"]:
         fail("module", f"the saved architecture {_short(meta['architecture'])}",
              _short(network.architecture), "Build it with the same layers and sizes")

@@ -150,3 +150,12 @@ def test_more_labels_than_outputs_are_refused():
         trained([0, 4, 1])
     with pytest.raises(InputError, match=r"module: expected 5 outputs for .*got 3"):
         trained([0, 4, 1], likelihood=subbayes.Categorical(5))
+
+
+def test_a_module_of_other_layers_is_refused_by_its_architecture(tmp_path):
+    module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+    network = sparse.SparseNetwork(sparse.convert(module), subbayes.Gaussian(1.0))
+    folder = sparse.save(network, tmp_path / "saved")
+    for other in (nn.Linear(5, 1), network.module):
+        with pytest.raises(InputError, match="module: expected the saved architecture Sequential"):
+            sparse.load(folder, other)

@@ -56,6 +56,13 @@ def test_scores_are_drawn_in_the_order_of_the_densities():
             plots.trade_off(density, score)
 
 
+def test_a_network_with_nothing_in_has_its_place():
+    ax = plots.trade_off({"a": [0.0, 0.01, 0.1]}, {"a": [0.3, 0.8, 0.9]})
+    assert ax.get_xscale() == "symlog"
+    assert ax.get_xlim()[0] == 0
+    assert plots.trade_off({"a": [0.0]}, {"a": [0.3]}).get_xscale() == "symlog"
+
+
 def test_the_surest_inputs_come_first():
     p = pd.Series({"a": 0.1, "b": 0.9, "c": 0.6, "d": 0.2})
     ax = plots.feature_inclusion(p, most=3)

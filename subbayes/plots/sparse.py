@@ -142,7 +142,12 @@ def trade_off(
         order = np.argsort(x)
         ax.plot(x[order], y[order], "o-", color=COLORS[place % len(COLORS)], markersize=4.5,
                 linewidth=1.2, label=method)
-    ax.set_xscale("log")
+    every = np.concatenate([np.atleast_1d(np.asarray(v, float)) for v in density.values()])
+    if (every > 0).all():
+        ax.set_xscale("log")
+    else:  # a network with nothing in has its place too
+        ax.set_xscale("symlog", linthresh=min(every[every > 0], default=1.0))
+        ax.set_xlim(left=0.0)
     ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     if name == "accuracy":
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
