@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
 from subbayes import InputError, sparse
+from subbayes.sparse import products
 from subbayes.sparse import result as results
 from subbayes.sparse.export import exported
 from subbayes.sparse.products import Bags, thin_product, tiling
@@ -147,6 +148,14 @@ def test_networks_in_tiles_are_the_dense_ones(shape, bias):
     before = x.clone()
     torch.testing.assert_close(small.module(x), net(x))
     assert torch.equal(x, before)
+
+
+def test_many_tiles_are_taken_in_turns(monkeypatch):
+    net, small = layered()
+    monkeypatch.setattr(products, "_TOGETHER", 3)
+    for shape in ((1001,), (11, 40)):
+        x = torch.randn(*shape, 700, dtype=torch.double)
+        torch.testing.assert_close(small.module(x), net(x))
 
 
 def test_rows_that_lie_transposed_in_memory():

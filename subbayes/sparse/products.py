@@ -37,6 +37,7 @@ _CACHED = 90_000  # numbers of a tile: with the weights they fit the cache of a 
 _WIDE, _NARROW, _STEP = 128, 32, 16  # rows of a tile: at most, at least, and a multiple of
 _ROWS = "_subbayes_rows"
 _AT_ONCE = 2048  # rows of the draws of a network at once
+_TOGETHER = 32  # tiles in a table, which each have a copy of the weights
 _FEW = 16  # rows for which a general product is faster
 
 
@@ -261,10 +262,8 @@ def _product(
     """Outputs, transposed in memory, which a further product is glad of."""
     reuse_memory()
     count, _, width = tiles.table.shape
-    columns, starts, repeated = bags.of(values, count)
-    found = functional.embedding_bag(columns, tiles.table.flatten(0, 1), starts, mode="sum",
-                                     per_sample_weights=repeated)
-    found = found.unflatten(0, (count, len(bags.crow) - 1))
+    parts = [_bagged(table, bags, values) for table in tiles.table.split(_TOGETHER)]
+    found = parts[0] if len(parts) == 1 else torch.cat(parts)
     added = found.new_zeros(()) if bias is None else bias[:, None]
     if tiles.kept:
         return (found + added if found.requires_grad else found.add_(added)).transpose(1, 2)
@@ -275,6 +274,15 @@ def _product(
         torch.add(found, added, out=by_unit.transpose(0, 1))
     n = math.prod(tiles.shape)
     return by_unit.flatten(1)[:, :n].T.reshape(*tiles.shape, len(bags.crow) - 1)
+
+
+def _bagged(
+    table: Float[Tensor, "tiles i width"], bags: Bags, values: Float[Tensor, "k"]
+) -> Float[Tensor, "tiles o width"]:
+    columns, starts, repeated = bags.of(values, len(table))
+    found = functional.embedding_bag(columns, table.flatten(0, 1), starts, mode="sum",
+                                     per_sample_weights=repeated)
+    return found.unflatten(0, (len(table), len(bags.crow) - 1))
 
 
 def csr(

@@ -183,6 +183,7 @@ class SparseNetwork:
 
     @torch.no_grad()
     def _vectors(self, drawn: list[dict[str, DrawnLayer]]) -> Float[Tensor, "S D"]:
+        """Draws as weight vectors; they are emptied, so that their numbers are not held twice."""
         spans = self.network.spans
         found = self.network.weights.expand(len(drawn), -1).clone()
         for row, draw in zip(found, drawn, strict=True):
@@ -191,6 +192,7 @@ class SparseNetwork:
                 own.dense(row[spans[f"{prefix}weight"]])
                 if own.bias is not None:
                     row[spans[f"{prefix}bias"]] = own.bias
+            draw.clear()
         return found
 
     def _draws(
