@@ -208,7 +208,8 @@ def network_from(
                  "Pass load(path, module=...): code is not saved, only weights")
         module = MLP(**meta["module"])
     chosen = part(tensors, "mask") or meta["names"]
-    known = dict(module.named_parameters(remove_duplicate=False))
+    known = dict(module.named_parameters(remove_duplicate=False)) if isinstance(
+        module, nn.Module) else chosen
     if any(name not in known for name in chosen):
         fail("module", f"the saved architecture {_short(meta['architecture'])}",
              _short(f"{type(module).__name__}: {module!r}"),
