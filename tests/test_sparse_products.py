@@ -195,6 +195,24 @@ def test_copies_files_and_other_weights_of_networks_in_tiles(tmp_path):
     torch.testing.assert_close(found, net(x.float()), rtol=1e-4, atol=1e-4)
 
 
+def test_a_function_used_twice_overwrites_nothing():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.act = nn.Linear(400, 20), nn.Linear(20, 2), nn.SiLU()
+
+        def forward(self, x):
+            h = self.a(self.act(x))
+            h = self.act(h)
+            return self.b(h + self.act(h))
+
+    net, x = Twice().eval(), torch.randn(1000, 400)
+    net.b.weight.data[:, ::2] = 0.0
+    before, small = x.clone(), exported(net, ("a", "b"), x, "csr").module
+    torch.testing.assert_close(small(x), net(x), rtol=1e-4, atol=1e-5)
+    assert torch.equal(x, before)
+
+
 def test_rows_of_another_width_are_refused():
     _, small = layered()
     for rows in (3, 300):

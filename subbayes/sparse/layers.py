@@ -234,7 +234,7 @@ class SparseLayer(nn.Module):
         """Outputs: a draw in training mode, those of the posterior mean in evaluation mode."""
         x = self.padded(x)
         if not self.training:
-            return self.operation(x, self.probability() * self.mean, self._mean_bias())
+            return self.operation(x, self.weight, self.bias)
         logits = self._drawn_logits()
         if self.estimator == "local" and self.structure == "weights" and not self.sure:
             mean, variance, *sums = self._terms_of(logits)

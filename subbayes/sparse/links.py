@@ -75,8 +75,8 @@ class Flow:
         by_row: whether it reads the last dimension of its one input, row by row: there is nothing
             but linear layers, functions of single numbers, and sums and products of what these
             give. Then inputs may have any number of leading dimensions.
-        functions: modules, functions of single numbers, that alone read the outputs of a layer:
-            they may overwrite these.
+        functions: modules, functions of single numbers, that alone read the outputs of a layer
+            and read nothing else: they may overwrite these.
     """
 
     by_row: bool
@@ -102,11 +102,13 @@ class Flow:
         modules = dict(module.named_modules())
         plain = all(_reads_rows(node, modules) for node in graph.nodes)
         inputs = sum(node.op == "placeholder" for node in graph.nodes)
+        called = [node.target for node in graph.nodes if node.op == "call_module"]
         return cls(plain and inputs == 1, tuple(
             str(reader.target) for node in graph.nodes
             if node.op == "call_module" and node.target in names and len(node.users) == 1
             for reader in node.users
-            if reader.op == "call_module" and isinstance(modules[str(reader.target)], _OVERWRITE)))
+            if reader.op == "call_module" and called.count(reader.target) == 1
+            and isinstance(modules[str(reader.target)], _OVERWRITE)))
 
     def overwrite(self, module: nn.Module) -> None:
         """Have the functions overwrite what they read."""
