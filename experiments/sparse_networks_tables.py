@@ -65,7 +65,7 @@ NETWORKS: dict[str, dict[str, tuple[tuple[float, ...], ...]]] = {
 """Tables 2 to 4 and A2 to A4: accuracies in the order of `MODES`, densities of "SIM" and "MED", and
 accuracy and number of the decided at R = 10 of the same; "PRN" stands as "MED". For comparison."""
 
-POST: dict[str, dict[str, tuple[tuple[float, ...], ...]]] = {
+POST: dict[str, dict[str, tuple[tuple[float | None, ...], ...]]] = {
     "mnist": {
         "LBBNN-SSP-MF": ((0.967, 0.980, 0.982, 0.969, 0.980, 0.981),
             (0.090, 0.079), (0.999, 8346, 0.999, 8472)),
@@ -74,7 +74,8 @@ POST: dict[str, dict[str, tuple[tuple[float, ...], ...]]] = {
         "LBBNN-SSP-LFMVN": ((0.971, 0.978, 0.979, 0.973, 0.978, 0.978),
             (0.450, 0.449), (0.999, 8366, 0.999, 8645)),
         "BNN-GP-CMF": ((0.982, 0.984, 0.983), (0.226,), (0.995, 9586)),
-        "BNN-HP-MF": ((0.967, 0.982, 0.966), (0.194,), (1.000, 7)),
+        "BNN-HP-MF": ((None, None, None, 0.967, 0.982, 0.966),
+            (None, 0.194), (None, None, 1.000, 7)),
     },
     "fashion_mnist": {
         "LBBNN-SSP-MF": ((0.863, 0.884, 0.882, 0.866, 0.885, 0.882),
@@ -84,7 +85,8 @@ POST: dict[str, dict[str, tuple[tuple[float, ...], ...]]] = {
         "LBBNN-SSP-LFMVN": ((0.847, 0.875, 0.866, 0.846, 0.876, 0.864),
             (0.456, 0.455), (0.996, 4431, 0.996, 4426)),
         "BNN-GP-CMF": ((0.897, 0.897, 0.896), (0.094,), (0.943, 8826)),
-        "BNN-HP-MF": ((0.867, 0.888, 0.868), (0.302,), (1.000, 147)),
+        "BNN-HP-MF": ((None, None, None, 0.867, 0.888, 0.868),
+            (None, 0.302), (None, None, 1.000, 147)),
     },
     "phoneme": {
         "LBBNN-SSP-MF": ((0.917, 0.927, 0.924, 0.924, 0.924, 0.925),
@@ -94,11 +96,12 @@ POST: dict[str, dict[str, tuple[tuple[float, ...], ...]]] = {
         "LBBNN-SSP-LFMVN": ((0.919, 0.929, 0.921, 0.917, 0.928, 0.917),
             (0.497, 0.497), (0.994, 678, 0.994, 676)),
         "BNN-GP-CMF": ((0.882, 0.921, 0.877), (0.509,), (0.960, 189)),
-        "BNN-HP-MF": ((0.913, 0.917, 0.917), (0.457,), (0.936, 37)),
+        "BNN-HP-MF": ((None, None, None, 0.913, 0.917, 0.917),
+            (None, 0.457), (None, None, 0.936, 37)),
     },
 }
-"""Tables A8 to A10: the same after post-training, which the paper does not say more of. Rows of the
-horseshoe are those of its pruned network, and the densities of PHONEME's first method are those of
+"""Tables A8 to A10: the same after post-training. Rows of the horseshoe are those of its pruned
+network alone, and the densities of PHONEME's first method are those of
 FashionMNIST there. For comparison."""
 
 INCLUSION: dict[str, dict[str, tuple[float, ...]]] = {
@@ -178,7 +181,7 @@ def _table(title: str, head: Sequence[str], rows: list[list[str]]) -> str:
     return "\n".join([f"**{title}**", "", *lines])
 
 
-def _figures(name: str, found: list[Record]) -> dict[str, tuple[tuple[float, ...], ...]]:
+def _figures(name: str, found: list[Record]) -> dict[str, Any]:
     """Those of the paper that records stand beside."""
     plain = any(r["plan"]["post"] == "none" for r in found)
     return (NETWORKS if plain else POST)[name]

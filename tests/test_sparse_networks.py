@@ -141,8 +141,11 @@ def test_the_tables_have_ours_beside_the_papers():
 
 
 def test_runs_with_post_training_have_figures_and_marks_of_their_own(tmp_path):
-    found = [record("LBBNN-SSP-MF", 0, 0.91, plan={"post": "fixed"})]
+    found = [record(method, 0, 0.91, plan={"post": "fixed"})
+             for method in ("LBBNN-SSP-MF", "BNN-HP-MF")]
     text = sparse_networks_tables.markdown(found)
+    assert "| BNN-HP-MF | 0.910 | 0.910 | 0.910 | 0.910 [0.913] | 0.910 [0.917] | " in text
+    assert "| BNN-HP-MF | MED SIM 10 | 0.990 [0.936] | 800 [37] | 0.250 [0.457] | 1.2 |" in text
     assert "| LBBNN-SSP-MF | 0.910 [0.917] | 0.910 [0.927] |" in text
     assert "| LBBNN-SSP-MF | SIM SIM 10 | 0.990 [0.991] | 800 [703] | 0.250 [0.120] | 1.2 |" in text
     page = tmp_path / "page.md"
