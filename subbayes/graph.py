@@ -17,13 +17,13 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch.distributions import Distribution
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
-from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 
 __all__ = ["compiled", "folded", "interpreted", "tidy"]
 
@@ -56,6 +56,7 @@ _TANH_BELOW = (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04,
 _NARROW = 16  # columns
 _SETTLING = 3  # calls after which the interpreter has profiled and simplified a function
 _SMALL = 16  # numbers of a constant that are compared
+_NOTED = "shape of the result"
 _COMMUTES = {aten.add.Tensor, aten.mul.Tensor}
 
 
@@ -72,10 +73,10 @@ def tidy(
     """
     graph = graph_module.graph
     with torch.no_grad():
-        ShapeProp(graph_module).propagate(*arguments)
+        _Run(graph_module).run(*arguments)
         _straighten(graph)
         graph_module.recompile()
-        ShapeProp(graph_module).propagate(*arguments)
+        _Run(graph_module).run(*arguments)
     for node in list(graph.nodes):
         if node.op == "call_function" and _is_identity(node):
             node.replace_all_uses_with(node.args[0])
@@ -87,7 +88,7 @@ def tidy(
         _narrow_products(graph)
         graph_module.recompile()
         with torch.no_grad():
-            ShapeProp(graph_module).propagate(*arguments)
+            _Run(graph_module).run(*arguments)
     if not compiles:
         fresh: set[Node] = set()
         for node in graph.nodes:
@@ -386,10 +387,30 @@ def _axes(node: Node) -> set[Any]:
     return {axis % len(shape.shape) for axis in axes}
 
 
-def _shape(node: Any) -> TensorMetadata | None:
+@dataclass(frozen=True)
+class _Shape:
+    """Of a tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    stride: tuple[int, ...]
+
+
+class _Run(Interpreter):
+    """Notes shapes of results; unlike torch's own it prints nothing where an operation fails."""
+
+    def run_node(self, n: Node) -> Any:
+        """As always."""
+        found = super().run_node(n)
+        if isinstance(found, torch.Tensor):
+            n.meta[_NOTED] = _Shape(found.shape, found.dtype, found.stride())
+        return found
+
+
+def _shape(node: Any) -> _Shape | None:
     """Shape, dtype and strides of a node's result, if it is one tensor."""
-    meta = node.meta.get("tensor_meta") if isinstance(node, Node) else None
-    return meta if isinstance(meta, TensorMetadata) else None
+    meta: _Shape | None = node.meta.get(_NOTED) if isinstance(node, Node) else None
+    return meta
 
 
 def _alike(a: Any, b: Any) -> bool:

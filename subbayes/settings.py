@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from subbayes.api import Training
     from subbayes.types import Form
 
-__all__ = ["LIKELIHOODS", "PRIOR_SCALES", "Settings"]
+__all__ = ["LIKELIHOODS", "PRIOR_SCALES", "Settings", "unread"]
 
 LIKELIHOODS = {"regression": ("heteroscedastic", "gaussian"), "count": ("poisson",),
                "classification": ("categorical",)}
@@ -115,3 +115,30 @@ class Settings:
             validation=None if self.patience is None else self.validation_fraction,
             swa_epochs=self.swa_epochs, swa_learning_rate=self.swa_learning_rate,
             max_snapshots=max(2, self.swa_epochs))
+
+
+_SPARSE = ("structure", "posterior", "slab", "prior_inclusion", "early_epochs")
+_SAMPLED = ("rank", "covariance", "prior", "scale_prior", "inference", "temperature", "draws",
+            "chains", "warmup")
+_SWA = ("swa_epochs", "swa_learning_rate")
+
+
+def unread(method: str) -> tuple[str, ...]:
+    """Settings that make no difference to a method.
+
+    Args:
+        method: a subspace, "sparse", "map", "swa", "swag" or "ensemble".
+
+    Example:
+        >>> unread("optimal"), "members" in unread("ensemble")
+        (('members', 'scale_prior', 'structure', 'posterior', 'slab', 'prior_inclusion', \
+'early_epochs'), False)
+    """
+    if method == "sparse":
+        return (*_SAMPLED, *_SWA, "members", "prior_scale", "patience", "validation_fraction")
+    if method == "ensemble":
+        return (*_SAMPLED, *_SWA, *_SPARSE)
+    if method in ("map", "swa", "swag"):
+        return (*_SAMPLED, *(_SWA if method == "map" else ()), "members", *_SPARSE)
+    return ("members", *(("covariance",) if method != "optimal" else ()),
+            *(("scale_prior",) if method != "subnetwork" else ()), *_SPARSE)

@@ -416,9 +416,9 @@ REFUSALS = {
     "a sequence": (dict(model=Wrong(lambda f: f[:, None, None])), r"module: expected outputs of "
                    r"shape \(2, C\) for 2 inputs, got \(2, 1, 1, 1\)"),
     "columns": (dict(data=(X[:, :2], Y)), "inputs: expected what the module takes, got "
-                r"torch.float32 \(2, 2\)"),
+                r"rows of shape \(2,\), torch.float32 \(tried on the first: mat1"),
     "whole numbers": (dict(data=(X.long(), Y)), r"inputs: expected what the module takes, got "
-                      r"torch.int64 .*\.float\(\)"),
+                      r"rows of shape \(3,\), torch.int64 .*\.float\(\)"),
     "frozen": (dict(model=net().requires_grad_(False)), "trainable"),
     "class outside": (dict(likelihood="categorical", model=net(outputs=2),
                            data=(X, torch.arange(40) % 3)), r"y: expected labels in 0\.\.1.*got 2"),
@@ -545,7 +545,7 @@ def test_a_model_is_not_overwritten_unasked(tmp_path, saved):
 
 def test_prediction_refuses_what_the_module_does_not_take(saved):
     model = load(saved, net())
-    with pytest.raises(InputError, match=r"inputs: expected what the module takes, .*\(2, 2\)"):
+    with pytest.raises(InputError, match=r"inputs: .* takes, got rows of shape \(2,\)"):
         model.predict(X[:, :2])
     with pytest.raises(InputError, match="inputs: expected finite numbers"):
         model.predict(with_value(float("nan"))[0])

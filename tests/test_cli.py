@@ -160,6 +160,22 @@ def test_the_model_is_the_one_of_the_python_call(files):
     assert load(files / "income" / "model").extra["command"].startswith("subbayes fit")
 
 
+@pytest.mark.parametrize(("method", "given", "none"), [
+    ("sparse", ["--draws", 5, "--patience", 3], ["draws", "patience"]),
+    ("map", ["--swa-epochs", 5, "--structure", "units"], ["swa-epochs", "structure"]),
+    ("pca", ["--slab", "normal", "--covariance", "kfac"], ["slab", "covariance"]),
+    ("random", ["--draws", 20, "--epochs", 3], []),
+])
+def test_options_of_other_methods_are_named(call, files, tmp_path, method, given, none):
+    code, _, err = call("fit", files / "people.csv", "--target", "income", "--ignore", "rich",
+                        "--method", method, "--out", tmp_path, "--hidden", 4, "--epochs", 2,
+                        *given)
+    assert code == 0
+    said = [line for line in err.splitlines() if "makes no difference" in line]
+    assert set(said) == {f"subbayes: warning: --{name} makes no difference to --method {method}"
+                         for name in none}
+
+
 def test_predict_writes_csv_parquet_and_json(call, files, tmp_path):
     frame = pd.read_csv(files / "people.csv")
     expected = TableModel.load(files / "income" / "model").frame(frame)
@@ -452,7 +468,10 @@ def test_what_cannot_be_predicted_is_one_line(refused, files, tmp_path):
     refused(TARGET + "expected only the classes 'no', 'yes', got 'maybe' in 60 of 60 rows.*",
             "evaluate", files / "rich", new)
     new = written(tmp_path / "n.csv", lambda t: t.pop("income"))
-    refused("--target: expected one of the columns .*got 'income'.*", "evaluate", model, new)
+    for command in (("evaluate", model, new), ("report", model, new, "--out", tmp_path / "r.html")):
+        refused(".*csv: expected a column 'income', which the model predicts, to score against, "
+                "got a table without it. Name another table; `subbayes predict` needs no target.",
+                *command)
     new = written(tmp_path / "n.csv", lambda t: t.__setitem__("visits", -1))
     refused(TARGET + "expected counts: whole numbers of at least 0, got -1.*", "evaluate",
             files / "visits", new)

@@ -30,6 +30,14 @@ def views_of_arguments(w, x):
     return (x.view(-1).add(1.0).sum() + w.expand(2, *w.shape).mul(1).relu().sum()).reshape(1)
 
 
+def test_an_operation_that_fails_prints_nothing(capfd):
+    x = torch.randn(3)
+    traced = make_fx(lambda x: x @ x)(x)
+    with pytest.raises(RuntimeError, match="1D tensors expected"):
+        tidy(traced, x[:, None])
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("function", [twice_used, views_of_arguments])
 def test_tidy_keeps_the_result_and_the_arguments(function):
     w, x = torch.randn(3, 4), torch.randn(6, 3)

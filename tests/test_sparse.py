@@ -399,6 +399,10 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path):
         assert torch.equal(a, b)
     with pytest.raises(InputError, match="checkpoint: expected a checkpoint of a run with these"):
         sparse.fit(made, subbayes.Categorical(2), (x, y), checkpoint=path, seed=1, **settings)
+    path.write_text("no checkpoint")
+    with pytest.raises(InputError, match="checkpoint: .* got another file, or a damaged one: "):
+        sparse.fit(made, subbayes.Categorical(2), (x, y), checkpoint=path, **settings)
+    assert path.read_text() == "no checkpoint"
 
 
 def test_an_elbo_that_is_no_number_ends_training_with_the_last_good_network():

@@ -64,11 +64,12 @@ from subbayes.cli.options import (
     Unknown,
     ValidationFraction,
     Warmup,
+    given,
     make_settings,
     number_or,
 )
 from subbayes.cli.reading import make_encoder, read_training_table
-from subbayes.settings import Settings
+from subbayes.settings import Settings, unread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,6 +89,7 @@ _D = Settings()
 
 
 def fit(
+    context: typer.Context,
     table: Table,
     target: Target,
     out: Annotated[Path, typer.Option(
@@ -150,6 +152,8 @@ def fit(
     from it and ends with the same draws, bit for bit, as one that was not.
     """
     console = Console(as_json, quiet)
+    for name in given(context, unread(method.value)):
+        say(f"warning: {name} makes no difference to --method {method.value}")
     settings = make_settings(
         hidden=hidden, activation=activation, likelihood=likelihood, temperature=temperature,
         prior_scale=prior_scale, dropout=dropout, epochs=epochs, learning_rate=learning_rate,

@@ -61,9 +61,13 @@ def read_rows(
     Raises:
         InputError: a table that cannot be read.
     """
+    from subbayes.checks import fail
     from subbayes.tables import read_table
 
     with reading(path):
-        return read_table(
-            path, target=fitted.column if scored else None, separator=separator,
-            missing_values=list(fitted.encoder.missing_values), min_rows=min_rows)
+        frame = read_table(path, separator=separator, min_rows=min_rows,
+                           missing_values=list(fitted.encoder.missing_values))
+        if scored and fitted.column not in frame:
+            fail("path", f"a column '{fitted.column}', which the model predicts, to score against",
+                 "a table without it", "Name another table; `subbayes predict` needs no target")
+    return frame

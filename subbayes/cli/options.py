@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import typer
 
 from subbayes.settings import PRIOR_SCALES, Settings
 
-__all__ = ["hidden_layers", "make_settings", "number_or"]
+__all__ = ["given", "hidden_layers", "make_settings", "number_or"]
 
 OUTPUT, DATA = "Output", "Data"
 NETWORK, POSTERIOR, SPARSE = "Network and training", "Posterior", "Sparse networks"
@@ -177,6 +178,18 @@ def make_settings(
         likelihood=None if likelihood is None else likelihood.value,
         temperature=number_or("--temperature", temperature, "loo", "validation"),
         prior_scale=math.inf if isinstance(scale, str) else scale, **others)
+
+
+def given(context: typer.Context, names: Sequence[str]) -> list[str]:
+    """Those of some parameters of a command that were typed, as options.
+
+    Args:
+        context: of the command under way.
+        names: of its parameters.
+    """
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return [f"--{name.replace('_', '-')}" for name, source in sources.items()
+            if source is not None and source.name == "COMMANDLINE"]
 
 
 def hidden_layers(text: str) -> tuple[int, ...]:

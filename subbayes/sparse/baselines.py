@@ -26,6 +26,7 @@ from torch.nn import functional
 from subbayes.checks import check_choice, fail, fail_type
 from subbayes.sparse.layers import STRUCTURES, SparseLayer
 from subbayes.sparse.priors import Bernoulli, Horseshoe, NormalSlab, SpikeSlab
+from subbayes.sparse.replacing import LAYERS
 
 __all__ = ["DropoutLayer", "HorseshoeLayer", "layer_of", "prune", "usual_prior"]
 
@@ -313,7 +314,7 @@ def prune(
     keep = (keep,) if isinstance(keep, str) else keep
     made = copy.deepcopy(module)
     layers = [layer for name, layer in made.named_modules()
-              if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name not in keep]
+              if isinstance(layer, LAYERS) and name not in keep]
     layers = layers[:-1] if structure == "units" else layers
     if not layers:
         fail("module", f"a layer with {structure} to prune", "none")

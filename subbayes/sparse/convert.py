@@ -15,12 +15,10 @@ from subbayes.sparse.baselines import layer_of, usual_prior
 from subbayes.sparse.factors import BASELINES, FACTORS, Noise
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.priors import SpikeSlab
-from subbayes.sparse.replacing import replaced
+from subbayes.sparse.replacing import LAYERS, replaced
 from subbayes.types import Targets
 
 __all__ = ["convert", "elbo", "kl", "sparse_layers"]
-
-_CONVERTED = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 def convert(
@@ -82,7 +80,7 @@ def convert(
         fail("inclusion", "a probability strictly between 0 and 1", inclusion)
     keep = (keep,) if isinstance(keep, str) else tuple(keep)
     found = {name: layer for name, layer in module.named_modules(remove_duplicate=False)
-             if isinstance(layer, _CONVERTED) and not _stays(module, name, layer)}
+             if isinstance(layer, LAYERS) and not _stays(module, name, layer)}
     unknown = [name for name in keep if name not in dict(module.named_modules())]
     if unknown:
         fail("keep", "names of layers: " + ", ".join(found), ", ".join(unknown))
@@ -91,7 +89,7 @@ def convert(
     if not chosen:
         fail("module", "a linear or convolutional layer to convert", "none",
              "Frozen layers stay as they are: call requires_grad_() on them, or shorten keep="
-             if any(isinstance(m, _CONVERTED) for m in module.modules()) else "")
+             if any(isinstance(m, LAYERS) for m in module.modules()) else "")
     _check_plain(chosen)
     _check_shared(module, chosen)
     usual = usual_prior(posterior)

@@ -17,9 +17,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subbayes.checks import check_choice, fail
-from subbayes.sparse.links import READS, Flow, Link, links
+from subbayes.sparse.links import Flow, Link, links
 from subbayes.sparse.products import in_tiles
-from subbayes.sparse.replacing import replaced
+from subbayes.sparse.replacing import LAYERS, replaced
 from subbayes.sparse.small import CsrLinear, Exported
 
 __all__ = ["exported", "pruned"]
@@ -42,7 +42,7 @@ def exported(
         InputError: an unknown layout or layer.
     """
     check_choice("layout", layout, LAYOUTS)
-    known = [name for name, own in module.named_modules() if isinstance(own, READS)]
+    known = [name for name, own in module.named_modules() if isinstance(own, LAYERS)]
     unknown = [name for name in names if name not in known]
     if unknown:
         fail("names", f"linear or convolutional layers: {', '.join(known)}", ", ".join(unknown))

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-__all__ = ["READS", "Flow", "Link", "links"]
+from subbayes.sparse.replacing import LAYERS
 
-READS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+__all__ = ["Flow", "Link", "links"]
+
 _PER_VALUE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
               nn.Hardtanh, nn.Identity, nn.Dropout, nn.Dropout2d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
@@ -148,7 +149,7 @@ def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
         (node,) = node.users
         if node.op == "call_module":
             own = modules[str(node.target)]
-            if isinstance(own, READS):
+            if isinstance(own, LAYERS):
                 link.reader = str(node.target)
                 return link if getattr(own, "groups", 1) == 1 else None
             if isinstance(own, nn.modules.batchnorm._BatchNorm) and not link.flattened:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["replaced"]
+__all__ = ["LAYERS", "replaced"]
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+"""What can be sparse: is converted, pruned, and made small on export."""
 
 
 def replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:

@@ -208,9 +208,12 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(file, framework="pt", device="cpu") as opened:
             facts = json.loads((opened.metadata() or {})["subbayes"])
             found = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError) as error:
-        refuse("path", "a file that Exported.save wrote", f"{type(error).__name__} at "
-               f"{shown(file)}", "Check the path")
+    except FileNotFoundError:
+        refuse("path", "a file that Exported.save wrote", f"no such file: {shown(file)}",
+               "Check the path")
+    except (OSError, SafetensorError, KeyError):
+        refuse("path", "a file that Exported.save wrote",
+               f"another file, or a damaged one: {shown(file)}", "Check the path")
     return found, facts
 
 

@@ -461,9 +461,10 @@ class _Checkpoint:
         try:
             saved = torch.load(self.path, weights_only=True, map_location=run.feed.device)
             same = saved["settings"] == self.settings
-        except Exception as error:
-            fail("checkpoint", f"a checkpoint of sparse training at '{self.path}'",
-                 type(error).__name__, "Delete it to start again, or choose another path")
+        except Exception:
+            fail("checkpoint", "a checkpoint of sparse training",
+                 f"another file, or a damaged one: '{self.path}'",
+                 "Delete it to start again, or choose another path")
         if not same:
             fail("checkpoint", "a checkpoint of a run with these settings",
                  f"another at '{self.path}'", "Delete it to start again, or choose another path")
