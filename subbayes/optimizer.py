@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from subbayes.checks import check_choice, check_count, check_positive, fail
 
-__all__ = ["Optimizer", "Plan", "Schedule", "check_patience", "decay_of", "make_optimizer"]
+__all__ = ["Adam", "Optimizer", "Plan", "Schedule", "check_patience", "decay_of",
+           "make_optimizer"]
 
 Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["constant", "cosine", "swa"]
@@ -56,6 +57,66 @@ class Plan:
             last = 0.01 * first if last is None else last
             return first + (last - first) * min(max((t - 0.5) / 0.4, 0.0), 1.0)
         return first
+
+
+class Adam(torch.optim.Adam):
+    """Adam by torch's fused kernel, with what torch looks up at each step looked up once.
+
+    That is two thirds of the time of a step for networks of a few thousand weights. The numbers and
+    the state are torch's. Which parameters have gradients may change after `zero_grad` alone.
+
+    Args:
+        groups: of parameters, each with its rate "lr".
+
+    Example:
+        >>> weight = nn.Parameter(torch.ones(2))
+        >>> optimizer = Adam([{"params": [weight], "lr": 0.1}])
+        >>> for _ in range(2):
+        ...     weight.grad = torch.ones(2)
+        ...     optimizer.step()
+        >>> weight.data
+        tensor([0.8000, 0.8000])
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self.known: list[tuple[dict[str, Any], tuple[list[Tensor], ...]]] = []
+        super().__init__(groups, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move the parameters that had gradients at the first step since `zero_grad`."""
+        del closure
+        if not self.known:
+            super().step()
+            self.known = list(self._looked_up())
+            return
+        for group, (params, means, squares, steps) in self.known:
+            gradients = [cast(Tensor, p.grad) for p in params]
+            torch._foreach_add_(steps, 1)
+            torch._fused_adam_(
+                params, gradients, means, squares, [], steps, amsgrad=False, lr=group["lr"],
+                beta1=group["betas"][0], beta2=group["betas"][1],
+                weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
+
+    def _looked_up(self) -> Iterator[tuple[dict[str, Any], tuple[list[Tensor], ...]]]:
+        """Each group with its parameters and their states, by type."""
+        for group in self.param_groups:
+            moving = [p for p in group["params"] if p.grad is not None]
+            for kind in dict.fromkeys((p.dtype, p.device) for p in moving):
+                params = [p for p in moving if (p.dtype, p.device) == kind]
+                states = [self.state[p] for p in params]
+                yield group, (params, *([state[name] for state in states]
+                                        for name in ("exp_avg", "exp_avg_sq", "step")))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        self.known = []
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's."""
+        self.known = []
+        super().load_state_dict(state_dict)
 
 
 def decay_of(prior_scale: float | None, weight_decay: float | None, n: int) -> float:

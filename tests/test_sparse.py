@@ -14,7 +14,6 @@ import subbayes
 from subbayes import InputError, sparse
 from subbayes.sparse import training
 from subbayes.sparse.factors import Noise, logits_of
-from subbayes.sparse.moments import terms
 
 DOUBLE = torch.float64
 
@@ -130,20 +129,6 @@ def test_the_divergence_is_that_of_draws(structure, slab):
              + (kept * term(bias, bias_sd)).sum(1))
     error = np.std(total) / math.sqrt(n)
     assert abs(float(made.kl()) - np.mean(total)) < 4 * error
-
-
-@pytest.mark.parametrize("slab", [sparse.NormalSlab(0.8), sparse.StudentTSlab(2.0, 0.5)])
-def test_gradients_by_hand_are_those_of_autograd(slab):
-    made = layer()
-    outputs = [made.mean, made.raw_sd, made.logits.mean]
-    found = []
-    for learned in (True, False):  # learned hyper-parameters take autograd's way
-        slab.requires_grad_(learned)
-        values = terms(*outputs, slab)
-        total = sum(((i + 1.3) * value.sin()).sum() for i, value in enumerate(values))
-        found.append([*values, *torch.autograd.grad(total, outputs)])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 # --- factors -------------------------------------------------------------------------------------

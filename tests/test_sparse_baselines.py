@@ -11,7 +11,6 @@ from torch import nn
 import subbayes
 from subbayes import InputError, sparse
 from subbayes.sparse.baselines import gamma_kl, inverse_gamma_kl
-from subbayes.sparse.moments import terms
 
 DOUBLE = torch.float64
 KINDS = ("all", "dropout", "horseshoe")
@@ -47,22 +46,6 @@ def test_the_mixture_is_that_of_scipy_and_its_bound_is_one():
         exact = float(slab.log_prob(grid).mean().detach())
         bound = float(slab.expected_log_prob(torch.tensor(mean**2 + sd**2, dtype=DOUBLE)))
         assert exact - 0.6 < bound < exact + 1e-4
-    square = torch.tensor([0.01, 0.3, 2.0], dtype=DOUBLE, requires_grad=True)
-    (slope,) = torch.autograd.grad(slab.expected_log_prob(square).sum(), square)
-    torch.testing.assert_close(slab.expected_slope(square), slope)
-
-
-def test_gradients_by_hand_hold_for_the_mixture():
-    slab, generator = sparse.MixtureSlab(), torch.Generator().manual_seed(0)
-    given = [torch.randn(3, 4, generator=generator, dtype=DOUBLE).requires_grad_()
-             for _ in range(3)]
-    found = []
-    for learned in (True, False):
-        values = terms(*given, slab.requires_grad_(learned))
-        total = sum((i + 1.3) * value.sin().sum() for i, value in enumerate(values))
-        found.append([*values, *torch.autograd.grad(total, given)])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 # --- divergences ---------------------------------------------------------------------------------

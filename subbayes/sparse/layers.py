@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from subbayes.checks import check_choice, check_positive, fail
 from subbayes.sparse.factors import BASELINES, Logits, Noise, logits_of
-from subbayes.sparse.moments import ENTROPY, terms
+from subbayes.sparse.moments import slab_kl, terms
 from subbayes.sparse.priors import SpikeSlab
 from subbayes.sparse.products import DrawnLayer, Pattern
 
@@ -338,7 +338,7 @@ class SparseLayer(nn.Module):
         return total
 
     def _slab_kl(self, mean: Tensor, sd: Tensor) -> Tensor:
-        return -(ENTROPY + sd.log()) - self.slab.expected_log_prob(mean.square() + sd.square())
+        return slab_kl(sd, mean.square() + sd.square(), self.slab)
 
     def extra_repr(self) -> str:
         """What it replaces."""

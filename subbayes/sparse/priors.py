@@ -50,10 +50,6 @@ class Slab(_Hyper):
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         r"""The expected log density of weights with $\mathrm{E}[\beta^2]$, or a bound of it."""
 
-    @abstractmethod
-    def expected_slope(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """Its derivative in that."""
-
 
 class NormalSlab(Slab):
     r"""$\beta \sim N(0, s^2)$.
@@ -79,10 +75,6 @@ class NormalSlab(Slab):
         """Exact: the log density is linear in the square."""
         log_scale = self.log_scale.to(square)
         return -0.5 * (math.log(2 * math.pi) + square * (-2 * log_scale).exp()) - log_scale
-
-    def expected_slope(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """Constant."""
-        return -0.5 * (-2 * self.log_scale).exp().to(square).expand_as(square)
 
 
 class StudentTSlab(Slab):
@@ -123,11 +115,6 @@ class StudentTSlab(Slab):
                     - 0.5 * log_rate).to(square)
         return constant - (a + 0.5).to(square) * torch.log1p(
             0.5 * square * (-log_rate).exp().to(square))
-
-    def expected_slope(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """Of the bound."""
-        a, b = self.log_shape.exp().to(square), self.log_rate.exp().to(square)
-        return -(a + 0.5) / (2 * b + square)
 
 
 class MixtureSlab(Slab):
@@ -176,13 +163,6 @@ class MixtureSlab(Slab):
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """The bound, from the weights' mean squares."""
         return torch.logaddexp(*self._components(square))
-
-    def expected_slope(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """Of the bound: those of both, by their responsibilities."""
-        wide, narrow = self._components(square)
-        r = torch.sigmoid(wide - narrow)
-        return -0.5 * (r * (-2 * self.log_wide).exp().to(square)
-                       + (1 - r) * (-2 * self.log_narrow).exp().to(square))
 
 
 class Inclusion(_Hyper):

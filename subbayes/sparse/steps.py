@@ -133,8 +133,10 @@ class Steps:
             expected = tree_flatten(self._eager(flat, spec))[0]
             tape.generator.set_state(before)
             noise = tape.again()
-            names = self._names()
-            tensors = [*flat, *noise, *self._tensors()]
+            named = [*self.objective.named_parameters(), *self.objective.named_buffers()]
+            names = [name for name, _ in named]
+            state = [tensor.detach() for _, tensor in named]  # what is learned is written into
+            tensors = [*flat, *noise, *state]
 
             def call(*given: Tensor) -> Any:
                 batch, rest = given[:len(flat)], given[len(flat):]
@@ -167,20 +169,10 @@ class Steps:
 
         def replayed(flat: list[Tensor], spec: Any) -> tuple[Any, Any]:
             with torch.no_grad():
-                found = replay(*flat, *tape.again(), *self._tensors(), *constants)
+                found = replay(*flat, *tape.again(), *state, *constants)
             return found[:count], found[count:]
 
         return replayed
-
-    def _names(self) -> list[str]:
-        return [name for name, _ in self._named()]
-
-    def _tensors(self) -> list[Tensor]:
-        return [tensor.detach() for _, tensor in self._named()]
-
-    def _named(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.objective.named_parameters()
-        yield from self.objective.named_buffers()
 
     @contextmanager
     def _taped(self) -> Iterator[_Tape]:

@@ -29,6 +29,7 @@ from subbayes.files import as_path, atomic_write_bytes
 from subbayes.likelihoods import Likelihood
 from subbayes.minibatches import Feed, inner
 from subbayes.network import Network
+from subbayes.optimizer import Adam
 from subbayes.progress import bar
 from subbayes.seeding import derive, forked
 from subbayes.sparse.convert import kl, sparse_layers
@@ -271,8 +272,8 @@ class _Run:
             layer.noise.generator.manual_seed(derive(seed, 2))
         self.raw = nn.Parameter(self.feed.raw.clone())
         self.groups = self._groups()
-        self.optimizer = torch.optim.Adam(
-            [{"params": params, "lr": 0.0} for params in self.groups.values()], fused=True)
+        self.optimizer = Adam(
+            [{"params": params, "lr": 0.0} for params in self.groups.values()])
         self.objective = _Objective(self)
         self.phase, self.first = "", True
 
