@@ -71,7 +71,7 @@ def test_the_bound_is_the_best_over_factors_of_the_variance():
 
 
 def log_prob(prior, alpha):
-    return prior.expected_log_prob(alpha.sum(), (alpha * (1 - alpha)).sum(), alpha.numel())
+    return prior.expected_log_prob(alpha.sum(), alpha.numel())
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -88,15 +88,17 @@ def test_beta_binomials_are_those_of_scipy(shared):
         assert float(log_prob(prior, alpha)) == pytest.approx(expected, rel=1e-10)
 
 
-def test_the_shared_prior_is_its_expectation_for_many_weights():
-    alpha = torch.rand(400, generator=torch.Generator().manual_seed(0), dtype=DOUBLE) * 0.4
-    prior = sparse.BetaBinomial(1.0, 3.0, shared=True)
-    rng = np.random.default_rng(0)
-    m = (rng.random((4000, 400)) < alpha.numpy()).sum(1)
-    exact = (stats.betabinom(400, 1, 3).logpmf(m) - special.gammaln(401)
-             + special.gammaln(m + 1) + special.gammaln(401 - m))
+@pytest.mark.parametrize(("a", "most", "gap"), [(1.0, 0.4, 0.7), (1.0, 0.01, 1.0),
+                                                (0.05, 0.001, 1.5), (1e-6, 1e-5, math.inf)])
+def test_the_shared_priors_bound_is_below_the_expectation_and_near_it(a, most, gap):
+    alpha = torch.rand(400, generator=torch.Generator().manual_seed(0), dtype=DOUBLE) * most
+    prior = sparse.BetaBinomial(a, 3.0, shared=True)
+    m = (np.random.default_rng(0).random((20_000, 400)) < alpha.numpy()).sum(1)
+    exact = special.betaln(a + m, 3.0 + 400 - m) - special.betaln(a, 3.0)
     error = exact.std() / math.sqrt(len(m))
-    assert abs(float(log_prob(prior, alpha)) - exact.mean()) < 4 * error + 0.01
+    bound = float(log_prob(prior, alpha))
+    assert exact.mean() - gap - 4 * error < bound < exact.mean() + 4 * error
+    assert bound < 0
 
 
 # --- the divergence ------------------------------------------------------------------------------
@@ -132,6 +134,27 @@ def test_the_divergence_is_that_of_draws(structure, slab):
 
 
 # --- factors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("posterior", ["mvn", "low-rank"])
+def test_units_are_in_together(posterior):
+    """Covariances of indicators against simulated ones: normal logits, then coins."""
+    made, n = layer(posterior=posterior, structure="units", rank=2), 20_000
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        made.logits.factor.copy_(torch.from_numpy(2 * rng.normal(size=made.logits.factor.shape)))
+        factor = made.logits.factor.tril() if posterior == "mvn" else made.logits.factor
+        covariance = factor @ factor.T
+        if posterior == "low-rank":
+            made.logits.log_sd.fill_(-1.0)
+            covariance = covariance + math.exp(-2) * torch.eye(6)
+        logits = rng.multivariate_normal(made.logits.mean[0], covariance, n)
+    coins = rng.random((n, 6)) < special.expit(logits)
+    drawn = made.gates("sample", "mean", n, torch.Generator().manual_seed(1))[:, :, 0]
+    np.testing.assert_allclose(drawn.mean(0), coins.mean(0), atol=0.02)
+    np.testing.assert_allclose(drawn.mean(0), made.probability()[:, 0], atol=0.02)
+    np.testing.assert_allclose(np.cov(drawn.T), np.cov(coins.T), atol=0.015)
+    assert np.abs(np.corrcoef(coins.T) - np.eye(6)).max() > 0.3
 
 
 @pytest.mark.parametrize("posterior", ["mvn", "low-rank"])
@@ -176,19 +199,17 @@ def draws_of(made, x, n):
 @pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank"])
 @pytest.mark.usefixtures("unchecked")
 def test_both_estimators_draw_outputs_of_the_same_moments(posterior, structure):
-    if structure == "units" and posterior != "mean-field":
-        pytest.skip("one logit a unit")
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
     found = []
     for estimator in ("local", "relaxed"):
         made = layer(posterior=posterior, structure=structure, estimator=estimator,
                      temperature=1e-3)
         drawn = draws_of(made, x, 4000)
-        found.append((drawn.mean(0), drawn.var(0)))
-    (mean, variance), (theirs, other) = found
-    error = (variance / 4000).sqrt()
-    assert bool(((mean - theirs).abs() < 6 * error).all())
-    assert float((variance / other - 1).abs().max()) < 0.2
+        squares = (drawn - drawn.mean(0)).square()
+        found.append((drawn.mean(0), squares.mean(0), squares.std(0) / math.sqrt(4000)))
+    (mean, variance, error), (theirs, other, others) = found
+    assert bool(((mean - theirs).abs() < 6 * (variance / 4000).sqrt()).all())
+    assert bool(((variance - other).abs() < 4 * (error.square() + others.square()).sqrt()).all())
 
 
 @pytest.mark.usefixtures("unchecked")

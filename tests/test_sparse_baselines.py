@@ -119,18 +119,14 @@ def test_the_divergence_of_dropout_is_that_of_gal_et_al():
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("posterior", KINDS)
-@pytest.mark.parametrize("what", ["linear", "conv", "groups"])
-def test_training_draws_outputs_of_the_posteriors_moments(posterior, what):
+def test_training_draws_outputs_of_the_posteriors_moments(posterior):
     """Moments of outputs in training against those of draws of whole weight vectors."""
-    torch.manual_seed(0)
-    base = {"linear": nn.Linear(4, 3), "conv": nn.Conv1d(4, 3, 2, padding=1),
-            "groups": nn.Conv1d(4, 2, 2, groups=2)}[what].double()
-    base = nn.Sequential(base, nn.Flatten())
-    x = torch.randn(1, 4, *([] if what == "linear" else [3]), dtype=DOUBLE)
+    base = linear()
+    x = torch.randn(1, 4, dtype=DOUBLE)
     made, n = made_of(base, posterior, inclusion=0.7, sd=0.3), 6000
     result = sparse.SparseNetwork(made, subbayes.Categorical(base(x).shape[1]))
     with torch.no_grad():
-        drawn = made(x.expand(n, *x.shape[1:]))
+        drawn = made(x.expand(n, 4))
         mean = made.eval()(x)[0]
     naive = result.predict(x, draws=n).outputs[:, 0]
     sd = naive.std(0)
@@ -258,6 +254,31 @@ def test_the_largest_hidden_units_stay_and_the_rest_can_be_taken_away():
     torch.testing.assert_close(small.module(x), found(x))
     kept = sparse.prune(base, 0.4, "units", keep=["0"])
     assert torch.equal(kept[0].weight, base[0].weight)
+    kept = sparse.prune(base, 0.4, "units", keep="4")  # which is no hidden layer anyway
+    assert all(torch.equal(kept[i].weight, found[i].weight) for i in (0, 2, 4))
+
+
+def normed():
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 9)), nn.Linear(9, 2))
+
+
+def tied():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    return net
+
+
+def test_kept_blocks_are_not_pruned():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9)), nn.Linear(9, 2))
+    for keep in ("0", ["0"], ("0.0", "0.1")):
+        found = sparse.prune(net, 0.5, keep=keep)
+        assert all(torch.equal(found[0][i].weight, net[0][i].weight) for i in (0, 1))
+        assert int((found[1].weight != 0).sum()) == 9
+    left = normed()
+    found = sparse.prune(left, 0.5, keep="0")
+    assert torch.equal(found[0].weight, left[0].weight)
+    assert int((found[1].weight != 0).sum()) == 9
 
 
 @pytest.mark.parametrize(("make", "said"), [
@@ -268,6 +289,9 @@ def test_the_largest_hidden_units_stay_and_the_rest_can_be_taken_away():
     (lambda: sparse.prune(mlp(), 0.0), "density: expected a share above 0"),
     (lambda: sparse.prune(mlp(), 0.5, "rows"), "structure: expected one of"),
     (lambda: sparse.prune(nn.Linear(2, 2), 0.5, "units"), "a layer with units to prune, got none"),
+    (lambda: sparse.prune(mlp(), 0.5, keep="7"), "keep: expected names of layers: 0, 2, 4, got 7"),
+    (lambda: sparse.prune(normed(), 0.5), "weights that are parameters, got 0, whose"),
+    (lambda: sparse.prune(tied(), 0.5), "weights of one layer each, got 0.weight and 1.weight"),
 ])
 def test_bad_settings_are_refused(make, said):
     with pytest.raises((InputError, TypeError), match=said):

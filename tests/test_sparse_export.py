@@ -8,6 +8,7 @@ from torch import nn
 import subbayes
 from subbayes import InputError, sparse
 from subbayes.sparse.export import pruned
+from subbayes.sparse.links import links
 
 
 def thinned(module, share=0.8, seed=0):
@@ -48,8 +49,8 @@ class Residual(nn.Module):
         return self.head(x + self.c(torch.relu(self.b(x))))
 
 
-def norm(n):
-    made = nn.BatchNorm2d(n)
+def norm(n, kind=nn.BatchNorm2d):
+    made = kind(n)
     with torch.no_grad():
         for tensor in (made.weight, made.bias, made.running_mean):
             tensor.copy_(torch.randn(n))
@@ -184,3 +185,128 @@ def test_units_that_are_out_leave_through_a_norm():
 def test_unknown_layers_are_named():
     with pytest.raises(InputError, match="names: expected linear or convolutional layers: 0, 2"):
         sparse.exported(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), ("1",))
+
+
+# --- which axis has the units ---------------------------------------------------------------------
+
+
+def silenced(module, seed=0):
+    """A module in float64, whose layers but the last have units that are silent, or not read."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = [m for m in module.double().modules() if isinstance(m, nn.Linear | nn.Conv1d
+                                                                | nn.Conv2d)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.normal_(generator=generator)
+            layer.bias.normal_(generator=generator)
+        for layer, reader in zip(layers, layers[1:], strict=False):
+            layer.weight[1] = 0.0
+            reader.weight.unflatten(1, (len(layer.weight), -1))[:, 2] = 0.0
+    return module.eval()
+
+
+def names(module):
+    return tuple(n for n, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv1d
+                                                                   | nn.Conv2d))
+
+
+def functional_mix():
+    class Mix(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(15, 2)
+
+        def forward(self, x):
+            return self.b(torch.flatten(torch.relu(self.a(x)), 1))
+
+    return Mix()
+
+
+OTHER_AXES = {
+    "flattened sequences": (lambda: nn.Sequential(
+        nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(15, 2)), (5, 4)),
+    "flattened by a function": (functional_mix, (5, 4)),
+    "a convolution read along its length": (lambda: nn.Sequential(
+        nn.Conv1d(2, 6, 3, padding=1), nn.ReLU(), nn.Linear(6, 2)), (2, 6)),
+    "a linear layer read by position": (lambda: nn.Sequential(
+        nn.Linear(4, 6), nn.Tanh(), nn.Conv1d(6, 2, 3)), (6, 4)),
+    "a norm of positions": (lambda: nn.Sequential(
+        nn.Linear(4, 6), norm(6, nn.BatchNorm1d), nn.Linear(6, 2)), (6, 4)),
+    "a pool along units": (lambda: nn.Sequential(
+        nn.Linear(4, 6), nn.MaxPool1d(3, 1, 1), nn.Linear(6, 2)), (5, 4)),
+    "a pool of another dimension": (lambda: nn.Sequential(
+        nn.Conv1d(2, 6, 3), nn.MaxPool2d(3, 1, 1), nn.Conv1d(6, 2, 3)), (2, 9)),
+    "a sum for a mean": (lambda: nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.AvgPool2d(2, divisor_override=1), nn.Conv2d(3, 2, 1)), (1, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("name", OTHER_AXES)
+def test_units_stay_where_what_follows_works_along_another_axis(name, given):
+    make, shape = OTHER_AXES[name]
+    torch.manual_seed(0)
+    net = silenced(make())
+    x = torch.randn(7, *shape, dtype=torch.float64)
+    small = sparse.exported(net, names(net), x if given else None, "dense")
+    assert all(before == after for before, after in small.units.values())
+    torch.testing.assert_close(small.module(x), net(x), atol=1e-6, rtol=0)
+
+
+def test_the_export_of_sequences_predicts_as_the_median_model():
+    made = sparse.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(),
+                                        nn.Linear(15, 2)).double()).eval()
+    made[0].logits.mean.data[1] = -9
+    result = sparse.SparseNetwork(made, subbayes.Gaussian(1.0))
+    x = torch.randn(6, 5, 4, dtype=torch.float64)
+    expected = result.predict(x, structure="median", weights="mean").outputs[0]
+    torch.testing.assert_close(result.export().module(x), expected, atol=1e-6, rtol=0)
+
+
+SAME_AXIS = {
+    "sequences": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), (5, 4), True),
+    "flattening that joins nothing": (lambda: nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Linear(6, 2)), (4,), True),
+    "a norm after flattening": (lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(8, 6), norm(6, nn.BatchNorm1d), nn.ReLU(), nn.Linear(6, 5),
+        norm(5, nn.BatchNorm1d), nn.Linear(5, 2)), (2, 4), True),
+    "a norm": (lambda: nn.Sequential(
+        nn.Linear(4, 6), norm(6, nn.BatchNorm1d), nn.ReLU(), nn.Linear(6, 2)), (4,), False),
+    "a convolution of sequences": (lambda: nn.Sequential(
+        nn.Conv1d(2, 6, 3), norm(6, nn.BatchNorm1d), nn.AvgPool1d(2), nn.Conv1d(6, 4, 2),
+        nn.Flatten(), nn.Linear(8, 2)), (2, 8), True),
+}
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("name", SAME_AXIS)
+def test_units_go_where_their_axis_is_sure(name, given):
+    make, shape, sure = SAME_AXIS[name]
+    torch.manual_seed(0)
+    net = silenced(make())
+    x = torch.randn(7, *shape, dtype=torch.float64)
+    small = sparse.exported(net, names(net), x if given else None, "dense")
+    hidden = list(small.units.values())[:-1]
+    assert all(after == before - (2 if sure or given else 0) for before, after in hidden)
+    torch.testing.assert_close(small.module(x), net(x), atol=1e-6, rtol=0)
+
+
+def test_links_say_whether_norms_are_of_the_units():
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).eval()
+    for example, sure in ((None, False), (torch.randn(5, 3, 3), False), (torch.randn(5, 3), True)):
+        (link,) = links(net, ("0",), example)
+        assert (link.norms, link.by_unit) == (["1"], sure)
+
+
+@pytest.mark.parametrize("value", [0.7, 0.0])
+def test_the_constant_of_a_lone_unit_moves_once(value):
+    net = nn.Sequential(nn.Linear(3, 1), nn.Tanh(), nn.Linear(1, 4), nn.ReLU(),
+                        nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        net[0].weight.zero_()
+        net[0].bias.fill_(value)
+        net[4].weight[:, 1] = 0.0  # so that there are several rounds
+    x = torch.randn(5, 3, dtype=torch.float64)
+    for own in ((net[:3], ("0", "2")), (net, ("0", "2", "4"))):
+        small = sparse.exported(*own)
+        torch.testing.assert_close(small.module(x), own[0](x), atol=1e-6, rtol=0)

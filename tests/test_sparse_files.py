@@ -1,4 +1,4 @@
-"""Files of exported networks, and labels that do not fit the network."""
+"""Files of sparse networks, exported ones, and what becomes of networks that moved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import subbayes
-from subbayes import InputError, sparse
+from subbayes import InputError, artifact, sparse
 from subbayes.sparse.small import _densified
 
 
@@ -159,3 +159,115 @@ def test_a_module_of_other_layers_is_refused_by_its_architecture(tmp_path):
     for other in (nn.Linear(5, 1), network.module):
         with pytest.raises(InputError, match="module: expected the saved architecture Sequential"):
             sparse.load(folder, other)
+
+# --- whole posteriors ---------------------------------------------------------------------------
+
+
+def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
+    made = sparse.convert(subbayes.MLP(3, (20, 6), 1, seed=0), "low-rank", keep="layers.4",
+                          estimator="relaxed", temperature=0.4)
+    made = sparse.convert(made, "dropout", temperature=0.2)
+    network = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(1.0))
+    assert [layer.posterior for layer in network.layers.values()] == [
+        "low-rank", "low-rank", "dropout"]
+    back, _ = sparse.load(sparse.save(network, tmp_path / "saved"))
+    for name, layer in network.layers.items():
+        other = back.layers[name]
+        assert (type(other), other.extra_repr()) == (type(layer), layer.extra_repr())
+        assert (other.temperature, other.phase) == (layer.temperature, layer.phase)
+        for key, value in layer.state_dict().items():
+            assert torch.equal(other.state_dict()[key], value)
+    x = torch.randn(5, 3)
+    assert torch.equal(back.predict(x).outputs, network.predict(x).outputs)
+
+
+@pytest.mark.parametrize("posterior", sparse.FACTORS + sparse.BASELINES)
+def test_layers_of_a_loaded_network_draw_from_one_stream(posterior, tmp_path):
+    made = sparse.convert(subbayes.MLP(3, (4,), 1, seed=0), posterior)
+    folder = sparse.save(sparse.SparseNetwork(made, subbayes.Gaussian(1.0)), tmp_path / "saved")
+    first, second = sparse.load(folder)[0].layers.values()
+    assert first.noise is second.noise
+
+
+def test_files_with_one_posterior_for_all_layers_are_read(tmp_path):
+    made = sparse.convert(subbayes.MLP(3, (20,), 1, seed=0), "low-rank")
+    network = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(1.0))
+    tensors, meta = artifact.read(sparse.save(network, tmp_path / "new"))
+    common = ("posterior", "structure", "estimator", "temperature")
+    meta |= {key: meta["layers"]["layers.0"][key] for key in common} | {"rank": 3}
+    for config in meta["layers"].values():
+        for key in common:
+            del config[key]
+    artifact.write(tmp_path / "old", "sparse-network", tensors, meta)
+    x = torch.randn(5, 3)
+    assert torch.equal(sparse.load(tmp_path / "old")[0].predict(x).outputs,
+                       network.predict(x).outputs)
+
+
+# --- devices and dtypes -------------------------------------------------------------------------
+
+
+def test_a_network_that_was_moved_is_one_of_its_new_dtype():
+    made = sparse.convert(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(12, 1)))
+    made = made.double()
+    plain = sparse.plain(made)
+    assert {p.dtype for p in plain.parameters()} == {torch.float64}
+    assert all(p.requires_grad for p in plain.parameters())
+    with torch.no_grad():
+        plain[0].weight += 1
+    assert not torch.equal(plain[0].weight, made[0].mean)
+    x = torch.randn(20, 2, 6, dtype=torch.float64)
+    result = sparse.fit(made, subbayes.Gaussian(), (x, x[:, 0, 0]), epochs=1, progress=False)
+    assert result.network.dtype == torch.float64
+
+
+@pytest.mark.parametrize("posterior", sparse.FACTORS + sparse.BASELINES)
+def test_layers_are_made_where_their_module_is_and_leave_with_it(posterior):
+    made = sparse.convert(nn.Linear(3, 2, device="meta"), posterior)
+    own = {name: value for name, value in [*made.named_parameters(), *made.named_buffers()]
+           if not name.startswith(("slab.", "inclusion."))}
+    assert {value.device.type for value in own.values()} == {"meta"}
+    assert sparse.plain(made).weight.is_meta
+    assert not sparse.plain(made.to_empty(device="cpu")).weight.is_meta
+    moved = sparse.convert(nn.Linear(3, 2), posterior).to("meta")
+    assert sparse.plain(moved).bias.is_meta
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_posterior_on_a_gpu_is_that_on_the_cpu():
+    x, y = torch.randn(20, 3), torch.randn(20)
+    made = sparse.convert(nn.Linear(3, 1)).eval()
+    here = sparse.SparseNetwork(made, subbayes.Gaussian(1.0)).posterior((x, y))
+    there = sparse.SparseNetwork(made.cuda(), subbayes.Gaussian(1.0)).posterior(
+        (x.cuda(), y.cuda()))
+    assert there.subspace.shift.is_cuda
+    np.testing.assert_allclose(there.prior.mean, here.prior.mean)
+
+
+# --- the prior of the weights that are in -------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", ["weights", "units"])
+def test_the_posteriors_prior_has_each_layers_slab(structure):
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)), nn.Linear(3, 1))
+    slabs = sparse.NormalSlab(0.5), sparse.NormalSlab(2.0), sparse.StudentTSlab(1.0, 9.0)
+    made = sparse.convert(net, keep="3", structure=structure, prior={
+        str(i): sparse.SpikeSlab(slab, sparse.Bernoulli(0.5)) for i, slab in enumerate(slabs)})
+    with torch.no_grad():  # one weight of each layer is out, or one unit
+        for layer in sparse.sparse_layers(made).values():
+            layer.logits.mean.view(-1)[1] = -3.0
+    result = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(1.0))
+    data = torch.zeros(2, 3), torch.zeros(2)
+    prior = result.posterior(data).prior
+    each = 11 if structure == "weights" else 8  # with biases
+    expected = np.repeat([0.5, 2.0, 3.0, 1.0], [each, each, each, 4])
+    np.testing.assert_allclose(prior.scale, expected)
+    drawn = prior.sample((20_000, len(expected)), np.random.default_rng(0))
+    start = result.weights("median", "mean")[0].numpy()
+    weights = drawn + start[start != 0]
+    np.testing.assert_allclose(weights.mean(0), 0, atol=5 * 3 / 20_000**0.5)
+    np.testing.assert_allclose(weights.var(0), expected**2, rtol=5 * (2 / 20_000) ** 0.5)
+    assert set(result.posterior(data, prior_scale=0.3).prior.scale) == {0.3}
+
+
+# --- covariances between inputs -----------------------------------------------------------------

@@ -128,3 +128,43 @@ def test_large_layers_are_drawn_a_few_at_a_time(monkeypatch):
     monkeypatch.setattr("subbayes.sparse.paths._AT_ONCE", 1)
     parts = path_probability(found.network.module_with(), found.layers, "0", 50)
     torch.testing.assert_close(whole, parts)
+
+
+@pytest.mark.parametrize("posterior", ["mean-field", "mvn", "dropout"])
+def test_channels_are_read_by_the_units_of_their_group(posterior):
+    module = nn.Sequential(nn.Conv1d(4, 6, 3, groups=2, padding=1), nn.Flatten(),
+                           nn.Linear(6 * 3, 1)).double()
+    found = network(module, posterior, inclusion=0.1)
+    draws, x = 500, torch.randn(1, 4, 3, dtype=torch.double)
+    kept = found.network.module_with()[2].weight.detach().abs() + 1.0  # all units are read
+    used = torch.zeros(4)
+    for row in found.weights("sample", "mean", draws, seed=3):
+        drawn = found.network.module_with(row)
+        drawn[2].weight.data.copy_(kept)
+        slope = torch.autograd.functional.jacobian(drawn, x)
+        used += (slope != 0).reshape(4, 3).any(1)
+    got = found.feature_inclusion(draws=2000)
+    assert got.shape == (4,)
+    np.testing.assert_allclose(got, used.numpy() / draws,
+                               atol=5 * 0.5 * math.sqrt(1 / draws + 1 / 2000))
+    if posterior == "mean-field":  # exactly
+        alpha = found.layers["0"].probability().double().detach().numpy()
+        out = [1 - np.prod(1 - alpha[3 * g : 3 * g + 3, c]) for g in (0, 1) for c in (0, 1)]
+        np.testing.assert_allclose(got, out, rtol=1e-6)
+
+
+def test_norms_and_flattening_that_join_nothing_hide_no_readers():
+    plain = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    more = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(3, 1))
+    first, second = (network(module).feature_inclusion() for module in (plain, more))
+    np.testing.assert_allclose(first, second, atol=5 * 0.5 * math.sqrt(2 / 1000))
+
+
+def test_readers_along_another_axis_are_not_known():
+    for module in (nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(15, 2)),
+                   nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), nn.Linear(6, 2))):
+        found = network(module)
+        alpha = found.layers["0"].probability().double().detach()
+        exact = 1 - (1 - alpha).flatten(2).prod(2).prod(0) if alpha.ndim > 2 else (
+            1 - (1 - alpha).prod(0))
+        np.testing.assert_allclose(found.feature_inclusion(), exact, rtol=1e-6)

@@ -26,7 +26,7 @@ from torch.nn import functional
 from subbayes.checks import check_choice, fail, fail_type
 from subbayes.sparse.layers import STRUCTURES, SparseLayer
 from subbayes.sparse.priors import Bernoulli, Horseshoe, NormalSlab, SpikeSlab
-from subbayes.sparse.replacing import LAYERS
+from subbayes.sparse.replacing import LAYERS, chosen_layers
 
 __all__ = ["DropoutLayer", "HorseshoeLayer", "layer_of", "prune", "usual_prior"]
 
@@ -37,18 +37,16 @@ class _InputLayer(SparseLayer):
     def __init__(
         self, layer: nn.Module, posterior: str, structure: str, *given: Any, **options: Any
     ) -> None:
-        if structure not in ("weights", "inputs"):
+        if structure != "weights":
             fail("structure", f"'weights' where the posterior is '{posterior}'", f"'{structure}'")
         super().__init__(layer, posterior, structure, *given, **options)
         self.structure = "inputs"
 
-    def _by_input(self, value: Float[Tensor, "*r k"], x: Tensor) -> Tensor:
-        """Values of the inputs, as they broadcast with x of shape (rows, inputs, ...)."""
-        if isinstance(self.original[0], nn.Linear):
-            return value
-        if value.shape[-1] != x.shape[1]:  # groups read channels of their own
-            value = value.repeat(*[1] * (value.ndim - 1), x.shape[1] // value.shape[-1])
-        return value.reshape(*value.shape[:-1], x.shape[1], *[1] * (x.ndim - 2))
+    def _by_input(self, value: Float[Tensor, "r k"], x: Tensor) -> Tensor:
+        """Values of the rows' inputs, as they broadcast with x."""
+        if not isinstance(self.original[0], nn.Linear):  # groups share the values of theirs
+            value = value.repeat(1, x.shape[1] // value.shape[1])
+        return self._over_positions(value, x)
 
     def _to_weights(self, value: Float[Tensor, "S k"]) -> Float[Tensor, "S one c"]:
         """Values of the inputs, for all weights of a unit."""
@@ -97,14 +95,8 @@ class DropoutLayer(_InputLayer):
         u = torch.rand(shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device)
         return self._to_weights((u < torch.sigmoid(self.logits.mean)).to(u))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs: a draw in training mode, those of the posterior mean in evaluation mode."""
-        x = self.padded(x)
-        if not self.training:
-            return self.operation(x, self.probability() * self.mean, self.bias_mean)
-        logits = self._drawn_logits()
-        shape = x.shape if isinstance(self.original[0], nn.Linear) else x.shape[:2]
-        gamma = self._indicators(logits.expand(shape))
+    def _drawn_outputs(self, x: Tensor) -> Tensor:
+        gamma = self._indicators(self._drawn_logits().expand(len(x), self.mean.shape[1]))
         return self.operation(x * self._by_input(gamma, x), self.mean, self.bias_mean)
 
     def _kl_at(self, logits: Tensor) -> Tensor:
@@ -115,8 +107,7 @@ class DropoutLayer(_InputLayer):
         if self.sure:
             return found
         entropy = functional.softplus(logits)[0] - alpha * logits[0]
-        return found - k * entropy - self.inclusion.expected_log_prob(
-            k * alpha, k * alpha * (1 - alpha), k)
+        return found - k * entropy - self.inclusion.expected_log_prob(k * alpha, k)
 
     def _penalty(self, value: Tensor) -> Tensor:
         return (self.slab.log_prob(torch.zeros_like(value)) - self.slab.log_prob(value)).sum()
@@ -210,19 +201,20 @@ class HorseshoeLayer(_InputLayer):
                 shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device))
         return self._to_weights(found * self._above() if structure == "median" else found)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs: a draw in training mode, those of the posterior mean in evaluation mode."""
-        x = self.padded(x)
-        if not self.training:
-            return self.operation(x * self._by_input(self._mean_scales(), x), self.mean,
-                                  self.bias_mean)
-        linear = isinstance(self.original[0], nn.Linear)
-        rows = x.shape[:-1].numel() if linear else len(x)
-        z = self._drawn_scales(rows, lambda shape: self.noise.normal(shape, self.mean))
-        scaled = x * (z.reshape(x.shape) if linear else self._by_input(z, x))
+    def _mean_outputs(self, x: Tensor) -> Tensor:
+        scales = self._by_input(self._mean_scales().unsqueeze(0), x)
+        return self.operation(x * scales, self.mean, self.bias_mean)
+
+    def _drawn_outputs(self, x: Tensor) -> Tensor:
+        z = self._drawn_scales(len(x), lambda shape: self.noise.normal(shape, self.mean))
         bias = None if self.bias_mean is None else self.bias_sd.square()
-        return self._noisy(self.operation(scaled, self.mean, self.bias_mean),
-                           self.operation(scaled.square(), self.sd.square(), bias))
+        return self._perturbed(x * self._by_input(z, x), self.mean, self.sd.square(),
+                               self.bias_mean, bias)
+
+    def extra_repr(self) -> str:
+        """What it replaces, and its prior."""
+        return (f"{super().extra_repr()}, scale={math.exp(self.log_scale):g}, "
+                f"threshold={self.threshold:g}")
 
     def kl(self) -> Float[Tensor, ""]:
         """Of scales, weights and biases, in closed form for a normal slab."""
@@ -291,13 +283,14 @@ def prune(
         structure: "weights" ranks all weights of linear and convolutional layers by magnitude;
             "units" takes from each of those layers but the last the units to which the smallest
             weights lead, by their sum of squares, with these weights and the bias.
-        keep: names of layers to leave as they are.
+        keep: names of layers to leave as they are, or of modules of layers.
 
     Returns:
         The copy, with zeros; `exported` makes it small.
 
     Raises:
-        InputError: a density outside (0, 1], or nothing to prune.
+        InputError: a density outside (0, 1], nothing to prune, a name that is no layer, shared
+            weights, weights that are computed from others.
 
     Source: Blalock et al. (2020), What is the state of neural network pruning?
 
@@ -311,11 +304,11 @@ def prune(
     if not 0 < density <= 1:
         fail("density", "a share above 0 and at most 1", density)
     check_choice("structure", structure, STRUCTURES)
-    keep = (keep,) if isinstance(keep, str) else keep
+    names = list(chosen_layers(module, keep))
     made = copy.deepcopy(module)
-    layers = [layer for name, layer in made.named_modules()
-              if isinstance(layer, LAYERS) and name not in keep]
-    layers = layers[:-1] if structure == "units" else layers
+    last = [name for name, layer in made.named_modules() if isinstance(layer, LAYERS)][-1:]
+    layers: list[Any] = [made.get_submodule(name) for name in names
+                         if structure == "weights" or name not in last]
     if not layers:
         fail("module", f"a layer with {structure} to prune", "none")
     if structure == "units":

@@ -15,7 +15,7 @@ from subbayes.sparse.baselines import layer_of, usual_prior
 from subbayes.sparse.factors import BASELINES, FACTORS, Noise
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.priors import SpikeSlab
-from subbayes.sparse.replacing import LAYERS, replaced
+from subbayes.sparse.replacing import LAYERS, chosen_layers, replaced
 from subbayes.types import Targets
 
 __all__ = ["convert", "elbo", "kl", "sparse_layers"]
@@ -37,8 +37,8 @@ def convert(
 ) -> nn.Module:
     """A copy of a module whose linear and convolutional layers have latent binary weights.
 
-    Other parameters (embeddings, norms, layers of `keep`) stay as they are and are trained as
-    points.
+    These are `nn.Linear`, `nn.Conv1d` and `nn.Conv2d`. Other parameters (embeddings, norms, other
+    convolutions, layers of `keep`) stay as they are and are trained as points.
 
     Args:
         module: the module, which is not changed; its weights are where the means start.
@@ -61,7 +61,7 @@ def convert(
 
     Raises:
         InputError: nothing to convert, a name that is no layer, shared weights, weights that
-            are computed from others.
+            are computed from others, layers of a class with a `forward` of its own.
 
     Source: Hubin and Storvik (2024), section 3.
 
@@ -78,20 +78,12 @@ def convert(
     check_positive("sd", sd)
     if not 0 < inclusion < 1:
         fail("inclusion", "a probability strictly between 0 and 1", inclusion)
-    keep = (keep,) if isinstance(keep, str) else tuple(keep)
-    found = {name: layer for name, layer in module.named_modules(remove_duplicate=False)
-             if isinstance(layer, LAYERS) and not _stays(module, name, layer)}
-    unknown = [name for name in keep if name not in dict(module.named_modules())]
-    if unknown:
-        fail("keep", "names of layers: " + ", ".join(found), ", ".join(unknown))
-    chosen = {name: layer for name, layer in found.items()
-              if not any(name == k or name.startswith(f"{k}.") for k in keep)}
+    chosen = chosen_layers(module, keep, _stays)
     if not chosen:
         fail("module", "a linear or convolutional layer to convert", "none",
              "Frozen layers stay as they are: call requires_grad_() on them, or shorten keep="
              if any(isinstance(m, LAYERS) for m in module.modules()) else "")
-    _check_plain(chosen)
-    _check_shared(module, chosen)
+    _check_ordinary(chosen)
     usual = usual_prior(posterior)
     for each in prior.values() if isinstance(prior, Mapping) else (prior or usual,):
         if not isinstance(each, SpikeSlab):
@@ -107,6 +99,8 @@ def convert(
             layer, posterior, structure, own.get(name, usual), estimator, noise,
             inclusion=inclusion, sd=sd, rank=rank, temperature=temperature)
         made = replaced(made, name, sparse.train(layer.training))
+    for other in sparse_layers(made).values():  # also those of an earlier conversion
+        other.noise = noise
     return made
 
 
@@ -118,23 +112,13 @@ def _stays(module: nn.Module, name: str, layer: nn.Module) -> bool:
         weight is not None and not weight.requires_grad)
 
 
-def _check_plain(chosen: Mapping[str, nn.Module]) -> None:
-    odd = [name or type(layer).__name__ for name, layer in chosen.items()
-           if layer._parameters.get("weight") is None]
+def _check_ordinary(chosen: Mapping[str, nn.Module]) -> None:
+    known = {kind.forward for kind in LAYERS}
+    odd = [f"{name} ({type(layer).__name__})" for name, layer in chosen.items()
+           if type(layer).forward not in known]
     if odd:
-        fail("module", "weights that are parameters", f"{', '.join(odd)}, whose weights are "
-             "computed", "Remove the parametrisation (weight or spectral norm) first, or name "
-             "these layers in keep=")
-
-
-def _check_shared(module: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
-    seen: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        first = seen.setdefault(id(parameter), name)
-        owner = name.rpartition(".")[0]
-        if first != name and (owner in chosen or first.rpartition(".")[0] in chosen):
-            fail("module", "weights of one layer each", f"{first} and {name}, which share theirs",
-                 "Name these layers in keep=")
+        fail("module", "layers that compute what nn.Linear, nn.Conv1d or nn.Conv2d do",
+             f"{', '.join(odd)}, with a forward of their own", "Name them in keep=")
 
 
 def sparse_layers(module: nn.Module) -> dict[str, SparseLayer]:
@@ -174,5 +158,12 @@ def elbo(
         >>> value.ndim, bool(value < 0)
         (0, True)
     """
-    terms = likelihood.log_prob(module(inputs), y)
-    return terms.sum() * (n / terms.numel()) - kl(module)
+    resting = [name for name, layer in sparse_layers(module).items() if not layer.training]
+    if resting:
+        fail("module", "sparse layers in training mode, which draw weights",
+             f"in evaluation mode: {', '.join(map(repr, resting))}", "Call module.train() first")
+    outputs = module(inputs)
+    if outputs.ndim < 2:
+        outputs = outputs.reshape(len(inputs), -1)
+    terms = likelihood.log_prob(outputs, y)
+    return terms.sum() * (n / len(inputs)) - kl(module)

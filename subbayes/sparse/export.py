@@ -3,7 +3,8 @@
 A unit is dead if nothing of what follows reads it, or if no weight leads into it: then it is a
 constant, which moves into the bias of the layer that reads it. Removing one can kill others, so
 this goes on until nothing changes. Which layer reads which is found by tracing the module; where
-units branch (skip connections) or pass through something unknown they are kept, with zeros.
+units branch (skip connections), pass through something unknown or are read along another axis they
+are kept, with zeros.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def exported(
     Args:
         module: the module, which is not changed.
         names: layers whose units may go.
-        example: inputs of the module, to measure with; without them all layers stay dense.
+        example: inputs of the module, to measure with; without them all layers stay dense, and
+            units of linear layers that a batch norm follows are kept (its numbers could be those
+            of the positions of a sequence), unless something is flattened before.
         layout: "dense", "csr", or "auto": for each linear layer the faster one on the example.
 
     Raises:
@@ -47,7 +50,7 @@ def exported(
     if unknown:
         fail("names", f"linear or convolutional layers: {', '.join(known)}", ", ".join(unknown))
     before = sum(p.numel() for p in module.parameters())
-    small, units = pruned(module, names)
+    small, units = pruned(module, names, example)
     small, layouts = _laid_out(small, names, example, layout)
     after = sum(p.numel() for p in small.parameters())
     after += sum(t.values().numel() if t.layout == torch.sparse_csr else 0
@@ -59,13 +62,14 @@ def exported(
 
 
 def pruned(
-    module: nn.Module, names: tuple[str, ...]
+    module: nn.Module, names: tuple[str, ...], example: Any = None
 ) -> tuple[nn.Module, dict[str, tuple[int, int]]]:
     """A copy without dead units.
 
     Args:
         module: the module.
         names: layers whose units may go.
+        example: inputs of the module, see `exported`.
 
     Returns:
         The copy, and the units of each layer before and after.
@@ -73,7 +77,7 @@ def pruned(
     small = copy.deepcopy(module).eval()
     layers = {name: small.get_submodule(name) for name in names}
     before = {name: len(layer.weight) for name, layer in layers.items()}  # type: ignore[arg-type]
-    found = links(small, names)
+    found = [link for link in links(small, names, example) if link.by_unit]
     moved = True
     while moved:
         moved = sum(_prune(small, link) for link in found) > 0
@@ -88,7 +92,7 @@ def _prune(module: nn.Module, link: Link) -> bool:
     w, r = source.weight, reader.weight
     assert isinstance(w, Tensor)
     assert isinstance(r, Tensor)
-    columns = r.view(len(r), len(w), -1)
+    columns = r.unflatten(1, (len(w), -1))
     unread = (columns == 0).transpose(0, 1).flatten(1).all(1)
     bias = source.bias if isinstance(source.bias, Tensor) else w.new_zeros(len(w))
     constant = bias.clone()
@@ -99,6 +103,7 @@ def _prune(module: nn.Module, link: Link) -> bool:
         0, (0,), (0, 0))
     silent &= (constant == 0) if padded else torch.isfinite(constant)
     _fold(reader, columns, torch.where(silent & ~unread, constant, 0.0))
+    columns[:, silent] = 0.0  # what they said has been folded
     dead = unread | silent
     if not bool(dead.any()):
         return False
@@ -106,7 +111,6 @@ def _prune(module: nn.Module, link: Link) -> bool:
         dead[0] = False  # a layer keeps a unit
         if not bool(dead.any()):
             return False
-        columns[:, 0] = 0.0  # what it said has been folded
     _drop(module, link, ~dead)
     return True
 
@@ -114,7 +118,7 @@ def _prune(module: nn.Module, link: Link) -> bool:
 def _fold(reader: nn.Module, columns: Tensor, constant: Float[Tensor, "u"]) -> None:
     if not bool((constant != 0).any()):
         return
-    added = torch.einsum("ouk,u->o", columns, constant)
+    added = torch.einsum("ouk,u->o", columns.flatten(2), constant)
     if isinstance(reader.bias, Tensor):
         reader.bias.add_(added)
     else:
@@ -124,16 +128,13 @@ def _fold(reader: nn.Module, columns: Tensor, constant: Float[Tensor, "u"]) -> N
 def _drop(module: nn.Module, link: Link, kept: Bool[Tensor, "u"]) -> None:
     """Keep some units of a link alone."""
     source, reader = module.get_submodule(link.source), module.get_submodule(link.reader)
-    units, count = len(kept), int(kept.sum())
+    count = int(kept.sum())
     source.weight = nn.Parameter(source.weight[kept].clone())  # type: ignore[index]
     if isinstance(source.bias, Tensor):
         source.bias = nn.Parameter(source.bias[kept].clone())
     r = reader.weight
     assert isinstance(r, Tensor)
-    rest = r.numel() // (len(r) * units)
-    chosen = r.view(len(r), units, rest)[:, kept]
-    shape = (len(r), count * rest) if r.ndim == 2 else (len(r), count, *r.shape[2:])
-    reader.weight = nn.Parameter(chosen.reshape(shape).clone())
+    reader.weight = nn.Parameter(r.unflatten(1, (len(kept), -1))[:, kept].flatten(1, 2))
     for owner, name, own in ((source, "out", count), (reader, "in", reader.weight.shape[1])):
         for ending in ("features", "channels"):
             if hasattr(owner, f"{name}_{ending}"):

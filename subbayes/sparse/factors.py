@@ -3,7 +3,8 @@ r"""Variational distributions of which weights are in.
 - "mean-field": $\gamma_{jk} \sim \text{Bernoulli}(\alpha_{jk})$, each with a logit of its own;
 - "mvn": $\text{logit}\,\alpha_{j\cdot} \sim N(\xi_j, \Sigma)$ for the weights into unit j, with one
   full covariance between the layer's inputs, as in the published code (the paper has one between
-  all weights of a layer, which for 784 x 400 of them nothing could hold);
+  all weights of a layer, which for 784 x 400 of them nothing could hold); where whole units are in
+  or out, one covariance between these;
 - "low-rank": the same with $\Sigma = F F^\top + D$.
 
 Of the paper's baselines "all" has all weights in, "dropout" one probability for a layer, and
@@ -56,7 +57,9 @@ class Noise:
 
 
 class Logits(nn.Module):
-    """Logits of inclusion probabilities, shape (units, inputs) or (units,) for whole units.
+    """Logits of inclusion probabilities, shape (units, inputs).
+
+    Those of whole units have shape (units,), or (1, units) where they are correlated.
 
     Args:
         start: logits to start at.
@@ -130,7 +133,8 @@ class Multivariate(Logits):
 
     def __init__(self, start: Float[Tensor, "u k"], scale: float = 1.0) -> None:
         super().__init__(start)
-        self.factor = nn.Parameter(scale * torch.eye(start.shape[-1], dtype=start.dtype))
+        self.factor = nn.Parameter(scale * torch.eye(
+            start.shape[-1], dtype=start.dtype, device=start.device))
 
     def draw(self, noise: Noise) -> Float[Tensor, "u k"]:
         """A draw, differentiable in mean and factor."""
@@ -158,7 +162,7 @@ class LowRank(Logits):
         super().__init__(start)
         k = start.shape[-1]
         self.factor = nn.Parameter(0.1 * scale * noise.normal((k, rank), start))
-        self.log_sd = nn.Parameter(torch.full((k,), math.log(scale), dtype=start.dtype))
+        self.log_sd = nn.Parameter(start.new_full((k,), math.log(scale)))
 
     def draw(self, noise: Noise) -> Float[Tensor, "u k"]:
         """A draw, differentiable in mean, factor and diagonal."""
@@ -186,8 +190,10 @@ def logits_of(
     check_choice("posterior", posterior, FACTORS + BASELINES)
     if posterior in SURE:
         return AllIn(start)
-    if posterior in ("mean-field", "dropout") or start.ndim == 1:
+    if posterior in ("mean-field", "dropout"):
         return MeanField(start)
+    if start.ndim == 1:  # units are correlated with each other
+        start = start.unsqueeze(0)
     if posterior == "mvn":
         return Multivariate(start)
     return LowRank(start, min(check_count("rank", rank), start.shape[-1]), 1.0, noise)

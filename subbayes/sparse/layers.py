@@ -8,7 +8,10 @@ gradient as $\delta \to 0$ where outputs enter the likelihood linearly or to sec
 - "local" (the default): the weights' noise is moved to the outputs (Kingma et al. 2015),
   $a \sim N(x\, \mathrm{E}[w]^\top,\, x^2\, \mathrm{Var}[w]^\top)$,
   $\mathrm{E}[w] = \alpha\kappa$ and $\mathrm{Var}[w] = \alpha(\tau^2 + (1 - \alpha)\kappa^2)$:
-  one draw for each row and output, less noise in the gradient, and nothing to relax;
+  one draw for each row and output, less noise in the gradient, and nothing to relax. Where a row
+  uses a weight more than once (convolutions, linear layers in sequences) its outputs depend on each
+  other: then the draw is one of Gaussian weights with those two moments, for all rows but for
+  random signs (flipout, Wen et al. 2018), which make it another one for each;
 - "relaxed", as in the paper: one draw of all weights for the batch, with the concrete relaxation
   $\tilde\gamma = \sigma((\text{logit}\,\alpha - \text{logit}\,\nu) / \delta)$ (eqs. 16 and 17).
 
@@ -48,6 +51,7 @@ class _Drawn:
     """The divergence at the draw of the last forward pass; copies of a layer begin without."""
 
     kl: Tensor | None = None
+    versions: tuple[int, ...] = ()  # of the parameters then
 
     def __deepcopy__(self, _: object) -> _Drawn:
         return _Drawn()
@@ -182,9 +186,9 @@ class SparseLayer(nn.Module):
             return (p > 0.5).to(p).unsqueeze(0)
         columns = 1 if self.structure == "units" else p.shape[1]
         alpha = p[:, :columns].unsqueeze(0)
-        if self.posterior != "mean-field" and self.structure == "weights":
+        if self.posterior != "mean-field":
             parts = [self.logits.sampled(generator) for _ in range(count)]
-            alpha = torch.sigmoid(torch.stack(parts))
+            alpha = torch.sigmoid(torch.stack(parts)).reshape(count, len(p), columns)
         u = torch.rand((count, p.shape[0], columns), generator=generator, dtype=p.dtype)
         return (u.to(p.device) < alpha).to(p)
 
@@ -232,17 +236,22 @@ class SparseLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs: a draw in training mode, those of the posterior mean in evaluation mode."""
+        if x.ndim < self.mean.ndim:  # a single row
+            return self.forward(x.unsqueeze(0)).squeeze(0)
         x = self.padded(x)
-        if not self.training:
-            return self.operation(x, self.weight, self.bias)
+        return self._drawn_outputs(x) if self.training else self._mean_outputs(x)
+
+    def _mean_outputs(self, x: Tensor) -> Tensor:
+        return self.operation(x, self.weight, self.bias)
+
+    def _drawn_outputs(self, x: Tensor) -> Tensor:
         logits = self._drawn_logits()
         if self.estimator == "local" and self.structure == "weights" and not self.sure:
             mean, variance, *sums = self._terms_of(logits)
-            self._drawn.kl = self._divergence(*sums)
+            self._keep(self._divergence(*sums))
             bias = None if self.bias_mean is None else self.bias_sd.square()
-            return self._noisy(self.operation(x, mean, self.bias_mean),
-                               self.operation(x.square(), variance, bias))
-        self._drawn.kl = self._kl_at(logits)
+            return self._perturbed(x, mean, variance, self.bias_mean, bias)
+        self._keep(self._kl_at(logits))
         gamma = self._shaped(self._indicators(logits))
         if self.estimator == "relaxed":
             weight = gamma * (self.mean + self.sd * self.noise.normal(self.mean.shape, self.mean))
@@ -269,12 +278,37 @@ class SparseLayer(nn.Module):
         """A draw of the outputs given indicators."""
         bias = None if self.bias_mean is None else self._kept(self.bias_mean, gamma)
         own = None if bias is None else self._kept(self.bias_sd.square(), gamma.square())
-        return self._noisy(self.operation(x, gamma * self.mean, bias), self.operation(
-            x.square(), gamma.square() * self.sd.square(), own))
+        return self._perturbed(
+            x, gamma * self.mean, gamma.square() * self.sd.square(), bias, own)
 
-    def _noisy(self, mean: Tensor, variance: Tensor) -> Tensor:
-        sd = (variance + torch.finfo(variance.dtype).tiny).sqrt()
-        return mean + sd * self.noise.normal(mean.shape, mean)
+    def _perturbed(
+        self, x: Tensor, mean: Tensor, variance: Tensor, bias: Tensor | None,
+        bias_variance: Tensor | None,
+    ) -> Tensor:
+        """A draw of the outputs of Gaussian weights, another one for each row."""
+        center = self.operation(x, mean, bias)
+        if center[0].numel() == len(mean):  # each weight is used once
+            return center + _root(self.operation(x.square(), variance, bias_variance)
+                                  ) * self.noise.normal(center.shape, center)
+        noise = _root(variance) * self.noise.normal(mean.shape, mean)
+        found = center + self._signs(center) * self.operation(x * self._signs(x), noise, None)
+        if bias_variance is None:
+            return found
+        drawn = self.noise.normal((len(x), len(mean)), center)
+        return found + self._over_positions(_root(bias_variance) * drawn, center)
+
+    def _signs(self, like: Tensor) -> Tensor:
+        """Random signs of each row's channels, or of entries of the last axis."""
+        count = like.shape[-1] if isinstance(self.original[0], nn.Linear) else like.shape[1]
+        drawn = self.noise.uniform((len(like), count), like)
+        return self._over_positions(torch.where(drawn < 0.5, -1.0, 1.0).to(like), like)
+
+    def _over_positions(self, value: Tensor, like: Tensor) -> Tensor:
+        """Values of rows and channels (or entries), as they broadcast with all positions."""
+        ones = [1] * (like.ndim - 2)
+        if isinstance(self.original[0], nn.Linear):
+            return value.reshape(len(value), *ones, -1)
+        return value.reshape(*value.shape, *ones)
 
     def _kept(self, bias: Tensor, gamma: Tensor) -> Tensor:
         """Biases are in with their unit, and always where weights have indicators."""
@@ -302,12 +336,20 @@ class SparseLayer(nn.Module):
            - \mathrm{E}_{N(\kappa, \tau^2)} \log p(\beta)\bigr) $$
 
         Where probabilities are random, those are meant with which the last forward pass in
-        training mode was drawn, if this is asked for once after it.
+        training mode was drawn, if this is asked for once after it, before parameters change.
         """
         found, self._drawn.kl = self._drawn.kl, None
-        if found is not None and found.requires_grad == torch.is_grad_enabled():
+        if (found is not None and found.requires_grad == torch.is_grad_enabled()
+                and self._drawn.versions == self._versions()):
             return found
         return self._kl_at(self._drawn_logits())
+
+    def _keep(self, divergence: Tensor) -> None:
+        self._drawn.kl, self._drawn.versions = divergence, self._versions()
+
+    def _versions(self) -> tuple[int, ...]:
+        """How often each parameter has been written into."""
+        return tuple(0 if p.is_inference() else p._version for p in self.parameters())
 
     def _kl_at(self, logits: Tensor) -> Tensor:
         if self.structure == "weights" and not self.sure:
@@ -327,12 +369,11 @@ class SparseLayer(nn.Module):
         if self.sure:
             return total
         return (total + (alpha * logits - functional.softplus(logits)).sum()
-                - self.inclusion.expected_log_prob(
-                    alpha.sum(), (alpha * (1 - alpha)).sum(), alpha.numel()))
+                - self.inclusion.expected_log_prob(alpha.sum(), alpha.numel()))
 
-    def _divergence(self, weights: Tensor, count: Tensor, variance: Tensor) -> Tensor:
+    def _divergence(self, weights: Tensor, count: Tensor) -> Tensor:
         """That of weights with indicators of their own, and of the biases."""
-        total = weights - self.inclusion.expected_log_prob(count, variance, self.mean.numel())
+        total = weights - self.inclusion.expected_log_prob(count, self.mean.numel())
         if self.bias_mean is not None:
             total = total + self._slab_kl(self.bias_mean, self.bias_sd).sum()
         return total
@@ -342,7 +383,13 @@ class SparseLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """What it replaces."""
-        return f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.estimator}"
+        return (f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.estimator}, "
+                f"temperature={self.temperature:g}")
+
+
+def _root(variance: Tensor) -> Tensor:
+    """With a finite slope at 0."""
+    return (variance + torch.finfo(variance.dtype).tiny).sqrt()
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:

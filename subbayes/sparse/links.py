@@ -1,6 +1,8 @@
 """Which layer reads the units of which, and whether rows are read one by one, by tracing a module.
 
-Where units branch (skip connections) or pass through something unknown there is no link.
+Where units branch (skip connections) or pass through something unknown there is no link. Nor is
+there one where the reader works along another axis: units of linear layers are along the last axis,
+channels of convolutions along the second.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from subbayes.sparse.replacing import LAYERS
 
@@ -21,8 +24,10 @@ __all__ = ["Flow", "Link", "links"]
 
 _PER_VALUE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
               nn.Hardtanh, nn.Identity, nn.Dropout, nn.Dropout2d)
-_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
-          nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d)
+_POOLS: dict[int, tuple[type[nn.Module], ...]] = {  # by dimensions of the weight of what they pool
+    2: (),
+    3: (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d),
+    4: (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)}
 _FUNCTIONS = (functional.relu, functional.gelu, functional.silu, functional.elu, torch.relu,
               torch.tanh, torch.sigmoid, functional.leaky_relu, functional.softplus,
               functional.dropout)
@@ -33,19 +38,34 @@ _JOINS = (operator.add, operator.mul, torch.add, torch.mul)
 
 @dataclass
 class Link:
-    """Units of `source` that `reader` alone reads, through `path`."""
+    """Units of `source` that `reader` alone reads, through `path`.
+
+    Attributes:
+        source: a layer.
+        reader: another.
+        path: what happens to the units between, as functions of a constant for each.
+        norms: those in between.
+        by_unit: whether these surely have a number for each unit. After a linear layer they do if
+            its outputs are (n, units), and not if these are (n, t, units).
+    """
 
     source: str
     reader: str
     path: list[Callable[[Tensor], Tensor]]
     norms: list[str]
-    flattened: bool
+    by_unit: bool
 
 
-def links(module: nn.Module, names: Collection[str]) -> list[Link]:
+def links(module: nn.Module, names: Collection[str], example: Any = None) -> list[Link]:
     """The links from layers of these names that lead to a linear or convolutional layer.
 
     A layer that is called twice has none, nor has a grouped convolution.
+
+    Args:
+        module: the module, in evaluation mode.
+        names: of layers.
+        example: inputs of the module: they show which outputs of linear layers are (n, units).
+            Without them those are known that come after flattening.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1))
@@ -59,12 +79,37 @@ def links(module: nn.Module, names: Collection[str]) -> list[Link]:
     called = [node.target for node in graph.nodes if node.op == "call_module"]
     found = []
     for node in graph.nodes:
-        if node.op == "call_module" and node.target in names and called.count(node.target) == 1:
-            if getattr(modules[str(node.target)], "groups", 1) != 1:
+        own = _called(node, modules)
+        if isinstance(own, LAYERS) and node.target in names and called.count(node.target) == 1:
+            if getattr(own, "groups", 1) != 1:
                 continue  # its units go with groups of its inputs
             link = _followed(node, modules)
             if link is not None and called.count(link.reader) == 1:
                 found.append(link)
+    unsure = [link for link in found if not link.by_unit]
+    if unsure and example is not None:
+        tables = _tables(module, [link.source for link in unsure], example)
+        for link in unsure:
+            link.by_unit = link.source in tables
+    return found
+
+
+@torch.no_grad()
+def _tables(module: nn.Module, names: Collection[str], example: Any) -> set[str]:
+    """Layers whose outputs on an example are (n, units)."""
+    found: set[str] = set()
+
+    def note(name: str, _: nn.Module, __: Any, outputs: Tensor) -> None:
+        if outputs.ndim == 2:
+            found.add(name)
+
+    hooks = [module.get_submodule(name).register_forward_hook(functools.partial(note, name))
+             for name in names]
+    try:
+        module(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return found
 
 
@@ -138,45 +183,65 @@ def _graph(module: nn.Module) -> fx.Graph | None:
 
 def _is_plain(node: fx.Node) -> bool:
     """Whether a node is a known function of the single numbers of one tensor."""
-    known = node.target in (_FUNCTIONS if node.op == "call_function" else _METHODS)
-    return known and not any(isinstance(a, fx.Node) for a in node.args[1:])
+    known = {"call_function": _FUNCTIONS, "call_method": _METHODS}.get(node.op, ())
+    others = (*node.args[1:], *node.kwargs.values())
+    return node.target in known and not any(isinstance(a, fx.Node) for a in others)
 
 
 def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
     """From a layer to the one that reads it, if only values, pools and norms are between."""
-    link = Link(str(node.target), "", [], [], False)
+    source = _called(node, modules)
+    assert isinstance(source, LAYERS)
+    link = Link(str(node.target), "", [], [], not isinstance(source, nn.Linear)
+                or _is_table(node, modules))
+    flattened = False
     while len(node.users) == 1:
         (node,) = node.users
-        if node.op == "call_module":
-            own = modules[str(node.target)]
-            if isinstance(own, LAYERS):
-                link.reader = str(node.target)
-                return link if getattr(own, "groups", 1) == 1 else None
-            if isinstance(own, nn.modules.batchnorm._BatchNorm) and not link.flattened:
-                link.norms.append(str(node.target))
-                link.path.append(functools.partial(_normalised, own))
-            elif isinstance(own, nn.Flatten) and own.start_dim == 1 and own.end_dim == -1:
-                link.flattened = True
-            elif not isinstance(own, _PER_VALUE) and not (
-                    isinstance(own, _POOLS) and not link.flattened and _even(own)):
-                return None
-            if isinstance(own, _PER_VALUE):
-                link.path.append(own)
-        elif node.op in ("call_function", "call_method"):
-            if _flattens(node):
-                link.flattened = True
-                continue
-            if not _is_plain(node):
-                return None
+        own = _called(node, modules)
+        if isinstance(own, LAYERS):
+            link.reader, link.by_unit = str(node.target), link.by_unit or not link.norms
+            return link if _reads(own, source, flattened) else None
+        if _flattens(node, modules):
+            flattened = True
+        elif isinstance(own, _BatchNorm) and not flattened:
+            link.norms.append(str(node.target))
+            link.path.append(functools.partial(_normalised, own))
+        elif isinstance(own, _PER_VALUE):
+            link.path.append(own)
+        elif _is_plain(node):
             call = (node.target if node.op == "call_function"
                     else operator.methodcaller(str(node.target)))
             link.path.append(_with_arguments(call, node))
-        else:
+        elif flattened or not isinstance(own, _POOLS[source.weight.ndim]) or not _even(own):
             return None
     return None
 
 
-def _normalised(norm: nn.modules.batchnorm._BatchNorm, constant: Tensor) -> Tensor:
+def _reads(reader: nn.Module, source: nn.Module, flattened: bool) -> bool:
+    """Whether a layer reads the axis that has the units of another."""
+    if isinstance(reader, nn.Linear):  # the last one, after flattening with positions by unit
+        return (flattened if not isinstance(source, nn.Linear)
+                else reader.in_features == source.out_features)  # so flattening joined none
+    return type(reader) is type(source) and getattr(reader, "groups", 1) == 1 and not flattened
+
+
+def _is_table(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether outputs surely are (n, units): what they are made of was flattened."""
+    while node.args and isinstance(node.args[0], fx.Node):
+        if _flattens(node, modules):
+            return True
+        kept = isinstance(_called(node, modules), (nn.Linear, _BatchNorm, *_PER_VALUE))
+        if not kept and not _is_plain(node):
+            return False
+        node = node.args[0]
+    return False
+
+
+def _called(node: fx.Node, modules: dict[str, nn.Module]) -> nn.Module | None:
+    return modules[str(node.target)] if node.op == "call_module" else None
+
+
+def _normalised(norm: _BatchNorm, constant: Tensor) -> Tensor:
     """What normalisation by stored statistics makes of a constant of each unit."""
     if norm.running_mean is None or norm.running_var is None:
         return torch.full_like(constant, torch.nan)  # by those of the batch: it is not known
@@ -186,14 +251,18 @@ def _normalised(norm: nn.modules.batchnorm._BatchNorm, constant: Tensor) -> Tens
 
 def _even(pool: nn.Module) -> bool:
     """Whether a pool leaves constants as they are, at borders too."""
-    padding = getattr(pool, "padding", 0)
-    return not isinstance(pool, (nn.AvgPool1d, nn.AvgPool2d)) or padding in (0, (0,), (0, 0))
+    if not isinstance(pool, (nn.AvgPool1d, nn.AvgPool2d)):
+        return True
+    return pool.padding in (0, (0,), (0, 0)) and getattr(pool, "divisor_override", None) is None
 
 
-def _flattens(node: fx.Node) -> bool:
-    if node.op == "call_method":
-        return node.target == "flatten" and tuple(node.args[1:]) in ((1,), (1, -1))
-    return node.target is torch.flatten and tuple(node.args[1:]) in ((1,), (1, -1))
+def _flattens(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether a node leaves rows of numbers."""
+    own = _called(node, modules)
+    if own is not None:
+        return isinstance(own, nn.Flatten) and (own.start_dim, own.end_dim) == (1, -1)
+    known = node.target == "flatten" or node.target is torch.flatten
+    return known and tuple(node.args[1:]) in ((1,), (1, -1)) and not node.kwargs
 
 
 def _with_arguments(call: Any, node: fx.Node) -> Callable[[Tensor], Tensor]:

@@ -5,8 +5,7 @@ $s = -\tfrac12 \log(2\pi e \tau^2) - \mathrm{E} \log p(\beta)$, the layer needs
 
 $$ \mathrm{E}[w] = \alpha\kappa, \quad
    \mathrm{Var}[w] = \alpha(\tau^2 + (1 - \alpha)\kappa^2), \quad
-   \sum \alpha (s + \omega) - \text{softplus}(\omega), \quad \sum \alpha, \quad
-   \sum \alpha (1 - \alpha) . $$
+   \sum \alpha (s + \omega) - \text{softplus}(\omega), \quad \sum \alpha . $$
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def slab_kl(sd: Tensor, square: Tensor, slab: Slab) -> Tensor:
 
 def terms(
     mean: Tensor, raw_sd: Tensor, logits: Tensor, slab: Slab
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Mean and variance of the weights; divergence but for the inclusion prior; count; variance.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean and variance of the weights; divergence but for the inclusion prior; expected count.
 
     Args:
         mean: kappa.
@@ -48,8 +47,6 @@ def terms(
     """
     sd, alpha = functional.softplus(raw_sd), torch.sigmoid(logits)
     square, variance = mean.square(), sd.square()
-    out = 1 - alpha
     pushed = slab_kl(sd, square + variance, slab) + logits
-    return (alpha * mean, alpha * (variance + out * square),
-            (alpha * pushed - functional.softplus(logits)).sum(), alpha.sum(),
-            (alpha * out).sum())
+    return (alpha * mean, alpha * (variance + (1 - alpha) * square),
+            (alpha * pushed - functional.softplus(logits)).sum(), alpha.sum())

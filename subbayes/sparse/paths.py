@@ -55,18 +55,18 @@ def path_probability(
         chain.append(readers[chain[-1]])
     generator = torch.Generator().manual_seed(seed)
     own = layers[layer]
-    drawn = own.structure == "weights" and not (own.posterior == "mean-field" or own.sure)
+    drawn = own.structure != "inputs" and not (own.posterior == "mean-field" or own.sure)
     if len(chain) == 1 and not drawn:
         draws = 1
     shapes = [_weight(module, name).shape for name in chain]
     step = max(1, _AT_ONCE // sum(shape.numel() for shape in shapes))
-    total, n = torch.zeros(own.mean.shape[1], dtype=torch.double), 0
+    total, n = torch.zeros((), dtype=torch.double), 0
     while n < draws:
         count = min(step, draws - n)
         read = torch.ones(count, shapes[-1][0])
         for reader, source in zip(chain[:0:-1], chain[-2::-1], strict=True):
             read = _passed_on(module, layers, source, reader, read, generator)
-        total += _inputs(own, read, generator if drawn else None).sum(0).cpu()
+        total = total + _inputs(own, read, generator if drawn else None).sum(0)
         n += count
     return total / draws
 
@@ -93,14 +93,18 @@ def _passed_on(
 def _inputs(
     own: SparseLayer, read: Float[Tensor, "S u"], generator: torch.Generator | None
 ) -> Float[Tensor, "S k"]:
-    """By draw, the probability that an input is read, or whether it is."""
-    inputs = own.mean.shape[1]
+    """By draw, the probability that an input is read, or whether it is: by units of its group."""
+    count, size = len(read), own.mean.shape[1]
+    in_groups = (getattr(own.original[0], "groups", 1), -1)
+    read = read.double().unflatten(1, in_groups)
     if generator is not None:
-        gates = own.gates("sample", "mean", len(read), generator).cpu().to(read)
-        by_weight = torch.bmm(read.unsqueeze(1), (gates != 0).to(read))[:, 0]
-        return (by_weight.reshape(len(read), inputs, -1).sum(2) > 0).double()
+        gates = own.gates("sample", "mean", count, generator).cpu().expand(
+            count, len(own.mean), own.mean[0].numel())
+        inside = (gates.unflatten(2, (size, -1)) != 0).any(3).to(read).unflatten(1, in_groups)
+        return (torch.einsum("sgu,sguk->sgk", read, inside) > 0).double().flatten(1)
     alpha = own.probability().double().cpu()
     if own.structure == "inputs":
-        return (read.sum(1, keepdim=True) > 0) * alpha[:1].reshape(1, inputs, -1)[..., 0]
+        in_at_all = alpha[0].reshape(size, -1)[:, 0]  # groups share their indicators
+        return ((read.sum(2, keepdim=True) > 0) * in_at_all).flatten(1)
     out = torch.log1p(-alpha.clamp_max(1 - 1e-12)).reshape(*alpha.shape[:2], -1).sum(2)
-    return 1 - (read.double() @ out).exp()
+    return 1 - torch.einsum("sgu,guk->sgk", read, out.unflatten(0, in_groups)).exp().flatten(1)

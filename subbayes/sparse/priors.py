@@ -170,13 +170,12 @@ class Inclusion(_Hyper):
 
     @abstractmethod
     def expected_log_prob(
-        self, count: Float[Tensor, ""], variance: Float[Tensor, ""], n: int
+        self, count: Float[Tensor, ""], n: int
     ) -> Float[Tensor, ""]:
-        r"""Expected log probability where weights are in independently with $\alpha$.
+        r"""Expected log probability where weights are in independently, or a bound of it.
 
         Args:
             count: expected number of weights that are in, $\sum \alpha$.
-            variance: variance of that number, $\sum \alpha (1 - \alpha)$.
             n: number of weights.
         """
 
@@ -209,7 +208,7 @@ class Bernoulli(Inclusion):
         return self._probability
 
     def expected_log_prob(
-        self, count: Float[Tensor, ""], variance: Float[Tensor, ""], n: int
+        self, count: Float[Tensor, ""], n: int
     ) -> Float[Tensor, ""]:
         """Linear in the count."""
         p = self._probability
@@ -226,7 +225,8 @@ class BetaBinomial(Inclusion):
     \text{BetaBinomial}(1, a, b)$, which is a Bernoulli with $a / (a + b)$. With `shared` one
     probability holds for the layer, so that the number m of weights in decides,
     $p(\gamma) = B(a + m, b + N - m) / B(a, b)$: a prior that adapts to the layer's density. Its
-    expectation is taken to second order around E[m], which is exact to O(1 / N).
+    expected logarithm is bounded from below by that at E[m], for it is convex in m: what a
+    variational factor for the probability gives, Beta(a + E[m], b + N - E[m]) at its best.
 
     Args:
         a: first parameter.
@@ -254,7 +254,7 @@ class BetaBinomial(Inclusion):
         return round(a / (a + b), 12)
 
     def expected_log_prob(
-        self, count: Float[Tensor, ""], variance: Float[Tensor, ""], n: int
+        self, count: Float[Tensor, ""], n: int
     ) -> Float[Tensor, ""]:
         """See the class."""
         if not self.shared:
@@ -263,9 +263,7 @@ class BetaBinomial(Inclusion):
             log_out = nn.functional.logsigmoid(-log_odds).to(count)
             return count * log_in + (n - count) * log_out
         a, b, m = self.log_a.exp(), self.log_b.exp(), count.double()
-        value = _log_beta(a + m, b + n - m) - _log_beta(a, b)
-        bend = torch.polygamma(1, a + m) + torch.polygamma(1, b + n - m)
-        return (value + 0.5 * bend * variance.double()).to(count)
+        return (_log_beta(a + m, b + n - m) - _log_beta(a, b)).to(count)
 
 
 def _log_beta(a: Tensor, b: Tensor) -> Tensor:

@@ -1,13 +1,69 @@
-"""Layers put in place of others."""
+"""Layers chosen, and put in place of others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
+
 from torch import nn
 
-__all__ = ["LAYERS", "replaced"]
+from subbayes.checks import fail
+
+__all__ = ["LAYERS", "chosen_layers", "replaced"]
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 """What can be sparse: is converted, pruned, and made small on export."""
+
+
+def chosen_layers(
+    module: nn.Module, keep: Collection[str],
+    stays: Callable[[nn.Module, str, nn.Module], bool] | None = None,
+) -> dict[str, nn.Module]:
+    """The linear and convolutional layers of a module but those that are kept, by name.
+
+    Args:
+        module: the module.
+        keep: names of layers, or of modules all of whose layers are kept.
+        stays: says of a module, a name and a layer whether this is kept anyway.
+
+    Raises:
+        InputError: a name that is no layer, shared weights, weights that are computed from others.
+
+    Example:
+        >>> list(chosen_layers(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 1)), "1"))
+        ['0']
+    """
+    keep = (keep,) if isinstance(keep, str) else tuple(keep)
+    found = {name: layer for name, layer in module.named_modules(remove_duplicate=False)
+             if isinstance(layer, LAYERS) and not (stays and stays(module, name, layer))}
+    known = dict(module.named_modules(remove_duplicate=False))
+    unknown = [name for name in keep if name not in known]
+    if unknown:
+        fail("keep", "names of layers: " + ", ".join(found), ", ".join(unknown))
+    chosen: dict[str, nn.Module] = {
+        name: layer for name, layer in found.items()
+        if not any(name == k or name.startswith(f"{k}.") for k in keep)}
+    _check_plain(chosen)
+    _check_shared(module, chosen)
+    return chosen
+
+
+def _check_plain(chosen: Mapping[str, nn.Module]) -> None:
+    odd = [name or type(layer).__name__ for name, layer in chosen.items()
+           if layer._parameters.get("weight") is None]
+    if odd:
+        fail("module", "weights that are parameters", f"{', '.join(odd)}, whose weights are "
+             "computed", "Remove the parametrisation (weight or spectral norm) first, or name "
+             "these layers in keep=")
+
+
+def _check_shared(module: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
+    seen: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first = seen.setdefault(id(parameter), name)
+        owner = name.rpartition(".")[0]
+        if first != name and (owner in chosen or first.rpartition(".")[0] in chosen):
+            fail("module", "weights of one layer each", f"{first} and {name}, which share theirs",
+                 "Name these layers in keep=")
 
 
 def replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:

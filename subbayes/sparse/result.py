@@ -27,6 +27,7 @@ from subbayes.sparse.export import exported
 from subbayes.sparse.factors import SURE
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.paths import path_probability
+from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
 from subbayes.sparse.products import DrawnLayer, ThinNetwork
 from subbayes.sparse.replacing import replaced
 from subbayes.sparse.small import Exported
@@ -53,8 +54,19 @@ def _restored(layer: SparseLayer) -> nn.Module:
     found = copy.deepcopy(layer.original[0])
     means = {"weight": layer.mean} | (
         {} if layer.bias_mean is None else {"bias": layer.bias_mean})
-    found.load_state_dict({name: value.detach() for name, value in means.items()})
+    found.load_state_dict(  # assigned, for the layer may have moved to another device or dtype
+        {name: value.detach().clone() for name, value in means.items()}, assign=True)
     return found.train(layer.training)
+
+
+def _scale(slab: Slab) -> float:
+    """Of the normal prior that takes a slab's place."""
+    hyper = {name: math.exp(float(value.detach())) for name, value in slab.named_parameters()}
+    if isinstance(slab, NormalSlab):
+        return hyper["log_scale"]
+    if isinstance(slab, StudentTSlab):
+        return math.sqrt(hyper["log_rate"] / hyper["log_shape"])
+    return 1.0
 
 
 @dataclass(frozen=True)
@@ -282,8 +294,9 @@ class SparseNetwork:
 
         Args:
             data: the rows.
-            prior_scale: standard deviation of the weights' prior; by default that of the slabs,
-                where they are normal, else 1.
+            prior_scale: standard deviation of the weights' normal prior. By default each layer's
+                weights and biases have the scale of its slab: s of a `NormalSlab`, that of the t,
+                $\sqrt{b / a}$, of a `StudentTSlab`; all others have 1.
             options: further arguments of `Posterior`.
 
         Returns:
@@ -292,17 +305,19 @@ class SparseNetwork:
         """
         start = self.weights("median", "mean")[0]
         inside = torch.ones_like(start, dtype=torch.bool)
+        scales = torch.ones_like(start, dtype=torch.float64)
         for name, layer in self.layers.items():
-            kept = layer.probability() > 0.5
-            inside[self.network.spans[f"{name}.weight" if name else "weight"]] = kept.reshape(-1)
-            if layer.structure == "units" and layer.bias_mean is not None:
-                inside[self.network.spans[f"{name}.bias" if name else "bias"]] = (
-                    kept.flatten(1)[:, 0])
+            prefix, kept = f"{name}." if name else "", layer.probability() > 0.5
+            weight = self.network.spans[f"{prefix}weight"]
+            inside[weight], scales[weight] = kept.reshape(-1), _scale(layer.slab)
+            if layer.bias_mean is not None:
+                bias = self.network.spans[f"{prefix}bias"]
+                scales[bias] = _scale(layer.slab)
+                if layer.structure == "units":
+                    inside[bias] = kept.flatten(1)[:, 0]
         at = inside.nonzero()[:, 0]
-        own = {getattr(layer.slab, "log_scale", None) for layer in self.layers.values()}
-        learned = [math.exp(float(s.detach())) for s in own if s is not None]
-        scale = prior_scale or (learned[0] if learned else 1.0)
-        prior = Normal(np.full(len(at), scale), mean=-start[at].double().numpy())
+        scale = scales[at].cpu().numpy() if prior_scale is None else np.full(len(at), prior_scale)
+        prior = Normal(scale, mean=-start[at].double().cpu().numpy())
         return Posterior(self.network.with_weights(start), self.likelihood, data,
                          CoordinateSubspace(start, at), prior, **options)
 

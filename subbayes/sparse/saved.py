@@ -13,10 +13,11 @@ from subbayes.checks import fail
 from subbayes.fitted import network_from, network_state, part
 from subbayes.likelihoods import from_config
 from subbayes.sparse import priors
-from subbayes.sparse.baselines import HorseshoeLayer
-from subbayes.sparse.convert import convert
+from subbayes.sparse.baselines import HorseshoeLayer, layer_of
+from subbayes.sparse.factors import Noise
 from subbayes.sparse.layers import STRUCTURES, SparseLayer
 from subbayes.sparse.priors import Horseshoe, Inclusion, Slab, SpikeSlab
+from subbayes.sparse.replacing import replaced
 from subbayes.sparse.result import SparseNetwork
 
 __all__ = ["KIND", "load", "save"]
@@ -46,16 +47,13 @@ def save(
         >>> load(save(network, "sparse"))[0].density() == network.density()
         True
     """
-    first = next(iter(network.layers.values()))
     tensors, meta = network_state(network.network)
     state = network.module.state_dict()
     tensors |= {"weights": network.network.weights} | {f"state.{k}": v for k, v in state.items()}
     meta |= {
         "layers": {name: _config(layer) for name, layer in network.layers.items()},
-        "posterior": first.posterior, "estimator": first.estimator,
-        "structure": first.structure if first.structure in STRUCTURES else "weights",
-        "temperature": first.temperature, "rank": _rank(first), "history": network.history,
-        "likelihood": network.likelihood.to_config(), "extra": extra or {}}
+        "history": network.history, "likelihood": network.likelihood.to_config(),
+        "extra": extra or {}}
     artifact.write(path, KIND, tensors, meta, overwrite=overwrite)
     return Path(path)
 
@@ -73,26 +71,31 @@ def load(
         InputError: no such artifact, a damaged one, or one of another architecture.
     """
     tensors, meta = artifact.read(path, KIND)
-    plain = network_from(tensors, meta, tensors["weights"], module, path=path).module_with()
-    layers = meta["layers"]
-    kept = [name for name, _ in plain.named_modules() if name and name not in layers
-            and not any(other.startswith(f"{name}.") for other in layers)]
-    for name in layers:
-        plain.get_submodule(name).requires_grad_(True)
-    made = convert(
-        plain, meta["posterior"], structure=meta["structure"], keep=kept,
-        prior={name: _both(config) for name, config in layers.items()},
-        estimator=meta["estimator"], rank=meta["rank"], temperature=meta["temperature"]).eval()
-    made.load_state_dict(part(tensors, "state"))
-    network = SparseNetwork(made, from_config(meta["likelihood"]), meta["history"])
-    for name, layer in network.layers.items():
-        layer.phase = layers[name]["phase"]
-    return network, meta["extra"]
+    made = network_from(tensors, meta, tensors["weights"], module, path=path).module_with()
+    state, noise = part(tensors, "state"), Noise(0)
+    for name, config in meta["layers"].items():
+        # earlier files say once, beside the layers, what is the same in all of them
+        layer = _layer(made.get_submodule(name), meta | config, _rank(state, name), noise)
+        made = replaced(made, name, layer)
+    made.eval().load_state_dict(state)
+    return SparseNetwork(made, from_config(meta["likelihood"]), meta["history"]), meta["extra"]
+
+
+def _layer(plain: nn.Module, config: dict[str, Any], rank: int, noise: Noise) -> SparseLayer:
+    """A layer as it was made, at parameters that its state replaces."""
+    found = layer_of(config["posterior"])(
+        plain, config["posterior"], config["structure"], _both(config), config["estimator"], noise,
+        inclusion=0.5, sd=1.0, rank=rank, temperature=config["temperature"])
+    found.phase = config["phase"]
+    return found
 
 
 def _config(layer: SparseLayer) -> dict[str, Any]:
-    config = {"phase": layer.phase, "slab": _written(layer.slab),
-              "inclusion": _written(layer.inclusion)}
+    config = {
+        "posterior": layer.posterior, "estimator": layer.estimator,
+        "structure": layer.structure if layer.structure in STRUCTURES else "weights",
+        "temperature": layer.temperature, "phase": layer.phase,
+        "slab": _written(layer.slab), "inclusion": _written(layer.inclusion)}
     if isinstance(layer, HorseshoeLayer):
         config["horseshoe"] = {"scale": math.exp(layer.log_scale), "threshold": layer.threshold}
     return config
@@ -126,6 +129,6 @@ def _prior(config: dict[str, Any]) -> Any:
     return found(**{key: value for key, value in config.items() if key != "name"})
 
 
-def _rank(layer: SparseLayer) -> int:
-    factor = getattr(layer.logits, "factor", None)
-    return factor.shape[-1] if isinstance(factor, Tensor) else 1
+def _rank(state: dict[str, Tensor], name: str) -> int:
+    factor = state.get(f"{name}.logits.factor" if name else "logits.factor")
+    return 1 if factor is None else factor.shape[-1]

@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from subbayes.checks import InputError, InputTypeError
 from subbayes.evaluation import reuse_memory
 from subbayes.graph import compiled, folded, interpreted, tidy
 from subbayes.network import taking_turns
@@ -119,6 +120,8 @@ class Steps:
         try:
             with taking_turns, self._untouched():
                 return self._traced(flat, spec, self.mode == "compile" and self._saves(often))
+        except (InputError, InputTypeError):
+            raise
         except Exception as error:
             say("tracing the training step", error, "going on without")
             return self._eager
@@ -192,14 +195,15 @@ class Steps:
         """Buffers and random numbers afterwards are as if nothing had been evaluated."""
         buffers = [(buffer, buffer.clone()) for buffer in self.objective.buffers()]
         generator = next(iter(self.layers.values())).noise.generator
-        own, everybodys = generator.get_state(), torch.get_rng_state()
+        own = generator.get_state()
+        devices = {p.device for p in self.objective.parameters() if p.is_cuda}
         try:
-            yield
+            with torch.random.fork_rng(devices=list(devices)):
+                yield
         finally:
             for buffer, value in buffers:
                 buffer.copy_(value)
             generator.set_state(own)
-            torch.set_rng_state(everybodys)
 
 
 def _fast(graph: GraphModule, tensors: list[Tensor], compiles: bool) -> Callable[..., Any]:

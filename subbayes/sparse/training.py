@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from subbayes.artifact import fingerprint
 from subbayes.checks import check_choice, check_count, check_positive, fail
-from subbayes.data import n_rows
+from subbayes.data import n_rows, named_leaves
 from subbayes.files import as_path, atomic_write_bytes
 from subbayes.likelihoods import Likelihood
 from subbayes.minibatches import Feed, inner
@@ -33,6 +34,7 @@ from subbayes.optimizer import Adam
 from subbayes.progress import bar
 from subbayes.seeding import derive, forked
 from subbayes.sparse.convert import kl, sparse_layers
+from subbayes.sparse.factors import Noise
 from subbayes.sparse.result import SparseNetwork, plain
 from subbayes.sparse.steps import MODES, Steps
 from subbayes.training import History
@@ -199,16 +201,21 @@ def fit(
     saved = _Checkpoint(checkpoint, {
         "epochs": (early, epochs, last), "kl_epochs": rising, "post": post,
         "rates": asdict(run.rates), "batch_size": batch_size, "seed": seed, "mode": mode,
-        "rows": run.feed.n, "layers": repr(module)})
+        "run": "" if checkpoint is None else run.fingerprint()})
     history: History = {}
     first = saved.read(run, history)
     total = epochs + last
+
+    def enter(number: int) -> None:
+        phase = ("early" if number < early else "main" if number < epochs else post)
+        run.enter(phase, {"early": early, "main": epochs - early}.get(phase, last))
+
+    enter(min(first, total - 1))
     with bar(total, "Training the sparse network", progress, "epochs") as steps, saved:
         steps.update(first)
         good = run.state()
         for number in range(first, total):
-            phase = ("early" if number < early else "main" if number < epochs else post)
-            run.enter(phase, {"early": early, "main": epochs - early}.get(phase, last))
+            enter(number)
             facts, broken = run.epoch(number, rising)
             if broken:
                 run.restore(good)
@@ -256,7 +263,8 @@ class _Run:
         self, module: nn.Module, likelihood: Likelihood, data: Any, rates: Rates | None,
         epochs: int, batch_size: int | None, seed: int, mode: str,
     ) -> None:
-        self.module = copy.deepcopy(module).train()
+        self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+        self.module = _in_training(copy.deepcopy(module))
         self.layers = sparse_layers(self.module)
         self.network = Network(plain(self.module))
         self.likelihood, self.inner = likelihood, inner(likelihood)
@@ -268,8 +276,9 @@ class _Run:
                           f"{', '.join(map(str, absent))}, for which the network has an output: "
                           "what it says of them is its prior's. Add such rows, or leave the "
                           "output out", stacklevel=3)
+        noise = Noise(derive(seed, 2))
         for layer in self.layers.values():
-            layer.noise.generator.manual_seed(derive(seed, 2))
+            layer.noise = noise
         self.raw = nn.Parameter(self.feed.raw.clone())
         self.groups = self._groups()
         self.optimizer = Adam(
@@ -382,6 +391,17 @@ class _Run:
 
     # --- copies -----------------------------------------------------------------------------
 
+    def fingerprint(self) -> str:
+        """A digest of what is trained, from where, and on which rows, where these are in memory."""
+        tensors = {f"module.{name}": value for name, value in self.module.state_dict().items()}
+        memory = self.feed.memory
+        if memory is not None and memory.inputs is not None:
+            parts = {"x": memory.inputs, "y": memory.targets()}
+            tensors |= {f"{kind}.{name}": value for kind, part in parts.items()
+                        for name, value in named_leaves(part).items()}
+        return fingerprint(tensors, {"module": repr(self.module), "rows": self.feed.n,
+                                     "likelihood": self.likelihood.to_config()})
+
     def state(self) -> dict[str, Any]:
         """All that the next epoch depends on."""
         noise = next(iter(self.layers.values())).noise
@@ -400,10 +420,22 @@ class _Run:
 
     def result(self, history: History) -> SparseNetwork:
         """The network as it is now."""
-        module = copy.deepcopy(self.module).eval().requires_grad_(True)
+        module = copy.deepcopy(self.module).eval()
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name not in self.frozen)
         return SparseNetwork(
             module, self.likelihood.with_parameters(self.raw.detach()).frozen(),
             {name: list(values) for name, values in history.items()})
+
+
+def _in_training(module: nn.Module) -> nn.Module:
+    """In training mode but for frozen modules that were not."""
+    resting = [m for m in module.modules() if not m.training and any(True for _ in m.parameters())
+               and not any(p.requires_grad for p in m.parameters())]
+    module.train()
+    for frozen in resting:
+        frozen.eval()
+    return module
 
 
 class _Objective(nn.Module):

@@ -1,0 +1,239 @@
+"""Draws in training where weights are used more than once; runs that end, resume, are refused."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import subbayes
+from subbayes import InputError, sparse
+
+DOUBLE = torch.float64
+
+
+def data(n=60):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 3, generator=generator)
+    return x, x[:, 0] + 0.1 * torch.randn(n, generator=generator)
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
+# --- rows that use a weight more than once -------------------------------------------------------
+
+SHARED = {
+    "sequence": (lambda: nn.Linear(2, 2), (3, 2)),
+    "conv": (lambda: nn.Conv1d(2, 2, 2, padding=1), (2, 2)),
+    "groups": (lambda: nn.Conv1d(4, 2, 2, groups=2), (4, 3)),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("what", SHARED)
+@pytest.mark.parametrize(("posterior", "structure"), [
+    ("mean-field", "weights"), ("mean-field", "units"), ("all", "weights"),
+    ("dropout", "weights"), ("horseshoe", "weights")])
+def test_outputs_at_all_positions_vary_together(what, posterior, structure):
+    """Covariances in training are those of draws of whole weight vectors."""
+    torch.manual_seed(1)
+    make, shape = SHARED[what]
+    x, n = torch.randn(1, *shape, dtype=DOUBLE), 1500
+    made = sparse.convert(nn.Sequential(make(), nn.Flatten()).double(), posterior,
+                          structure=structure, inclusion=0.7, sd=0.3, temperature=0.01)
+    made.eval()
+    network = sparse.SparseNetwork(made, subbayes.Categorical(made(x).shape[1]))
+    naive = network.predict(x, draws=n).outputs[:, 0].numpy()
+    made.train()
+    with torch.no_grad():  # rows of a batch share some of what is drawn
+        drawn = torch.cat([made(x) for _ in range(n)]).numpy()
+    expected = np.cov(naive.T)
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    off = np.abs(expected / scale)[~np.eye(len(expected), dtype=bool)]
+    assert off.max() > 0.2  # positions do depend on each other
+    assert np.abs(np.cov(drawn.T) - expected).max() < 0.2 * scale.max()
+    assert np.abs(drawn.mean(0) - naive.mean(0)).max() < 6 * np.sqrt(scale.max() / n)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_rows_have_draws_of_their_own():
+    torch.manual_seed(0)
+    made = sparse.convert(nn.Conv1d(2, 3, 2).double(), "all", sd=0.5).train()
+    x = torch.randn(1, 2, 4, dtype=DOUBLE).expand(4000, 2, 4)
+    with torch.no_grad():
+        drawn = made(x)[:, :, 0].numpy()
+    together = np.corrcoef(drawn[::2, 0], drawn[1::2, 0])[0, 1]
+    assert abs(together) < 5 / math.sqrt(2000)
+
+
+class Pooled(nn.Module):
+    """One weight, used at 25 positions, whose outputs are averaged."""
+
+    def __init__(self, convolution):
+        super().__init__()
+        self.layer = (nn.Conv1d(1, 1, 1, bias=False) if convolution
+                      else nn.Linear(1, 1, bias=False))
+        self.dims = (2,) if convolution else (1,)
+
+    def forward(self, x):
+        return self.layer(x).mean(self.dims)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("convolution", [False, True])
+def test_a_pooled_weight_has_its_exact_posterior(convolution):
+    """y_i = w + noise, 50 of them, w standard normal: N(25 / 51, 1 / 51)."""
+    x = torch.ones(50, 1, 25) if convolution else torch.ones(50, 25, 1)
+    prior = sparse.SpikeSlab(sparse.NormalSlab(1.0), sparse.Bernoulli(0.5))
+    result = sparse.fit(
+        sparse.convert(Pooled(convolution), "all", prior=prior, sd=0.1), subbayes.Gaussian(1.0),
+        (x, torch.full((50,), 0.5)), epochs=1500, early_epochs=0, kl_epochs=0, batch_size=None,
+        rates=sparse.Rates(weights=1e-2), progress=False)
+    layer = result.layers["layer"]
+    assert float(layer.mean.detach()) == pytest.approx(25 / 51, abs=0.05)
+    assert float(layer.sd.detach()) == pytest.approx(51**-0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 2), nn.Conv1d(3, 2, 2), nn.Conv2d(3, 2, 2)])
+@pytest.mark.parametrize("posterior", ["mean-field", "dropout", "horseshoe"])
+def test_one_row_may_come_alone(layer, posterior):
+    made = sparse.convert(layer, posterior)
+    x = torch.randn(3, *[4] * (layer.weight.ndim - 2))
+    torch.testing.assert_close(made.eval()(x), made(x[None])[0])
+    assert made.train()(x).shape == made(x[None])[0].shape
+
+
+# --- the objective in one's own loop -------------------------------------------------------------
+
+
+def test_the_elbo_is_one_whatever_shape_outputs_have():
+    x, y = data()
+
+    class Squeezed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x):
+            return self.net(x)[:, 0]
+
+    found = [float(sparse.elbo(sparse.convert(module).train(), subbayes.Gaussian(1.0), x, y, 600))
+             for module in (net(), Squeezed())]
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_the_elbo_needs_draws():
+    x, y = data()
+    made = sparse.convert(net())
+    made[2].eval()
+    with pytest.raises(InputError, match="module: .*in evaluation mode: '2'. Call module.train"):
+        sparse.elbo(made, subbayes.Gaussian(1.0), x, y, 60)
+
+
+def test_the_divergence_is_that_of_the_parameters_as_they_are():
+    made = sparse.convert(nn.Linear(3, 2)).train()
+    made(torch.zeros(1, 3))
+    with torch.no_grad():
+        made.mean.add_(5.0)
+    now = float(sparse.kl(made))
+    assert now == float(sparse.kl(made))
+
+
+def test_layers_of_two_conversions_draw_different_numbers():
+    once = sparse.convert(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), "all", keep="1", sd=1.0)
+    twice = sparse.convert(once, "all", sd=1.0).train()
+    with torch.no_grad():
+        first, second = (layer(torch.zeros(4, 3)) - layer.bias_mean
+                         for layer in sparse.sparse_layers(twice).values())
+    assert not torch.allclose(first, second)
+
+
+# --- modules -------------------------------------------------------------------------------------
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.b(self.a(self.a(x).tanh()).tanh())
+
+
+@pytest.mark.parametrize("epochs", [2, 60])  # eager steps, traced ones
+def test_a_layer_used_twice_is_refused(epochs):
+    with pytest.raises(InputError, match="layers that are used once"):
+        sparse.fit(sparse.convert(Twice()), subbayes.Gaussian(), data(), epochs=epochs,
+                   batch_size=30, progress=False)
+
+
+class Cosine(nn.Linear):
+    def forward(self, x):
+        return functional.linear(functional.normalize(x, dim=-1), self.weight, self.bias)
+
+
+def test_layers_that_compute_something_else_are_refused_unless_kept():
+    module = nn.Sequential(Cosine(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    with pytest.raises(InputError, match=r"0 \(Cosine\), with a forward of their own. Name them"):
+        sparse.convert(module)
+    assert list(sparse.sparse_layers(sparse.convert(module, keep="0"))) == ["2"]
+
+
+def test_frozen_layers_stay_frozen():
+    module = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1))
+    module[:2].requires_grad_(False)
+    module[1].eval()
+    result = sparse.fit(sparse.convert(module), subbayes.Gaussian(), data(), epochs=2,
+                        progress=False)
+    assert torch.equal(result.module[1].running_mean, module[1].running_mean)
+    assert not any(p.requires_grad for p in result.module[:2].parameters())
+    assert all(p.requires_grad for p in result.module[3].parameters())
+    assert result.network.size == 7
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_finished_is_taken_up_as_it_was(tmp_path):
+    settings = {"epochs": 3, "post": "median", "post_epochs": 2, "batch_size": None,
+                "rates": sparse.Rates(inclusion=0.5, early_inclusion=0.5), "progress": False,
+                "checkpoint": tmp_path / "run.pt"}
+    first, again = (sparse.fit(sparse.convert(net()), subbayes.Gaussian(), data(), **settings)
+                    for _ in range(2))
+    assert [layer.phase for layer in again.layers.values()] == ["median", "median"]
+    assert again.density("sample") == first.density("sample")
+    x = data()[0]
+    assert torch.equal(again.predict(x, draws=3).outputs, first.predict(x, draws=3).outputs)
+
+
+def of(**options):
+    module = options.pop("module", None)
+    return sparse.convert(net() if module is None else module, **options)
+
+
+@pytest.mark.parametrize("other", [
+    {"made": lambda: of(temperature=0.3)},
+    {"made": lambda: of(sd=0.1)},
+    {"made": lambda: of(prior=sparse.SpikeSlab(inclusion=sparse.Bernoulli(0.3)))},
+    {"made": lambda: of(module=nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1)))},
+    {"rows": (data()[0] + 1e-3, data()[1])},
+    {"likelihood": subbayes.Gaussian(0.3)},
+])
+def test_the_checkpoint_of_another_run_is_refused(tmp_path, other):
+    settings = {"epochs": 2, "progress": False, "checkpoint": tmp_path / "run.pt"}
+
+    def fit(made=of, likelihood=subbayes.Gaussian(0.5), rows=None):  # noqa: B008
+        return sparse.fit(made(), likelihood, data() if rows is None else rows, **settings)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit()
+        with pytest.raises(InputError, match="checkpoint: expected a checkpoint of a run with"):
+            fit(**other)
+        fit()
