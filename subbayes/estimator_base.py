@@ -282,7 +282,7 @@ class Classifier(ClassifierMixin, Estimator):
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            fail("y", "at least 2 classes", f"1 class, {self.classes_[0]!r}",
+            fail("y", "at least 2 classes", f"1 class, {self.classes_.tolist()[0]!r}",
                  "Fit with rows of every class")
         self._fit(X, codes.astype(np.int64), "classification", len(self.classes_))
         return self

@@ -30,6 +30,7 @@ from subbayes.predictive import Predictive
 from subbayes.seeding import derive
 from subbayes.settings import LIKELIHOODS, Settings
 from subbayes.sparse import saved as saved_sparse
+from subbayes.sparse.baselines import usual_prior
 from subbayes.sparse.convert import convert
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork
@@ -218,6 +219,7 @@ def fit_sparse(
         task: "regression", "count" or "classification".
         settings: how; all that is learned has the learning rate of the settings, but for the slab,
             which hardly moves, and inclusion probabilities, which are faster where steps are few.
+            The posterior "horseshoe" has its usual prior, whatever the slab and prior inclusion.
         n_classes: K, where not all classes occur in y.
         checkpoint: folder to save in and resume from.
         progress: show progress bars.
@@ -237,7 +239,7 @@ def fit_sparse(
     if chosen is not None and not 0 < chosen < 1:
         fail("prior_inclusion", "a probability strictly between 0 and 1", float(chosen))
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
-    prior = SpikeSlab(
+    prior = usual_prior("horseshoe") if settings.posterior == "horseshoe" else SpikeSlab(
         StudentTSlab() if settings.slab == "student-t" else NormalSlab(),
         BetaBinomial() if settings.prior_inclusion is None else Bernoulli(settings.prior_inclusion))
     network = convert(make_module(settings, likelihood, x, y), settings.posterior,

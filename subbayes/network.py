@@ -29,7 +29,8 @@ from subbayes.data import leaves, n_rows, take
 from subbayes.types import Inputs
 from subbayes.vectorised import Vectorised
 
-__all__ = ["Network", "Selection", "check_network", "plain_attention", "select", "taking_turns"]
+__all__ = ["Network", "Selection", "arguments", "as_outputs", "check_network", "plain_attention",
+           "select", "taking_turns"]
 
 Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor | np.ndarray]
 
@@ -252,7 +253,7 @@ class Network:
     ) -> Float[Tensor, "N C"]:
         """Outputs f(x; w) of shape (N, C) for one weight vector; differentiable in w."""
         self._check_size(weights)
-        args, kwargs = _arguments(inputs)
+        args, kwargs = arguments(inputs)
         with taking_turns, plain_attention():
             out = functional_call(
                 self._module, self._frozen | self.unflatten(weights), args, kwargs
@@ -279,7 +280,7 @@ class Network:
             inputs: its inputs.
             weights: stand in for the selected parameters, which keep their values.
         """
-        args, kwargs = _arguments(inputs)
+        args, kwargs = arguments(inputs)
         if weights is None:
             return self.as_outputs(module(*args, **kwargs), inputs)
         return self.as_outputs(
@@ -354,7 +355,7 @@ class Network:
                 seen += rows
                 for norm in norms:
                     norm.momentum = rows / seen
-                args, kwargs = _arguments(inputs)
+                args, kwargs = arguments(inputs)
                 module(*args, **kwargs)
         other = self.with_weights(weights).with_buffers(
             {name: b.clone() for name, b in module.named_buffers()}
@@ -377,23 +378,40 @@ class Network:
 
     def as_outputs(self, out: Any, inputs: Inputs) -> Tensor:
         """What a module returned for these inputs, as outputs of shape (N, C)."""
-        if self.output is not None:
-            out = self.output(out)
-        if not isinstance(out, Tensor):
-            fail_type("module", "one tensor as its output", out,
-                      "Pass output=..., e.g. output=lambda out: out.logits")
-        n = n_rows(inputs)
-        if not out.is_floating_point():
-            fail("module", "real numbers as outputs", out.dtype,
-                 "Return logits or means, not labels")
-        if out.ndim < 2 and out.shape[:1] == (n,):
-            return out.unsqueeze(-1)
-        if out.ndim < 2 and n == 1:  # one row, squeezed away
-            return out.reshape(1, -1)
-        if out.ndim != 2 or out.shape[0] != n:
-            fail("module", f"outputs of shape ({n}, C) for {n} inputs", tuple(out.shape),
-                 "Flatten the outputs per observation")
-        return out
+        return as_outputs(out, inputs, self.output)
+
+
+def as_outputs(
+    out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None
+) -> Tensor:
+    """What a module returned for these inputs, as outputs of shape (N, C).
+
+    Args:
+        out: what it returned.
+        inputs: of the module.
+        output: picks the tensor out of that.
+
+    Raises:
+        InputError: outputs of another shape, or of another type than real numbers.
+        InputTypeError: not a tensor.
+    """
+    if output is not None:
+        out = output(out)
+    if not isinstance(out, Tensor):
+        fail_type("module", "one tensor as its output", out,
+                  "Pass output=..., e.g. output=lambda out: out.logits")
+    n = n_rows(inputs)
+    if not out.is_floating_point():
+        fail("module", "real numbers as outputs", out.dtype,
+             "Return logits or means, not labels")
+    if out.ndim < 2 and out.shape[:1] == (n,):
+        return out.unsqueeze(-1)
+    if out.ndim < 2 and n == 1:  # one row, squeezed away
+        return out.reshape(1, -1)
+    if out.ndim != 2 or out.shape[0] != n:
+        fail("module", f"outputs of shape ({n}, C) for {n} inputs", tuple(out.shape),
+             "Flatten the outputs per observation")
+    return out
 
 
 def check_network(network: Any) -> None:
@@ -439,7 +457,8 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Inputs as a module is called with them: a tuple by position, a dict by name."""
     if isinstance(inputs, dict):
         return (), inputs
     return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})

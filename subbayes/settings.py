@@ -58,7 +58,8 @@ class Settings:
         warmup: draws per chain to drop first; by default half of the draws.
         members: networks of a deep ensemble.
         structure: of a sparse network: "weights" or "units" are in or out.
-        posterior: of what is in: "mean-field", "mvn" or "low-rank".
+        posterior: of what is in: "mean-field", "mvn" or "low-rank"; or a baseline: "all",
+            "dropout" or "horseshoe".
         slab: of the weights that are in: "student-t" or "normal".
         prior_inclusion: probability of a weight or unit being in; None learns it by layer.
         early_epochs: of `epochs`, those in which the priors of a sparse network are learned; None

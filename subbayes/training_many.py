@@ -28,7 +28,7 @@ from subbayes.data import Data, leaves, take
 from subbayes.graph import interpreted, tidy
 from subbayes.likelihoods import Likelihood
 from subbayes.minibatches import Feed, batch_sizes, inner, log_scale, split
-from subbayes.network import Network, Selection
+from subbayes.network import Network, Selection, arguments
 from subbayes.optimizer import (
     Optimizer,
     Plan,
@@ -318,7 +318,7 @@ class _Run:
         self, moving: Mapping[str, Tensor], rest: Mapping[str, Tensor], x: Inputs
     ) -> Tensor:
         """Outputs of one member."""
-        args, kwargs = _arguments(x)
+        args, kwargs = arguments(x)
         return self.network.as_outputs(
             functional_call(self.module, {**moving, **rest}, args, kwargs), x)
 
@@ -473,12 +473,6 @@ def _vectorisable(feeds: Sequence[Feed]) -> bool:
                and _shapes(f.memory) == _shapes(first.memory)
                and inner(f.likelihood).to_config() == inner(first.likelihood).to_config()
                for f in feeds)
-
-
-def _arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    if isinstance(inputs, dict):
-        return (), inputs
-    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def _same_tensors(a: Any, b: Any) -> bool:

@@ -107,6 +107,22 @@ def test_options_reach_the_network(options):
     assert np.isfinite(model.predict(X)).all()
 
 
+@pytest.mark.filterwarnings("ignore:The median model has nothing in")
+@pytest.mark.parametrize("kind", [SparseRegressor, SparseClassifier])
+@pytest.mark.parametrize("posterior", sparse.BASELINES)
+def test_baselines_fit_and_predict(posterior, kind):
+    X, y = rows(30)
+    model = kind(**QUICK, posterior=posterior).fit(X, y if kind is SparseRegressor else y > 1000)
+    first = next(iter(model.model_.layers.values()))
+    assert first.posterior == posterior
+    assert type(first.slab).__name__ == (
+        "NormalSlab" if posterior == "horseshoe" else "StudentTSlab")
+    assert np.isfinite(model.predict(X).astype(float)).all()
+    assert model.feature_inclusion_.between(0, 1).all()
+    assert 0 <= model.density_ <= 1
+    assert sum(p.numel() for p in model.export().module.parameters()) > 0
+
+
 # --- export -------------------------------------------------------------------------------------
 
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import subbayes
 from subbayes import InputError, sparse
-from subbayes.sparse.export import pruned
+from subbayes.sparse.export import _chosen, pruned
 from subbayes.sparse.links import links
 
 
@@ -310,3 +311,265 @@ def test_the_constant_of_a_lone_unit_moves_once(value):
     for own in ((net[:3], ("0", "2")), (net, ("0", "2", "4"))):
         small = sparse.exported(*own)
         torch.testing.assert_close(small.module(x), own[0](x), atol=1e-6, rtol=0)
+
+
+# --- what modules commonly do between layers ------------------------------------------------------
+
+
+class Between(nn.Module):
+    """Two convolutions, or linear layers, and a head, with functions in between."""
+
+    def __init__(self, first, second, head, between, flatten):
+        super().__init__()
+        self.first, self.second, self.head = first, second, head
+        self.between, self.flatten = between, flatten
+
+    def forward(self, x):
+        x = self.between(self.first(x))
+        return self.head(self.flatten(self.between(self.second(x))))
+
+
+def images(between, flatten, positions):
+    return Between(nn.Conv2d(2, 6, 3), nn.Conv2d(6, 5, 3), nn.Linear(5 * positions, 3), between,
+                   flatten)
+
+
+class Mnist(nn.Module):
+    """That of pytorch/examples, with fewer channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 6, 3, 1), nn.Conv2d(6, 8, 3, 1)
+        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(72, 12), nn.Linear(12, 10)
+
+    def forward(self, x):
+        x = self.conv1(x)
+        x = functional.relu(x)
+        x = self.conv2(x)
+        x = functional.relu(x)
+        x = functional.max_pool2d(x, 2)
+        x = self.dropout1(x)
+        x = torch.flatten(x, 1)
+        x = self.fc1(x)
+        x = functional.relu(x)
+        x = self.dropout2(x)
+        x = self.fc2(x)
+        return functional.log_softmax(x, dim=1)
+
+
+class Counting(nn.Module):
+    """Rows are counted where they come in, and len is that of Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv1d(2, 6, 3), nn.Conv1d(6, 5, 2), nn.Linear(10, 3)
+
+    def forward(self, x):
+        n = x.shape[0]
+        x = functional.max_pool1d(torch.tanh(self.a(x)), 2)
+        x = self.b(x)
+        rows, _, _ = x.shape
+        assert rows is not None
+        return self.c(x.sigmoid().view(n, -1))
+
+
+FLATTENED = {
+    "torch.flatten": lambda x: torch.flatten(x, 1),
+    "flatten": lambda x: x.flatten(start_dim=1),
+    "view": lambda x: x.view(x.size(0), -1),
+    "contiguous": lambda x: x.contiguous().view(x.size()[0], -1),
+    "reshape": lambda x: x.reshape(x.shape[0], -1),
+    "torch.reshape": lambda x: torch.reshape(x, (x.shape[0], -1)),
+    "len": lambda x: x.reshape(len(x), -1),
+}
+
+
+def all_but_the_last_lose(small, count=2):
+    changes = [before - after for before, after in small.units.values()]
+    return changes[:-1] == [count] * (len(changes) - 1) and changes[-1] == 0
+
+
+def smaller(net, *shape, **options):
+    """The small network, whose outputs are those of the whole one."""
+    x = torch.randn(7, *shape, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    small = sparse.exported(net, **options)
+    torch.testing.assert_close(small.module(x), net(x), atol=1e-10, rtol=0)
+    return small
+
+
+def test_a_common_convolutional_network_loses_its_dead_units():
+    assert all_but_the_last_lose(smaller(silenced(Mnist()), 1, 10, 10))
+
+
+def test_rows_may_be_counted_where_they_come_in():
+    assert all_but_the_last_lose(smaller(silenced(Counting()), 2, 8))
+
+
+@pytest.mark.parametrize("name", FLATTENED)
+def test_ways_to_flatten_rows(name):
+    net = silenced(images(torch.tanh, FLATTENED[name], 16))
+    assert all_but_the_last_lose(smaller(net, 2, 8, 8))
+    assert "len" not in globals()  # that of Python is back
+
+
+FUNCTIONS = {
+    "clamp": lambda x: x.clamp(min=0.1), "torch.clamp": lambda x: torch.clamp(x, -0.5, 0.7),
+    "clamp_min": lambda x: x.clamp_min(0.2), "relu": lambda x: x.relu(),
+    **{name: getattr(functional, name) for name in (
+        "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",
+        "hardtanh", "hardsigmoid", "logsigmoid", "softplus", "softsign", "tanh")},
+    **{f"elu({alpha})": (lambda x, alpha=alpha: functional.elu(x, alpha)) for alpha in (0.3, 2)},
+    **{make.__name__: make() for make in (
+        nn.ReLU6, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish, nn.PReLU, nn.Softsign, nn.ELU,
+        nn.Hardsigmoid, nn.LogSigmoid)},
+    "dropout": lambda x: functional.dropout(functional.relu(x), training=False),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_single_numbers_are_followed(name):
+    net = silenced(Between(nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3), FUNCTIONS[name],
+                           nn.Identity()))
+    assert all_but_the_last_lose(smaller(net, 4))
+
+
+POOLED = {
+    "max": (lambda x: functional.max_pool2d(x, 2, 1, 1), 36),
+    "average": (lambda x: functional.avg_pool2d(x, 2, stride=1), 4),
+    "average in part": (lambda x: functional.avg_pool2d(x, 2, ceil_mode=True), 1),
+    "adaptive average": (lambda x: functional.adaptive_avg_pool2d(x, (4, 4)), 16),
+    "adaptive maximum": (lambda x: functional.adaptive_max_pool2d(x, 4), 16),
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_functional_pools_are_followed(name):
+    pool, positions = POOLED[name]
+    net = silenced(images(lambda x: pool(torch.sigmoid(x)), FLATTENED["view"], positions))
+    assert all_but_the_last_lose(smaller(net, 2, 8, 8))
+
+
+def test_pools_of_sequences_are_followed():
+    for pool in (functional.max_pool1d, functional.avg_pool1d, functional.adaptive_avg_pool1d,
+                 functional.adaptive_max_pool1d):
+        net = silenced(Between(nn.Conv1d(2, 6, 1), nn.Conv1d(6, 5, 1), nn.Linear(10, 3),
+                               lambda x, pool=pool: pool(x, 2), nn.Flatten()))
+        assert all_but_the_last_lose(smaller(net, 2, 8))
+
+
+UNKNOWN = {  # what the last hidden layer leads through
+    "a size that is written down": lambda x: x.view(-1, 80),
+    "rows and a size": lambda x: x.reshape(x.size(0), 80),
+    "zeros at the border": lambda x: functional.avg_pool2d(x, 3, 1, 1).flatten(1),
+    "a sum": lambda x: functional.avg_pool2d(x, 1, divisor_override=2).flatten(1),
+    "a number of units": lambda x: (x * x.size(1)).flatten(1),
+    "units of a shape": lambda x: (x + 0 * x.shape[1]).flatten(1),
+    "two readers": lambda x: (x + x.tanh()).flatten(1),
+    "units by position": lambda x: x.transpose(1, 2).reshape(x.size(0), -1),
+    "slopes by unit": nn.Sequential(nn.PReLU(5), nn.Flatten()),
+    "other rows": lambda x: x.view(x.transpose(0, 1).size(1), -1),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_surely_understood_keeps_its_units(name):
+    net = silenced(images(torch.tanh, UNKNOWN[name], 16))
+    units = smaller(net, 2, 8, 8).units
+    assert units["first"] == (6, 4)
+    assert units["second"] == (5, 5)
+
+
+def test_rows_that_are_folded_into_others_are_not_flattened_by_row():
+    class Frames(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv1d(2, 4, 3), nn.Linear(3 * 4 * 2, 2)
+
+        def forward(self, x):
+            frames = x.flatten(0, 1)
+            return self.head(torch.relu(self.conv(frames)).view(x.size(0), -1))
+
+    assert smaller(silenced(Frames()), 3, 2, 4).units["conv"] == (4, 4)
+
+
+def test_weights_that_are_read_by_others_too_stay():
+    class Tied(nn.Module):
+        def __init__(self, by_name):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+            self.by_name = by_name
+
+        def forward(self, x):
+            x = self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))
+            return x + self.b.weight.sum() if self.by_name else x
+
+    shared = silenced(Tied(False))
+    shared.b.weight = shared.a.weight
+    for net in (shared, silenced(Tied(True))):
+        units = smaller(net, 4).units
+        assert units["b"] == (4, 4)
+
+
+# --- names and examples ---------------------------------------------------------------------------
+
+
+def test_all_layers_may_be_small_by_default():
+    net = silenced(Mnist())
+    assert smaller(net, 1, 10, 10).units == smaller(net, 1, 10, 10, names=names(net)).units
+    assert smaller(net, 1, 10, 10, names="conv1").units == {"conv1": (6, 4)}
+    pruned_net = sparse.prune(net, 0.1)
+    assert sparse.exported(pruned_net).weights[1] < sparse.exported(pruned_net).weights[0]
+    for odd, got in ((torch.ones(2, 1, 10, 10), "Tensor"), (3, "int")):
+        with pytest.raises(subbayes.InputTypeError, match=f"names of layers, got {got}. Pass inp"):
+            _chosen(net, odd)
+
+
+@pytest.mark.parametrize("layout", ["dense", "csr", "auto"])
+def test_examples_come_in_the_forms_that_predict_takes(layout):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 6), norm(6, nn.BatchNorm1d), nn.Linear(6, 2)
+
+        def forward(self, first, second):
+            return self.c(torch.relu(self.b(self.a(torch.cat([first, second], 1)))))
+
+    net = silenced(Two()).float()
+    x = torch.randn(9, 4)
+    first, second = x[:, :1], x[:, 1:]
+    for example in ((first, second), {"second": second, "first": first},
+                    (first.double(), second.double()), (first.numpy(), second.double().numpy())):
+        small = sparse.exported(net, None, example, layout)
+        assert small.units["a"] == (6, 4)
+        torch.testing.assert_close(small.module(first, second), net(first, second))
+    plain = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    for kind in (torch.float, torch.double):
+        plain = silenced(plain).to(kind)
+        for example in (x.numpy(), x.double(), x.double().numpy(), x.tolist()):
+            assert sparse.exported(plain, None, example, layout).units["0"] == (6, 4)
+        by_name = sparse.exported(plain, None, {"input": x}, layout).module
+        torch.testing.assert_close(by_name(input=x.to(kind)), plain(x.to(kind)))
+
+
+def test_an_example_leaves_the_module_and_itself_as_they_are():
+    net = nn.Sequential(nn.Hardtanh(inplace=True), nn.Linear(4, 6), nn.BatchNorm1d(6))
+    x = np.full((5, 4), 3.0)
+    sparse.exported(net, None, x)
+    assert net.training
+    assert int(net[2].num_batches_tracked) == 0
+    assert (x == 3.0).all()
+
+
+@pytest.mark.parametrize(("example", "got"), [
+    (torch.ones(3, 5), r"inputs that the module takes, got shape \(3, 5\), torch.float32 \(mat1"),
+    ((torch.ones(3, 4), torch.ones(3, 1)), "inputs that the module takes, got 0 of shape"),
+    ({"other": torch.ones(3, 4)}, "inputs that the module takes, got other of shape"),
+    (torch.ones(()), "tensors with one row per observation, got a scalar"),
+    ((), "at least one tensor"),
+    (np.array(["a"]), "numbers, got an array of dtype"),
+    ("text", "a tensor or an array, got str"),
+])
+def test_examples_that_the_module_does_not_take_are_one_line(example, got):
+    with pytest.raises((InputError, subbayes.InputTypeError), match=f"^example: expected {got}"):
+        thinned(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).export(example)

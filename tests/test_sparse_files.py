@@ -119,6 +119,36 @@ def test_an_onnx_file_gives_the_same_outputs(tmp_path, layout):
         small.to_onnx(file, INPUTS)
 
 
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, first, second, **more):
+        return self.b(torch.relu(self.a(first))) + second + sum(more.values())
+
+
+@pytest.mark.skipif(find_spec("onnx") is None, reason="needs onnx")
+@pytest.mark.parametrize("named", [False, True])
+def test_an_onnx_file_of_several_inputs(tmp_path, named):
+    from onnx.reference import ReferenceEvaluator
+
+    small = sparse.exported(Two())
+    first, second = torch.randn(5, 3), torch.randn(5, 2)
+    example = {"second": second[:2], "first": first[:2].double()} if named else (
+        first[:2].numpy(), second[:2])
+    file = small.to_onnx(tmp_path / "small.onnx", example)
+    keys = ("first", "second") if named else ("inputs_0", "inputs_1")
+    given = dict(zip(keys, (first.numpy(), second.numpy()), strict=True))
+    (found,) = ReferenceEvaluator(str(file)).run(None, given)
+    np.testing.assert_allclose(found, small.module(first, second).numpy(), atol=1e-5)
+    for odd, message in (
+        ({"first": first, "second": second, "third": second}, "names that forward lists, got thir"),
+        (first, "inputs that the module takes"), ("text", "a tensor or an array, got str")):
+        with pytest.raises((InputError, subbayes.InputTypeError), match=f"example: .*{message}"):
+            small.to_onnx(tmp_path / "other.onnx", odd)
+
+
 # --- labels -------------------------------------------------------------------------------------
 
 

@@ -154,6 +154,66 @@ def test_layers_of_two_conversions_draw_different_numbers():
     assert not torch.allclose(first, second)
 
 
+class Named(nn.Module):
+    """Inputs and outputs by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, a, b):
+        return {"logits": self.net(torch.cat([a, b], 1))}
+
+
+def logits(out):
+    return out["logits"]
+
+
+def test_inputs_and_outputs_may_have_names(tmp_path):
+    x, y = data()
+    named = {"a": x[:, :2], "b": x[:, 2:]}
+    plain = sparse.elbo(sparse.convert(net()).train(), subbayes.Gaussian(1.0), x, y, 600)
+    made = sparse.convert(Named()).train()
+    found = sparse.elbo(made, subbayes.Gaussian(1.0), named, y, 600, output=logits)
+    assert float(found.detach()) == pytest.approx(float(plain.detach()), rel=1e-6)
+    with pytest.raises(TypeError, match="module: expected one tensor as its output, got dict"):
+        sparse.fit(made, subbayes.Gaussian(1.0), (named, y), epochs=2, progress=False)
+    settings = {"epochs": 2, "progress": False, "mode": "eager"}
+    result = sparse.fit(made, subbayes.Gaussian(1.0), (named, y), output=logits, **settings)
+    theirs = sparse.fit(sparse.convert(net()), subbayes.Gaussian(1.0), (x, y), **settings)
+    expected = theirs.predict(x, draws=3).outputs
+    torch.testing.assert_close(result.predict(named, draws=3).outputs, expected)
+    sparse.save(result, tmp_path / "saved")
+    loaded, _ = sparse.load(tmp_path / "saved", Named(), logits)
+    torch.testing.assert_close(loaded.predict(named, draws=3).outputs, expected)
+
+
+def test_the_weight_is_that_of_the_divergence():
+    x, y = data()
+    made = sparse.convert(net()).train()
+    values = []
+    for weight in (0.0, 0.5, 1.0):
+        made[0].noise.generator.manual_seed(0)
+        values.append(float(sparse.elbo(made, subbayes.Gaussian(1.0), x, y, 60, weight=weight)))
+    kl = float(sparse.kl(made))
+    assert values[0] - values[1] == pytest.approx(0.5 * kl, rel=1e-5)
+    assert values[0] - values[2] == pytest.approx(kl, rel=1e-5)
+
+
+def test_groups_have_every_parameter_once_at_its_rate():
+    rates = sparse.Rates(weights=0.1, early_inclusion=0.2, early_covariance=0.3,
+                         inclusion_prior=0.4, slab=0.5)
+    made = sparse.convert(net(), "low-rank")
+    rate = {id(p): group["lr"] for group in rates.groups(made) for p in group["params"]}
+    expected = {"mean": 0.1, "raw_sd": 0.1, "bias_mean": 0.1, "bias_raw_sd": 0.1,
+                "logits.mean": 0.2, "logits.factor": 0.3, "logits.log_sd": 0.3,
+                "inclusion.log_a": 0.4, "inclusion.log_b": 0.4, "slab.log_shape": 0.5,
+                "slab.log_rate": 0.5}
+    for name, parameter in made.named_parameters():
+        assert rate.pop(id(parameter)) == expected[name.partition(".")[2]]
+    assert not rate
+
+
 # --- modules -------------------------------------------------------------------------------------
 
 
@@ -183,6 +243,33 @@ def test_layers_that_compute_something_else_are_refused_unless_kept():
     with pytest.raises(InputError, match=r"0 \(Cosine\), with a forward of their own. Name them"):
         sparse.convert(module)
     assert list(sparse.sparse_layers(sparse.convert(module, keep="0"))) == ["2"]
+
+
+def test_hooks_go_on_to_the_sparse_layer_and_the_network():
+    module = net()
+    module[2].register_forward_hook(lambda _, __, out: out + 100.0)
+    made = sparse.convert(module).eval()
+    x = data()[0]
+    assert float(made(x).mean().detach()) > 90
+    result = sparse.SparseNetwork(made, subbayes.Gaussian(1.0))
+    assert float(result.predict(x, draws=2).outputs.mean()) > 90
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: sparse.convert(nn.Sequential(nn.LazyLinear(3))), "layers that know their sizes, got "),
+    (lambda: sparse.convert(net(), prior=sparse.Horseshoe()), "Use posterior='horseshoe'"),
+    (lambda: sparse.convert(net(), keep=[nn.ReLU()]), "keep: expected names of layers, got ReLU"),
+    (lambda: sparse.convert(net(), inclusion="a"), "inclusion: expected a number above 0, got 'a'"),
+    (lambda: sparse.Bernoulli("a"), "probability: expected a number above 0, got 'a'"),
+    (lambda: sparse.prune(net(), "a"), "density: expected a number above 0, got 'a'"),
+    (lambda: sparse.fit(sparse.convert(net()), "gaussian", data()), "likelihood: expected a like"),
+    (lambda: sparse.fit(sparse.convert(net()), subbayes.Gaussian(), data(), rates=0.1),
+     "rates: expected Rates, such as"),
+])
+def test_what_is_of_a_wrong_kind_is_refused_in_a_line(make, said):
+    with pytest.raises((InputError, TypeError), match=said):
+        make()
 
 
 def test_frozen_layers_stay_frozen():

@@ -282,7 +282,7 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
         "data": f"{facts['rows']} rows, {facts['columns']} columns, {facts['features']} features",
         "network": f"{facts['weights']} weights, {_name(facts['likelihood'])} likelihood"}
     if "density" in facts:
-        return words | {"method": f"sparse, {100 * facts['density']:.2g} % of the weights in"}
+        return words | {"method": f"sparse, {100 * facts['density']:.3g} % of the weights in"}
     if "rank" not in facts:
         return words | {"method": f"{facts['method']}, {facts['networks']} weight vector"
                                   f"{'s' * (facts['networks'] > 1)}"}

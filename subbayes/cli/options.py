@@ -30,7 +30,8 @@ CovarianceName = StrEnum("CovarianceName", [
 COVARIANCE = CovarianceName(Settings.covariance)
 Activation = StrEnum("Activation", ["relu", "tanh", "silu", "gelu"])
 StructureName = StrEnum("StructureName", ["weights", "units"])
-FactorName = StrEnum("FactorName", ["mean-field", "mvn", "low-rank"])
+FactorName = StrEnum("FactorName", [
+    "mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe"])
 SlabName = StrEnum("SlabName", ["student-t", "normal"])
 
 # --- where data come from and results go ---------------------------------------------------
@@ -150,7 +151,8 @@ Members = Annotated[int, typer.Option(
 Structure = Annotated[StructureName, typer.Option(
     help="What is in or out of a sparse network.", rich_help_panel=SPARSE)]
 Factor = Annotated[FactorName, typer.Option(
-    "--posterior", help="Distribution of what is in.", rich_help_panel=SPARSE)]
+    "--posterior", help="Distribution of what is in; or a baseline: all weights in, dropout with "
+    "a learned probability, random scales of the inputs (horseshoe).", rich_help_panel=SPARSE)]
 Slab = Annotated[SlabName, typer.Option(
     help="Prior of the weights that are in.", rich_help_panel=SPARSE)]
 PriorInclusion = Annotated[float | None, typer.Option(

@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import (
+    FuncFormatter,
+    Locator,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+    SymmetricalLogLocator,
+)
 
-from subbayes.checks import check_count, fail
+from subbayes.checks import check_count, fail, fail_type
 from subbayes.plots.style import (
     BLUE,
     COLORS,
@@ -32,18 +39,22 @@ if TYPE_CHECKING:
 __all__ = ["feature_inclusion", "inclusion", "sparse_history", "trade_off"]
 
 
+_EXPECTED = "a SparseNetwork, or a fitted sparse estimator"
+
+
 def inclusion(
-    network: SparseNetwork, bins: int = 40, *, axes: list[Axes] | None = None
+    network: SparseNetwork | Any, bins: int = 40, *, axes: list[Axes] | None = None
 ) -> list[Axes]:
     """Histograms of the inclusion probabilities of the weights, one for each layer.
 
     Args:
-        network: the sparse network.
+        network: the sparse network, or a fitted sparse estimator.
         bins: number of bins between 0 and 1.
         axes: axes to draw on, one for each layer.
 
     Raises:
         InputError: axes of another number than the layers.
+        InputTypeError: something else than a sparse network.
 
     Source: Hubin and Storvik (2024), figure A1.
 
@@ -53,7 +64,10 @@ def inclusion(
         >>> len(inclusion(network))
         2
     """
-    layers = network.layers
+    found = _network(network)
+    if found is None:
+        fail_type("network", _EXPECTED, network, "Pass what sparse.fit(...) returned")
+    layers = found.layers
     if axes is None:
         axes = [row[0] for row in grid(len(layers), 1, height=1.9)]
     if len(axes) != len(layers):
@@ -72,23 +86,36 @@ def inclusion(
     return axes
 
 
+def _network(given: Any) -> SparseNetwork | None:
+    """What was given, or the network of a fitted estimator."""
+    from subbayes.sparse.result import SparseNetwork
+
+    found = getattr(given, "model_", given)
+    return found if isinstance(found, SparseNetwork) else None
+
+
 def sparse_history(
-    history: Mapping[str, Any], *, axes: list[Axes] | None = None
+    history: Mapping[str, Any] | SparseNetwork | Any, *, axes: list[Axes] | None = None
 ) -> list[Axes]:
     """ELBO and density per epoch, and the accuracy on training rows where there is one.
 
     Args:
-        history: of a `SparseNetwork`.
+        history: of a `SparseNetwork`; or the network, or a fitted sparse estimator.
         axes: axes to draw on: of the ELBO, and of the shares.
 
     Raises:
         InputError: a history without an ELBO.
+        InputTypeError: something else than a history.
 
     Example:
         >>> axes = sparse_history({"elbo": [-9.0, -5.0], "kl": [1.0, 2.0], "density": [0.9, 0.2]})
         >>> axes[1].get_xlabel()
         'epoch'
     """
+    found = _network(history)
+    history = history if found is None else found.history
+    if not isinstance(history, Mapping):
+        fail_type("history", f"the history of a sparse network, {_EXPECTED}", history)
     if not history.get("elbo"):
         fail("history", "the history of a sparse network, with an elbo", sorted(history),
              "Pass the history of what sparse.fit(...) returned")
@@ -146,28 +173,45 @@ def trade_off(
     if (every > 0).all():
         ax.set_xscale("log")
     else:  # a network with nothing in has its place too
-        ax.set_xscale("symlog", linthresh=min(every[every > 0], default=1.0))
+        least = min(every[every > 0], default=1.0)
+        ax.set_xscale("symlog", linthresh=10 ** np.floor(np.log10(least)))
         ax.set_xlim(left=0.0)
-    ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    ax.xaxis.set_major_locator(_densities(ax))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:.4g}%"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
     if name == "accuracy":
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     legend(labelled(ax, "density (share of the weights that are in)", name))
     return ax
 
 
+def _densities(ax: Axes) -> Locator:
+    """So many round numbers that their labels have room on the axis, logarithmic from 0 or not."""
+    low, high = ax.get_xlim()
+    linear = getattr(ax.xaxis.get_transform(), "linthresh", None)
+    ratio = high / (low if linear is None else linear)
+    if ratio < 4:  # may hold a single number of the following
+        return MaxNLocator(5, steps=[1, 2, 5, 10])
+    subs = (1.0, 2.0, 5.0) if ratio < 100 else (1.0, 3.0) if ratio < 3000 else (1.0,)
+    if linear is None:
+        return LogLocator(subs=subs)
+    return SymmetricalLogLocator(base=10, linthresh=linear, subs=subs)
+
+
 def feature_inclusion(
-    probabilities: pd.Series | Float[np.ndarray, "d"], most: int = 25, *, ax: Axes | None = None
+    probabilities: pd.Series | SparseNetwork | Any, most: int = 25, *, ax: Axes | None = None
 ) -> Axes:
     """The inclusion probabilities of inputs, the largest on top.
 
     Args:
         probabilities: by name, such as `feature_inclusion_` of a sparse estimator, or in the order
-            of the inputs.
+            of the inputs; or a `SparseNetwork`, or a fitted sparse estimator.
         most: show so many.
         ax: axes to draw on.
 
     Raises:
-        InputError: no inputs, or numbers that are no probabilities.
+        InputError: no inputs, numbers that are no probabilities, or a network of whole units.
+        InputTypeError: something else than probabilities.
 
     Example:
         >>> import pandas as pd
@@ -175,11 +219,7 @@ def feature_inclusion(
         >>> [text.get_text() for text in ax.get_yticklabels()]
         ['dose', 'age']
     """
-    if isinstance(probabilities, np.ndarray):
-        import pandas as pd
-
-        probabilities = pd.Series(
-            probabilities, index=[f"input {k}" for k in range(len(probabilities))])
+    probabilities = _by_input(probabilities)
     if not len(probabilities) or not probabilities.between(0, 1).all():
         fail("probabilities", "probabilities of at least one input", repr(probabilities.tolist()))
     shown = probabilities.sort_values(ascending=False, kind="stable").head(
@@ -197,3 +237,21 @@ def feature_inclusion(
     if len(shown) < len(probabilities):
         note(ax, f"{len(shown)} of {len(probabilities)} inputs")
     return labelled(ax, "inclusion probability", "")
+
+
+def _by_input(given: Any) -> pd.Series:
+    """Probabilities by name of the input."""
+    import pandas as pd
+
+    network = _network(given)
+    if network is not None:
+        given = network.feature_inclusion() if network is given else given.feature_inclusion_
+    try:
+        values = np.asarray(given, dtype=float)
+    except (TypeError, ValueError):
+        values = np.empty(())
+    if values.ndim != 1:
+        fail_type("probabilities", f"one probability for each input, {_EXPECTED}", given)
+    names = given.index if isinstance(given, pd.Series) else [
+        f"input {k}" for k in range(len(values))]
+    return pd.Series(values, index=names)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.checks import check_choice, check_positive, fail, fail_type
+from subbayes.checks import check_choice, check_count, check_positive, fail, fail_type
+from subbayes.data import n_rows
 from subbayes.likelihoods import Likelihood
+from subbayes.network import arguments, as_outputs
 from subbayes.sparse.baselines import layer_of, usual_prior
 from subbayes.sparse.factors import BASELINES, FACTORS, Noise
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.priors import SpikeSlab
+from subbayes.sparse.priors import Horseshoe, SpikeSlab
 from subbayes.sparse.replacing import LAYERS, chosen_layers, replaced
-from subbayes.types import Targets
+from subbayes.types import Inputs, Targets
 
 __all__ = ["convert", "elbo", "kl", "sparse_layers"]
 
@@ -76,7 +79,7 @@ def convert(
         fail_type("module", "a torch.nn.Module", module)
     check_choice("posterior", posterior, FACTORS + BASELINES)
     check_positive("sd", sd)
-    if not 0 < inclusion < 1:
+    if not 0 < check_positive("inclusion", inclusion) < 1:
         fail("inclusion", "a probability strictly between 0 and 1", inclusion)
     chosen = chosen_layers(module, keep, _stays)
     if not chosen:
@@ -88,6 +91,9 @@ def convert(
     for each in prior.values() if isinstance(prior, Mapping) else (prior or usual,):
         if not isinstance(each, SpikeSlab):
             fail_type("prior", "a SpikeSlab, or SpikeSlabs by name of layer", each)
+        if isinstance(each, Horseshoe) and posterior != "horseshoe":
+            fail("prior", f"a SpikeSlab where the posterior is '{posterior}'", "a Horseshoe",
+                 "Use posterior='horseshoe'")
     own = prior if isinstance(prior, Mapping) else dict.fromkeys(chosen, prior or usual)
     wrong = [name for name in own if name not in chosen]
     if wrong:
@@ -98,6 +104,9 @@ def convert(
         sparse = layer_of(posterior)(
             layer, posterior, structure, own.get(name, usual), estimator, noise,
             inclusion=inclusion, sd=sd, rank=rank, temperature=temperature)
+        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
+                      "_forward_pre_hooks_with_kwargs"):
+            getattr(sparse, hooks).update(getattr(layer, hooks))
         made = replaced(made, name, sparse.train(layer.training))
     for other in sparse_layers(made).values():  # also those of an earlier conversion
         other.noise = noise
@@ -136,7 +145,8 @@ def kl(module: nn.Module) -> Float[Tensor, ""]:
 
 
 def elbo(
-    module: nn.Module, likelihood: Likelihood, inputs: Tensor, y: Targets, n: int
+    module: nn.Module, likelihood: Likelihood, inputs: Inputs, y: Targets, n: int, *,
+    weight: float = 1.0, output: Callable[[Any], Tensor] | None = None,
 ) -> Float[Tensor, ""]:
     r"""An unbiased estimate of the evidence lower bound from a batch, to be maximised.
 
@@ -148,6 +158,12 @@ def elbo(
         inputs: of the batch.
         y: targets of the batch.
         n: number of rows of the whole data.
+        weight: of the divergence; `fit` has it rise from 0 to 1 in the first epochs, so that the
+            network learns before weights go.
+        output: picks the tensor out of what the module returns.
+
+    Raises:
+        InputError: sparse layers in evaluation mode, a layer used twice, outputs that do not fit.
 
     Source: Hubin and Storvik (2024), eqs. 15 and 20.
 
@@ -158,12 +174,13 @@ def elbo(
         >>> value.ndim, bool(value < 0)
         (0, True)
     """
-    resting = [name for name, layer in sparse_layers(module).items() if not layer.training]
+    layers = sparse_layers(module)
+    resting = [name for name, layer in layers.items() if not layer.training]
     if resting:
         fail("module", "sparse layers in training mode, which draw weights",
              f"in evaluation mode: {', '.join(map(repr, resting))}", "Call module.train() first")
-    outputs = module(inputs)
-    if outputs.ndim < 2:
-        outputs = outputs.reshape(len(inputs), -1)
+    args, named = arguments(inputs)
+    with SparseLayer.used_once(layers):
+        outputs = as_outputs(module(*args, **named), inputs, output)
     terms = likelihood.log_prob(outputs, y)
-    return terms.sum() * (n / len(inputs)) - kl(module)
+    return terms.sum() * (check_count("n", n) / n_rows(inputs)) - weight * kl(module)

@@ -122,10 +122,13 @@ class SparseRegressor(_Sparse, Regressor):
         likelihood: "gaussian" (one noise scale), "heteroscedastic" (noise that depends on x, plus a
             global variance), or "poisson" for counts.
         structure: "weights" are in or out one by one, or whole "units".
-        posterior: of which are in: "mean-field", "mvn" or "low-rank".
-        slab: prior of the weights that are in: "student-t" or "normal".
+        posterior: of which are in: "mean-field", "mvn" or "low-rank"; or a baseline: "all" (all
+            are in), or "dropout" (concrete dropout) or "horseshoe" of the inputs of each layer,
+            both with the structure "weights". See `sparse.baselines`.
+        slab: prior of the weights that are in: "student-t" or "normal"; always normal for the
+            horseshoe.
         prior_inclusion: prior probability of a weight or unit being in; None learns it for each
-            layer in the early epochs.
+            layer in the early epochs. "all" and "horseshoe" have none.
         epochs: passes over the data, the early ones included.
         early_epochs: of these, in which the priors are learned too; by default four in five.
         learning_rate: of Adam; inclusion probabilities have a larger one where steps are few.
@@ -206,10 +209,13 @@ class SparseClassifier(_Sparse, Classifier):
         hidden: widths of the hidden layers; empty for a linear model.
         activation: "relu", "tanh", "silu" or "gelu".
         structure: "weights" are in or out one by one, or whole "units".
-        posterior: of which are in: "mean-field", "mvn" or "low-rank".
-        slab: prior of the weights that are in: "student-t" or "normal".
+        posterior: of which are in: "mean-field", "mvn" or "low-rank"; or a baseline: "all" (all
+            are in), or "dropout" (concrete dropout) or "horseshoe" of the inputs of each layer,
+            both with the structure "weights". See `sparse.baselines`.
+        slab: prior of the weights that are in: "student-t" or "normal"; always normal for the
+            horseshoe.
         prior_inclusion: prior probability of a weight or unit being in; None learns it for each
-            layer in the early epochs.
+            layer in the early epochs. "all" and "horseshoe" have none.
         epochs: passes over the data, the early ones included.
         early_epochs: of these, in which the priors are learned too; by default four in five.
         learning_rate: of Adam; inclusion probabilities have a larger one where steps are few.

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from subbayes.checks import check_choice, fail
+from subbayes.checks import check_choice, fail, fail_type
+from subbayes.network import arguments
 from subbayes.sparse.links import Flow, Link, links
 from subbayes.sparse.products import in_tiles
 from subbayes.sparse.replacing import LAYERS, replaced
-from subbayes.sparse.small import CsrLinear, Exported
+from subbayes.sparse.small import CsrLinear, Exported, as_example
+from subbayes.types import Inputs
 
 __all__ = ["exported", "pruned"]
 
@@ -29,40 +32,60 @@ LAYOUTS = ("auto", "dense", "csr")
 
 
 def exported(
-    module: nn.Module, names: tuple[str, ...], example: Any = None, layout: str = "auto"
+    module: nn.Module, names: Iterable[str] | None = None, example: Any = None,
+    layout: str = "auto",
 ) -> Exported:
     """The small network of a module with zeros.
 
     Args:
         module: the module, which is not changed.
-        names: layers whose units may go.
-        example: inputs of the module, to measure with; without them all layers stay dense, and
-            units of linear layers that a batch norm follows are kept (its numbers could be those
-            of the positions of a sequence), unless something is flattened before.
+        names: layers whose units may go; None are all linear and convolutional ones.
+        example: inputs of the module, in the form `predict` takes them, to measure with; without
+            them all layers stay dense, and units of linear layers that a batch norm follows are
+            kept (its numbers could be those of the positions of a sequence), unless something is
+            flattened before.
         layout: "dense", "csr", or "auto": for each linear layer the faster one on the example.
 
     Raises:
-        InputError: an unknown layout or layer.
+        InputError: an unknown layout or layer, an example that the module does not take.
+
+    Example:
+        >>> from subbayes import sparse
+        >>> net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 1))
+        >>> exported(sparse.prune(net, 0.5, structure="units")).units["0"]
+        (10, 5)
     """
     check_choice("layout", layout, LAYOUTS)
-    known = [name for name, own in module.named_modules() if isinstance(own, LAYERS)]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        fail("names", f"linear or convolutional layers: {', '.join(known)}", ", ".join(unknown))
+    chosen = _chosen(module, names)
+    inputs = None if example is None else as_example(copy.deepcopy(module).eval(), example)
     before = sum(p.numel() for p in module.parameters())
-    small, units = pruned(module, names, example)
-    small, layouts = _laid_out(small, names, example, layout)
+    small, units = pruned(module, chosen, inputs)
+    small, layouts = _laid_out(small, chosen, inputs, layout)
     after = sum(p.numel() for p in small.parameters())
     after += sum(t.values().numel() if t.layout == torch.sparse_csr else 0
                  for t in small.buffers())
     return Exported(small.eval().requires_grad_(False), units, layouts, (before, after))
 
 
+def _chosen(module: nn.Module, names: Any) -> tuple[str, ...]:
+    if names is None:  # those of a subclass may do more
+        return tuple(name for name, own in module.named_modules() if type(own) in LAYERS)
+    if isinstance(names, Tensor) or not isinstance(names, Iterable):
+        fail_type("names", "names of layers", names, "Pass inputs as example=")
+    names = (names,) if isinstance(names, str) else tuple(names)
+    known = [name for name, own in module.named_modules() if isinstance(own, LAYERS)]
+    unknown = [str(name) for name in names if name not in known]
+    if unknown:
+        fail("names", f"linear or convolutional layers: {', '.join(known)}",
+             ", ".join(unknown)[:200])
+    return names
+
+
 # --- dead units -----------------------------------------------------------------------------------
 
 
 def pruned(
-    module: nn.Module, names: tuple[str, ...], example: Any = None
+    module: nn.Module, names: tuple[str, ...], example: Inputs | None = None
 ) -> tuple[nn.Module, dict[str, tuple[int, int]]]:
     """A copy without dead units.
 
@@ -154,7 +177,7 @@ def _drop(module: nn.Module, link: Link, kept: Bool[Tensor, "u"]) -> None:
 
 
 def _laid_out(
-    module: nn.Module, names: tuple[str, ...], example: Any, layout: str
+    module: nn.Module, names: tuple[str, ...], example: Inputs | None, layout: str
 ) -> tuple[nn.Module, dict[str, str]]:
     """The module with CSR layers where that is asked for or faster; the layouts."""
     linear = [n for n in names if isinstance(module.get_submodule(n), nn.Linear)]
@@ -165,7 +188,8 @@ def _laid_out(
     for name in linear:
         dense = module.get_submodule(name)
         assert isinstance(dense, nn.Linear)
-        seen = _seen(module, dense, example) if layout == "auto" else None
+        seen = (None if layout == "csr" or example is None
+                else _seen(module, dense, example))
         if layout == "auto" and seen is None:
             continue
         sparse = CsrLinear(dense)
@@ -174,17 +198,19 @@ def _laid_out(
             chosen[name] = "csr"
     if "csr" in chosen.values():
         flow.overwrite(module)
-        module = in_tiles(module) if flow.by_row else module
+        by_name = isinstance(example, dict)  # tiles are cut from what comes without a name
+        module = in_tiles(module) if flow.by_row and not by_name else module
     return module, chosen
 
 
-def _seen(module: nn.Module, layer: nn.Module, example: Any) -> Tensor | None:
+def _seen(module: nn.Module, layer: nn.Module, example: Inputs) -> Tensor | None:
     """What a layer reads, laid out in memory as the layers before it do now."""
     seen: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     try:
         with torch.no_grad():
-            module(example)
+            args, kwargs = arguments(example)
+            module(*args, **kwargs)
     finally:
         hook.remove()
     return seen[0] if seen else None

@@ -24,7 +24,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ Operation = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 class _Drawn:
     """The divergence at the draw of the last forward pass; copies of a layer begin without."""
 
+    calls: int = 0  # in training mode
     kl: Tensor | None = None
     versions: tuple[int, ...] = ()  # of the parameters then
 
@@ -239,7 +241,10 @@ class SparseLayer(nn.Module):
         if x.ndim < self.mean.ndim:  # a single row
             return self.forward(x.unsqueeze(0)).squeeze(0)
         x = self.padded(x)
-        return self._drawn_outputs(x) if self.training else self._mean_outputs(x)
+        if not self.training:
+            return self._mean_outputs(x)
+        self._drawn.calls += 1
+        return self._drawn_outputs(x)
 
     def _mean_outputs(self, x: Tensor) -> Tensor:
         return self.operation(x, self.weight, self.bias)
@@ -325,6 +330,22 @@ class SparseLayer(nn.Module):
         if self.bias_mean is None or self.structure == "weights":
             return self.bias_mean
         return self._kept(self.bias_mean, self.probability().flatten(1)[:, 0])
+
+    @staticmethod
+    @contextmanager
+    def used_once(layers: Mapping[str, SparseLayer]) -> Iterator[None]:
+        """In the block each layer may be called once: each call draws weights of its own.
+
+        Raises:
+            InputError: a layer that was called more often.
+        """
+        for layer in layers.values():
+            layer._drawn.calls = 0
+        yield
+        twice = [name for name, layer in layers.items() if layer._drawn.calls > 1]
+        if twice:
+            fail("module", "layers that are used once: each use would draw weights of its own",
+                 f"{', '.join(twice)}, used more often", "Name it in keep= of convert")
 
     # --- the divergence ---------------------------------------------------------------------
 

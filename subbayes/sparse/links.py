@@ -2,14 +2,17 @@
 
 Where units branch (skip connections) or pass through something unknown there is no link. Nor is
 there one where the reader works along another axis: units of linear layers are along the last axis,
-channels of convolutions along the second.
+channels of convolutions along the second; or where a size is written down, as in x.view(-1, 320),
+which would be another with fewer units.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,20 +21,34 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from subbayes.network import arguments, taking_turns
 from subbayes.sparse.replacing import LAYERS
 
 __all__ = ["Flow", "Link", "links"]
 
-_PER_VALUE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
-              nn.Hardtanh, nn.Identity, nn.Dropout, nn.Dropout2d)
-_POOLS: dict[int, tuple[type[nn.Module], ...]] = {  # by dimensions of the weight of what they pool
-    2: (),
-    3: (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d),
-    4: (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)}
-_FUNCTIONS = (functional.relu, functional.gelu, functional.silu, functional.elu, torch.relu,
-              torch.tanh, torch.sigmoid, functional.leaky_relu, functional.softplus,
-              functional.dropout)
-_METHODS = ("relu", "tanh", "sigmoid")
+# What a node does is the type of a module, a function, or a method of tensors (`_what`).
+_NAMES = ("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",
+          "hardtanh", "hardsigmoid", "tanh", "sigmoid", "logsigmoid", "softplus", "softsign",
+          "clamp", "clamp_min")
+_PER_VALUE = {
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus,
+    nn.Softsign,
+    *(getattr(space, name) for space in (functional, torch, Tensor) for name in _NAMES
+      if hasattr(space, name))}
+_NOTHING = {nn.Identity, nn.Dropout, nn.Dropout2d, functional.dropout, functional.dropout2d,
+            Tensor.contiguous}
+_POOLS: dict[int, set[Any]] = {  # by dimensions of the weight of what they pool
+    2: set(),
+    3: {nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d,
+        functional.max_pool1d, functional.avg_pool1d, functional.adaptive_avg_pool1d,
+        functional.adaptive_max_pool1d},
+    4: {nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
+        functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_pool2d,
+        functional.adaptive_max_pool2d}}
+_AVERAGES = {nn.AvgPool1d, nn.AvgPool2d, functional.avg_pool1d, functional.avg_pool2d}
+_AVERAGED = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad",
+             "divisor_override")  # arguments of the functions
 _OVERWRITE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Hardtanh)
 _JOINS = (operator.add, operator.mul, torch.add, torch.mul)
 
@@ -59,7 +76,8 @@ class Link:
 def links(module: nn.Module, names: Collection[str], example: Any = None) -> list[Link]:
     """The links from layers of these names that lead to a linear or convolutional layer.
 
-    A layer that is called twice has none, nor has a grouped convolution.
+    A layer that is called twice has none, nor has a grouped convolution, nor one whose weights are
+    shared, computed, or read by other ways than its call.
 
     Args:
         module: the module, in evaluation mode.
@@ -76,15 +94,15 @@ def links(module: nn.Module, names: Collection[str], example: Any = None) -> lis
     if graph is None:
         return []
     modules = dict(module.named_modules())
-    called = [node.target for node in graph.nodes if node.op == "call_module"]
+    once = _once(graph, module)
     found = []
     for node in graph.nodes:
         own = _called(node, modules)
-        if isinstance(own, LAYERS) and node.target in names and called.count(node.target) == 1:
+        if isinstance(own, LAYERS) and node.target in names and node.target in once:
             if getattr(own, "groups", 1) != 1:
                 continue  # its units go with groups of its inputs
             link = _followed(node, modules)
-            if link is not None and called.count(link.reader) == 1:
+            if link is not None and once.issuperset((link.reader, *link.norms)):
                 found.append(link)
     unsure = [link for link in found if not link.by_unit]
     if unsure and example is not None:
@@ -106,7 +124,8 @@ def _tables(module: nn.Module, names: Collection[str], example: Any) -> set[str]
     hooks = [module.get_submodule(name).register_forward_hook(functools.partial(note, name))
              for name in names]
     try:
-        module(example)
+        args, kwargs = arguments(example)
+        module(*args, **kwargs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -164,28 +183,89 @@ class Flow:
 
 
 def _reads_rows(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    if node.op == "call_module":
-        return isinstance(modules[str(node.target)], (nn.Linear, *_PER_VALUE))
+    if node.op in ("placeholder", "output"):
+        return node.op == "placeholder" or isinstance(node.args[0], fx.Node)
     if node.op == "call_function" and node.target in _JOINS:
         return all(isinstance(a, fx.Node) for a in node.args) and not node.kwargs
-    if node.op in ("call_function", "call_method"):
-        return _is_plain(node)
-    return node.op == "placeholder" or node.op == "output" and isinstance(node.args[0], fx.Node)
+    return isinstance(_called(node, modules), nn.Linear) or _function(node, modules) is not None
+
+
+# --- tracing --------------------------------------------------------------------------------------
 
 
 def _graph(module: nn.Module) -> fx.Graph | None:
     """What a module does, unless its control flow depends on data."""
     try:
-        return fx.Tracer().trace(module)
+        with taking_turns, _length_traced(module):
+            return fx.Tracer().trace(module)
     except Exception:
         return None
 
 
-def _is_plain(node: fx.Node) -> bool:
-    """Whether a node is a known function of the single numbers of one tensor."""
-    known = {"call_function": _FUNCTIONS, "call_method": _METHODS}.get(node.op, ())
-    others = (*node.args[1:], *node.kwargs.values())
-    return node.target in known and not any(isinstance(a, fx.Node) for a in others)
+@contextmanager
+def _length_traced(module: nn.Module) -> Iterator[None]:
+    """Have len(x) in the forward methods of a module traced as x.size(0), which torch refuses."""
+    spaces = {id(space): space for own in module.modules()
+              if (space := getattr(own.forward, "__globals__", None)) is not None
+              and "len" not in space and not str(space.get("__name__")).startswith("torch.")}
+    for space in spaces.values():
+        space["len"] = _length
+    try:
+        yield
+    finally:
+        for space in spaces.values():
+            del space["len"]
+
+
+def _length(x: Any) -> Any:
+    return x.size(0) if isinstance(x, fx.Proxy) else len(x)
+
+
+def _once(graph: fx.Graph, module: nn.Module) -> set[str]:
+    """Modules that are called once, with parameters that nothing else reads."""
+    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
+    read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
+    held = Counter(id(p) for own in module.modules() for p in own._parameters.values())
+    return {name for name, own in module.named_modules() if calls[name] == 1 and name not in read
+            and not (isinstance(own, LAYERS) and own._parameters.get("weight") is None)
+            and all(p is None or held[id(p)] == 1 for p in own._parameters.values())}
+
+
+def _called(node: fx.Node, modules: dict[str, nn.Module]) -> nn.Module | None:
+    return modules[str(node.target)] if node.op == "call_module" else None
+
+
+def _what(node: fx.Node, modules: dict[str, nn.Module]) -> Any:
+    """What a node does with its first argument; nothing known, if with other tensors too."""
+    own = _called(node, modules)
+    if any(not isinstance(a, bool | int | float | str | tuple | list | None)
+           or isinstance(a, tuple | list) and any(isinstance(b, fx.Node) for b in a)
+           for a in (*node.args[1:], *node.kwargs.values())):
+        return None
+    if own is not None:
+        return type(own)
+    return getattr(Tensor, str(node.target), None) if node.op == "call_method" else node.target
+
+
+def _function(node: fx.Node, modules: dict[str, nn.Module]) -> Callable[[Tensor], Tensor] | None:
+    """What a node makes of single numbers, if it is a known function of these."""
+    own, what = _called(node, modules), _what(node, modules)
+    if what in _NOTHING:
+        return _same
+    if what not in _PER_VALUE or getattr(own, "num_parameters", 1) != 1:  # a slope for each unit
+        return None
+    return own or functools.partial(_applied, what, node.args[1:], dict(node.kwargs))
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _applied(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> Tensor:
+    return call(x, *args, **kwargs)
+
+
+# --- from a layer to its reader -------------------------------------------------------------------
 
 
 def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
@@ -195,50 +275,75 @@ def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
     link = Link(str(node.target), "", [], [], not isinstance(source, nn.Linear)
                 or _is_table(node, modules))
     flattened = False
-    while len(node.users) == 1:
-        (node,) = node.users
+    while len(users := _users(node)) == 1:
+        (node,) = users
         own = _called(node, modules)
         if isinstance(own, LAYERS):
             link.reader, link.by_unit = str(node.target), link.by_unit or not link.norms
             return link if _reads(own, source, flattened) else None
+        function = _function(node, modules)
         if _flattens(node, modules):
             flattened = True
         elif isinstance(own, _BatchNorm) and not flattened:
             link.norms.append(str(node.target))
             link.path.append(functools.partial(_normalised, own))
-        elif isinstance(own, _PER_VALUE):
-            link.path.append(own)
-        elif _is_plain(node):
-            call = (node.target if node.op == "call_function"
-                    else operator.methodcaller(str(node.target)))
-            link.path.append(_with_arguments(call, node))
-        elif flattened or not isinstance(own, _POOLS[source.weight.ndim]) or not _even(own):
+        elif function is not None:
+            link.path.append(function)
+        elif flattened or not _pools(node, modules, source.weight.ndim):
             return None
     return None
+
+
+def _users(node: fx.Node) -> list[fx.Node]:
+    """What reads the numbers of a node, and not only how many rows it has."""
+    return [user for user in node.users if not _asks_rows(user)]
+
+
+def _asks_rows(node: fx.Node) -> bool:
+    """Whether a node is the shape of another, of which only the number of rows is used."""
+    if _is_rows(node):
+        return True
+    return _is_shape(node) and all(_is_rows(user) or not user.users and user.target
+                                   is operator.getitem for user in node.users)
+
+
+def _is_shape(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target == "size" and len(node.args) == 1 and not node.kwargs
+    return node.target is getattr and node.args[1:] == ("shape",)
+
+
+def _is_rows(node: fx.Node) -> bool:
+    """Whether a node is x.size(0) or x.shape[0]."""
+    if node.op == "call_method":
+        return node.target == "size" and node.args[1:] == (0,)
+    return (node.target is operator.getitem and node.args[1:] == (0,)
+            and isinstance(node.args[0], fx.Node) and _is_shape(node.args[0]))
 
 
 def _reads(reader: nn.Module, source: nn.Module, flattened: bool) -> bool:
     """Whether a layer reads the axis that has the units of another."""
     if isinstance(reader, nn.Linear):  # the last one, after flattening with positions by unit
-        return (flattened if not isinstance(source, nn.Linear)
+        return (flattened and reader.in_features % len(source.weight) == 0  # type: ignore[arg-type]
+                if not isinstance(source, nn.Linear)
                 else reader.in_features == source.out_features)  # so flattening joined none
     return type(reader) is type(source) and getattr(reader, "groups", 1) == 1 and not flattened
 
 
 def _is_table(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     """Whether outputs surely are (n, units): what they are made of was flattened."""
-    while node.args and isinstance(node.args[0], fx.Node):
-        if _flattens(node, modules):
-            return True
-        kept = isinstance(_called(node, modules), (nn.Linear, _BatchNorm, *_PER_VALUE))
-        if not kept and not _is_plain(node):
-            return False
+    return any(_flattens(above, modules) for above in _above(node, modules))
+
+
+def _above(node: fx.Node, modules: dict[str, nn.Module]) -> Iterator[fx.Node]:
+    """A node, and those it is made of with the same rows."""
+    yield node
+    while node.args and isinstance(node.args[0], fx.Node) and (
+            isinstance(_called(node, modules), (*LAYERS, _BatchNorm))
+            or _function(node, modules) is not None or _flattens(node, modules)
+            or any(_pools(node, modules, dims) for dims in _POOLS)):
         node = node.args[0]
-    return False
-
-
-def _called(node: fx.Node, modules: dict[str, nn.Module]) -> nn.Module | None:
-    return modules[str(node.target)] if node.op == "call_module" else None
+        yield node
 
 
 def _normalised(norm: _BatchNorm, constant: Tensor) -> Tensor:
@@ -249,26 +354,36 @@ def _normalised(norm: _BatchNorm, constant: Tensor) -> Tensor:
                                  norm.bias, False, 0.0, norm.eps)[0]
 
 
-def _even(pool: nn.Module) -> bool:
-    """Whether a pool leaves constants as they are, at borders too."""
-    if not isinstance(pool, (nn.AvgPool1d, nn.AvgPool2d)):
-        return True
-    return pool.padding in (0, (0,), (0, 0)) and getattr(pool, "divisor_override", None) is None
+def _pools(node: fx.Node, modules: dict[str, nn.Module], dims: int) -> bool:
+    """Whether a node pools positions and leaves constants as they are, at borders too."""
+    own, what = _called(node, modules), _what(node, modules)
+    if what not in _POOLS[dims] or what not in _AVERAGES:
+        return what in _POOLS[dims]
+    given = vars(own) if own else dict(zip(_AVERAGED, node.args, strict=False)) | node.kwargs
+    return (given.get("padding", 0) in (0, (0,), (0, 0), [0], [0, 0])
+            and given.get("divisor_override") is None)
 
 
 def _flattens(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     """Whether a node leaves rows of numbers."""
-    own = _called(node, modules)
-    if own is not None:
-        return isinstance(own, nn.Flatten) and (own.start_dim, own.end_dim) == (1, -1)
-    known = node.target == "flatten" or node.target is torch.flatten
-    return known and tuple(node.args[1:]) in ((1,), (1, -1)) and not node.kwargs
+    own, what = _called(node, modules), _what(node, modules)
+    if isinstance(own, nn.Flatten):
+        return (own.start_dim, own.end_dim) == (1, -1)
+    if what in (torch.flatten, Tensor.flatten):
+        given = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
+        return given in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1})
+    if node.target not in ("view", "reshape", torch.reshape) or node.kwargs:
+        return False
+    shape = node.args[1:]
+    if len(shape) == 1 and isinstance(shape[0], tuple | list):
+        shape = tuple(shape[0])
+    if len(shape) != 2 or shape[1] != -1 or not isinstance(shape[0], fx.Node):
+        return False
+    rows, read = shape[0], node.args[0]
+    return _is_rows(rows) and isinstance(read, fx.Node) and _counted(rows) in _above(read, modules)
 
 
-def _with_arguments(call: Any, node: fx.Node) -> Callable[[Tensor], Tensor]:
-    if node.op == "call_method":
-        return call
-    more, named = node.args[1:], dict(node.kwargs)
-    if call is functional.dropout:
-        named["training"] = False
-    return lambda x: call(x, *more, **named)
+def _counted(rows: fx.Node) -> Any:
+    """Whose rows x.size(0) or x.shape[0] counts."""
+    asked: Any = rows.args[0]
+    return asked.args[0] if rows.target is operator.getitem else asked

@@ -198,7 +198,7 @@ class Bernoulli(Inclusion):
 
     def __init__(self, probability: float = 0.1) -> None:
         super().__init__()
-        if not 0 < probability < 1:
+        if not 0 < check_positive("probability", probability) < 1:
             fail("probability", "a number strictly between 0 and 1", probability)
         self._probability = probability
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from subbayes.checks import fail
+from subbayes.checks import fail, fail_type
 
 __all__ = ["LAYERS", "chosen_layers", "replaced"]
 
@@ -33,6 +34,8 @@ def chosen_layers(
         ['0']
     """
     keep = (keep,) if isinstance(keep, str) else tuple(keep)
+    if wrong := [k for k in keep if not isinstance(k, str)]:
+        fail_type("keep", "names of layers", wrong[0])
     found = {name: layer for name, layer in module.named_modules(remove_duplicate=False)
              if isinstance(layer, LAYERS) and not (stays and stays(module, name, layer))}
     known = dict(module.named_modules(remove_duplicate=False))
@@ -42,9 +45,18 @@ def chosen_layers(
     chosen: dict[str, nn.Module] = {
         name: layer for name, layer in found.items()
         if not any(name == k or name.startswith(f"{k}.") for k in keep)}
+    _check_ready(chosen)
     _check_plain(chosen)
     _check_shared(module, chosen)
     return chosen
+
+
+def _check_ready(chosen: Mapping[str, nn.Module]) -> None:
+    lazy = [name for name, layer in chosen.items()
+            if any(is_lazy(p) for p in layer._parameters.values() if p is not None)]
+    if lazy:
+        fail("module", "layers that know their sizes", f"lazy ones: {', '.join(lazy)}",
+             "Call the module on some rows first")
 
 
 def _check_plain(chosen: Mapping[str, nn.Module]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -78,16 +78,18 @@ class SparseNetwork:
         likelihood: with its parameters learned.
         history: by epoch: "elbo" (mean over steps), "kl", "density" (share of weights with an
             inclusion probability above 1/2), "accuracy" of draws on training rows.
+        output: picks the tensor out of what the module returns, as for `Network`.
     """
 
     module: nn.Module
     likelihood: Likelihood
     history: History = field(default_factory=dict)
+    output: Callable[[Any], Tensor] | None = None
 
     @cached_property
     def network(self) -> Network:
         """The network without indicators, as a function of one weight vector."""
-        return Network(plain(self.module))
+        return Network(plain(self.module), output=self.output)
 
     @property
     def layers(self) -> dict[str, SparseLayer]:

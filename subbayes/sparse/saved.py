@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,15 @@ def save(
 
 
 def load(
-    path: str | Path, module: nn.Module | None = None
+    path: str | Path, module: nn.Module | None = None,
+    output: Callable[[Any], Tensor] | None = None,
 ) -> tuple[SparseNetwork, dict[str, Any]]:
     """Load what `save` wrote: the network, and the facts saved along.
 
     Args:
         path: the folder.
         module: a module of the architecture that was converted, unless it is an `MLP`.
+        output: picks the tensor out of what the module returns, as for `fit`.
 
     Raises:
         InputError: no such artifact, a damaged one, or one of another architecture.
@@ -78,7 +81,8 @@ def load(
         layer = _layer(made.get_submodule(name), meta | config, _rank(state, name), noise)
         made = replaced(made, name, layer)
     made.eval().load_state_dict(state)
-    return SparseNetwork(made, from_config(meta["likelihood"]), meta["history"]), meta["extra"]
+    likelihood = from_config(meta["likelihood"])
+    return SparseNetwork(made, likelihood, meta["history"], output), meta["extra"]
 
 
 def _layer(plain: nn.Module, config: dict[str, Any], rank: int, noise: Noise) -> SparseLayer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import warnings
 from dataclasses import dataclass, field
@@ -17,13 +18,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
-from subbayes.checks import fail, fail_type
+from subbayes.checks import fail
+from subbayes.data import check_rows, named_leaves, to_device, to_inputs
 from subbayes.files import StrPath, as_path, atomic_write_bytes, refuse, shown
+from subbayes.network import arguments
 from subbayes.sparse.links import Flow
 from subbayes.sparse.products import Bags, csr, in_tiles, thin_product
 from subbayes.sparse.replacing import replaced
+from subbayes.types import Inputs
 
-__all__ = ["CsrLinear", "Exported", "load_exported"]
+__all__ = ["CsrLinear", "Exported", "as_example", "load_exported"]
 
 _PARTS = ("crow_indices", "col_indices", "values")
 
@@ -140,33 +144,85 @@ class Exported:
             {"format": "pt", "subbayes": json.dumps(facts)}))
         return file
 
-    def to_onnx(self, path: StrPath, example: Tensor, *, overwrite: bool = False) -> Path:
+    def to_onnx(self, path: StrPath, example: Any, *, overwrite: bool = False) -> Path:
         """Write the network as an ONNX file; CSR layers become dense, as ONNX has none.
 
         Args:
             path: the file, best with the ending .onnx.
-            example: inputs (n, ...) to trace with; the number of rows stays free.
+            example: inputs (n, ...) to trace with; the number of rows stays free. Those of a dict
+                keep their names, those of a tuple become "inputs_0", "inputs_1" and so on.
             overwrite: replace a file that is there.
 
         Raises:
             ImportError: the package onnx is not installed.
-            InputError: the file is there, or cannot be written.
+            InputError: the file is there, or cannot be written; the network does not take the
+                example, or takes it by names that its `forward` does not list.
         """
         if find_spec("onnx") is None:
             raise ImportError("to_onnx needs the package onnx: pip install onnx")
-        if not isinstance(example, Tensor):
-            fail_type("example", "a tensor of inputs", example)
         file = _new_file(path, overwrite)
+        module = _densified(self.module)
+        args, names = _in_order(module, as_example(module, example))
         with TemporaryDirectory() as folder, warnings.catch_warnings():
             # torch would rather have onnxscript, a package more
             warnings.simplefilter("ignore", DeprecationWarning)
             written = Path(folder) / "network.onnx"
             torch.onnx.export(
-                _densified(self.module), (example,), str(written), dynamo=False,
-                input_names=["inputs"], output_names=["outputs"],
-                dynamic_axes={"inputs": {0: "rows"}, "outputs": {0: "rows"}})
+                module, args, str(written), dynamo=False, input_names=names,
+                output_names=["outputs"],
+                dynamic_axes={name: {0: "rows"} for name in (*names, "outputs")})
             atomic_write_bytes(file, written.read_bytes())
         return file
+
+
+def as_example(module: nn.Module, example: Any) -> Inputs:
+    """Inputs that a module in evaluation mode takes, copied to its device and floating dtype.
+
+    Args:
+        module: the module.
+        example: arrays or tensors, one, in a tuple or in a dict.
+
+    Raises:
+        InputError: inputs that the module does not take.
+        InputTypeError: no arrays.
+
+    Example:
+        >>> as_example(nn.Linear(2, 1), [[1.0, 2.0]])
+        tensor([[1., 2.]])
+    """
+    inputs = to_inputs(example, "example")
+    check_rows({"example": inputs})
+    inside = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+    if inside:
+        inputs = to_device(inputs, inside[0].device)
+    def own(t: Tensor) -> Tensor:
+        return t.to(inside[0].dtype if inside and t.is_floating_point() else t.dtype, copy=True)
+    copied: Inputs = (own(inputs) if isinstance(inputs, Tensor) else tuple(map(own, inputs))
+                      if isinstance(inputs, tuple) else {k: own(t) for k, t in inputs.items()})
+    args, kwargs = arguments(copied)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            module(*args, **kwargs)
+    except Exception as error:
+        got = " and ".join(f"{name} of shape {tuple(t.shape)}, {t.dtype}".strip()
+                           for name, t in named_leaves(inputs).items())
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        fail("example", "inputs that the module takes", f"{got.removeprefix('of ')} ({reason})",
+             "Pass what predict takes")
+    return copied
+
+
+def _in_order(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], list[str]]:
+    """Arguments for torch.onnx, which takes those by name last, and the names of all."""
+    if not isinstance(inputs, dict):
+        args, _ = arguments(inputs)
+        many = isinstance(inputs, tuple)
+        return args, [f"inputs_{i}" for i in range(len(args))] if many else ["inputs"]
+    names = [name for name in inspect.signature(module.forward).parameters if name in inputs]
+    if len(names) < len(inputs):
+        odd = ", ".join(sorted(inputs.keys() - set(names)))
+        fail("example", "names that forward lists", odd, "Pass a tuple of tensors")
+    return ({name: inputs[name] for name in names},), names
 
 
 def load_exported(path: StrPath, module: nn.Module) -> Exported:

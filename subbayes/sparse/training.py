@@ -13,8 +13,7 @@ import io
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from subbayes.artifact import fingerprint
-from subbayes.checks import check_choice, check_count, check_positive, fail
+from subbayes.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.data import n_rows, named_leaves
 from subbayes.files import as_path, atomic_write_bytes
 from subbayes.likelihoods import Likelihood
@@ -35,6 +34,7 @@ from subbayes.progress import bar
 from subbayes.seeding import derive, forked
 from subbayes.sparse.convert import kl, sparse_layers
 from subbayes.sparse.factors import Noise
+from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.result import SparseNetwork, plain
 from subbayes.sparse.steps import MODES, Steps
 from subbayes.training import History
@@ -120,6 +120,39 @@ class Rates:
         for name, value in asdict(self).items():
             check_positive(name, value)
 
+    def groups(self, module: nn.Module) -> list[dict[str, Any]]:
+        """Parameters of a converted module with their rates, for an optimiser of one's own.
+
+        Args:
+            module: what `convert` returned. Where rates of the first epochs are others, they have
+                these.
+
+        Example:
+            >>> from subbayes import sparse
+            >>> net = sparse.convert(nn.Linear(3, 1))
+            >>> optimizer = torch.optim.Adam(Rates(weights=0.01).groups(net))
+            >>> [group["lr"] for group in optimizer.param_groups]
+            [0.01, 0.01, 0.01, 1e-05]
+        """
+        rates = asdict(self)
+        return [{"params": params, "lr": rates.get(f"early_{name}", rates[name])}
+                for name, params in _groups(module).items()]
+
+
+def _groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Parameters by the name of their rate."""
+    groups: dict[str, list[nn.Parameter]] = {
+        name: [] for name in ("weights", "inclusion", "covariance", "inclusion_prior", "slab")}
+    for layer in sparse_layers(module).values():
+        for name, parameter in layer.logits.named_parameters():
+            groups["inclusion" if name == "mean" else "covariance"].append(parameter)
+        groups["inclusion_prior"] += layer.inclusion.parameters()
+        groups["slab"] += layer.slab.parameters()
+    known = {id(p) for group in groups.values() for p in group}
+    groups["weights"] = [p for p in module.parameters()
+                         if id(p) not in known and p.requires_grad]
+    return {name: params for name, params in groups.items() if params}
+
 
 def fit(
     module: nn.Module,
@@ -138,6 +171,7 @@ def fit(
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
     callback: Callable[[int, SparseNetwork], Any] | None = None,
+    output: Callable[[Any], Tensor] | None = None,
 ) -> SparseNetwork:
     """Train a converted module by stochastic variational inference.
 
@@ -167,6 +201,7 @@ def fit(
         progress: show a progress bar; None shows it on a terminal.
         callback: called with (epoch, the network as it is) after each epoch; training stops if
             it returns True.
+        output: picks the tensor out of what the module returns, as for `Network`.
 
     Returns:
         The trained network. Where the ELBO stops being a number, training ends with a warning
@@ -187,6 +222,10 @@ def fit(
         >>> result.predict(data[0], draws=5).n_draws
         5
     """
+    if not isinstance(likelihood, Likelihood):
+        fail_type("likelihood", "a likelihood, such as Gaussian() or Categorical(3)", likelihood)
+    if not (rates is None or isinstance(rates, Rates)):
+        fail_type("rates", "Rates, such as Rates(weights=0.01)", rates)
     check_choice("post", post, POST)
     check_choice("mode", mode, MODES)
     if not sparse_layers(module):
@@ -197,7 +236,7 @@ def fit(
     if kl_epochs is None and early > 0:
         rising = min(rising, early)
     last = 0 if post == "none" else check_count("post_epochs", post_epochs)
-    run = _Run(module, likelihood, data, rates, epochs, batch_size, seed, mode)
+    run = _Run(module, likelihood, data, rates, epochs, batch_size, seed, mode, output)
     saved = _Checkpoint(checkpoint, {
         "epochs": (early, epochs, last), "kl_epochs": rising, "post": post,
         "rates": asdict(run.rates), "batch_size": batch_size, "seed": seed, "mode": mode,
@@ -242,8 +281,8 @@ def _warn_if_empty(result: SparseNetwork) -> None:
     if empty:
         warnings.warn(f"The median model has nothing in in layer{'s' * (len(empty) > 1)} "
                       f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
-                      "the data say nothing of them, or training was too short or its rates too "
-                      "low. Try more epochs, rates=, or a prior with more weights in",
+                      "the data say nothing of them, or training was too short or too slow. Try "
+                      "more epochs, a higher learning rate, or a higher prior inclusion",
                       stacklevel=3)
 
 
@@ -262,11 +301,12 @@ class _Run:
     def __init__(
         self, module: nn.Module, likelihood: Likelihood, data: Any, rates: Rates | None,
         epochs: int, batch_size: int | None, seed: int, mode: str,
+        output: Callable[[Any], Tensor] | None,
     ) -> None:
         self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         self.module = _in_training(copy.deepcopy(module))
         self.layers = sparse_layers(self.module)
-        self.network = Network(plain(self.module))
+        self.network = Network(plain(self.module), output=output)
         self.likelihood, self.inner = likelihood, inner(likelihood)
         self.seed, self.mode = seed, mode
         self.feed = Feed(data, likelihood, self.network, batch_size, seed)
@@ -280,26 +320,12 @@ class _Run:
         for layer in self.layers.values():
             layer.noise = noise
         self.raw = nn.Parameter(self.feed.raw.clone())
-        self.groups = self._groups()
+        self.groups = _groups(self.module) | (
+            {"likelihood": [self.raw]} if self.raw.numel() else {})
         self.optimizer = Adam(
             [{"params": params, "lr": 0.0} for params in self.groups.values()])
         self.objective = _Objective(self)
-        self.phase, self.first = "", True
-
-    def _groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by the name of their rate."""
-        groups: dict[str, list[nn.Parameter]] = {
-            "weights": [], "inclusion": [], "covariance": [], "inclusion_prior": [], "slab": [],
-            "likelihood": [self.raw] if self.raw.numel() else []}
-        for layer in self.layers.values():
-            for name, parameter in layer.logits.named_parameters():
-                groups["inclusion" if name == "mean" else "covariance"].append(parameter)
-            groups["inclusion_prior"] += layer.inclusion.parameters()
-            groups["slab"] += layer.slab.parameters()
-        known = {id(p) for group in groups.values() for p in group}
-        groups["weights"] = [p for p in self.module.parameters()
-                             if id(p) not in known and p.requires_grad]
-        return {name: params for name, params in groups.items() if params}
+        self.phase = ""
 
     def enter(self, phase: str, epochs: int) -> None:
         """Set what moves, and how fast, in a phase of so many epochs."""
@@ -355,30 +381,6 @@ class _Run:
         self.optimizer.step()
         return float(fitted), float(divergence), float(right), n_rows(y)
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Find layers that are used twice, in the first evaluation."""
-        if not self.first:
-            yield
-            return
-        self.first, used = False, dict.fromkeys(self.layers, 0)
-
-        def counted(name: str) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
-                used[name] += 1
-            return hook
-
-        hooks = [layer.register_forward_hook(counted(name)) for name, layer in self.layers.items()]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-        twice = [name for name, count in used.items() if count > 1]
-        if twice:
-            fail("module", "layers that are used once: each use would draw weights of its own",
-                 f"{', '.join(twice)}, used more often", "Name it in keep= of convert")
-
     def _broken(self, default: str | None = "the likelihood") -> str:
         """The first layer with parameters that are no numbers."""
         for name, layer in self.layers.items():
@@ -425,7 +427,7 @@ class _Run:
             parameter.requires_grad_(name not in self.frozen)
         return SparseNetwork(
             module, self.likelihood.with_parameters(self.raw.detach()).frozen(),
-            {name: list(values) for name, values in history.items()})
+            {name: list(values) for name, values in history.items()}, self.network.output)
 
 
 def _in_training(module: nn.Module) -> nn.Module:
@@ -455,7 +457,7 @@ class _Objective(nn.Module):
     def forward(self, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The loss per row, the two parts of the ELBO, and how many predictions are right."""
         (run,) = self.run
-        with run.watched():
+        with SparseLayer.used_once(run.layers):
             outputs = run.network.call(self.module, inputs)
         terms = run.inner.with_parameters(self.raw).log_prob(outputs, y)
         divergence = kl(self.module)
