@@ -310,7 +310,7 @@ class Network:
             got = " and ".join(f"rows of shape {tuple(t.shape[1:])}, {t.dtype}"
                                for t in leaves(rows))
             odd = [t for t in leaves(rows) if t.is_floating_point() and t.dtype != self.dtype]
-            fail("inputs", "what the module takes", f"{got} (tried on the first: {reason[:200]})",
+            fail("inputs", "what the module takes", f"{got}: {reason[:200]}",
                  f"Convert the inputs with .to({self.dtype})" if odd else
                  "Convert or reshape the inputs (whole numbers with .float())")
         if not all(map(torch.equal, leaves(rows), leaves(used))):

@@ -131,9 +131,8 @@ def unread(method: str) -> tuple[str, ...]:
         method: a subspace, "sparse", "map", "swa", "swag" or "ensemble".
 
     Example:
-        >>> unread("optimal"), "members" in unread("ensemble")
-        (('members', 'scale_prior', 'structure', 'posterior', 'slab', 'prior_inclusion', \
-'early_epochs'), False)
+        >>> unread("pca")
+        ('members', 'structure', 'posterior', 'slab', 'prior_inclusion', 'early_epochs')
     """
     if method == "sparse":
         return (*_SAMPLED, *_SWA, "members", "prior_scale", "patience", "validation_fraction")
@@ -141,5 +140,4 @@ def unread(method: str) -> tuple[str, ...]:
         return (*_SAMPLED, *_SWA, *_SPARSE)
     if method in ("map", "swa", "swag"):
         return (*_SAMPLED, *(_SWA if method == "map" else ()), "members", *_SPARSE)
-    return ("members", *(("covariance",) if method != "optimal" else ()),
-            *(("scale_prior",) if method != "subnetwork" else ()), *_SPARSE)
+    return ("members", *_SPARSE)

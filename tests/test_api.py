@@ -416,9 +416,9 @@ REFUSALS = {
     "a sequence": (dict(model=Wrong(lambda f: f[:, None, None])), r"module: expected outputs of "
                    r"shape \(2, C\) for 2 inputs, got \(2, 1, 1, 1\)"),
     "columns": (dict(data=(X[:, :2], Y)), "inputs: expected what the module takes, got "
-                r"rows of shape \(2,\), torch.float32 \(tried on the first: mat1"),
+                r"rows of shape \(2,\), torch.float32: mat1"),
     "whole numbers": (dict(data=(X.long(), Y)), r"inputs: expected what the module takes, got "
-                      r"rows of shape \(3,\), torch.int64 .*\.float\(\)"),
+                      r"rows of shape \(3,\), torch.int64.*\.float\(\)"),
     "frozen": (dict(model=net().requires_grad_(False)), "trainable"),
     "class outside": (dict(likelihood="categorical", model=net(outputs=2),
                            data=(X, torch.arange(40) % 3)), r"y: expected labels in 0\.\.1.*got 2"),

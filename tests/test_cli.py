@@ -163,7 +163,7 @@ def test_the_model_is_the_one_of_the_python_call(files):
 @pytest.mark.parametrize(("method", "given", "none"), [
     ("sparse", ["--draws", 5, "--patience", 3], ["draws", "patience"]),
     ("map", ["--swa-epochs", 5, "--structure", "units"], ["swa-epochs", "structure"]),
-    ("pca", ["--slab", "normal", "--covariance", "kfac"], ["slab", "covariance"]),
+    ("pca", ["--slab", "normal", "--members", 3], ["slab", "members"]),
     ("random", ["--draws", 20, "--epochs", 3], []),
 ])
 def test_options_of_other_methods_are_named(call, files, tmp_path, method, given, none):

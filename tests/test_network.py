@@ -439,9 +439,9 @@ def test_labels_as_outputs():
 
 
 @pytest.mark.parametrize(("inputs", "what"), [
-    (torch.zeros(4, 3, dtype=torch.int64), r"torch.int64 \(2, 3\).*\.float\(\)"),
-    (torch.zeros(4, 5), r"torch.float32 \(2, 5\)"),
-    (torch.zeros(4, 3, dtype=torch.float64), r"torch.float64 .*\.to\(torch.float32\)"),
+    (torch.zeros(4, 3, dtype=torch.int64), r"rows of shape \(3,\), torch.int64.*\.float\(\)"),
+    (torch.zeros(4, 5), r"rows of shape \(5,\), torch.float32"),
+    (torch.zeros(4, 3, dtype=torch.float64), r"torch.float64.*\.to\(torch.float32\)"),
     ({"x": torch.zeros(4, 3)}, "unexpected keyword argument"),
     ((torch.zeros(4, 3), torch.zeros(4, 3)), "positional argument"),
 ])

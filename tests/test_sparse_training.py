@@ -262,7 +262,7 @@ def test_hooks_go_on_to_the_sparse_layer_and_the_network():
     (lambda: sparse.convert(net(), keep=[nn.ReLU()]), "keep: expected names of layers, got ReLU"),
     (lambda: sparse.convert(net(), inclusion="a"), "inclusion: expected a number above 0, got 'a'"),
     (lambda: sparse.Bernoulli("a"), "probability: expected a number above 0, got 'a'"),
-    (lambda: sparse.prune(net(), "a"), "density: expected a number above 0, got 'a'"),
+    (lambda: sparse.prune(net(), "a"), "density: expected a share above 0 and at"),
     (lambda: sparse.fit(sparse.convert(net()), "gaussian", data()), "likelihood: expected a like"),
     (lambda: sparse.fit(sparse.convert(net()), subbayes.Gaussian(), data(), rates=0.1),
      "rates: expected Rates, such as"),

@@ -89,7 +89,6 @@ _D = Settings()
 
 
 def fit(
-    context: typer.Context,
     table: Table,
     target: Target,
     out: Annotated[Path, typer.Option(
@@ -152,7 +151,7 @@ def fit(
     from it and ends with the same draws, bit for bit, as one that was not.
     """
     console = Console(as_json, quiet)
-    for name in given(context, unread(method.value)):
+    for name in given(unread(method.value)):
         say(f"warning: {name} makes no difference to --method {method.value}")
     settings = make_settings(
         hidden=hidden, activation=activation, likelihood=likelihood, temperature=temperature,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from subbayes.cli.console import COMMAND
 from subbayes.settings import PRIOR_SCALES, Settings
 
 __all__ = ["given", "hidden_layers", "make_settings", "number_or"]
@@ -182,16 +184,15 @@ def make_settings(
         prior_scale=math.inf if isinstance(scale, str) else scale, **others)
 
 
-def given(context: typer.Context, names: Sequence[str]) -> list[str]:
-    """Those of some parameters of a command that were typed, as options.
+def given(names: Sequence[str]) -> list[str]:
+    """Those of some options that were typed.
 
     Args:
-        context: of the command under way.
-        names: of its parameters.
+        names: of parameters of the command under way.
     """
-    sources = {name: context.get_parameter_source(name) for name in names}
-    return [f"--{name.replace('_', '-')}" for name, source in sources.items()
-            if source is not None and source.name == "COMMANDLINE"]
+    typed = {word.partition("=")[0] for word in shlex.split(COMMAND.get())}
+    options = [f"--{name.replace('_', '-')}" for name in names]
+    return [option for option in options if option in typed]
 
 
 def hidden_layers(text: str) -> tuple[int, ...]:

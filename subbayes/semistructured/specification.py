@@ -189,7 +189,7 @@ class Specification:
         try:
             Network(whole).check(few)
         except InputError as error:
-            _, _, reason = str(error).partition("): ")
+            _, _, reason = str(error).partition(", got ")[2].partition(": ")
             if not str(error).startswith("inputs: expected what the module takes"):
                 raise
             fail("deep", "modules that take " + "; ".join(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection
+from numbers import Real
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subbayes.checks import check_choice, check_positive, fail, fail_type
+from subbayes.checks import check_choice, fail, fail_type
 from subbayes.sparse.layers import STRUCTURES, SparseLayer
 from subbayes.sparse.priors import Bernoulli, Horseshoe, NormalSlab, SpikeSlab
 from subbayes.sparse.replacing import LAYERS, chosen_layers
@@ -301,7 +302,7 @@ def prune(
     """
     if not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
-    if not 0 < check_positive("density", density) <= 1:
+    if not (isinstance(density, Real) and 0 < density <= 1):
         fail("density", "a share above 0 and at most 1", density)
     check_choice("structure", structure, STRUCTURES)
     names = list(chosen_layers(module, keep))

@@ -301,7 +301,7 @@ class _Run:
     def __init__(
         self, module: nn.Module, likelihood: Likelihood, data: Any, rates: Rates | None,
         epochs: int, batch_size: int | None, seed: int, mode: str,
-        output: Callable[[Any], Tensor] | None,
+        output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         self.module = _in_training(copy.deepcopy(module))
