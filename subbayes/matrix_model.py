@@ -33,8 +33,8 @@ from subbayes.sparse import saved as saved_sparse
 from subbayes.sparse.baselines import usual_prior
 from subbayes.sparse.convert import convert
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
+from subbayes.sparse.rates import Rates
 from subbayes.sparse.result import SparseNetwork
-from subbayes.sparse.training import Rates
 from subbayes.sparse.training import fit as train_sparse
 
 __all__ = ["BASELINES", "NETWORKS", "Model", "fit_baseline", "fit_matrix", "fit_sparse", "forget",

@@ -14,10 +14,11 @@ from subbayes.sparse.priors import (
     SpikeSlab,
     StudentTSlab,
 )
+from subbayes.sparse.rates import Rates
 from subbayes.sparse.result import SparseNetwork, decided, plain
 from subbayes.sparse.saved import load, save
 from subbayes.sparse.small import CsrLinear, Exported, load_exported
-from subbayes.sparse.training import Rates, fit
+from subbayes.sparse.training import fit
 
 __all__ = [
     "BASELINES",

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from subbayes.checks import fail
 from subbayes.data import check_rows, named_leaves, to_device, to_inputs
@@ -195,10 +196,8 @@ def as_example(module: nn.Module, example: Any) -> Inputs:
     inside = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
     if inside:
         inputs = to_device(inputs, inside[0].device)
-    def own(t: Tensor) -> Tensor:
-        return t.to(inside[0].dtype if inside and t.is_floating_point() else t.dtype, copy=True)
-    copied: Inputs = (own(inputs) if isinstance(inputs, Tensor) else tuple(map(own, inputs))
-                      if isinstance(inputs, tuple) else {k: own(t) for k, t in inputs.items()})
+    copied: Inputs = tree_map(lambda t: t.to(
+        inside[0].dtype if inside and t.is_floating_point() else t.dtype, copy=True), inputs)
     args, kwargs = arguments(copied)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
