@@ -256,9 +256,11 @@ def fit_sparse(
 
 def pieces(
     model: Model, x: Float[np.ndarray, "n features"],
-    n_draws: int | None = None,
+    n_draws: int | None = None, **mode: Any,
 ) -> Iterator[Predictive]:
     """Predictions of a few rows at a time, so that any number of rows fits into memory.
+
+    The arguments are those of `predicted`.
 
     Example:
         >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
@@ -269,7 +271,7 @@ def pieces(
     """
     step = max(1, _AT_ONCE // (_n_draws(model, n_draws) * 2**4))
     for start in range(0, len(x), step):
-        yield predicted(model, x[start : start + step], n_draws)
+        yield predicted(model, x[start : start + step], n_draws, **mode)
 
 
 def _n_draws(model: Model, n_draws: int | None) -> int:
@@ -282,7 +284,7 @@ def _n_draws(model: Model, n_draws: int | None) -> int:
 
 
 def predicted(
-    model: Model, x: Float[np.ndarray, "n features"], n_draws: int | None = None
+    model: Model, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
 ) -> Predictive:
     """The predictive distribution of each row.
 
@@ -290,11 +292,18 @@ def predicted(
         model: what predicts.
         x: features (n, features), as in fitting.
         n_draws: use this many draws; by default all, of a sparse network 100.
+        mode: `structure` and `weights` of a sparse network, see `SparseNetwork.predict`.
+
+    Raises:
+        InputError: a mode for a model that is no sparse network.
     """
+    if mode and not isinstance(model, SparseNetwork):
+        fail(next(iter(mode)), "no such option for a model that is no sparse network",
+             next(iter(mode.values())), "Leave it out, or fit with method 'sparse'")
     if isinstance(model, WeightSamples):
         return model.predict(x)
     if isinstance(model, SparseNetwork):
-        return model.predict(x, draws=_n_draws(model, n_draws))
+        return model.predict(x, draws=_n_draws(model, n_draws), **mode)
     return model.predict(x, n_draws=n_draws)
 
 

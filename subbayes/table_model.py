@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from jaxtyping import Shaped
 
 from subbayes import artifact, metrics
@@ -30,6 +31,8 @@ from subbayes.matrix_model import (
 from subbayes.predictive import Predictive
 from subbayes.settings import Settings
 from subbayes.sparse.result import SparseNetwork
+from subbayes.sparse.small import Exported
+from subbayes.sparse.units import small_in_units
 from subbayes.tables import split_target
 from subbayes.tabular import TabularEncoder
 from subbayes.targets import Target
@@ -135,24 +138,28 @@ class TableModel:
                  "Fit it in a subspace: pca, random, curve, optimal, subnetwork or full")
         return self.model
 
-    def predict(self, table: pd.DataFrame, n_draws: int | None = None) -> Predictive:
+    def predict(
+        self, table: pd.DataFrame, n_draws: int | None = None, **mode: str
+    ) -> Predictive:
         """The predictive distribution of each row, in the units of the target.
 
         Args:
             table: rows with the columns of fitting; others are ignored.
             n_draws: use this many evenly spaced draws instead of all.
+            mode: `structure` and `weights` of a sparse network, see `SparseNetwork.predict`.
 
         Raises:
             InputError: missing columns, unknown categories, missing values.
         """
-        return predicted(self.model, self.encoder.transform(table), n_draws)
+        return predicted(self.model, self.encoder.transform(table), n_draws, **mode)
 
     def evaluate(
-        self, table: pd.DataFrame, level: float = 0.95, n_draws: int | None = None
+        self, table: pd.DataFrame, level: float = 0.95, n_draws: int | None = None, **mode: str
     ) -> dict[str, float]:
-        """Scores on rows with known targets; see `subbayes.metrics.score`."""
+        """Scores on rows with known targets; see `predict` and `subbayes.metrics.score`."""
         features, values = split_target(table, self.column)
-        return metrics.score(self.predict(features, n_draws), numbers(self.target, values), level)
+        return metrics.score(self.predict(features, n_draws, **mode),
+                             numbers(self.target, values), level)
 
     def frame(
         self,
@@ -160,6 +167,7 @@ class TableModel:
         level: float = 0.95,
         threshold: float = 0.95,
         n_draws: int | None = None,
+        **mode: str,
     ) -> pd.DataFrame:
         """Predictions as a table with one row for each of `table`.
 
@@ -172,11 +180,13 @@ class TableModel:
             level: probability of the interval.
             threshold: probability a class must pass not to be in doubt.
             n_draws: use this many evenly spaced draws instead of all.
+            mode: `structure` and `weights` of a sparse network, see `SparseNetwork.predict`.
         """
         import pandas as pd
 
         parts = [self._part(predictive, level, threshold)
-                 for predictive in pieces(self.model, self.encoder.transform(table), n_draws)]
+                 for predictive in pieces(self.model, self.encoder.transform(table), n_draws,
+                                          **mode)]
         return pd.concat(parts, ignore_index=True)
 
     def _part(self, predictive: Predictive, level: float, threshold: float) -> pd.DataFrame:
@@ -188,6 +198,29 @@ class TableModel:
         frame["label"] = self.target.decode(frame["label"].to_numpy())
         frame.insert(1, "doubt", predictive.decide(threshold) == -1)
         return frame
+
+    def export(self, table: pd.DataFrame | None = None, layout: str = "auto") -> Exported:
+        """The small network of a sparse one, as a plain module.
+
+        It takes the encoder's features in their own units: numbers as they are in the table, zeros
+        and ones for categories; `inputs` names them. Missing values have to be filled in before.
+
+        Args:
+            table: rows to choose layouts with, as many as will be predicted at once; without them
+                all layers are dense.
+            layout: see `SparseNetwork.export`.
+
+        Raises:
+            InputError: the model is no sparse network; a table that cannot be used.
+        """
+        if not isinstance(self.model, SparseNetwork):
+            fail("model", "a sparse network", "another model", "Fit it with method 'sparse'")
+        mean, scale = self.encoder.scales()
+        rows = None if table is None else torch.from_numpy(
+            (self.encoder.transform(table) * scale + mean).astype(np.float32))
+        return small_in_units(
+            self.model, mean, scale, rows, layout, classes=self.target.classes,
+            inputs=self.encoder.get_feature_names_out().tolist())
 
     def save(
         self, path: str | Path, *, overwrite: bool = False, facts: dict[str, Any] | None = None

@@ -161,6 +161,20 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         flags = [f"{name} missing" for name in self._flagged]
         return np.array([*self._numeric, *levels, *flags], dtype=object)
 
+    def scales(self) -> tuple[Float64[np.ndarray, "features"], Float64[np.ndarray, "features"]]:
+        """What is subtracted from each feature, and what it is divided by then.
+
+        Example:
+            >>> TabularEncoder().fit([[0.0, "a"], [2.0, "b"], [4.0, "b"]]).scales()[0]
+            array([2., 0., 0.])
+        """
+        count = len(self.get_feature_names_out())
+        mean, scale = np.zeros(count), np.ones(count)
+        scaler = self._scaler()
+        if scaler:  # numbers come first
+            mean[: len(self._numeric)], scale[: len(self._numeric)] = scaler.mean_, scaler.scale_
+        return mean, scale
+
     def to_config(self) -> dict[str, Any]:
         """The options and the fitted state in terms JSON has.
 

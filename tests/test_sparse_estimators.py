@@ -147,6 +147,8 @@ def test_an_exported_classifier_gives_logits():
     logits = model.export().module(torch.tensor(X.to_numpy(), dtype=torch.float32))
     whole = model.model_.predict(model._matrix(X.to_numpy()), structure="median", weights="mean")
     np.testing.assert_allclose(logits.softmax(1).numpy(), whole.probabilities, atol=1e-5)
+    assert model.export().outputs == ("logit[False]", "logit[True]")
+    assert model.export().inputs == ("age", "dose", "height", "noise")
 
 
 # --- saving -------------------------------------------------------------------------------------
@@ -232,6 +234,91 @@ def test_a_table_model_is_saved_with_its_sparse_network(tmp_path):
     assert len(model.predict(frame, n_draws=3).outputs) == 3
     with pytest.raises(InputError, match="model: expected a posterior with draws, got a sparse "):
         model.sampled
+
+
+@pytest.fixture(scope="module")
+def income():
+    """A sparse model of numbers and text, with weights in."""
+    frame = table().drop(columns="rich")
+    settings = Settings(hidden=(4,), epochs=60, likelihood="heteroscedastic")
+    return TableModel.fit(frame, "income", settings, method="sparse", progress=False), frame
+
+
+def in_units(frame, names):
+    """Numbers as they are, zeros and ones for what is written as name=value."""
+    pairs = [name.partition("=")[::2] for name in names]
+    return np.column_stack([frame[name] == value if value else frame[name]
+                            for name, value in pairs]).astype(np.float32)
+
+
+@pytest.mark.parametrize("layout", ["dense", "csr"])
+def test_what_a_table_model_exports_takes_columns_in_their_units(income, tmp_path, layout):
+    model, frame = income
+    small = model.export(frame, layout)
+    assert small.inputs == tuple(model.encoder.get_feature_names_out())
+    assert small.outputs == ("mean", "raw variance")
+    inputs = in_units(frame, small.inputs)
+    assert len(np.unique(inputs[:, -1])) == 2
+    whole = model.predict(frame, structure="median", weights="mean")
+    assert whole.mean.std() > 0
+    found = small.module(torch.from_numpy(inputs))[:, 0].double().numpy()
+    np.testing.assert_allclose(found, whole.mean, rtol=1e-4)
+    back = sparse.load_exported(small.save(tmp_path / "small.safetensors"), MLP(1, (1,), 2))
+    assert (back.inputs, back.outputs) == (small.inputs, small.outputs)
+    assert torch.equal(back.module(torch.from_numpy(inputs))[:, 0].double(),
+                       torch.from_numpy(found))
+
+
+def test_modes_of_prediction_of_a_table_model(income):
+    model, frame = income
+    x = model.encoder.transform(frame)
+    for mode in (dict(structure="median"), dict(structure="median", weights="mean"),
+                 dict(structure="all", weights="mean")):
+        expected = model.model.predict(x, draws=5, **mode)
+        assert np.array_equal(model.predict(frame, 5, **mode).outputs, expected.outputs)
+        assert np.array_equal(model.frame(frame, n_draws=5, **mode)["mean"], expected.mean)
+        scored = model.evaluate(frame, n_draws=5, **mode)
+        assert scored["rmse"] == pytest.approx(
+            float(np.sqrt(np.mean((expected.mean - frame["income"]) ** 2))), rel=1e-5)
+    other = TableModel.fit(frame, "income", Settings(hidden=(4,), epochs=2), method="map",
+                           progress=False)
+    with pytest.raises(InputError, match="structure: expected no such option for a model that is "):
+        other.predict(frame, structure="median")
+    with pytest.raises(InputError, match="model: expected a sparse network, got another model"):
+        other.export()
+
+
+@pytest.mark.slow
+def test_the_command_line_exports(income, tmp_path, capsys):
+    from subbayes.cli import run
+
+    model, frame = income
+    file, folder = tmp_path / "people.csv", tmp_path / "model"
+    frame.to_csv(file, index=False)
+    model.save(folder)
+    words = ["export", str(folder), "--out", str(tmp_path / "small.safetensors")]
+    assert run([*words, "--table", str(file), "--layout", "csr", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["outputs"] == ["mean", "raw variance"]
+    assert set(facts["layouts"].values()) == {"csr"}
+    assert run(words) == 2
+    assert "expected a new file" in capsys.readouterr().err
+    assert run(["predict", str(folder), str(file), "--structure", "median", "--weights", "mean",
+                "--json"]) == 0
+    mean = [row["mean"] for row in json.loads(capsys.readouterr().out)["predictions"]]
+    back = sparse.load_exported(tmp_path / "small.safetensors", MLP(1, (1,), 2))
+    inputs = torch.from_numpy(in_units(frame, back.inputs))
+    np.testing.assert_allclose(back.module(inputs)[:, 0], mean, rtol=1e-4)
+    assert run(["evaluate", str(folder), str(file), "--structure", "all"]) == 2
+    assert "--weights: expected 'mean'" in capsys.readouterr().err
+    onnx = pytest.importorskip("onnx")
+    assert run(["export", str(folder), "--out", str(tmp_path / "small.onnx")]) == 0
+    written = onnx.load(str(tmp_path / "small.onnx"))
+    props = {p.key: json.loads(p.value) for p in written.metadata_props}
+    assert props == {"inputs": list(back.inputs), "outputs": ["mean", "raw variance"]}
+    evaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator(written)
+    found = evaluator.run(None, {"inputs": inputs.numpy()})[0]
+    np.testing.assert_allclose(found[:, 0], mean, rtol=1e-4)
 
 
 def test_an_interrupted_table_fit_goes_on_to_the_same_network(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from subbayes import __version__
-from subbayes.cli import compare, demo, evaluate, fit, predict, report
+from subbayes.cli import compare, demo, evaluate, export, fit, predict, report
 from subbayes.cli.console import COMMAND, complain, in_one_line, in_their_words, say
 from subbayes.progress import ANNOUNCE
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     name="subbayes", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
-for room in (demo, fit, predict, evaluate, compare, report):
+for room in (demo, fit, predict, evaluate, compare, report, export):
     app.command(room.NAME, epilog=f"Example: {room.EXAMPLE}")(getattr(room, room.NAME))
 
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from subbayes.cli.console import Console, lines
 from subbayes.cli.models import load_model, read_rows
-from subbayes.cli.options import Json, Level, ManyDraws, Model, Quiet, Separator, Table
+from subbayes.cli.options import (
+    Json,
+    Level,
+    ManyDraws,
+    Model,
+    Quiet,
+    Separator,
+    StructureUsed,
+    Table,
+    WeightsUsed,
+    sparse_mode,
+)
 
 NAME = "evaluate"
 EXAMPLE = "subbayes evaluate runs/people test.csv --json"
@@ -15,6 +26,8 @@ def evaluate(
     table: Table,
     level: Level = 0.95,
     max_draws: ManyDraws = None,
+    structure: StructureUsed = None,
+    weights: WeightsUsed = None,
     separator: Separator = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -27,7 +40,7 @@ def evaluate(
     console = Console(as_json, quiet)
     fitted = load_model(model)
     frame = read_rows(fitted, table, separator, scored=True)
-    scores = fitted.evaluate(frame, level, max_draws)
+    scores = fitted.evaluate(frame, level, max_draws, **sparse_mode(structure, weights))
     facts = {"model": str(model), "table": str(table), "rows": len(frame), "level": level,
              "scores": scores}
     console.result(facts, lines({"rows": len(frame)} | {k: f"{v:.4f}" for k, v in scores.items()}))

@@ -14,7 +14,7 @@ import typer
 from subbayes.cli.console import COMMAND
 from subbayes.settings import PRIOR_SCALES, Settings
 
-__all__ = ["given", "hidden_layers", "make_settings", "number_or"]
+__all__ = ["given", "hidden_layers", "make_settings", "number_or", "sparse_mode"]
 
 OUTPUT, DATA = "Output", "Data"
 NETWORK, POSTERIOR, SPARSE = "Network and training", "Posterior", "Sparse networks"
@@ -35,6 +35,9 @@ StructureName = StrEnum("StructureName", ["weights", "units"])
 FactorName = StrEnum("FactorName", [
     "mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe"])
 SlabName = StrEnum("SlabName", ["student-t", "normal"])
+IndicatorName = StrEnum("IndicatorName", ["sample", "median", "all"])
+WeightName = StrEnum("WeightName", ["sample", "mean"])
+Layout = StrEnum("Layout", ["auto", "dense", "csr"])
 
 # --- where data come from and results go ---------------------------------------------------
 
@@ -86,6 +89,15 @@ Threshold = Annotated[float, typer.Option(
 ManyDraws = Annotated[int | None, typer.Option(
     "--max-draws", help="Use this many evenly spaced draws of the model; all by default.",
     show_default=False, min=1)]
+
+StructureUsed = Annotated[IndicatorName | None, typer.Option(
+    "--structure", help="Of a sparse network: average over draws of what is in (sample, the "
+    "default), take what is in with a probability above 1/2 (median), or all by their "
+    "probabilities (all, which needs --weights mean).", rich_help_panel=SPARSE,
+    show_default=False)]
+WeightsUsed = Annotated[WeightName | None, typer.Option(
+    "--weights", help="Of a sparse network: draw the weights that are in (sample, the default) or "
+    "take their means (mean).", rich_help_panel=SPARSE, show_default=False)]
 
 # --- fitting -------------------------------------------------------------------------------
 
@@ -182,6 +194,17 @@ def make_settings(
         likelihood=None if likelihood is None else likelihood.value,
         temperature=number_or("--temperature", temperature, "loo", "validation"),
         prior_scale=math.inf if isinstance(scale, str) else scale, **others)
+
+
+def sparse_mode(structure: StrEnum | None, weights: StrEnum | None) -> dict[str, str]:
+    """What was asked for of a sparse network's prediction.
+
+    Example:
+        >>> sparse_mode(IndicatorName.median, None)
+        {'structure': 'median'}
+    """
+    return {name: value.value for name, value in
+            (("structure", structure), ("weights", weights)) if value is not None}
 
 
 def given(names: Sequence[str]) -> list[str]:

@@ -18,8 +18,11 @@ from subbayes.cli.options import (
     Overwrite,
     Quiet,
     Separator,
+    StructureUsed,
     Table,
     Threshold,
+    WeightsUsed,
+    sparse_mode,
 )
 from subbayes.cli.reading import check_new_file
 
@@ -43,6 +46,8 @@ def predict(
         help="Column of the table to copy in front of its predictions; may be repeated.",
         rich_help_panel=OUTPUT, show_default=False)] = None,
     max_draws: ManyDraws = None,
+    structure: StructureUsed = None,
+    weights: WeightsUsed = None,
     separator: Separator = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -60,7 +65,8 @@ def predict(
     fitted = load_model(model)
     frame = read_rows(fitted, table, separator, scored=False)
     kept = _kept(frame, keep or [])
-    predictions = fitted.frame(frame, level, threshold, max_draws)
+    predictions = fitted.frame(frame, level, threshold, max_draws,
+                               **sparse_mode(structure, weights))
     for place, (name, values) in enumerate(kept.items()):
         predictions.insert(place, str(name), values.to_numpy(), allow_duplicates=True)
     if out is None:

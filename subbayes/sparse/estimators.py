@@ -12,13 +12,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from subbayes.checks import check_count
 from subbayes.estimator_base import Classifier, Estimator, Regressor
-from subbayes.likelihoods import Likelihood, Standardized
 from subbayes.matrix_model import fit_sparse
-from subbayes.modules import MLP
 from subbayes.settings import Settings
-from subbayes.sparse.export import exported
 from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.small import Exported
+from subbayes.sparse.units import small_in_units
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,10 +55,7 @@ class _Sparse(Estimator):
         import pandas as pd
 
         check_is_fitted(self)
-        names = getattr(self, "feature_names_in_", None)
-        if names is None:
-            names = [f"x{k}" for k in range(self.n_features_in_)]
-        return pd.Series(self.model_.feature_inclusion(), index=list(names),
+        return pd.Series(self.model_.feature_inclusion(), index=self._columns,
                          name="inclusion probability")
 
     @property
@@ -82,32 +77,18 @@ class _Sparse(Estimator):
             layout: "dense", "csr" (compressed sparse rows), or "auto", whichever is faster.
 
         Returns:
-            The module, and what was removed.
+            The module, the names of its inputs and outputs, and what was removed.
         """
         check_is_fitted(self)
         rows = None if X is None else torch.from_numpy(
             self._check_X(X, fitting=False).astype(np.float32))
-        whole = self.model_.network.module_with(self.model_.weights("median", "mean")[0])
-        assert isinstance(whole, MLP)
-        _fold_scales(whole, self.mean_, self.scale_, self.model_.likelihood)
-        return exported(whole, tuple(self.model_.layers), rows, layout)
+        return small_in_units(self.model_, self.mean_, self.scale_, rows, layout,
+                              inputs=self._columns, classes=getattr(self, "classes_", ()))
 
-
-@torch.no_grad()
-def _fold_scales(
-    module: MLP, mean: Float[np.ndarray, "d"], scale: Float[np.ndarray, "d"],
-    likelihood: Likelihood,
-) -> None:
-    r"""$W (x - m) / s + b = (W / s) x + (b - (W / s) m)$, and likewise what comes out."""
-    first, last = module.layers[0], module.layers[-1]
-    assert isinstance(first, torch.nn.Linear)
-    assert isinstance(last, torch.nn.Linear)
-    weight = first.weight.double() / torch.from_numpy(scale)
-    first.bias.copy_(first.bias.double() - weight @ torch.from_numpy(mean))
-    first.weight.copy_(weight)
-    if isinstance(likelihood, Standardized):
-        last.weight[0] *= likelihood.scale[0]
-        last.bias[0] = last.bias[0] * likelihood.scale[0] + likelihood.shift[0]
+    @property
+    def _columns(self) -> list[str]:
+        names = getattr(self, "feature_names_in_", None)
+        return [f"x{k}" for k in range(self.n_features_in_)] if names is None else list(names)
 
 
 class SparseRegressor(_Sparse, Regressor):

@@ -104,12 +104,16 @@ class Exported:
         units: units of each layer before and after.
         layouts: "dense" or "csr" by layer.
         weights: numbers stored, before and after.
+        inputs: names of the columns it reads, where they are known.
+        outputs: names of what it gives, where they are known.
     """
 
     module: nn.Module
     units: dict[str, tuple[int, int]] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
     weights: tuple[int, int] = (0, 0)
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> Path:
         """Write the weights to a safetensors file; see `load_exported`.
@@ -139,7 +143,8 @@ class Exported:
                 tensors[f"{name}.inputs"] = torch.tensor(value.shape[1])
             else:
                 tensors[name] = value.contiguous()
-        facts = {"units": self.units, "layouts": self.layouts, "weights": self.weights}
+        facts = {"units": self.units, "layouts": self.layouts, "weights": self.weights,
+                 "inputs": self.inputs, "outputs": self.outputs}
         atomic_write_bytes(file, as_bytes(
             {name: value.detach().cpu() for name, value in tensors.items()},
             {"format": "pt", "subbayes": json.dumps(facts)}))
@@ -147,6 +152,8 @@ class Exported:
 
     def to_onnx(self, path: StrPath, example: Any, *, overwrite: bool = False) -> Path:
         """Write the network as an ONNX file; CSR layers become dense, as ONNX has none.
+
+        Its metadata have the lists `inputs` and `outputs` as JSON, if they are known.
 
         Args:
             path: the file, best with the ending .onnx.
@@ -161,6 +168,8 @@ class Exported:
         """
         if find_spec("onnx") is None:
             raise ImportError("to_onnx needs the package onnx: pip install onnx")
+        import onnx
+
         file = _new_file(path, overwrite)
         module = _densified(self.module)
         args, names = _in_order(module, as_example(module, example))
@@ -172,7 +181,11 @@ class Exported:
                 module, args, str(written), dynamo=False, input_names=names,
                 output_names=["outputs"],
                 dynamic_axes={name: {0: "rows"} for name in (*names, "outputs")})
-            atomic_write_bytes(file, written.read_bytes())
+            model = onnx.load(str(written))
+        onnx.helper.set_model_props(model, {
+            name: json.dumps(value) for name, value in
+            (("inputs", self.inputs), ("outputs", self.outputs)) if value})
+        atomic_write_bytes(file, model.SerializeToString())
         return file
 
 
@@ -255,7 +268,8 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
     if "csr" in facts["layouts"].values():
         flow.overwrite(made)
         made = in_tiles(made) if flow.by_row else made
-    return Exported(made.requires_grad_(False), units, facts["layouts"], (before, after))
+    return Exported(made.requires_grad_(False), units, facts["layouts"], (before, after),
+                    tuple(facts.get("inputs", ())), tuple(facts.get("outputs", ())))
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
