@@ -573,3 +573,24 @@ def test_an_example_leaves_the_module_and_itself_as_they_are():
 def test_examples_that_the_module_does_not_take_are_one_line(example, got):
     with pytest.raises((InputError, subbayes.InputTypeError), match=f"^example: expected {got}"):
         thinned(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).export(example)
+
+
+@pytest.mark.parametrize("layout", ["dense", "csr", "auto"])
+def test_transformer_layers_read_dense_weights(layout):
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.encoder(x).mean(1))
+
+    result, x = thinned(Classifier()), torch.randn(20, 3, 8)
+    small = result.export(example=x, layout=layout)
+    assert small.layouts["encoder.linear1"] == small.layouts["encoder.linear2"] == "dense"
+    assert layout != "csr" or small.layouts["head"] == "csr"
+    expected = result.predict(x, structure="median", weights="mean").outputs[0]
+    with torch.no_grad():  # without gradients, where the layer passes its weights to one kernel
+        torch.testing.assert_close(small.module(x).double(), torch.as_tensor(expected).double(),
+                                   atol=1e-5, rtol=1e-5)

@@ -18,7 +18,7 @@ from subbayes.sparse.baselines import layer_of, usual_prior
 from subbayes.sparse.factors import BASELINES, FACTORS, Noise
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.priors import Horseshoe, SpikeSlab
-from subbayes.sparse.replacing import LAYERS, chosen_layers, replaced
+from subbayes.sparse.replacing import LAYERS, chosen_layers, parent_of, replaced
 from subbayes.types import Inputs, Targets
 
 __all__ = ["convert", "elbo", "kl", "sparse_layers"]
@@ -115,9 +115,8 @@ def convert(
 
 def _stays(module: nn.Module, name: str, layer: nn.Module) -> bool:
     """Whether a layer is frozen, or its weights are read by another module."""
-    parent = module.get_submodule(name.rpartition(".")[0])
     weight = layer._parameters.get("weight")
-    return isinstance(parent, nn.MultiheadAttention) or (
+    return isinstance(parent_of(module, name), nn.MultiheadAttention) or (
         weight is not None and not weight.requires_grad)
 
 

@@ -22,13 +22,14 @@ from subbayes.checks import check_choice, fail, fail_type
 from subbayes.network import arguments
 from subbayes.sparse.links import Flow, Link, links
 from subbayes.sparse.products import in_tiles
-from subbayes.sparse.replacing import LAYERS, replaced
+from subbayes.sparse.replacing import LAYERS, parent_of, replaced
 from subbayes.sparse.small import CsrLinear, Exported, as_example
 from subbayes.types import Inputs
 
 __all__ = ["exported", "pruned"]
 
 LAYOUTS = ("auto", "dense", "csr")
+_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # of their layers' weights
 
 
 def exported(
@@ -45,6 +46,7 @@ def exported(
             kept (its numbers could be those of the positions of a sequence), unless something is
             flattened before.
         layout: "dense", "csr", or "auto": for each linear layer the faster one on the example.
+            Those whose weights `nn.TransformerEncoderLayer` reads itself stay dense.
 
     Raises:
         InputError: an unknown layout or layer, an example that the module does not take.
@@ -180,7 +182,8 @@ def _laid_out(
     module: nn.Module, names: tuple[str, ...], example: Inputs | None, layout: str
 ) -> tuple[nn.Module, dict[str, str]]:
     """The module with CSR layers where that is asked for or faster; the layouts."""
-    linear = [n for n in names if isinstance(module.get_submodule(n), nn.Linear)]
+    linear = [n for n in names if isinstance(module.get_submodule(n), nn.Linear)
+              and not isinstance(parent_of(module, n), _READERS)]
     chosen = dict.fromkeys(names, "dense")
     if layout == "dense" or (layout == "auto" and example is None):
         return module, chosen

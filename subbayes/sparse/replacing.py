@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from subbayes.checks import fail, fail_type
 
-__all__ = ["LAYERS", "chosen_layers", "replaced"]
+__all__ = ["LAYERS", "chosen_layers", "parent_of", "replaced"]
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 """What can be sparse: is converted, pruned, and made small on export."""
@@ -96,6 +96,17 @@ def replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
     """
     if not name:
         return layer
-    parent, _, last = name.rpartition(".")
-    setattr(module.get_submodule(parent), last, layer)
+    setattr(parent_of(module, name), name.rpartition(".")[2], layer)
     return module
+
+
+def parent_of(module: nn.Module, name: str) -> nn.Module:
+    """The submodule that holds the one of a name.
+
+    Example:
+        >>> parent_of(nn.Sequential(nn.Sequential(nn.ReLU())), "0.0")
+        Sequential(
+          (0): ReLU()
+        )
+    """
+    return module.get_submodule(name.rpartition(".")[0])
