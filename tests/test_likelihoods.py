@@ -584,3 +584,42 @@ def test_whole_numbers_and_numpy_numbers_are_parameters_too():
     assert Gaussian(noise=np.float64(2)).to_config() == {"name": "Gaussian", "noise": 2.0}
     assert HeteroscedasticGaussian(0).variance(torch.zeros(1, 2)) == pytest.approx(np.log(2))
     assert Standardized(Gaussian(1), (0,), (2,)).variance(f) == 4
+
+
+# --- many rows of few classes, which are computed side by side ----------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "classes"), [(64, 2), (67, 3), (200, 15), (130, 16)])
+def test_many_rows_of_few_classes_are_as_one_by_one(n, classes, dtype):
+    generator = torch.Generator().manual_seed(0)
+    f = 5 * torch.randn(3, n, classes, generator=generator, dtype=dtype)
+    y = torch.randint(0, classes, (n,), generator=generator)
+    likelihood = Categorical(classes)
+    rows = [(f[:, i : i + 1], y[i : i + 1]) for i in range(n)]
+    close = {torch.float32: dict(rtol=1e-5, atol=1e-6), torch.float64: dict(rtol=1e-12, atol=1e-14)}
+    for found, expected in (
+            (likelihood.log_prob(f, y), [likelihood.log_prob(*row) for row in rows]),
+            (likelihood.mean(f), [likelihood.mean(row) for row, _ in rows]),
+            (likelihood.variance(f), [likelihood.variance(row) for row, _ in rows]),
+            (likelihood.curvature(f), [likelihood.curvature(row) for row, _ in rows])):
+        torch.testing.assert_close(found, torch.cat(expected, 1), **close[dtype])
+    gradient = jacrev(lambda f: likelihood.log_prob(f, y).sum())(f)
+    one_hot = torch.nn.functional.one_hot(y, classes).to(dtype)
+    torch.testing.assert_close(gradient, one_hot - likelihood.mean(f), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_of_classes_do_not_depend_on_what_is_computed_beside(dtype):
+    generator = torch.Generator().manual_seed(0)
+    f = 3 * torch.randn(5, 203, 3, generator=generator, dtype=dtype)
+    y = torch.randint(0, 3, (203,), generator=generator)
+    likelihood = Categorical(3)
+    whole = likelihood.log_prob(f, y)
+    for chain in range(5):  # however many chains there are
+        assert torch.equal(likelihood.log_prob(f[chain], y), whole[chain])
+    batched = torch.vmap(lambda f: likelihood.log_prob(f, y), chunk_size=2)(f)
+    assert torch.equal(batched, whole)
+    p = likelihood.mean(f)
+    for start, stop in ((0, 100), (100, 203), (7, 139)):  # and however rows are cut
+        assert torch.equal(likelihood.mean(f[:, start:stop]), p[:, start:stop])

@@ -36,28 +36,31 @@ class Categorical(Likelihood):
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log probability of each label, shape (..., N)."""
         assert isinstance(y, Tensor)
-        index = y.long().expand(outputs.shape[:-1]).unsqueeze(-1)
-        return outputs.log_softmax(-1).gather(-1, index).squeeze(-1)
+        index = y.long().expand(outputs.shape[:-1])
+        if not _many_rows(outputs):
+            return outputs.log_softmax(-1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        by_class = outputs.transpose(-1, -2).contiguous().log_softmax(-2)
+        return by_class.gather(-2, index.unsqueeze(-2)).squeeze(-2)
 
     def mean(self, outputs: Outputs) -> Moments:
         """Class probabilities, shape (..., N, K)."""
-        return outputs.softmax(-1)
+        return _softmax(outputs)
 
     def variance(self, outputs: Outputs) -> Moments:
         """Variance of each class indicator, shape (..., N, K)."""
-        p = outputs.softmax(-1)
+        p = _softmax(outputs)
         return p * (1 - p)
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""$\Lambda = \mathrm{diag}(p) - p p^\top$, its diagonal $p_i \sum_{j \ne i} p_j$."""
-        p = outputs.softmax(-1)
+        p = _softmax(outputs)
         others = 1 - torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
         pairs = p.unsqueeze(-1) * p.unsqueeze(-2) * others  # 1 - p is 0 next to certainty
         return torch.diag_embed(pairs.sum(-1)) - pairs
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One label per row of outputs, shape (..., N)."""
-        p = outputs.softmax(-1)
+        p = _softmax(outputs)
         u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
         return (u > p.double().cpu().cumsum(-1)[..., :-1]).sum(-1)
 
@@ -94,6 +97,24 @@ class Categorical(Likelihood):
     def to_config(self) -> dict[str, Any]:
         """A JSON-able description."""
         return {"name": "Categorical", "n_classes": self.n_classes}
+
+
+def _many_rows(outputs: Outputs) -> bool:
+    """Whether a CPU is faster with classes apart and rows side by side.
+
+    Fewer than 16 classes do not fill its registers: torch takes them one by one then, in five to
+    ten times the time.
+    """
+    return (outputs.device.type == "cpu" and outputs.ndim > 1 and outputs.shape[-1] < 16
+            and outputs.shape[-2] >= 64)
+
+
+def _softmax(outputs: Outputs) -> Outputs:
+    if not _many_rows(outputs):
+        return outputs.softmax(-1)
+    n = outputs.shape[-2]  # whole registers, so that a row's numbers are the same at any place
+    by_class = F.pad(outputs.transpose(-1, -2), (0, -n % 32)).contiguous()
+    return by_class.softmax(-2)[..., :n].transpose(-1, -2)
 
 
 class _OneOutput(Likelihood):
