@@ -116,6 +116,31 @@ def test_thin_products_are_for_large_networks_that_are_sparse(monkeypatch):
     assert not is_thin("median")
 
 
+def test_what_is_remembered_of_a_pattern_follows_the_parameters(monkeypatch):
+    result, x = network("dense", "mean-field", "weights"), torch.randn(40, 6)
+    layer = result.layers["0"]
+    asked = dict(structure="median", weights="mean")
+
+    def both():
+        with monkeypatch.context() as patch:
+            patch.setattr(results, "_LARGE", 0)
+            patch.setattr(results, "_THIN", 1.0)
+            thin = result.predict(x, **asked).outputs
+        torch.testing.assert_close(thin, result.predict(x, **asked).outputs, rtol=1e-5, atol=1e-5)
+        return thin
+
+    first = both()
+    bags = result._thin._module.get_submodule("0").held.pattern.bags
+    assert torch.equal(both(), first)
+    layer.mean.data.mul_(2.0)  # which torch does not count as a change
+    assert not torch.equal(both(), first)
+    assert result._thin._module.get_submodule("0").held.pattern.bags is bags
+    inside = layer.probability() > 0.5
+    for logits in (torch.where(inside, -9.0, 9.0), torch.full_like(layer.logits.mean, 9.0)):
+        layer.logits.mean.data.copy_(logits.reshape(layer.logits.mean.shape))
+        both()
+
+
 @pytest.mark.parametrize(("posterior", "structure"), CASES)
 def test_the_first_draws_are_the_same_however_many_follow(posterior, structure):
     result = network("dense", posterior, structure)

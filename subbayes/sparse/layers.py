@@ -229,7 +229,7 @@ class SparseLayer(nn.Module):
         shape = len(self.mean), self.mean[0].numel()
         whole, mean = gamma.expand(shape).reshape(-1), self.mean.reshape(-1)
         if self.drops and structure != "all":
-            inside = whole.nonzero()[:, 0]
+            inside = (whole > 0).nonzero()[:, 0]  # of booleans in half of the time
             if len(inside) < len(whole):
                 return Pattern(inside, shape), mean[inside], self._sd_at(inside), kept
         return None, mean * whole, self.sd.reshape(-1) * whole, kept

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,12 @@ class Pattern:
         units, inputs = self.shape
         starts = torch.arange(0, (units + 1) * inputs, inputs, device=self.inside.device)
         return torch.searchsorted(self.inside, starts), self.inside % inputs
+
+    def equals(self, other: Pattern) -> bool:
+        """Whether the same weights of a layer are in."""
+        return self is other or (
+            self.shape == other.shape and self.inside.device == other.inside.device
+            and torch.equal(self.inside, other.inside))
 
     @cached_property
     def bags(self) -> Bags:
@@ -160,7 +166,10 @@ class ThinLinear(nn.Module):
         return Pattern(whole, (self.out_features, self.in_features))
 
     def hold(self, drawn: DrawnLayer) -> None:
-        """Take the weights of a draw."""
+        """Take the weights of a draw; of the same pattern as the last, its bags are there."""
+        last = None if self.held is None else self.held.pattern
+        if drawn.pattern is not None and last is not None and drawn.pattern.equals(last):
+            drawn = replace(drawn, pattern=last)
         self.held = drawn
 
     def forward(self, x: Float[Tensor, "*N i"]) -> Float[Tensor, "*N u"]:
