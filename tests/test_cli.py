@@ -85,7 +85,8 @@ def refused(call):
 # --- help ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["demo", "fit", "predict", "evaluate", "compare", "report"])
+@pytest.mark.parametrize("command", [
+    "demo", "fit", "predict", "evaluate", "compare", "report", "export"])
 def test_help_has_an_example_and_names_every_option(call, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = call(command, "--help")
