@@ -16,7 +16,7 @@ from subbayes import api, artifact
 from subbayes.api import FittedModel, fit
 from subbayes.baselines import saved
 from subbayes.baselines.ensemble import WeightSamples
-from subbayes.checks import check_choice, check_count, fail
+from subbayes.checks import check_choice, check_count, check_positive, fail
 from subbayes.likelihoods import (
     Categorical,
     Gaussian,
@@ -235,6 +235,7 @@ def fit_sparse(
     """
     settings = settings or Settings()
     check_choice("slab", settings.slab, ("student-t", "normal"))
+    check_positive("learning_rate", settings.learning_rate)
     chosen = settings.prior_inclusion
     if chosen is not None and not 0 < chosen < 1:
         fail("prior_inclusion", "a probability strictly between 0 and 1", float(chosen))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -288,6 +289,16 @@ def test_modes_of_prediction_of_a_table_model(income):
         other.export()
 
 
+def test_columns_far_from_zero_are_warned_of(income):
+    X, y = rows(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SparseRegressor(**LINEAR | dict(epochs=40)).fit(X, y).export()
+    far = SparseRegressor(**LINEAR | dict(epochs=40)).fit(X.assign(height=X["height"] + 6.65e8), y)
+    with pytest.warns(UserWarning, match="Columns 'height' vary little beside their means: in flo"):
+        far.export()
+
+
 @pytest.mark.slow
 def test_the_command_line_exports(income, tmp_path, capsys):
     from subbayes.cli import run
@@ -316,6 +327,10 @@ def test_the_command_line_exports(income, tmp_path, capsys):
     written = onnx.load(str(tmp_path / "small.onnx"))
     props = {p.key: json.loads(p.value) for p in written.metadata_props}
     assert props == {"inputs": list(back.inputs), "outputs": ["mean", "raw variance"]}
+    assert run(["export", str(folder), "--out", str(tmp_path / "csr.onnx"), "--layout", "csr"]) == 0
+    said = capsys.readouterr()
+    assert "--layout make no difference to ONNX" in said.err
+    assert "csr" not in said.out.replace("csr.onnx", "")
     evaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator(written)
     found = evaluator.run(None, {"inputs": inputs.numpy()})[0]
     np.testing.assert_allclose(found[:, 0], mean, rtol=1e-4)
@@ -383,7 +398,7 @@ def test_the_command_line_fits_predicts_and_evaluates(tmp_path, capsys):
     (dict(prior_inclusion=1.0), "prior_inclusion: expected a probability strictly between 0 and "),
     (dict(epochs=0), "epochs: expected a whole number of at least 1, got 0"),
     (dict(early_epochs=-1), "early_epochs: expected a whole number of at least 0, got -1"),
-    (dict(learning_rate=0), "weights: expected a finite number above 0, got 0"),
+    (dict(learning_rate=0), "learning_rate: expected a finite number above 0, got 0"),
     (dict(draws=0), "draws: expected a whole number of at least 1, got 0"),
     (dict(likelihood="categorical"), "likelihood: expected one of 'heteroscedastic', 'gaussian'")])
 def test_what_cannot_be_used_is_one_line(options, pattern):

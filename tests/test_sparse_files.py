@@ -301,3 +301,30 @@ def test_the_posteriors_prior_has_each_layers_slab(structure):
 
 
 # --- covariances between inputs -----------------------------------------------------------------
+
+
+def test_a_module_of_other_parts_is_refused(tmp_path):
+    module, whole = network()
+    for layout in ("dense", "csr"):
+        file = whole.export(INPUTS, layout).save(tmp_path / f"{layout}.safetensors")
+        other = nn.Sequential(*(nn.Tanh() if isinstance(own, nn.Sigmoid) else own
+                                for own in module))
+        with pytest.raises(InputError, match=r"module: expected the layers .* got others: 5 \(Tan"):
+            sparse.load_exported(file, other)
+        assert sparse.load_exported(file, module).layouts
+
+
+@pytest.mark.skipif(find_spec("onnx") is None, reason="needs onnx")
+def test_an_onnx_file_of_transformer_layers(tmp_path):
+    from onnx.reference import ReferenceEvaluator
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 12, batch_first=True),
+                        nn.Linear(8, 2)).eval()
+    x = torch.randn(4, 5, 3)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    small = sparse.exported(sparse.prune(net, 0.5), example=x, layout="dense")
+    file = small.to_onnx(tmp_path / "small.onnx", x)
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    found = ReferenceEvaluator(str(file)).run(None, {"inputs": x.numpy()})[0]
+    np.testing.assert_allclose(found, small.module(x), atol=1e-5)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from subbayes.cli.console import Console, lines
+from subbayes.cli.console import Console, lines, say
 from subbayes.cli.models import load_model, read_rows
 from subbayes.cli.options import OUTPUT, Json, Layout, Model, Overwrite, Quiet, Separator
 from subbayes.cli.reading import check_new_file
@@ -35,15 +35,20 @@ def export(
 
     It is the median model with the means of its weights and without dead units: what `predict
     --structure median --weights mean` takes. Inputs are the columns in their own units, and a 0 or
-    1 for each category; outputs are the mean, the logarithm of the mean of counts, or the logits of
-    the classes. The file names both in its metadata. ONNX needs the package onnx.
+    1 for each category; missing values have to be filled in before. Outputs are the mean, the
+    logarithm of the mean of counts, or the logits of the classes. The file names both in its
+    metadata. ONNX needs the package onnx.
     """
     console = Console(as_json, quiet)
     check_new_file(out, overwrite, ".onnx", ".safetensors")
     fitted = load_model(model)
+    onnx = out.suffix.lower() == ".onnx"
+    if onnx and (table is not None or layout is Layout.csr):
+        say("warning: --table and --layout make no difference to ONNX, whose layers are dense")
+        table, layout = None, Layout.dense
     rows = None if table is None else read_rows(fitted, table, separator, scored=False)
     small = fitted.export(rows, layout.value)
-    if out.suffix.lower() == ".onnx":
+    if onnx:
         import numpy as np
 
         small.to_onnx(out, np.zeros((2, len(small.inputs)), np.float32), overwrite=overwrite)

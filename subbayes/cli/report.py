@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subbayes.cli.console import Console
+from subbayes.cli.console import Console, say
 from subbayes.cli.models import load_model, read_rows
 from subbayes.cli.options import OUTPUT, Json, Model, Overwrite, Quiet, Separator
 from subbayes.cli.reading import check_new_file
@@ -50,6 +50,9 @@ def report(
 
     sparse = isinstance(fitted.model, SparseNetwork)
     subject = fitted.model if sparse else fitted.sampled
+    if sparse and train is not None:
+        say("warning: --train makes no difference to a sparse network, which has no coordinates")
+        train = None
     command = "" if sparse else fitted.sampled.extra.get("command", "")
     test = None if table is None else _rows(fitted, table, separator, 1)
     data = None if train is None else _rows(fitted, train, separator, 2)

@@ -6,6 +6,8 @@ import copy
 import inspect
 import json
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,7 +146,7 @@ class Exported:
             else:
                 tensors[name] = value.contiguous()
         facts = {"units": self.units, "layouts": self.layouts, "weights": self.weights,
-                 "inputs": self.inputs, "outputs": self.outputs}
+                 "inputs": self.inputs, "outputs": self.outputs, "kinds": _kinds(self.module)}
         atomic_write_bytes(file, as_bytes(
             {name: value.detach().cpu() for name, value in tensors.items()},
             {"format": "pt", "subbayes": json.dumps(facts)}))
@@ -173,7 +175,7 @@ class Exported:
         file = _new_file(path, overwrite)
         module = _densified(self.module)
         args, names = _in_order(module, as_example(module, example))
-        with TemporaryDirectory() as folder, warnings.catch_warnings():
+        with TemporaryDirectory() as folder, warnings.catch_warnings(), _usual_attention():
             # torch would rather have onnxscript, a package more
             warnings.simplefilter("ignore", DeprecationWarning)
             written = Path(folder) / "network.onnx"
@@ -187,6 +189,17 @@ class Exported:
             (("inputs", self.inputs), ("outputs", self.outputs)) if value})
         atomic_write_bytes(file, model.SerializeToString())
         return file
+
+
+@contextmanager
+def _usual_attention() -> Iterator[None]:
+    """Attention by operations that ONNX has, not by torch's kernel of a whole layer."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def as_example(module: nn.Module, example: Any) -> Inputs:
@@ -257,6 +270,8 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
     owners = dict(made.named_modules())
     odd += sorted(made.state_dict().keys() - tensors.keys())
     odd += [name for name in tensors if not _has(owners, name)]
+    odd += [f"{name} ({kind})" for name, kind in _kinds(made).items()
+            if facts.get("kinds", {}).get(name, kind) != kind]
     if odd:
         fail("module", f"the layers of {shown(path)}", f"others: {', '.join(odd[:4])}",
              "Pass the module that was converted")
@@ -270,6 +285,12 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
         made = in_tiles(made) if flow.by_row else made
     return Exported(made.requires_grad_(False), units, facts["layouts"], (before, after),
                     tuple(facts.get("inputs", ())), tuple(facts.get("outputs", ())))
+
+
+def _kinds(module: nn.Module) -> dict[str, str]:
+    """What each submodule is, of whatever size and layout."""
+    return {name: nn.Linear.__name__ if isinstance(own, CsrLinear) else type(own).__name__
+            for name, own in module.named_modules() if name}
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

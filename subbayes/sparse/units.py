@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.small import Exported
 
 __all__ = ["small_in_units"]
+
+_FAR = 1e4  # standard deviations from zero to the mean, beyond which float32 is coarse
 
 
 def small_in_units(
@@ -47,10 +50,12 @@ def small_in_units(
     whole = result.network.module_with(result.weights("median", "mean")[0])
     if not isinstance(whole, MLP):
         fail("module", "an MLP, whose first layer reads the columns", type(whole).__name__)
+    names = [str(name) for name in inputs]
+    _warn_of_offsets(mean, scale, names)
     _fold_scales(whole, mean, scale, result.likelihood)
     small = exported(whole, tuple(result.layers), rows, layout)
     count: Any = whole.layers[-1].out_features
-    return replace(small, inputs=tuple(map(str, inputs)),
+    return replace(small, inputs=tuple(names),
                    outputs=_outputs(result.likelihood, count, classes))
 
 
@@ -59,6 +64,20 @@ def _outputs(likelihood: Likelihood, count: int, classes: Iterable[Any]) -> tupl
         return tuple(f"logit[{label}]" for label in classes)
     mean = "log mean" if likelihood.kind == "count" else "mean"
     return mean, *["raw variance"] * (count - 1)
+
+
+def _warn_of_offsets(
+    mean: Float[ndarray, "d"], scale: Float[ndarray, "d"], names: Sequence[str]
+) -> None:
+    """float32 holds seven digits of a column in its own units."""
+    far = (abs(mean) > _FAR * scale).nonzero()[0]
+    if len(far):
+        columns = ", ".join(repr(names[k]) if k < len(names) else f"number {k}" for k in far[:5])
+        warnings.warn(
+            f"Columns {columns} vary little beside their means: in float32 the exported network "
+            "reads them with an error of up to "
+            f"{float((abs(mean) / scale)[far].max()) * 2.0**-24:.1g} standard deviations. Subtract "
+            "a constant from them before fitting", UserWarning, stacklevel=3)
 
 
 @torch.no_grad()
