@@ -241,7 +241,7 @@ def test_a_table_model_is_saved_with_its_sparse_network(tmp_path):
 def income():
     """A sparse model of numbers and text, with weights in."""
     frame = table().drop(columns="rich")
-    settings = Settings(hidden=(4,), epochs=60, likelihood="heteroscedastic")
+    settings = Settings(hidden=(4,), epochs=200, likelihood="heteroscedastic")
     return TableModel.fit(frame, "income", settings, method="sparse", progress=False), frame
 
 
@@ -261,7 +261,7 @@ def test_what_a_table_model_exports_takes_columns_in_their_units(income, tmp_pat
     inputs = in_units(frame, small.inputs)
     assert len(np.unique(inputs[:, -1])) == 2
     whole = model.predict(frame, structure="median", weights="mean")
-    assert whole.mean.std() > 0
+    assert whole.mean.std() > 10
     found = small.module(torch.from_numpy(inputs))[:, 0].double().numpy()
     np.testing.assert_allclose(found, whole.mean, rtol=1e-4)
     back = sparse.load_exported(small.save(tmp_path / "small.safetensors"), MLP(1, (1,), 2))
