@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from benchmarks.harness import bar, in_turns, peak_memory, seconds, summary
@@ -136,6 +135,8 @@ def trained_network(sizes: tuple[int, ...], epochs: int) -> sparse.SparseNetwork
 
 def digits(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The 1797 digits, 8 x 8 pixels each, as squares of as many pixels as a network has inputs."""
+    from sklearn.datasets import load_digits  # here, as memory is measured with this module
+
     images, labels = load_digits(return_X_y=True)
     side = math.isqrt(sizes[0])
     pixels = torch.from_numpy(images).float().reshape(-1, 1, 8, 8) / 16
