@@ -9,7 +9,7 @@ import typer
 
 from subbayes.cli.console import Console, lines, say
 from subbayes.cli.models import load_model, read_rows
-from subbayes.cli.options import OUTPUT, Json, Layout, Model, Overwrite, Quiet, Separator
+from subbayes.cli.options import OUTPUT, Json, Layout, Model, Overwrite, Quiet, Separator, given
 from subbayes.cli.reading import check_new_file
 
 NAME = "export"
@@ -43,8 +43,9 @@ def export(
     check_new_file(out, overwrite, ".onnx", ".safetensors")
     fitted = load_model(model)
     onnx = out.suffix.lower() == ".onnx"
-    if onnx and (table is not None or layout is Layout.csr):
-        say("warning: --table and --layout make no difference to ONNX, whose layers are dense")
+    if onnx:
+        for name in given(("table", "layout")):
+            say(f"warning: {name} makes no difference to ONNX, whose layers are dense")
         table, layout = None, Layout.dense
     rows = None if table is None else read_rows(fitted, table, separator, scored=False)
     small = fitted.export(rows, layout.value)
