@@ -134,7 +134,8 @@ def _sparse(
     settings = METHODS[method]
     posterior = settings["posterior"]
     baseline = posterior in sparse.BASELINES
-    early, rising = (0, 0) if baseline else (plan.early_epochs, plan.kl_epochs)
+    early, rising = (0 if baseline else min(count, plan.epochs)
+                     for count in (plan.early_epochs, plan.kl_epochs))
     prior = sparse.SpikeSlab(sparse.MixtureSlab()) if "mixture" in settings else None
     ticks = [time.process_time()]
     result = sparse.fit(
@@ -196,7 +197,7 @@ def _point(
 
 def _scores(predictive: Predictive, y: np.ndarray, threshold: float) -> Record:
     """Accuracy of all labels, and number and accuracy of those that are decided."""
-    labels = sparse.decided(predictive, threshold)
+    labels = predictive.decide(threshold)
     sure = labels >= 0
     return {"accuracy": accuracy(predictive, y), "decided": int(sure.sum()),
             "decided_accuracy": float((labels == y)[sure].mean()) if sure.any() else None}

@@ -206,31 +206,21 @@ class ClassPredictive(Predictive):
         super().__init__(draws(mean, covariance, check_count("n_draws", n_draws), generator),
                          likelihood)
         self.method = method
-        self._probabilities = class_probabilities(mean, covariance, method)
+        self._averaged = class_probabilities(mean, covariance, method)
 
     def __repr__(self) -> str:
         return f"ClassPredictive(n={len(self)}, {self.method}, {self.likelihood!r})"
 
     @property
-    def probabilities(self) -> Float[np.ndarray, "n K"]:
-        """Class probabilities, shape (N, K)."""
-        return self._probabilities.numpy()
-
-    @property
     def mean(self) -> Array:
         """Means of the class indicators."""
-        return self._array(self._probabilities[:, -1:] if isinstance(self.likelihood, Bernoulli)
-                           else self._probabilities)
+        return self._array(self._averaged[:, -1:] if isinstance(self.likelihood, Bernoulli)
+                           else self._averaged)
 
     @property
     def aleatoric(self) -> Array:
         """What is not epistemic of the variance p (1 - p)."""
         return np.maximum(self.mean * (1 - self.mean) - self.epistemic, 0.0)
-
-    @property
-    def entropy(self) -> Float[np.ndarray, "n"]:
-        """Entropy of the class probabilities in nats."""
-        return torch.special.entr(self._probabilities).sum(-1).numpy()
 
     def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
         """Log probability of each label."""
@@ -240,12 +230,12 @@ class ClassPredictive(Predictive):
         self.likelihood.check_targets(targets)
         self.likelihood.check_outputs(self.outputs.shape[-1], targets)
         index = targets.reshape(len(self), 1).long()
-        return self._probabilities.gather(1, index)[:, 0].log().numpy()
+        return self._averaged.gather(1, index)[:, 0].log().numpy()
 
     def sample(self, n: int = 1, seed: int = 0) -> Array:
         """Draw n labels per row, shape (n, N)."""
         generator = torch.Generator().manual_seed(seed)
-        return torch.multinomial(self._probabilities, check_count("n", n), replacement=True,
+        return torch.multinomial(self._averaged, check_count("n", n), replacement=True,
                                  generator=generator).T.numpy()
 
 

@@ -8,6 +8,7 @@ One type for every method; a point method (MAP, SWA) is a mixture of one.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -172,10 +173,14 @@ class Predictive:
         p = self.likelihood.mean(self.outputs)
         return torch.cat([1 - p, p], -1) if p.shape[-1] == 1 else p
 
+    @cached_property
+    def _averaged(self) -> Float[Tensor, "N K"]:
+        return self._class_probabilities().mean(0)
+
     @property
     def probabilities(self) -> Float[np.ndarray, "n K"]:
         """Averaged class probabilities, shape (N, K)."""
-        return self._class_probabilities().mean(0).numpy()
+        return self._averaged.numpy().copy()
 
     @property
     def labels(self) -> np.ndarray:
@@ -185,7 +190,7 @@ class Predictive:
     @property
     def entropy(self) -> Float[np.ndarray, "n"]:
         """Entropy of the averaged class probabilities in nats: total uncertainty, shape (N,)."""
-        return torch.special.entr(self._class_probabilities().mean(0)).sum(-1).numpy()
+        return torch.special.entr(self._averaged).sum(-1).numpy()
 
     @property
     def mutual_information(self) -> Float[np.ndarray, "n"]:
@@ -194,10 +199,14 @@ class Predictive:
         return np.maximum(self.entropy - each, 0.0)
 
     def decide(self, threshold: float = 0.95) -> np.ndarray:
-        """Class labels where one class is more probable than `threshold`, else -1 for doubt."""
+        """Class labels where one class is more probable than `threshold`, else -1 for doubt.
+
+        Source: Hubin and Storvik (2024), section 4.1, after Posch et al.
+        """
         if not 0 <= threshold < 1:
             fail("threshold", "a probability in [0, 1)", threshold)
-        return np.where(self.probabilities.max(-1) > threshold, self.labels, -1)
+        p = self.probabilities
+        return np.where(p.max(-1) > threshold, p.argmax(-1), -1)
 
     # --- draws and tables -------------------------------------------------------------------
 

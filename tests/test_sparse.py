@@ -374,7 +374,7 @@ def test_a_useful_input_is_found_among_noise():
     assert found[0] > 0.95
     assert found[1:].max() < 0.5
     assert result.history["accuracy"][-1] > 0.85
-    labels = sparse.decided(result.predict(x), 0.95)
+    labels = result.predict(x).decide(0.95)
     sure = labels >= 0
     assert 0.2 < sure.mean() < 1
     assert (labels[sure] == y.numpy()[sure]).mean() > 0.97
@@ -514,7 +514,7 @@ def test_an_empty_median_model_is_warned_of():
     made = sparse.convert(net(dtype=torch.float32), inclusion=0.01)
     x, y = blobs()
     with pytest.warns(UserWarning, match="nothing in in layers '0', '2', whose"):
-        sparse.fit(made, subbayes.Categorical(2), (x, y), **QUICK | {"epochs": 1})
+        sparse.fit(made, subbayes.Categorical(2), (x, y), **QUICK | {"epochs": 1, "early_epochs": 1})
 
 
 def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
@@ -538,6 +538,13 @@ def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
     sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), (x, y),
                **asked | {"epochs": 5})
     np.testing.assert_allclose(seen[:4], [0.25, 0.5, 0.75, 1.0])
+
+
+@pytest.mark.parametrize("name", ["early_epochs", "kl_epochs"])
+def test_no_phase_is_longer_than_the_training(name):
+    with pytest.raises(InputError, match=f"{name}: expected at most the number of epochs, 4, got"):
+        sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), blobs(100),
+                   **QUICK | {name: 5})
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -399,6 +399,7 @@ def test_the_command_line_fits_predicts_and_evaluates(tmp_path, capsys):
     (dict(prior_inclusion=1.0), "prior_inclusion: expected a probability strictly between 0 and "),
     (dict(epochs=0), "epochs: expected a whole number of at least 1, got 0"),
     (dict(early_epochs=-1), "early_epochs: expected a whole number of at least 0, got -1"),
+    (dict(early_epochs=7), "early_epochs: expected at most the number of epochs, 6, got 7"),
     (dict(learning_rate=0), "learning_rate: expected a finite number above 0, got 0"),
     (dict(draws=0), "draws: expected a whole number of at least 1, got 0"),
     (dict(likelihood="categorical"), "likelihood: expected one of 'heteroscedastic', 'gaussian'")])

@@ -15,7 +15,7 @@ from subbayes.sparse.priors import (
     StudentTSlab,
 )
 from subbayes.sparse.rates import Rates
-from subbayes.sparse.result import SparseNetwork, decided, plain
+from subbayes.sparse.result import SparseNetwork, plain
 from subbayes.sparse.saved import load, save
 from subbayes.sparse.small import CsrLinear, Exported, load_exported
 from subbayes.sparse.training import fit
@@ -36,7 +36,6 @@ __all__ = [
     "SpikeSlab",
     "StudentTSlab",
     "convert",
-    "decided",
     "elbo",
     "exported",
     "fit",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.checks import check_choice, check_count, fail
@@ -34,7 +34,7 @@ from subbayes.sparse.small import Exported
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training import History
 
-__all__ = ["STRUCTURE", "WEIGHTS", "SparseNetwork", "decided", "plain"]
+__all__ = ["STRUCTURE", "WEIGHTS", "SparseNetwork", "plain"]
 
 STRUCTURE = ("sample", "all", "median")
 WEIGHTS = ("sample", "mean")
@@ -322,30 +322,3 @@ class SparseNetwork:
         prior = Normal(scale, mean=-start[at].double().cpu().numpy())
         return Posterior(self.network.with_weights(start), self.likelihood, data,
                          CoordinateSubspace(start, at), prior, **options)
-
-
-def decided(predictive: Predictive, threshold: float = 0.95) -> Int[np.ndarray, "N"]:
-    """Labels of the inputs whose averaged class probability exceeds a threshold, else -1.
-
-    Args:
-        predictive: of a classification.
-        threshold: of the largest averaged probability.
-
-    Returns:
-        Positions of the classes; -1 is doubt.
-
-    Source: Hubin and Storvik (2024), section 4.1, after Posch et al.
-
-    Example:
-        >>> import subbayes
-        >>> logits = torch.tensor([[[0.0, 5.0], [0.0, 0.1]]])
-        >>> decided(Predictive(logits, subbayes.Categorical(2))).tolist()
-        [1, -1]
-    """
-    if predictive.likelihood.kind != "classification":
-        fail("predictive", "classification", predictive.likelihood.kind)
-    if not 0 < threshold < 1:
-        fail("threshold", "a probability strictly between 0 and 1", threshold)
-    p = np.asarray(predictive.probabilities)
-    p = np.column_stack([1 - p, p]) if p.ndim == 1 else p
-    return np.where(p.max(1) > threshold, p.argmax(1), -1)

@@ -181,8 +181,12 @@ def _warn_if_empty(result: SparseNetwork) -> None:
 
 
 def _of(epochs: int, name: str, count: int | None, share: float) -> int:
-    """So many of the epochs, all of them at most; by default a share."""
-    return round(share * epochs) if count is None else min(epochs, check_count(name, count, 0))
+    """So many of the epochs; by default a share."""
+    if count is None:
+        return round(share * epochs)
+    if check_count(name, count, 0) > epochs:
+        fail(name, f"at most the number of epochs, {epochs}", count)
+    return int(count)
 
 
 def _shown(facts: dict[str, float]) -> dict[str, str]:
