@@ -43,7 +43,7 @@ from subbayes.seeding import forked
 from subbayes.subspaces.trajectory import TrajectoryRecorder
 from subbayes.types import Inputs, Targets
 
-__all__ = ["SwaResult", "TrainingResult", "started", "swa", "train"]
+__all__ = ["Run", "Stopper", "SwaResult", "TrainingResult", "epochs_of", "started", "swa", "train"]
 
 Callback = Callable[[int, nn.Module], Any]
 History = dict[str, list[float]]
@@ -175,14 +175,14 @@ def train(
                  momentum=momentum, schedule=schedule, final_learning_rate=final_learning_rate,
                  bias_lr_factor=bias_lr_factor, clip_norm=clip_norm)
     check_patience(patience, validation)
-    stopper = _Stopper(patience)
+    stopper = Stopper(patience)
     with forked(seed, network.device), torch.enable_grad():
         data, held_out = split(data, validation, seed)
         feed = Feed(data, likelihood, network, batch_size, seed)
         decay = decay_of(prior_scale, weight_decay, feed.n)
         feed.check_held_out(held_out)
-        run = _Run(network, likelihood, feed, plan, decay)
-        history = _epochs(run, held_out, stopper, recorder, progress, callback)
+        run = Run(network, likelihood, feed, plan, decay)
+        history = epochs_of(run, held_out, stopper, recorder, progress, callback)
     run.module.eval()
     return TrainingResult(
         module=run.module,
@@ -269,12 +269,12 @@ def swa(
     with forked(seed, network.device), torch.enable_grad():
         feed = Feed(data, likelihood, network, batch_size, seed)
         decay = decay_of(prior_scale, weight_decay, feed.n)
-        run = _Run(network, likelihood, feed, plan, decay, raw, only_weights=True)
+        run = Run(network, likelihood, feed, plan, decay, raw, only_weights=True)
         average = _Average(run, recorder, check_count("every", every))
         run.after_step = average.tick if unit == "steps" else None
         if unit == "epochs":
             callback = _both(lambda *_: average.tick(), callback)
-        history = _epochs(run, None, _Stopper(None), None, progress, callback, "Averaging")
+        history = epochs_of(run, None, Stopper(None), None, progress, callback, "Averaging")
         if recorder.n == 0:
             fail("every", f"at most the {average.count} {unit} of the run", every,
                  "Run more epochs")
@@ -315,7 +315,7 @@ def _both(first: Callback, second: Callback | None) -> Callback:
 # --- the loop ---------------------------------------------------------------------------------
 
 
-class _Run:
+class Run:
     """A module in training: one step, one epoch, one look at held-out data."""
 
     def __init__(
@@ -403,7 +403,7 @@ class _Run:
         self.raw.data.copy_(state[1])
 
 
-class _Stopper:
+class Stopper:
     """Keeps the best state and says when to stop; does nothing without patience."""
 
     def __init__(self, patience: int | None) -> None:
@@ -411,7 +411,7 @@ class _Stopper:
         self.best, self.best_epoch = -math.inf, 0
         self.state: Any = None
 
-    def done(self, run: _Run, epoch: int, value: float | None) -> bool:
+    def done(self, run: Run, epoch: int, value: float | None) -> bool:
         """Take note of an epoch (counted from 1)."""
         if self.patience is None or value is None:
             return False
@@ -420,8 +420,8 @@ class _Stopper:
         return epoch - self.best_epoch >= self.patience
 
 
-def _epochs(
-    run: _Run, held_out: Data | None, stopper: _Stopper, recorder: TrajectoryRecorder | None,
+def epochs_of(
+    run: Run, held_out: Data | None, stopper: Stopper, recorder: TrajectoryRecorder | None,
     progress: bool | None, callback: Callback | None, what: str = "Training",
 ) -> History:
     """All epochs, then back to the best if there is one."""
@@ -448,7 +448,7 @@ def _epochs(
 class _Average:
     """Takes a snapshot at every n-th tick, and averages the likelihood's parameters along."""
 
-    def __init__(self, run: _Run, recorder: TrajectoryRecorder, every: int) -> None:
+    def __init__(self, run: Run, recorder: TrajectoryRecorder, every: int) -> None:
         self.run, self.recorder, self.every = run, recorder, every
         self.count = 0
         self.raw = run.raw.detach().clone()

@@ -35,7 +35,8 @@ from subbayes import (
 )
 from subbayes.api import build_subspace, train_second_end, train_trajectory
 from subbayes.comparison import compare_methods
-from subbayes.curve_training import _ControlPoints, _CurveRun, restarted
+from subbayes.curve_run import ControlPoints, CurveRun
+from subbayes.curve_training import restarted
 from subbayes.minibatches import Feed
 from subbayes.optimizer import Plan
 from subbayes.subspaces.curves import CurveLosses, coefficients
@@ -213,7 +214,7 @@ def test_a_straight_curve_spans_no_plane(basis, dtype):
 def curve_run(control, network, data, likelihood=None, clip_norm=None, decay=0.0, **options):
     plan = Plan(epochs=1, learning_rate=1.0, momentum=0.0, clip_norm=clip_norm)
     feed = Feed(data, likelihood or Gaussian(0.7), network, None, 0)
-    return _CurveRun(network, likelihood or Gaussian(0.7), feed, plan, decay, control, None,
+    return CurveRun(network, likelihood or Gaussian(0.7), feed, plan, decay, control, None,
                      options.get("extra", {}), options.get("join"), 5)
 
 
@@ -222,11 +223,11 @@ def curve_run(control, network, data, likelihood=None, clip_norm=None, decay=0.0
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("scratch", [1, 7, 2**20])
 def test_a_step_is_autograd_through_the_control_points(kind, fixed, clip, scratch, monkeypatch):
-    monkeypatch.setattr("subbayes.curve_training._SCRATCH", scratch)
+    monkeypatch.setattr("subbayes.curve_run._SCRATCH", scratch)
     network, (x, y) = Network(net().double()), table()
     p, decay = 0.3 * points(5, network.size), 0.05
     plan = Plan(epochs=1, learning_rate=1.0, momentum=0.0)
-    control = _ControlPoints(network.weights, 5, fixed, kind, plan)
+    control = ControlPoints(network.weights, 5, fixed, kind, plan)
     for i, row in enumerate(p):
         control.write(i, row)
     assert torch.equal(control.points(), p)
@@ -290,7 +291,7 @@ def alive(size):
     pytest.param("sgd", 0.0, 1, marks=pytest.mark.slow)])
 def test_a_control_point_costs_itself_and_its_optimiser(optimizer, momentum, copies, monkeypatch):
     """And the curve handed to the callback, which counts them, one more."""
-    monkeypatch.setattr("subbayes.curve_training._SCRATCH", 8000)
+    monkeypatch.setattr("subbayes.curve_run._SCRATCH", 8000)
     data, seen = table(dtype=torch.float32), {}
     for degree in (3, 9):
         train_curve(MLP(3, (2000,), 1), Gaussian(1.0), data, degree=degree, epochs=2,

@@ -514,7 +514,8 @@ def test_an_empty_median_model_is_warned_of():
     made = sparse.convert(net(dtype=torch.float32), inclusion=0.01)
     x, y = blobs()
     with pytest.warns(UserWarning, match="nothing in in layers '0', '2', whose"):
-        sparse.fit(made, subbayes.Categorical(2), (x, y), **QUICK | {"epochs": 1, "early_epochs": 1})
+        sparse.fit(made, subbayes.Categorical(2), (x, y),
+                   **QUICK | {"epochs": 1, "early_epochs": 1})
 
 
 def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):

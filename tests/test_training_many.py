@@ -12,9 +12,9 @@ from subbayes import (
     HeteroscedasticGaussian,
     Poisson,
     Standardized,
+    stacked_run,
     swa,
     train,
-    training_many,
 )
 from subbayes.checks import InputError
 from subbayes.seeding import forked
@@ -69,7 +69,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_together_is_as_alone(options, monkeypatch):
-    monkeypatch.setattr(training_many, "_WORTH_TRACING", 2)
+    monkeypatch.setattr(stacked_run, "_WORTH_TRACING", 2)
     compare(*both([net(m) for m in range(3)], Gaussian(), table(), **options))
 
 
