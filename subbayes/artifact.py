@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import struct
@@ -47,6 +46,7 @@ from subbayes.files import (
     sync_folder,
     write_temporary,
 )
+from subbayes.strict_json import as_plain, canonical, decode
 
 __all__ = [
     "FORMAT_VERSION",
@@ -67,8 +67,6 @@ MANIFEST = "manifest.json"
 _TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _TEMPORARY = re.compile(r"\.(tensors|manifest\.json)\.[0-9a-f]{16}\.tmp")
 _PIECE = 8 * 2**20  # bytes copied, hashed and written at a time
-_MAX_DEPTH = 64
-_MAX_ARRAY = 4096
 _CODES = {  # torch's name -> the safetensors format's
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
@@ -116,7 +114,7 @@ def write(
         >>> tensors["z"].tolist(), meta["state"] == 2**100, meta["scores"]
         ([[1.0, 0.0], [0.0, 1.0]], True, [1, 2.5])
     """
-    arrays, plain = _as_tensors(tensors), _as_plain(meta)
+    arrays, plain = _as_tensors(tensors), as_plain(meta)
     with explained(path), folder(as_path(path)) as directory, locked(directory) as alone:
         previous = _check_destination(directory, overwrite)
         _publish(directory, kind, arrays, plain, previous, alone)
@@ -206,7 +204,7 @@ def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], meta: Mapping[str, A
     digest = hashlib.sha256()
     for piece in _serialised(_as_tensors(tensors)):
         digest.update(piece)
-    digest.update(_canonical(_as_plain(meta)))
+    digest.update(canonical(as_plain(meta)))
     return digest.hexdigest()
 
 
@@ -287,78 +285,6 @@ def _serialised(tensors: dict[str, Tensor]) -> Iterator[bytes]:
                 yield flat[start : start + _PIECE].numpy().tobytes()
 
 
-# --- metadata as JSON ---------------------------------------------------------------------------
-
-
-def _as_plain(meta: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(meta, Mapping):
-        fail_type("meta", "a dict", meta)
-    return dict(_encode(meta, "meta"))
-
-
-def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
-    """Convert to strict JSON values; `where` is the place in `meta` that an error names."""
-    if depth == 0:
-        refuse("meta", f"at most {_MAX_DEPTH} levels", "deeper nesting, or a value in itself",
-              "Flatten it")  # fmt: skip
-    if value is None:
-        return None
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, (int, np.integer)):
-        return _encode_int(int(value))
-    if isinstance(value, (float, np.floating)):
-        number = float(value)
-        return number if math.isfinite(number) else {"__float__": repr(number)}
-    if isinstance(value, Mapping):
-        return {_check_key(k, where): _encode(v, f"{where}[{k!r}]", depth - 1)
-                for k, v in value.items()}  # fmt: skip
-    if isinstance(value, (list, tuple)):
-        return [_encode(v, f"{where}[{i}]", depth - 1) for i, v in enumerate(value)]
-    if isinstance(value, (np.ndarray, Tensor)):
-        return _encode(_small(value, where), where, depth - 1)
-    fail_type(where, "text, numbers, booleans, None, lists or dicts of them", value,
-              "Convert it to one of these")  # fmt: skip
-
-
-def _encode_int(number: int) -> int | dict[str, str]:
-    return number if abs(number) < 2**63 else {"__int__": hex(number)}
-
-
-def _check_key(key: Any, where: str) -> str:
-    if not isinstance(key, str):
-        fail_type(where, "keys that are text", key, "Convert the key with str()")
-    if key in ("__float__", "__int__"):
-        refuse(where, "keys other than '__float__' and '__int__'", repr(key), "Rename the key")
-    return str.__str__(key)
-
-
-def _small(array: np.ndarray | Tensor, where: str) -> Any:
-    size = array.size if isinstance(array, np.ndarray) else array.numel()
-    if size > _MAX_ARRAY:
-        refuse(where, f"arrays of at most {_MAX_ARRAY} values", f"{size} values",
-              "Put it into tensors")  # fmt: skip
-    return array.tolist()
-
-
-def _decode(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decode(v) for v in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"__float__"}:
-        return float(value["__float__"])
-    if value.keys() == {"__int__"}:
-        return int(value["__int__"], 16)
-    return {k: _decode(v) for k, v in value.items()}
-
-
-def _canonical(plain: Any) -> bytes:
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
 # --- writing ------------------------------------------------------------------------------------
 
 
@@ -398,7 +324,7 @@ def _manifest(kind: str, tensors: dict[str, Tensor], plain: Any, sha256: str, si
         "tensor_file": {"name": f"tensors-{sha256[:16]}.safetensors", "sha256": sha256,
                         "bytes": size},
         "tensors": {name: _described(tensors[name]) for name in sorted(tensors)},
-        "meta_sha256": hashlib.sha256(_canonical(plain)).hexdigest(),
+        "meta_sha256": hashlib.sha256(canonical(plain)).hexdigest(),
         "meta": plain,
     }  # fmt: skip
     return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
@@ -497,14 +423,14 @@ def _check_manifest(directory: Path, kind: str | None) -> _Manifest:
     try:
         entry, plain = content["tensor_file"], content["meta"]
         manifest = _Manifest(str(entry["name"]), str(entry["sha256"]), int(entry["bytes"]),
-                             dict(content["tensors"]), dict(_decode(plain)))  # fmt: skip
+                             dict(content["tensors"]), dict(decode(plain)))  # fmt: skip
         found, checksum = str(content["kind"]), content["meta_sha256"]
     except (KeyError, TypeError, ValueError) as error:
         _damaged(directory / MANIFEST, "all its fields", f"a fault at {error}")
     if kind is not None and found != kind:
         refuse("path", f"an artifact of kind {kind!r}", f"kind {found!r} at {shown(directory)}",
               "Pass the path of the right artifact")  # fmt: skip
-    if hashlib.sha256(_canonical(plain)).hexdigest() != checksum:
+    if hashlib.sha256(canonical(plain)).hexdigest() != checksum:
         _damaged(directory / MANIFEST, "meta with its checksum", "altered content")
     if manifest.tensor_file != f"tensors-{manifest.sha256[:16]}.safetensors":
         _damaged(
