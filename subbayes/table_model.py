@@ -203,7 +203,8 @@ class TableModel:
         """The small network of a sparse one, as a plain module.
 
         It takes the encoder's features in their own units: numbers as they are in the table, zeros
-        and ones for categories; `inputs` names them. Missing values have to be filled in before.
+        and ones for categories; `inputs` names them. Missing values have to be filled in before,
+        as the encoder did it by `fills`.
 
         Args:
             table: rows to choose layouts with, as many as will be predicted at once; without them
@@ -220,7 +221,7 @@ class TableModel:
             (self.encoder.transform(table) * scale + mean).astype(np.float32))
         return small_in_units(
             self.model, mean, scale, rows, layout, classes=self.target.classes,
-            inputs=self.encoder.get_feature_names_out().tolist())
+            inputs=self.encoder.get_feature_names_out().tolist(), fills=self.encoder.fills())
 
     def save(
         self, path: str | Path, *, overwrite: bool = False, facts: dict[str, Any] | None = None

@@ -355,6 +355,22 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         pipeline = self.pipeline_.named_transformers_["numeric"]
         return pipeline.named_steps["scale"] if self._numeric else None
 
+    def fills(self) -> dict[str, Any]:
+        """What stands for missing entries by column: medians and most frequent categories.
+
+        Returns:
+            Nothing with `missing="error"`.
+
+        Example:
+            >>> TabularEncoder(missing="impute").fit([[1, "a"], [None, "b"], [2, "b"]]).fills()
+            {'x0': 1.5, 'x1': 'b'}
+        """
+        check_is_fitted(self, "pipeline_")
+        if self.missing == "error":
+            return {}
+        return dict(zip((*self._numeric, *self._levels),
+                        (*self._fills("numeric"), *self._fills("categorical")), strict=True))
+
     def _fills(self, part: str) -> list[Any]:
         if not (self._numeric if part == "numeric" else self._levels):
             return []

@@ -18,6 +18,7 @@ from subbayes import MLP, InputError, SparseClassifier, SparseRegressor, sparse
 from subbayes.matrix_model import fit_sparse
 from subbayes.settings import Settings
 from subbayes.table_model import TableModel
+from subbayes.tabular import TabularEncoder
 
 SMALL = dict(hidden=(4,), epochs=6, early_epochs=2, draws=7)
 QUICK = SMALL | dict(random_state=0)
@@ -268,6 +269,22 @@ def test_what_a_table_model_exports_takes_columns_in_their_units(income, tmp_pat
     assert (back.inputs, back.outputs) == (small.inputs, small.outputs)
     assert torch.equal(back.module(torch.from_numpy(inputs))[:, 0].double(),
                        torch.from_numpy(found))
+
+
+def test_an_export_says_what_filled_missing_values(tmp_path):
+    frame = table(40).drop(columns="rich")
+    frame.loc[::7, "dose"], frame.loc[1::9, "job"] = np.nan, None
+    model = TableModel.fit(frame, "income", Settings(hidden=(4,), epochs=200), method="sparse",
+                           encoder=TabularEncoder(missing="impute"), progress=False)
+    small = model.export()
+    assert small.fills.keys() == {"age", "dose", "height", "noise", "job"}
+    assert small.fills["dose"] == frame["dose"].median()
+    inputs = torch.from_numpy(in_units(frame.fillna(small.fills), small.inputs))
+    whole = model.predict(frame, structure="median", weights="mean")
+    assert whole.mean.std() > 10
+    np.testing.assert_allclose(small.module(inputs)[:, 0].double(), whole.mean, rtol=1e-4)
+    back = sparse.load_exported(small.save(tmp_path / "small.safetensors"), MLP(1, (1,), 1))
+    assert back.fills == small.fills
 
 
 def test_modes_of_prediction_of_a_table_model(income):

@@ -37,7 +37,7 @@ def export(
     --structure median --weights mean` takes. Inputs are the columns in their own units, and a 0 or
     1 for each category; missing values have to be filled in before. Outputs are the mean, the
     logarithm of the mean of counts, or the logits of the classes. The file names both in its
-    metadata. ONNX needs the package onnx.
+    metadata, and what `fit` filled missing values with. ONNX needs the package onnx.
     """
     console = Console(as_json, quiet)
     check_new_file(out, overwrite, ".onnx", ".safetensors")
@@ -58,9 +58,12 @@ def export(
     before, after = small.weights
     facts = {"model": str(model), "out": str(out), "inputs": small.inputs,
              "outputs": small.outputs, "units": small.units, "layouts": small.layouts,
-             "weights": small.weights}
+             "weights": small.weights, "fills": small.fills}
     words = {"out": out, "weights": f"{after} of {before}", "inputs": ", ".join(small.inputs),
              "outputs": ", ".join(small.outputs)}
+    if small.fills:
+        words["for missing values"] = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}"
+                                                for k, v in small.fills.items())
     words |= {name: f"{kept} of {count} units, {small.layouts[name]}"
               for name, (count, kept) in small.units.items()}
     console.result(facts, lines(words))

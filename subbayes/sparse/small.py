@@ -108,6 +108,7 @@ class Exported:
         weights: numbers stored, before and after.
         inputs: names of the columns it reads, where they are known.
         outputs: names of what it gives, where they are known.
+        fills: by column of a table, what stood for missing entries, where they were imputed.
     """
 
     module: nn.Module
@@ -116,6 +117,7 @@ class Exported:
     weights: tuple[int, int] = (0, 0)
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    fills: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> Path:
         """Write the weights to a safetensors file; see `load_exported`.
@@ -146,7 +148,8 @@ class Exported:
             else:
                 tensors[name] = value.contiguous()
         facts = {"units": self.units, "layouts": self.layouts, "weights": self.weights,
-                 "inputs": self.inputs, "outputs": self.outputs, "kinds": _kinds(self.module)}
+                 "inputs": self.inputs, "outputs": self.outputs, "fills": self.fills,
+                 "kinds": _kinds(self.module)}
         atomic_write_bytes(file, as_bytes(
             {name: value.detach().cpu() for name, value in tensors.items()},
             {"format": "pt", "subbayes": json.dumps(facts)}))
@@ -155,7 +158,7 @@ class Exported:
     def to_onnx(self, path: StrPath, example: Any, *, overwrite: bool = False) -> Path:
         """Write the network as an ONNX file; CSR layers become dense, as ONNX has none.
 
-        Its metadata have the lists `inputs` and `outputs` as JSON, if they are known.
+        Its metadata have `inputs`, `outputs` and `fills` as JSON, if they are known.
 
         Args:
             path: the file, best with the ending .onnx.
@@ -186,7 +189,7 @@ class Exported:
             model = onnx.load(str(written))
         onnx.helper.set_model_props(model, {
             name: json.dumps(value) for name, value in
-            (("inputs", self.inputs), ("outputs", self.outputs)) if value})
+            (("inputs", self.inputs), ("outputs", self.outputs), ("fills", self.fills)) if value})
         atomic_write_bytes(file, model.SerializeToString())
         return file
 
@@ -284,7 +287,8 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
         flow.overwrite(made)
         made = in_tiles(made) if flow.by_row else made
     return Exported(made.requires_grad_(False), units, facts["layouts"], (before, after),
-                    tuple(facts.get("inputs", ())), tuple(facts.get("outputs", ())))
+                    tuple(facts.get("inputs", ())), tuple(facts.get("outputs", ())),
+                    facts.get("fills", {}))
 
 
 def _kinds(module: nn.Module) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ def small_in_units(
     result: SparseNetwork, mean: Float[ndarray, "d"], scale: Float[ndarray, "d"],
     rows: Float[Tensor, "n d"] | None = None, layout: str = "auto", *,
     inputs: Iterable[str] = (), classes: Iterable[Any] = (),
+    fills: Mapping[str, Any] | None = None,
 ) -> Exported:
     """The small network of one that reads standardised columns, with the scales folded in.
 
@@ -43,6 +44,7 @@ def small_in_units(
         layout: see `SparseNetwork.export`.
         inputs: names of the columns.
         classes: labels.
+        fills: see `Exported`.
 
     Raises:
         InputError: an unknown layout; another module than an `MLP`.
@@ -55,7 +57,7 @@ def small_in_units(
     _fold_scales(whole, mean, scale, result.likelihood)
     small = exported(whole, tuple(result.layers), rows, layout)
     count: Any = whole.layers[-1].out_features
-    return replace(small, inputs=tuple(names),
+    return replace(small, inputs=tuple(names), fills=dict(fills or {}),
                    outputs=_outputs(result.likelihood, count, classes))
 
 
