@@ -15,7 +15,7 @@ from subbayes.checks import check_positive, fail
 from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, plain
 from subbayes.types import Outputs, PerPoint, Targets
 
-__all__ = ["Gaussian", "GaussianLike", "HeteroscedasticGaussian"]
+__all__ = ["Gaussian", "GaussianLike", "HeteroscedasticGaussian", "softplus_inverse"]
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -25,7 +25,8 @@ def _gaussian_log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     return -0.5 * (_LOG_2PI + variance.log() + residual * (residual / variance)).sum(-1)
 
 
-def _softplus_inverse(x: Tensor) -> Tensor:
+def softplus_inverse(x: Tensor) -> Tensor:
+    """What softplus makes positive numbers of."""
     return x + torch.log(-torch.expm1(-x))
 
 
@@ -281,7 +282,7 @@ class HeteroscedasticGaussian(GaussianLike):
         """The inverse softplus of the variance of the targets."""
         if self.learned:
             return torch.zeros(0)
-        return _softplus_inverse(_variance(y))
+        return softplus_inverse(_variance(y))
 
     def with_parameters(self, raw: Float[Tensor, "p"]) -> HeteroscedasticGaussian:
         """The likelihood at global variance softplus(raw)."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subbayes.checks import check_choice, fail, fail_type
-from subbayes.sparse.layers import STRUCTURES, SparseLayer
+from subbayes.sparse.layers import STRUCTURES, SparseLayer, raw_of
 from subbayes.sparse.priors import Bernoulli, Horseshoe, NormalSlab, SpikeSlab
 from subbayes.sparse.replacing import LAYERS, chosen_layers
 
@@ -82,8 +82,8 @@ class DropoutLayer(_InputLayer):
     @property
     def bias_sd(self) -> Float[Tensor, "u"]:
         """Zero."""
-        assert self.bias_raw_sd is not None
-        return torch.zeros_like(self.bias_raw_sd)
+        assert self.bias_mean is not None
+        return torch.zeros_like(self.bias_mean)
 
     @torch.no_grad()
     def gates(
@@ -97,13 +97,14 @@ class DropoutLayer(_InputLayer):
         return self._to_weights((u < torch.sigmoid(self.logits.mean)).to(u))
 
     def _drawn_outputs(self, x: Tensor) -> Tensor:
-        gamma = self._indicators(self._drawn_logits().expand(len(x), self.mean.shape[1]))
+        gamma = self._indicators(self._drawn_logits().expand(self._rows(x), self.mean.shape[1]))
         return self.operation(x * self._by_input(gamma, x), self.mean, self.bias_mean)
 
     def _kl_at(self, logits: Tensor) -> Tensor:
         alpha, k = self._sure(logits)[0], self.mean.shape[1]
         found = alpha * self._penalty(self.mean)
-        if self.bias_mean is not None:
+        if self.bias_raw_sd is not None:
+            assert self.bias_mean is not None
             found = found + self._penalty(self.bias_mean)
         if self.sure:
             return found
@@ -138,6 +139,7 @@ class HorseshoeLayer(_InputLayer):
     """
 
     drops = False
+    scales = ("log_mean", "log_raw_sd", "shared_mean", "shared_raw_sd")
 
     def _gates_are_random(self, structure: str) -> bool:
         return True
@@ -150,10 +152,12 @@ class HorseshoeLayer(_InputLayer):
         if not isinstance(prior, Horseshoe):
             fail_type("prior", "a Horseshoe where the posterior is 'horseshoe'", prior)
         self.log_scale, self.threshold = math.log(prior.scale), prior.threshold
-        k, start = self.mean.shape[1], math.log(math.expm1(sd))
+        k, start = self.mean.shape[1], raw_of(sd)
+        # s_a near its prior, and the heavy tails of lambda_b make up for it: z is about 1
         self.log_mean = nn.Parameter(self.mean.new_zeros(2, k))
+        self.log_mean.data[1] = -2 * self.log_scale
         self.log_raw_sd = nn.Parameter(self.mean.new_full((2, k), start))
-        self.shared_mean = nn.Parameter(self.mean.new_zeros(2))
+        self.shared_mean = nn.Parameter(self.mean.new_tensor([2 * self.log_scale, 0.0]))
         self.shared_raw_sd = nn.Parameter(self.mean.new_full((2,), start))
 
     def log_scales(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"], Float[Tensor, ""]]:
@@ -207,7 +211,7 @@ class HorseshoeLayer(_InputLayer):
         return self.operation(x * scales, self.mean, self.bias_mean)
 
     def _drawn_outputs(self, x: Tensor) -> Tensor:
-        z = self._drawn_scales(len(x), lambda shape: self.noise.normal(shape, self.mean))
+        z = self._drawn_scales(self._rows(x), lambda shape: self.noise.normal(shape, self.mean))
         bias = None if self.bias_mean is None else self.bias_sd.square()
         return self._perturbed(x * self._by_input(z, x), self.mean, self.sd.square(),
                                self.bias_mean, bias)
@@ -221,7 +225,7 @@ class HorseshoeLayer(_InputLayer):
         """Of scales, weights and biases, in closed form for a normal slab."""
         found = self._slab_kl(self.mean, self.sd).sum()
         if self.bias_mean is not None:
-            found = found + self._slab_kl(self.bias_mean, self.bias_sd).sum()
+            found = found + self._bias_kl().sum()
         if self.phase in ("fixed", "median"):
             return found  # scales stand still
         own, shared = (functional.softplus(raw) for raw in (self.log_raw_sd, self.shared_raw_sd))

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.checks import check_choice, check_count, check_positive, fail, fail_type
-from subbayes.data import n_rows
+from subbayes.checks import (
+    check_choice,
+    check_count,
+    check_finite,
+    check_positive,
+    fail,
+    fail_type,
+)
+from subbayes.data import leaves, n_rows
 from subbayes.likelihoods import Likelihood
 from subbayes.network import arguments, as_outputs
 from subbayes.sparse.baselines import layer_of, usual_prior
@@ -79,6 +88,8 @@ def convert(
         fail_type("module", "a torch.nn.Module", module)
     check_choice("posterior", posterior, FACTORS + BASELINES)
     check_positive("sd", sd)
+    check_count("rank", rank)
+    check_count("seed", seed, 0)
     if not 0 < check_positive("inclusion", inclusion) < 1:
         fail("inclusion", "a probability strictly between 0 and 1", inclusion)
     chosen = chosen_layers(module, keep, _stays)
@@ -121,9 +132,9 @@ def _stays(module: nn.Module, name: str, layer: nn.Module) -> bool:
 
 
 def _check_ordinary(chosen: Mapping[str, nn.Module]) -> None:
-    known = {kind.forward for kind in LAYERS}
     odd = [f"{name} ({type(layer).__name__})" for name, layer in chosen.items()
-           if type(layer).forward not in known]
+           if not any(all(getattr(type(layer), own, None) is getattr(kind, own, None)
+                          for own in ("forward", "_conv_forward")) for kind in LAYERS)]
     if odd:
         fail("module", "layers that compute what nn.Linear, nn.Conv1d or nn.Conv2d do",
              f"{', '.join(odd)}, with a forward of their own", "Name them in keep=")
@@ -162,7 +173,8 @@ def elbo(
         output: picks the tensor out of what the module returns.
 
     Raises:
-        InputError: sparse layers in evaluation mode, a layer used twice, outputs that do not fit.
+        InputError: sparse layers in evaluation mode, a layer used twice, targets outside the
+            support of the likelihood, outputs or numbers of rows that do not fit.
 
     Source: Hubin and Storvik (2024), eqs. 15 and 20.
 
@@ -178,8 +190,17 @@ def elbo(
     if resting:
         fail("module", "sparse layers in training mode, which draw weights",
              f"in evaluation mode: {', '.join(map(repr, resting))}", "Call module.train() first")
+    if not (isinstance(weight, Tensor) or isinstance(weight, Real) and 0 <= weight < math.inf):
+        fail("weight", "a finite number of at least 0", weight)
     args, named = arguments(inputs)
-    with SparseLayer.used_once(layers):
+    rows = n_rows(inputs)
+    if rows == 0 or rows != n_rows(y) or rows > check_count("n", n):
+        fail("inputs", f"between 1 and n = {n} rows, as many as targets",
+             f"{rows} rows, {n_rows(y)} targets")
+    with SparseLayer.used_once(layers, rows):
         outputs = as_outputs(module(*args, **named), inputs, output)
-    terms = likelihood.log_prob(outputs, y)
-    return terms.sum() * (check_count("n", n) / n_rows(inputs)) - weight * kl(module)
+    for values in leaves(y):
+        check_finite("y", values)
+    likelihood.check_targets(y)
+    likelihood.check_outputs(outputs.shape[-1], y)
+    return likelihood.log_prob(outputs, y).sum() * (n / rows) - weight * kl(module)

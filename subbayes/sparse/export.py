@@ -21,15 +21,14 @@ from torch import Tensor, nn
 from subbayes.checks import check_choice, fail, fail_type
 from subbayes.network import arguments
 from subbayes.sparse.links import Flow, Link, links
-from subbayes.sparse.products import in_tiles
-from subbayes.sparse.replacing import LAYERS, parent_of, replaced
+from subbayes.sparse.products import in_tiles, may_be_thin
+from subbayes.sparse.replacing import LAYERS, replaced
 from subbayes.sparse.small import CsrLinear, Exported, as_example
 from subbayes.types import Inputs
 
 __all__ = ["exported", "pruned"]
 
 LAYOUTS = ("auto", "dense", "csr")
-_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # of their layers' weights
 
 
 def exported(
@@ -46,7 +45,8 @@ def exported(
             kept (its numbers could be those of the positions of a sequence), unless something is
             flattened before.
         layout: "dense", "csr", or "auto": for each linear layer the faster one on the example.
-            Those whose weights `nn.TransformerEncoderLayer` reads itself stay dense.
+            Those with hooks stay dense, and those whose weights another module reads itself, as
+            `nn.TransformerEncoderLayer` does.
 
     Raises:
         InputError: an unknown layout or layer, an example that the module does not take.
@@ -58,6 +58,8 @@ def exported(
         (10, 5)
     """
     check_choice("layout", layout, LAYOUTS)
+    if not isinstance(module, nn.Module):
+        fail_type("module", "a torch.nn.Module", module)
     chosen = _chosen(module, names)
     inputs = None if example is None else as_example(copy.deepcopy(module).eval(), example)
     before = sum(p.numel() for p in module.parameters())
@@ -182,13 +184,11 @@ def _laid_out(
     module: nn.Module, names: tuple[str, ...], example: Inputs | None, layout: str
 ) -> tuple[nn.Module, dict[str, str]]:
     """The module with CSR layers where that is asked for or faster; the layouts."""
-    linear = [n for n in names if isinstance(module.get_submodule(n), nn.Linear)
-              and not isinstance(parent_of(module, n), _READERS)]
     chosen = dict.fromkeys(names, "dense")
     if layout == "dense" or (layout == "auto" and example is None):
         return module, chosen
     flow = Flow.of(module, names)
-    for name in linear:
+    for name in may_be_thin(module, names, flow):
         dense = module.get_submodule(name)
         assert isinstance(dense, nn.Linear)
         seen = (None if layout == "csr" or example is None
@@ -209,7 +209,9 @@ def _laid_out(
 def _seen(module: nn.Module, layer: nn.Module, example: Inputs) -> Tensor | None:
     """What a layer reads, laid out in memory as the layers before it do now."""
     seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    hook = layer.register_forward_pre_hook(
+        lambda _, args, named: seen.append((*args, *named.values())[0].detach()),
+        with_kwargs=True)
     try:
         with torch.no_grad():
             args, kwargs = arguments(example)

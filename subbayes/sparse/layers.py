@@ -11,7 +11,9 @@ gradient as $\delta \to 0$ where outputs enter the likelihood linearly or to sec
   one draw for each row and output, less noise in the gradient, and nothing to relax. Where a row
   uses a weight more than once (convolutions, linear layers in sequences) its outputs depend on each
   other: then the draw is one of Gaussian weights with those two moments, for all rows but for
-  random signs (flipout, Wen et al. 2018), which make it another one for each;
+  random signs (flipout, Wen et al. 2018), which make it another one for each. Where the rows that
+  a layer reads are not those of the data, by their number (positions folded into them, or time
+  before rows), it is one draw for all;
 - "relaxed", as in the paper: one draw of all weights for the batch, with the concrete relaxation
   $\tilde\gamma = \sigma((\text{logit}\,\alpha - \text{logit}\,\nu) / \delta)$ (eqs. 16 and 17).
 
@@ -34,12 +36,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subbayes.checks import check_choice, check_positive, fail
+from subbayes.likelihoods.gaussian import softplus_inverse
 from subbayes.sparse.factors import BASELINES, Logits, Noise, logits_of
 from subbayes.sparse.moments import slab_kl, terms
 from subbayes.sparse.priors import SpikeSlab
 from subbayes.sparse.products import DrawnLayer, Pattern
 
-__all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer"]
+__all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer", "raw_of"]
 
 ESTIMATORS = ("local", "relaxed")
 STRUCTURES = ("weights", "units")
@@ -52,6 +55,7 @@ class _Drawn:
     """The divergence at the draw of the last forward pass; copies of a layer begin without."""
 
     calls: int = 0  # in training mode
+    rows: int | None = None  # of the data that are being read, if that is known
     kl: Tensor | None = None
     versions: tuple[int, ...] = ()  # of the parameters then
 
@@ -80,9 +84,11 @@ class SparseLayer(nn.Module):
         phase: "learned", "fixed" (inclusion probabilities stand still) or "median" (weights with a
             probability above 1/2 are in, the others out, for good).
         drops: whether draws of the weights leave some out.
+        scales: parameters beside `logits` that say which weights are in, by name.
     """
 
     drops = True
+    scales: tuple[str, ...] = ()
 
     def __init__(
         self, layer: nn.Module, posterior: str, structure: str, prior: SpikeSlab, estimator: str,
@@ -100,11 +106,12 @@ class SparseLayer(nn.Module):
         self.original = (copy.deepcopy(layer).requires_grad_(True),)  # a tuple: no submodule
         self.operation, self.padded = _operation_of(layer)
         shape = weight.shape
-        raw = math.log(math.expm1(sd))
+        raw = raw_of(sd)
         self.mean = nn.Parameter(weight.detach().clone())
         self.raw_sd = nn.Parameter(torch.full_like(weight, raw).detach())
-        self.bias_mean = None if bias is None else nn.Parameter(bias.detach().clone())
-        self.bias_raw_sd = None if bias is None else nn.Parameter(
+        self.bias_mean = None if bias is None else nn.Parameter(
+            bias.detach().clone(), requires_grad=bias.requires_grad)
+        self.bias_raw_sd = None if bias is None or not bias.requires_grad else nn.Parameter(
             torch.full_like(bias, raw).detach())
         indicators = ((1,) if posterior in BASELINES else (shape[0],) if structure == "units"
                       else (shape[0], shape[1:].numel()))
@@ -137,8 +144,10 @@ class SparseLayer(nn.Module):
 
     @property
     def bias_sd(self) -> Float[Tensor, "u"]:
-        """Of the biases."""
-        assert self.bias_raw_sd is not None
+        """Of the biases; frozen ones are points."""
+        assert self.bias_mean is not None
+        if self.bias_raw_sd is None:
+            return torch.zeros_like(self.bias_mean)
         return functional.softplus(self.bias_raw_sd)
 
     @property
@@ -236,15 +245,29 @@ class SparseLayer(nn.Module):
 
     # --- forward ----------------------------------------------------------------------------
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs: a draw in training mode, those of the posterior mean in evaluation mode."""
-        if x.ndim < self.mean.ndim:  # a single row
-            return self.forward(x.unsqueeze(0)).squeeze(0)
-        x = self.padded(x)
+    def forward(self, input: Tensor) -> Tensor:
+        """Outputs: a draw in training mode, those of the posterior mean in evaluation mode.
+
+        Raises:
+            InputError: in training mode, a call while gradients are computed, which would draw
+                other weights (activation checkpointing).
+        """
+        if input.ndim < self.mean.ndim:  # a single row
+            return self.forward(input.unsqueeze(0)).squeeze(0)
+        x = self.padded(input)
         if not self.training:
             return self._mean_outputs(x)
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            # within backward()
+            fail("module", "layers that are called in the forward pass alone",
+                 "one that is called again in the backward pass, with other draws",
+                 "Turn off activation checkpointing, or name its layers in keep= of convert")
         self._drawn.calls += 1
         return self._drawn_outputs(x)
+
+    def _rows(self, x: Tensor) -> int:
+        """How many rows draw for themselves: one for all, if these are none of the data's."""
+        return len(x) if self._drawn.rows in (None, len(x)) else 1
 
     def _mean_outputs(self, x: Tensor) -> Tensor:
         return self.operation(x, self.weight, self.bias)
@@ -290,7 +313,12 @@ class SparseLayer(nn.Module):
         self, x: Tensor, mean: Tensor, variance: Tensor, bias: Tensor | None,
         bias_variance: Tensor | None,
     ) -> Tensor:
-        """A draw of the outputs of Gaussian weights, another one for each row."""
+        """A draw of the outputs of Gaussian weights, another one for each row of the data."""
+        if self._rows(x) < len(x):
+            weight = mean + _root(variance) * self.noise.normal(mean.shape, mean)
+            if bias is not None and bias_variance is not None:
+                bias = bias + _root(bias_variance) * self.noise.normal(bias.shape, bias)
+            return self.operation(x, weight, bias)
         center = self.operation(x, mean, bias)
         if center[0].numel() == len(mean):  # each weight is used once
             return center + _root(self.operation(x.square(), variance, bias_variance)
@@ -333,15 +361,24 @@ class SparseLayer(nn.Module):
 
     @staticmethod
     @contextmanager
-    def used_once(layers: Mapping[str, SparseLayer]) -> Iterator[None]:
+    def used_once(layers: Mapping[str, SparseLayer], rows: int) -> Iterator[None]:
         """In the block each layer may be called once: each call draws weights of its own.
+
+        Args:
+            layers: by name.
+            rows: of the data. A layer that reads another number of rows (positions that were
+                folded into them) draws weights once for all.
 
         Raises:
             InputError: a layer that was called more often.
         """
         for layer in layers.values():
-            layer._drawn.calls = 0
-        yield
+            layer._drawn.calls, layer._drawn.rows = 0, rows
+        try:
+            yield
+        finally:
+            for layer in layers.values():
+                layer._drawn.rows = None
         twice = [name for name, layer in layers.items() if layer._drawn.calls > 1]
         if twice:
             fail("module", "layers that are used once: each use would draw weights of its own",
@@ -381,7 +418,7 @@ class SparseLayer(nn.Module):
         if self.structure == "units":
             by_unit = by_unit.sum(1)
         if self.bias_mean is not None:
-            own = self._slab_kl(self.bias_mean, self.bias_sd)
+            own = self._bias_kl()
             if self.structure == "units":
                 by_unit = by_unit + own
             else:
@@ -396,8 +433,15 @@ class SparseLayer(nn.Module):
         """That of weights with indicators of their own, and of the biases."""
         total = weights - self.inclusion.expected_log_prob(count, self.mean.numel())
         if self.bias_mean is not None:
-            total = total + self._slab_kl(self.bias_mean, self.bias_sd).sum()
+            total = total + self._bias_kl().sum()
         return total
+
+    def _bias_kl(self) -> Tensor:
+        """By bias; that of frozen ones is nothing."""
+        assert self.bias_mean is not None
+        if self.bias_raw_sd is None:
+            return torch.zeros_like(self.bias_mean)
+        return self._slab_kl(self.bias_mean, self.bias_sd)
 
     def _slab_kl(self, mean: Tensor, sd: Tensor) -> Tensor:
         return slab_kl(sd, mean.square() + sd.square(), self.slab)
@@ -406,6 +450,16 @@ class SparseLayer(nn.Module):
         """What it replaces."""
         return (f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.estimator}, "
                 f"temperature={self.temperature:g}")
+
+
+def raw_of(sd: float) -> float:
+    """What softplus makes a standard deviation of.
+
+    Example:
+        >>> float(functional.softplus(torch.tensor(raw_of(0.5))))
+        0.5
+    """
+    return float(softplus_inverse(torch.tensor(sd, dtype=torch.float64)))
 
 
 def _root(variance: Tensor) -> Tensor:

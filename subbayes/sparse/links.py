@@ -22,9 +22,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from subbayes.network import arguments, taking_turns
-from subbayes.sparse.replacing import LAYERS
+from subbayes.sparse.replacing import LAYERS, hooked
 
-__all__ = ["Flow", "Link", "links"]
+__all__ = ["Flow", "Link", "links", "readers_of_inputs"]
 
 # What a node does is the type of a module, a function, or a method of tensors (`_what`).
 _NAMES = ("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",
@@ -76,8 +76,9 @@ class Link:
 def links(module: nn.Module, names: Collection[str], example: Any = None) -> list[Link]:
     """The links from layers of these names that lead to a linear or convolutional layer.
 
-    A layer that is called twice has none, nor has a grouped convolution, nor one whose weights are
-    shared, computed, or read by other ways than its call.
+    A layer that is called twice has none, nor has a grouped convolution, one whose weights are
+    shared, computed, or read by other ways than its call, or one with hooks; and none goes through
+    what has hooks.
 
     Args:
         module: the module, in evaluation mode.
@@ -112,6 +113,39 @@ def links(module: nn.Module, names: Collection[str], example: Any = None) -> lis
     return found
 
 
+def readers_of_inputs(module: nn.Module, names: Collection[str]) -> tuple[list[str], bool]:
+    """The layers that read the module's inputs themselves, and whether these surely are all.
+
+    They may be flattened, normalised or pooled before, or go through functions of single numbers.
+
+    Args:
+        module: the module, in evaluation mode.
+        names: of layers.
+
+    Returns:
+        The names in the order of their calls. None where control flow depends on data.
+
+    Example:
+        >>> readers_of_inputs(nn.Sequential(nn.Flatten(), nn.Linear(4, 9), nn.Linear(9, 1)), ("1",))
+        (['1'], True)
+    """
+    graph = _graph(module)
+    if graph is None:
+        return [], False
+    modules, found, alone = dict(module.named_modules()), [], True
+    waiting = [node for node in graph.nodes if node.op == "placeholder"]
+    while waiting:
+        for user in _users(waiting.pop(0)):
+            if user.op == "call_module" and user.target in names:
+                found.append(user)
+            elif _passes(user, modules):
+                waiting.append(user)
+            else:
+                alone = False
+    order = list(graph.nodes)
+    return [str(node.target) for node in sorted(found, key=order.index)], alone
+
+
 @torch.no_grad()
 def _tables(module: nn.Module, names: Collection[str], example: Any) -> set[str]:
     """Layers whose outputs on an example are (n, units)."""
@@ -142,10 +176,12 @@ class Flow:
             give. Then inputs may have any number of leading dimensions.
         functions: modules, functions of single numbers, that alone read the outputs of a layer
             and read nothing else: they may overwrite these.
+        read: layers of whose parameters more is known than what their calls give.
     """
 
     by_row: bool
     functions: tuple[str, ...]
+    read: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, module: nn.Module, names: Collection[str]) -> Flow:
@@ -157,23 +193,23 @@ class Flow:
 
         Example:
             >>> Flow.of(nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1)), ("0",))
-            Flow(by_row=True, functions=('1',))
-            >>> Flow.of(nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9)), ("0",))
-            Flow(by_row=False, functions=())
+            Flow(by_row=True, functions=('1',), read=frozenset())
+            >>> Flow.of(nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9)), ("0",)).by_row
+            False
         """
         graph = _graph(module)
         if graph is None:
             return cls(False, ())
         modules = dict(module.named_modules())
-        plain = all(_reads_rows(node, modules) for node in graph.nodes)
+        plain = not hooked(module) and all(_reads_rows(node, modules) for node in graph.nodes)
         inputs = sum(node.op == "placeholder" for node in graph.nodes)
         called = [node.target for node in graph.nodes if node.op == "call_module"]
         return cls(plain and inputs == 1, tuple(
             str(reader.target) for node in graph.nodes
-            if node.op == "call_module" and node.target in names and len(node.users) == 1
+            if _called(node, modules) and node.target in names and len(node.users) == 1
             for reader in node.users
-            if reader.op == "call_module" and called.count(reader.target) == 1
-            and isinstance(modules[str(reader.target)], _OVERWRITE)))
+            if isinstance(_called(reader, modules), _OVERWRITE)
+            and called.count(reader.target) == 1), _read(graph))
 
     def overwrite(self, module: nn.Module) -> None:
         """Have the functions overwrite what they read."""
@@ -224,20 +260,30 @@ def _length(x: Any) -> Any:
 def _once(graph: fx.Graph, module: nn.Module) -> set[str]:
     """Modules that are called once, with parameters that nothing else reads."""
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
-    read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
+    read = _read(graph)
     held = Counter(id(p) for own in module.modules() for p in own._parameters.values())
     return {name for name, own in module.named_modules() if calls[name] == 1 and name not in read
             and not (isinstance(own, LAYERS) and own._parameters.get("weight") is None)
             and all(p is None or held[id(p)] == 1 for p in own._parameters.values())}
 
 
+def _read(graph: fx.Graph) -> frozenset[str]:
+    """Modules whose parameters or buffers something reads itself."""
+    return frozenset(str(node.target).rpartition(".")[0]
+                     for node in graph.nodes if node.op == "get_attr")
+
+
 def _called(node: fx.Node, modules: dict[str, nn.Module]) -> nn.Module | None:
-    return modules[str(node.target)] if node.op == "call_module" else None
+    """The module that is called, if its call is all that happens."""
+    own = modules[str(node.target)] if node.op == "call_module" else None
+    return None if own is None or hooked(own) else own
 
 
 def _what(node: fx.Node, modules: dict[str, nn.Module]) -> Any:
     """What a node does with its first argument; nothing known, if with other tensors too."""
     own = _called(node, modules)
+    if node.op == "call_module" and own is None:
+        return None
     if any(not isinstance(a, bool | int | float | str | tuple | list | None)
            or isinstance(a, tuple | list) and any(isinstance(b, fx.Node) for b in a)
            for a in (*node.args[1:], *node.kwargs.values())):
@@ -339,11 +385,16 @@ def _above(node: fx.Node, modules: dict[str, nn.Module]) -> Iterator[fx.Node]:
     """A node, and those it is made of with the same rows."""
     yield node
     while node.args and isinstance(node.args[0], fx.Node) and (
-            isinstance(_called(node, modules), (*LAYERS, _BatchNorm))
-            or _function(node, modules) is not None or _flattens(node, modules)
-            or any(_pools(node, modules, dims) for dims in _POOLS)):
+            isinstance(_called(node, modules), LAYERS) or _passes(node, modules)):
         node = node.args[0]
         yield node
+
+
+def _passes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether a node is a norm, a pool, a flattening or a function of single numbers."""
+    return (isinstance(_called(node, modules), _BatchNorm)
+            or _function(node, modules) is not None or _flattens(node, modules)
+            or any(_pools(node, modules, dims) for dims in _POOLS))
 
 
 def _normalised(norm: _BatchNorm, constant: Tensor) -> Tensor:
@@ -372,7 +423,8 @@ def _flattens(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if what in (torch.flatten, Tensor.flatten):
         given = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
         return given in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1})
-    if node.target not in ("view", "reshape", torch.reshape) or node.kwargs:
+    views = node.op != "call_module" and node.target in ("view", "reshape", torch.reshape)
+    if not views or node.kwargs:
         return False
     shape = node.args[1:]
     if len(shape) == 1 and isinstance(shape[0], tuple | list):

@@ -13,6 +13,7 @@ import copy
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 from jaxtyping import Float
@@ -140,14 +141,15 @@ class MixtureSlab(Slab):
 
     log_wide: nn.Parameter
     log_narrow: nn.Parameter
+    share: float
 
     def __init__(
         self, wide: float = 1.0, narrow: float = 2.479e-3**0.5, share: float = 0.5
     ) -> None:
         super().__init__(wide=wide, narrow=narrow)
-        if not 0 < share < 1:
+        if not (isinstance(share, Real) and 0 < share < 1):
             fail("share", "a number strictly between 0 and 1", share)
-        self.share = share
+        self.share = float(share)
 
     def _components(self, square: Tensor) -> tuple[Tensor, Tensor]:
         """Weighted log densities of both."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -28,10 +28,10 @@ from subbayes.network import Network, taking_turns
 from subbayes.prediction import input_batches
 from subbayes.progress import bar
 from subbayes.sparse.links import Flow
-from subbayes.sparse.replacing import replaced
+from subbayes.sparse.replacing import READERS, hooked, parent_of, replaced
 
 __all__ = ["Bags", "DrawnLayer", "Pattern", "ThinLinear", "ThinNetwork", "csr", "in_tiles",
-           "thin_product", "tiling"]
+           "may_be_thin", "thin_product", "tiling"]
 
 _CACHED = 90_000  # numbers of a tile: with the weights they fit the cache of a core
 _WIDE, _NARROW, _STEP = 128, 32, 16  # rows of a tile: at most, at least, and a multiple of
@@ -146,6 +146,7 @@ class ThinLinear(nn.Module):
 
     Args:
         layer: the layer it stands for.
+        by_row: whether outputs may lie transposed in memory, for what reads them row by row.
 
     Example:
         >>> thin, pattern = ThinLinear(nn.Linear(3, 2)), Pattern(torch.tensor([1, 5]), (2, 3))
@@ -154,9 +155,10 @@ class ThinLinear(nn.Module):
         tensor([[20.,  3.]])
     """
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear, by_row: bool = False) -> None:
         super().__init__()
         self.out_features, self.in_features = layer.out_features, layer.in_features
+        self.by_row = by_row
         self.held: DrawnLayer | None = None
 
     def _pattern(self, drawn: DrawnLayer) -> Pattern:
@@ -172,11 +174,26 @@ class ThinLinear(nn.Module):
             drawn = replace(drawn, pattern=last)
         self.held = drawn
 
-    def forward(self, x: Float[Tensor, "*N i"]) -> Float[Tensor, "*N u"]:
+    @property
+    def weight(self) -> Float[Tensor, "u i"]:
+        """The weights that are held, with zeros, for modules that read them themselves."""
+        assert self.held is not None
+        found = self.held.values.new_empty(self.out_features, self.in_features)
+        self.held.dense(found)
+        return found
+
+    @property
+    def bias(self) -> Float[Tensor, "u"] | None:
+        """The biases that are held."""
+        assert self.held is not None
+        return self.held.bias
+
+    def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N u"]:
         """Outputs of the draw that is held; see `thin_product`."""
         assert self.held is not None
-        return _product(_Tiles.of(x), self._pattern(self.held).bags, self.held.values,
-                        self.held.bias)
+        found = _product(_Tiles.of(input), self._pattern(self.held).bags, self.held.values,
+                         self.held.bias)
+        return found if self.by_row else found.contiguous()
 
 
 def thin_product(
@@ -204,7 +221,8 @@ def thin_product(
     """
     if x.shape[-1] != bags.inputs:
         fail("inputs", f"{bags.inputs} numbers in each row", x.shape[-1])
-    if x.device.type == "cpu" and x.shape[:-1].numel() >= _FEW:
+    half = x.dtype in (torch.half, torch.bfloat16)  # for which there is no product with CSR
+    if x.device.type == "cpu" and (half or x.shape[:-1].numel() >= _FEW):
         return _product(_Tiles.of(x), bags, values, bias)
     rows = x.reshape(-1, x.shape[-1])
     found = (csr(bags.crow, bags.columns, values, bags.inputs) @ rows.T).T
@@ -324,10 +342,10 @@ class ThinNetwork:
         flow = Flow.of(module, names)
         flow.overwrite(module)
         self._widest = _widest(module) if flow.by_row else 0
-        for name in names:
+        for name in may_be_thin(module, names, flow):
             layer = module.get_submodule(name)
-            if isinstance(layer, nn.Linear):
-                module = replaced(module, name, ThinLinear(layer))
+            assert isinstance(layer, nn.Linear)
+            module = replaced(module, name, ThinLinear(layer, flow.by_row))
         self._module = module
 
     @torch.no_grad()
@@ -378,6 +396,19 @@ class ThinNetwork:
         return 2 * self.network.weights.element_size() * numbers
 
 
+def may_be_thin(module: nn.Module, names: Iterable[str], flow: Flow) -> list[str]:
+    """The linear layers that do nothing but multiply, and whose weights nothing else reads.
+
+    Args:
+        module: the module.
+        names: of layers.
+        flow: that of the module.
+    """
+    return [name for name in names if isinstance(own := module.get_submodule(name), nn.Linear)
+            and not hooked(own) and name not in flow.read
+            and not (name and isinstance(parent_of(module, name), READERS))]
+
+
 def in_tiles(module: nn.Module) -> nn.Module:
     """Have a module read rows in tiles, from its first layer to its last.
 
@@ -394,6 +425,10 @@ def in_tiles(module: nn.Module) -> nn.Module:
     """
     widest = _widest(module)
     if widest:
+        own: Any
+        for own in module.modules():
+            if hasattr(own, "by_row"):
+                own.by_row = True
         module.register_forward_pre_hook(_Cut(widest))
         module.register_forward_hook(_Joined())
     return module
@@ -435,11 +470,13 @@ class _Cut:
 
 
 class _Joined:
-    """A hook that gives outputs of tiles as rows."""
+    """A hook that gives outputs of tiles as rows, one after the other in memory."""
 
     def __call__(self, _: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
         n = getattr(inputs[0], _ROWS, None) if inputs else None
-        return None if n is None else _joined(outputs, n)
+        if n is not None:
+            return _joined(outputs, n)
+        return outputs.contiguous() if isinstance(outputs, Tensor) else None
 
 
 def _hold(layers: Mapping[str, nn.Module], draw: Mapping[str, DrawnLayer]) -> None:

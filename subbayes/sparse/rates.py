@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from subbayes.checks import check_positive
+from subbayes.checks import check_count, check_positive
 from subbayes.sparse.convert import sparse_layers
 
 __all__ = ["Rates", "by_rate"]
@@ -27,7 +27,8 @@ class Rates:
     in.
 
     Attributes:
-        weights: means and deviations of weights, and parameters that are points.
+        weights: means and deviations of weights, scales of the horseshoe, and parameters that are
+            points.
         early_inclusion: logits of inclusion probabilities while hyper-parameters are learned.
         inclusion: the same afterwards.
         early_covariance: of the logits of "mvn" and "low-rank", at first.
@@ -59,7 +60,7 @@ class Rates:
             >>> Rates.alike(0.01, 100).inclusion
             0.2
         """
-        pace = max(rate, _LOGITS / steps)
+        pace = max(check_positive("rate", rate), _LOGITS / check_count("steps", steps))
         return cls(**dict.fromkeys(asdict(cls()), rate) | {
             "slab": cls.slab, "inclusion": pace, "early_inclusion": pace})
 
@@ -77,7 +78,7 @@ class Rates:
             >>> Rates.paced(100_000) == Rates(), Rates.paced(1000).weights
             (True, 0.01)
         """
-        usual, pace = cls(), _LOGITS / steps
+        usual, pace = cls(), _LOGITS / check_count("steps", steps)
         rate = min(_FASTEST, max(usual.weights, pace))
         inclusion = min(_FASTEST_LOGITS, max(usual.inclusion, pace))
         return replace(usual, weights=rate, covariance=rate, likelihood=rate,
@@ -86,6 +87,17 @@ class Rates:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             check_positive(name, value)
+
+    def of(self, group: str, early: bool = False) -> float:
+        """The rate of a group of `by_rate`, in the first epochs or afterwards.
+
+        Example:
+            >>> Rates().of("covariance"), Rates().of("covariance", early=True)
+            (0.001, 0.01)
+        """
+        known = asdict(self)
+        name = "weights" if group == "scales" else group
+        return float(known.get(f"early_{name}", known[name]) if early else known[name])
 
     def groups(self, module: nn.Module) -> list[dict[str, Any]]:
         """Parameters of a converted module with their rates, for an optimiser of one's own.
@@ -102,20 +114,20 @@ class Rates:
             >>> [group["lr"] for group in optimizer.param_groups]
             [0.01, 0.01, 0.01, 1e-05]
         """
-        rates = asdict(self)
-        return [{"params": params, "lr": rates.get(f"early_{name}", rates[name])}
+        return [{"params": params, "lr": self.of(name, early=True)}
                 for name, params in by_rate(module).items()]
 
 
 def by_rate(module: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Parameters by the name of their rate."""
-    groups: dict[str, list[nn.Parameter]] = {
-        name: [] for name in ("weights", "inclusion", "covariance", "inclusion_prior", "slab")}
+    """Parameters by what they are: the name of their rate, or "scales" (of the horseshoe)."""
+    groups: dict[str, list[nn.Parameter]] = {name: [] for name in (
+        "weights", "inclusion", "covariance", "scales", "inclusion_prior", "slab")}
     for layer in sparse_layers(module).values():
         for name, parameter in layer.logits.named_parameters():
             groups["inclusion" if name == "mean" else "covariance"].append(parameter)
         groups["inclusion_prior"] += layer.inclusion.parameters()
         groups["slab"] += layer.slab.parameters()
+        groups["scales"] += [getattr(layer, name) for name in layer.scales]
     known = {id(p) for group in groups.values() for p in group}
     groups["weights"] = [p for p in module.parameters()
                          if id(p) not in known and p.requires_grad]

@@ -9,10 +9,13 @@ from torch.nn.parameter import is_lazy
 
 from subbayes.checks import fail, fail_type
 
-__all__ = ["LAYERS", "chosen_layers", "parent_of", "replaced"]
+__all__ = ["LAYERS", "READERS", "chosen_layers", "hooked", "parent_of", "replaced"]
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 """What can be sparse: is converted, pruned, and made small on export."""
+
+READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""What reads the weights of its layers itself, in evaluation mode at least."""
 
 
 def chosen_layers(
@@ -33,6 +36,8 @@ def chosen_layers(
         >>> list(chosen_layers(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 1)), "1"))
         ['0']
     """
+    if not isinstance(keep, Collection):
+        fail_type("keep", "names of layers", keep)
     keep = (keep,) if isinstance(keep, str) else tuple(keep)
     if wrong := [k for k in keep if not isinstance(k, str)]:
         fail_type("keep", "names of layers", wrong[0])
@@ -44,7 +49,7 @@ def chosen_layers(
         fail("keep", "names of layers: " + ", ".join(found), ", ".join(unknown))
     chosen: dict[str, nn.Module] = {
         name: layer for name, layer in found.items()
-        if not any(name == k or name.startswith(f"{k}.") for k in keep)}
+        if not any(k in ("", name) or name.startswith(f"{k}.") for k in keep)}
     _check_ready(chosen)
     _check_plain(chosen)
     _check_shared(module, chosen)
@@ -98,6 +103,18 @@ def replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
         return layer
     setattr(parent_of(module, name), name.rpartition(".")[2], layer)
     return module
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether more happens when a module is called than its `forward` says.
+
+    Example:
+        >>> layer = nn.ReLU()
+        >>> handle = layer.register_forward_hook(print)
+        >>> hooked(layer), hooked(nn.ReLU())
+        (True, False)
+    """
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def parent_of(module: nn.Module, name: str) -> nn.Module:

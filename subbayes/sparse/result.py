@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +27,7 @@ from subbayes.sparse.convert import sparse_layers
 from subbayes.sparse.export import exported
 from subbayes.sparse.factors import SURE
 from subbayes.sparse.layers import SparseLayer
+from subbayes.sparse.links import readers_of_inputs
 from subbayes.sparse.paths import path_probability
 from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
 from subbayes.sparse.products import DrawnLayer, ThinNetwork
@@ -43,7 +45,11 @@ _THIN = 0.25  # and the density up to which
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """A module with the layers it was converted from, the posterior means in them."""
+    r"""A module with the layers it was converted from, with the means of weights that are in.
+
+    That is $\kappa$ in all of them; `SparseNetwork.weights("all", "mean")` has the posterior means
+    $\alpha\kappa$.
+    """
     made = copy.deepcopy(module)
     for name, layer in sparse_layers(module).items():
         made = replaced(made, name, _restored(layer))
@@ -85,6 +91,10 @@ class SparseNetwork:
     likelihood: Likelihood
     history: History = field(default_factory=dict)
     output: Callable[[Any], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if not sparse_layers(self.module):
+            fail("module", "a module that convert() has made", "one without sparse layers")
 
     @cached_property
     def network(self) -> Network:
@@ -144,13 +154,15 @@ class SparseNetwork:
     def feature_inclusion(
         self, layer: str | None = None, draws: int = 1000, seed: int = 0
     ) -> Float[np.ndarray, "inputs"]:
-        """Probability that an input is used: that weights which are in lead from it to the output.
+        """Probability that weights which are in lead from an input through a layer to the output.
 
-        Weights that lead to units which nothing reads do not count: of them the data say nothing.
-        See `paths.path_probability`.
+        That is the probability that the input is used at all, if the layer alone reads it. Weights
+        that lead to units which nothing reads do not count: of them the data say nothing. See
+        `paths.path_probability`.
 
         Args:
-            layer: whose inputs; by default the first converted layer's.
+            layer: whose inputs; by default the first converted layer that reads the module's. A
+                warning says where these surely are read, or may be, by something else too.
             draws: of the indicators of the layers that follow.
             seed: of the draws.
 
@@ -166,12 +178,20 @@ class SparseNetwork:
             >>> SparseNetwork(net, Gaussian(1.0)).feature_inclusion().round(2).tolist()
             [0.25, 0.25]
         """
-        names = list(self.layers)
-        check_choice("layer", layer or names[0], names)
-        if self.layers[layer or names[0]].structure == "units":
+        names, module = list(self.layers), self.network.module_with()
+        if layer is None:
+            readers, alone = readers_of_inputs(module, names)
+            layer = (readers or names)[0]
+            if len(readers) > 1 or not alone:
+                others = ", ".join(map(repr, readers[1:])) or "something beside converted layers"
+                warnings.warn(f"The module's inputs may be read by {others} too: these are the "
+                              f"probabilities that they are used through layer {layer!r}. Pass "
+                              f"layer={layer!r} where that is meant", stacklevel=2)
+        check_choice("layer", layer, names)
+        if self.layers[layer].structure == "units":
             fail("layer", "a layer with an indicator for each weight", "one of whole units")
-        return path_probability(self.network.module_with(), self.layers, layer or names[0],
-                                check_count("draws", draws), check_count("seed", seed, 0)).numpy()
+        return path_probability(module, self.layers, layer, check_count("draws", draws),
+                                check_count("seed", seed, 0)).numpy()
 
     # --- weights and predictions ------------------------------------------------------------
 
@@ -314,8 +334,8 @@ class SparseNetwork:
             inside[weight], scales[weight] = kept.reshape(-1), _scale(layer.slab)
             if layer.bias_mean is not None:
                 bias = self.network.spans[f"{prefix}bias"]
-                scales[bias] = _scale(layer.slab)
-                if layer.structure == "units":
+                scales[bias], inside[bias] = _scale(layer.slab), layer.bias_raw_sd is not None
+                if layer.structure == "units" and layer.bias_raw_sd is not None:
                     inside[bias] = kept.flatten(1)[:, 0]
         at = inside.nonzero()[:, 0]
         scale = scales[at].cpu().numpy() if prior_scale is None else np.full(len(at), prior_scale)

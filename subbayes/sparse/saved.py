@@ -78,7 +78,10 @@ def load(
     state, noise = part(tensors, "state"), Noise(0)
     for name, config in meta["layers"].items():
         # earlier files say once, beside the layers, what is the same in all of them
-        layer = _layer(made.get_submodule(name), meta | config, _rank(state, name), noise)
+        own = made.get_submodule(name)
+        if isinstance(own.bias, Tensor):  # a frozen one has no deviations
+            own.bias.requires_grad_(f"{name}.bias_raw_sd".lstrip(".") in state)
+        layer = _layer(own, meta | config, _rank(state, name), noise)
         made = replaced(made, name, layer)
     made.eval().load_state_dict(state)
     likelihood = from_config(meta["likelihood"])

@@ -41,6 +41,9 @@ class CsrLinear(nn.Module):
     Args:
         layer: the layer whose zeros are left out.
 
+    Attributes:
+        by_row: whether outputs may lie transposed in memory, for what reads them row by row.
+
     Example:
         >>> layer = nn.Linear(3, 2)
         >>> small = CsrLinear(layer)
@@ -50,6 +53,7 @@ class CsrLinear(nn.Module):
 
     weight: Tensor
     bias: Tensor | None
+    by_row = False
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -60,14 +64,15 @@ class CsrLinear(nn.Module):
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
         self._known: tuple[Tensor, Bags, Tensor] | None = None
 
-    def forward(self, x: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
+    def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
         """Outputs, shape (..., out_features)."""
         weight = self.weight
         known = self._known
         if known is None or known[0] is not weight:
             bags = Bags(weight.crow_indices(), weight.col_indices(), self.in_features)
             self._known = known = weight, bags, weight.values()
-        return thin_product(x, *known[1:], self.bias)
+        found = thin_product(input, *known[1:], self.bias)
+        return found if self.by_row else found.contiguous()
 
     def _load_from_state_dict(self, *given: Any) -> None:
         self._known = None  # weights are copied into the tensor that is there

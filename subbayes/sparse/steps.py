@@ -77,9 +77,10 @@ class Steps:
         objective: a module of (inputs, y) that returns the loss and, not differentiated, what else
             is to be known, each a tensor; its layers draw from one `Noise`.
         layers: its sparse layers.
-        mode: "trace", "compile" or "eager". A module that draws random numbers of its own or
-            writes to its buffers (dropout, batch normalisation) is evaluated eagerly. Parameters
-            that need no gradients stand still as long as this lives.
+        mode: "trace", "compile" or "eager". A module that draws random numbers of its own,
+            writes to its buffers or replaces them (dropout, batch normalisation), or changes
+            numbers that it holds, is evaluated eagerly. Parameters that need no gradients stand
+            still as long as this lives.
         expected: how many steps there will be with so many rows; few are not worth tracing.
     """
 
@@ -132,8 +133,10 @@ class Steps:
 
     def _traced(self, flat: list[Tensor], spec: Any, compiles: bool) -> Callable[..., Any]:
         with self._taped() as tape:
-            before = tape.generator.get_state()
+            before, held = tape.generator.get_state(), _held(self.objective)
             expected = tree_flatten(self._eager(flat, spec))[0]
+            if _held(self.objective) != held:
+                return self._eager
             tape.generator.set_state(before)
             noise = tape.again()
             named = [*self.objective.named_parameters(), *self.objective.named_buffers()]
@@ -192,18 +195,33 @@ class Steps:
 
     @contextmanager
     def _untouched(self) -> Iterator[None]:
-        """Buffers and random numbers afterwards are as if nothing had been evaluated."""
+        """What modules hold and random numbers are afterwards what they were before."""
+        own = [(module, dict(module.__dict__), dict(module._buffers))
+               for module in self.objective.modules()]
         buffers = [(buffer, buffer.clone()) for buffer in self.objective.buffers()]
         generator = next(iter(self.layers.values())).noise.generator
-        own = generator.get_state()
+        drawn = generator.get_state()
         devices = {p.device for p in self.objective.parameters() if p.is_cuda}
         try:
             with torch.random.fork_rng(devices=list(devices)):
                 yield
         finally:
+            for module, attributes, held in own:
+                module.__dict__.update(attributes)
+                module._buffers.update(held)
             for buffer, value in buffers:
                 buffer.copy_(value)
-            generator.set_state(own)
+            generator.set_state(drawn)
+
+
+def _held(module: nn.Module) -> list[Any]:
+    """Beside parameters: buffers, by identity and version, and numbers and text."""
+    found: list[Any] = []
+    for own in module.modules():
+        found += [(id(b), b._version) for b in own._buffers.values() if b is not None]
+        found += [(name, value) for name, value in own.__dict__.items()
+                  if isinstance(value, bool | int | float | str)]
+    return found
 
 
 def _fast(graph: GraphModule, tensors: list[Tensor], compiles: bool) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from subbayes.data import n_rows, named_leaves
 from subbayes.files import as_path, atomic_write_bytes
 from subbayes.likelihoods import Likelihood
 from subbayes.minibatches import Feed, inner
-from subbayes.network import Network
+from subbayes.network import Network, architecture_of
 from subbayes.optimizer import Adam
 from subbayes.progress import bar
 from subbayes.seeding import derive, forked
@@ -124,6 +124,8 @@ def fit(
     check_choice("mode", mode, MODES)
     if not sparse_layers(module):
         fail("module", "a module that convert() has made", "one without sparse layers")
+    if callback is not None and not callable(callback):
+        fail_type("callback", "a function of (epoch, network)", callback)
     epochs = check_count("epochs", epochs)
     early = _of(epochs, "early_epochs", early_epochs, _EARLY)
     rising = _of(epochs, "kl_epochs", kl_epochs, _RISING)
@@ -203,6 +205,7 @@ class _Run:
     ) -> None:
         self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         self.module = _in_training(copy.deepcopy(module))
+        self.still = {id(p) for p in self.module.parameters() if not p.requires_grad}
         self.layers = sparse_layers(self.module)
         self.network = Network(plain(self.module), output=output)
         self.likelihood, self.inner = likelihood, inner(likelihood)
@@ -230,16 +233,14 @@ class _Run:
         if phase == self.phase:
             return
         self.phase = phase
-        rates = asdict(self.rates)
-        early = phase == "early"
-        moves = {"weights": True, "likelihood": True, "inclusion": phase in ("early", "main"),
-                 "covariance": phase in ("early", "main"), "inclusion_prior": early, "slab": early}
+        early, learns = phase == "early", phase in ("early", "main")
+        moves = {"weights": True, "likelihood": True, "inclusion": learns, "covariance": learns,
+                 "scales": learns, "inclusion_prior": early, "slab": early}
         for (name, params), group in zip(
                 self.groups.items(), self.optimizer.param_groups, strict=True):
-            rate = f"early_{name}" if early and f"early_{name}" in rates else name
-            group["lr"] = rates[rate]
-            for parameter in params:
-                parameter.requires_grad_(moves[name])
+            group["lr"] = self.rates.of(name, early)
+            for parameter in params:  # not those that stand still by their user's will
+                parameter.requires_grad_(moves[name] and id(parameter) not in self.still)
         for layer in self.layers.values():
             layer.phase = phase if phase in ("fixed", "median") else "learned"
         self.optimizer.zero_grad(set_to_none=True)  # what stands still now is left alone
@@ -299,7 +300,7 @@ class _Run:
             parts = {"x": memory.inputs, "y": memory.targets()}
             tensors |= {f"{kind}.{name}": value for kind, part in parts.items()
                         for name, value in named_leaves(part).items()}
-        return fingerprint(tensors, {"module": repr(self.module), "rows": self.feed.n,
+        return fingerprint(tensors, {"module": architecture_of(self.module), "rows": self.feed.n,
                                      "likelihood": self.likelihood.to_config()})
 
     def state(self) -> dict[str, Any]:
@@ -355,7 +356,7 @@ class _Objective(nn.Module):
     def forward(self, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The loss per row, the two parts of the ELBO, and how many predictions are right."""
         (run,) = self.run
-        with SparseLayer.used_once(run.layers):
+        with SparseLayer.used_once(run.layers, n_rows(inputs)):
             outputs = run.network.call(self.module, inputs)
         terms = run.inner.with_parameters(self.raw).log_prob(outputs, y)
         divergence = kl(self.module)
