@@ -206,7 +206,7 @@ def network_from(
         if meta["module"] is None:
             fail("module", f"a module of the saved architecture for '{path}'", "none",
                  "Pass load(path, module=...): code is not saved, only weights")
-        module = MLP(**meta["module"])
+        module = MLP(**meta["module"], seed=0)  # weights follow; torch's generator is let be
     chosen = part(tensors, "mask") or meta["names"]
     known = dict(module.named_parameters(remove_duplicate=False)) if isinstance(
         module, nn.Module) else chosen

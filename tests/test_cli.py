@@ -269,6 +269,15 @@ def test_compare_knows_chosen_subspaces(call, refused, files):
             "--methods", "map,pca", "--covariance", "kfac")
 
 
+def test_what_compare_says_next_reads_the_same_columns(call, files):
+    code, _, err = call("compare", files / "people.csv", "--target", "rich", "--ignore", "income",
+                        "--missing=impute", *SMALL, "--methods", "map")
+    assert code == 0
+    people = files / "people.csv"
+    assert (f"next: subbayes fit {people} --target rich --ignore income --missing=impute --out "
+            "runs/people") in err
+
+
 def test_compare_ranks_saved_models(call, refused, files, tmp_path):
     people = files / "people.csv"
     other = tmp_path / "hot"

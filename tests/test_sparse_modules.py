@@ -98,6 +98,32 @@ def test_transformers_predict_by_sparse_products(monkeypatch):
     torch.testing.assert_close(found, outputs(network, x))
 
 
+def summed(h):
+    """Not a function of single numbers."""
+    return h.cumsum(-1)
+
+
+@pytest.mark.parametrize("kind", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
+@pytest.mark.parametrize("activation", ["relu", "gelu", nn.functional.softplus, summed])
+def test_hidden_units_of_transformers_go(kind, activation):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = kind(8, 2, 32, dropout=0.0, batch_first=True, activation=activation)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x):
+            h = self.block(x, x) if kind is nn.TransformerDecoderLayer else self.block(x)
+            return self.head(h.mean(1))
+
+    network = thinned(Net().double(), 0.9)
+    x = rows(15, 8).reshape(5, 3, 8)
+    small = network.export(x)
+    before, after = small.units["block.linear1"]
+    assert after == before if activation is summed else after < 28
+    torch.testing.assert_close(small.module(x), outputs(network, x))
+
+
 class Reading(nn.Module):
     """A module that takes the weights of a layer itself, by a way that depends on the data."""
 
@@ -265,6 +291,41 @@ def test_a_run_of_a_module_that_prints_an_address_resumes(tmp_path):
     assert made[0].history == made[1].history
 
 
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("options", [dict(structure="units"), dict(estimator="relaxed"), {}])
+def test_norms_do_not_undo_what_indicators_of_a_batch_do(options, trained):
+    x = 3 * torch.randn(120, 4, generator=torch.Generator().manual_seed(0)) + 5
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1))
+    if trained:
+        net.train()(x)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    found = sparse.fit(sparse.convert(net, **options), subbayes.Gaussian(), (x, x[:, 0]),
+                       epochs=3, progress=False).module[1]
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    if options and trained:
+        assert torch.equal(found.running_mean, net[1].running_mean)
+        assert torch.equal(found.running_var, net[1].running_var)
+    elif options:
+        seen = net[0](x).detach()
+        torch.testing.assert_close(found.running_mean, seen.mean(0), rtol=1e-4, atol=1e-4)
+    else:
+        assert int(found.num_batches_tracked) == int(net[1].num_batches_tracked) + 6
+
+
+def test_recurrent_layers_are_not_traced(recwarn):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.head(self.rnn(x)[0][:, -1])
+
+    data = torch.randn(40, 5, 3), torch.randn(40)
+    sparse.fit(sparse.convert(Net()), subbayes.Gaussian(), data, epochs=60, progress=False)
+    assert not [w for w in recwarn if "tracing" in str(w.message)]
+
+
 # --- what stands still ----------------------------------------------------------------------------
 
 
@@ -393,6 +454,7 @@ def test_options_of_convert_that_cannot_be(options, said):
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("make", "said"), [
     (lambda: sparse.convert(Standardised(1, 2, 3)), "with a forward of their own"),
+    (lambda: sparse.convert(sparse.convert(nn.Linear(2, 1))), "have been converted already"),
     (lambda: exported("a"), "module: expected a torch.nn.Module, got"),
     (lambda: Rates.alike(0.1, 0), "steps: expected a whole number of at least 1, got 0"),
     (lambda: Rates.paced(-5), "steps: expected a whole number of at least 1, got -5"),

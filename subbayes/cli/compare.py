@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +53,7 @@ from subbayes.cli.options import (
     ValidationFraction,
     Warmup,
     make_settings,
+    typed_again,
 )
 from subbayes.cli.reading import check_new_file, make_encoder, read_training_table
 from subbayes.settings import Settings
@@ -166,7 +168,9 @@ def compare(
         atomic_write_text(out, found.table.to_csv(index=False))
     console.result({"table": str(table), "target": target, "n_train": len(rows[0])}
                    | found.to_dict(), found.to_text())
-    console.hint(f"subbayes fit {table} --target {target} --out runs/{Path(table).stem}")
+    data = typed_again(("target", "task", "ignore", "separator", "unknown", "missing",
+                        "missing_values", "categorical", "max_categories"))
+    console.hint(f"subbayes fit {shlex.quote(str(table))} {data} --out runs/{Path(table).stem}")
 
 
 def _names(methods: str) -> list[str]:

@@ -122,11 +122,12 @@ def in_one_line(text: str) -> str:
 
 
 _OPTIONS = frozenset((
-    "activation", "batch_size", "chains", "covariance", "draws", "dropout", "epochs", "hidden",
-    "ignore", "inference", "keep", "learning_rate", "level", "likelihood", "max_categories",
-    "members", "out", "patience", "prior", "prior_scale", "rank", "scale_prior", "seed",
-    "separator", "structure", "swa_epochs", "swa_learning_rate", "target", "task", "temperature",
-    "threshold", "validation_fraction", "warmup", "weights"))
+    "activation", "batch_size", "chains", "covariance", "draws", "dropout", "early_epochs",
+    "epochs", "hidden", "ignore", "inference", "keep", "learning_rate", "level", "likelihood",
+    "max_categories", "members", "out", "patience", "posterior", "prior", "prior_inclusion",
+    "prior_scale", "rank", "scale_prior", "seed", "separator", "slab", "structure", "swa_epochs",
+    "swa_learning_rate", "target", "task", "temperature", "threshold", "validation_fraction",
+    "warmup", "weights"))
 _AFTER_FIT = ("predict", "evaluate")
 _ONLY_FIT = ("unknown", "missing", "categorical", "missing_values", "max_categories", "task")
 _OPTION = re.compile(r"\b(unknown|missing|task|separator|categorical|missing_values|overwrite|"

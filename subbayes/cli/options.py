@@ -218,6 +218,29 @@ def given(names: Sequence[str]) -> list[str]:
     return [option for option in options if option in typed]
 
 
+def typed_again(names: Sequence[str]) -> str:
+    """Those of some options that were typed, with their values, for another command.
+
+    Args:
+        names: of parameters of the command under way that take a value.
+
+    Example:
+        >>> token = COMMAND.set("subbayes compare a.csv --ignore 'per cent' --task=count --seed 1")
+        >>> typed_again(["ignore", "task"])
+        "--ignore 'per cent' --task=count"
+        >>> COMMAND.reset(token)
+    """
+    options = {f"--{name.replace('_', '-')}" for name in names}
+    words = shlex.split(COMMAND.get())
+    found: list[str] = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word in options:
+            found += [word, following]
+        elif word.partition("=")[0] in options:
+            found.append(word)
+    return shlex.join(found)
+
+
 def hidden_layers(text: str) -> tuple[int, ...]:
     """Widths from "50,50"; "none" for a linear model.
 

@@ -96,7 +96,8 @@ def convert(
     if not chosen:
         fail("module", "a linear or convolutional layer to convert", "none",
              "Frozen layers stay as they are: call requires_grad_() on them, or shorten keep="
-             if any(isinstance(m, LAYERS) for m in module.modules()) else "")
+             if any(isinstance(m, LAYERS) for m in module.modules()) else
+             "Its layers have been converted already" if sparse_layers(module) else "")
     _check_ordinary(chosen)
     usual = usual_prior(posterior)
     for each in prior.values() if isinstance(prior, Mapping) else (prior or usual,):

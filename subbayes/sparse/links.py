@@ -49,6 +49,7 @@ _POOLS: dict[int, set[Any]] = {  # by dimensions of the weight of what they pool
 _AVERAGES = {nn.AvgPool1d, nn.AvgPool2d, functional.avg_pool1d, functional.avg_pool2d}
 _AVERAGED = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad",
              "divisor_override")  # arguments of the functions
+_BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _OVERWRITE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Hardtanh)
 _JOINS = (operator.add, operator.mul, torch.add, torch.mul)
 
@@ -96,7 +97,7 @@ def links(module: nn.Module, names: Collection[str], example: Any = None) -> lis
         return []
     modules = dict(module.named_modules())
     once = _once(graph, module)
-    found = []
+    found = _in_blocks(graph, module, names)
     for node in graph.nodes:
         own = _called(node, modules)
         if isinstance(own, LAYERS) and node.target in names and node.target in once:
@@ -129,6 +130,8 @@ def readers_of_inputs(module: nn.Module, names: Collection[str]) -> tuple[list[s
         >>> readers_of_inputs(nn.Sequential(nn.Flatten(), nn.Linear(4, 9), nn.Linear(9, 1)), ("1",))
         (['1'], True)
     """
+    if "" in names:  # the module is a layer
+        return [""], True
     graph = _graph(module)
     if graph is None:
         return [], False
@@ -261,10 +264,34 @@ def _once(graph: fx.Graph, module: nn.Module) -> set[str]:
     """Modules that are called once, with parameters that nothing else reads."""
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
     read = _read(graph)
-    held = Counter(id(p) for own in module.modules() for p in own._parameters.values())
+    held = _held(module)
     return {name for name, own in module.named_modules() if calls[name] == 1 and name not in read
             and not (isinstance(own, LAYERS) and own._parameters.get("weight") is None)
             and all(p is None or held[id(p)] == 1 for p in own._parameters.values())}
+
+
+def _in_blocks(graph: fx.Graph, module: nn.Module, names: Collection[str]) -> list[Link]:
+    """Those of the feed-forward parts of transformers, whose inside is not traced."""
+    read, held, found = _read(graph), _held(module), []
+    for name, block in module.named_modules():
+        if type(block) not in _BLOCKS:
+            continue
+        own: Any = block
+        source, reader = (f"{name}.{part}".lstrip(".") for part in ("linear1", "linear2"))
+        parts = [own.linear1, own.linear2, own.dropout, own.activation]
+        plain = all(type(part) is nn.Linear and not {source, reader} & read
+                    and all(p is None or held[id(p)] == 1 for p in part._parameters.values())
+                    for part in parts[:2])
+        calls = not any(isinstance(part, nn.Module) and hooked(part) for part in parts)
+        known = own.activation in _PER_VALUE or type(own.activation) in _PER_VALUE
+        if plain and calls and known and {source, reader} <= {*names}:
+            found.append(Link(source, reader, [own.activation], [], True))
+    return found
+
+
+def _held(module: nn.Module) -> Counter[int]:
+    """In how many places each parameter is."""
+    return Counter(id(p) for own in module.modules() for p in own._parameters.values())
 
 
 def _read(graph: fx.Graph) -> frozenset[str]:

@@ -116,7 +116,8 @@ class Steps:
     def _prepared(self, flat: list[Tensor], spec: Any) -> Callable[..., Any]:
         """The fastest way for batches of these shapes that works."""
         often = self.expected(len(flat[0]))
-        if self.mode == "eager" or often < _OFTEN:
+        recurrent = any(isinstance(own, nn.RNNBase) for own in self.objective.modules())
+        if self.mode == "eager" or often < _OFTEN or recurrent:  # which make_fx cannot trace
             return self._eager
         try:
             with taking_turns, self._untouched():

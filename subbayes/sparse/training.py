@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 from subbayes.artifact import fingerprint
@@ -211,6 +212,7 @@ class _Run:
         self.likelihood, self.inner = likelihood, inner(likelihood)
         self.seed, self.mode = seed, mode
         self.feed = Feed(data, likelihood, self.network, batch_size, seed)
+        self._rest_norms()
         self.rates = rates or Rates.paced(epochs * self.feed.steps)
         if absent := self.feed.absent:
             warnings.warn(f"data: no row of class{'es' * (len(absent) > 1)} "
@@ -227,6 +229,26 @@ class _Run:
             [{"params": params, "lr": 0.0} for params in self.groups.values()])
         self.objective = _Objective(self)
         self.phase = ""
+
+    def _rest_norms(self) -> None:
+        """Have batch norms use their stored statistics where a batch shares its indicators.
+
+        Those of the batch would undo what indicators do: units that are nearly out would be scaled
+        up again. Statistics that nothing has been seen for are those of the module as it came.
+        """
+        if not any(layer.structure == "units" or layer.estimator == "relaxed"
+                   for layer in self.layers.values()):
+            return
+        norms = {name: own for name, own in self.module.named_modules()
+                 if isinstance(own, _BatchNorm) and own.track_running_stats}
+        if any(norm.num_batches_tracked == 0 for norm in norms.values()):
+            seen = self.network.refreshed(self.network.weights, self.feed.in_order())
+            known = dict(seen.module_with().named_buffers())
+            for name, buffer in self.module.named_buffers():
+                if name.rpartition(".")[0] in norms:
+                    buffer.copy_(known[name])
+        for norm in norms.values():
+            norm.eval()
 
     def enter(self, phase: str, epochs: int) -> None:
         """Set what moves, and how fast, in a phase of so many epochs."""
@@ -400,7 +422,7 @@ class _Checkpoint:
                  f"another file, or a damaged one: '{self.path}'",
                  "Delete it to start again, or choose another path")
         if not same:
-            fail("checkpoint", "a checkpoint of a run with these settings",
+            fail("checkpoint", "a checkpoint of a run with these settings, made by this version",
                  f"another at '{self.path}'", "Delete it to start again, or choose another path")
         run.restore(saved["state"])
         history.update(saved["history"])
