@@ -405,8 +405,8 @@ def may_be_thin(module: nn.Module, names: Iterable[str], flow: Flow) -> list[str
         flow: that of the module.
     """
     return [name for name in names if isinstance(own := module.get_submodule(name), nn.Linear)
-            and not hooked(own) and name not in flow.read
-            and not (name and isinstance(parent_of(module, name), READERS))]
+            and not hooked(own) and not (name and (
+                name in flow.read or isinstance(parent_of(module, name), READERS)))]
 
 
 def in_tiles(module: nn.Module) -> nn.Module:
