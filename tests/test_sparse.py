@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import special, stats
+from scipy import integrate, special, stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -155,6 +155,19 @@ def test_units_are_in_together(posterior):
     np.testing.assert_allclose(drawn.mean(0), made.probability()[:, 0], atol=0.02)
     np.testing.assert_allclose(np.cov(drawn.T), np.cov(coins.T), atol=0.015)
     assert np.abs(np.corrcoef(coins.T) - np.eye(6)).max() > 0.3
+
+
+@pytest.mark.parametrize("sd", [0.3, 1.0, 1.24, 1.26, 3.0, 10.0, 40.0])
+def test_marginals_of_wide_logits_are_those_of_quadrature(sd):
+    means = [-30.0, -4.0, -0.5, 0.0, 1e-3, 2.0, 9.0]
+    logits = logits_of("mvn", torch.tensor([means], dtype=torch.float64), 1, Noise(0))
+    with torch.no_grad():
+        logits.factor.mul_(sd)
+    expected = [integrate.quad(
+        lambda l, m=m: stats.logistic.pdf(l) * stats.norm.cdf((m - l) / sd), -60, 60,
+        points=[m], limit=400, epsabs=1e-13)[0] for m in means]
+    np.testing.assert_allclose(logits.probability()[0], expected, atol=1e-6)
+    assert logits.inside()[0].tolist() == [m > 0 for m in means]
 
 
 @pytest.mark.parametrize("posterior", ["mvn", "low-rank"])

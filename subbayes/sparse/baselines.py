@@ -194,6 +194,10 @@ class HorseshoeLayer(_InputLayer):
         return self._to_weights(found.unsqueeze(0))[0].reshape(1, *self.mean.shape[1:]).expand_as(
             self.mean)
 
+    def inside(self) -> Bool[Tensor, "*W"]:
+        """See `SparseLayer.inside`."""
+        return self.probability() > 0.5
+
     @torch.no_grad()
     def gates(
         self, structure: str, weights: str, count: int, generator: torch.Generator

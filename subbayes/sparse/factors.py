@@ -21,7 +21,7 @@ from abc import abstractmethod
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subbayes.checks import check_choice, check_count
@@ -31,7 +31,8 @@ __all__ = ["BASELINES", "FACTORS", "SURE", "Logits", "Noise", "logits_of"]
 FACTORS = ("mean-field", "mvn", "low-rank")
 BASELINES = ("all", "dropout", "horseshoe")
 SURE = ("all", "horseshoe")  # of these no draw leaves a weight out
-_NODES = 15  # of the quadrature over a logit's marginal
+_NODES = 15  # of the quadrature over a logit's marginal,
+_WIDE, _TAIL = 1.25, 36  # and the deviation from which it is over the logistic's, up to there
 
 
 class Noise:
@@ -95,7 +96,23 @@ class Logits(nn.Module):
             for node, weight in zip(x, w, strict=True):
                 found += float(weight) / math.sqrt(2 * math.pi) * torch.sigmoid(
                     self.mean + float(node) * sd)
+            wide = sd > _WIDE
+            if bool(wide.any()):
+                found[wide] = _by_logistic(self.mean[wide], sd[wide])
             return found
+
+    def inside(self) -> Bool[Tensor, "*S"]:
+        """Whether a marginal probability exceeds one half: whether the mean exceeds 0."""
+        return self.mean.detach() > 0
+
+
+def _by_logistic(mean: Float[Tensor, "n"], sd: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    r"""The expected sigmoid $P(L < \xi)$ of wide Gaussians, by the trapezoid rule over L."""
+    found = torch.zeros_like(mean)
+    for at in range(-_TAIL, _TAIL + 1):
+        density = 1 / (2 + 2 * math.cosh(at))
+        found += density * torch.special.ndtr((mean - at) / sd)
+    return found
 
 
 class MeanField(Logits):

@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -159,8 +159,12 @@ class SparseLayer(nn.Module):
         r"""Marginal inclusion probabilities $\alpha$ of the weights, shaped as they are."""
         found = self.logits.probability()
         if self.phase == "median":
-            found = (found > 0.5).to(found)
+            found = self.logits.inside().to(found)
         return self._shaped(found).expand_as(self.mean)
+
+    def inside(self) -> Bool[Tensor, "*W"]:
+        """Which weights have a probability above one half."""
+        return self._shaped(self.logits.inside()).expand_as(self.mean)
 
     def _shaped(self, value: Tensor) -> Tensor:
         """Of the units or the weights, as it broadcasts with the weights."""
@@ -170,8 +174,7 @@ class SparseLayer(nn.Module):
 
     def _drawn_logits(self) -> Tensor:
         if self.sure:
-            chosen = self.logits.probability() > 0.5
-            return torch.where(chosen, _MOST, -_MOST).to(self.mean)
+            return torch.where(self.logits.inside(), _MOST, -_MOST).to(self.mean)
         logits = self.logits.draw(self.noise)
         return logits.detach() if self.phase == "fixed" else logits
 
@@ -190,11 +193,11 @@ class SparseLayer(nn.Module):
         Returns:
             Factors that broadcast to (S, units, weights of a unit).
         """
+        if structure == "median" or self.sure and structure != "all":
+            return self.inside().flatten(1).to(self.mean).unsqueeze(0)
         p = self.probability().flatten(1)
         if structure == "all":
             return p.unsqueeze(0)
-        if structure == "median" or self.sure:
-            return (p > 0.5).to(p).unsqueeze(0)
         columns = 1 if self.structure == "units" else p.shape[1]
         alpha = p[:, :columns].unsqueeze(0)
         if self.posterior != "mean-field":

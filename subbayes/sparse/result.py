@@ -115,7 +115,7 @@ class SparseNetwork:
     @staticmethod
     def density_of(layers: Mapping[str, SparseLayer]) -> float:
         """Share of weights with an inclusion probability above one half."""
-        inside = sum(int((layer.probability() > 0.5).sum()) for layer in layers.values())
+        inside = sum(int(layer.inside().sum()) for layer in layers.values())
         return inside / sum(layer.mean.numel() for layer in layers.values())
 
     def density(self, structure: str = "median") -> float:
@@ -329,7 +329,7 @@ class SparseNetwork:
         inside = torch.ones_like(start, dtype=torch.bool)
         scales = torch.ones_like(start, dtype=torch.float64)
         for name, layer in self.layers.items():
-            prefix, kept = f"{name}." if name else "", layer.probability() > 0.5
+            prefix, kept = f"{name}." if name else "", layer.inside()
             weight = self.network.spans[f"{prefix}weight"]
             inside[weight], scales[weight] = kept.reshape(-1), _scale(layer.slab)
             if layer.bias_mean is not None:

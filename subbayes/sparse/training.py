@@ -174,7 +174,7 @@ def fit(
 
 def _warn_if_empty(result: SparseNetwork) -> None:
     empty = [name for name, layer in result.layers.items()
-             if layer.drops and not bool((layer.probability() > 0.5).any())]
+             if layer.drops and not bool(layer.inside().any())]
     if empty:
         warnings.warn(f"The median model has nothing in in layer{'s' * (len(empty) > 1)} "
                       f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
@@ -241,11 +241,12 @@ class _Run:
             return
         norms = {name: own for name, own in self.module.named_modules()
                  if isinstance(own, _BatchNorm) and own.track_running_stats}
-        if any(norm.num_batches_tracked == 0 for norm in norms.values()):
+        unseen = [name for name, norm in norms.items() if norm.num_batches_tracked == 0]
+        if unseen:
             seen = self.network.refreshed(self.network.weights, self.feed.in_order())
             known = dict(seen.module_with().named_buffers())
             for name, buffer in self.module.named_buffers():
-                if name.rpartition(".")[0] in norms:
+                if name.rpartition(".")[0] in unseen:
                     buffer.copy_(known[name])
         for norm in norms.values():
             norm.eval()
