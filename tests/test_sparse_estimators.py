@@ -161,7 +161,9 @@ def test_an_exported_classifier_gives_logits():
 def test_a_saved_estimator_predicts_the_same_bits(tmp_path, options):
     X, y = rows(30)
     model = SparseRegressor(**QUICK | options).fit(X, y)
+    before = torch.get_rng_state()
     back = SparseRegressor.load(model.save(tmp_path / "model"))
+    assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(back.predict(X), model.predict(X))
     assert back.get_params() == model.get_params()
     assert back.model_.inclusion().equals(model.model_.inclusion())
