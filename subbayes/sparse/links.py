@@ -145,8 +145,8 @@ def readers_of_inputs(module: nn.Module, names: Collection[str]) -> tuple[list[s
                 waiting.append(user)
             else:
                 alone = False
-    order = list(graph.nodes)
-    return [str(node.target) for node in sorted(found, key=order.index)], alone
+    return list(dict.fromkeys(
+        str(node.target) for node in graph.nodes if node in found)), alone
 
 
 @torch.no_grad()
@@ -179,7 +179,7 @@ class Flow:
             give. Then inputs may have any number of leading dimensions.
         functions: modules, functions of single numbers, that alone read the outputs of a layer
             and read nothing else: they may overwrite these.
-        read: layers of whose parameters more is known than what their calls give.
+        read: layers whose parameters something reads itself, beside their calls.
     """
 
     by_row: bool

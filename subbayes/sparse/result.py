@@ -146,7 +146,7 @@ class SparseNetwork:
         for name, layer in self.layers.items():
             p = layer.probability()
             rows[name] = {"weights": p.numel(), "mean probability": float(p.mean()),
-                          "density": float((p > 0.5).double().mean()),
+                          "density": float(layer.inside().double().mean()),
                           "prior probability": 1.0 if layer.posterior in SURE
                           else layer.inclusion.probability}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("layer")
