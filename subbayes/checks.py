@@ -19,6 +19,7 @@ __all__ = [
     "check_same_length",
     "fail",
     "fail_type",
+    "is_finite",
     "message",
 ]
 
@@ -85,6 +86,12 @@ def check_positive(argument: str, value: Any) -> float:
     return number
 
 
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether every entry is finite: nearly always a single pass, of their sum."""
+    values = values.detach()
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
 def check_finite(argument: str, values: torch.Tensor | np.ndarray) -> None:
     """Check that every entry is finite; the error names the first row that is not."""
     if isinstance(values, np.ndarray) and not values.flags.writeable:
@@ -92,15 +99,14 @@ def check_finite(argument: str, values: torch.Tensor | np.ndarray) -> None:
     tensor = torch.as_tensor(values)
     if not tensor.is_floating_point():
         return
-    if bool(torch.isfinite(tensor.detach().sum())):  # a single pass, and that of nearly all
+    if is_finite(tensor):
         return
     bad = ~torch.isfinite(tensor)
-    if bool(bad.any()):
-        rows = bad.reshape(len(tensor), -1).any(1).nonzero().flatten() if tensor.ndim else bad
-        where = f" (first in row {int(rows[0])})" if tensor.ndim else ""
-        count = int(bad.sum())
-        fail(argument, "finite numbers", f"{count} NaN or infinite value{'s' * (count > 1)}{where}",
-             "Drop or impute them first")
+    rows = bad.reshape(len(tensor), -1).any(1).nonzero().flatten() if tensor.ndim else bad
+    where = f" (first in row {int(rows[0])})" if tensor.ndim else ""
+    count = int(bad.sum())
+    fail(argument, "finite numbers", f"{count} NaN or infinite value{'s' * (count > 1)}{where}",
+         "Drop or impute them first")
 
 
 def check_same_length(names: Sequence[str], lengths: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.checks import check_choice, check_count, fail, fail_type
+from subbayes.checks import check_choice, check_count, fail, fail_type, is_finite
 from subbayes.data import Data, n_rows, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.minibatches import Feed, inner, log_scale, split
@@ -374,7 +374,7 @@ class Run:
         return {"train_loss": loss + log_scale(self.likelihood), "learning_rate": rate}
 
     def _check_finite(self, loss: float, number: int) -> None:
-        finite = all(bool(torch.isfinite(p).all()) for p in self.moving.values())
+        finite = all(map(is_finite, self.moving.values()))
         if not (math.isfinite(loss) and finite):
             got = f"{loss:g}" if not math.isfinite(loss) else "infinite weights"
             fail("learning_rate", "a training loss that stays finite",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subbayes import checks
-from subbayes.checks import InputError, InputTypeError, message
+from subbayes.checks import InputError, InputTypeError, is_finite, message
 
 text = st.text(min_size=1, max_size=400)
 
@@ -101,6 +101,14 @@ def test_finite_values(make):
         checks.check_finite("x", make([np.inf, np.nan, 0.0, -np.inf]))
     with pytest.raises(InputError, match=r"got 1 NaN or infinite value\."):
         checks.check_finite("x", make(np.nan))
+
+
+@pytest.mark.parametrize(("entries", "finite"), [
+    ([1.0, 2.0], True), ([], True), ([3e38, 3e38], True), ([-3e38, -3e38], True),
+    ([1.0, torch.nan], False), ([torch.inf, -torch.inf], False), ([-torch.inf], False)])
+def test_what_is_finite_though_its_sum_may_not_be(entries, finite):
+    assert is_finite(torch.tensor(entries)) == finite
+    assert is_finite(torch.tensor(entries, requires_grad=True)) == finite
 
 
 def test_lengths():

@@ -140,6 +140,34 @@ def test_a_ratio_for_tanh_passes_on_nan():
         True, False]
 
 
+def test_a_softplus_for_a_compiler_and_its_gradient_need_one_sigmoid():
+    x = torch.cat([torch.tensor([0.0, 20.0, 20.001, -torch.inf, torch.inf, 1e-30]),
+                   torch.linspace(-100, 100, 200_001)])
+
+    def both(x):
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            value = nn.functional.softplus(x)
+            (slope,) = torch.autograd.grad(value.sum(), x)
+        return value.detach(), slope
+
+    graph = tidy(make_fx(both)(x), x, compiles=True)
+    assert "softplus" not in graph.code
+    assert graph.code.count("sigmoid.default(") == 1
+    for found, expected in zip(graph(x), both(x.double()), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=5e-7, atol=1e-37)
+    assert graph(torch.full_like(x, torch.nan))[0].isnan().all()
+
+
+@pytest.mark.parametrize(("dtype", "options"), [
+    (torch.float64, {}), (torch.float32, {"beta": 2.0}), (torch.float32, {"threshold": 5.0})])
+def test_other_softplus_are_left_as_they_are(dtype, options):
+    x = torch.linspace(-9, 9, 50, dtype=dtype)
+    traced = make_fx(lambda x: nn.functional.softplus(x, **options))(x)
+    assert "softplus" in tidy(traced, x, compiles=True).code
+    assert "softplus" in tidy(make_fx(nn.functional.softplus)(x), x).code  # interpreted
+
+
 @pytest.mark.parametrize(("rows", "columns", "flipped"), [(64, 4, True), (64, 40, False),
                                                           (8, 4, False)])
 def test_narrow_products_are_flipped(rows, columns, flipped):

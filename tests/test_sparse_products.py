@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
 from subbayes import InputError, sparse
+from subbayes.network import Network
 from subbayes.sparse import products
 from subbayes.sparse import result as results
 from subbayes.sparse.export import exported
@@ -139,6 +140,31 @@ def test_what_is_remembered_of_a_pattern_follows_the_parameters(monkeypatch):
     for logits in (torch.where(inside, -9.0, 9.0), torch.full_like(layer.logits.mean, 9.0)):
         layer.logits.mean.data.copy_(logits.reshape(layer.logits.mean.shape))
         both()
+
+
+def test_which_weights_are_in_is_remembered_by_no_copy_and_no_file():
+    layer = network("dense", "mean-field", "weights").layers["0"]
+    first, second = (next(layer.draws("median", "mean", torch.Generator())) for _ in range(2))
+    assert first.pattern is second.pattern
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert other._drawn.median is None
+        again = next(other.draws("median", "mean", torch.Generator())).pattern
+        assert again is not first.pattern
+        assert again.equals(first.pattern)
+
+
+def test_inputs_are_tried_once_for_each_shape(monkeypatch):
+    result, x, tried = network("dense", "mean-field", "weights"), torch.randn(40, 6), []
+    check = Network.check
+    monkeypatch.setattr(results, "_LARGE", 0)
+    monkeypatch.setattr(results, "_THIN", 1.0)
+    monkeypatch.setattr(Network, "check", lambda self, rows: tried.append(check(self, rows)))
+    for rows in (x, x[:7], x.double().float()):
+        result.predict(rows, structure="median")
+    assert tried == [3]
+    for other, said in ((x[:, :5], "6"), (x.double(), "float32")):
+        with pytest.raises(InputError, match=said):
+            result.predict(other, structure="median")
 
 
 @pytest.mark.parametrize(("posterior", "structure"), CASES)

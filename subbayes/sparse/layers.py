@@ -52,15 +52,31 @@ Operation = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 
 class _Drawn:
-    """The divergence at the draw of the last forward pass; copies of a layer begin without."""
+    """What a layer remembers of its last draws; copies of a layer begin without.
 
-    calls: int = 0  # in training mode
-    rows: int | None = None  # of the data that are being read, if that is known
+    Attributes:
+        calls: in training mode.
+        rows: of the data that are being read, if that is known.
+        kl: the divergence at the draw of the last forward pass.
+        versions: of the parameters then.
+        median: which weights were in, as booleans and as a pattern.
+    """
+
+    calls: int = 0
+    rows: int | None = None
     kl: Tensor | None = None
-    versions: tuple[int, ...] = ()  # of the parameters then
+    versions: tuple[int, ...] = ()
+    median: tuple[Tensor, Pattern] | None = None
 
-    def __deepcopy__(self, _: object) -> _Drawn:
-        return _Drawn()
+    def __reduce__(self) -> tuple[type[_Drawn], tuple[()]]:
+        return _Drawn, ()
+
+    def pattern(self, whole: Bool[Tensor, "k"], shape: tuple[int, int]) -> Pattern:
+        """Of the weights of a median model: the last one, if the same weights are in."""
+        known = self.median  # other threads may put another there
+        if known is None or known[0].device != whole.device or not torch.equal(known[0], whole):
+            self.median = known = whole.clone(), Pattern.of(whole, shape)
+        return known[1]
 
 
 class SparseLayer(nn.Module):
@@ -193,7 +209,7 @@ class SparseLayer(nn.Module):
         Returns:
             Factors that broadcast to (S, units, weights of a unit).
         """
-        if structure == "median" or self.sure and structure != "all":
+        if self._is_settled(structure):
             return self.inside().flatten(1).to(self.mean).unsqueeze(0)
         p = self.probability().flatten(1)
         if structure == "all":
@@ -232,18 +248,26 @@ class SparseLayer(nn.Module):
     def _gates_are_random(self, structure: str) -> bool:
         return structure == "sample" and not self.sure
 
+    def _is_settled(self, structure: str) -> bool:
+        """Whether weights are in or out by their probabilities, not by a draw."""
+        return structure == "median" or self.sure and structure != "all"
+
     def _inside(
         self, structure: str, weights: str, generator: torch.Generator
     ) -> tuple[Pattern | None, Tensor, Tensor, Tensor | None]:
         """Which weights are in, if not all; their means and deviations; the biases' factors."""
-        gamma = self.gates(structure, weights, 1, generator)[0]
-        kept = gamma[:, 0] if self.structure == "units" else None
+        settled = self.drops and self._is_settled(structure)
+        gamma = (self.inside().flatten(1) if settled
+                 else self.gates(structure, weights, 1, generator)[0])
+        kept = gamma[:, 0].to(self.mean) if self.structure == "units" else None
         shape = len(self.mean), self.mean[0].numel()
         whole, mean = gamma.expand(shape).reshape(-1), self.mean.reshape(-1)
         if self.drops and structure != "all":
-            inside = (whole > 0).nonzero()[:, 0]  # of booleans in half of the time
+            pattern = (self._drawn.pattern(whole, shape) if settled
+                       else Pattern.of(whole > 0, shape))
+            inside = pattern.inside
             if len(inside) < len(whole):
-                return Pattern(inside, shape), mean[inside], self._sd_at(inside), kept
+                return pattern, mean[inside], self._sd_at(inside), kept
         return None, mean * whole, self.sd.reshape(-1) * whole, kept
 
     # --- forward ----------------------------------------------------------------------------

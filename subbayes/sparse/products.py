@@ -17,12 +17,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from subbayes.checks import fail
-from subbayes.data import n_rows, take
+from subbayes.data import n_rows, named_leaves, take
 from subbayes.evaluation import bytes_per_row, reuse_memory
 from subbayes.network import Network, taking_turns
 from subbayes.prediction import input_batches
@@ -55,6 +55,11 @@ class Pattern:
 
     def __init__(self, inside: Int[Tensor, "k"], shape: tuple[int, int]) -> None:
         self.inside, self.shape = inside, shape
+
+    @classmethod
+    def of(cls, whole: Bool[Tensor, "n"], shape: tuple[int, int]) -> Pattern:
+        """The pattern of the weights that are in, of all in a row."""
+        return cls(whole.nonzero()[:, 0], shape)
 
     @cached_property
     def rows(self) -> tuple[Int[Tensor, "u_and_one"], Int[Tensor, "k"]]:
@@ -347,6 +352,7 @@ class ThinNetwork:
             assert isinstance(layer, nn.Linear)
             module = replaced(module, name, ThinLinear(layer, flow.by_row))
         self._module = module
+        self._checked: set[Any] = set()
 
     @torch.no_grad()
     def outputs(
@@ -364,9 +370,9 @@ class ThinNetwork:
         Raises:
             InputError: inputs the module does not take or that hold NaN.
         """
-        network, parts = self.network, []
+        parts = []
         for batch in input_batches(inputs):
-            network.check(batch)
+            self._check(batch)
             step = min(_AT_ONCE, max(1, memory_limit // self._bytes_per_row(batch)))
             starts = range(0, n_rows(batch), step)
             with bar(len(starts), "Predicting", progress, "batches") as steps:
@@ -375,6 +381,14 @@ class ThinNetwork:
                         parts.append(self._outputs(draws, take(batch, slice(start, start + step))))
                     steps.update(1)
         return torch.cat(parts, 1)
+
+    def _check(self, batch: Any) -> None:
+        """Whether the network takes inputs of such shapes; tried once for each."""
+        kind = tuple((name, leaf.shape[1:], leaf.dtype, leaf.device)
+                     for name, leaf in named_leaves(batch).items())
+        if kind not in self._checked:
+            self.network.check(batch)
+            self._checked.add(kind)
 
     def _outputs(self, draws: Sequence[Mapping[str, DrawnLayer]], rows: Any) -> Tensor:
         module, found = self._module, []

@@ -115,7 +115,7 @@ class SparseNetwork:
     @staticmethod
     def density_of(layers: Mapping[str, SparseLayer]) -> float:
         """Share of weights with an inclusion probability above one half."""
-        inside = sum(int(layer.inside().sum()) for layer in layers.values())
+        inside = sum(int(layer.inside().count_nonzero()) for layer in layers.values())
         return inside / sum(layer.mean.numel() for layer in layers.values())
 
     def density(self, structure: str = "median") -> float:

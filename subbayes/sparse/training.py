@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 from subbayes.artifact import fingerprint
-from subbayes.checks import check_choice, check_count, fail, fail_type
+from subbayes.checks import check_choice, check_count, fail, fail_type, is_finite
 from subbayes.data import n_rows, named_leaves
 from subbayes.files import as_path, atomic_write_bytes
 from subbayes.likelihoods import Likelihood
@@ -305,13 +305,11 @@ class _Run:
 
     def _broken(self, default: str | None = "the likelihood") -> str:
         """The first layer with parameters that are no numbers."""
+        odd = {name: p for name, p in self.module.named_parameters() if not is_finite(p)}
         for name, layer in self.layers.items():
-            if any(not bool(torch.isfinite(p).all()) for p in layer.parameters()):
+            if any(p is own for p in odd.values() for own in layer.parameters()):
                 return f"layer {name!r}"
-        for name, parameter in self.module.named_parameters():
-            if not bool(torch.isfinite(parameter).all()):
-                return f"parameter {name!r}"
-        return default or ""
+        return f"parameter {next(iter(odd))!r}" if odd else default or ""
 
     # --- copies -----------------------------------------------------------------------------
 
