@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import subbayes
 from subbayes import InputError, sparse
 from subbayes.network import Network
-from subbayes.sparse import products
+from subbayes.sparse import export, products
 from subbayes.sparse import result as results
 from subbayes.sparse.export import exported
-from subbayes.sparse.products import Bags, thin_product, tiling
+from subbayes.sparse.products import Bags, TiledLinear, thin_product, tiling
+from subbayes.sparse.small import CsrLinear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -270,6 +271,64 @@ def test_rows_of_another_width_are_refused():
         for width in (699, 701):
             with pytest.raises(InputError, match=f"expected 700 numbers in each row, got {width}"):
                 small.module(torch.randn(rows, width, dtype=torch.double))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kept", [0, 2, 4])
+def test_dense_layers_among_sparse_ones_take_tiles_as_they_lie(kept, bias, monkeypatch):
+    net, _ = layered(bias)
+    seen, x = [], torch.randn(1000, 700, dtype=torch.double)
+    names = tuple(str(i) for i in (0, 2, 4) if i != kept)
+    small = exported(net, names, x, "csr")
+    own = small.module[kept]
+    own.register_forward_hook(lambda _, args, out: seen.append((args[0].shape, out.stride())))
+    torch.testing.assert_close(small.module(x), net(x))
+    assert isinstance(own, TiledLinear)
+    assert type(net[kept]) is nn.Linear  # the user's as it was
+    assert seen[0] == ((8, 128, own.in_features), (128 * own.out_features, 1, 128))
+    torch.testing.assert_close(copy.deepcopy(small.module)(x[:3]), net(x[:3]))
+    pull = torch.randn(1000, 3, dtype=torch.double)
+    inputs = x.clone().requires_grad_()
+    torch.testing.assert_close(*(torch.autograd.grad(module(inputs), inputs, pull)[0]
+                                 for module in (small.module, net)))
+
+
+def test_kept_layers_of_predictions_and_files_take_tiles_as_they_lie(monkeypatch, tmp_path):
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(700, 30), nn.ReLU(), nn.Linear(30, 3))
+    result = sparse.SparseNetwork(sparse.convert(net, keep=["2"]).eval(), subbayes.Gaussian(1.0))
+    result.layers["0"].logits.mean.data[:, ::2] = -9.0
+    x, asked = torch.randn(1000, 700), dict(structure="median", draws=3)
+    dense = result.predict(x, **asked).outputs
+    monkeypatch.setattr(results, "_LARGE", 0)
+    monkeypatch.setattr(results, "_THIN", 1.0)
+    torch.testing.assert_close(result.predict(x, **asked).outputs, dense, rtol=1e-5, atol=1e-5)
+    assert isinstance(result._thin._module[2], TiledLinear)
+    small = result.export(x, "csr")
+    file = small.save(tmp_path / "small.safetensors")
+    back = sparse.load_exported(file, net).module
+    assert torch.equal(back(x), small.module(x))
+    again = sparse.load_exported(file, net).save(tmp_path / "again.safetensors")
+    assert torch.equal(sparse.load_exported(again, net).module(x), small.module(x))
+
+
+@pytest.mark.parametrize(("layer", "whole", "layout"), [
+    (0.1, 0.1, "csr"), (0.1, 0.9, "dense"), (0.9, 0.1, "dense")])
+def test_layouts_are_chosen_by_what_is_faster_in_tiles(layer, whole, layout, monkeypatch):
+    net, _ = layered()
+    x, shapes = torch.randn(1000, 700, dtype=torch.double), []
+
+    def seconds(module, inputs):
+        shapes.append(tuple(inputs.shape))
+        return layer if isinstance(module, CsrLinear) else (
+            whole if module._forward_pre_hooks else 0.5)
+
+    monkeypatch.setattr(export, "_seconds", seconds)
+    small = exported(net, ("0", "2", "4"), x)
+    assert set(small.layouts.values()) == {layout}
+    assert bool(small.module._forward_pre_hooks) == (layout == "csr")
+    assert {shape[:2] for shape in shapes[:6]} == {(8, 128)}
+    torch.testing.assert_close(small.module(x), net(x))
 
 
 def test_many_threads_use_a_network_in_tiles():

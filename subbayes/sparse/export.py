@@ -188,26 +188,31 @@ def _laid_out(
     if layout == "dense" or (layout == "auto" and example is None):
         return module, chosen
     flow = Flow.of(module, names)
-    for name in may_be_thin(module, names, flow):
-        dense = module.get_submodule(name)
+    thin = may_be_thin(module, names, flow)
+    if not thin:
+        return module, chosen
+    laid = copy.deepcopy(module) if layout == "auto" else module
+    flow.overwrite(laid)
+    # tiles are cut from what comes without a name; a single layer is left as it is
+    tiled = flow.by_row and not isinstance(example, dict) and "" not in thin
+    laid = in_tiles(laid) if tiled else laid
+    for name in thin:
+        dense = laid.get_submodule(name)
         assert isinstance(dense, nn.Linear)
-        seen = (None if layout == "csr" or example is None
-                else _seen(module, dense, example))
-        if layout == "auto" and seen is None:
-            continue
         sparse = CsrLinear(dense)
-        if seen is None or _seconds(sparse, seen) < _seconds(dense, seen):
-            module = replaced(module, name, sparse)
+        sparse.by_row = tiled
+        if layout == "csr" or _is_faster(sparse, dense, _seen(laid, dense, example)):
+            laid = replaced(laid, name, sparse)
             chosen[name] = "csr"
-    if "csr" in chosen.values():
-        flow.overwrite(module)
-        by_name = isinstance(example, dict)  # tiles are cut from what comes without a name
-        module = in_tiles(module) if flow.by_row and not by_name else module
-    return module, chosen
+    if layout == "auto" and not ("csr" in chosen.values() and _is_faster(laid, module, example)):
+        return module, dict.fromkeys(names, "dense")
+    return laid, chosen
 
 
-def _seen(module: nn.Module, layer: nn.Module, example: Inputs) -> Tensor | None:
-    """What a layer reads, laid out in memory as the layers before it do now."""
+def _seen(module: nn.Module, layer: nn.Module, example: Inputs | None) -> Tensor | None:
+    """What a layer reads, if it is called, laid out in memory as the layers before it do now."""
+    if example is None:
+        return None
     seen: list[Tensor] = []
     hook = layer.register_forward_pre_hook(
         lambda _, args, named: seen.append((*args, *named.values())[0].detach()),
@@ -221,13 +226,19 @@ def _seen(module: nn.Module, layer: nn.Module, example: Inputs) -> Tensor | None
     return seen[0] if seen else None
 
 
-def _seconds(layer: nn.Module, x: Tensor, rounds: int = 7) -> float:
+def _is_faster(one: nn.Module, other: nn.Module, inputs: Inputs | None) -> bool:
+    """Which takes less time for inputs, if these are known."""
+    return inputs is not None and _seconds(one, inputs) < _seconds(other, inputs)
+
+
+def _seconds(module: nn.Module, inputs: Inputs, rounds: int = 7) -> float:
     """Least time of a forward pass."""
+    args, kwargs = arguments(inputs)
     with torch.no_grad():
-        layer(x)
+        module(*args, **kwargs)
         found = []
         for _ in range(rounds):
             begun = time.perf_counter()
-            layer(x)
+            module(*args, **kwargs)
             found.append(time.perf_counter() - begun)
     return min(found)

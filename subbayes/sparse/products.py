@@ -30,8 +30,8 @@ from subbayes.progress import bar
 from subbayes.sparse.links import Flow
 from subbayes.sparse.replacing import READERS, hooked, parent_of, replaced
 
-__all__ = ["Bags", "DrawnLayer", "Pattern", "ThinLinear", "ThinNetwork", "csr", "in_tiles",
-           "may_be_thin", "thin_product", "tiling"]
+__all__ = ["Bags", "DrawnLayer", "Pattern", "ThinLinear", "ThinNetwork", "TiledLinear", "csr",
+           "in_tiles", "may_be_thin", "thin_product", "tiling"]
 
 _CACHED = 90_000  # numbers of a tile: with the weights they fit the cache of a core
 _WIDE, _NARROW, _STEP = 128, 32, 16  # rows of a tile: at most, at least, and a multiple of
@@ -201,6 +201,29 @@ class ThinLinear(nn.Module):
         return found if self.by_row else found.contiguous()
 
 
+class TiledLinear(nn.Linear):
+    """A linear layer with all weights, among those that read and give tiles as they lie.
+
+    Example:
+        >>> layer, tiles = nn.Linear(3, 2), torch.randn(4, 3, 32).transpose(1, 2)
+        >>> expected = layer(tiles)
+        >>> layer.__class__ = TiledLinear
+        >>> found = layer(tiles)
+        >>> bool(torch.allclose(found, expected, atol=1e-6)), found.stride()
+        (True, (64, 1, 32))
+    """
+
+    def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
+        """Outputs, which lie in memory as the inputs do."""
+        tiles = input.transpose(1, 2) if input.ndim == 3 else None
+        if tiles is None or not tiles.is_contiguous():
+            return super().forward(input)
+        weight = self.weight.expand(len(tiles), -1, -1)
+        found = (torch.bmm(weight, tiles) if self.bias is None
+                 else torch.baddbmm(self.bias[:, None], weight, tiles))
+        return found.transpose(1, 2)
+
+
 def thin_product(
     x: Float[Tensor, "*N i"], bags: Bags, values: Float[Tensor, "k"],
     bias: Float[Tensor, "o"] | None = None,
@@ -351,6 +374,8 @@ class ThinNetwork:
             layer = module.get_submodule(name)
             assert isinstance(layer, nn.Linear)
             module = replaced(module, name, ThinLinear(layer, flow.by_row))
+        if flow.by_row:
+            _tile(module)
         self._module = module
         self._checked: set[Any] = set()
 
@@ -439,13 +464,20 @@ def in_tiles(module: nn.Module) -> nn.Module:
     """
     widest = _widest(module)
     if widest:
-        own: Any
-        for own in module.modules():
-            if hasattr(own, "by_row"):
-                own.by_row = True
+        _tile(module)
         module.register_forward_pre_hook(_Cut(widest))
         module.register_forward_hook(_Joined())
     return module
+
+
+def _tile(module: nn.Module) -> None:
+    """Have the layers of a module leave tiles as they lie."""
+    own: Any
+    for own in module.modules():
+        if hasattr(own, "by_row"):
+            own.by_row = True
+        elif type(own) is nn.Linear and own is not module:
+            own.__class__ = TiledLinear  # with its hooks, and where other modules know it
 
 
 def _widest(module: nn.Module) -> int:

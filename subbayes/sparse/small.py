@@ -26,7 +26,7 @@ from subbayes.data import check_rows, named_leaves, to_device, to_inputs
 from subbayes.files import StrPath, as_path, atomic_write_bytes, refuse, shown
 from subbayes.network import arguments
 from subbayes.sparse.links import Flow
-from subbayes.sparse.products import Bags, csr, in_tiles, thin_product
+from subbayes.sparse.products import Bags, TiledLinear, csr, in_tiles, thin_product
 from subbayes.sparse.replacing import replaced
 from subbayes.types import Inputs
 
@@ -298,7 +298,8 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
 
 def _kinds(module: nn.Module) -> dict[str, str]:
     """What each submodule is, of whatever size and layout."""
-    return {name: nn.Linear.__name__ if isinstance(own, CsrLinear) else type(own).__name__
+    linear = CsrLinear, TiledLinear
+    return {name: nn.Linear.__name__ if isinstance(own, linear) else type(own).__name__
             for name, own in module.named_modules() if name}
 
 
