@@ -44,12 +44,18 @@ def _device_of(data: Data) -> torch.device:
 
 
 class Feed:
-    """Minibatches on the network's device, targets as the inner likelihood wants them."""
+    """Minibatches on the network's device, targets as the inner likelihood wants them.
+
+    Empty batches of a loader are left out.
+    """
 
     def __init__(
         self, data: Any, likelihood: Likelihood, network: Network, batch_size: int | None,
         seed: int,
     ) -> None:
+        if torch.is_inference_mode_enabled():
+            fail("data", "a call that may compute gradients", "one in torch.inference_mode()",
+                 "Train outside of it")
         self.device, self.dtype = network.device, network.dtype
         self.network, self.likelihood = network, likelihood
         self.generator = torch.Generator().manual_seed(derive(seed, 0))
@@ -142,7 +148,7 @@ class Feed:
         assert self.loader is not None
         for batch in self.loader:
             inputs, y = as_pair(batch, "data")
-            if not (self.normalises and n_rows(y) == 1):
+            if n_rows(y) > (1 if self.normalises else 0):
                 yield to_device(inputs, self.device), self.prepared(y)
 
 
@@ -200,7 +206,7 @@ def _read_targets(loader: Iterable[Any]) -> tuple[Inputs, Targets, int]:
     for batch in loader:
         inputs, y = as_pair(batch, "data")
         check_rows({"data inputs": inputs, "data targets": y})
-        first = inputs if first is None else first
+        first = inputs if first is None and n_rows(inputs) else first
         parts.append(y if isinstance(y, tuple) else (y,))
     if first is None:
         fail("data", "at least one row", "an empty loader")

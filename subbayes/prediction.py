@@ -158,8 +158,12 @@ def count_rows(network: Network, inputs: Any) -> int:
 
 
 def input_batches(inputs: Any) -> Iterator[Inputs]:
-    """Inputs as batches in order: of a loader (of inputs, or of pairs), or themselves."""
-    streamed = isinstance(inputs, DataLoader)
+    """Inputs as batches in order: of a loader (of inputs, or of pairs), or themselves.
+
+    Raises:
+        InputError: NaN, or no rows; empty batches of a loader are left out.
+    """
+    streamed, empty = isinstance(inputs, DataLoader), True
     for batch in quietly(in_order(inputs)) if streamed else [inputs]:
         if streamed and isinstance(batch, (list, tuple)) and len(batch) == 2:
             batch = batch[0]
@@ -167,6 +171,8 @@ def input_batches(inputs: Any) -> Iterator[Inputs]:
             batch = tuple(batch)
         rows = to_inputs(without_labels(batch) if streamed else batch)
         check_rows({"inputs": rows})
-        if n_rows(rows) == 0:
-            fail("inputs", "at least one row", "an empty table")
-        yield rows
+        if n_rows(rows):
+            empty = False
+            yield rows
+    if empty:
+        fail("inputs", "at least one row", "an empty loader" if streamed else "an empty table")

@@ -19,6 +19,7 @@ from subbayes import (
     Poisson,
     Standardized,
     TrajectoryRecorder,
+    sparse,
     swa,
     train,
 )
@@ -545,7 +546,39 @@ def test_a_batch_of_one_row_does_not_break_batchnorm():
         train(net(norm=True), Gaussian(1.0), (x[:1], y[:1]), **QUICK)
 
 
+def test_empty_batches_of_a_loader_are_left_out():
+    x, y = table(48, dtype=torch.float32)
+    full = [(x[i : i + 16], y[i : i + 16]) for i in (0, 16, 32)]
+    gaps = [(x[:0], y[:0]), full[0], (x[:0], y[:0]), *full[1:], (x[:0], y[:0])]
+    for norm in (False, True):
+        found, expected = (train(net(norm=norm), Gaussian(), DataLoader(batches, batch_size=None),
+                                 **QUICK) for batches in (gaps, full))
+        assert torch.equal(weights(found), weights(expected))
+    sparse_net = sparse.convert(net())
+    results = [sparse.fit(sparse_net, Gaussian(), DataLoader(batches, batch_size=None), epochs=3,
+                          progress=False) for batches in (gaps, full)]
+    assert results[0].history == results[1].history
+    whole = results[0].predict(x)
+    assert torch.equal(results[0].predict(DataLoader(gaps, batch_size=None)).outputs, whole.outputs)
+    for empty in ([], gaps[:1]):
+        with pytest.raises(InputError, match="inputs: expected at least one row, got an empty lo"):
+            results[0].predict(DataLoader(empty, batch_size=None))
+        with pytest.raises(InputError, match="data: expected at least one row, got an empty load"):
+            train(net(), Gaussian(), DataLoader(empty, batch_size=None), **QUICK)
+
+
 # --- errors ----------------------------------------------------------------------------------
+
+
+def test_training_without_gradients():
+    x, y = table(dtype=torch.float32)
+    with torch.no_grad():  # which says nothing of the gradients that training needs itself
+        result = train(net(), Gaussian(), (x, y), **QUICK)
+    assert torch.equal(weights(result), weights(train(net(), Gaussian(), (x, y), **QUICK)))
+    with torch.inference_mode(), pytest.raises(
+            InputError, match=r"data: expected a call that may compute gradients, got one in "
+                              r"torch.inference_mode\(\). Train outside of it"):
+        train(net(), Gaussian(), (x, y), **QUICK)
 
 
 def test_a_training_that_diverges():
