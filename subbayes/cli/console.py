@@ -131,7 +131,7 @@ _OPTIONS = frozenset((
 _AFTER_FIT = ("predict", "evaluate")
 _ONLY_FIT = ("unknown", "missing", "categorical", "missing_values", "max_categories", "task")
 _OPTION = re.compile(r"\b(unknown|missing|task|separator|categorical|missing_values|overwrite|"
-                     r"max_categories|draws|warmup|inference)=(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)")
+                     r"max_categories|draws|warmup|inference|structure|weights)=(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)")
 
 
 def in_their_words(text: str) -> str:
@@ -170,6 +170,8 @@ def as_options(text: str, owner: str = "") -> str:
     Example:
         >>> as_options("Use missing='impute', or run longer (draws=...)")
         'Use --missing impute, or run longer (--draws)'
+        >>> as_options("Pass weights='mean' beside structure='all'")
+        'Pass --weights mean beside --structure all'
         >>> as_options("Use unknown='ignore'", " of 'subbayes fit'")
         "Use --unknown ignore of 'subbayes fit'"
     """

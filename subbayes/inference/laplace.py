@@ -143,7 +143,7 @@ def _factor(
             least = float(np.linalg.eigvalsh(curvature)[0])
             fail("posterior", "a mode with positive definite curvature",
                  f"an eigenvalue of {least:.3g}",
-                 "Raise starts, smooth the network (tanh for relu), or use nuts")
+                 "Raise starts, use nuts, or take smooth functions in the network, not relu")
     return directions
 
 

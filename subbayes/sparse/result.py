@@ -237,7 +237,8 @@ class SparseNetwork:
         check_choice("weights", weights, WEIGHTS)
         dense = all(layer.posterior in SURE for layer in self.layers.values())
         if (structure, weights) == ("all", "sample") and not dense:
-            fail("weights", "'mean' where all weights are in at their expectation", "'sample'")
+            fail("weights", "'mean' where all weights are in at their expectation", "'sample'",
+                 "Pass weights='mean' beside structure='all', or another structure")
         random = structure == "sample" or weights == "sample"
         count = check_count("draws", draws) if random else 1
         generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
