@@ -87,3 +87,30 @@ def test_another_prior_than_that_of_the_truths_is_seen():
     truth, inside, result = fitted("mean-field", "local", 0.6, seed=0)
     assert chi_square(ranks(truth, result)) < 1e-4
     assert shares(inside, result.module.probability().numpy()).min() < -5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_whole_units_have_their_exact_probabilities():
+    """The evidence of a unit with and without weights; relaxed indicators come near it."""
+    rng, p, sigma, slab = np.random.default_rng(0), 3, 1.5, 0.4
+    x = np.linalg.qr(rng.normal(size=(N, p)))[0] * math.sqrt(N)
+    inside = rng.random((UNITS, 1)) < INCLUSION
+    truth = inside * rng.normal(0, slab, (UNITS, p))
+    y = x @ truth.T + sigma * rng.normal(size=(N, UNITS))
+    noise, zeros = sigma**2 * np.eye(N), np.zeros(N)
+    odds = (math.log(INCLUSION / (1 - INCLUSION))
+            + stats.multivariate_normal(zeros, noise + slab**2 * x @ x.T).logpdf(y.T)
+            - stats.multivariate_normal(zeros, noise).logpdf(y.T))
+    made = sparse.convert(
+        nn.Linear(p, UNITS, bias=False).double(), structure="units", sd=0.1, inclusion=0.5,
+        prior=sparse.SpikeSlab(sparse.NormalSlab(slab), sparse.Bernoulli(INCLUSION)))
+    result = sparse.fit(
+        made, subbayes.Gaussian(noise=sigma), (torch.from_numpy(x), torch.from_numpy(y)),
+        epochs=3000, early_epochs=0, batch_size=None, progress=False,
+        rates=sparse.Rates(weights=5e-3, inclusion=1e-2))
+    found = result.module.probability().numpy()[:, 0]
+    exact = 1 / (1 + np.exp(-odds))
+    assert np.abs(found - exact).mean() < 0.04
+    assert np.corrcoef(found, exact)[0, 1] > 0.99
+    assert chi_square(ranks(truth, result)[:, 0]) > 1e-3
