@@ -131,7 +131,8 @@ _OPTIONS = frozenset((
 _AFTER_FIT = ("predict", "evaluate")
 _ONLY_FIT = ("unknown", "missing", "categorical", "missing_values", "max_categories", "task")
 _OPTION = re.compile(r"\b(unknown|missing|task|separator|categorical|missing_values|overwrite|"
-                     r"max_categories|draws|warmup|inference|structure|weights)=(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)")
+                     r"max_categories|draws|warmup|inference|structure|weights)="
+                     r"(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)")
 
 
 def in_their_words(text: str) -> str:
