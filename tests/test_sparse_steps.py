@@ -1,5 +1,6 @@
 """Traced and compiled steps of sparse training take the same steps as eager ones."""
 
+import random
 import warnings
 
 import numpy as np
@@ -102,6 +103,67 @@ def test_modules_with_randomness_or_statistics_of_their_own_are_evaluated_eagerl
 
 
 @pytest.mark.usefixtures("traced_at_once")
+class Peeking(nn.Module):
+    """A network that does something in Python with the rows, or with numbers of its own."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.net, self.what, self.held = network(), what, {"calls": 0}
+
+    def forward(self, x):
+        out = self.net(x)
+        if self.what == "numpy":
+            return out * torch.from_numpy(np.sin(3 * x[:, :1].numpy()))
+        if self.what == "list":
+            return out * torch.tensor([[1.0 + (v > 0)] for v in x[:, 0].tolist()])
+        if self.what == "rows":
+            found, above = out.clone(), torch.where(x[:, 0] > 0)[0]
+            found[above] = 2 * found[above]
+            return found
+        if not self.training:
+            return out
+        if self.what == "random":
+            return out * (2.0 if random.random() < 0.5 else 1.0)
+        if self.what == "numpy random":
+            return out * (1 + np.random.random())  # noqa: NPY002
+        self.held["calls"] += 1
+        return out * (1 + self.held["calls"] % 3)
+
+
+@pytest.mark.usefixtures("traced_at_once")
+@pytest.mark.parametrize(("what", "said"), [
+    ("numpy", "its result differs on other rows"), ("list", "its result differs on other rows"),
+    ("rows", "replaying the traced training step failed"), ("random", None),
+    ("numpy random", None), ("held", "its result differs")])
+def test_what_a_trace_cannot_hold_is_evaluated_eagerly(what, said):
+    found = []
+    for mode in ("eager", "trace"):
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            found.append(fitted(mode, Peeking(what), batch_size=17))
+        heard = [str(w.message) for w in heard if "failed (" in str(w.message)]
+        assert [mode == "trace"] * len(heard) == [True] * len(heard)
+    assert all(said in line for line in heard) if said else not heard
+    assert bool(heard) == (said is not None)
+    if what != "held":  # it counts the looks too
+        check_same(*found)
+
+
+@pytest.mark.usefixtures("traced_at_once")
+def test_modules_that_hooks_listen_to_are_evaluated_eagerly():
+    calls, module = {"eager": 0, "trace": 0}, network()
+
+    def count(*_):
+        calls[mode] += 1
+
+    module[0].register_forward_hook(count)
+    for mode in calls:
+        fitted(mode, module)
+    assert calls["trace"] == calls["eager"] > 12
+
+
 def test_a_traced_run_resumes_bit_for_bit(tmp_path):
     whole = fitted("trace")
 

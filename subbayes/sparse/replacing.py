@@ -114,7 +114,8 @@ def hooked(module: nn.Module) -> bool:
         >>> hooked(layer), hooked(nn.ReLU())
         (True, False)
     """
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return bool(module._forward_hooks or module._forward_pre_hooks
+                or module._backward_hooks or module._backward_pre_hooks)
 
 
 def parent_of(module: nn.Module, name: str) -> nn.Module:

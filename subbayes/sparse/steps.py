@@ -10,10 +10,12 @@ same.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -27,6 +29,7 @@ from subbayes.graph import compiled, folded, interpreted, tidy
 from subbayes.network import taking_turns
 from subbayes.sparse.factors import Noise
 from subbayes.sparse.layers import SparseLayer
+from subbayes.sparse.replacing import hooked
 from subbayes.types import Inputs, Targets
 from subbayes.vectorised import say
 
@@ -37,6 +40,7 @@ _OFTEN = 50  # steps of a shape from which it is traced
 _COMPILING = 15.0  # seconds, about, that compiled steps must save to be worth it:
 _SAVED, _SAVED_BY_NUMBER = 4e-4, 1.4e-8  # seconds a step, and for each number that is learned
 _ROUNDING = 1e-3  # of the largest entry
+_LOOKED_AT = frozenset((1, 2, 3, 8, 64, 512, 4096))  # replays that an eager step is compared with
 
 
 class _Tape(Noise):
@@ -78,9 +82,10 @@ class Steps:
             is to be known, each a tensor; its layers draw from one `Noise`.
         layers: its sparse layers.
         mode: "trace", "compile" or "eager". A module that draws random numbers of its own,
-            writes to its buffers or replaces them (dropout, batch normalisation), or changes
-            numbers that it holds, is evaluated eagerly. Parameters that need no gradients stand
-            still as long as this lives.
+            writes to its buffers or replaces them (dropout, batch normalisation), changes numbers
+            that it holds, or has hooks, is evaluated eagerly; so is one whose replayed step fails
+            or gives something else on later rows, which is looked at now and then. Parameters that
+            need no gradients stand still as long as this lives.
         expected: how many steps there will be with so many rows; few are not worth tracing.
     """
 
@@ -116,12 +121,14 @@ class Steps:
     def _prepared(self, flat: list[Tensor], spec: Any) -> Callable[..., Any]:
         """The fastest way for batches of these shapes that works."""
         often = self.expected(len(flat[0]))
-        recurrent = any(isinstance(own, nn.RNNBase) for own in self.objective.modules())
-        if self.mode == "eager" or often < _OFTEN or recurrent:  # which make_fx cannot trace
+        # make_fx cannot trace recurrent layers, and hooks are there to be called
+        odd = any(isinstance(own, nn.RNNBase) or hooked(own) for own in self.objective.modules())
+        if self.mode == "eager" or often < _OFTEN or odd:
             return self._eager
         try:
             with taking_turns, self._untouched():
-                return self._traced(flat, spec, self.mode == "compile" and self._saves(often))
+                replay = self._traced(flat, spec, self.mode == "compile" and self._saves(often))
+                return self._eager if replay is None else self._watched(replay)
         except (InputError, InputTypeError):
             raise
         except Exception as error:
@@ -132,12 +139,46 @@ class Steps:
         learned = sum(p.numel() for p in self.moving.values())
         return often * (_SAVED + _SAVED_BY_NUMBER * learned) >= _COMPILING
 
-    def _traced(self, flat: list[Tensor], spec: Any, compiles: bool) -> Callable[..., Any]:
+    def _watched(self, replay: Callable[..., Any]) -> Callable[..., Any]:
+        """A replay that gives way to the eager step where it fails or is another one.
+
+        What a module reads through Python or NumPy is noted as it was in the first batch.
+        """
+        generator, calls, holds = next(iter(self.layers.values())).noise.generator, 0, True
+
+        def watched(flat: list[Tensor], spec: Any) -> tuple[Any, Any]:
+            nonlocal calls, holds
+            if not holds:
+                return self._eager(flat, spec)
+            drawn, calls = generator.get_state(), calls + 1
+            try:
+                found = replay(flat, spec)
+            except Exception as error:
+                holds = False
+                generator.set_state(drawn)
+                say("replaying the traced training step", error, "going on without")
+                return self._eager(flat, spec)
+            if calls in _LOOKED_AT:
+                generator.set_state(drawn)
+                expected = self._eager(flat, spec)
+                if not _close(tree_flatten(expected)[0], found):
+                    holds = False
+                    say("tracing the training step", "its result differs on other rows: the module "
+                        "reads them through Python or NumPy, or changes", "going on without")
+                    return expected
+            return found
+
+        return watched
+
+    def _traced(
+        self, flat: list[Tensor], spec: Any, compiles: bool
+    ) -> Callable[..., Any] | None:
+        """A step that is replayed, if that is the same step."""
         with self._taped() as tape:
             before, held = tape.generator.get_state(), _held(self.objective)
             expected = tree_flatten(self._eager(flat, spec))[0]
             if _held(self.objective) != held:
-                return self._eager
+                return None
             tape.generator.set_state(before)
             noise = tape.again()
             named = [*self.objective.named_parameters(), *self.objective.named_buffers()]
@@ -162,7 +203,7 @@ class Steps:
         graph.graph.eliminate_dead_code()
         graph.recompile()
         if not _replayable(graph):
-            return self._eager
+            return None
         standing = {name for name, _ in self.objective.named_parameters()} - self.moving.keys()
         still = [False] * (len(flat) + len(noise)) + [name in standing for name in names]
         constants = folded(graph, tensors, still)
@@ -171,7 +212,7 @@ class Steps:
             replay = _fast(graph, tensors, compiles)
             if not _close(expected, replay(*tensors)):
                 say("tracing the training step", "its result differs", "going on without")
-                return self._eager
+                return None
         count = len(expected) - len(self.moving)
 
         def replayed(flat: list[Tensor], spec: Any) -> tuple[Any, Any]:
@@ -201,7 +242,7 @@ class Steps:
                for module in self.objective.modules()]
         buffers = [(buffer, buffer.clone()) for buffer in self.objective.buffers()]
         generator = next(iter(self.layers.values())).noise.generator
-        drawn = generator.get_state()
+        drawn, python, numpy = generator.get_state(), random.getstate(), _of_numpy()
         devices = {p.device for p in self.objective.parameters() if p.is_cuda}
         try:
             with torch.random.fork_rng(devices=list(devices)):
@@ -213,11 +254,18 @@ class Steps:
             for buffer, value in buffers:
                 buffer.copy_(value)
             generator.set_state(drawn)
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+def _of_numpy() -> Any:
+    """Where NumPy's global random numbers are."""
+    return np.random.get_state()  # noqa: NPY002
 
 
 def _held(module: nn.Module) -> list[Any]:
-    """Beside parameters: buffers, by identity and version, and numbers and text."""
-    found: list[Any] = []
+    """Beside parameters: buffers, by identity and version, numbers and text, random numbers."""
+    found: list[Any] = [random.getstate(), str(_of_numpy())]
     for own in module.modules():
         found += [(id(b), b._version) for b in own._buffers.values() if b is not None]
         found += [(name, value) for name, value in own.__dict__.items()
@@ -250,6 +298,8 @@ def _replayable(graph: GraphModule) -> bool:
 
 
 def _close(expected: list[Tensor], found: Any) -> bool:
+    """But for rounding; counts may differ by ties."""
     return all(torch.allclose(a.double(), b.double(), rtol=_ROUNDING, equal_nan=True,
                               atol=_ROUNDING * float(a.double().abs().max()) + 1e-12)
-               for a, b in zip(expected, tree_flatten(found)[0], strict=True) if a.numel())
+               for a, b in zip(expected, tree_flatten(found)[0], strict=True)
+               if a.numel() and a.is_floating_point())
