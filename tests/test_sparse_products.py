@@ -280,9 +280,16 @@ def test_dense_layers_among_sparse_ones_take_tiles_as_they_lie(kept, bias, monke
     seen, x = [], torch.randn(1000, 700, dtype=torch.double)
     names = tuple(str(i) for i in (0, 2, 4) if i != kept)
     small = exported(net, names, x, "csr")
-    own = small.module[kept]
-    own.register_forward_hook(lambda _, args, out: seen.append((args[0].shape, out.stride())))
-    torch.testing.assert_close(small.module(x), net(x))
+    own, forward = small.module[kept], TiledLinear.forward
+
+    def noting(self, given):
+        found = forward(self, given)
+        seen.append((given.shape, found.stride()))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TiledLinear, "forward", noting)
+        torch.testing.assert_close(small.module(x), net(x))
     assert isinstance(own, TiledLinear)
     assert type(net[kept]) is nn.Linear  # the user's as it was
     assert seen[0] == ((8, 128, own.in_features), (128 * own.out_features, 1, 128))
@@ -329,6 +336,53 @@ def test_layouts_are_chosen_by_what_is_faster_in_tiles(layer, whole, layout, mon
     assert bool(small.module._forward_pre_hooks) == (layout == "csr")
     assert {shape[:2] for shape in shapes[:6]} == {(8, 128)}
     torch.testing.assert_close(small.module(x), net(x))
+
+
+def test_hooks_on_a_network_in_tiles_see_rows():
+    net, small = layered()
+    x, y = torch.randn(1000, 700, dtype=torch.double), torch.randn(20, 700, dtype=torch.double)
+    own = small.module
+
+    def halved(_, inputs):
+        return (inputs[0] / 2,)
+
+    def centred(_, inputs, outputs):
+        assert len(inputs[0]) == len(outputs) in (1000, 20)
+        return outputs - outputs.mean(0)
+
+    def told(_, inputs, outputs):
+        return outputs + inputs[0][:, :3]
+
+    for register in (lambda module: module.register_forward_pre_hook(halved),
+                     lambda module: module[0].register_forward_hook(centred),
+                     lambda module: module.register_forward_hook(told)):
+        handles = [register(module) for module in (net, own)]
+        for rows in (x, y):
+            torch.testing.assert_close(own(rows), net(rows))
+        for handle in handles:
+            handle.remove()
+    torch.testing.assert_close(own(x), net(x))
+
+
+def test_csr_layers_are_not_traced():
+    _, small = layered()
+    x = torch.randn(40, 700, dtype=torch.double)
+    for trace in (lambda: torch.jit.trace(small.module, x, check_trace=False),
+                  lambda: torch.export.export(small.module, (x,))):
+        with pytest.raises(InputError, match="traced or compiled. Export with layout='dense' for"):
+            trace()
+
+
+def test_no_rows_and_autocast():
+    net, small = layered()
+    net, half = net.bfloat16(), copy.deepcopy(small.module).bfloat16()
+    for shape in ((0, 700), (5, 0, 700)):
+        assert half(torch.zeros(shape, dtype=torch.bfloat16)).shape == (*shape[:-1], 3)
+    net, single = net.float(), small.module.float()
+    for rows in (3, 1000):
+        x = torch.randn(rows, 700)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(single(x).float(), net(x).float(), rtol=0.1, atol=0.05)
 
 
 def test_many_threads_use_a_network_in_tiles():

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -249,7 +250,8 @@ def thin_product(
     """
     if x.shape[-1] != bags.inputs:
         fail("inputs", f"{bags.inputs} numbers in each row", x.shape[-1])
-    half = x.dtype in (torch.half, torch.bfloat16)  # for which there is no product with CSR
+    half = (x.dtype in (torch.half, torch.bfloat16)  # for which there is no product with CSR
+            or torch.is_autocast_enabled(x.device.type))
     if x.device.type == "cpu" and (half or x.shape[:-1].numel() >= _FEW):
         return _product(_Tiles.of(x), bags, values, bias)
     rows = x.reshape(-1, x.shape[-1])
@@ -307,8 +309,8 @@ def tiling(n: int, inputs: int) -> tuple[int, int]:
         ((9, 112), (8, 128), (1, 32))
     """
     most = min(_WIDE, max(_NARROW, _CACHED // max(1, inputs) // _STEP * _STEP))
-    tiles = -(-n // most)
-    return tiles, -(-n // (tiles * _STEP)) * _STEP
+    tiles = max(1, -(-n // most))
+    return tiles, max(1, -(-n // (tiles * _STEP))) * _STEP
 
 
 def _product(
@@ -505,14 +507,21 @@ class _Cut:
     def __init__(self, widest: int) -> None:
         self.widest = widest
 
-    def __call__(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        noted = torch._C._get_tracing_state() or torch.compiler.is_compiling()
+        if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or noted or _listened_to(module):
             return None
         tiles = _cut(inputs[0], self.widest)
-        if tiles is None or torch._C._get_tracing_state() or torch.compiler.is_compiling():
+        if tiles is None:
             return None
         setattr(tiles, _ROWS, len(inputs[0]))
         return (tiles,)
+
+
+def _listened_to(module: nn.Module) -> bool:
+    """Whether a module in tiles has more hooks than its two, which would see tiles."""
+    return len(module._forward_hooks) > 1 or len(module._forward_pre_hooks) > 1 or any(
+        map(hooked, islice(module.modules(), 1, None)))
 
 
 class _Joined:

@@ -65,7 +65,14 @@ class CsrLinear(nn.Module):
         self._known: tuple[Tensor, Bags, Tensor] | None = None
 
     def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
-        """Outputs, shape (..., out_features)."""
+        """Outputs, shape (..., out_features).
+
+        Raises:
+            InputError: rows of another size, or a call that is traced or compiled.
+        """
+        if torch._C._get_tracing_state() or torch.compiler.is_compiling():
+            fail("module", "layers that are called as they are, where some are CSR",
+                 "a call that is traced or compiled", "Export with layout='dense' for that")
         weight = self.weight
         known = self._known
         if known is None or known[0] is not weight:
