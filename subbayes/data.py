@@ -129,7 +129,8 @@ def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
     Raises:
         InputError: no tensors, scalars, different lengths, NaN or infinite values.
     """
-    named = [(name, tensor) for name, part in parts.items() for tensor in leaves(part)]
+    named = [(_labelled(name, key, part), tensor) for name, part in parts.items()
+             for key, tensor in named_leaves(part).items()]
     for name, part in parts.items():
         if not leaves(part):
             fail(name, "at least one tensor", "an empty collection")
@@ -140,6 +141,13 @@ def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
             check_same_length([named[0][0], name], [len(named[0][1]), len(tensor)])
     for name, tensor in named:
         check_finite(name, tensor)
+
+
+def _labelled(name: str, key: str, part: Inputs | Targets) -> str:
+    """What to call one of the tensors of inputs or targets."""
+    if isinstance(part, Tensor):
+        return name
+    return f"{name}[{key!r}]" if isinstance(part, dict) else f"{name}[{key}]"
 
 
 def _check_pair(inputs: Inputs, y: Targets, argument: str) -> None:

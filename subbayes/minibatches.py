@@ -196,6 +196,8 @@ def _as_loader(
     if isinstance(data, DataLoader):
         return data
     if isinstance(data, Dataset):
+        if hasattr(data, "__len__") and len(data) == 0:
+            fail("data", "at least one row", "an empty dataset")
         return DataLoader(data, batch_size=batch_size or 2**62, shuffle=True, generator=generator)
     return data.loader if isinstance(data, Data) else None
 

@@ -275,8 +275,10 @@ def test_a_loader_that_is_used_up_after_a_pass():
 
 @pytest.mark.parametrize(("form", "what"), [
     ((X, Y[:-1]), "data inputs and data targets: expected the same number of rows, got 11 and 10"),
-    (((X, X[:-1]), Y), "data inputs and data inputs: .*got 11 and 10"),
+    (((X, X[:-1]), Y), r"data inputs\[0\] and data inputs\[1\]: .*got 11 and 10"),
     ((X, (Y, Y[:2])), "got 11 and 2"),
+    (({"a": X, "b": X[:2]}, Y), r"data inputs\['a'\] and data inputs\['b'\]: expected the same n"),
+    (((X, X * np.nan), Y), r"data inputs\[1\]: expected finite numbers"),
     ((X[:0], Y[:0]), "data: expected at least one row, got an empty table"),
     (DataLoader(TensorDataset(X[:0], Y[:0])), "data: expected at least one row, got an empty"),
     ((X, torch.tensor(1.0)), "one row per observation, got a scalar"),
@@ -299,8 +301,8 @@ def test_values_that_are_not_finite(bad):
     x[3, 1] = y[5] = bad
     refused((x, Y), r"data inputs: expected finite numbers, got 1 NaN or infinite value \(first in "
                     r"row 3\). Drop or impute")
-    refused((X, y), r"data targets: .*row 5")
-    refused((X, (Y, y)), "data targets: .*row 5")
+    refused((X, y), r"data targets\\[1\\]: .*row 5")
+    refused((X, (Y, y)), "data targets\\[1\\]: .*row 5")
     refused(({"a": X, "b": x}, Y), "data inputs: .*row 3")
     refused(DataLoader(TensorDataset(X, y), batch_size=4), "data targets: .*finite")
 

@@ -1,6 +1,7 @@
 """Baselines of sparse networks: dense Gaussians, mixtures, concrete dropout, horseshoe, pruning."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -296,3 +297,13 @@ def test_kept_blocks_are_not_pruned():
 def test_bad_settings_are_refused(make, said):
     with pytest.raises((InputError, TypeError), match=said):
         make()
+
+
+def test_a_layer_that_loses_all_of_its_weights_is_named():
+    net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    net[2].weight.data *= 1e-3
+    with pytest.warns(UserWarning, match="Nothing is left in layer '2', whose outputs do not dep"):
+        sparse.prune(net, 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparse.prune(net, 0.1, keep="2")

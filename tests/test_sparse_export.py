@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import subbayes
 from subbayes import InputError, sparse
-from subbayes.sparse.export import _chosen, pruned
+from subbayes.sparse.export import _chosen, exported, pruned
 from subbayes.sparse.links import links
 
 
@@ -594,3 +594,44 @@ def test_transformer_layers_read_dense_weights(layout):
     with torch.no_grad():  # without gradients, where the layer passes its weights to one kernel
         torch.testing.assert_close(small.module(x).double(), torch.as_tensor(expected).double(),
                                    atol=1e-5, rtol=1e-5)
+
+
+# --- what reduces positions -----------------------------------------------------------------------
+
+REDUCE = {
+    "torch.max_pool2d": (lambda x: torch.max_pool2d(x, 2).flatten(1), 32, 2),
+    "mean": (lambda x: x.mean((2, 3)), 8, 2),
+    "mean from behind": (lambda x: x.mean(dim=[-1, -2]), 8, 2),
+    "kept": (lambda x: torch.mean(x, (2, 3), keepdim=True).flatten(1), 8, 2),
+    "amax": (lambda x: torch.amax(x, (3, 2)), 8, 2),
+    "one after the other": (lambda x: x.mean(3).mean(2), 8, 8),  # not seen through
+    "another dtype": (lambda x: x.mean((2, 3), dtype=torch.float64), 8, 8),
+    "over channels": (lambda x: x.mean((1, 2)).repeat(1, 2), 8, 8),
+    "over rows and columns in part": (lambda x: x.mean(3).flatten(1), 32, 8),
+}
+
+
+@pytest.mark.parametrize("what", list(REDUCE))
+def test_units_go_where_all_positions_are_reduced_to_one(what):
+    class Pooled(nn.Module):
+        def __init__(self, reduce, width):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3)
+            self.head, self.reduce = nn.Linear(width, 3), reduce
+
+        def forward(self, x):
+            return self.head(self.reduce(torch.relu(self.b(torch.relu(self.a(x))))))
+
+    reduce, width, left = REDUCE[what]
+    torch.manual_seed(0)
+    net, x = Pooled(reduce, width).double().eval(), torch.randn(5, 1, 8, 8).double()
+    net.b.weight.data[2:] = 0.0  # units with a constant each
+    small = exported(net, example=x)
+    assert small.units["b"] == (8, left)
+    torch.testing.assert_close(small.module(x), net(x), rtol=1e-12, atol=1e-12)
+
+
+def test_sparse_layers_are_no_zeros():
+    made = sparse.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))
+    with pytest.raises(InputError, match="module: expected a module with zeros, got one that conv"):
+        exported(made)

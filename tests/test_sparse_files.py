@@ -7,11 +7,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import subbayes
-from subbayes import InputError, artifact, sparse
+from subbayes import InputError, InputTypeError, artifact, sparse
 from subbayes.sparse.small import _densified
 
 
@@ -76,13 +76,21 @@ def test_a_file_that_is_there_stays(tmp_path):
     assert len(file.read_bytes()) > 100
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_loaded_is_one_line(tmp_path):
     module, whole = network()
     file = whole.export().save(tmp_path / "small.safetensors")
     with pytest.raises(InputError, match="module: expected the layers of .*others: 4, 6"):
         sparse.load_exported(file, nn.Sequential(nn.Conv1d(2, 6, 3)))
     (tmp_path / "text").write_text("no tensors")
-    for name, got in (("text", "another file, or a damaged one: "), ("nothing", "no such file: ")):
+    for name, facts in (("empty", "{}"), ("odd", "zz"), ("list", "[]")):
+        save_file({"a": torch.zeros(1)}, tmp_path / name, metadata={"subbayes": facts})
+    other = "another file, or a damaged one: "
+    for odd in (None, nn.Linear):
+        with pytest.raises(InputTypeError, match="module: expected the torch.nn.Module that was c"):
+            sparse.load_exported(tmp_path / "text", odd)
+    for name, got in (("text", other), ("empty", other), ("odd", other), ("list", other),
+                      ("nothing", "no such file: ")):
         with pytest.raises(InputError, match=f"path: .*Exported.save wrote, got {got}.*{name}"):
             sparse.load_exported(tmp_path / name, module)
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import Dataset
 
 import subbayes
-from subbayes import InputError, sparse
+from subbayes import InputError, InputTypeError, sparse
 
 DOUBLE = torch.float64
 
@@ -134,6 +135,29 @@ def test_the_elbo_needs_draws():
     made[2].eval()
     with pytest.raises(InputError, match="module: .*in evaluation mode: '2'. Call module.train"):
         sparse.elbo(made, subbayes.Gaussian(1.0), x, y, 60)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("change", "error", "said"), [
+    (lambda x, y: (x.numpy(), y), InputTypeError, "inputs: expected tensors, got ndarray"),
+    (lambda x, y: (x, y.tolist()), InputTypeError, "y: expected tensors, got list"),
+    (lambda x, y: (x * torch.nan, y), InputError, "inputs: expected finite numbers"),
+    (lambda x, y: (x, y * torch.inf), InputError, "y: expected finite numbers"),
+    (lambda x, y: (x, y[:-1]), InputError, "inputs: expected between 1 and n = 60 rows, as many")])
+def test_the_elbo_of_what_is_no_batch(change, error, said):
+    x, y = data()
+    made = sparse.convert(net()).train()
+    with pytest.raises(error, match=said):
+        sparse.elbo(made, subbayes.Gaussian(1.0), *change(x, y), 60)
+
+
+def test_an_empty_dataset_is_refused():
+    class Empty(Dataset):
+        def __len__(self):
+            return 0
+
+    with pytest.raises(InputError, match="data: expected at least one row, got an empty dataset"):
+        sparse.fit(sparse.convert(net()), subbayes.Gaussian(), Empty(), progress=False)
 
 
 def test_the_divergence_is_that_of_the_parameters_as_they_are():

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Collection
 from numbers import Real
 from typing import Any
@@ -333,6 +334,12 @@ def prune(
         [layer.weight.numel() for layer in layers])
     for layer, part in zip(layers, parts, strict=True):
         layer.weight.data *= part.reshape(layer.weight.shape)
+    empty = [name for name, part in zip(names, parts, strict=True) if not bool(part.any())]
+    if empty:
+        warnings.warn(f"Nothing is left in layer{'s' * (len(empty) > 1)} "
+                      f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
+                      "the largest weights are in others. Raise density, or name it in keep=",
+                      stacklevel=2)
     return made
 
 

@@ -174,8 +174,9 @@ def elbo(
         output: picks the tensor out of what the module returns.
 
     Raises:
-        InputError: sparse layers in evaluation mode, a layer used twice, targets outside the
+        InputError: sparse layers in evaluation mode, a layer used twice, NaN, targets outside the
             support of the likelihood, outputs or numbers of rows that do not fit.
+        InputTypeError: inputs or targets that are no tensors.
 
     Source: Hubin and Storvik (2024), eqs. 15 and 20.
 
@@ -193,6 +194,10 @@ def elbo(
              f"in evaluation mode: {', '.join(map(repr, resting))}", "Call module.train() first")
     if not (isinstance(weight, Tensor) or isinstance(weight, Real) and 0 <= weight < math.inf):
         fail("weight", "a finite number of at least 0", weight)
+    for name, given in (("inputs", inputs), ("y", y)):
+        if not isinstance(given, Tensor | tuple | dict) or not all(
+                isinstance(t, Tensor) for t in leaves(given)):
+            fail_type(name, "tensors", given)
     args, named = arguments(inputs)
     rows = n_rows(inputs)
     if rows == 0 or rows != n_rows(y) or rows > check_count("n", n):
@@ -200,8 +205,9 @@ def elbo(
              f"{rows} rows, {n_rows(y)} targets")
     with SparseLayer.used_once(layers, rows):
         outputs = as_outputs(module(*args, **named), inputs, output)
-    for values in leaves(y):
-        check_finite("y", values)
+    for name, given in (("inputs", inputs), ("y", y)):
+        for values in leaves(given):
+            check_finite(name, values)
     likelihood.check_targets(y)
     likelihood.check_outputs(outputs.shape[-1], y)
     return likelihood.log_prob(outputs, y).sum() * (n / rows) - weight * kl(module)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from subbayes.checks import check_choice, fail, fail_type
 from subbayes.network import arguments
+from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.links import Flow, Link, links
 from subbayes.sparse.products import in_tiles, may_be_thin
 from subbayes.sparse.replacing import LAYERS, replaced
@@ -49,7 +50,8 @@ def exported(
             `nn.TransformerEncoderLayer` does.
 
     Raises:
-        InputError: an unknown layout or layer, an example that the module does not take.
+        InputError: an unknown layout or layer, an example that the module does not take, a module
+            with sparse layers.
 
     Example:
         >>> from subbayes import sparse
@@ -60,6 +62,9 @@ def exported(
     check_choice("layout", layout, LAYOUTS)
     if not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
+    if any(isinstance(own, SparseLayer) for own in module.modules()):
+        fail("module", "a module with zeros", "one that convert() has made",
+             "Train it, and call export() of the result")
     chosen = _chosen(module, names)
     inputs = None if example is None else as_example(copy.deepcopy(module).eval(), example)
     before = sum(p.numel() for p in module.parameters())

@@ -42,10 +42,12 @@ _POOLS: dict[int, set[Any]] = {  # by dimensions of the weight of what they pool
     2: set(),
     3: {nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d,
         functional.max_pool1d, functional.avg_pool1d, functional.adaptive_avg_pool1d,
+        torch.max_pool1d, torch.avg_pool1d, torch.adaptive_avg_pool1d,
         functional.adaptive_max_pool1d},
     4: {nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
         functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_pool2d,
-        functional.adaptive_max_pool2d}}
+        torch.max_pool2d, functional.adaptive_max_pool2d}}
+_OVER_POSITIONS = {torch.mean, Tensor.mean, torch.amax, Tensor.amax}
 _AVERAGES = {nn.AvgPool1d, nn.AvgPool2d, functional.avg_pool1d, functional.avg_pool2d}
 _AVERAGED = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad",
              "divisor_override")  # arguments of the functions
@@ -355,7 +357,10 @@ def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
             link.reader, link.by_unit = str(node.target), link.by_unit or not link.norms
             return link if _reads(own, source, flattened) else None
         function = _function(node, modules)
-        if _flattens(node, modules):
+        reduced = _over_positions(node, modules, source.weight.ndim)
+        if reduced and not flattened:
+            flattened = reduced == "away"
+        elif _flattens(node, modules):
             flattened = True
         elif isinstance(own, _BatchNorm) and not flattened:
             link.norms.append(str(node.target))
@@ -440,6 +445,20 @@ def _pools(node: fx.Node, modules: dict[str, nn.Module], dims: int) -> bool:
     given = vars(own) if own else dict(zip(_AVERAGED, node.args, strict=False)) | node.kwargs
     return (given.get("padding", 0) in (0, (0,), (0, 0), [0], [0, 0])
             and given.get("divisor_override") is None)
+
+
+def _over_positions(node: fx.Node, modules: dict[str, nn.Module], dims: int) -> str:
+    """Whether a node reduces all positions to one, which is "kept" or "away"; else ""."""
+    if _what(node, modules) not in _OVER_POSITIONS or dims < 3:
+        return ""
+    given = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | node.kwargs
+    axes, kept = given.pop("dim", ()), given.pop("keepdim", False)
+    axes = axes if isinstance(axes, tuple | list) else (axes,)
+    if given or not all(isinstance(axis, int) for axis in axes):
+        return ""
+    if {axis % dims for axis in axes} != set(range(2, dims)):
+        return ""
+    return "kept" if kept else "away"
 
 
 def _flattens(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

@@ -21,7 +21,7 @@ from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from subbayes.checks import fail
+from subbayes.checks import fail, fail_type
 from subbayes.data import check_rows, named_leaves, to_device, to_inputs
 from subbayes.files import StrPath, as_path, atomic_write_bytes, refuse, shown
 from subbayes.network import arguments
@@ -275,6 +275,8 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
     Raises:
         InputError: no such file, or one that does not fit the module.
     """
+    if not isinstance(module, nn.Module):
+        fail_type("module", "the torch.nn.Module that was converted", module)
     tensors, facts = _read(as_path(path))
     made = copy.deepcopy(module).eval()
     flow = Flow.of(made, facts["layouts"])
@@ -314,11 +316,12 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             facts = json.loads((opened.metadata() or {})["subbayes"])
+            facts["layouts"], facts["units"], facts["weights"]  # each file has them
             found = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
     except FileNotFoundError:
         refuse("path", "a file that Exported.save wrote", f"no such file: {shown(file)}",
                "Check the path")
-    except (OSError, SafetensorError, KeyError):
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         refuse("path", "a file that Exported.save wrote",
                f"another file, or a damaged one: {shown(file)}", "Check the path")
     return found, facts
