@@ -19,7 +19,7 @@ from subbayes.minibatches import Feed, batch_sizes, inner, log_scale
 from subbayes.network import arguments
 from subbayes.optimizer import Plan, make_optimizer
 from subbayes.types import Inputs, Targets
-from subbayes.vectorised import say
+from subbayes.vectorised import Watched, say
 
 __all__ = ["StackedRun", "alike"]
 
@@ -216,13 +216,16 @@ class _Gradients:
             graph.graph.eliminate_dead_code()
             graph.recompile()
             replay = interpreted(tidy(graph, *flat), *flat)
-            expected, got = tree_flatten(call(*flat))[0], tree_flatten(replay(*flat))[0]
+            close = _close(call(*flat), replay(*flat))
         except Exception as error:
             say("tracing the training step", error, "going on without")
             return call
-        close = all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
-                    for a, b in zip(expected, got, strict=True))
-        return replay if close else call
+        return Watched(replay, call, "the training step", _close) if close else call
+
+
+def _close(expected: Any, found: Any) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in
+               zip(tree_flatten(expected)[0], tree_flatten(found)[0], strict=True))
 
 
 def _vectorisable(feeds: Sequence[Feed]) -> bool:

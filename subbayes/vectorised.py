@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-__all__ = ["Vectorised", "say"]
+from subbayes.checks import InputError, InputTypeError
+
+__all__ = ["Vectorised", "Watched", "say"]
+
+_LOOKED_AT = frozenset((1, 2, 3, 8, 64, 512, 4096))
 
 
 class Vectorised:
@@ -48,6 +52,64 @@ class Vectorised:
         if isinstance(values[0], tuple):
             return tuple(torch.stack(column) for column in zip(*values, strict=True))
         return torch.stack(values)
+
+
+class Watched:
+    """A traced function that gives way to the plain one where it fails or is another function.
+
+    What a module reads through Python or NumPy is in the trace as it was in the first batch. So the
+    first calls, and a few later ones, are held against the plain function.
+
+    Args:
+        traced: a function.
+        plain: the same one, slower.
+        what: was traced, for the warning.
+        same: whether the plain function's result and the traced one's agree.
+        looks: whether a call with these arguments may tell.
+        mark: returns a function that has random numbers begin anew where they are now.
+
+    Example:
+        >>> add = Watched(lambda x: x + 1, lambda x: x + 1, "adding", lambda a, b: a == b)
+        >>> add(1), add(2)
+        (2, 3)
+    """
+
+    def __init__(
+        self, traced: Callable[..., Any], plain: Callable[..., Any], what: str,
+        same: Callable[[Any, Any], bool], *, looks: Callable[..., bool] = lambda *_: True,
+        mark: Callable[[], Callable[[], Any]] = lambda: lambda: None,
+    ) -> None:
+        self.traced, self.plain, self.what, self.same = traced, plain, what, same
+        self.looks, self.mark = looks, mark
+        self.calls, self.holds = 0, True
+
+    def __call__(self, *given: Any) -> Any:
+        """The result."""
+        if not self.holds:
+            return self.plain(*given)
+        again = self.mark()
+        try:
+            found = self.traced(*given)
+        except (InputError, InputTypeError):
+            raise
+        except Exception as error:
+            again()
+            return self._given_up(self.plain(*given), f"replaying {self.what}", error)
+        if self.looks(*given):
+            self.calls += 1
+            if self.calls in _LOOKED_AT:
+                again()
+                expected = self.plain(*given)
+                if not self.same(expected, found):
+                    return self._given_up(
+                        expected, f"tracing {self.what}", "its result differs on other rows: the "
+                        "module reads them through Python or NumPy, or changes")
+        return found
+
+    def _given_up(self, expected: Any, what: str, error: Any) -> Any:
+        self.holds = False
+        say(what, error, "going on without")
+        return expected
 
 
 def say(what: str, error: Any, instead: str) -> None:

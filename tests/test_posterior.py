@@ -663,7 +663,7 @@ def test_a_progress_bar_only_on_request(capsys):
     (torch.zeros(2, 4, dtype=torch.float64), "inputs: expected what the module takes"),
     (torch.tensor(1.0), "inputs: expected tensors with one row per observation, got a scalar"),
     (np.array([["a", "b", "c"]]), "inputs: expected numbers"),
-    ((torch.zeros(2, 3), torch.zeros(3, 3)), "inputs and inputs: expected the same number of rows"),
+    ((torch.zeros(2, 3), torch.zeros(3, 3)), r"inputs\[0\] and inputs\[1\]: expected the same number of rows"),
     ({}, "inputs: expected at least one tensor"),
 ])
 def test_inputs_that_cannot_be(inputs, what):
@@ -831,3 +831,30 @@ def test_lists_whole_numbers_and_float32_are_coordinates_too():
 def test_data_in_place_are_not_copied():
     data = Data.of((X, Y))
     assert build(data=data).data.inputs.data_ptr() == data.inputs.data_ptr() == X.data_ptr()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_module_that_reads_rows_through_python_is_no_trace():
+    class Peeking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.net(x) * torch.tensor([[1.0 + (v > 0)] for v in x[:, 0].tolist()])
+
+    x = torch.randn(90, 2, generator=torch.Generator().manual_seed(1))
+    net = Network(Peeking())
+    space = DenseSubspace(net.weights, torch.eye(net.size)[:2])
+    z = np.random.default_rng(0).normal(size=(3, 2))
+    found = {}
+    for mode in ("eager", "trace"):
+        p = Posterior(net, Gaussian(noise=0.5), (x, x[:, 0]), space, Normal(1.0), mode=mode,
+                      batch_size=30)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            found[mode] = p.value(z), p.value_and_grad(z)[1], p.value(z + 1)
+        assert any("its result differs on other rows" in str(w.message)
+                   for w in heard) == (mode == "trace")
+    for eager, traced in zip(*found.values(), strict=True):
+        np.testing.assert_allclose(traced, eager, rtol=1e-5)

@@ -133,7 +133,7 @@ class Peeking(nn.Module):
 @pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize(("what", "said"), [
     ("numpy", "its result differs on other rows"), ("list", "its result differs on other rows"),
-    ("rows", "replaying the traced training step failed"), ("random", None),
+    ("rows", "replaying the training step failed"), ("random", None),
     ("numpy random", None), ("held", "its result differs")])
 def test_what_a_trace_cannot_hold_is_evaluated_eagerly(what, said):
     found = []

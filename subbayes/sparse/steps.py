@@ -10,6 +10,7 @@ same.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from subbayes.sparse.factors import Noise
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.replacing import hooked
 from subbayes.types import Inputs, Targets
-from subbayes.vectorised import say
+from subbayes.vectorised import Watched, say
 
 __all__ = ["MODES", "Steps"]
 
@@ -40,7 +41,6 @@ _OFTEN = 50  # steps of a shape from which it is traced
 _COMPILING = 15.0  # seconds, about, that compiled steps must save to be worth it:
 _SAVED, _SAVED_BY_NUMBER = 4e-4, 1.4e-8  # seconds a step, and for each number that is learned
 _ROUNDING = 1e-3  # of the largest entry
-_LOOKED_AT = frozenset((1, 2, 3, 8, 64, 512, 4096))  # replays that an eager step is compared with
 
 
 class _Tape(Noise):
@@ -128,7 +128,9 @@ class Steps:
         try:
             with taking_turns, self._untouched():
                 replay = self._traced(flat, spec, self.mode == "compile" and self._saves(often))
-                return self._eager if replay is None else self._watched(replay)
+                return self._eager if replay is None else Watched(
+                    replay, self._eager, "the training step",
+                    lambda a, b: _close(tree_flatten(a)[0], b), mark=self._marked)
         except (InputError, InputTypeError):
             raise
         except Exception as error:
@@ -138,37 +140,6 @@ class Steps:
     def _saves(self, often: float) -> bool:
         learned = sum(p.numel() for p in self.moving.values())
         return often * (_SAVED + _SAVED_BY_NUMBER * learned) >= _COMPILING
-
-    def _watched(self, replay: Callable[..., Any]) -> Callable[..., Any]:
-        """A replay that gives way to the eager step where it fails or is another one.
-
-        What a module reads through Python or NumPy is noted as it was in the first batch.
-        """
-        generator, calls, holds = next(iter(self.layers.values())).noise.generator, 0, True
-
-        def watched(flat: list[Tensor], spec: Any) -> tuple[Any, Any]:
-            nonlocal calls, holds
-            if not holds:
-                return self._eager(flat, spec)
-            drawn, calls = generator.get_state(), calls + 1
-            try:
-                found = replay(flat, spec)
-            except Exception as error:
-                holds = False
-                generator.set_state(drawn)
-                say("replaying the traced training step", error, "going on without")
-                return self._eager(flat, spec)
-            if calls in _LOOKED_AT:
-                generator.set_state(drawn)
-                expected = self._eager(flat, spec)
-                if not _close(tree_flatten(expected)[0], found):
-                    holds = False
-                    say("tracing the training step", "its result differs on other rows: the module "
-                        "reads them through Python or NumPy, or changes", "going on without")
-                    return expected
-            return found
-
-        return watched
 
     def _traced(
         self, flat: list[Tensor], spec: Any, compiles: bool
@@ -221,6 +192,10 @@ class Steps:
             return found[:count], found[count:]
 
         return replayed
+
+    def _marked(self) -> Callable[[], Any]:
+        generator = next(iter(self.layers.values())).noise.generator
+        return functools.partial(generator.set_state, generator.get_state())
 
     @contextmanager
     def _taped(self) -> Iterator[_Tape]:
