@@ -663,7 +663,8 @@ def test_a_progress_bar_only_on_request(capsys):
     (torch.zeros(2, 4, dtype=torch.float64), "inputs: expected what the module takes"),
     (torch.tensor(1.0), "inputs: expected tensors with one row per observation, got a scalar"),
     (np.array([["a", "b", "c"]]), "inputs: expected numbers"),
-    ((torch.zeros(2, 3), torch.zeros(3, 3)), r"inputs\[0\] and inputs\[1\]: expected the same number of rows"),
+    ((torch.zeros(2, 3), torch.zeros(3, 3)),
+     r"inputs\[0\] and inputs\[1\]: expected the same number of rows"),
     ({}, "inputs: expected at least one tensor"),
 ])
 def test_inputs_that_cannot_be(inputs, what):
