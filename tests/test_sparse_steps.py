@@ -200,3 +200,14 @@ def test_tracing_leaves_everybodys_random_numbers_alone():
 def test_few_steps_are_not_worth_tracing(monkeypatch):
     monkeypatch.setattr(steps.Steps, "_traced", None)  # calling it would fail
     fitted("trace")
+
+
+@pytest.mark.usefixtures("traced_at_once")
+@pytest.mark.parametrize("rate", [1e2, 1e10, 1e30])
+def test_traced_steps_to_numbers_that_are_none(rate):
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        result = fitted("trace", rates=sparse.Rates(weights=rate), epochs=6)
+    assert rate < 1e10 or any("The ELBO is no number" in str(w.message) for w in heard)
+    for name, parameter in result.module.named_parameters():
+        assert bool(torch.isfinite(parameter).all()), name

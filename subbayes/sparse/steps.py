@@ -274,7 +274,8 @@ def _replayable(graph: GraphModule) -> bool:
 
 def _close(expected: list[Tensor], found: Any) -> bool:
     """But for rounding; counts may differ by ties."""
-    return all(torch.allclose(a.double(), b.double(), rtol=_ROUNDING, equal_nan=True,
-                              atol=_ROUNDING * float(a.double().abs().max()) + 1e-12)
-               for a, b in zip(expected, tree_flatten(found)[0], strict=True)
-               if a.numel() and a.is_floating_point())
+    return all(torch.allclose(
+        a.double(), b.double(), rtol=_ROUNDING, equal_nan=True,
+        atol=_ROUNDING * float(a.double().nan_to_num(0, 0, 0).abs().max()) + 1e-12)
+        for a, b in zip(expected, tree_flatten(found)[0], strict=True)
+        if a.numel() and a.is_floating_point())
