@@ -22,9 +22,9 @@ from subbayes.checks import check_choice, fail, fail_type
 from subbayes.network import arguments
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.links import Flow, Link, links
-from subbayes.sparse.products import in_tiles, may_be_thin
 from subbayes.sparse.replacing import LAYERS, replaced
 from subbayes.sparse.small import CsrLinear, Exported, as_example
+from subbayes.sparse.thin import in_tiles, may_be_thin
 from subbayes.types import Inputs
 
 __all__ = ["exported", "pruned"]

@@ -30,9 +30,10 @@ from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.links import readers_of_inputs
 from subbayes.sparse.paths import path_probability
 from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
-from subbayes.sparse.products import DrawnLayer, ThinNetwork
+from subbayes.sparse.products import DrawnLayer
 from subbayes.sparse.replacing import replaced
 from subbayes.sparse.small import Exported
+from subbayes.sparse.thin import ThinNetwork
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training import History
 

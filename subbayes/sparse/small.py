@@ -26,8 +26,9 @@ from subbayes.data import check_rows, named_leaves, to_device, to_inputs
 from subbayes.files import StrPath, as_path, atomic_write_bytes, refuse, shown
 from subbayes.network import arguments
 from subbayes.sparse.links import Flow
-from subbayes.sparse.products import Bags, TiledLinear, csr, in_tiles, thin_product
+from subbayes.sparse.products import Bags, csr, thin_product
 from subbayes.sparse.replacing import replaced
+from subbayes.sparse.thin import TiledLinear, in_tiles
 from subbayes.types import Inputs
 
 __all__ = ["CsrLinear", "Exported", "as_example", "load_exported"]
