@@ -21,7 +21,7 @@ from torch import nn
 
 from benchmarks.harness import bar, in_turns, peak_memory, summary
 from subbayes import MLP, Gaussian, Network, train, train_curve
-from subbayes.subspaces.curves import coefficients
+from subbayes.subspaces.curve import coefficients
 
 DEGREES = (1, 3, 7, 15)
 NETWORKS = {"16-16-16": (16, 16, 16), "256-256": (256, 256)}

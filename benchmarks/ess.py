@@ -27,8 +27,8 @@ from subbayes import (
     Training,
     elliptical_slice,
 )
-from subbayes.api import train_trajectory
-from subbayes.datasets import load_uci
+from subbayes.data.datasets import load_uci
+from subbayes.models.fit import train_trajectory
 
 RANK = 20
 CHAINS = (1, 8, 32)

@@ -31,8 +31,8 @@ from benchmarks import laplace_subnetwork
 from benchmarks.harness import bar, own_peak, seconds
 from benchmarks.laplace_subnetwork import Block, residual_cnn
 from subbayes import MLP, Categorical, DenseSubspace, Gaussian, Network
-from subbayes.curvature.forms import precision, root
-from subbayes.curvature.restricted import Restricted
+from subbayes.curvature.precision_factory import precision, root
+from subbayes.curvature.subspace_precision import Restricted
 from subbayes.subspaces.optimal import optimal_for
 
 RANKS = (10, 50, 100)
@@ -173,7 +173,7 @@ def case_d(rows: int, width: int, rank: int) -> dict[str, Any]:
     network, data, new = problem(rows, width)
     generator = torch.Generator().manual_seed(0)
     basis = torch.randn(rank, network.size, generator=generator, dtype=torch.float64)
-    from subbayes.inference.linearised_laplace import linearised_laplace
+    from subbayes.inference.laplace.linearised import linearised_laplace
 
     space = DenseSubspace(network.weights, basis)
     linearised_laplace(network, Gaussian(0.1), (data[0][:9], data[1][:9]), space).predict(new[:2])

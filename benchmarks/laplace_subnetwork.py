@@ -70,8 +70,8 @@ def residual_cnn() -> nn.Module:
 
 def images(rows: int, data_dir: str | None) -> tuple[Tensor, Tensor]:
     """Digits of MNIST, or stripes of ten widths under noise."""
-    from subbayes.checks import InputError
-    from subbayes.datasets import find_file
+    from subbayes.data.datasets import find_file
+    from subbayes.utils.checks import InputError
 
     try:
         with np.load(find_file("mnist/mnist.npz", data_dir)) as found:
@@ -172,7 +172,7 @@ def ours(folder: Path) -> dict[str, Any]:
     from torch.utils.data import DataLoader, TensorDataset
 
     import subbayes
-    from subbayes.inference.linearised_laplace import linearised_laplace
+    from subbayes.inference.laplace.linearised import linearised_laplace
     from subbayes.subspaces.subnetwork import masked, subnetwork
 
     module, x, y, new = problem(folder, part=False)
@@ -198,9 +198,9 @@ def ours(folder: Path) -> dict[str, Any]:
 def findings(folder: Path) -> dict[str, float]:
     """What this library finds on the peer's part of the rows, and how far that is from theirs."""
     import subbayes
-    from subbayes.curvature.forms import root
-    from subbayes.curvature.squares import columns_squared
-    from subbayes.inference.linearised_laplace import linearised_laplace
+    from subbayes.curvature.ggn_diagonal import columns_squared
+    from subbayes.curvature.precision_factory import root
+    from subbayes.inference.laplace.linearised import linearised_laplace
     from subbayes.subspaces.subnetwork import masked
 
     module, x, y, new = problem(folder, part=True)

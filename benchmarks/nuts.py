@@ -23,8 +23,8 @@ import torch._inductor.config
 from benchmarks.harness import bar, peak_memory, summary, versions
 from benchmarks.jax_networks import mlp
 from subbayes import MLP, HeteroscedasticGaussian, Posterior, Training, diagnostics
-from subbayes.api import train_trajectory
-from subbayes.inference.nuts import nuts
+from subbayes.inference.samplers.nuts import nuts
+from subbayes.models.fit import train_trajectory
 
 RANKS = (3, 5, 20)
 METRICS = ("dense", "diagonal")

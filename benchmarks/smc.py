@@ -21,9 +21,9 @@ from scipy.special import ndtri
 from benchmarks import nuts
 from benchmarks.harness import bar, peak_memory, summary, versions
 from subbayes import DenseSubspace, Gaussian, Network, Normal, Posterior
-from subbayes.inference.laplace import laplace
-from subbayes.inference.parallel_tempering import parallel_tempering
-from subbayes.inference.smc import smc
+from subbayes.inference.laplace.laplace import laplace
+from subbayes.inference.samplers.parallel_tempering import parallel_tempering
+from subbayes.inference.samplers.smc import smc
 
 RANK = 5
 

@@ -32,7 +32,7 @@ from benchmarks.nuts import Numpyro, ours
 from experiments import ssr_lesions, ssr_simulation
 from subbayes import diagnostics
 from subbayes.semistructured import SemiStructuredRegression
-from subbayes.semistructured.construction import trained
+from subbayes.semistructured.subspace import trained
 
 DEGREES = (0, 1, 3, 7, 15)
 IMAGES, BATCH = 1600, 64

@@ -28,12 +28,12 @@ from torch import Tensor
 from benchmarks import nuts
 from benchmarks.harness import bar, in_turns, peak_memory, summary, versions
 from subbayes import Posterior
-from subbayes.inference.elbo import Family, ascend
-from subbayes.inference.flows import Flow
-from subbayes.inference.gaussians import FullRank, MeanField
 from subbayes.inference.importance import weighed
-from subbayes.inference.laplace import climb
-from subbayes.inference.variational import _minibatches, _target
+from subbayes.inference.laplace.laplace import climb
+from subbayes.inference.variational.elbo import Family, ascend
+from subbayes.inference.variational.flows import Flow
+from subbayes.inference.variational.gaussians import FullRank, MeanField
+from subbayes.inference.variational.variational import _minibatches, _target
 
 RANKS = (3, 5, 20)
 BATCHES = (100, None)

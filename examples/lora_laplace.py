@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import subbayes
-from subbayes.metrics import score
+from subbayes.diagnostics.metrics import score
 
 WORDS, LENGTH, CLASSES = 24, 10, 3
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import store
-from subbayes.checks import InputError
+from subbayes.utils.checks import InputError
 
 _HARNESS = ("batched", "corruptions", "images", "laplace_subspaces", "sparse_networks",
             "store", "uci")

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from subbayes import MLP, HeteroscedasticGaussian, Network, Standardized, TrajectoryRecorder
-from subbayes.progress import bar
-from subbayes.seeding import derive
-from subbayes.training import SwaResult
+from subbayes.training.trainer import SwaResult
+from subbayes.utils.progress import bar
+from subbayes.utils.seeding import derive
 
 __all__ = ["Members", "Table", "average", "train"]
 

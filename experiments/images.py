@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.datasets import find_file
+from subbayes.data.datasets import find_file
 
 __all__ = ["Images", "ResNet9", "SmallCNN", "as_inputs", "lesions", "load"]
 

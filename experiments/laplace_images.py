@@ -31,12 +31,12 @@ from experiments import laplace_images_tables as tables
 from experiments.corruptions import CORRUPTIONS, jittered, warped
 from experiments.laplace_subspaces import Judged, all_along, low_rank, precisions
 from experiments.store import Record, Store, key_of
-from subbayes.curvature.forms import precision
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
-from subbayes.gaussian_predictive import ClassPredictive
-from subbayes.judging import eckart_young
-from subbayes.metrics import accuracy, ece, log_likelihood
+from subbayes.curvature.precision_factory import precision
+from subbayes.diagnostics.metrics import accuracy, ece, log_likelihood
+from subbayes.inference.laplace.subspace_error import eckart_young
+from subbayes.predictions.gaussian import ClassPredictive
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.subspaces.subnetwork import ranked
 

@@ -30,21 +30,21 @@ import subbayes
 from experiments import laplace_regression_tables as tables
 from experiments.laplace_subspaces import Judged, low_rank
 from experiments.store import Record, Store, key_of
-from subbayes.checks import fail
-from subbayes.curvature.forms import Form, precision
-from subbayes.data import Data
-from subbayes.datasets import find_file, load_uci
-from subbayes.inference.evidence import Evidence
-from subbayes.inference.linearised_laplace import linearised_laplace
-from subbayes.judging import (
+from subbayes.curvature.precision_factory import Form, precision
+from subbayes.data.data import Data
+from subbayes.data.datasets import find_file, load_uci
+from subbayes.inference.laplace.evidence import Evidence
+from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.subspace_error import (
     dead_fraction,
     eckart_young,
     jacobian_rank,
 )
 from subbayes.likelihoods import Gaussian
-from subbayes.network import Network
+from subbayes.networks.network import Network
 from subbayes.subspaces.optimal import recombined
 from subbayes.subspaces.subnetwork import subnetwork
+from subbayes.utils.checks import fail
 
 EPOCHS = {"energy": 1500, "wine_red": 300, "california": 100, "naval": 100}
 """Of the paper (table 1), by data set."""

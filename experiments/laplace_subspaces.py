@@ -12,8 +12,8 @@ from torch import Tensor
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.primal import Primal
-from subbayes.curvature.restricted import Restricted, along
-from subbayes.judging import relative_error, trace_criterion
+from subbayes.curvature.subspace_precision import Restricted, along
+from subbayes.inference.laplace.subspace_error import relative_error, trace_criterion
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.subspaces.optimal import optimal_for
 

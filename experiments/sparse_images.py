@@ -18,7 +18,7 @@ from experiments.images import load
 from experiments.sparse_networks import METHODS, Plan, Rows
 from experiments.store import Record
 from experiments.uci import asked
-from subbayes.checks import check_count
+from subbayes.utils.checks import check_count
 
 DATASETS = ("mnist", "fashion_mnist")
 

@@ -19,8 +19,8 @@ import torch
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import write_between
 from subbayes import MLP, Bernoulli, Categorical, Likelihood, Predictive, sparse, train
-from subbayes.checks import check_count
-from subbayes.metrics import accuracy
+from subbayes.diagnostics.metrics import accuracy
+from subbayes.utils.checks import check_count
 
 __all__ = ["METHODS", "MODES", "Plan", "Rows", "add_options", "computed", "one", "plan_of",
            "said"]

@@ -16,8 +16,8 @@ import numpy as np
 from experiments import sparse_networks, sparse_networks_tables
 from experiments.sparse_networks import METHODS, Plan, Rows
 from experiments.store import Record
-from subbayes.checks import check_count
-from subbayes.datasets import find_file
+from subbayes.data.datasets import find_file
+from subbayes.utils.checks import check_count
 
 TRAIN, TEST = 3500, 1000
 

@@ -19,8 +19,8 @@ from experiments import sparse_networks, sparse_networks_tables
 from experiments.sparse_networks import Plan, Rows
 from experiments.store import Record
 from experiments.uci import asked
-from subbayes.checks import check_count
-from subbayes.datasets import find_file
+from subbayes.data.datasets import find_file
+from subbayes.utils.checks import check_count
 
 DATASETS = {"credit_approval": "A16", "raisin": "Class", "pistachio": "Class", "dry_bean": "Class",
             "bank_marketing": "y", "adult": "income"}

@@ -28,14 +28,14 @@ from torch.utils.data import Dataset
 from experiments import images
 from experiments.store import Record, Store, key_of
 from experiments.uci import write_between
-from subbayes import metrics
-from subbayes.checks import InputError, check_count, fail
+from subbayes.diagnostics import metrics
 from subbayes.draws import Draws
-from subbayes.inference.elliptical_slice import elliptical_slice
-from subbayes.inference.laplace import laplace
+from subbayes.inference.laplace.laplace import laplace
+from subbayes.inference.samplers.elliptical_slice import elliptical_slice
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
 from subbayes.semistructured import Fitting, SemiStructuredRegression
+from subbayes.utils.checks import InputError, check_count, fail
 
 FOLDS = 6
 EFFECT = "decades"

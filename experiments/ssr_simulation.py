@@ -24,9 +24,9 @@ from scipy import stats
 
 from experiments.store import Record, Store, key_of
 from subbayes import MLP
-from subbayes.checks import check_choice, check_count
-from subbayes.metrics import wilson_interval
+from subbayes.diagnostics.metrics import wilson_interval
 from subbayes.semistructured import Deep, Fitting, SemiStructuredRegression
+from subbayes.utils.checks import check_choice, check_count
 
 FAMILIES = ("normal", "poisson")
 RANKS = (2, 4, 8, 12, 16)

@@ -24,9 +24,9 @@ from experiments.store import Record, Store, key_of
 from experiments.toy_regression import FILE
 from experiments.uci import write_between
 from subbayes import MLP
-from subbayes.checks import check_count
-from subbayes.datasets import find_file
+from subbayes.data.datasets import find_file
 from subbayes.semistructured import Deep, Fitting, SemiStructuredRegression
+from subbayes.utils.checks import check_count
 
 TRUTH = (-0.5, 1.0)
 GRID = np.linspace(-10, 10, 121)

@@ -25,10 +25,10 @@ from experiments import ssr_uci_tables
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import asked
 from subbayes import MLP
-from subbayes.checks import check_choice, check_count
-from subbayes.datasets import find_file
+from subbayes.data.datasets import find_file
 from subbayes.diagnostics import rhat
 from subbayes.semistructured import Deep, Fitting, SemiStructuredRegression
+from subbayes.utils.checks import check_choice, check_count
 
 DATASETS = ("DS", "DI", "DR", "airfoil", "concrete", "diabetes", "energy", "forest_fire", "yacht")
 NETS = {"f1": (3,), "f2": (16, 16, 16)}

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 import subbayes
-from subbayes.checks import fail
-from subbayes.files import atomic_write_text
+from subbayes.utils.checks import fail
+from subbayes.utils.files import atomic_write_text
 
 __all__ = ["RESULTS", "Store", "key_of", "versions"]
 

@@ -21,13 +21,13 @@ import torch
 
 import subbayes
 from experiments.store import Store, key_of
-from subbayes.checks import InputError
-from subbayes.curvature.forms import precision
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.restricted import Restricted
-from subbayes.datasets import load_uci
-from subbayes.judging import eckart_young, relative_error, trace_criterion
+from subbayes.curvature.precision_factory import precision
+from subbayes.curvature.subspace_precision import Restricted
+from subbayes.data.datasets import load_uci
+from subbayes.inference.laplace.subspace_error import eckart_young, relative_error, trace_criterion
 from subbayes.subspaces.subnetwork import subnetwork
+from subbayes.utils.checks import InputError
 
 DATA = ("diabetes", "energy", "wine_red")
 SIZES = (20, 50, 100, 200, 500, 1000)

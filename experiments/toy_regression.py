@@ -42,12 +42,12 @@ from subbayes import (
     train,
     train_curve,
 )
-from subbayes.checks import InputError, check_count
-from subbayes.datasets import find_file
-from subbayes.inference.variational import variational
-from subbayes.prediction import average
-from subbayes.seeding import derive, forked
-from subbayes.subspaces.trajectory import TrajectoryRecorder
+from subbayes.data.datasets import find_file
+from subbayes.inference.variational.variational import variational
+from subbayes.predictions.averaging import average
+from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.utils.checks import InputError, check_count
+from subbayes.utils.seeding import derive, forked
 
 FILE = "toy_regression/drbayes_data.npy"
 CLUSTERS = ((-7.2, -4.8), (-1.2, 1.2), (4.8, 7.2))

@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from experiments.store import Record
-from subbayes import Draws, html, plots
-from subbayes.checks import fail
-from subbayes.files import atomic_write_bytes, atomic_write_text
+from subbayes import Draws, plots
+from subbayes.reports import html
+from subbayes.utils.checks import fail
+from subbayes.utils.files import atomic_write_bytes, atomic_write_text
 
 if TYPE_CHECKING:
     from experiments.toy_regression import Found

@@ -17,10 +17,10 @@ from torch import Tensor
 from experiments.batched import Table
 from experiments.store import Record
 from subbayes import Draws, Posterior, Predictive
-from subbayes.checks import InputError, fail
-from subbayes.files import atomic_write_text
-from subbayes.metrics import log_likelihood, rmse
-from subbayes.training import SwaResult
+from subbayes.diagnostics.metrics import log_likelihood, rmse
+from subbayes.training.trainer import SwaResult
+from subbayes.utils.checks import InputError, fail
+from subbayes.utils.files import atomic_write_text
 
 Say = Callable[..., None]
 Array = np.ndarray

@@ -39,11 +39,11 @@ from experiments.uci import (
 from subbayes import MLP, Draws, Posterior, Predictive, TrajectoryRecorder, elliptical_slice, train
 from subbayes.baselines.map import point
 from subbayes.baselines.swag import swag
-from subbayes.checks import InputError, check_count
-from subbayes.datasets import load_uci
-from subbayes.inference.variational import variational
-from subbayes.seeding import derive
-from subbayes.training import SwaResult, TrainingResult
+from subbayes.data.datasets import load_uci
+from subbayes.inference.variational.variational import variational
+from subbayes.training.trainer import SwaResult, TrainingResult
+from subbayes.utils.checks import InputError, check_count
+from subbayes.utils.seeding import derive
 
 DATASETS = ("elevators", "skillcraft", "pol", "protein", "keggdirected", "keggundirected")
 METHODS = ("SGD", "SWAG", "PCA + ESS", "PCA + VI")

@@ -47,12 +47,12 @@ from experiments.uci import (
 from subbayes import Draws, Posterior, Predictive, elliptical_slice
 from subbayes.baselines.map import point
 from subbayes.baselines.swag import swag
-from subbayes.checks import InputError, check_count
-from subbayes.datasets import load_uci
-from subbayes.inference.variational import variational
-from subbayes.prediction import average
-from subbayes.seeding import derive
-from subbayes.training import SwaResult
+from subbayes.data.datasets import load_uci
+from subbayes.inference.variational.variational import variational
+from subbayes.predictions.averaging import average
+from subbayes.training.trainer import SwaResult
+from subbayes.utils.checks import InputError, check_count
+from subbayes.utils.seeding import derive
 
 DATASETS = ("yacht", "boston", "energy", "concrete", "naval")
 METHODS = ("SGD", "SWAG", "PCA + ESS", "PCA + VI")

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from subbayes import diagnostics
-from subbayes.checks import check_count, fail
+from subbayes.utils.checks import check_count, fail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -200,7 +200,7 @@ class Draws:
         Raises:
             ImportError: if arviz is not installed (`pip install subbayes[arviz]`).
         """
-        from subbayes.export import to_arviz
+        from subbayes.diagnostics.arviz import to_arviz
 
         return to_arviz(self, posterior, seed=seed)
 

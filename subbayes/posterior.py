@@ -23,13 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.checks import (
-    check_choice,
-    check_count,
-    check_positive,
-    fail,
-)
-from subbayes.data import (
+from subbayes.data.data import (
     Data,
     n_rows,
     named_leaves,
@@ -37,18 +31,24 @@ from subbayes.data import (
     to_device,
 )
 from subbayes.draws import Draws
-from subbayes.evaluation import Batched, Mode, bytes_per_row, reuse_memory
-from subbayes.layout import observations_last
 from subbayes.likelihoods import Likelihood
-from subbayes.network import Network
-from subbayes.prediction import average
-from subbayes.predictive import Predictive
+from subbayes.networks.network import Network
+from subbayes.networks.tracing.batched import Batched, Mode, bytes_per_row, reuse_memory
+from subbayes.networks.tracing.layout import observations_last
+from subbayes.predictions.averaging import average
+from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
-from subbayes.types import Coordinates, Inputs, LogDensity, Targets
+from subbayes.utils.checks import (
+    check_choice,
+    check_count,
+    check_positive,
+    fail,
+)
+from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
 
 if TYPE_CHECKING:
-    from subbayes.choice import Choice
+    from subbayes.diagnostics.model_comparison import Choice
 
 __all__ = ["Posterior", "check_fit"]
 
@@ -362,8 +362,8 @@ class Posterior:
 
         Returns:
             Leave-one-out scores beside those of the posterior as it was sampled, best first; see
-            `subbayes.choice`. A row whose weights have a Pareto k above 0.7 is marked
-            unreliable: sample that posterior instead.
+            `model_comparison`. A row whose weights have a Pareto k above 0.7 is marked unreliable:
+            sample that posterior instead.
 
         Raises:
             InputError: draws of another posterior, or candidates that are not above 0.
@@ -378,7 +378,7 @@ class Posterior:
             >>> sorted(row.name for row in posterior.compare(draws, temperatures=[2, 4]).rows)
             ['T = 2', 'T = 4', 'as sampled']
         """
-        from subbayes.choice import reweighted
+        from subbayes.diagnostics.model_comparison import reweighted
 
         return reweighted(self, draws, temperatures=temperatures, prior_scales=prior_scales,
                           most_draws=most_draws)

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_positive, fail
 from subbayes.subspace import Subspace
+from subbayes.utils.checks import check_positive, fail
 
 __all__ = ["Normal"]
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.checks import check_count, fail
+from subbayes.utils.checks import check_count, fail
 
 __all__ = [
     "CoordinateSubspace",

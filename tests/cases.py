@@ -31,7 +31,7 @@ from subbayes import (
     RandomSubspace,
     Standardized,
 )
-from subbayes.data import n_rows
+from subbayes.data.data import n_rows
 
 N = 7
 

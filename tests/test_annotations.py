@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from oracles import LinearGaussian
 
-from subbayes.api import ENGINES
+from subbayes.models.fit import ENGINES
 
 
 @pytest.mark.parametrize("name", [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oracles import LinearGaussian
 
 from subbayes import Draws, InputError, Normal, diagnostics
-from subbayes.inference.hmc import hmc
+from subbayes.inference.samplers.hmc import hmc
 
 arviz = pytest.importorskip("arviz")
 

@@ -39,7 +39,7 @@ from subbayes import (
     Standardized,
     subspace,
 )
-from subbayes.data import take
+from subbayes.data.data import take
 
 MLP = cases.Case("mlp", "gaussian")
 EACH = cases.one_per_network()

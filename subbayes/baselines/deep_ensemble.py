@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from subbayes.baselines.ensemble import WeightSamples, stacked
-from subbayes.checks import check_count, fail, fail_type
 from subbayes.likelihoods import Likelihood
-from subbayes.seeding import derive, forked
-from subbayes.training import TrainingResult
-from subbayes.training_many import train_many
+from subbayes.training.many import train_many
+from subbayes.training.trainer import TrainingResult
+from subbayes.utils.checks import check_count, fail, fail_type
+from subbayes.utils.seeding import derive, forked
 
 __all__ = ["combined", "deep_ensemble", "reinitialised"]
 

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subbayes.checks import fail
-from subbayes.data import Data
+from subbayes.data.data import Data
 from subbayes.likelihoods import (
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
     Standardized,
 )
-from subbayes.network import Network
-from subbayes.prediction import average, with_noise
-from subbayes.predictive import Predictive
+from subbayes.networks.network import Network
+from subbayes.predictions.averaging import average, with_noise
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import fail
 
 __all__ = ["WeightSamples", "stacked"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from subbayes.baselines.ensemble import WeightSamples
-from subbayes.checks import fail_type
-from subbayes.training import SwaResult, TrainingResult
+from subbayes.training.trainer import SwaResult, TrainingResult
+from subbayes.utils.checks import fail_type
 
 __all__ = ["point"]
 

@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.checks import check_count, fail, fail_type
-from subbayes.data import n_rows, take, to_device
+from subbayes.data.data import n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.network import Network, plain_attention
-from subbayes.prediction import input_batches, with_noise
-from subbayes.predictive import Predictive
-from subbayes.seeding import derive, forked
-from subbayes.training import TrainingResult
-from subbayes.types import Inputs
+from subbayes.networks.network import Network, plain_attention
+from subbayes.predictions.averaging import input_batches, with_noise
+from subbayes.predictions.predictive import Predictive
+from subbayes.training.trainer import TrainingResult
+from subbayes.utils.checks import check_count, fail, fail_type
+from subbayes.utils.seeding import derive, forked
+from subbayes.utils.types import Inputs
 
 __all__ = ["McDropout", "mc_dropout"]
 

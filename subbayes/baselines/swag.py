@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subbayes.baselines.ensemble import WeightSamples
-from subbayes.training import SwaResult
+from subbayes.training.trainer import SwaResult
 
 __all__ = ["swag"]
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from subbayes.checks import check_positive, fail
-from subbayes.data import Data
+from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.gaussian import GaussianLike
-from subbayes.predictive import Predictive
-from subbayes.types import Outputs, Targets
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import check_positive, fail
+from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["ScaledNoise", "TemperatureScaled", "temperature_scaling"]
 

@@ -15,7 +15,7 @@ import typer
 from subbayes import __version__
 from subbayes.cli import compare, demo, evaluate, export, fit, predict, report
 from subbayes.cli.console import COMMAND, complain, in_one_line, in_their_words, say
-from subbayes.progress import ANNOUNCE
+from subbayes.utils.progress import ANNOUNCE
 
 __all__ = ["app", "main", "run"]
 

@@ -56,13 +56,13 @@ from subbayes.cli.options import (
     typed_again,
 )
 from subbayes.cli.reading import check_new_file, make_encoder, read_training_table
-from subbayes.settings import Settings
+from subbayes.models.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from subbayes.comparison import Comparison
-    from subbayes.tabular import TabularEncoder
+    from subbayes.data.encoder import TabularEncoder
+    from subbayes.models.method_comparison import Comparison
 
 NAME = "compare"
 EXAMPLE = "subbayes compare people.csv --target income --methods map,ensemble,pca --out scores.csv"
@@ -163,7 +163,7 @@ def compare(
         for warning in warnings:
             say(f"warning: {method}: {as_options(warning)}")
     if out is not None:
-        from subbayes.files import atomic_write_text
+        from subbayes.utils.files import atomic_write_text
 
         atomic_write_text(out, found.table.to_csv(index=False))
     console.result({"table": str(table), "target": target, "n_train": len(rows[0])}
@@ -174,9 +174,9 @@ def compare(
 
 
 def _names(methods: str) -> list[str]:
-    from subbayes.checks import fail
-    from subbayes.comparison import METHODS
-    from subbayes.tables import closest
+    from subbayes.data.tables import closest
+    from subbayes.models.method_comparison import METHODS
+    from subbayes.utils.checks import fail
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names or [""]:
@@ -193,8 +193,8 @@ def _split(
     """Rows to learn from and rows to score on: two tables, or a random split of one."""
     import numpy as np
 
-    from subbayes.checks import check_count, fail
-    from subbayes.tables import read_table
+    from subbayes.data.tables import read_table
+    from subbayes.utils.checks import check_count, fail
 
     if test is not None:
         return frame, read_table(test, target=target, missing_values=marks or [],
@@ -211,10 +211,10 @@ def _compared(
     settings: Settings, encoder: TabularEncoder, level: float, console: Console,
 ) -> Comparison:
     """Encode by the training rows, fit and score."""
-    from subbayes.comparison import compare_methods
-    from subbayes.table_model import held_out, make_likelihood, make_module, numbers
-    from subbayes.tables import split_target
-    from subbayes.targets import Target
+    from subbayes.data.tables import split_target
+    from subbayes.data.targets import Target
+    from subbayes.models.data_frame_model import held_out, make_likelihood, make_module, numbers
+    from subbayes.models.method_comparison import compare_methods
 
     (features, values), (test_features, test_values) = (split_target(r, column) for r in rows)
     if task is None and settings.likelihood == "poisson":

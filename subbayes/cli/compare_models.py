@@ -34,8 +34,8 @@ def rank_models(
     Raises:
         InputError: folders without models, models of other targets, a table they do not fit.
     """
-    from subbayes.checks import fail
-    from subbayes.choice import compare
+    from subbayes.diagnostics.model_comparison import compare
+    from subbayes.utils.checks import fail
 
     check_new_file(out, overwrite, ".csv")
     if len(set(models)) < len(models):
@@ -43,7 +43,7 @@ def rank_models(
     found = compare({str(folder): _candidate(folder, table, target, separator)
                      for folder in models})
     if out is not None:
-        from subbayes.files import atomic_write_text
+        from subbayes.utils.files import atomic_write_text
 
         atomic_write_text(out, found.to_frame().to_csv())
     console.result({"table": str(table)} | found.to_dict(), found.to_text())
@@ -54,10 +54,10 @@ def _candidate(
     folder: Path, table: Path, target: str | None, separator: str | None
 ) -> tuple[Posterior, Draws]:
     """The posterior of a saved model over the rows of the table, and its draws."""
-    from subbayes.checks import fail
+    from subbayes.data.tables import split_target
+    from subbayes.models.data_frame_model import differing, numbers
     from subbayes.posterior import Posterior
-    from subbayes.table_model import differing, numbers
-    from subbayes.tables import split_target
+    from subbayes.utils.checks import fail
 
     model = load_model(folder)
     fitted = model.sampled
@@ -97,7 +97,7 @@ def _check_rows(posterior: Posterior, draws: Draws, folder: Path) -> None:
 
 
 def _fail_rows(folder: Path, expected: str, got: str) -> NoReturn:
-    from subbayes.checks import fail
+    from subbayes.utils.checks import fail
 
     fail("table", f"{expected} that '{folder}' was fitted to, for leave-one-out", got,
          "Name the table it was fitted to, or use `subbayes evaluate` on other rows")

@@ -106,8 +106,8 @@ def complain(error: Exception) -> int:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether it is an error of `subbayes.checks`, without importing it (and torch) to know."""
-    checks = sys.modules.get("subbayes.checks")
+    """Whether it is an `InputError`, without importing torch to know."""
+    checks = sys.modules.get("subbayes.utils.checks")
     return checks is not None and isinstance(error, (checks.InputError, checks.InputTypeError))
 
 

@@ -30,7 +30,7 @@ def demo(
     prints one table beside MAP, SWA, SWAG, a deep ensemble and a random subspace. It takes a
     minute or two on two cores.
     """
-    from subbayes.demo import run
+    from subbayes.cli.demonstration import run
 
     console = Console(as_json, quiet)
     found = run(out, seed, console.progress, show=not (as_json or quiet))

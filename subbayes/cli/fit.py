@@ -69,13 +69,13 @@ from subbayes.cli.options import (
     number_or,
 )
 from subbayes.cli.reading import make_encoder, read_training_table
-from subbayes.settings import Settings, unread
+from subbayes.models.settings import Settings, unread
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from subbayes.table_model import TableModel
-    from subbayes.tabular import TabularEncoder
+    from subbayes.data.encoder import TabularEncoder
+    from subbayes.models.data_frame_model import TableModel
 
 NAME = "fit"
 EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing impute"
@@ -180,8 +180,8 @@ def fit(
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
-    from subbayes import artifact
-    from subbayes.checks import fail
+    from subbayes.utils import artifact
+    from subbayes.utils.checks import fail
 
     if out.exists() and not out.is_dir():
         fail("out", "a folder", f"a file: '{out}'", "Choose another path")
@@ -204,7 +204,7 @@ class _Job:
 
     def run(self) -> TableModel:
         """The model; with `overwrite`, the checkpoint of another fit makes way."""
-        from subbayes.checks import InputError
+        from subbayes.utils.checks import InputError
 
         found = self.checkpoint.exists()
         if found:
@@ -226,7 +226,7 @@ class _Job:
             raise
 
     def fitted(self) -> TableModel:
-        from subbayes.table_model import TableModel
+        from subbayes.models.data_frame_model import TableModel
 
         return TableModel.fit(
             self.frame, self.target, self.settings, task=self.task, method=self.method,
@@ -234,7 +234,7 @@ class _Job:
 
     def clear(self) -> None:
         """Remove what `fit` keeps in its checkpoint, and nothing of anybody else's."""
-        from subbayes.matrix_model import forget
+        from subbayes.models.array_model import forget
 
         forget(self.checkpoint)
 
@@ -252,7 +252,7 @@ def _facts(model: TableModel, out: Path, frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _sampling(model: TableModel) -> dict[str, Any]:
-    from subbayes.fitted import FittedModel
+    from subbayes.models.fitted import FittedModel
     from subbayes.sparse.result import SparseNetwork
 
     fitted = model.model

@@ -10,7 +10,7 @@ from subbayes.cli.console import reading
 if TYPE_CHECKING:
     import pandas as pd
 
-    from subbayes.table_model import TableModel
+    from subbayes.models.data_frame_model import TableModel
 
 __all__ = ["load_model", "model_path", "read_rows"]
 
@@ -21,8 +21,8 @@ def model_path(folder: Path) -> Path:
     Raises:
         InputError: no model there, or one whose fit was interrupted.
     """
-    from subbayes import artifact
-    from subbayes.checks import fail
+    from subbayes.utils import artifact
+    from subbayes.utils.checks import fail
 
     for path in (folder / "model", folder):
         if artifact.is_artifact(path):
@@ -41,7 +41,7 @@ def load_model(folder: Path) -> TableModel:
     Raises:
         InputError: no model there, a damaged one, or one of something else than a table.
     """
-    from subbayes.table_model import TableModel
+    from subbayes.models.data_frame_model import TableModel
 
     return TableModel.load(model_path(folder))
 
@@ -61,8 +61,8 @@ def read_rows(
     Raises:
         InputError: a table that cannot be read.
     """
-    from subbayes.checks import fail
-    from subbayes.tables import read_table
+    from subbayes.data.tables import read_table
+    from subbayes.utils.checks import fail
 
     with reading(path):
         frame = read_table(path, separator=separator, min_rows=min_rows,

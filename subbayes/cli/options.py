@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from subbayes.cli.console import COMMAND
-from subbayes.settings import PRIOR_SCALES, Settings
+from subbayes.models.settings import PRIOR_SCALES, Settings
 
 __all__ = ["given", "hidden_layers", "make_settings", "number_or", "sparse_mode"]
 

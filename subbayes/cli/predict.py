@@ -83,8 +83,8 @@ def predict(
 
 
 def _kept(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    from subbayes.checks import fail
-    from subbayes.tables import closest
+    from subbayes.data.tables import closest
+    from subbayes.utils.checks import fail
 
     for name in names:
         if name not in frame:
@@ -94,7 +94,7 @@ def _kept(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
 
 def _write(predictions: pd.DataFrame, out: Path) -> None:
     """Completely or not at all."""
-    from subbayes.files import atomic_write_bytes, atomic_write_text
+    from subbayes.utils.files import atomic_write_bytes, atomic_write_text
 
     if out.name.lower().endswith((".parquet", ".pq")):
         atomic_write_bytes(out, predictions.to_parquet(index=False))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from subbayes.cli.options import Missing, Unknown
-    from subbayes.tabular import TabularEncoder
+    from subbayes.data.encoder import TabularEncoder
 
 __all__ = ["check_new_file", "make_encoder", "read_training_table"]
 
@@ -25,8 +25,8 @@ def read_training_table(
     Raises:
         InputError: a table that cannot be read, or a column to ignore that is not there.
     """
-    from subbayes.checks import fail
-    from subbayes.tables import closest, read_table
+    from subbayes.data.tables import closest, read_table
+    from subbayes.utils.checks import fail
 
     with reading(path):
         frame = read_table(path, target=target, missing_values=marks or [], separator=separator)
@@ -42,7 +42,7 @@ def make_encoder(
     max_categories: int,
 ) -> TabularEncoder:
     """The encoder the options describe, not fitted yet."""
-    from subbayes.tabular import TabularEncoder
+    from subbayes.data.encoder import TabularEncoder
 
     return TabularEncoder(
         unknown=unknown.value, missing=missing.value, missing_values=marks or [],
@@ -55,7 +55,7 @@ def check_new_file(out: Path | None, overwrite: bool, *suffixes: str) -> None:
     Raises:
         InputError: as said.
     """
-    from subbayes.checks import fail
+    from subbayes.utils.checks import fail
 
     if out is None or out.is_char_device():
         return

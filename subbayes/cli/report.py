@@ -15,7 +15,7 @@ from subbayes.cli.reading import check_new_file
 if TYPE_CHECKING:
     import numpy as np
 
-    from subbayes.table_model import TableModel
+    from subbayes.models.data_frame_model import TableModel
 
 NAME = "report"
 EXAMPLE = "subbayes report runs/people test.csv --train people.csv --out report.html"
@@ -56,7 +56,7 @@ def report(
     command = "" if sparse else fitted.sampled.extra.get("command", "")
     test = None if table is None else _rows(fitted, table, separator, 1)
     data = None if train is None else _rows(fitted, train, separator, 2)
-    from subbayes.report import write_report
+    from subbayes.reports.model_report import write_report
 
     write_report(subject, out, data=data, test=test, title=title, name=fitted.column, unit=unit,
                  command=str(command), features=fitted.encoder.get_feature_names_out().tolist())
@@ -68,8 +68,8 @@ def _rows(
     fitted: TableModel, path: Path, separator: str | None, least: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets of a table, as the model takes them."""
-    from subbayes.table_model import numbers
-    from subbayes.tables import split_target
+    from subbayes.data.tables import split_target
+    from subbayes.models.data_frame_model import numbers
 
     frame = read_rows(fitted, path, separator, scored=True, min_rows=least)
     features, values = split_target(frame, fitted.column)

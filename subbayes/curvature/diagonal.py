@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.curvature.ggn_diagonal import columns_squared
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.squares import columns_squared
 
 __all__ = ["Diagonal"]
 

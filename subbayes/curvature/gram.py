@@ -24,8 +24,8 @@ from torch import Tensor
 
 from subbayes.curvature.layer_kinds import Right
 from subbayes.curvature.layers import Layer, LayerGradients, Layers, Rest, RestGradients, Span
-from subbayes.data import n_rows
-from subbayes.types import Inputs
+from subbayes.data.data import n_rows
+from subbayes.utils.types import Inputs
 
 __all__ = ["Block", "block", "gram", "narrowed", "pulled", "pushed"]
 

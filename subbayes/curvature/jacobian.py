@@ -15,15 +15,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import fail
 from subbayes.curvature.gram import Block, block, gram, narrowed, pulled, pushed
 from subbayes.curvature.layers import Layers
-from subbayes.data import Data, leaves, n_rows, named_leaves, take, to_device
+from subbayes.data.data import Data, leaves, n_rows, named_leaves, take, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.memory import available, check_memory
-from subbayes.network import Network
-from subbayes.prediction import input_batches
-from subbayes.types import Inputs, Targets
+from subbayes.networks.network import Network
+from subbayes.predictions.averaging import input_batches
+from subbayes.utils.checks import fail
+from subbayes.utils.memory import available, check_memory
+from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["Jacobian", "check_joint", "curvature_root"]
 

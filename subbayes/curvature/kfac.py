@@ -30,12 +30,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.curvature.ggn_diagonal import columns_squared
 from subbayes.curvature.gram import Piece
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.squares import columns_squared
-from subbayes.memory import available
+from subbayes.utils.memory import available
 
 __all__ = ["Kfac"]
 

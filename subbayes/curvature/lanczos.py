@@ -26,8 +26,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_choice, check_count, check_positive, fail
-from subbayes.progress import bar
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.progress import bar
 
 __all__ = ["Eigenpairs", "Operator", "SpectralDensity", "eigenvalues", "spectral_density"]
 

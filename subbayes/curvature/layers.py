@@ -34,10 +34,10 @@ from subbayes.curvature.layer_kinds import (
     kind_of,
     scattered,
 )
-from subbayes.data import leaves, n_rows, take
-from subbayes.network import Network, plain_attention
-from subbayes.types import Inputs
-from subbayes.vectorised import say
+from subbayes.data.data import leaves, n_rows, take
+from subbayes.networks.network import Network, plain_attention
+from subbayes.networks.tracing.vectorised import say
+from subbayes.utils.types import Inputs
 
 __all__ = ["Captured", "Layer", "LayerGradients", "Layers", "Rest", "RestGradients", "Span",
            "captured"]

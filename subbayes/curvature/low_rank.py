@@ -23,9 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_count, check_positive, fail
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
+from subbayes.utils.checks import check_count, check_positive, fail
 
 __all__ = ["LowRank"]
 

@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_positive, fail
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.network import Network
+from subbayes.networks.network import Network
+from subbayes.utils.checks import check_positive, fail
 
 __all__ = ["Precision", "cholesky"]
 

@@ -27,13 +27,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, jvp, vjp
 
-from subbayes.checks import check_choice, check_count, fail
-from subbayes.data import Data, leaves, n_rows, take, to_device
+from subbayes.data.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.network import Network, plain_attention
+from subbayes.networks.network import Network, plain_attention
+from subbayes.networks.tracing.vectorised import say
 from subbayes.posterior import check_fit
-from subbayes.types import Inputs, Targets
-from subbayes.vectorised import say
+from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["Curvature", "Kind"]
 

@@ -7,23 +7,23 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from subbayes.checks import check_choice
 from subbayes.draws import Draws
+from subbayes.utils.checks import check_choice
 
 __all__ = ["ENGINES", "arguments_of", "engine_of"]
 
 ENGINES = {
-    "elliptical-slice": "subbayes.inference.elliptical_slice:elliptical_slice",
-    "nuts": "subbayes.inference.nuts:nuts",
-    "hmc": "subbayes.inference.hmc:hmc",
-    "slice": "subbayes.inference.slice_sampling:slice_sampling",
-    "parallel-tempering": "subbayes.inference.parallel_tempering:parallel_tempering",
-    "smc": "subbayes.inference.smc:smc",
-    "laplace": "subbayes.inference.laplace:laplace",
-    "laplace-linearised": "subbayes.inference.laplace_linearised:laplace_linearised",
-    "vi": "subbayes.inference.variational:mean_field_vi",
-    "full-rank-vi": "subbayes.inference.variational:full_rank_vi",
-    "realnvp": "subbayes.inference.variational:realnvp",
+    "elliptical-slice": "subbayes.inference.samplers.elliptical_slice:elliptical_slice",
+    "nuts": "subbayes.inference.samplers.nuts:nuts",
+    "hmc": "subbayes.inference.samplers.hmc:hmc",
+    "slice": "subbayes.inference.samplers.slice:slice_sampling",
+    "parallel-tempering": "subbayes.inference.samplers.parallel_tempering:parallel_tempering",
+    "smc": "subbayes.inference.samplers.smc:smc",
+    "laplace": "subbayes.inference.laplace.laplace:laplace",
+    "laplace-linearised": "subbayes.inference.laplace.engine:laplace_linearised",
+    "vi": "subbayes.inference.variational.variational:mean_field_vi",
+    "full-rank-vi": "subbayes.inference.variational.variational:full_rank_vi",
+    "realnvp": "subbayes.inference.variational.variational:realnvp",
 }
 
 
@@ -48,6 +48,6 @@ def engine_of(inference: str | Callable[..., Draws]) -> Callable[..., Draws]:
         return inference
     check_choice("inference", inference, ENGINES)
     if inference == "realnvp":  # say before the training what is not installed
-        importlib.import_module("subbayes.inference.flows").load_zuko()
+        importlib.import_module("subbayes.inference.variational.flows").load_zuko()
     room, _, name = ENGINES[inference].partition(":")
     return getattr(importlib.import_module(room), name)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from subbayes import diagnostics
 from subbayes.draws import Draws
-from subbayes.inference.chains import Density
+from subbayes.inference.samplers.chains import Density
 
 __all__ = ["evidence", "weighed"]
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from subbayes.checks import fail
 from subbayes.likelihoods.base import Likelihood
 from subbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
 from subbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from subbayes.likelihoods.standardized import Standardized
+from subbayes.utils.checks import fail
 
 __all__ = [
     "Bernoulli",

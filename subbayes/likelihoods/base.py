@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import fail
-from subbayes.types import Outputs, PerPoint, Targets
+from subbayes.utils.checks import fail
+from subbayes.utils.types import Outputs, PerPoint, Targets
 
 __all__ = ["Kind", "Likelihood", "Moments", "column", "plain"]
 

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.checks import check_positive, fail
 from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, plain
-from subbayes.types import Outputs, PerPoint, Targets
+from subbayes.utils.checks import check_positive, fail
+from subbayes.utils.types import Outputs, PerPoint, Targets
 
 __all__ = ["Gaussian", "GaussianLike", "HeteroscedasticGaussian", "softplus_inverse"]
 

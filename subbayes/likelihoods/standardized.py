@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_positive, fail
 from subbayes.likelihoods.base import Kind, Likelihood, Moments, column
-from subbayes.types import Outputs, PerPoint, Targets
+from subbayes.utils.checks import check_positive, fail
+from subbayes.utils.types import Outputs, PerPoint, Targets
 
 __all__ = ["Standardized"]
 

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import AbstractPathEffect, withStroke
 
-from subbayes.checks import fail, fail_type
 from subbayes.draws import Draws
 from subbayes.plots.style import GREEN, INK, PURPLE, RED
+from subbayes.utils.checks import fail, fail_type
 
 __all__ = ["ellipse", "gaussian", "log_prob_on", "outlines"]
 

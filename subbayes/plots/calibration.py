@@ -12,12 +12,12 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
-from subbayes import metrics
-from subbayes.checks import check_count, fail
-from subbayes.data import to_targets
+from subbayes.data.data import to_targets
+from subbayes.diagnostics import metrics
 from subbayes.plots.predictions import observed
 from subbayes.plots.style import BLUE, GREY, SKY, labelled, legend, new_axes, note
-from subbayes.predictive import Predictive
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import check_count, fail
 
 __all__ = ["calibration", "doubt", "pit", "reliability"]
 

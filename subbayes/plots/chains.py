@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
-from subbayes.checks import check_count, fail
 from subbayes.diagnostics import average_ranks
 from subbayes.draws import Draws
 from subbayes.plots.style import BLUE, COLORS, GREY, RED, SKY, labelled, legend, new_axes, note
+from subbayes.utils.checks import check_count, fail
 
 __all__ = ["autocorrelation", "ess", "ranks", "trace"]
 

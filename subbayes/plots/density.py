@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from subbayes.checks import check_count, fail
 from subbayes.draws import Draws
 from subbayes.plots.approximations import ellipse, gaussian, outlines
 from subbayes.plots.style import GREEN, INK, ORANGE, PURPLE, RED, labelled, legend, new_axes
 from subbayes.posterior import Posterior
+from subbayes.utils.checks import check_count, fail
 
 __all__ = ["density", "surface"]
 

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from subbayes.checks import check_count, fail
 from subbayes.plots.style import BLUE, GREY, INK, grid, labelled, new_axes
+from subbayes.utils.checks import check_count, fail
 
 if TYPE_CHECKING:
     from subbayes.semistructured.partial import Partial

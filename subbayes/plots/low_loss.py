@@ -7,7 +7,6 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 
-from subbayes.checks import check_choice, fail
 from subbayes.plots.style import (
     BLUE,
     GREY,
@@ -18,7 +17,8 @@ from subbayes.plots.style import (
     limits,
     new_axes,
 )
-from subbayes.subspaces.curves import CurveLosses
+from subbayes.subspaces.curve import CurveLosses
+from subbayes.utils.checks import check_choice, fail
 
 __all__ = ["curve"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from subbayes.checks import fail
+from subbayes.inference.tempering import TemperatureChoice
 from subbayes.plots.style import (
     BLUE,
     COLORS,
@@ -24,7 +24,7 @@ from subbayes.plots.style import (
     new_axes,
     note,
 )
-from subbayes.tempering import TemperatureChoice
+from subbayes.utils.checks import fail
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from subbayes.checks import check_choice, check_count, fail
-from subbayes.data import to_targets, to_tensor
+from subbayes.data.data import to_targets, to_tensor
 from subbayes.plots.style import BLUE, INK, RED, SKY, labelled, legend, limits, new_axes
-from subbayes.predictive import Predictive
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import check_choice, check_count, fail
 
 __all__ = ["bands", "intervals", "observed"]
 

@@ -17,7 +17,6 @@ from matplotlib.ticker import (
     SymmetricalLogLocator,
 )
 
-from subbayes.checks import check_count, fail, fail_type
 from subbayes.plots.style import (
     BLUE,
     COLORS,
@@ -30,6 +29,7 @@ from subbayes.plots.style import (
     new_axes,
     note,
 )
+from subbayes.utils.checks import check_count, fail, fail_type
 
 if TYPE_CHECKING:
     import pandas as pd

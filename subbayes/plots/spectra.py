@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from subbayes.checks import fail
 from subbayes.curvature.lanczos import Eigenpairs, SpectralDensity
 from subbayes.plots.style import COLORS, GREY, labelled, legend, new_axes
-from subbayes.subspaces.trajectory import TrajectoryRecorder
+from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.utils.checks import fail
 
 __all__ = ["spectra", "spectral_density"]
 

@@ -15,7 +15,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from subbayes.files import atomic_write_bytes
+from subbayes.utils.files import atomic_write_bytes
 
 __all__ = ["BLUE", "COLORS", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "RED", "SKY", "grid",
            "labelled", "legend", "new_axes", "png", "save"]

@@ -8,9 +8,9 @@ from itertools import cycle
 import numpy as np
 from matplotlib.axes import Axes
 
-from subbayes.checks import check_choice, fail
-from subbayes.judging import Judgement
+from subbayes.inference.laplace.subspace_error import Judgement
 from subbayes.plots.style import COLORS, GREY, labelled, legend, new_axes
+from subbayes.utils.checks import check_choice, fail
 
 __all__ = ["judgements"]
 
@@ -31,7 +31,7 @@ def judgements(
     """One measure of several subspaces against their rank s, on a logarithmic axis of s.
 
     Args:
-        found: from `subbayes.judging.judge`.
+        found: from `subbayes.inference.laplace.subspace_error.judge`.
         what: "relative_error" (with the least possible one, dashed), "trace", "log_trace",
             "wasserstein" or "kl"; with targets, "nll" or "accuracy" (with those of the full
             approximation, dashed).

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from subbayes.checks import check_count, fail
 from subbayes.plots.style import BLUE, GREY, ORANGE, SKY, labelled, legend, new_axes, note
-from subbayes.subspaces.trajectory import TrajectoryRecorder
+from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.utils.checks import check_count, fail
 
 __all__ = ["curves", "spectrum"]
 

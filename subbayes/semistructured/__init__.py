@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from subbayes.semistructured.construction import Fitting
 from subbayes.semistructured.families import (
     BernoulliFamily,
     BetaFamily,
@@ -22,6 +21,7 @@ from subbayes.semistructured.priors import (
     NormalPrior,
     StudentT,
 )
+from subbayes.semistructured.subspace import Fitting
 
 __all__ = [
     "BernoulliFamily",

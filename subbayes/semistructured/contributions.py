@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data import n_rows, take
-from subbayes.evaluation import bytes_per_row
-from subbayes.network import Network
+from subbayes.data.data import n_rows, take
+from subbayes.networks.network import Network
+from subbayes.networks.tracing.batched import bytes_per_row
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.module import Deep
 

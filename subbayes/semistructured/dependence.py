@@ -19,13 +19,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.checks import check_count, fail
 from subbayes.draws import Draws
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.formula import Term
 from subbayes.semistructured.module import DeepPart
 from subbayes.semistructured.partial import Partial
 from subbayes.semistructured.sampling import Sampler
+from subbayes.utils.checks import check_count, fail
 
 __all__ = ["partial_dependence"]
 

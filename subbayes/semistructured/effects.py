@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.checks import fail
 from subbayes.semistructured.families import Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, Term
 from subbayes.semistructured.priors import (
@@ -29,6 +28,7 @@ from subbayes.semistructured.priors import (
     NormalPrior,
     prior_of,
 )
+from subbayes.utils.checks import fail
 
 __all__ = ["Effects", "chosen_priors", "default_priors"]
 

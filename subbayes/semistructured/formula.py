@@ -21,9 +21,9 @@ from formulaic import Formula, ModelSpec
 from formulaic.errors import FormulaicError
 from jaxtyping import Float, Int
 
-from subbayes.checks import InputError, check_choice, fail, fail_type
-from subbayes.semistructured.dialects import check_dialect
+from subbayes.semistructured.formula_checks import check_dialect
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
+from subbayes.utils.checks import InputError, check_choice, fail, fail_type
 
 __all__ = ["Design", "Missing", "NewLevels", "Term", "check_columns", "check_complete",
            "drop_missing", "split_formula"]

@@ -13,20 +13,20 @@ import torch
 from jaxtyping import Float
 from torch import nn
 
-from subbayes.checks import check_choice, check_count, check_positive, fail
 from subbayes.draws import Draws
-from subbayes.evaluation import Mode
-from subbayes.predictive import Predictive
-from subbayes.seeding import derive
+from subbayes.networks.tracing.batched import Mode
+from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured import saving
-from subbayes.semistructured.construction import SPACES, Fitting, build_ensemble, build_space
+from subbayes.semistructured.design_data import Extras, deep_of
 from subbayes.semistructured.families import Family, family_of
 from subbayes.semistructured.formula import Missing, NewLevels, check_columns
-from subbayes.semistructured.reading import Reading
-from subbayes.semistructured.rows import Extras, deep_of
+from subbayes.semistructured.results import Reading
 from subbayes.semistructured.sampling import Sampler, check_options
 from subbayes.semistructured.specification import Specification
+from subbayes.semistructured.subspace import SPACES, Fitting, build_ensemble, build_space
 from subbayes.semistructured.summary import check_level
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.seeding import derive
 
 __all__ = ["SemiStructuredRegression"]
 
@@ -342,7 +342,7 @@ class SemiStructuredRegression(Reading):
         Returns:
             The path.
         """
-        from subbayes.semistructured.report import write_report
+        from subbayes.reports.semistructured import write_report
 
         self._require_fitted()
         return write_report(self, path, title=title, test=test, test_inputs=test_inputs,

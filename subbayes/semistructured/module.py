@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.checks import fail
 from subbayes.semistructured.effects import Effects
+from subbayes.utils.checks import fail
 
 __all__ = ["Deep", "DeepPart", "Predictors"]
 

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import fail
-from subbayes.network import Network
+from subbayes.networks.network import Network
 from subbayes.semistructured.effects import Effects
 from subbayes.semistructured.formula import Term
 from subbayes.semistructured.module import DeepPart
 from subbayes.semistructured.summary import central
+from subbayes.utils.checks import fail
 
 __all__ = ["Partial", "contribution_table", "partial_effect"]
 

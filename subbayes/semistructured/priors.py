@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from subbayes.checks import check_positive, fail, fail_type
+from subbayes.utils.checks import check_positive, fail, fail_type
 
 __all__ = ["EffectPrior", "Exponential", "Flexible", "NormalPrior", "StudentT", "prior_config",
            "prior_from", "prior_of"]

@@ -11,17 +11,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_count, fail
 from subbayes.draws import Draws
-from subbayes.evaluation import Mode
 from subbayes.inference.engines import arguments_of, engine_of
-from subbayes.network import Network
+from subbayes.networks.network import Network
+from subbayes.networks.tracing.batched import Mode
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
-from subbayes.semistructured.construction import FAR, Space
 from subbayes.semistructured.contributions import Contributions, Orthogonal, orthogonal_to
 from subbayes.semistructured.module import Deep, Predictors
 from subbayes.semistructured.specification import Fittable
+from subbayes.semistructured.subspace import FAR, Space
 from subbayes.semistructured.tempering import (
     Modes,
     Observed,
@@ -29,6 +28,7 @@ from subbayes.semistructured.tempering import (
     conditional_of,
 )
 from subbayes.subspace import JointSubspace
+from subbayes.utils.checks import check_count, fail
 
 __all__ = ["Sampler", "check_options"]
 

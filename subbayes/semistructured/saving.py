@@ -19,19 +19,19 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from subbayes import artifact
-from subbayes.checks import fail, fail_type
 from subbayes.draws import Draws
-from subbayes.fitted import part
-from subbayes.modules import MLP
-from subbayes.network import architecture_of
+from subbayes.models.fitted import part
+from subbayes.networks.mlp import MLP
+from subbayes.networks.network import architecture_of
 from subbayes.priors import Normal
-from subbayes.semistructured.construction import Space
 from subbayes.semistructured.families import FAMILIES, Family
 from subbayes.semistructured.module import Deep
 from subbayes.semistructured.priors import prior_config, prior_from
+from subbayes.semistructured.subspace import Space
 from subbayes.subspace import from_config as subspace_from_config
-from subbayes.subspaces.curves import Curve
+from subbayes.subspaces.curve import Curve
+from subbayes.utils import artifact
+from subbayes.utils.checks import fail, fail_type
 
 if TYPE_CHECKING:
     from subbayes.semistructured.model import SemiStructuredRegression

@@ -21,7 +21,7 @@ from formulaic.materializers.types import FactorValues
 from formulaic.utils.stateful_transforms import stateful_transform
 from jaxtyping import Float
 
-from subbayes.checks import check_count, fail
+from subbayes.utils.checks import check_count, fail
 
 __all__ = ["TRANSFORMS", "penalised", "re", "s"]
 

@@ -13,15 +13,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import InputError, fail
-from subbayes.data import Data
-from subbayes.network import Network
+from subbayes.data.data import Data
+from subbayes.data.encoder import TabularEncoder
+from subbayes.networks.network import Network
+from subbayes.semistructured.design_data import Extras, Response, Rows, complete
 from subbayes.semistructured.effects import Effects, chosen_priors, default_priors
 from subbayes.semistructured.families import Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, Missing, split_formula
 from subbayes.semistructured.module import Deep, DeepPart, Predictors
-from subbayes.semistructured.rows import Extras, Response, Rows, complete
-from subbayes.tabular import TabularEncoder
+from subbayes.utils.checks import InputError, fail
 
 __all__ = ["Fittable", "Specification"]
 

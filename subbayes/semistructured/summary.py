@@ -9,8 +9,8 @@ import pandas as pd
 from jaxtyping import Float
 
 from subbayes import diagnostics
-from subbayes.checks import fail
 from subbayes.draws import rounded_up
+from subbayes.utils.checks import fail
 
 __all__ = ["central", "check_level", "hdi", "summary_table", "unmixed"]
 

@@ -28,12 +28,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_choice, check_count, check_positive, fail
 from subbayes.priors import Normal
 from subbayes.semistructured.effects import Effects
 from subbayes.semistructured.families import Family, NormalFamily
 from subbayes.semistructured.priors import NormalPrior
-from subbayes.types import Targets
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.types import Targets
 
 __all__ = ["METHODS", "Conditional", "Modes", "Observed", "TemperedNetworks", "conditional_of"]
 

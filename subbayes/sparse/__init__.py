@@ -2,9 +2,10 @@
 
 from subbayes.sparse.baselines import prune
 from subbayes.sparse.convert import convert, elbo, kl, sparse_layers
-from subbayes.sparse.export import exported
-from subbayes.sparse.factors import BASELINES, FACTORS
+from subbayes.sparse.export.export import exported
+from subbayes.sparse.export.small_network import CsrLinear, Exported, load_exported
 from subbayes.sparse.layers import SparseLayer
+from subbayes.sparse.learning_rates import Rates
 from subbayes.sparse.priors import (
     Bernoulli,
     BetaBinomial,
@@ -14,11 +15,10 @@ from subbayes.sparse.priors import (
     SpikeSlab,
     StudentTSlab,
 )
-from subbayes.sparse.rates import Rates
 from subbayes.sparse.result import SparseNetwork, plain
 from subbayes.sparse.saved import load, save
-from subbayes.sparse.small import CsrLinear, Exported, load_exported
 from subbayes.sparse.training import fit
+from subbayes.sparse.variational_families import BASELINES, FACTORS
 
 __all__ = [
     "BASELINES",

@@ -25,10 +25,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subbayes.checks import check_choice, fail, fail_type
 from subbayes.sparse.layers import STRUCTURES, SparseLayer, raw_of
+from subbayes.sparse.module_surgery import LAYERS, chosen_layers
 from subbayes.sparse.priors import Bernoulli, Horseshoe, NormalSlab, SpikeSlab
-from subbayes.sparse.replacing import LAYERS, chosen_layers
+from subbayes.utils.checks import check_choice, fail, fail_type
 
 __all__ = ["DropoutLayer", "HorseshoeLayer", "layer_of", "prune", "usual_prior"]
 

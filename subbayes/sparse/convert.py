@@ -12,7 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.checks import (
+from subbayes.data.data import leaves, n_rows
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.network import arguments, as_outputs
+from subbayes.sparse.baselines import layer_of, usual_prior
+from subbayes.sparse.layers import SparseLayer
+from subbayes.sparse.module_surgery import LAYERS, chosen_layers, parent_of, replaced
+from subbayes.sparse.priors import Horseshoe, SpikeSlab
+from subbayes.sparse.variational_families import BASELINES, FACTORS, Noise
+from subbayes.utils.checks import (
     check_choice,
     check_count,
     check_finite,
@@ -20,15 +28,7 @@ from subbayes.checks import (
     fail,
     fail_type,
 )
-from subbayes.data import leaves, n_rows
-from subbayes.likelihoods import Likelihood
-from subbayes.network import arguments, as_outputs
-from subbayes.sparse.baselines import layer_of, usual_prior
-from subbayes.sparse.factors import BASELINES, FACTORS, Noise
-from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.priors import Horseshoe, SpikeSlab
-from subbayes.sparse.replacing import LAYERS, chosen_layers, parent_of, replaced
-from subbayes.types import Inputs, Targets
+from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["convert", "elbo", "kl", "sparse_layers"]
 

@@ -35,12 +35,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subbayes.checks import check_choice, check_positive, fail
 from subbayes.likelihoods.gaussian import softplus_inverse
-from subbayes.sparse.factors import BASELINES, Logits, Noise, logits_of
+from subbayes.sparse.kernels import DrawnLayer, Pattern
 from subbayes.sparse.moments import slab_kl, terms
 from subbayes.sparse.priors import SpikeSlab
-from subbayes.sparse.products import DrawnLayer, Pattern
+from subbayes.sparse.variational_families import BASELINES, Logits, Noise, logits_of
+from subbayes.utils.checks import check_choice, check_positive, fail
 
 __all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer", "raw_of"]
 

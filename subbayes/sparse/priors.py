@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.checks import check_positive, fail, fail_type
+from subbayes.utils.checks import check_positive, fail, fail_type
 
 __all__ = ["Bernoulli", "BetaBinomial", "Horseshoe", "Inclusion", "MixtureSlab", "NormalSlab",
            "Slab", "SpikeSlab", "StudentTSlab"]

@@ -16,26 +16,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.checks import check_choice, check_count, fail
 from subbayes.likelihoods import Likelihood
-from subbayes.network import Network
+from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
-from subbayes.prediction import average
-from subbayes.predictive import Predictive
+from subbayes.predictions.averaging import average
+from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.sparse.convert import sparse_layers
-from subbayes.sparse.export import exported
-from subbayes.sparse.factors import SURE
+from subbayes.sparse.dependency_graph import readers_of_inputs
+from subbayes.sparse.export.export import exported
+from subbayes.sparse.export.small_network import Exported
+from subbayes.sparse.export.tiled_layers import ThinNetwork
+from subbayes.sparse.kernels import DrawnLayer
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.links import readers_of_inputs
-from subbayes.sparse.paths import path_probability
+from subbayes.sparse.module_surgery import replaced
+from subbayes.sparse.path_inclusion import path_probability
 from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
-from subbayes.sparse.products import DrawnLayer
-from subbayes.sparse.replacing import replaced
-from subbayes.sparse.small import Exported
-from subbayes.sparse.thin import ThinNetwork
+from subbayes.sparse.variational_families import SURE
 from subbayes.subspace import CoordinateSubspace
-from subbayes.training import History
+from subbayes.training.trainer import History
+from subbayes.utils.checks import check_choice, check_count, fail
 
 __all__ = ["STRUCTURE", "WEIGHTS", "SparseNetwork", "plain"]
 

@@ -9,17 +9,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from subbayes import artifact
-from subbayes.checks import fail
-from subbayes.fitted import network_from, network_state, part
 from subbayes.likelihoods import from_config
+from subbayes.models.fitted import network_from, network_state, part
 from subbayes.sparse import priors
 from subbayes.sparse.baselines import HorseshoeLayer, layer_of
-from subbayes.sparse.factors import Noise
 from subbayes.sparse.layers import STRUCTURES, SparseLayer
+from subbayes.sparse.module_surgery import replaced
 from subbayes.sparse.priors import Horseshoe, Inclusion, Slab, SpikeSlab
-from subbayes.sparse.replacing import replaced
 from subbayes.sparse.result import SparseNetwork
+from subbayes.sparse.variational_families import Noise
+from subbayes.utils import artifact
+from subbayes.utils.checks import fail
 
 __all__ = ["KIND", "load", "save"]
 

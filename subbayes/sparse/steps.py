@@ -24,15 +24,15 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from subbayes.checks import InputError, InputTypeError
-from subbayes.evaluation import reuse_memory
-from subbayes.graph import compiled, folded, interpreted, tidy
-from subbayes.network import taking_turns
-from subbayes.sparse.factors import Noise
+from subbayes.networks.network import taking_turns
+from subbayes.networks.tracing.batched import reuse_memory
+from subbayes.networks.tracing.graph import compiled, folded, interpreted, tidy
+from subbayes.networks.tracing.vectorised import Watched, say
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.replacing import hooked
-from subbayes.types import Inputs, Targets
-from subbayes.vectorised import Watched, say
+from subbayes.sparse.module_surgery import hooked
+from subbayes.sparse.variational_families import Noise
+from subbayes.utils.checks import InputError, InputTypeError
+from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["MODES", "Steps"]
 

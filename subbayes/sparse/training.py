@@ -23,24 +23,24 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
-from subbayes.artifact import fingerprint
-from subbayes.checks import check_choice, check_count, fail, fail_type, is_finite
-from subbayes.data import n_rows, named_leaves
-from subbayes.files import as_path, atomic_write_bytes
+from subbayes.data.data import n_rows, named_leaves
 from subbayes.likelihoods import Likelihood
-from subbayes.minibatches import Feed, inner
-from subbayes.network import Network, architecture_of
-from subbayes.optimizer import Adam
-from subbayes.progress import bar
-from subbayes.seeding import derive, forked
+from subbayes.networks.network import Network, architecture_of
 from subbayes.sparse.convert import kl, sparse_layers
-from subbayes.sparse.factors import Noise
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.rates import Rates, by_rate
+from subbayes.sparse.learning_rates import Rates, by_rate
 from subbayes.sparse.result import SparseNetwork, plain
 from subbayes.sparse.steps import MODES, Steps
-from subbayes.training import History
-from subbayes.types import Inputs, Targets
+from subbayes.sparse.variational_families import Noise
+from subbayes.training.minibatches import Feed, inner
+from subbayes.training.optimizer import Adam
+from subbayes.training.trainer import History
+from subbayes.utils.artifact import fingerprint
+from subbayes.utils.checks import check_choice, check_count, fail, fail_type, is_finite
+from subbayes.utils.files import as_path, atomic_write_bytes
+from subbayes.utils.progress import bar
+from subbayes.utils.seeding import derive, forked
+from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["fit"]
 

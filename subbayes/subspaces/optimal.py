@@ -24,16 +24,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.checks import check_count, fail
-from subbayes.curvature.forms import EXACT, Form, check_exact, precision
 from subbayes.curvature.jacobian import Jacobian, check_joint
 from subbayes.curvature.precision import Precision
-from subbayes.data import Data, leaves, n_rows, take
+from subbayes.curvature.precision_factory import EXACT, Form, check_exact, precision
+from subbayes.data.data import Data, leaves, n_rows, take
 from subbayes.likelihoods import Likelihood
-from subbayes.memory import check_memory
-from subbayes.network import Network
+from subbayes.networks.network import Network
 from subbayes.subspace import DenseSubspace
-from subbayes.types import Inputs
+from subbayes.utils.checks import check_count, fail
+from subbayes.utils.memory import check_memory
+from subbayes.utils.types import Inputs
 
 __all__ = ["check_size", "optimal", "optimal_for", "recombined"]
 

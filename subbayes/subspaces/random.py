@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from subbayes.checks import fail_type
-from subbayes.network import Network
+from subbayes.networks.network import Network
 from subbayes.subspace import RandomSubspace
+from subbayes.utils.checks import fail_type
 
 __all__ = ["random"]
 

@@ -25,17 +25,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.checks import check_choice, check_count, check_positive, fail, fail_type
-from subbayes.curvature.entries import Entries
-from subbayes.curvature.forms import root
+from subbayes.curvature.ggn_diagonal import columns_squared
 from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.partial_jacobian import Entries
 from subbayes.curvature.precision import cholesky
-from subbayes.curvature.squares import columns_squared
+from subbayes.curvature.precision_factory import root
 from subbayes.likelihoods import Likelihood
-from subbayes.memory import check_memory
-from subbayes.network import Network, check_network, select
+from subbayes.networks.network import Network, check_network, select
 from subbayes.subspace import CoordinateSubspace, Subspace
-from subbayes.subspaces.trajectory import TrajectoryRecorder
+from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
+from subbayes.utils.memory import check_memory
 
 __all__ = ["check_size", "masked", "ranked", "scaled_prior_precision", "subnetwork", "wasserstein"]
 

@@ -22,8 +22,8 @@ from subbayes.inference.adapters.common import (
     finished,
     needed,
 )
-from subbayes.inference.chains import start_points, streams
-from subbayes.inference.hamiltonian import GradientDensity
+from subbayes.inference.samplers.chains import start_points, streams
+from subbayes.inference.samplers.hamiltonian import GradientDensity
 
 __all__ = ["blackjax", "jax_density"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from subbayes.checks import check_count, fail
 from subbayes.draws import Draws
-from subbayes.inference.chains import Density
-from subbayes.inference.hamiltonian import GradientDensity
+from subbayes.inference.samplers.chains import Density
+from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.utils.checks import check_count, fail
 
 __all__ = ["Value", "check_counts", "check_gradient", "finished", "needed", "on_terminal"]
 

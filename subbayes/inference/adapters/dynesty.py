@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from subbayes.checks import fail
 from subbayes.draws import Draws
 from subbayes.inference.adapters.common import (
     Value,
@@ -23,7 +22,8 @@ from subbayes.inference.adapters.common import (
     needed,
     on_terminal,
 )
-from subbayes.inference.chains import Density
+from subbayes.inference.samplers.chains import Density
+from subbayes.utils.checks import fail
 
 __all__ = ["dynesty"]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from subbayes.checks import fail
 from subbayes.draws import Draws
 from subbayes.inference.adapters.common import Value, check_counts, finished, needed
-from subbayes.inference.chains import Density, start_points, streams
-from subbayes.progress import bar
+from subbayes.inference.samplers.chains import Density, start_points, streams
+from subbayes.utils.checks import fail
+from subbayes.utils.progress import bar
 
 __all__ = ["emcee"]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from subbayes.checks import check_choice
 from subbayes.draws import Draws
 from subbayes.inference.adapters.common import (
     Value,
@@ -21,8 +20,9 @@ from subbayes.inference.adapters.common import (
     needed,
     on_terminal,
 )
-from subbayes.inference.chains import start_points, streams
-from subbayes.inference.hamiltonian import GradientDensity
+from subbayes.inference.samplers.chains import start_points, streams
+from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.utils.checks import check_choice
 
 __all__ = ["nutpie"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from subbayes.checks import check_choice, fail_type
 from subbayes.semistructured.families.base import LINKS, Family
 from subbayes.semistructured.families.classes import BernoulliFamily, OrdinalFamily
 from subbayes.semistructured.families.continuous import BetaFamily, GammaFamily, NormalFamily
 from subbayes.semistructured.families.counts import NegativeBinomialFamily, PoissonFamily
+from subbayes.utils.checks import check_choice, fail_type
 
 __all__ = [
     "FAMILIES",

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from subbayes.checks import check_choice, fail
 from subbayes.likelihoods.base import Likelihood, Moments
-from subbayes.types import Outputs, PerPoint, Targets
+from subbayes.utils.checks import check_choice, fail
+from subbayes.utils.types import Outputs, PerPoint, Targets
 
 __all__ = ["LINKS", "Family", "Numeric", "moment"]
 

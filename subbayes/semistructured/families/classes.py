@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.checks import fail
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.semistructured.families.base import Family
-from subbayes.types import Outputs, Targets
+from subbayes.utils.checks import fail
+from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["BernoulliFamily", "OrdinalFamily"]
 

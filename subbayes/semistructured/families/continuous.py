@@ -12,7 +12,7 @@ from torch import Tensor
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.semistructured.families.base import LINKS, Family, Numeric, moment
-from subbayes.types import Outputs
+from subbayes.utils.types import Outputs
 
 __all__ = ["BetaFamily", "GammaFamily", "NormalFamily"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.semistructured.families.base import Numeric, moment
-from subbayes.types import Outputs
+from subbayes.utils.types import Outputs
 
 __all__ = ["NegativeBinomialFamily", "PoissonFamily"]
 

@@ -1,0 +1,150 @@
+r"""The diagonal of the Gauss-Newton matrix: sums of squares of the columns of a Jacobian.
+
+For the weight matrix of one layer, $\sum_{n,r} [\sum_t g_{nrt} \otimes a_{nt}]^2$ entry by entry,
+over rows n, cotangents r and the places t of the layer. Where the layer applies in few places the
+sums over r are done first and all is one product of matrices,
+
+$$ \sum_n \sum_{t \le s} (2 - \delta_{ts}) \Bigl[\sum_r g_{nrt} g_{nrs}\Bigr]
+   \otimes (a_{nt} a_{ns}) , $$
+
+for a layer that applies once the product of the squares. Elsewhere the gradients are formed, a
+block that stays in the cache at a time. Neither costs memory beyond that of the layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.layer_kinds import contract
+from subbayes.curvature.layers import Captured, LayerGradients, Part
+from subbayes.curvature.partial_jacobian import active, rows_at_once
+
+__all__ = ["columns_squared"]
+
+_BLOCK = 2**18
+_PAIRS = 2**24
+
+
+def columns_squared(rows: Jacobian) -> Float[Tensor, "D"]:
+    r"""Sums of squares of the columns of a Jacobian, in float64, shape (D,).
+
+    The diagonal of $\sum_n J_n^\top \Lambda_n J_n$ for the rows `Jacobian.of_data` makes. Blocks
+    of rows are summed in the network's dtype, the blocks in float64.
+
+    Args:
+        rows: the Jacobian.
+
+    Example:
+        >>> import subbayes
+        >>> from subbayes.curvature.layers import Layers
+        >>> network, x = subbayes.Network(torch.nn.Linear(2, 1)), torch.tensor([[3.0, 4.0]])
+        >>> columns_squared(Jacobian.of_inputs(Layers(network, x), x))
+        tensor([ 9., 16.,  1.], dtype=torch.float64)
+    """
+    total = torch.zeros(rows.size, dtype=torch.float64, device=rows.network.device)
+    for _, inputs, y in rows.batches(rows_at_once(rows)):
+        batch = rows.plan.capture(inputs)
+        root = rows.root(inputs, y, batch.outputs)
+        _add(batch, active(root, batch.outputs), total)
+    return total
+
+
+def _add(batch: Captured, cotangents: Float[Tensor, "R N C"], total: Float[Tensor, "D"]) -> None:
+    """Add the squares of one batch, after as many backward passes as there are cotangents."""
+    sums: dict[str, _Squares] = {}
+    for u in cotangents:
+        for gradients in batch.pull(u):
+            if isinstance(gradients, LayerGradients):
+                name = gradients.layer.name
+                sums.setdefault(name, _Squares(gradients, len(cotangents))).add(gradients.left)
+            else:
+                for place, part in gradients.parts():
+                    total[place] += part.square().sum(0)
+    for found in sums.values():
+        for place, part in found.parts():
+            total[place] += part[0]
+
+
+class _Squares:
+    """Sums of squares of one layer's gradients, over rows and cotangents."""
+
+    def __init__(self, first: LayerGradients, cotangents: int) -> None:
+        self.first, self.layer, self.cotangents = first, first.layer, cotangents
+        n, _, groups, o = first.left.shape
+        self.bias = first.left.new_zeros(groups * o)
+        self.embeds = self.layer.kind.name == "embedding"
+        self.whole: Tensor | None = None
+        self.pairs: Tensor | None = None
+
+    def _begin(self, left: Float[Tensor, "n t groups o"]) -> None:
+        assert self.layer.weight is not None
+        n, t, groups, o = left.shape
+        if self.embeds:
+            self.whole = left.new_zeros(self.layer.weight.shape[0], o)
+            return
+        self.right = self.first.right(slice(None))
+        i = self.right.shape[-1]
+        self.whole = left.new_zeros(groups, o, i)
+        few = t + 1 <= 4 * self.cotangents and n * t * t * groups * (o + i) <= _PAIRS
+        if few and o * i > 1:
+            self.t, self.s = torch.triu_indices(t, t, device=left.device)
+            self.pairs = left.new_zeros(n, len(self.t), groups, o)
+
+    def add(self, left: Float[Tensor, "n t groups o"]) -> None:
+        """Add the squares for one cotangent of each row."""
+        if self.layer.bias is not None:
+            self.bias += left.flatten(2).sum(1).square().sum(0)
+        if self.layer.weight is None:
+            return
+        if self.whole is None:
+            self._begin(left)
+        assert self.whole is not None
+        if self.embeds:
+            self.whole += _looked_up(left, self.first.right(slice(None)), len(self.whole))
+        elif self.pairs is not None:
+            self.pairs.addcmul_(left[:, self.t], left[:, self.s])
+        elif left.shape[-1] == self.right.shape[-1] == 1:
+            self.whole += contract(left, self.right).square().sum(0).reshape(self.whole.shape)
+        else:
+            self._formed(left)
+
+    def _formed(self, left: Float[Tensor, "n t groups o"]) -> None:
+        """Form the gradients, so many rows at once that they stay in the cache."""
+        assert self.whole is not None
+        step = max(1, _BLOCK // self.whole.numel())
+        for start in range(0, len(left), step):
+            some = slice(start, start + step)
+            formed = left[some].permute(0, 2, 3, 1) @ self.right[some].permute(0, 2, 1, 3)
+            if len(formed) == 1:
+                self.whole.addcmul_(formed[0], formed[0])
+            else:
+                self.whole += formed.square_().sum(0)
+
+    def parts(self) -> list[Part]:
+        """Pairs (place in the flat vector, sums of squares (1, size))."""
+        whole = self.whole if self.pairs is None else self._from_pairs()
+        sums = (whole, self.bias)
+        return [(span.place, span.selected(values.reshape(1, -1)))
+                for span, values in zip((self.layer.weight, self.layer.bias), sums, strict=True)
+                if span is not None and values is not None]
+
+    def _from_pairs(self) -> Float[Tensor, "groups o i"]:
+        assert self.pairs is not None
+        twice = torch.where(self.t == self.s, 1, 2).to(self.pairs).reshape(1, -1, 1, 1)
+        both = self.right[:, self.t] * self.right[:, self.s] * twice
+        return torch.einsum("npgo,npgi->goi", self.pairs, both)
+
+
+def _looked_up(
+    left: Float[Tensor, "n t one e"], index: Tensor, size: int
+) -> Float[Tensor, "size e"]:
+    """Squares for an embedding, one row after another: places that look up a row add up."""
+    total = left.new_zeros(size + 1, left.shape[-1])  # the last is for index -1
+    for g, places in zip(left[:, :, 0], index[:, :, 0, 0], strict=True):
+        rows, inverse = places.unique(return_inverse=True)
+        sums = g.new_zeros(len(rows), g.shape[-1]).index_add_(0, inverse, g)
+        total[rows] += sums.square()
+    return total[:size]

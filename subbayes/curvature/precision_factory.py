@@ -1,0 +1,158 @@
+"""Which form of the precision: the exact one that fits, or an approximation by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from subbayes.curvature.diagonal import Diagonal
+from subbayes.curvature.dual import Dual
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.layers import Layers
+from subbayes.curvature.precision import Precision
+from subbayes.curvature.primal import Primal
+from subbayes.data.data import Data, to_device
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.network import Network, check_network
+from subbayes.posterior import check_fit
+from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.utils.memory import available, in_words
+from subbayes.utils.types import FORMS, Form
+
+__all__ = ["EXACT", "FORMS", "Form", "check_exact", "check_options", "exact", "precision", "root"]
+
+EXACT = ("exact", "dual", "primal")
+_OPTIONS = {"low-rank": ("rank", "tolerance", "iterations", "rounds", "seed")}
+
+
+def precision(
+    network: Network,
+    likelihood: Likelihood,
+    data: Any,
+    covariance: Form = "exact",
+    *,
+    prior_precision: float = 1.0,
+    memory_limit: int | None = None,
+    **options: Any,
+) -> Precision:
+    r"""The precision $\sum_n J_n^\top \Lambda_n J_n + \lambda I$ of the Laplace approximation.
+
+    Args:
+        network: f(x; w), at the maximum a posteriori.
+        likelihood: p(y | f), with all its own parameters learned.
+        data: (inputs, y), a DataLoader, a Dataset or `Data`.
+        covariance: the form: "exact" (dual or primal, whichever is smaller), "dual", "primal",
+            "diagonal", "low-rank" (matrix-free) or "kfac" (Kronecker factors).
+        prior_precision: $\lambda$.
+        memory_limit: bytes that matrices may take, by default 80 % of what is free; a quarter of
+            it goes to the gradients held at once, by default 256 MiB.
+        options: of the low-rank form.
+
+    Raises:
+        InputError: parts that do not fit together, a prior precision that is not above 0, or a
+            form that does not fit into memory (with the number, and a form that would).
+
+    Example:
+        >>> import subbayes, torch
+        >>> net = subbayes.Network(torch.nn.Linear(2, 1).double())
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).double()
+        >>> found = precision(net, subbayes.Gaussian(0.5), (x, torch.zeros(2)))
+        >>> found.form, found.covariance(x).diagonal()
+        ('dual', tensor([0.2197, 0.2370], dtype=torch.float64))
+    """
+    check_choice("covariance", covariance, FORMS)
+    check_options(covariance, options)
+    V = root(network, likelihood, data, memory_limit)
+    if covariance in EXACT:
+        return exact(V, prior_precision, covariance, memory_limit)
+    if covariance == "diagonal":
+        return Diagonal(V, prior_precision)
+    if covariance == "low-rank":
+        from subbayes.curvature.low_rank import LowRank
+
+        return LowRank(V, prior_precision, **options)
+    from subbayes.curvature.kfac import Kfac
+
+    return Kfac(V, prior_precision)
+
+
+def check_options(form: str, options: Mapping[str, Any]) -> None:
+    """Check that a form takes the options given for it.
+
+    Args:
+        form: its name, or other words for what takes the options.
+        options: as given.
+    """
+    known, what = _OPTIONS.get(form, ()), repr(form) if form in FORMS else form
+    for name in options:
+        if name not in known:
+            fail(name, f"an option of {what}" + (": " + ", ".join(known) if known else
+                                                  ", which has none"),
+                 "another" if known else "one", "Leave it out, or use the form it belongs to")
+
+
+def root(
+    network: Network, likelihood: Likelihood, data: Any, memory_limit: int | None = None
+) -> Jacobian:
+    """V, whose V'V is the Gauss-Newton matrix; checks that all fits together first.
+
+    Args:
+        network: f(x; w).
+        likelihood: p(y | f).
+        data: as for `precision`.
+        memory_limit: a quarter of it is for the gradients of a block; by default 256 MiB are.
+    """
+    check_network(network)
+    if not isinstance(likelihood, Likelihood):
+        fail_type("likelihood", "a Likelihood such as Gaussian(0.1)", likelihood)
+    if not likelihood.learned:
+        fail("likelihood", "all parameters learned or given", repr(likelihood),
+             "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")
+    network.warn_of_mode()
+    data = Data.of(data).to(network.device)
+    check_fit(network, likelihood, data)
+    plan = Layers(network, to_device(data.first()[0], network.device))
+    return Jacobian.of_data(plan, likelihood, data,
+                            2**28 if memory_limit is None else memory_limit // 4)
+
+
+def exact(
+    V: Jacobian, prior_precision: float, covariance: str = "exact",
+    memory_limit: int | None = None,
+) -> Dual | Primal:
+    """The exact precision: dual for N C rows below D, else primal; refused where it cannot fit."""
+    chosen = check_exact(covariance, V.n, V.roots, V.size, memory_limit)
+    return (Dual if chosen == "dual" else Primal)(V, prior_precision)
+
+
+def check_exact(
+    covariance: str, n: int, outputs: int, size: int, memory_limit: int | None = None
+) -> str:
+    """Check, from the sizes alone, that an exact form fits into memory, and return its name.
+
+    Args:
+        covariance: "exact", "dual" or "primal".
+        n: number of observations N.
+        outputs: outputs C of each.
+        size: number of weights D.
+        memory_limit: bytes; by default 80 % of what is free.
+
+    Example:
+        >>> check_exact("exact", n=1000, outputs=2, size=20_000)
+        'dual'
+    """
+    sizes = {"dual": n * outputs, "primal": size}
+    names = {"dual": f"{n * outputs} rows (N C)", "primal": f"{size} weights"}
+    needed = {name: 24 * rows**2 for name, rows in sizes.items()}
+    chosen = min(sizes, key=lambda name: sizes[name]) if covariance == "exact" else covariance
+    free = available()
+    limit = memory_limit if memory_limit is not None else (
+        float("inf") if free is None else 0.8 * free)
+    if needed[chosen] > limit:
+        fits = [name for name in needed if needed[name] <= limit]
+        fail("covariance", f"one that fits into {in_words(limit)}",
+             f"the {chosen} form with {names[chosen]}, {in_words(needed[chosen])}",
+             f"The {fits[0]} form with {names[fits[0]]} fits: {in_words(needed[fits[0]])}" if fits
+             else "Use 'kfac', 'low-rank' or 'diagonal', which hold no such matrix, or at most "
+             f"{int((limit / 24) ** 0.5) // outputs} observations")
+    return chosen

@@ -1,0 +1,224 @@
+r"""The Laplace approximation within a subspace w = ŵ + P z.
+
+With the exact Gauss-Newton matrix, whatever the subspace was chosen by,
+
+$$ z \sim N\bigl(0, (P^\top \Psi^{-1} P)^{-1}\bigr), \qquad
+   \Sigma_{P,X} = J_X P \,(P^\top \Psi^{-1} P)^{-1} P^\top J_X^\top , $$
+
+from the products $V P$ and $J_X P$ alone, streamed over the data: k x k matrices and the basis are
+all that is held. Over weights it is the precision with $\Psi_P = P (P^\top \Psi^{-1} P)^{-1}
+P^\top$ for $\Psi$; $\Psi_P \preceq \Psi$.
+
+Source: eq. (13) to (19) of the paper on optimal subspaces; Izmailov et al. (2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.curvature.gram import block, pushed
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.partial_jacobian import Entries
+from subbayes.curvature.precision import Precision, cholesky
+from subbayes.curvature.primal import Primal
+from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
+from subbayes.utils.checks import fail
+from subbayes.utils.memory import check_memory
+
+__all__ = ["Restricted", "along", "along_in_parts"]
+
+_AT_ONCE = 2**22  # numbers of a basis in float64
+Matrices = tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]
+
+
+class Restricted(Precision):
+    """The exact precision restricted to a subspace.
+
+    Args:
+        V: root of the Gauss-Newton matrix.
+        subspace: around the network's weights.
+        prior_precision: lambda of the prior of the weights.
+        matrices: (V P)'(V P) and P'P, where they are known already.
+
+    Attributes:
+        subspace: as given.
+        matrix: (V P)'(V P), shape (k, k).
+        metric: P'P, shape (k, k).
+        factor: lower factor of the precision of z.
+    """
+
+    form = "subspace"
+
+    def __init__(
+        self, V: Jacobian, subspace: Subspace, prior_precision: float,
+        matrices: Matrices | None = None,
+    ) -> None:
+        super().__init__(V, prior_precision)
+        if subspace.size != V.size:
+            fail("subspace", f"{V.size} weights, as the network has", subspace.size,
+                 "Build it from this network's weights")
+        check_memory("subspace", f"the {subspace.rank} x {subspace.rank} covariance of its "
+                     "coordinates", 24 * subspace.rank**2, "Lower its rank")
+        self.subspace = subspace
+        self.matrix, self.metric = (_squared(V, subspace), _metric(subspace)
+                                    ) if matrices is None else matrices
+        self.factor = cholesky(self.matrix + self.prior_precision * self.metric, "subspace")
+
+    def leading(self, rank: int) -> Restricted:
+        """Within the span of the first basis vectors of a subspace with a basis."""
+        space = (CoordinateSubspace(self.subspace.shift, self.subspace.indices[:rank])
+                 if isinstance(self.subspace, CoordinateSubspace) else
+                 DenseSubspace(self.subspace.shift, self.subspace.basis()[:rank]))
+        return Restricted(self.V, space, self.prior_precision,
+                          (self.matrix[:rank, :rank], self.metric[:rank, :rank]))
+
+    @classmethod
+    def of(cls, psi: Precision, subspace: Subspace) -> Restricted:
+        """Within a subspace, from what the precision of all weights holds already."""
+        if not isinstance(psi, Primal):
+            return cls(psi.V, subspace, psi.prior_precision)
+        if isinstance(subspace, CoordinateSubspace):
+            matrix = psi.matrix[subspace.indices[:, None], subspace.indices]
+        else:
+            basis = subspace.basis().to(psi.matrix)
+            matrix = basis @ psi.matrix @ basis.T
+        return cls(psi.V, subspace, psi.prior_precision, (matrix, _metric(subspace)))
+
+    @property
+    def z_covariance(self) -> Float[Tensor, "k k"]:
+        """Covariance of the coordinates."""
+        return torch.cholesky_inverse(self.factor)
+
+    def along(self, inputs: Any) -> Float[Tensor, "m k"]:
+        """J_X P, outputs of one input together."""
+        return along(self.jacobian(inputs), self.subspace)
+
+    def _half(self, inputs: Any) -> Float[Tensor, "k m"]:
+        return torch.linalg.solve_triangular(self.factor, self.along(inputs).T, upper=False)
+
+    def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
+        """From J_X P."""
+        half = self._half(inputs)
+        return half.T @ half
+
+    def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
+        """From J_X P, input by input, some inputs at a time."""
+        X, found = self.jacobian(inputs), []
+        for rows in along_in_parts(X, self.subspace):
+            half = torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
+            each = half.reshape(len(half), -1, X.roots)
+            found.append(torch.einsum("knc,knd->ncd", each, each))
+        return torch.cat(found)
+
+    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+        """Down to coordinates and up again."""
+        z = torch.cholesky_solve(self.subspace.pull(vectors).T.to(self.factor), self.factor).T
+        return self.subspace.push(z.to(vectors))
+
+    def variances(self) -> Float[Tensor, "D"]:
+        """Zero for weights that do not move."""
+        if isinstance(self.subspace, CoordinateSubspace):
+            zeros = torch.zeros(self.size, dtype=torch.float64, device=self.factor.device)
+            return zeros.scatter(0, self.subspace.indices, self.z_covariance.diagonal())
+        basis = self.subspace.basis().double()
+        return torch.linalg.solve_triangular(self.factor, basis, upper=False).square().sum(0)
+
+    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+        """Draws of the coordinates, as weights."""
+        return self.subspace.push(self.coordinates(count, generator).to(self.network.weights))
+
+    def coordinates(self, count: int, generator: torch.Generator) -> Float[Tensor, "s k"]:
+        """Draws of the coordinates."""
+        eps = torch.randn(self.subspace.rank, count, generator=generator, dtype=torch.float64)
+        return torch.linalg.solve_triangular(
+            self.factor.T, eps.to(self.factor.device), upper=True).T
+
+    @cached_property
+    def _whitened(self) -> tuple[Float[Tensor, "r"], float]:
+        """Eigenvalues of (V P)'(V P) where P'P is the identity, and log det P'P."""
+        values, vectors = torch.linalg.eigh(self.metric)
+        kept = values > 1e-12 * values[-1]
+        whiten = vectors[:, kept] / values[kept].sqrt()
+        found = torch.linalg.eigvalsh(whiten.T @ self.matrix @ whiten).clamp_min(0)
+        return found, float(values[kept].log().sum())
+
+    def eigenvalues(self) -> Float[Tensor, "r"]:
+        """Of the Gauss-Newton matrix within the subspace."""
+        return self._whitened[0]
+
+    def logdet(self, noise: float = 1.0) -> float:
+        """Of the precision of the coordinates."""
+        values, volume = self._whitened
+        return float((noise * values + self.prior_precision).log().sum()) + volume
+
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Restricted:
+        """One more factorisation, of k x k."""
+        other = Restricted(V, self.subspace, prior_precision,
+                           (factor * self.matrix, self.metric))
+        if "_whitened" in self.__dict__:
+            other.__dict__["_whitened"] = self._whitened[0] * factor, self._whitened[1]
+        return other
+
+
+def along(J: Jacobian, subspace: Subspace) -> Float[Tensor, "m k"]:
+    """J P: of coordinate subspaces the chosen columns, of others products with the basis."""
+    return torch.cat(list(along_in_parts(J, subspace)))
+
+
+def along_in_parts(
+    J: Jacobian, subspace: Subspace, most: int | None = None
+) -> Iterator[Float[Tensor, "m k"]]:
+    """J P, the rows of some inputs at a time.
+
+    Args:
+        J: the Jacobian.
+        subspace: of the directions P.
+        most: numbers held at once, about; by default 2^22.
+    """
+    limit = max(1, (_AT_ONCE if most is None else most) // subspace.rank)
+    held: list[Tensor] = []
+    for part in _pushed(J, subspace, max(1, limit // J.roots)):
+        held.append(part.double())
+        if sum(map(len, held)) >= limit:
+            yield torch.cat(held)
+            held = []
+    if held:
+        yield torch.cat(held)
+
+
+def _pushed(J: Jacobian, subspace: Subspace, step: int) -> Iterator[Float[Tensor, "m k"]]:
+    if isinstance(subspace, CoordinateSubspace):
+        for _, part in Entries(J.plan, subspace.indices).blocks(J):
+            yield part.flatten(0, 1)
+        return
+    basis = subspace.basis()
+    for _, inputs, y in J.batches(min(step, J.step)):
+        yield pushed(block(J.plan, inputs, J.root(inputs, y)), basis).T
+
+
+def _squared(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:
+    """(V P)'(V P), summed over blocks of the data."""
+    if isinstance(subspace, CoordinateSubspace):
+        return Entries(V.plan, subspace.indices).gram(V).double()
+    total = torch.zeros(subspace.rank, subspace.rank, dtype=torch.float64,
+                        device=V.network.device)
+    basis = subspace.basis()
+    for _, part in V.blocks():
+        rows = pushed(part, basis)
+        total.addmm_(rows, rows.T)
+    return total
+
+
+def _metric(subspace: Subspace) -> Float[Tensor, "k k"]:
+    if isinstance(subspace, CoordinateSubspace):
+        return torch.eye(subspace.rank, dtype=torch.float64, device=subspace.shift.device)
+    basis = subspace.basis()
+    parts = basis.split(max(1, _AT_ONCE // len(basis)), 1)
+    return sum((part.double() @ part.double().T for part in parts[1:]),
+               parts[0].double() @ parts[0].double().T)

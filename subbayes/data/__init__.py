@@ -1,0 +1,1 @@
+"""Observations in batches, data sets, and tables encoded as numbers."""

@@ -1,0 +1,233 @@
+"""What one column of a table holds: numbers, categories, or something to refuse in one line."""
+
+from __future__ import annotations
+
+import numbers as number_types
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64, Shaped
+
+from subbayes.utils.checks import fail, fail_type
+
+__all__ = ["Kind", "as_frame", "as_labels", "as_numbers", "kind_of", "mask_markers", "on_host",
+           "quoted"]
+
+Kind: TypeAlias = Literal["numeric", "categorical"]
+
+_NUMERIC = {"integer", "floating", "mixed-integer-float", "decimal", "empty"}
+_MIXED = {"string", "mixed", "mixed-integer"}
+_DATES = {"date", "datetime", "datetime64", "time", "timedelta", "timedelta64", "period"}
+_MOSTLY = 0.5
+
+
+def quoted(values: Iterable[Any], most: int = 5) -> str:
+    """The values in quotes, the first `most` of them.
+
+    Example:
+        >>> quoted(["a", "b", "c"], most=2)
+        "'a', 'b' and 1 more"
+    """
+    names = [f"'{value}'" for value in values]
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, bool]:
+    """A table with one string name per column, and whether the names are the table's own.
+
+    A DataFrame whose columns are numbered 0, 1, ... counts as unnamed, as an array does; the
+    columns of both are called x0, x1, ...
+
+    Args:
+        X: DataFrame (pandas, or with a `to_pandas` method), 2-D array, tensor or list of rows.
+        argument: what the caller calls it.
+
+    Raises:
+        InputTypeError: not a table.
+        InputError: not two-dimensional, without rows or columns, or two columns of one name.
+
+    Example:
+        >>> frame, named = as_frame([[1, "a"], [2, "b"]])
+        >>> list(frame.columns), named
+        (['x0', 'x1'], False)
+    """
+    if isinstance(X, pd.Series):
+        fail(argument, "a table with two axes", "a single column",
+             "Pass X[['name']] for one column, X.to_frame().T for one row")
+    if not isinstance(X, pd.DataFrame):
+        X = X.to_pandas() if hasattr(X, "to_pandas") else _from_array(X, argument)
+    if 0 in X.shape:
+        rows, columns = X.shape
+        fail(argument, "a table with rows and columns", f"{rows} rows and {columns} columns")
+    named = list(X.columns) != list(range(X.shape[1]))
+    names = [str(name) if named else f"x{name}" for name in X.columns]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        fail(argument, "one column of each name", f"several named {quoted(twice)}", "Rename them")
+    return X.set_axis(names, axis=1).reset_index(drop=True), named
+
+
+def on_host(values: Any) -> Any:
+    """A tensor off its device and its graph; anything else as it is.
+
+    Example:
+        >>> on_host([1, 2])
+        [1, 2]
+    """
+    return values.detach().cpu() if hasattr(values, "detach") else values
+
+
+def _from_array(X: Any, argument: str) -> pd.DataFrame:
+    if not (isinstance(X, (list, tuple)) or hasattr(X, "__array__")):
+        remedy = "Call its toarray() first" if hasattr(X, "toarray") else ""
+        fail_type(argument, "a DataFrame or a 2-D array", X, remedy)
+    array = X if isinstance(X, (list, tuple)) else np.asarray(on_host(X))
+    shape = np.shape(np.asarray(array, dtype=object))
+    if len(shape) != 2:
+        fail(argument, "a table with two axes", f"shape {shape}",
+             "Reshape your data: reshape(-1, 1) for one column, reshape(1, -1) for one row")
+    return pd.DataFrame(array if isinstance(array, np.ndarray) else [list(row) for row in array])
+
+
+def mask_markers(column: pd.Series, markers: Sequence[Any]) -> pd.Series:
+    """The column with every value among `markers` made missing; text is compared without spaces.
+
+    Example:
+        >>> mask_markers(pd.Series(["a", " ?"]), ["?"]).isna().tolist()
+        [False, True]
+    """
+    if not len(markers) or pd.api.types.is_bool_dtype(column.dtype):
+        return column
+    marked = column.isin(list(markers)).to_numpy(dtype=bool)
+    if not pd.api.types.is_numeric_dtype(column.dtype):
+        text = [isinstance(v, str) and v.strip() in markers for v in column]
+        marked = marked | np.array(text, dtype=bool)
+    return column.mask(marked) if marked.any() else column
+
+
+def kind_of(column: pd.Series, place: str, argument: str = "X") -> Kind:
+    """Whether a column holds numbers or categories.
+
+    Booleans and pandas categories are categories. Text is categories too, unless every value
+    reads as a number.
+
+    Args:
+        column: the values; missing ones do not count.
+        place: what to call it in an error, such as `"column 'age'"`.
+        argument: what the caller calls the table.
+
+    Raises:
+        InputError: dates; values that are neither numbers, text nor booleans; text at least half
+            of which reads as numbers.
+
+    Example:
+        >>> kind_of(pd.Series(["1", "2.5"]), "column 'a'"), kind_of(pd.Series(["u", "2"]), "'b'")
+        Traceback (most recent call last):
+            ...
+        subbayes.InputError: X: expected numbers in 'b', got 'u' in 1 of 2 rows (first in \
+row 0). Correct them, declare them missing with missing_values=['u'], or \
+name the column in categorical=[...].
+    """
+    content = _content(column, place, argument)
+    if content != "text":
+        return content
+    values, bad = column.notna().sum(), _unreadable(column)
+    if len(bad) == 0:
+        return "numeric"
+    if bad.sum() <= _MOSTLY * values:
+        _not_numbers(bad, column, place, argument)
+    return "categorical"
+
+
+def _unreadable(column: pd.Series) -> pd.Series:
+    """The values that do not read as numbers, with how often each occurs."""
+    counts = column.astype(object).value_counts(sort=False)
+    text = pd.Series([str(value) for value in counts.index], dtype=object)
+    return counts[pd.to_numeric(text, errors="coerce").isna().to_numpy()]
+
+
+def _content(column: pd.Series, place: str, argument: str) -> Literal[Kind, "text"]:
+    """Numbers, categories or text; everything else is refused."""
+    dtype = column.dtype
+    if isinstance(dtype, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(dtype):
+        return "categorical"
+    inferred = pd.api.types.infer_dtype(column, skipna=True)
+    if inferred in _DATES or dtype.kind in "mM":
+        fail(argument, f"numbers or categories in {place}", f"dates or times ({dtype})",
+             "Turn them into numbers, such as days since a fixed date, or drop the column")
+    if inferred == "boolean":
+        return "categorical"
+    if inferred in _NUMERIC or dtype.kind in "iuf":
+        return "numeric"
+    scalars = (str, bool, np.bool_, number_types.Real)
+    odd = [] if inferred == "string" else [v for v in column.dropna() if not isinstance(v, scalars)]
+    if inferred not in _MIXED or odd:
+        got = f"a {type(odd[0]).__name__}" if odd else f"values of type {inferred}"
+        fail(argument, f"numbers, text, booleans or categories in {place}", got,
+             "Convert or drop the column")
+    return "text"
+
+
+def as_numbers(
+    column: pd.Series, place: str, argument: str = "X"
+) -> Float64[np.ndarray, "n"]:
+    """The column in float64, NaN where missing; text is read as numbers.
+
+    Raises:
+        InputError: text that is not a number, dates, infinite values.
+
+    Example:
+        >>> as_numbers(pd.Series(["1", None]), "column 'a'")
+        array([ 1., nan])
+    """
+    _content(column, place, argument)
+    if pd.api.types.is_numeric_dtype(column.dtype):
+        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    else:
+        bad = _unreadable(column)
+        if len(bad):
+            _not_numbers(bad, column, place, argument)
+        text = column.astype(object)
+        values = pd.to_numeric(text.where(text.isna(), text.map(str))).to_numpy(dtype=np.float64)
+    infinite = int(np.isinf(values).sum())
+    if infinite:
+        fail(argument, f"finite numbers in {place}",
+             f"{infinite} infinite value{'s' * (infinite > 1)} (first in row "
+             f"{int(np.isinf(values).argmax())})", "Correct or drop those rows")
+    return values
+
+
+def _not_numbers(bad: pd.Series, column: pd.Series, place: str, argument: str) -> None:
+    """Refuse text among numbers, with the three ways out."""
+    values = [str(value) for value in bad.index]
+    ways = (f"Correct them, declare them missing with missing_values={values[:3]!r}, or name the "
+            "column in categorical=[...]" if argument == "X" else
+            "Correct them, or use task='classification' for labels")
+    first = int(column.isin(list(bad.index)).to_numpy().argmax())
+    rows = f"{int(bad.sum())} of {len(column)} rows (first in row {first})"
+    fail(argument, f"numbers in {place}", f"{quoted(values, 3)} in {rows}", ways)
+
+
+def as_labels(column: pd.Series) -> Shaped[np.ndarray, "n"]:
+    """The column as text (dtype object), NaN where missing.
+
+    A whole number gives the same text whatever its dtype.
+
+    Example:
+        >>> as_labels(pd.Series([1.0, None, 2.0])).tolist()
+        ['1', nan, '2']
+    """
+    codes, uniques = pd.factorize(column.astype(object))
+    levels = np.array([*map(_label, uniques), np.nan], dtype=object)
+    return levels[codes]
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value))
+    if isinstance(value, number_types.Real) and float(value).is_integer():
+        return str(int(float(value))) if isinstance(value, (float, np.floating)) else str(value)
+    return str(value)

@@ -1,0 +1,339 @@
+"""Inputs and targets in a fixed order, held in memory or streamed from a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+
+from subbayes.utils.checks import check_count, check_finite, check_same_length, fail, fail_type
+from subbayes.utils.types import Inputs, Targets
+
+__all__ = [
+    "Data",
+    "as_pair",
+    "check_rows",
+    "in_order",
+    "leaves",
+    "n_rows",
+    "named_leaves",
+    "quietly",
+    "take",
+    "to_device",
+    "to_inputs",
+    "to_targets",
+    "to_tensor",
+    "without_labels",
+]
+
+
+def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
+    """Turn an array into a tensor; float64 arrays become torch's default dtype unless kept."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if hasattr(value, "to_numpy"):
+        value = value.to_numpy()
+    if not isinstance(value, (np.ndarray, list, tuple, int, float, np.generic)):
+        fail_type(argument, "a tensor or an array", value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        fail(argument, "rows of one length", "a ragged list", "Pad or cut the rows")
+    if array.dtype.kind not in "biuf":
+        fail(argument, "numbers", f"an array of dtype {array.dtype}",
+             "Encode strings and categories first (subbayes.data.encoder.TabularEncoder does)")
+    if not (array.flags.writeable and min(array.strides, default=0) >= 0):
+        array = array.copy()  # torch takes neither read-only arrays nor reversed ones
+    tensor = torch.as_tensor(array)
+    if tensor.dtype == torch.float64 and not keep_double:
+        return tensor.to(torch.get_default_dtype())
+    return tensor
+
+
+def to_inputs(inputs: Any, argument: str = "inputs") -> Inputs:
+    """Turn arrays into what a module takes: a tensor, a tuple or a dict of tensors."""
+    if isinstance(inputs, Mapping):
+        return {str(k): to_tensor(f"{argument}[{k!r}]", v) for k, v in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(to_tensor(f"{argument}[{i}]", v) for i, v in enumerate(inputs))
+    return to_tensor(argument, inputs)
+
+
+def to_targets(y: Any, argument: str = "targets") -> Targets:
+    """Turn arrays into targets, keeping double precision: units of y may be large."""
+    if isinstance(y, Mapping):
+        fail_type(argument, "a tensor or a tuple of tensors", y)
+    if isinstance(y, tuple):
+        return tuple(to_tensor(f"{argument}[{i}]", v, True) for i, v in enumerate(y))
+    return to_tensor(argument, y, keep_double=True)
+
+
+def leaves(values: Inputs | Targets) -> list[Tensor]:
+    """The tensors of a tensor, tuple or dict."""
+    if isinstance(values, Tensor):
+        return [values]
+    return list(values.values() if isinstance(values, dict) else values)
+
+
+def named_leaves(values: Inputs | Targets) -> dict[str, Tensor]:
+    """The tensors of a tensor, tuple or dict, by key or position."""
+    if isinstance(values, Tensor):
+        return {"": values}
+    if isinstance(values, dict):
+        return values
+    return {str(i): tensor for i, tensor in enumerate(values)}
+
+
+def _map(values: Any, function: Any) -> Any:
+    if isinstance(values, Tensor):
+        return function(values)
+    if isinstance(values, dict):
+        return {k: function(v) for k, v in values.items()}
+    return tuple(function(v) for v in values)
+
+
+def n_rows(values: Inputs | Targets) -> int:
+    """Number of rows of inputs or targets."""
+    first = leaves(values)[0]
+    return first.shape[0] if first.ndim else 1
+
+
+def take(values: Any, rows: Any) -> Any:
+    """The given rows (slice or index tensor) of a tensor, tuple or dict of tensors."""
+    return _map(values, lambda t: t[rows])
+
+
+def to_device(values: Any, device: torch.device) -> Any:
+    """Move a tensor, tuple or dict of tensors from the CPU to a device.
+
+    Data on an accelerator are not brought to a model elsewhere: that is a mistake, said in a line.
+    """
+    return _map(values, lambda tensor: _moved(tensor, device))
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.device.type not in ("cpu", torch.device(device).type):
+        fail("data", f"tensors on the CPU or on {device}, where the module is", tensor.device,
+             "Move the module or the data with .to(device)")
+    return tensor.to(device, non_blocking=True)
+
+
+def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
+    """Check that all tensors hold finite numbers, one row per observation.
+
+    Raises:
+        InputError: no tensors, scalars, different lengths, NaN or infinite values.
+    """
+    named = [(_labelled(name, key, part), tensor) for name, part in parts.items()
+             for key, tensor in named_leaves(part).items()]
+    for name, part in parts.items():
+        if not leaves(part):
+            fail(name, "at least one tensor", "an empty collection")
+    for name, tensor in named:
+        if tensor.ndim == 0:
+            fail(name, "tensors with one row per observation", "a scalar")
+        if len(tensor) != len(named[0][1]):
+            check_same_length([named[0][0], name], [len(named[0][1]), len(tensor)])
+    for name, tensor in named:
+        check_finite(name, tensor)
+
+
+def _labelled(name: str, key: str, part: Inputs | Targets) -> str:
+    """What to call one of the tensors of inputs or targets."""
+    if isinstance(part, Tensor):
+        return name
+    return f"{name}[{key!r}]" if isinstance(part, dict) else f"{name}[{key}]"
+
+
+def _check_pair(inputs: Inputs, y: Targets, argument: str) -> None:
+    check_rows({f"{argument} inputs": inputs, f"{argument} targets": y})
+
+
+@dataclass(frozen=True)
+class Data:
+    """Pairs (inputs, targets) in a fixed order, in memory or streamed.
+
+    Build it with `Data.of`. Inputs are a tensor, a tuple or a dict of tensors; targets a
+    tensor, or a tuple of tensors such as (y, noise scale).
+
+    Attributes:
+        n: number of observations N.
+        inputs: all inputs, or None if streamed.
+        y: all targets, or None if streamed.
+        loader: the loader in dataset order, or None if in memory.
+    """
+
+    n: int
+    inputs: Inputs | None = None
+    y: Targets | None = None
+    loader: Iterable[Any] | None = None
+
+    @classmethod
+    def of(cls, data: Any, argument: str = "data") -> Data:
+        """Take (inputs, y), a `DataLoader`, a `Dataset` or `Data`.
+
+        A dict with "labels", as loaders of transformers' data give, is inputs and y too.
+
+        A shuffling or row-dropping `DataLoader` is read in the order of its dataset instead,
+        each row once, so that sums over it are sums over the data.
+
+        Args:
+            data: what to read.
+            argument: how errors call it.
+
+        Raises:
+            InputError: rows that do not match, NaN or infinite values, no rows, or a loader
+                that gives other values when read again.
+            InputTypeError: anything else than the listed types.
+
+        Example:
+            >>> data = Data.of((torch.zeros(5, 2), torch.zeros(5)))
+            >>> data.n, [len(y) for _, y in data.batches(2)]
+            (5, [2, 2, 1])
+        """
+        if isinstance(data, Data):
+            return data
+        if isinstance(data, DataLoader):
+            return cls._streamed(in_order(data), argument)
+        if isinstance(data, Dataset):
+            return cls._streamed(DataLoader(data, batch_size=256), argument)
+        if isinstance(data, Mapping) and "labels" in data:
+            return cls._in_memory(without_labels(data), data["labels"], argument)
+        if isinstance(data, (tuple, list)) and len(data) == 2:
+            return cls._in_memory(data[0], data[1], argument)
+        fail_type(argument, "a pair (inputs, y), a DataLoader or a Dataset", data)
+
+    @classmethod
+    def _in_memory(cls, inputs: Any, y: Any, argument: str) -> Data:
+        inputs = to_inputs(inputs, f"{argument} inputs")
+        targets = to_targets(y, f"{argument} targets")
+        _check_pair(inputs, targets, argument)
+        if n_rows(targets) == 0:
+            fail(argument, "at least one row", "an empty table")
+        return cls(n=n_rows(targets), inputs=inputs, y=targets)
+
+    @classmethod
+    def _streamed(cls, loader: DataLoader[Any], argument: str) -> Data:
+        count = 0
+        with torch.random.fork_rng(devices=[]):
+            for batch in loader:
+                inputs, y = as_pair(batch, argument)
+                _check_pair(inputs, y, argument)
+                count += n_rows(y)
+            if count == 0:
+                fail(argument, "at least one row", "an empty loader")
+            _check_repeatable(loader, argument)
+        return cls(n=count, loader=loader)
+
+    def __repr__(self) -> str:
+        return f"Data(n={self.n}, {'in memory' if self.in_memory else 'streamed'})"
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all rows are held as tensors."""
+        return self.loader is None
+
+    def batches(self, batch_size: int | None = None) -> Iterator[tuple[Inputs, Targets]]:
+        """Pass once over the data in order.
+
+        Args:
+            batch_size: rows per batch for data in memory (default: all of them); a streamed
+                loader keeps its own.
+        """
+        if self.loader is not None:
+            for batch in quietly(self.loader):
+                yield as_pair(batch, "data")
+            return
+        size = self.n if batch_size is None else check_count("batch_size", batch_size)
+        if size >= self.n and self.inputs is not None and self.y is not None:
+            yield self.inputs, self.y
+            return
+        for start in range(0, self.n, size):
+            rows = slice(start, start + size)
+            yield take(self.inputs, rows), take(self.y, rows)
+
+    def first(self) -> tuple[Inputs, Targets]:
+        """A few rows, to look at shapes and dtypes."""
+        inputs, y = next(iter(self.batches(2)))
+        return take(inputs, slice(2)), take(y, slice(2))
+
+    def targets(self) -> Targets:
+        """All targets, on the CPU if they are streamed."""
+        if self.y is not None:
+            return self.y
+        parts = [y if isinstance(y, tuple) else (y,) for _, y in self.batches()]
+        columns = tuple(torch.cat([t.cpu() for t in column]) for column in zip(*parts, strict=True))
+        return columns[0] if len(columns) == 1 else columns
+
+    def to(self, device: torch.device) -> Data:
+        """The same data with its tensors on `device` (streamed batches are moved as they come)."""
+        if not self.in_memory:
+            return self
+        return Data(self.n, to_device(self.inputs, device), to_device(self.y, device))
+
+    def rows(self, index: Tensor) -> Data:
+        """The given rows, in memory.
+
+        Raises:
+            InputError: if the data are streamed.
+        """
+        if not self.in_memory:
+            fail("data", "tensors in memory to take rows from", "a loader",
+                 "Pass a loader of the wanted rows instead")
+        return Data(len(index), take(self.inputs, index), take(self.y, index))
+
+
+def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
+    """A loader's batch as (inputs, targets); of a dict these are what "labels" names."""
+    if isinstance(batch, Mapping) and "labels" in batch:
+        batch = without_labels(batch), batch["labels"]
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        either = ", or a dict with 'labels'" if isinstance(batch, Mapping) else ""
+        fail_type(f"{argument} batch", f"a pair (inputs, y){either}", batch,
+                  "Set a collate_fn that returns one")
+    x, y = batch
+    inputs = to_inputs(tuple(x) if isinstance(x, list) else x, f"{argument} inputs")
+    targets = to_targets(tuple(y) if isinstance(y, list) else y, f"{argument} targets")
+    return inputs, targets
+
+
+def without_labels(batch: Any) -> Any:
+    """A dict of a loader without its labels, which are not among the inputs."""
+    if not isinstance(batch, Mapping):
+        return batch
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+def quietly(loader: Iterable[Any]) -> Iterator[Any]:
+    """Iterate over a loader without the draw from torch's global stream it starts with."""
+    with torch.random.fork_rng(devices=[]):
+        return iter(loader)
+
+
+def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The same loader, reading each row once in the order of its dataset or sampler."""
+    shuffled = isinstance(loader.sampler, RandomSampler)
+    if not (shuffled or loader.drop_last):
+        return loader
+    streamed = isinstance(loader.dataset, IterableDataset)
+    return DataLoader(loader.dataset, batch_size=loader.batch_size,
+                      sampler=None if shuffled or streamed else loader.sampler,
+                      collate_fn=loader.collate_fn, num_workers=loader.num_workers,
+                      pin_memory=loader.pin_memory, worker_init_fn=loader.worker_init_fn)
+
+
+def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:
+    """A log density needs the same data at each pass; random augmentation breaks that."""
+    first, second = next(iter(loader), None), next(iter(loader), None)
+    if first is None or second is None:
+        fail(argument, "a loader that can be read again", "one that is used up after a pass")
+    pairs = zip(*(sum(map(leaves, as_pair(b, argument)), []) for b in (first, second)),
+                strict=True)
+    if not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs):
+        fail(argument, "the same rows at each pass", "other values when read again",
+             "Turn off shuffling and random augmentation for inference")

@@ -1,0 +1,170 @@
+"""Reading a table from CSV or Parquet, with every way it can go wrong said in one line."""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from subbayes.data.columns import mask_markers, quoted
+from subbayes.utils.checks import InputError, fail
+
+__all__ = ["SUFFIXES", "closest", "read_table", "split_target"]
+
+SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
+"""The file names `read_table` understands."""
+
+_DAMAGE = (pd.errors.ParserError, UnicodeError, OSError, EOFError, ValueError, zlib.error)
+
+
+def read_table(
+    path: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    missing_values: str | Sequence[Any] = (),
+    separator: str | None = None,
+    min_rows: int = 2,
+) -> pd.DataFrame:
+    r"""Read a table with a header row from CSV, TSV (also gzipped) or Parquet, by its suffix.
+
+    Empty cells and the usual words (NA, NaN, null, None, ...) are missing values.
+
+    Args:
+        path: the file; its name ends in one of `SUFFIXES`.
+        target: a column that must be there.
+        missing_values: further marks of a missing value, such as `"?"`.
+        separator: between the cells of a text file; by default a comma, or a tab in `.tsv`.
+        min_rows: the fewest rows allowed: 2 to learn from, 1 to predict for.
+
+    Raises:
+        InputError: no such file, an unknown suffix, an empty or unreadable file, too few rows,
+            two columns of one name, no column `target`.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "people.csv"
+        >>> _ = file.write_text("age,job\n41,smith\n?,baker\n")
+        >>> read_table(file, missing_values="?")
+            age    job
+        0  41.0  smith
+        1   NaN  baker
+    """
+    path = Path(path)
+    suffix = _suffix(path)
+    if not path.is_file():
+        got = "a folder" if path.is_dir() else "no such file"
+        fail("path", "a table in a file", f"{got}: '{path}'", "Check the path")
+    if path.stat().st_size == 0:
+        fail("path", "a table with a header row", f"an empty file: '{path}'")
+    marks = [missing_values] if isinstance(missing_values, str) else list(missing_values)
+    try:
+        if suffix in (".parquet", ".pq"):
+            table = _read_parquet(path, marks)
+        else:
+            table = _read_text(path, separator or ("\t" if "tsv" in suffix else ","), marks)
+    except ImportError:
+        fail("path", "a CSV file, as no Parquet reader is installed", f"'{path}'",
+             "Install pyarrow: pip install 'subbayes[parquet]'")
+    except InputError:
+        raise
+    except _DAMAGE as error:
+        fail("path", f"a {suffix} file that can be read", f"'{path}': {_one_line(error)}",
+             "Check its format, encoding (UTF-8) and separator")
+    _check_rows(table, path, min_rows)
+    if target is not None:
+        _check_target(table, target)
+    return table
+
+
+def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Series]:
+    """The columns to predict from, and the one to predict.
+
+    Raises:
+        InputError: no column of that name, or no other column.
+
+    Example:
+        >>> X, y = split_target(pd.DataFrame({"a": [1, 2], "b": [3, 4]}), "b")
+        >>> list(X), y.tolist()
+        (['a'], [3, 4])
+    """
+    _check_target(table, target)
+    if table.shape[1] == 1:
+        fail("target", "a table with other columns to predict from", f"'{target}' alone")
+    return table.drop(columns=target), table[target]
+
+
+def closest(name: str, names: Sequence[str]) -> str:
+    """A hint at the names most like `name`, empty where none is.
+
+    Example:
+        >>> closest("Agee", ["age", "job"])
+        "Perhaps 'age' is meant"
+    """
+    lower = {str(other).lower(): str(other) for other in names}
+    near = difflib.get_close_matches(name.lower(), list(lower), n=3, cutoff=0.6)
+    return f"Perhaps {' or '.join(repr(lower[key]) for key in near)} is meant" if near else ""
+
+
+def _suffix(path: Path) -> str:
+    name = path.name.lower()
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if name.endswith(suffix):
+            return suffix
+    fail("path", f"a name that ends in {', '.join(SUFFIXES)}", f"'{path.name}'",
+         "Convert the table, or rename the file if its format is one of these")
+
+
+def _read_text(path: Path, separator: str, marks: list[Any]) -> pd.DataFrame:
+    options: dict[str, Any] = {"sep": separator, "encoding": "utf-8-sig", "skipinitialspace": True}
+    names = _header(path, options)
+    table = pd.read_csv(path, na_values=marks, low_memory=False, **options)
+    if not isinstance(table.index, pd.RangeIndex):
+        fail("path", f"{len(names)} cells a row, as in the header of '{path}'", "rows with more",
+             "Check the separator, and quote cells that contain it")
+    return table
+
+
+def _header(path: Path, options: dict[str, Any]) -> list[str]:
+    """The names in the first row; refuses two of one name, and a separator not found."""
+    first = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
+    names = [str(name) for name in first.iloc[0]]
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        fail("path", "one column of each name", f"several named {quoted(twice)} in '{path}'",
+             "Rename them")
+    others = [mark for mark in (";", "\t", ",", "|") if mark in names[0]]
+    if len(names) == 1 and others:
+        fail("separator", f"a character that parts the cells of '{path}'",
+             f"{options['sep']!r}, found nowhere in its header", f"Try separator={others[0]!r}")
+    return names
+
+
+def _read_parquet(path: Path, marks: list[Any]) -> pd.DataFrame:
+    table = pd.read_parquet(path)
+    named = any(name is not None for name in table.index.names)
+    table = table.reset_index(drop=not named)
+    return table.apply(lambda column: mask_markers(column, marks)) if marks else table
+
+
+def _check_rows(table: pd.DataFrame, path: Path, min_rows: int) -> None:
+    if len(table) < min_rows:
+        got = {0: "no rows below the header", 1: "one row"}.get(len(table), f"{len(table)} rows")
+        fail("path", f"at least {min_rows} row{'s' * (min_rows > 1)} in '{path}'", got)
+
+
+def _check_target(table: pd.DataFrame, target: str) -> None:
+    if target not in table.columns:
+        fail("target", f"one of the columns {quoted(table.columns, 20)}", f"'{target}'",
+             closest(target, list(table.columns)) or "Name the column to predict")
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error)):
+        return f"damaged compression ({error})"
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,280 @@
+"""The column to predict: standardised numbers, classes 0..K-1 or counts, with state as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64, Int64, Shaped
+
+from subbayes.data.columns import as_numbers, kind_of, on_host, quoted
+from subbayes.utils.checks import check_choice, fail
+
+__all__ = ["TASKS", "Label", "Target"]
+
+Label: TypeAlias = str | int | bool
+
+TASKS = ("regression", "classification", "count")
+MOST_CLASSES = 20
+
+
+@dataclass(frozen=True)
+class Target:
+    r"""How a column of targets becomes what a network learns from, and back.
+
+    Regression: $(y - \mathrm{shift}) / \mathrm{scale}$, the mean and the standard deviation of the
+    targets it was inferred from. Classification: the position among `classes`. Counts: as they are.
+
+    Args:
+        task: `"regression"`, `"classification"` or `"count"`.
+        shift: subtracted in regression.
+        scale: divided by in regression.
+        classes: the labels, sorted; each a str, an int or a bool.
+
+    Example:
+        >>> target = Target.infer(["no", "yes", "no"])
+        >>> target.task, target.encode(["yes"]), target.decode([0, 1]).tolist()
+        ('classification', array([1]), ['no', 'yes'])
+        >>> Target.infer([1.0, 2.5, 4.0]).shift
+        2.5
+    """
+
+    task: str
+    shift: float = 0.0
+    scale: float = 1.0
+    classes: tuple[Label, ...] = ()
+
+    @classmethod
+    def infer(cls, y: Any, task: str | None = None) -> Target:
+        """The target that fits `y`; without a `task` its values decide.
+
+        - Text, booleans and pandas categories are classes.
+        - Numbers of which one has a fraction are a regression.
+        - Whole numbers are classes where there are just two of them, or where their dtype is an
+          integer one and they run from 0 or 1 without a gap to at most 20; else a regression.
+        - Counts are never guessed: ask for `task="count"`.
+
+        Text all of which reads as numbers is judged as those numbers.
+
+        Args:
+            y: the targets (n,): array, list, Series or tensor; (n, 1) will do.
+            task: the task, where the rule above is not what is wanted.
+
+        Raises:
+            InputError: fewer than two rows, missing or infinite values; a constant target, one
+                class; labels with a fraction or of several types; text for a number; negative or
+                fractional counts.
+
+        Example:
+            >>> Target.infer([0, 1, 2, 1]).task, Target.infer([3, 8, 5, 6]).task
+            ('classification', 'regression')
+        """
+        if task is not None:
+            check_choice("task", task, TASKS)
+        column = _column(y)
+        if len(column) < 2:
+            fail("y", "at least 2 targets to learn from", str(len(column)))
+        task = task or _task(column)
+        if task == "regression":
+            return cls("regression", *_moments(_numbers(column)))
+        if task == "count":
+            _counts(column)
+            return cls("count")
+        return cls("classification", classes=_classes(column))
+
+    def encode(self, y: Any) -> Float64[np.ndarray, "n"] | Int64[np.ndarray, "n"]:
+        """What the network learns from: float64 in regression, int64 for classes and counts.
+
+        Args:
+            y: the targets (n,).
+
+        Raises:
+            InputError: missing or infinite values, text for a number, labels outside the classes,
+                negative or fractional counts.
+
+        Example:
+            >>> Target("classification", classes=(1, 2)).encode([2, 3])
+            Traceback (most recent call last):
+                ...
+            subbayes.InputError: y: expected only the classes '1', '2', got '3' in 1 of 2 \
+rows. Correct those labels, or fit with rows of every class.
+        """
+        column = _column(y)
+        if self.task == "regression":
+            return (_numbers(column) - self.shift) / self.scale
+        return _counts(column) if self.task == "count" else self._codes(column)
+
+    def decode(self, values: Any) -> Shaped[np.ndarray, "n"]:
+        """Back to what the user had: numbers in the original unit, labels or counts.
+
+        Args:
+            values: what `encode` gives (n,); among classes, -1 (no decision) becomes None.
+
+        Raises:
+            InputError: a class index outside 0..K-1.
+
+        Example:
+            >>> Target("regression", shift=10.0, scale=2.0).decode([0.0, 1.5])
+            array([10., 13.])
+        """
+        values = np.asarray(values)
+        if self.task == "regression":
+            return values * self.scale + self.shift
+        if self.task == "count":
+            return values
+        outside = (values < -1) | (values >= len(self.classes))
+        if outside.any():
+            fail("values", f"class indices from 0 to {len(self.classes) - 1}, or -1",
+                 str(values[outside][0]))
+        decided = np.array(self.classes)
+        if not (values == -1).any():
+            return decided[values.astype(int)]
+        return np.array([*self.classes, None], dtype=object)[values.astype(int)]
+
+    def to_config(self) -> dict[str, Any]:
+        """The state in terms JSON has.
+
+        Example:
+            >>> Target("count").to_config()
+            {'task': 'count', 'shift': 0.0, 'scale': 1.0, 'classes': []}
+        """
+        return {"task": self.task, "shift": self.shift, "scale": self.scale,
+                "classes": list(self.classes)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Target:
+        """The target whose `to_config` gave `config`.
+
+        Raises:
+            InputError: entries that are missing, unknown or of a wrong type.
+
+        Example:
+            >>> target = Target.infer([True, False])
+            >>> Target.from_config(target.to_config()) == target
+            True
+        """
+        try:
+            target = cls(config["task"], float(config["shift"]), float(config["scale"]),
+                         tuple(config["classes"]))
+            known = target.task in TASKS
+            labels = all(isinstance(label, (str, int)) for label in target.classes)
+            enough = len(target.classes) > 1 or target.task != "classification"
+        except (KeyError, TypeError, ValueError) as error:
+            fail("config", "what Target.to_config gives", f"{type(error).__name__}: {error}")
+        if not (known and labels and enough and np.isfinite(target.shift) and target.scale > 0):
+            fail("config", "what Target.to_config gives", config)
+        return target
+
+    def _codes(self, column: pd.Series) -> Int64[np.ndarray, "n"]:
+        position = {label: code for code, label in enumerate(self.classes)}
+        labels = _labels(column)
+        unknown = [label for label in labels if label not in position]
+        if unknown:
+            fail("y", f"only the classes {quoted(self.classes, 10)}",
+                 f"{quoted(dict.fromkeys(unknown))} in {len(unknown)} of {len(labels)} rows",
+                 "Correct those labels, or fit with rows of every class")
+        return np.array([position[label] for label in labels], dtype=np.int64)
+
+
+def _column(y: Any) -> pd.Series:
+    """One column without missing values."""
+    if not isinstance(y, pd.Series):
+        array = y if isinstance(y, pd.DataFrame) else np.asarray(_as_list(on_host(y)))
+        if array.ndim == 2 and array.shape[1] == 1:
+            array = np.asarray(array).ravel() if not isinstance(y, pd.DataFrame) else y.iloc[:, 0]
+        if array.ndim != 1:
+            fail("y", "one target a row, shape (n,)", f"shape {tuple(array.shape)}",
+                 "Pass one column; fit one model per target")
+        y = pd.Series(array)
+    column = y.reset_index(drop=True)
+    if column.empty:
+        fail("y", "targets", "none")
+    missing = int(column.isna().sum())
+    if missing:
+        fail("y", "no missing targets", f"{missing} of {len(column)} missing (first in row "
+             f"{int(column.isna().to_numpy().argmax())})", "Drop those rows")
+    return column
+
+
+def _as_list(y: Any) -> Any:
+    """Lists keep their Python labels: NumPy would turn `['a', 1]` into text."""
+    if isinstance(y, (list, tuple)) and all(np.ndim(value) == 0 for value in y):
+        array = np.empty(len(y), dtype=object)
+        array[:] = y
+        return pd.Series(array).infer_objects().to_numpy()
+    return y
+
+
+def _task(column: pd.Series) -> str:
+    """The rule of `Target.infer`."""
+    if kind_of(column, "the target", "y") == "categorical":
+        return "classification"
+    values = _numbers(column)
+    distinct = np.unique(values)
+    if (distinct != np.round(distinct)).any():
+        return "regression"
+    if len(distinct) == 2:
+        return "classification"
+    run = distinct[0] in (0, 1) and len(distinct) == distinct[-1] - distinct[0] + 1
+    integer = pd.api.types.is_integer_dtype(column.dtype)
+    few = 1 < len(distinct) <= MOST_CLASSES and distinct[-1] <= MOST_CLASSES
+    return "classification" if integer and run and few else "regression"
+
+
+def _numbers(column: pd.Series) -> Float64[np.ndarray, "n"]:
+    return as_numbers(column, "the target", "y")
+
+
+def _moments(values: Float64[np.ndarray, "n"]) -> tuple[float, float]:
+    """Mean and standard deviation of targets that vary."""
+    shift, scale = float(values.mean()), float(values.std())
+    if values.min() == values.max() or not 0 < scale < np.inf:
+        fail("y", "targets that vary, of a scale float64 holds",
+             f"values from {values.min():g} to {values.max():g}", "Check the target column")
+    return shift, scale
+
+
+def _counts(column: pd.Series) -> Int64[np.ndarray, "n"]:
+    values = _numbers(column)
+    bad = (values < 0) | (values != np.round(values)) | (values > 2**53)
+    if bad.any():
+        fail("y", "counts: whole numbers of at least 0",
+             f"{values[bad][0]:g} in row {int(bad.argmax())}",
+             "Correct the column, or use task='regression'")
+    return values.astype(np.int64)
+
+
+def _classes(column: pd.Series) -> tuple[Label, ...]:
+    """The sorted labels, of one type."""
+    labels = list(dict.fromkeys(_labels(column)))
+    types = {type(label).__name__ for label in labels}
+    if len(types) > 1:
+        fail("y", "labels of one type", f"{' and '.join(sorted(types))}: {quoted(labels)}",
+             "Convert them all to text")
+    if len(labels) < 2:
+        fail("y", "at least 2 classes", f"{quoted(labels)} alone", "Fit with rows of every class")
+    if len(labels) == len(column) > MOST_CLASSES:
+        fail("y", "classes that recur", f"a different label in each of the {len(column)} rows",
+             "Name another target column, or use task='regression' for numbers")
+    return tuple(sorted(labels))
+
+
+def _labels(column: pd.Series) -> list[Label]:
+    """Labels as plain str, int or bool; a whole float is the int it equals."""
+    return [_label(value) for value in column.tolist()]
+
+
+def _label(value: Any) -> Label:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (float, np.floating, int, np.integer)):
+        if value != round(value) if np.isfinite(value) else True:
+            fail("y", "labels that are text, whole numbers or booleans", f"{value:g}",
+                 "Use task='regression' for numbers with a fraction")
+        return int(value)
+    if not isinstance(value, str):
+        fail("y", "labels that are text, whole numbers or booleans", f"a {type(value).__name__}",
+             "Convert them to text")
+    return str(value)

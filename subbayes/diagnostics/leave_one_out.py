@@ -1,0 +1,377 @@
+r"""What leaving a point out would have done, from the draws at hand.
+
+Pareto-smoothed importance sampling follows Vehtari, Simpson, Gelman, Yao and Gabry (2024), JMLR
+25(72).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Num
+
+from subbayes.diagnostics.convergence import blocks, ess_mean
+from subbayes.utils.checks import fail
+
+__all__ = ["Comparison", "LooResult", "compare", "loo", "psis", "sum_se"]
+
+_MIN_TAIL = 5  # fewer exceedances cannot hold a generalised Pareto fit
+_LOG_TINY = math.log(np.finfo(np.float64).tiny)
+
+
+@dataclass(frozen=True, eq=False)
+class LooResult:
+    r"""Expected log predictive density under leave-one-out cross-validation.
+
+    Attributes:
+        elpd: $\sum_i \log p(y_i \mid y_{-i})$, in nats.
+        se: standard error of `elpd` over observations, in nats.
+        p_loo: effective number of parameters, the in-sample log density minus `elpd`.
+        pointwise: each observation's term, shape (N,).
+        pareto_k: tail shape of each observation's importance ratios, shape (N,).
+        n_draws: number of posterior draws S behind it.
+    """
+
+    elpd: float
+    se: float
+    p_loo: float
+    pointwise: Float[np.ndarray, "N"]
+    pareto_k: Float[np.ndarray, "N"]
+    n_draws: int
+
+    @property
+    def good_k(self) -> float:
+        r"""Largest trustworthy Pareto k, $\min(1 - 1 / \log_{10} S, 0.7)$."""
+        return _good_k(self.n_draws)
+
+    @property
+    def n_bad(self) -> int:
+        """Number of observations whose Pareto k is above `good_k`."""
+        return int((self.pareto_k > self.good_k).sum())
+
+    def __repr__(self) -> str:
+        return (f"LooResult(elpd={self.elpd:.1f}, se={self.se:.1f}, p_loo={self.p_loo:.1f}; "
+                f"{self.n_bad} of {len(self.pareto_k)} Pareto k above {self.good_k:.2f})")
+
+
+class Comparison(NamedTuple):
+    """One row of `compare`.
+
+    Attributes:
+        name: what was compared.
+        elpd: expected log predictive density, in nats; higher is better.
+        se: standard error of `elpd`.
+        difference: `elpd` minus the best one, zero or negative.
+        difference_se: standard error of the difference, from the paired observations.
+        p_loo: effective number of parameters.
+        n_bad: number of observations with an unreliable term.
+    """
+
+    name: str
+    elpd: float
+    se: float
+    difference: float
+    difference_se: float
+    p_loo: float
+    n_bad: int
+
+
+def psis(
+    log_ratios: Num[np.ndarray, "..."], reff: float | Float[np.ndarray, "N"] = 1.0
+) -> tuple[Float[np.ndarray, "S N"], Float[np.ndarray, "N"]]:
+    r"""Pareto-smoothed importance weights, for each of N targets at once.
+
+    The $M = \lceil \min(S / 5, 3 \sqrt{S / r_\mathrm{eff}}) \rceil$ largest ratios are replaced
+    by the expected order statistics of a generalised Pareto distribution fitted to them, and
+    truncated at the largest raw ratio. Its shape $\hat k$ says whether the weights can be
+    trusted: below $\min(1 - 1 / \log_{10} S, 0.7)$ they can.
+
+    Args:
+        log_ratios: log importance ratios up to a constant per column, shape (S, N).
+        reff: relative efficiency ESS / S of the draws, one number or one per column.
+
+    Returns:
+        Normalised log weights (S, N), whose exponentials sum to 1 over the draws, and Pareto k
+        (N,): infinite where fewer than five ratios stand out of the rest, so that nothing could
+        be fitted, minus infinity where all ratios are equal.
+
+    Raises:
+        InputError: if `log_ratios` is not (S, N), a column holds nan or +inf or nothing but
+            -inf, or `reff` is not positive.
+
+    Source: Vehtari et al. (2024), Algorithm 1; the fit is Zhang and Stephens (2009), with the
+        weak prior of Vehtari et al. (2024).
+
+    Example:
+        >>> log_ratios = np.random.default_rng(0).exponential(size=(1000, 2)) * [0.2, 1.2]
+        >>> log_weights, pareto_k = psis(log_ratios)
+        >>> np.exp(log_weights).sum(0).round(6), pareto_k > 0.67
+        (array([1., 1.]), array([False,  True]))
+    """
+    if log_ratios.ndim != 2 or len(log_ratios) == 0:
+        fail("log_ratios", "shape (draws, points)", f"shape {log_ratios.shape}",
+             "Stack the chains with reshape(-1, points)")
+    _check_points("log_ratios", np.isfinite(log_ratios.max(axis=0)))
+    n_draws, n = log_ratios.shape
+    tails = _tail_lengths(n_draws, _efficiency(reff, n))
+    weights, pareto_k = np.empty((n_draws, n)), np.empty(n)
+    for block in blocks(n, n_draws):
+        ratios = np.array(log_ratios[:, block].T, dtype=np.float64, order="C")
+        smoothed, pareto_k[block] = _smooth(ratios, tails[block])
+        weights[:, block] = smoothed.T
+    return weights, pareto_k
+
+
+def loo(
+    log_lik: Num[np.ndarray, "..."],
+    reff: float | Float[np.ndarray, "N"] | None = None,
+    *,
+    temperature: float = 1.0,
+    log_weights: Float[np.ndarray, "S"] | None = None,
+    quiet: bool = False,
+) -> LooResult:
+    r"""Leave-one-out predictive density from the draws of one posterior, without refitting.
+
+    $$\widehat{\mathrm{elpd}} = \sum_i \log \sum_s w_{is} \, p(y_i \mid z_s), \qquad
+      w_{is} \propto \mathrm{PSIS}\left(\omega_s \, p(y_i \mid z_s)^{-1/T}\right).$$
+
+    The draws must come from the posterior whose likelihood this is, or have weights $\omega_s$
+    that make them so, and a warning is given for observations whose weights are too heavy-tailed
+    to be trusted.
+
+    Args:
+        log_lik: log density of every observation under every draw, in nats, shape (S, N), or
+            (chains, draws, N), from which each observation's relative efficiency is estimated.
+        reff: relative efficiency ESS / S, one number or one per observation; by default 1 for
+            (S, N), which treats the draws as independent.
+        temperature: T of the posterior the draws are of; the score is of the observations as they
+            are, at any T.
+        log_weights: $\log \omega_s$ up to a constant, shape (S,): posterior of interest over the
+            one that was sampled; by default all equal.
+        quiet: give no warning.
+
+    Returns:
+        The estimate with its parts; see `LooResult`.
+
+    Raises:
+        InputError: if `log_lik` has another shape or is not finite, or `reff` is not positive.
+
+    Source: Vehtari, Gelman and Gabry (2017), Statistics and Computing 27; weights as in `psis`.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> y, mean = rng.normal(size=50), rng.normal(size=(1000, 1)) / np.sqrt(50)
+        >>> result = loo(-0.5 * (y - mean) ** 2 - 0.5 * np.log(2 * np.pi))
+        >>> f"{result.elpd:.1f} +- {result.se:.1f}", round(result.p_loo, 1), result.n_bad
+        ('-68.1 +- 4.0', 0.8, 0)
+    """
+    chains = _by_chain(log_lik)
+    n_draws, n = chains.shape[0] * chains.shape[1], chains.shape[2]
+    _check_points("log_lik", np.isfinite(chains).all(axis=(0, 1)))
+    if reff is None and log_lik.ndim == 2:
+        reff = 1.0
+    given = None if reff is None else _efficiency(reff, n)
+    base = np.zeros(n_draws) if log_weights is None else log_weights
+    if base.shape != (n_draws,):
+        fail("log_weights", f"one for each of {n_draws} draws", f"shape {base.shape}")
+    base = base - _logsumexp(base[None])
+    pointwise, in_sample, pareto_k = np.empty(n), np.empty(n), np.empty(n)
+    for block in blocks(n, n_draws):
+        part = np.array(chains[:, :, block], dtype=np.float64)
+        efficiency = _relative_efficiency(part) if given is None else given[block]
+        columns = np.ascontiguousarray(part.reshape(n_draws, -1).T)
+        weights, pareto_k[block] = _smooth(
+            base - columns / temperature, _tail_lengths(n_draws, efficiency))
+        pointwise[block] = _logsumexp(weights + columns)
+        in_sample[block] = _logsumexp(base + columns)
+    elpd = float(pointwise.sum())
+    result = LooResult(elpd, sum_se(pointwise), float(in_sample.sum()) - elpd, pointwise,
+                       pareto_k, n_draws)
+    if not quiet:
+        _warn_unreliable(result)
+    return result
+
+
+def compare(results: dict[str, LooResult]) -> list[Comparison]:
+    r"""Rank models by leave-one-out predictive density, best first.
+
+    The standard error of a difference pairs the observations,
+    $\sqrt{N \, \mathrm{Var}_i(\mathrm{elpd}_{i} - \mathrm{elpd}_{i}^\mathrm{best})}$, and is
+    usually far below the standard errors of the two.
+
+    Args:
+        results: a `LooResult` per name, all on the same observations in the same order.
+
+    Returns:
+        One row per name, best first.
+
+    Raises:
+        InputError: if `results` is empty or the results differ in their number of observations.
+
+    Source: Vehtari, Gelman and Gabry (2017), section 5.2.
+
+    Example:
+        >>> log_lik = np.random.default_rng(0).normal(size=(200, 40)) / 10
+        >>> rows = compare({"worse": loo(log_lik - 0.1), "better": loo(log_lik)})
+        >>> [(row.name, round(row.difference, 3)) for row in rows]
+        [('better', 0.0), ('worse', -4.0)]
+    """
+    lengths = {name: len(result.pointwise) for name, result in results.items()}
+    if len(set(lengths.values())) != 1:
+        fail("results", "at least one result, all on the same observations",
+             ", ".join(f"{name} with {n}" for name, n in lengths.items()) or "none",
+             "Compute each with loo on the same data")
+    ranked = sorted(results.items(), key=lambda item: -item[1].elpd)
+    best = ranked[0][1]
+    return [
+        Comparison(name, one.elpd, one.se, one.elpd - best.elpd,
+                   sum_se(one.pointwise - best.pointwise), one.p_loo, one.n_bad)
+        for name, one in ranked
+    ]
+
+
+def _by_chain(log_lik: np.ndarray) -> Num[np.ndarray, "chains draws N"]:
+    if log_lik.ndim not in (2, 3) or 0 in log_lik.shape:
+        fail("log_lik", "shape (draws, points) or (chains, draws, points)",
+             f"shape {log_lik.shape}", "Compute it with posterior.pointwise")
+    return log_lik if log_lik.ndim == 3 else log_lik[None]
+
+
+def _check_points(argument: str, good: np.ndarray) -> None:
+    if not good.all():
+        fail(argument, "finite numbers", f"NaN or infinite values at {(~good).sum()} of "
+             f"{len(good)} points (first at point {good.argmin()})",
+             "Leave out the draws that produced them")
+
+
+def _efficiency(reff: float | np.ndarray, n: int) -> Float[np.ndarray, "n"]:
+    values = np.asarray(reff, dtype=np.float64)
+    if values.shape not in ((), (1,), (n,)) or not (np.isfinite(values) & (values > 0)).all():
+        fail("reff", f"a positive number, or {n} of them", f"{reff!r}",
+             "Divide the effective sample size by the number of draws")
+    return np.broadcast_to(values, (n,))
+
+
+def _relative_efficiency(log_lik: Float[np.ndarray, "chains draws n"]) -> Float[np.ndarray, "n"]:
+    """ESS / S of each observation's likelihood; 1 where it cannot be known."""
+    likelihood = np.exp(log_lik - log_lik.max(axis=(0, 1)))
+    relative = ess_mean(likelihood) / (log_lik.shape[0] * log_lik.shape[1])
+    return np.where(np.isfinite(relative), relative, 1.0)
+
+
+def _tail_lengths(n_draws: int, reff: Float[np.ndarray, "n"]) -> Num[np.ndarray, "n"]:
+    """M of Vehtari et al. (2024): how many of the largest ratios are smoothed."""
+    lengths = np.ceil(np.minimum(n_draws / 5, 3 * np.sqrt(n_draws / reff)))
+    return np.minimum(lengths, n_draws - 1).astype(np.int64)
+
+
+def _smooth(
+    x: Float[np.ndarray, "n S"], tails: Num[np.ndarray, "n"]
+) -> tuple[Float[np.ndarray, "n S"], Float[np.ndarray, "n"]]:
+    """PSIS of each row of log ratios, in place. Rows of one tail length are fitted together."""
+    x -= x.max(axis=1, keepdims=True)
+    constant = (x.min(axis=1) == 0) & (x.shape[1] >= _MIN_TAIL)
+    pareto_k = np.where(constant, -np.inf, np.inf)
+    places, values = _largest(x, int(tails.max()) + 1)
+    cutoff = np.take_along_axis(values, values.shape[1] - 1 - tails[:, None], axis=1)
+    cutoff = np.maximum(cutoff, _LOG_TINY)
+    lengths = (values > cutoff).sum(axis=1)
+    for length in np.unique(lengths[lengths >= _MIN_TAIL]):
+        rows = np.flatnonzero(lengths == length)
+        base = np.exp(cutoff[rows])
+        shape, quantiles = _smooth_tails(np.exp(values[rows, -length:]) - base)
+        fitted = np.isfinite(shape)
+        rows, pareto_k[rows] = rows[fitted], np.where(fitted, shape, np.inf)
+        smoothed = np.log(quantiles[fitted] + base[fitted])
+        x[rows[:, None], places[rows, -length:]] = np.minimum(smoothed, 0)
+    return x - _logsumexp(x)[:, None], pareto_k
+
+
+def _largest(
+    x: Float[np.ndarray, "n S"], count: int
+) -> tuple[Num[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
+    """Places and values of the `count` largest entries of each row, ascending."""
+    places = np.argpartition(x, x.shape[1] - count, axis=1)[:, x.shape[1] - count :]
+    values = np.take_along_axis(x, places, axis=1)
+    order = np.argsort(values, axis=1)
+    return np.take_along_axis(places, order, axis=1), np.take_along_axis(values, order, axis=1)
+
+
+def _smooth_tails(
+    tails: Float[np.ndarray, "n M"],
+) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n M"]]:
+    """Shape and expected order statistics of the Pareto fit to ascending exceedances."""
+    shape, scale = np.empty(len(tails)), np.empty(len(tails))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for block in blocks(len(tails), tails.shape[1] * _n_candidates(tails.shape[1])):
+            shape[block], scale[block] = _fit_pareto(tails[block])
+        shape[~(np.isfinite(scale) & (scale > 0))] = np.nan
+        probability = np.arange(0.5, tails.shape[1]) / tails.shape[1]
+        return shape, _pareto_quantile(probability, shape[:, None], scale[:, None])
+
+
+def _n_candidates(length: int) -> int:
+    return 30 + int(length**0.5)
+
+
+def _fit_pareto(
+    tails: Float[np.ndarray, "n M"],
+) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+    """Generalised Pareto shape k and scale σ of each row, by Zhang and Stephens (2009).
+
+    Profile likelihood over a grid of θ = -k / σ, weighted into its posterior mean; then k is
+    shrunk towards 1/2 with the weight of ten observations (Vehtari et al., 2024).
+    """
+    length, count = tails.shape[1], _n_candidates(tails.shape[1])
+    quartile = tails[:, int(length / 4 + 0.5) - 1]
+    spread = 1 - np.sqrt(count / (np.arange(1, count + 1) - 0.5))
+    theta = spread / (3 * quartile[:, None]) + 1 / tails[:, -1:]
+    k = np.log1p(-theta[:, :, None] * tails[:, None, :]).mean(axis=2)
+    log_profile = length * (np.log(-theta / k) - k - 1)
+    weights = np.exp(log_profile - _logsumexp(log_profile)[:, None])
+    weights[weights < 10 * np.finfo(np.float64).eps] = 0
+    theta_mean = (theta * weights).sum(axis=1) / weights.sum(axis=1)
+    k_mean = np.log1p(-theta_mean[:, None] * tails).mean(axis=1)
+    return (length * k_mean + 5) / (length + 10), -k_mean / theta_mean
+
+
+def _pareto_quantile(
+    p: Float[np.ndarray, "M"], k: Float[np.ndarray, "n 1"], scale: Float[np.ndarray, "n 1"]
+) -> Float[np.ndarray, "n M"]:
+    exponential = -np.log1p(-p)
+    curved = np.expm1(k * exponential) / k
+    return scale * np.where(np.abs(k) < np.finfo(np.float64).eps, exponential, curved)
+
+
+def _logsumexp(x: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n"]:
+    """Log of the sum of exponentials along each row; scipy's, without its import time."""
+    top = x.max(axis=1, keepdims=True)
+    return np.log(np.exp(x - top).sum(axis=1)) + top[:, 0]
+
+
+def sum_se(terms: Float[np.ndarray, "N"]) -> float:
+    """Standard error of a sum of N terms; one term has none.
+
+    Example:
+        >>> sum_se(np.array([1.0, 3.0, 1.0, 3.0]))
+        2.0
+    """
+    if len(terms) < 2:
+        return math.nan
+    return float(np.sqrt(len(terms) * terms.var()))
+
+
+def _good_k(n_draws: int) -> float:
+    return min(1 - 1 / math.log10(n_draws), 0.7) if n_draws > 1 else -math.inf
+
+
+def _warn_unreliable(result: LooResult) -> None:
+    if result.n_bad:
+        warnings.warn(
+            f"loo: Pareto k is above {result.good_k:.2f} at {result.n_bad} of "
+            f"{len(result.pareto_k)} points, whose terms are unreliable. Draw more, or score on "
+            "held-out data instead.", stacklevel=3)

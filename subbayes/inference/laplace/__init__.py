@@ -1,0 +1,1 @@
+"""Laplace approximations: in z, and linearised over weights."""

@@ -1,0 +1,159 @@
+r"""The Laplace approximation in z: a Gaussian at the mode with the curvature there.
+
+With $A = -\nabla^2 \log p_T(z^* \mid D)$ at the mode $z^*$,
+
+$$ q(z) = N(z^*, A^{-1}), \qquad
+   \log p_T(D) \approx \log p_T(D, z^*) + \tfrac{k}{2} \log 2\pi - \tfrac12 \log \det A . $$
+
+Exact where the log density is quadratic. MacKay (1992), *A practical Bayesian framework for
+backpropagation networks*; Tierney & Kadane (1986).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float
+
+from subbayes.draws import Draws
+from subbayes.inference.importance import weighed
+from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.utils.checks import check_count, fail
+from subbayes.utils.progress import bar
+
+__all__ = ["climb", "laplace"]
+
+ValueAndGrad = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+_AT_ONCE = 64
+_STEP = 0.05  # of a posterior standard deviation
+
+
+def laplace(
+    posterior: GradientDensity,
+    *,
+    draws: int = 1000,
+    chains: int = 4,
+    seed: int = 0,
+    starts: int = 4,
+    progress: bool | None = None,
+) -> Draws:
+    """Draw from the Laplace approximation of a posterior.
+
+    Args:
+        posterior: the density, with `value_and_grad`.
+        draws: draws per chain.
+        chains: number of groups of draws; all draws are independent.
+        seed: of the starts and the draws.
+        starts: points from which the mode is looked for: z = 0 first, then draws from the prior.
+        progress: show a bar; None shows it on a terminal.
+
+    Returns:
+        Draws with stats "log_density" and "log_q", the normalised density of the approximation;
+        meta has "mode", "covariance", "log_evidence" (of the tempered posterior), "gradient"
+        (largest entry at the mode, in units of standard deviations) and "pareto_k" of the
+        importance ratios: above 0.7 the approximation is poor.
+
+    Raises:
+        InputError: no start point of finite density, or a mode at which the curvature is not
+            positive definite.
+
+    Example:
+        >>> import subbayes, torch
+        >>> net = subbayes.Network(torch.nn.Linear(1, 1))
+        >>> data = torch.randn(30, 1), torch.randn(30)
+        >>> space = subbayes.FullSubspace(net.weights)
+        >>> posterior = subbayes.Posterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> laplace(posterior, draws=100, chains=2, progress=False).z.shape
+        (2, 100, 2)
+    """
+    for name, number, least in (("draws", draws, 1), ("chains", chains, 1), ("starts", starts, 1),
+                                ("seed", seed, 0)):
+        check_count(name, number, least)
+    if not isinstance(posterior, GradientDensity):
+        fail("posterior", "a density with value_and_grad", type(posterior).__name__,
+             "Use elliptical_slice, which needs no gradient")
+    started = time.perf_counter()
+    rng = np.random.default_rng(seed)
+    k = posterior.rank
+    with bar(starts + 1, "Laplace approximation", progress, "steps") as steps:
+        points = [np.zeros(k), *(posterior.prior.sample((k,), rng) for _ in range(starts - 1))]
+        modes = []
+        for point in points:
+            modes.append(climb(posterior.value_and_grad, point))
+            steps.update(1)
+        height, mode = max(modes, key=lambda pair: pair[0])
+        if not np.isfinite(height):
+            fail("posterior", "a finite log density at z = 0 or at a draw from the prior",
+                 f"minus infinity at all {starts}", "Raise starts, or check the data")
+        factor = _factor(posterior, mode)
+        steps.update(1)
+        eps = rng.standard_normal((chains, draws, k))
+        z = mode + eps @ factor.T
+    log_volume = float(np.linalg.slogdet(factor)[1])
+    log_q = -0.5 * (eps**2).sum(-1) - 0.5 * k * np.log(2 * np.pi) - log_volume
+    gradient = posterior.value_and_grad(mode[None])[1][0]
+    found = weighed(posterior, z, log_q, {
+        "sampler": "laplace", "seed": seed, "temperature": posterior.temperature,
+        "mode": mode.tolist(), "covariance": (factor @ factor.T).tolist(),
+        "log_evidence": height + 0.5 * k * float(np.log(2 * np.pi)) + log_volume,
+        "gradient": float(np.abs(factor.T @ gradient).max())})
+    found.meta["seconds"] = time.perf_counter() - started
+    return found
+
+
+def climb(
+    value_and_grad: ValueAndGrad, start: Float[np.ndarray, "k"], iterations: int = 1000
+) -> tuple[float, Float[np.ndarray, "k"]]:
+    """The log density and the place of the maximum that L-BFGS reaches from a start.
+
+    Minus infinity and the start itself where the density is not finite there.
+    """
+    from scipy.optimize import minimize
+
+    def descent(z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = value_and_grad(z[None])
+        if not (np.isfinite(value[0]) and np.isfinite(gradient).all()):
+            return 1e300, np.zeros_like(z)
+        return -float(value[0]), -gradient[0]
+
+    if not np.isfinite(value_and_grad(start[None])[0][0]):
+        return -np.inf, start
+    found = minimize(descent, start, jac=True, method="L-BFGS-B",
+                     options={"maxiter": iterations, "ftol": 1e-14, "gtol": 1e-8})
+    return -float(found.fun), np.asarray(found.x, dtype=np.float64)
+
+
+def _factor(
+    posterior: GradientDensity, mode: Float[np.ndarray, "k"]
+) -> Float[np.ndarray, "k k"]:
+    """L with covariance L L^T: curvature by central differences, in ever better directions.
+
+    The prior's scale is a first guess of the directions' lengths; with the curvature along
+    them they become independent, of length 1, and the differences exact to the third order.
+    """
+    scale = np.broadcast_to(posterior.prior.scale, mode.shape)
+    directions = np.diag(scale.astype(np.float64)) * 1e-2
+    for _ in range(3):
+        curvature = _curvature(posterior, mode, directions)
+        try:
+            directions = directions @ np.linalg.inv(np.linalg.cholesky(curvature)).T
+        except np.linalg.LinAlgError:
+            least = float(np.linalg.eigvalsh(curvature)[0])
+            fail("posterior", "a mode with positive definite curvature",
+                 f"an eigenvalue of {least:.3g}",
+                 "Raise starts, use nuts, or take smooth functions in the network, not relu")
+    return directions
+
+
+def _curvature(
+    posterior: GradientDensity, mode: np.ndarray, directions: np.ndarray
+) -> Float[np.ndarray, "k k"]:
+    """Negative Hessian along directions (columns), by differences of the gradient."""
+    ways = np.concatenate([directions.T, -directions.T]) * _STEP
+    gradient = np.concatenate([posterior.value_and_grad(mode + ways[i:i + _AT_ONCE])[1]
+                               for i in range(0, len(ways), _AT_ONCE)])
+    k = len(mode)
+    curvature = -(gradient[:k] - gradient[k:]) @ directions / (2 * _STEP)
+    return (curvature + curvature.T) / 2

@@ -1,0 +1,268 @@
+r"""The linearised Laplace approximation, of all weights or within a subspace.
+
+The network is replaced by its linearisation at the maximum a posteriori,
+
+$$ f_{\mathrm{lin}}(x; w) = f(x; \hat w) + J(x)(w - \hat w) , $$
+
+whose posterior is Gaussian: $w \sim N(\hat w, \Psi)$ with $\Psi^{-1} = \sum_n J_n^\top
+\Lambda_n J_n + \lambda I$, or $z \sim N(0, (P^\top \Psi^{-1} P)^{-1})$ for $w = \hat w + P z$.
+Outputs at X are $N(f(X; \hat w), \Sigma_X)$. The network itself is neither changed nor trained
+again, and nothing needs to be sampled.
+
+Source: Immer, Korzepa and Bauer (2021), "Improving predictions of Bayesian neural nets via local
+linearization"; Daxberger et al. (2021), "Laplace redux"; eq. (10) to (19) of the paper on optimal
+subspaces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.curvature.jacobian import Jacobian, check_joint
+from subbayes.curvature.precision import Precision
+from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
+from subbayes.curvature.subspace_precision import Restricted
+from subbayes.draws import Draws
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.network import Network
+from subbayes.predictions.averaging import average, with_noise
+from subbayes.predictions.gaussian import Method, draws, natural, predictive_of
+from subbayes.predictions.predictive import Predictive
+from subbayes.subspace import FullSubspace, Subspace
+from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+
+__all__ = ["LinearisedLaplace", "Method", "linearised_laplace"]
+
+METHODS = ("auto", "gaussian", "probit", "extended-probit", "laplace-bridge", "monte-carlo",
+           "network")
+
+
+def linearised_laplace(
+    network: Network,
+    likelihood: Likelihood,
+    data: Any,
+    subspace: Subspace | None = None,
+    *,
+    covariance: Form = "exact",
+    prior_precision: float = 1.0,
+    memory_limit: int | None = None,
+    **options: Any,
+) -> LinearisedLaplace:
+    r"""The Gaussian posterior of a network's linearisation.
+
+    Args:
+        network: f(x; w), at the maximum a posteriori.
+        likelihood: p(y | f), with all its own parameters learned.
+        data: (inputs, y), a DataLoader, a Dataset or `Data`.
+        subspace: around the network's weights; None or a `FullSubspace` for all weights.
+        covariance: form of $\Psi$ for all weights: "exact", "diagonal", "low-rank", "kfac".
+            Within a subspace the posterior is exact and needs none.
+        prior_precision: $\lambda$ of the prior $w \sim N(\hat w, \lambda^{-1} I)$.
+        memory_limit: bytes that matrices may take; by default 80 % of what is free.
+        options: of the form of the covariance.
+
+    Returns:
+        The posterior: `.predict(inputs)`, `.covariance(inputs)`, `.function_samples(inputs)`,
+        `.log_marginal_likelihood()`, `.tuned()`.
+
+    Raises:
+        InputError: parts that do not fit together, or a subspace around other weights.
+
+    Example:
+        >>> import subbayes
+        >>> net = Network(subbayes.MLP(2, (8,), 1, "tanh", seed=0).double())
+        >>> x = torch.linspace(-1, 1, 100).double().reshape(50, 2)
+        >>> posterior = linearised_laplace(net, subbayes.Gaussian(0.1), (x, x[:, 0]))
+        >>> near, far = posterior.predict(torch.tensor([[0.0, 0.0], [5.0, -5.0]]).double()).std
+        >>> bool(near < 0.15 < far)
+        True
+    """
+    if subspace is None or isinstance(subspace, FullSubspace):
+        psi = precision(network, likelihood, data, covariance, prior_precision=prior_precision,
+                        memory_limit=memory_limit, **options)
+        return LinearisedLaplace(psi, likelihood, None)
+    if not isinstance(subspace, Subspace):
+        fail_type("subspace", "a Subspace or None", subspace, "Make one: optimal(...), say")
+    check_choice("covariance", covariance, FORMS)
+    check_options("the posterior in a subspace", options)
+    V = root(network, likelihood, data, memory_limit)
+    inside = Restricted(V, subspace, prior_precision)
+    _check_centre(network, subspace)
+    return LinearisedLaplace(inside, likelihood, subspace)
+
+
+def _check_centre(network: Network, subspace: Subspace) -> None:
+    away = float((subspace.shift.to(network.weights) - network.weights).abs().max())
+    if away > 1e-5 * max(1.0, float(network.weights.abs().max())):
+        fail("subspace", "a centre at the network's weights, where it is linearised",
+             f"one that is up to {away:.2g} away",
+             "Use network.with_weights(subspace.shift), or move the subspace")
+
+
+@dataclass(frozen=True)
+class LinearisedLaplace:
+    """The Gaussian posterior of a linearised network.
+
+    Attributes:
+        precision: of all weights, or restricted to the subspace.
+        likelihood: p(y | f).
+        subspace: None for all weights.
+    """
+
+    precision: Precision
+    likelihood: Likelihood
+    subspace: Subspace | None
+
+    @property
+    def network(self) -> Network:
+        """The network, at the maximum a posteriori."""
+        return self.precision.network
+
+    @property
+    def prior_precision(self) -> float:
+        """Lambda."""
+        return self.precision.prior_precision
+
+    def __repr__(self) -> str:
+        where = f"{self.network.size} weights, {self.precision.form}" if (
+            self.subspace is None) else repr(self.subspace)
+        return (f"LinearisedLaplace({where}, prior_precision={self.prior_precision:g}, "
+                f"{self.likelihood!r})")
+
+    def with_prior_precision(self, prior_precision: float) -> LinearisedLaplace:
+        """The same posterior under another prior; products with the Jacobian are shared."""
+        return replace(self, precision=self.precision.with_prior_precision(prior_precision))
+
+    # --- prediction -------------------------------------------------------------------------
+
+    def predict(
+        self,
+        inputs: Any,
+        *,
+        method: Method = "auto",
+        joint: bool = False,
+        n_draws: int = 200,
+        seed: int = 0,
+        noise: Any = None,
+    ) -> Predictive:
+        r"""The predictive distribution at new inputs.
+
+        Rows of the Jacobian are held of some inputs at a time: beside the result, memory does not
+        grow with their number, unless `joint`.
+
+        Args:
+            inputs: in the form the module takes, or a loader of them.
+            method: "gaussian", in closed form for Gaussian noise around the outputs; "probit",
+                "extended-probit" or "laplace-bridge", in closed form for classes;
+                "monte-carlo", draws of the outputs, for any likelihood; "network", draws of the
+                weights put through the network itself, for comparison (its predictions are often
+                worse: the posterior is that of the linearisation). "auto" takes "gaussian",
+                "probit" or "monte-carlo", whichever fits the likelihood.
+            joint: keep the covariance of all inputs, (N C)^2 numbers, with "gaussian"; refused,
+                with their size, where they do not fit.
+            n_draws: for what is drawn.
+            seed: of the draws.
+            noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
+
+        Returns:
+            A `Predictive`; its `kind` is "gaussian" where it is in closed form, else "mixture".
+
+        Raises:
+            InputError: a method that does not fit the likelihood, or inputs that the module does
+                not take.
+        """
+        check_choice("method", method, METHODS)
+        if method == "network":
+            return self._through_network(inputs, check_count("n_draws", n_draws), seed, noise)
+        X = self.precision.jacobian(inputs)
+        mean, full = X.outputs().double().cpu(), None
+        likelihood = with_noise(self.likelihood, noise, len(mean))
+        method = natural(likelihood, mean) if method == "auto" else method
+        if joint and method != "gaussian":
+            fail("joint", "False for classes and draws", True, "Use covariance(inputs)")
+        if joint:
+            check_joint(X)
+            full = self.precision.covariance(X).cpu()
+        rows = self.precision.blocks(X).cpu() if full is None else _blocks(full, X.roots)
+        return predictive_of(mean, rows, likelihood, method, n_draws, seed, full)
+
+    def _through_network(self, inputs: Any, count: int, seed: int, noise: Any) -> Predictive:
+        generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        weights = self.network.weights + self.precision.sample(count, generator)
+        return average(self.network, self.likelihood, weights, inputs, noise=noise)
+
+    def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
+        r"""Joint epistemic covariance of all outputs, $\Sigma_X$ or $\Sigma_{P,X}$."""
+        X = self.precision.jacobian(inputs)
+        check_joint(X)
+        return self.precision.covariance(X)
+
+    def function_samples(
+        self, inputs: Any, n: int = 1, seed: int = 0
+    ) -> Float[np.ndarray, "S N C"]:
+        """Draws of the linearised network as a function: outputs at all inputs jointly."""
+        X: Jacobian = self.precision.jacobian(inputs)
+        check_joint(X)
+        generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        mean = X.outputs().double().cpu()
+        found = draws(torch.zeros(X.rows).double(), self.precision.covariance(X).cpu(),
+                      check_count("n", n), generator)
+        return (mean + found.reshape(n, *mean.shape)).numpy()
+
+    def draws(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Draws:
+        """Draws of the coordinates, as engines return them.
+
+        Raises:
+            InputError: a posterior over all weights, whose draws do not fit here.
+        """
+        if not isinstance(self.precision, Restricted):
+            fail("subspace", "a subspace to draw coordinates in", "all weights",
+                 "Use predict(..., method='network'), or a subspace")
+        generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        z = self.precision.coordinates(
+            check_count("draws", draws) * check_count("chains", chains), generator).cpu().numpy()
+        return Draws(z.reshape(chains, draws, -1),
+                     meta={"sampler": "laplace-linearised", "seed": seed, "temperature": 1.0,
+                           "prior_precision": self.prior_precision})
+
+    # --- evidence and tuning --------------------------------------------------------------------
+
+    def log_marginal_likelihood(self) -> float:
+        """Laplace's approximation of the log evidence, of all weights or within the subspace."""
+        from subbayes.inference.laplace.evidence import Evidence
+
+        return Evidence.of(self).log_marginal_likelihood(self.prior_precision)
+
+    def tuned(self, *, noise: bool = True) -> LinearisedLaplace:
+        """The same with prior precision (and noise, if Gaussian) of the largest evidence.
+
+        Args:
+            noise: tune the scale of Gaussian noise too.
+        """
+        from subbayes.inference.laplace.evidence import Evidence
+
+        evidence = Evidence.of(self)
+        prior_precision, factor = evidence.maximum(noise)
+        return self.rescaled(prior_precision, factor)
+
+    def rescaled(self, prior_precision: float, noise_factor: float = 1.0) -> LinearisedLaplace:
+        """The same under another prior, and with Gaussian noise a factor wider."""
+        if noise_factor == 1:
+            return self.with_prior_precision(prior_precision)
+        from subbayes.inference.laplace.evidence import widened
+
+        likelihood, V = widened(self.likelihood, noise_factor), self.precision.V
+        wider = Jacobian(V.plan, V._pairs, V.n, likelihood, V.memory_limit)
+        return replace(self, likelihood=likelihood, precision=self.precision.rescaled(
+            wider, prior_precision, noise_factor**-2))
+
+
+def _blocks(full: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:
+    n = len(full) // size
+    return full.reshape(n, size, n, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)

@@ -1,0 +1,270 @@
+r"""How much of the full Laplace approximation a subspace keeps.
+
+All measures compare epistemic covariances of the outputs at inputs X, $\Sigma_{P,X}$ of a
+subspace with $\Sigma_X$ of all weights, or the predictives they belong to.
+
+Source: eq. (20), (25) and Lemma 2 of the paper on optimal subspaces; Daxberger et al. (2021) for
+the Wasserstein distance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.curvature.ggn_diagonal import columns_squared
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.precision import Precision, cholesky
+from subbayes.curvature.subspace_precision import Restricted, along
+from subbayes.data.data import check_rows, n_rows, to_targets
+from subbayes.diagnostics import metrics
+from subbayes.predictions.averaging import with_noise
+from subbayes.predictions.gaussian import natural, predictive_of
+from subbayes.subspace import Subspace
+from subbayes.utils.checks import check_count, check_same_length, fail, fail_type
+
+if TYPE_CHECKING:
+    from subbayes.inference.laplace.linearised import LinearisedLaplace
+
+__all__ = ["Judgement", "dead_fraction", "eckart_young", "jacobian_rank", "judge", "kl",
+           "log_trace", "relative_error", "trace_criterion", "wasserstein"]
+
+Matrix = Float[Tensor, "m m"]
+
+
+def relative_error(subspace: Matrix, full: Matrix) -> float:
+    r"""$\lVert \Sigma_{P,X} - \Sigma_X \rVert_F / \lVert \Sigma_X \rVert_F$, eq. (20)."""
+    return float((subspace - full).norm() / full.norm())
+
+
+def trace_criterion(subspace: Matrix, full: Matrix) -> float:
+    r"""$\mathrm{tr}\, \Sigma_{P,X} / \mathrm{tr}\, \Sigma_X$: the larger the better, at most 1."""
+    return float(subspace.trace() / full.trace())
+
+
+def log_trace(subspace: Matrix) -> float:
+    r"""$\log \mathrm{tr}\, \Sigma_{P,X}$, which ranks subspaces where $\Sigma_X$ is not known."""
+    return float(subspace.trace().log())
+
+
+def eckart_young(full: Matrix, rank: int) -> float:
+    r"""The least relative error any subspace of a rank can have.
+
+    $(\sum_{i>s} \lambda_i^2 / \sum_i \lambda_i^2)^{1/2}$ for the eigenvalues of $\Sigma_X$ in
+    falling order.
+    """
+    values = torch.linalg.eigvalsh(full).flip(0)
+    return float(values[check_count("rank", rank, 0):].norm() / values.norm())
+
+
+def wasserstein(a: Matrix, b: Matrix) -> float:
+    r"""Squared 2-Wasserstein distance of two Gaussians with the same mean.
+
+    $\mathrm{tr}(A + B - 2 (B^{1/2} A B^{1/2})^{1/2})$; a noise common to both may be in them.
+    """
+    values, vectors = torch.linalg.eigh(b)
+    half = vectors * values.clamp_min(0).sqrt() @ vectors.T
+    cross = torch.linalg.eigvalsh(half @ a @ half).clamp_min(0).sqrt().sum()
+    return max(float(a.trace() + b.trace() - 2 * cross), 0.0)
+
+
+def kl(a: Matrix, b: Matrix) -> float:
+    r"""$\mathrm{KL}(N(m, A) \,\|\, N(m, B))$ in nats.
+
+    Predictives of y have their noise in A and B; without noise, that of a subspace is singular.
+
+    Raises:
+        InputError: a matrix that is not positive definite.
+    """
+    L, M = cholesky(b, "b"), cholesky(a, "a")
+    half = torch.linalg.solve_triangular(L, M, upper=False)
+    logs = 2 * (L.diagonal().log().sum() - M.diagonal().log().sum())
+    return max(float(0.5 * (half.square().sum() - len(a) + logs)), 0.0)
+
+
+def dead_fraction(J: Jacobian, tolerance: float = 0.0) -> float:
+    """The fraction of weights that no output at the inputs depends on (table 6).
+
+    Args:
+        J: Jacobian at the inputs.
+        tolerance: a gradient that counts as none.
+    """
+    return float((columns_squared(J) <= tolerance**2).double().mean())
+
+
+def jacobian_rank(J: Jacobian) -> int:
+    """The numerical rank of a Jacobian, from its Gram matrix: the largest rank worth asking for.
+
+    Singular values below about 1e-7 of the largest count as zero.
+    """
+    values = torch.linalg.eigvalsh(J.gram())
+    kept = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
+    return min(int(kept.sum()), J.size)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A subspace of one rank, held against the full Laplace approximation at given inputs.
+
+    Attributes:
+        name: what the subspace is called.
+        rank: s.
+        relative_error: of its covariance.
+        bound: the least relative error possible at this rank.
+        trace: of its covariance, relative to that of the full one.
+        log_trace: logarithm of the trace itself.
+        wasserstein: squared 2-Wasserstein distance to the full predictive.
+        kl: divergence from the full predictive, where there is noise; else NaN.
+        nll: mean negative log density of the targets, where there are any; else NaN.
+        accuracy: share of the labels it finds, likewise, and of classes alone.
+        full_nll: as `nll`, of the full predictive.
+        full_accuracy: as `accuracy`, of the full predictive.
+    """
+
+    name: str
+    rank: int
+    relative_error: float
+    bound: float
+    trace: float
+    log_trace: float
+    wasserstein: float
+    kl: float
+    nll: float = math.nan
+    accuracy: float = math.nan
+    full_nll: float = math.nan
+    full_accuracy: float = math.nan
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain numbers."""
+        return asdict(self)
+
+
+def judge(
+    psi: Precision | LinearisedLaplace,
+    subspaces: Mapping[str, Subspace],
+    inputs: Any,
+    *,
+    ranks: Sequence[int] | None = None,
+    noise: float = 0.0,
+    targets: Any = None,
+) -> list[Judgement]:
+    """Hold subspaces of several ranks against the full Laplace approximation.
+
+    Args:
+        psi: the exact precision, or a linearised Laplace posterior of all weights, for its own.
+        subspaces: by name; of each the first s basis vectors are taken, of a subnetwork the first
+            s weights: with `subnetwork` those it chose first, with `masked` in increasing order.
+        inputs: X, or their `Jacobian`.
+        ranks: s; by default each subspace's own.
+        noise: standard deviation of a noise on all outputs, for the divergence.
+        targets: y of the inputs, for scores of the predictives: in closed form, by probit for
+            classes, by draws for other likelihoods.
+
+    Returns:
+        One judgement for each subspace and rank; ranks above a subspace's own are left out.
+
+    Raises:
+        InputError: a precision that is not exact, no subspaces, no rank that one of them has,
+            noise below 0, or targets that do not fit.
+
+    Example:
+        >>> import subbayes
+        >>> from subbayes.curvature.precision_factory import precision
+        >>> from subbayes.subspaces.optimal import optimal_for
+        >>> net = subbayes.Network(subbayes.MLP(2, (8,), 1, seed=0).double())
+        >>> x, new = torch.randn(50, 2).double(), torch.randn(9, 2).double()
+        >>> psi = precision(net, subbayes.Gaussian(0.1), (x, x[:, 0]))
+        >>> spaces = {"optimal": optimal_for(psi, new, 5)[0],
+        ...           "random": subbayes.RandomSubspace(net.weights, 5)}
+        >>> best, other = judge(psi, spaces, new)
+        >>> abs(best.relative_error - best.bound) < 1e-8, best.trace > other.trace
+        (True, True)
+    """
+    psi = _check(psi, subspaces, ranks, noise)
+    if psi.form not in ("dual", "primal"):
+        fail("psi", "an exact precision, dual or primal", psi.form,
+             "Subspaces are judged by the exact one, whatever they were chosen by")
+    X = psi.jacobian(inputs)
+    full, found = psi.covariance(X), []
+    scores = None if targets is None else _Scores(psi, X, targets)
+    best = (math.nan, math.nan) if scores is None else scores(full)
+    for name, space in subspaces.items():
+        inside, columns = Restricted.of(psi, space), along(X, space)
+        for rank in [space.rank] if ranks is None else ranks:
+            if rank <= space.rank:
+                precise = (inside.matrix + psi.prior_precision * inside.metric)[:rank, :rank]
+                half = torch.linalg.solve_triangular(
+                    cholesky(precise, "subspace"), columns[:, :rank].T, upper=False)
+                part = half.T @ half
+                own = (math.nan, math.nan) if scores is None else scores(part)
+                found.append(_judgement(name, rank, part, full, noise, (*own, *best)))
+    return found
+
+
+def _check(
+    psi: Any, subspaces: Any, ranks: Sequence[int] | None, noise: float
+) -> Precision:
+    """What can be said before anything is computed; and the precision."""
+    from subbayes.inference.laplace.linearised import LinearisedLaplace
+
+    psi = psi.precision if isinstance(psi, LinearisedLaplace) else psi
+    if not isinstance(psi, Precision):
+        fail_type("psi", "the precision of all weights, or a LinearisedLaplace", psi,
+                  "Pass linearised_laplace(network, likelihood, data)")
+    if not isinstance(subspaces, Mapping):
+        fail_type("subspaces", "a dict of subspaces by name", subspaces,
+                  'Pass {"name": subspace}')
+    if not subspaces:
+        fail("subspaces", "at least one", "none")
+    for name, space in subspaces.items():
+        if not isinstance(space, Subspace):
+            fail_type(f"subspaces[{name!r}]", "a Subspace", space)
+    most = max(space.rank for space in subspaces.values())
+    if ranks is not None and not any(check_count("ranks", rank) <= most for rank in list(ranks)):
+        fail("ranks", f"at least one of at most {most}, the largest rank of a subspace",
+             ", ".join(map(str, ranks)) or "none", "Lower them, or choose larger subspaces")
+    if not (isinstance(noise, (int, float)) and 0 <= noise < math.inf):
+        fail("noise", "a finite number of at least 0", repr(noise))
+    return psi
+
+
+class _Scores:
+    """Mean negative log density of targets, and accuracy, of predictives with one mean."""
+
+    def __init__(self, psi: Precision, X: Jacobian, targets: Any) -> None:
+        y = to_targets(targets)
+        check_same_length(["inputs", "targets"], [X.n, n_rows(y)])
+        check_rows({"targets": y})
+        likelihood = psi.V.likelihood
+        assert likelihood is not None
+        self.y, noise = (y, None) if isinstance(y, Tensor) else y
+        self.likelihood = with_noise(likelihood, noise, X.n)
+        self.mean = X.outputs().double().cpu()
+        self.likelihood.check_targets(self.y)
+
+    def __call__(self, covariance: Matrix) -> tuple[float, float]:
+        """Of one covariance of all outputs."""
+        n, C = self.mean.shape
+        blocks = covariance.reshape(n, C, n, C).diagonal(dim1=0, dim2=2).permute(2, 0, 1).cpu()
+        found = predictive_of(self.mean, blocks, self.likelihood,
+                              natural(self.likelihood, self.mean), n_draws=200, seed=0)
+        known = self.likelihood.kind == "classification"
+        return (-float(found.log_prob(self.y).mean()),
+                metrics.accuracy(found, self.y) if known else math.nan)
+
+
+def _judgement(
+    name: str, rank: int, part: Matrix, full: Matrix, noise: float,
+    scores: tuple[float, float, float, float],
+) -> Judgement:
+    eye = noise**2 * torch.eye(len(full), dtype=full.dtype, device=full.device)
+    return Judgement(
+        name, rank, relative_error(part, full), eckart_young(full, rank),
+        trace_criterion(part, full), log_trace(part), wasserstein(part + eye, full + eye),
+        kl(part + eye, full + eye) if noise else math.nan, *scores)

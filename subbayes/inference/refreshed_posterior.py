@@ -1,0 +1,112 @@
+r"""A posterior whose BatchNorm statistics follow the weights.
+
+The statistics of BatchNorm layers belong to the weights they were collected with. `Posterior` keeps
+those of the subspace's centre for all z, which is cheap and differentiable, and makes weights far
+from the centre look worse than they are. Here they are those of the training data at each z,
+
+$$ \log p(D \mid z) = \sum_n \log p\bigl(y_n \mid f(x_n;\, w(z), s(w(z), D))\bigr), \qquad
+   w(z) = \hat w + Pz , $$
+
+as when a curve of low loss is looked at place by place (Garipov et al. 2018, section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.data.data import to_device
+from subbayes.draws import Draws
+from subbayes.networks.network import Network
+from subbayes.posterior import Posterior
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import fail
+from subbayes.utils.types import Coordinates, Inputs, LogDensity
+
+__all__ = ["RefreshedPosterior"]
+
+_ROWS = 1024
+
+
+class RefreshedPosterior(Posterior):
+    """A `Posterior` with BatchNorm statistics of its own at each z.
+
+    Takes what `Posterior` takes. An evaluation costs two passes over the data for each point, one
+    after the other, and has no gradient: sample it with `elliptical_slice` or `slice_sampling`, on
+    small data, or use `Posterior` for the sampling and `predict(refresh_batchnorm=True)` after it.
+    The statistics are those of batches of 1024 rows, averaged; the module is not changed.
+
+    Raises:
+        InputError: what `Posterior` raises; `value_and_grad` and `log_prob` always.
+
+    Example:
+        >>> import subbayes
+        >>> module = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+        >>> net = Network(module)
+        >>> data = torch.randn(40, 2), torch.randn(40)
+        >>> space = subbayes.RandomSubspace(net.weights, 2)
+        >>> posterior = RefreshedPosterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> posterior.value(np.zeros((4, 2))).shape
+        (4,)
+    """
+
+    def network_at(self, z: Float[np.ndarray, "k"]) -> Network:
+        """The network at z, with its BatchNorm statistics.
+
+        Args:
+            z: coordinates, shape (k,).
+        """
+        return self._refreshed(self.subspace.weights(self._coordinates(z[None]))[0])
+
+    def log_likelihood(self, z: Coordinates) -> LogDensity:
+        """Sum of log p(y | f) over all observations at temperature 1, shape (chains,)."""
+        total = self.pointwise(z).sum(1)
+        return np.where(np.isnan(total), -np.inf, total)
+
+    def pointwise(self, z: Coordinates) -> Float[np.ndarray, "S n"]:
+        """Log-likelihood of each observation at temperature 1, shape (S, N)."""
+        rows = []
+        with torch.no_grad():
+            for weights in self.subspace.weights(self._coordinates(z)):
+                network = self._refreshed(weights)
+                rows.append(torch.cat([
+                    self.likelihood.log_prob(network(weights, x), y).double().cpu()
+                    for x, y in self._moved()]).numpy())
+        return np.stack(rows)
+
+    def value_and_grad(self, z: Coordinates, rows: Any = None) -> NoReturn:
+        """There is no gradient: raises `InputError`."""
+        self._no_gradient()
+
+    def log_prob(self, z: Tensor) -> NoReturn:
+        """There is no gradient: raises `InputError`."""
+        self._no_gradient()
+
+    def predict(
+        self, draws: Draws | Coordinates, inputs: Any, *, refresh_batchnorm: bool = True,
+        **options: Any,
+    ) -> Predictive:
+        """Average predictions over draws, each with its own statistics; see `Posterior.predict`."""
+        return super().predict(draws, inputs, refresh_batchnorm=refresh_batchnorm, **options)
+
+    def fingerprint(self) -> str:
+        """A digest of all that defines this density."""
+        return "refreshed " + super().fingerprint()
+
+    def _refreshed(self, weights: Float[Tensor, "D"]) -> Network:
+        return self.network.refreshed(weights, self._moved())
+
+    def _moved(self) -> Iterator[tuple[Inputs, Any]]:
+        """Batches on the network's device."""
+        for inputs, y in self.data.batches(_ROWS):
+            yield to_device(inputs, self.network.device), to_device(y, self.network.device)
+
+    def _no_gradient(self) -> NoReturn:
+        fail("posterior", "a density with gradients", "one with BatchNorm statistics of each z",
+             "Use elliptical_slice or slice_sampling, or Posterior, which keeps one set of them")

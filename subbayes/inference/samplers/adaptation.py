@@ -1,0 +1,225 @@
+r"""Step size and mass matrix of gradient-based kernels, adapted in warm-up, chain by chain.
+
+The step size follows dual averaging towards a target acceptance (Hoffman & Gelman 2014, section
+3.2). The inverse mass matrix is the covariance of the draws of windows that double in length, as
+in Stan, shrunk towards the prior's scale. Each chain adapts by itself: its draws do not depend on
+the chains beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from subbayes.utils.checks import check_choice, fail
+
+__all__ = ["Adaptation", "Metric", "Schedule", "begin", "preferred", "pulled", "pushed",
+           "update"]
+
+Metric = Literal["diagonal", "dense"]
+
+_GAMMA, _DELAY, _KAPPA = 0.05, 10.0, 0.75
+_DENSE = 50  # coordinates
+_SHRINKAGE, _SHRINKAGE_DRAWS = 1e-3, 5.0
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    r"""Where each chain's adaptation is; kernels that adapt extend it with their own state.
+
+    Attributes:
+        count: draws finished, shape (chains,).
+        step: step size in use, shape (chains,).
+        log_step_mean: running mean of the logarithm of the step size, shape (chains,).
+        centre: what dual averaging shrinks the logarithm towards, shape (chains,).
+        excess: running mean of target minus acceptance, shape (chains,).
+        updates: updates since dual averaging began anew, shape (chains,).
+        window: draws in the current window, shape (chains,).
+        window_mean: their mean, shape (chains, k).
+        window_spread: their scatter, shape (chains, k), or (chains, k, k) if dense.
+        factor: L of the inverse mass matrix $M^{-1} = LL^\top$, its diagonal, shape (chains, k),
+            or lower triangular, (chains, k, k), if dense.
+    """
+
+    count: Int[np.ndarray, "chains"]
+    step: Float[np.ndarray, "chains"]
+    log_step_mean: Float[np.ndarray, "chains"]
+    centre: Float[np.ndarray, "chains"]
+    excess: Float[np.ndarray, "chains"]
+    updates: Int[np.ndarray, "chains"]
+    window: Int[np.ndarray, "chains"]
+    window_mean: Float[np.ndarray, "chains k"]
+    window_spread: Float[np.ndarray, "chains *kk"]
+    factor: Float[np.ndarray, "chains *kk"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which warm-up draws a new mass matrix follows.
+
+    Attributes:
+        first: draws before the first window.
+        ends: number of finished draws at which a window closes.
+    """
+
+    first: int
+    ends: tuple[int, ...]
+
+    @classmethod
+    @cache
+    def of(cls, warmup: int) -> Schedule:
+        """20 draws, windows of 20, 40, 80, ..., then 50 draws for the step size; less if short.
+
+        Windows double as in Stan, but begin early: until the first one closes, trajectories are
+        long and their draws are soon forgotten anyway.
+        """
+        if warmup < 20:
+            return cls(warmup, ())
+        first, window, last = 20, 20, 50
+        if first + window + last > warmup:
+            first, last = int(0.15 * warmup), int(0.1 * warmup)
+            window = warmup - first - last
+        ends, at = [], first
+        while at + window <= warmup - last:
+            if at + 3 * window > warmup - last:
+                window = warmup - last - at
+            at += window
+            ends.append(at)
+            window *= 2
+        return cls(first, tuple(ends))
+
+
+def preferred(rank: int) -> Metric:
+    """The mass matrix of choice: dense where its cost is small beside that of a gradient."""
+    return "dense" if rank <= _DENSE else "diagonal"
+
+
+def begin(
+    chains: int, scale: Float[np.ndarray, "k"], metric: Metric, step: float | None
+) -> dict[str, Any]:
+    """The fields of `Adaptation` at the start: the prior's scale as metric, no draws yet.
+
+    Args:
+        chains: number of chains.
+        scale: standard deviation of the prior, shape (k,).
+        metric: "diagonal" or "dense".
+        step: first step size; by default $k^{-1/4}$, right for a standard normal.
+
+    Raises:
+        InputError: an unknown metric.
+    """
+    check_choice("metric", metric, ("diagonal", "dense"))
+    k = len(scale)
+    shape = (chains, k) if metric == "diagonal" else (chains, k, k)
+    log_step = np.full(chains, np.log(step or k ** -0.25))
+    none = np.zeros(chains, dtype=np.int64)
+    return {
+        "count": none, "step": np.exp(log_step), "log_step_mean": log_step,
+        "centre": log_step + np.log(2), "excess": np.zeros(chains), "updates": none,
+        "window": none, "window_mean": np.zeros((chains, k)), "window_spread": np.zeros(shape),
+        "factor": _filled(scale, shape),
+    }
+
+
+def _filled(diagonal: Float[np.ndarray, "k"], shape: tuple[int, ...]) -> np.ndarray:
+    """The same diagonal for every chain, as a vector or a matrix."""
+    return np.broadcast_to(diagonal if len(shape) == 2 else np.diag(diagonal), shape).copy()
+
+
+def pushed(
+    factor: Float[np.ndarray, "chains *kk"], p: Float[np.ndarray, "chains k"]
+) -> Float[np.ndarray, "chains k"]:
+    """L p of each chain: from where momenta are standard normal to velocities in z."""
+    if factor.ndim == 2:
+        return factor * p
+    return np.asarray((factor @ p[:, :, None])[:, :, 0])
+
+
+def pulled(
+    factor: Float[np.ndarray, "chains *kk"], g: Float[np.ndarray, "chains k"]
+) -> Float[np.ndarray, "chains k"]:
+    r"""$L^\top g$ of each chain, the adjoint of `pushed`: gradients for such momenta."""
+    if factor.ndim == 2:
+        return factor * g
+    return np.asarray((g[:, None, :] @ factor)[:, 0])
+
+
+def update(
+    s: Any, rows: Int[np.ndarray, "c"], acceptance: Float[np.ndarray, "c"], *,
+    target: float, warmup: int, schedule: Schedule, scale: Callable[[], Float[np.ndarray, "k"]],
+) -> None:
+    """Take account of a finished draw of the chains `rows`, in place.
+
+    Args:
+        s: a kernel's state with the fields of `Adaptation` and `z`.
+        rows: chains that finished a draw.
+        acceptance: their mean acceptance probability, shape (len(rows),).
+        target: acceptance to aim at.
+        warmup: draws of the warm-up; later ones adapt nothing.
+        schedule: of the windows.
+        scale: makes the prior's, shape (k,), which short windows are shrunk towards.
+    """
+    s.count[rows] += 1
+    adapting = s.count[rows] <= warmup
+    if not adapting.any():
+        return
+    rows, acceptance = rows[adapting], acceptance[adapting]
+    _average(s, rows, target - acceptance)
+    _gather(s, rows[s.count[rows] > schedule.first])
+    closing = rows[[count in schedule.ends for count in s.count[rows].tolist()]]
+    if closing.size:
+        _new_metric(s, closing, scale())
+    done = rows[s.count[rows] == warmup]
+    s.step[done] = np.exp(s.log_step_mean[done])
+
+
+def _average(s: Any, rows: np.ndarray, excess: np.ndarray) -> None:
+    """One step of dual averaging."""
+    s.updates[rows] += 1
+    t = s.updates[rows].astype(np.float64)
+    weight = 1 / (t + _DELAY)
+    s.excess[rows] += weight * (excess - s.excess[rows])
+    log_step = s.centre[rows] - np.sqrt(t) / _GAMMA * s.excess[rows]
+    mix = t**-_KAPPA
+    s.log_step_mean[rows] += mix * (log_step - s.log_step_mean[rows])
+    s.step[rows] = np.exp(log_step)
+
+
+def _gather(s: Any, rows: np.ndarray) -> None:
+    """Welford's update of the window's mean and scatter."""
+    if not rows.size:
+        return
+    s.window[rows] += 1
+    before = s.z[rows] - s.window_mean[rows]
+    s.window_mean[rows] += before / s.window[rows, None]
+    after = s.z[rows] - s.window_mean[rows]
+    dense = s.window_spread.ndim == 3
+    s.window_spread[rows] += before[:, :, None] * after[:, None, :] if dense else before * after
+
+
+def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None:
+    """Close a window: a new mass matrix, and dual averaging anew from a step of its scale."""
+    dense, k = s.window_spread.ndim == 3, len(scale)
+    n = s.window[rows].astype(np.float64).reshape(-1, *[1] * (s.window_spread.ndim - 1))
+    floor = _SHRINKAGE * (np.diag(scale**2) if dense else scale**2)
+    weight = n / (n + _SHRINKAGE_DRAWS)
+    covariance = weight * s.window_spread[rows] / np.maximum(n - 1, 1) + (1 - weight) * floor
+    s.factor[rows] = _cholesky(covariance) if dense else np.sqrt(covariance)
+    for name in ("window", "window_mean", "window_spread", "updates", "excess"):
+        getattr(s, name)[rows] = 0
+    s.step[rows] = k ** -0.25
+    s.log_step_mean[rows] = np.log(s.step[rows])
+    s.centre[rows] = s.log_step_mean[rows] + np.log(2)
+
+
+def _cholesky(covariance: Float[np.ndarray, "c k k"]) -> Float[np.ndarray, "c k k"]:
+    try:
+        return np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        fail("metric", "draws of the warm-up with a positive definite covariance", "a singular one",
+             "Use metric='diagonal' or a longer warm-up")

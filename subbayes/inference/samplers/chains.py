@@ -1,0 +1,372 @@
+"""Runs a kernel on several chains: storage, seeds, progress, checkpoints and interruption.
+
+**No chain waits for another.** A kernel's step is one batched density evaluation, and a chain
+that finishes a draw starts its next one at once. Each chain has a random stream of its own, so
+its draws do not depend on how many chains run beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from subbayes.draws import Draws
+from subbayes.inference.samplers.random_numbers import copied
+from subbayes.priors import Normal
+from subbayes.utils import artifact
+from subbayes.utils.checks import check_count, fail
+from subbayes.utils.memory import check_memory
+from subbayes.utils.progress import bar
+
+__all__ = ["Density", "Info", "Kernel", "run", "start_points", "streams"]
+
+Rngs = list[np.random.Generator]
+KIND = "sampling-checkpoint"
+_RETRIES = 100
+_STATS, _COPIES = 4, 16  # numbers a draw, and vectors a chain, that every kernel holds
+
+
+@runtime_checkable
+class Density(Protocol):
+    """What a kernel needs of a posterior; `Posterior` is one, and so may be your own class.
+
+    Attributes:
+        rank: number of coordinates k.
+        prior: the Gaussian prior.
+        temperature: T, which the log-likelihood is divided by.
+    """
+
+    rank: int
+    prior: Normal
+    temperature: float
+
+    def log_likelihood(self, z: Float[np.ndarray, "chains k"]) -> Float[np.ndarray, "chains"]:
+        """Log-likelihood at temperature 1 of each chain's point."""
+
+    def fingerprint(self) -> str:
+        """A digest of the density, which a checkpoint must match."""
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a step reports: which chains finished a draw, and numbers about those draws."""
+
+    finished: Bool[np.ndarray, "chains"]
+    stats: dict[str, np.ndarray]
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """A sampler: a name, `init` and `step`.
+
+    A kernel with settings is a dataclass of JSON-able fields: a checkpoint must agree with them.
+    The state is a frozen dataclass of NumPy arrays whose first axis is the chain, with a field
+    `z` of shape (chains, k).
+    """
+
+    name: str
+
+    @property
+    def state_type(self) -> type[Any]:
+        """The class of the state, to rebuild it from a checkpoint."""
+
+    def init(self, posterior: Any, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
+        """The state at start points z."""
+
+    def step(self, posterior: Any, state: Any, rngs: Rngs) -> tuple[Any, Info]:
+        """One batched evaluation: the new state and what happened.
+
+        The old state belongs to the step, which may change it in place.
+        """
+
+
+@dataclass
+class _Store:
+    """Draws so far: arrays that fill up, and how many draws each chain has finished."""
+
+    z: np.ndarray
+    stats: dict[str, np.ndarray]
+    count: np.ndarray
+    evaluations: int = 0
+
+    def add(self, state: Any, info: Info, warmup: int, thin: int) -> None:
+        """File away the draws that chains finished in this step."""
+        self.evaluations += 1
+        if not info.finished.any():
+            return
+        self.count += info.finished
+        kept, phase = np.divmod(self.count - warmup - 1, thin)
+        c = (info.finished & (phase == thin - 1) & (kept >= 0)
+             & (kept < self.z.shape[1])).nonzero()[0]
+        if not c.size:
+            return
+        at = kept[c]
+        self.z[c, at] = state.z[c]
+        for name, values in info.stats.items():
+            if name not in self.stats:
+                self.stats[name] = np.zeros(self.z.shape[:2], dtype=values.dtype)
+            self.stats[name][c, at] = values[c]
+
+    def resized(self, draws: int) -> _Store:
+        """The same store with room for another number of draws."""
+        def fit(array: np.ndarray) -> np.ndarray:
+            out = np.zeros((array.shape[0], draws, *array.shape[2:]), array.dtype)
+            n = min(draws, array.shape[1])
+            out[:, :n] = array[:, :n]
+            return out
+
+        return _Store(fit(self.z), {k: fit(v) for k, v in self.stats.items()}, self.count,
+                      self.evaluations)
+
+
+def run(
+    kernel: Kernel,
+    posterior: Density,
+    *,
+    draws: int,
+    chains: int,
+    warmup: int,
+    thin: int = 1,
+    seed: int = 0,
+    initial: str | np.ndarray = "prior",
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = 10.0,
+    progress: bool | None = None,
+) -> Draws:
+    """Run a kernel until every chain has its draws.
+
+    Args:
+        kernel: the sampler.
+        posterior: the density.
+        draws: draws to keep per chain.
+        chains: number of chains.
+        warmup: draws per chain to drop first.
+        thin: keep every `thin`-th draw.
+        seed: seed; the same seed gives the same draws.
+        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
+        checkpoint: directory to save the run in every `checkpoint_seconds`, and on Ctrl-C and
+            SIGTERM; a run that finds its own checkpoint there goes on from it and yields the
+            same draws, bit for bit, as an uninterrupted one. Asking for more draws extends it.
+        checkpoint_seconds: time between checkpoints.
+        progress: show a bar; None shows it on a terminal.
+
+    Raises:
+        InputError: a checkpoint of another posterior or other settings, or start points where
+            the density is not finite.
+    """
+    for name, value, least in (("draws", draws, 1), ("chains", chains, 1), ("warmup", warmup, 0),
+                               ("thin", thin, 1), ("seed", seed, 0)):
+        check_count(name, value, least)
+    started = time.perf_counter()
+    _check_memory(kernel, posterior, chains, draws)
+    rngs = streams(seed, chains)
+    saved = _Checkpoint.of(checkpoint, kernel, posterior, chains=chains, warmup=warmup,
+                           thin=thin, seed=seed, initial=_describe(initial))
+    resumed = saved.read(rngs, draws) if saved else None
+    if resumed is None:
+        start = start_points(posterior, initial, rngs)
+        state = kernel.init(posterior, start, rngs)
+        store = _Store(np.zeros((chains, draws, posterior.rank)), {},
+                       np.zeros(chains, dtype=np.int64))
+    else:
+        state, store = resumed
+    needed = warmup + draws * thin
+    parked = {int(c): _Parked.of(state, rngs, c)
+              for c in np.flatnonzero(store.count >= needed)}
+    with _interruptible(saved is not None) as interrupted, bar(
+            needed * chains, f"Sampling ({kernel.name})", progress, "draws") as steps:
+        steps.update(int(np.minimum(store.count, needed).sum()))
+        last = time.monotonic()
+        while (active := store.count < needed).any():
+            state, info = kernel.step(posterior, state, rngs)
+            finished = info.finished & active
+            store.add(state, Info(finished, info.stats), warmup, thin)
+            if done := int(finished.sum()):
+                for c in (finished & (store.count == needed)).nonzero()[0]:
+                    parked[int(c)] = _Parked.of(state, rngs, c)
+                steps.update(done)
+            if saved and (interrupted or time.monotonic() - last > checkpoint_seconds):
+                saved.write(state, store, rngs, parked)
+                last = time.monotonic()
+            if interrupted:
+                break
+    if interrupted:
+        _raise_again(interrupted[0])
+    if saved:
+        saved.write(state, store, rngs, parked)
+    return Draws(store.z, store.stats, {
+        "sampler": kernel.name, "seed": seed, "warmup": warmup, "thin": thin,
+        "temperature": posterior.temperature, "batched_evaluations": store.evaluations,
+        "seconds": time.perf_counter() - started})
+
+
+@dataclass(frozen=True)
+class _Parked:
+    """A chain as it was when it had all its draws, from where a longer run goes on.
+
+    It steps on beside the others, since they are evaluated together, but to no effect.
+    """
+
+    row: dict[str, Any]
+    rng: Any
+
+    @classmethod
+    def of(cls, state: Any, rngs: Rngs, c: Any) -> _Parked:
+        return cls({name: array[c].copy() for name, array in vars(state).items()},
+                   rngs[c].bit_generator.state)
+
+
+def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -> None:
+    """Refuse a run that would not fit into memory, by an estimate from below.
+
+    Draws with their statistics, the kernel's state (a few copies; matrices of a dense metric), and
+    the weights and gradients of all chains.
+    """
+    k = posterior.rank
+    matrices = 8 * k if getattr(kernel, "metric", "diagonal") == "dense" else 0
+    numbers = draws * (k + _STATS) + k * (_COPIES + matrices)
+    network = getattr(posterior, "network", None)
+    weights = 0 if network is None else 2 * network.size * network.weights.element_size()
+    check_memory("chains", f"{chains} chains of {draws} draws", chains * (8 * numbers + weights),
+                 "Run fewer chains or draws, or thin them (thin=...)")
+
+
+def _describe(initial: str | np.ndarray) -> str:
+    return initial if isinstance(initial, str) else artifact.fingerprint(
+        {"initial": np.asarray(initial, dtype=np.float64)}, {})
+
+
+def streams(seed: int, chains: int) -> Rngs:
+    """A random stream for each chain, the same whatever the number of chains beside it.
+
+    Example:
+        >>> [stream.integers(100) for stream in streams(0, 3)][:2] == [
+        ...     stream.integers(100) for stream in streams(0, 2)]
+        True
+    """
+    return [np.random.Generator(np.random.PCG64(s))
+            for s in np.random.SeedSequence(seed).spawn(chains)]
+
+
+def start_points(
+    posterior: Density, initial: str | np.ndarray, rngs: Rngs
+) -> Float[np.ndarray, "chains k"]:
+    """Start points where the density is finite; draws from the prior are tried again.
+
+    Args:
+        posterior: the density.
+        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
+        rngs: a generator per chain.
+
+    Raises:
+        InputError: start points of zero density, or of another shape.
+    """
+    chains, k = len(rngs), posterior.rank
+    if isinstance(initial, str):
+        if initial not in ("prior", "shift"):
+            fail("initial", "'prior', 'shift' or an array (chains, k)", repr(initial))
+        if initial == "shift":
+            z = np.zeros((chains, k))
+        else:
+            z = np.stack([posterior.prior.sample((k,), rng) for rng in rngs])
+    else:
+        z = np.array(initial, dtype=np.float64)
+        if z.shape != (chains, k):
+            fail("initial", f"shape ({chains}, {k})", z.shape)
+    for _ in range(_RETRIES):
+        bad = ~np.isfinite(posterior.log_likelihood(z))
+        if not bad.any():
+            return z
+        if not isinstance(initial, str) or initial != "prior":
+            break
+        for c in np.flatnonzero(bad):
+            z[c] = posterior.prior.sample((k,), rngs[c])
+    fail("initial", "start points where the log density is finite",
+         f"minus infinity at {int(bad.sum())} of {chains}",
+         "Use initial='shift', a narrower prior, or check the data and the trained weights")
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """Where a run is saved, and what it must agree with to be resumed."""
+
+    path: Path
+    kernel: Kernel
+    identity: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, path: str | Path | None, kernel: Kernel, posterior: Density, **settings: Any
+    ) -> _Checkpoint | None:
+        if path is None:
+            return None
+        identity = {"posterior": posterior.fingerprint(), "sampler": kernel.name, **settings}
+        if dataclasses.is_dataclass(kernel):
+            identity["kernel settings"] = dataclasses.asdict(kernel)
+        return cls(Path(path), kernel, identity)
+
+    def write(
+        self, state: Any, store: _Store, rngs: Rngs, parked: dict[int, _Parked]
+    ) -> None:
+        state = copied(state)
+        for c, chain in parked.items():
+            for name, value in chain.row.items():
+                getattr(state, name)[c] = value
+        tensors = {f"state.{k}": v for k, v in vars(state).items()}
+        tensors |= {"z": store.z, "count": store.count}
+        tensors |= {f"stats.{k}": v for k, v in store.stats.items()}
+        meta = {"identity": self.identity, "evaluations": store.evaluations,
+                "rngs": [parked[c].rng if c in parked else rng.bit_generator.state
+                         for c, rng in enumerate(rngs)]}
+        artifact.write(self.path, KIND, tensors, meta, overwrite=True)
+
+    def read(self, rngs: Rngs, draws: int) -> tuple[Any, _Store] | None:
+        if not (self.path / "manifest.json").exists():
+            return None
+        tensors, meta = artifact.read(self.path, KIND)
+        arrays = {k: v.numpy() for k, v in tensors.items()}
+        for key, value in self.identity.items():
+            if meta["identity"].get(key) != value:
+                fail("checkpoint", f"one made with the same {key}", f"another in {self.path}",
+                     "Delete it to start again, or choose another path")
+        for rng, rng_state in zip(rngs, meta["rngs"], strict=True):
+            rng.bit_generator.state = rng_state
+        state = self.kernel.state_type(**{k.removeprefix("state."): v for k, v in arrays.items()
+                                     if k.startswith("state.")})
+        stats = {k.removeprefix("stats."): v for k, v in arrays.items()
+                 if k.startswith("stats.")}
+        store = _Store(arrays["z"], stats, arrays["count"].copy(), meta["evaluations"])
+        return state, store.resized(draws)
+
+
+@contextmanager
+def _interruptible(active: bool) -> Iterator[list[int]]:
+    """Note SIGINT and SIGTERM instead of dying, so that the run is saved first."""
+    noted: list[int] = []
+    if not active or threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {s: signal.signal(s, lambda number, _: noted.append(number)) for s in signals}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise_again(number: int) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    os.kill(os.getpid(), number)

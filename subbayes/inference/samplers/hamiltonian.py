@@ -1,0 +1,241 @@
+r"""What Hamiltonian kernels share: their settings, momenta, the leapfrog step, and statistics.
+
+$H(z, r) = -\log p_T(z \mid D) + \tfrac12 r^\top M^{-1} r$; see Neal (2011). With $M^{-1} =
+LL^\top$ the momentum kept is $p = L^\top r$, a standard normal vector:
+
+$$ p \leftarrow p + \tfrac{\epsilon}{2} L^\top \nabla, \qquad z \leftarrow z + \epsilon L p, \qquad
+   H = -\log p_T(z \mid D) + \tfrac12 p^\top p, \qquad v^\top r' = p^\top p' . $$
+
+All that is known of a point is one row of a table, so that choosing one is one operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from subbayes.draws import Draws
+from subbayes.inference.samplers import adaptation
+from subbayes.inference.samplers.adaptation import Adaptation, Metric, Schedule, pulled, pushed
+from subbayes.inference.samplers.chains import Density, Rngs
+from subbayes.inference.samplers.random_numbers import copied, uniforms
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+
+__all__ = ["GradientDensity", "Point", "Settings", "State", "copied", "uniforms"]
+
+DIVERGENCE = 1000.0
+_AHEAD, _AHEAD_NORMALS = 96, 16
+
+
+@runtime_checkable
+class GradientDensity(Density, Protocol):
+    """A density with gradients; `Posterior` is one."""
+
+    def value_and_grad(
+        self, z: Float[np.ndarray, "chains k"]
+    ) -> tuple[Float[np.ndarray, "chains"], Float[np.ndarray, "chains k"]]:
+        """Tempered log density and its gradient at each chain's point."""
+
+
+@dataclass(frozen=True)
+class State(Adaptation):
+    """The current draw of each chain, its trajectory's start, and random numbers drawn ahead.
+
+    Attributes:
+        z: current draw, shape (chains, k).
+        value: its log density, shape (chains,).
+        gradient: the gradient there, shape (chains, k).
+        start_energy: H at the start of the trajectory, shape (chains,).
+        acceptance: sum of min(1, exp(H0 - H)) over the trajectory, shape (chains,).
+        evaluations: leapfrog steps of the trajectory, shape (chains,).
+        uniforms: uniform numbers drawn ahead, shape (chains, ahead).
+        normals: standard normal vectors drawn ahead, shape (chains, ahead, k).
+        n_uniforms: how many of the uniforms are used, shape (chains,).
+        n_normals: how many of the normals are used, shape (chains,).
+    """
+
+    z: Float[np.ndarray, "chains k"]
+    value: Float[np.ndarray, "chains"]
+    gradient: Float[np.ndarray, "chains k"]
+    start_energy: Float[np.ndarray, "chains"]
+    acceptance: Float[np.ndarray, "chains"]
+    evaluations: Int[np.ndarray, "chains"]
+    uniforms: Float[np.ndarray, "chains ahead"]
+    normals: Float[np.ndarray, "chains ahead_normals k"]
+    n_uniforms: Int[np.ndarray, "chains"]
+    n_normals: Int[np.ndarray, "chains"]
+
+
+@dataclass(frozen=True)
+class Point:
+    r"""Columns of what is known of a point of a trajectory.
+
+    Attributes:
+        z: position.
+        p: momentum.
+        h: gradient for such momenta, $L^\top \nabla$.
+        g: gradient in z.
+        value: log density.
+        log_weight: H0 - H.
+        size: number of columns.
+    """
+
+    z: slice
+    p: slice
+    h: slice
+    g: slice
+    value: int
+    log_weight: int
+    size: int
+
+    @classmethod
+    @cache
+    def of(cls, k: int) -> Point:
+        """The columns for k coordinates."""
+        z, p, h, g = (slice(i * k, (i + 1) * k) for i in range(4))
+        return cls(z, p, h, g, value=4 * k, log_weight=4 * k + 1, size=4 * k + 2)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a Hamiltonian kernel.
+
+    Attributes:
+        warmup: draws per chain in which step size and mass matrix adapt.
+        target_acceptance: mean acceptance that the step size aims at.
+        metric: "diagonal" or "dense" mass matrix.
+        step_size: the first step size, in units of the prior's scale.
+    """
+
+    warmup: int
+    target_acceptance: float = 0.8
+    metric: Metric = "diagonal"
+    step_size: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("warmup", self.warmup, 0)
+        check_choice("metric", self.metric, ("diagonal", "dense"))
+        if not 0 < self.target_acceptance < 1:
+            fail("target_acceptance", "a number between 0 and 1", self.target_acceptance)
+        if self.step_size is not None:
+            check_positive("step_size", self.step_size)
+
+
+def begin(
+    settings: Settings, posterior: GradientDensity, z: Float[np.ndarray, "chains k"]
+) -> dict[str, Any]:
+    """The fields of `State` at start points z.
+
+    Raises:
+        InputError: a density without gradients, or one that is not finite there.
+    """
+    if not isinstance(posterior, GradientDensity):
+        fail("posterior", "a density with value_and_grad", type(posterior).__name__,
+             "Use elliptical_slice, which needs no gradient")
+    chains, k = z.shape
+    value, gradient = posterior.value_and_grad(z)
+    bad = ~(np.isfinite(value) & np.isfinite(gradient).all(1))
+    if bad.any():
+        fail("initial", "start points where the gradient of the log density is finite",
+             f"one that is not at {int(bad.sum())} of {chains}",
+             "Start elsewhere, or use elliptical_slice, which needs no gradient")
+    none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
+    return adaptation.begin(chains, _scale(posterior), settings.metric, settings.step_size) | {
+        "z": z.copy(), "value": value, "gradient": gradient, "start_energy": blank,
+        "acceptance": blank.copy(), "evaluations": none,
+        "uniforms": np.zeros((chains, _AHEAD)), "normals": np.zeros((chains, _AHEAD_NORMALS, k)),
+        "n_uniforms": none + _AHEAD, "n_normals": none + _AHEAD_NORMALS}
+
+
+def _scale(posterior: Density) -> Float[np.ndarray, "k"]:
+    return np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
+
+
+def refresh(
+    s: State, rows: Int[np.ndarray, "c"], rngs: Rngs
+) -> Float[np.ndarray, "c columns"]:
+    """The first points of trajectories that begin anew, in the chains `rows`: fresh momenta."""
+    at = s.n_normals[rows]
+    if at.max(initial=0) >= s.normals.shape[1]:
+        for c in rows[at >= s.normals.shape[1]]:
+            s.normals[c] = rngs[c].standard_normal(s.normals[c].shape)
+            s.n_normals[c] = 0
+        at = s.n_normals[rows]
+    s.n_normals[rows] = at + 1
+    p, g, value = s.normals[rows, at], s.gradient[rows], s.value[rows]
+    s.start_energy[rows] = 0.5 * np.einsum("ck,ck->c", p, p) - value
+    s.acceptance[rows] = 0.0
+    s.evaluations[rows] = 0
+    c = Point.of(p.shape[1])
+    point = np.zeros((len(rows), c.size))
+    point[:, c.z], point[:, c.p], point[:, c.h] = s.z[rows], p, pulled(s.factor[rows], g)
+    point[:, c.g], point[:, c.value] = g, value
+    return point
+
+
+def leapfrog(
+    posterior: GradientDensity, s: State, point: Float[np.ndarray, "chains columns"],
+    step: Float[np.ndarray, "chains"],
+) -> Float[np.ndarray, "chains columns"]:
+    """One step of every chain.
+
+    A point that is impossible has weight 0, and a gradient of 0 so that nothing spreads.
+    """
+    c, new = Point.of(s.z.shape[1]), np.empty_like(point)
+    step = step[:, None]
+    half = 0.5 * step
+    p = point[:, c.p] + half * point[:, c.h]
+    z = point[:, c.z] + step * pushed(s.factor, p)
+    value, g = posterior.value_and_grad(z)
+    possible = np.isfinite(value) & np.isfinite(g).all(1)
+    if not possible.all():
+        value, g = np.where(possible, value, -np.inf), np.where(possible[:, None], g, 0.0)
+    h = pulled(s.factor, g)
+    p += half * h
+    log_weight = s.start_energy + value - 0.5 * np.einsum("ck,ck->c", p, p)
+    log_weight = np.fmax(log_weight, -np.inf)  # of a number and NaN, the number
+    new[:, c.z], new[:, c.p], new[:, c.h], new[:, c.g] = z, p, h, g
+    new[:, c.value], new[:, c.log_weight] = value, log_weight
+    np.add(s.acceptance, np.exp(np.minimum(log_weight, 0.0)), out=s.acceptance)
+    np.add(s.evaluations, 1, out=s.evaluations)
+    return new
+
+
+def settle(s: State, rows: Int[np.ndarray, "c"], point: Float[np.ndarray, "c columns"]) -> None:
+    """Make points the draws of the chains `rows`."""
+    c = Point.of(s.z.shape[1])
+    s.z[rows], s.gradient[rows] = point[:, c.z], point[:, c.g]
+    s.value[rows] = point[:, c.value]
+
+
+def stats(
+    s: State, diverged: np.ndarray, energy: np.ndarray
+) -> dict[str, np.ndarray]:
+    """What is noted of a draw."""
+    return {"log_density": s.value, "energy": energy,
+            "acceptance": s.acceptance / np.maximum(s.evaluations, 1), "step_size": s.step.copy(),
+            "evaluations": s.evaluations.copy(), "divergent": diverged}
+
+
+def with_likelihood(posterior: GradientDensity, draws: Draws) -> Draws:
+    """Draws whose log-likelihood at temperature 1 is noted too."""
+    prior = posterior.prior.log_prob(draws.z)
+    draws.stats["log_likelihood"] = posterior.temperature * (draws.stats["log_density"] - prior)
+    return draws
+
+
+def adapt(
+    settings: Settings, posterior: GradientDensity, s: State, rows: Int[np.ndarray, "c"]
+) -> None:
+    """Count the finished draws, and adapt in warm-up."""
+    if settings.warmup == 0:
+        s.count[rows] += 1
+        return
+    adaptation.update(
+        s, rows, s.acceptance[rows] / s.evaluations[rows], target=settings.target_acceptance,
+        warmup=settings.warmup, schedule=Schedule.of(settings.warmup),
+        scale=lambda: _scale(posterior))

@@ -1,0 +1,269 @@
+r"""The no-U-turn sampler (Hoffman & Gelman 2014), multinomial (Betancourt 2017), over chains.
+
+Hamiltonian trajectories in z double in length until they turn back; a draw is chosen from a
+trajectory with probabilities $\propto \exp(-H)$. The tree is walked leaf by leaf without recursion:
+for the U-turn criterion of every subtree it is enough to keep one momentum and one momentum sum per
+level (Phan, Pradhan & Jankowiak 2019, appendix A).
+
+The state machine: one batched gradient is one leapfrog step of every chain, each in its own
+trajectory. A chain whose trajectory ends draws its next momentum at once; none waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from subbayes.draws import Draws
+from subbayes.inference.samplers import hamiltonian
+from subbayes.inference.samplers.adaptation import Metric, preferred
+from subbayes.inference.samplers.chains import Info, Rngs, run
+from subbayes.inference.samplers.hamiltonian import GradientDensity, Point
+from subbayes.utils.checks import check_count
+
+__all__ = ["NUTS", "State", "nuts"]
+
+_LOG_HALF = np.log(0.5)
+_UNIFORMS = 3  # per leapfrog step: within the subtree, between subtrees, the next direction
+
+
+@dataclass(frozen=True)
+class State(hamiltonian.State):
+    """A draw under way in each chain: the trajectory, and the subtree that is being added to it.
+
+    Attributes:
+        ends: the trajectory's two ends, shape (chains, 2, columns); see `hamiltonian.Point`.
+        side: the end that grows, 0 or 1, shape (chains,).
+        depth: doublings done, shape (chains,).
+        leaf: leaves of the new subtree so far, shape (chains,).
+        log_weight: log of the summed weights of the trajectory, shape (chains,).
+        p_sum: sum of its momenta, shape (chains, k).
+        proposal: point chosen from the trajectory so far, shape (chains, columns).
+        sub_log_weight: log of the summed weights of the new subtree.
+        sub_p_sum: sum of its momenta.
+        sub: point chosen from the new subtree.
+        levels: of the leaf at which an open subtree of each level began, its momentum p, and the
+            sum of momenta up to there less p / 2, shape (chains, max_depth + 1, 2, k).
+    """
+
+    ends: Float[np.ndarray, "chains 2 columns"]
+    side: Int[np.ndarray, "chains"]
+    depth: Int[np.ndarray, "chains"]
+    leaf: Int[np.ndarray, "chains"]
+    log_weight: Float[np.ndarray, "chains"]
+    p_sum: Float[np.ndarray, "chains k"]
+    proposal: Float[np.ndarray, "chains columns"]
+    sub_log_weight: Float[np.ndarray, "chains"]
+    sub_p_sum: Float[np.ndarray, "chains k"]
+    sub: Float[np.ndarray, "chains columns"]
+    levels: Float[np.ndarray, "chains levels 2 k"]
+
+
+@dataclass(frozen=True)
+class NUTS(hamiltonian.Settings):
+    """The kernel: `init` and `step` on a density with gradients.
+
+    Attributes:
+        max_depth: doublings at most; a trajectory has up to 2^max_depth - 1 leapfrog steps.
+    """
+
+    max_depth: int = 10
+
+    name = "nuts"
+    state_type = State
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("max_depth", self.max_depth)
+
+    def init(
+        self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
+    ) -> State:
+        """The state at start points z, each chain with a fresh momentum."""
+        chains, k = z.shape
+        points = np.zeros((chains, Point.of(k).size))
+        none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
+        rows = np.zeros((chains, k))
+        s = hamiltonian.copied(State(
+            **hamiltonian.begin(self, posterior, z), ends=np.stack([points, points], 1), side=none,
+            depth=none, leaf=none, log_weight=blank, p_sum=rows, proposal=points,
+            sub_log_weight=blank, sub_p_sum=rows, sub=points,
+            levels=np.zeros((chains, self.max_depth + 1, 2, k))))
+        log_u = np.log(hamiltonian.uniforms(s, rngs, 1)[:, 0])
+        _new_trajectories(s, np.arange(chains), rngs)
+        _new_subtrees(s, np.ones(chains, dtype=bool), log_u)
+        return s
+
+    def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
+        """One leapfrog step of every chain, in place."""
+        s, c = state, Point.of(state.z.shape[1])
+        log_u = np.log(hamiltonian.uniforms(s, rngs, _UNIFORMS))
+        chains = _chains(len(s.side))
+        leaf = hamiltonian.leapfrog(
+            posterior, s, s.ends[chains, s.side], np.where(s.side, s.step, -s.step))
+        s.ends[chains, s.side] = leaf
+        _choose_leaf(s, leaf, leaf[:, c.log_weight], log_u[:, 0])
+        diverged = leaf[:, c.log_weight] < -hamiltonian.DIVERGENCE
+        stopped = diverged | _turned_inside(s, leaf[:, c.p])
+        np.add(s.leaf, 1, out=s.leaf)
+        full = ~stopped & (s.leaf == 1 << s.depth)
+        _join(s, full, log_u[:, 1])
+        ended = stopped | (full & (_turned(s, c) | (s.depth >= self.max_depth)))
+        info = self._finish(posterior, s, ended, diverged, rngs)
+        _new_subtrees(s, full | ended, log_u[:, 2])
+        return s, info
+
+    def _finish(
+        self, posterior: GradientDensity, s: State, ended: np.ndarray, diverged: np.ndarray,
+        rngs: Rngs,
+    ) -> Info:
+        """End trajectories: their draws, adaptation and new momenta."""
+        rows = ended.nonzero()[0]
+        if not rows.size:
+            return Info(ended, {})
+        hamiltonian.settle(s, rows, s.proposal[rows])
+        energy = s.start_energy - s.proposal[:, Point.of(s.z.shape[1]).log_weight]
+        stats = hamiltonian.stats(s, diverged, energy)
+        stats["depth"] = s.depth.copy()
+        hamiltonian.adapt(self, posterior, s, rows)
+        _new_trajectories(s, rows, rngs)
+        return Info(ended, stats)
+
+
+@cache
+def _chains(n: int) -> Int[np.ndarray, "n"]:
+    return np.arange(n)
+
+
+def _new_trajectories(s: State, rows: np.ndarray, rngs: Rngs) -> None:
+    """Fresh momenta: trajectories of a single point."""
+    point = hamiltonian.refresh(s, rows, rngs)
+    s.ends[rows] = point[:, None]
+    s.proposal[rows] = point
+    s.p_sum[rows] = point[:, Point.of(s.z.shape[1]).p]
+    s.depth[rows] = 0
+    s.log_weight[rows] = 0.0
+
+
+def _new_subtrees(s: State, where: np.ndarray, log_u: np.ndarray) -> None:
+    """Choose the end that grows next."""
+    np.copyto(s.side, log_u < _LOG_HALF, where=where)
+    s.leaf[where] = 0
+    s.sub_log_weight[where] = -np.inf
+    s.sub_p_sum[where] = 0.0
+
+
+def _choose_leaf(
+    s: State, leaf: np.ndarray, log_weight: np.ndarray, log_u: np.ndarray
+) -> None:
+    """Take the new leaf as the subtree's draw with probability weight / summed weights."""
+    total = np.logaddexp(s.sub_log_weight, log_weight, out=s.sub_log_weight)
+    np.copyto(s.sub, leaf, where=(log_u + total < log_weight)[:, None])
+
+
+def _turned_inside(s: State, p: np.ndarray) -> np.ndarray:
+    """Whether a subtree that ends at this leaf turned; even leaves open subtrees instead."""
+    np.add(s.sub_p_sum, p, out=s.sub_p_sum)
+    halfway, levels = s.sub_p_sum - 0.5 * p, max(1, int(s.leaf.max()).bit_length())
+    opens, ends = _tables(max(levels, 10))
+    chains, slot = _chains(len(p)), opens[s.leaf]
+    s.levels[chains, slot, 0], s.levels[chains, slot, 1] = p, halfway
+    here = ends[s.leaf, :levels]
+    way = halfway[:, None] - s.levels[:, :levels, 1]
+    along = np.minimum(np.einsum("clk,clk->cl", s.levels[:, :levels, 0], way),
+                       np.einsum("ck,clk->cl", p, way))
+    return np.asarray(((along <= 0) & here).any(1))
+
+
+def _join(s: State, full: np.ndarray, log_u: np.ndarray) -> None:
+    """Add finished subtrees to their trajectories; the newer half is favoured."""
+    take = full & (log_u < s.sub_log_weight - s.log_weight)
+    np.copyto(s.proposal, s.sub, where=take[:, None])
+    np.copyto(s.log_weight, np.logaddexp(s.log_weight, s.sub_log_weight), where=full)
+    np.add(s.p_sum, s.sub_p_sum, out=s.p_sum, where=full[:, None])
+    np.add(s.depth, full, out=s.depth)
+
+
+def _turned(s: State, c: Point) -> np.ndarray:
+    """Whether the whole trajectory turned."""
+    p = s.ends[:, :, c.p]
+    way = s.p_sum - 0.5 * (p[:, 0] + p[:, 1])
+    return np.asarray((np.einsum("cek,ck->ce", p, way) <= 0).any(1))
+
+
+@cache
+def _tables(bits: int) -> tuple[Int[np.ndarray, "leaves"], Bool[np.ndarray, "leaves levels"]]:
+    """For each leaf the level it opens, or the last slot; and the levels of subtrees it ends."""
+    leaf, level = np.arange(1 << bits), np.arange(bits)
+    binary = leaf[:, None] >> level & 1
+    ones, odd, trailing = binary.sum(1), binary[:, 0], np.cumprod(binary, 1).sum(1)
+    top = ones - odd
+    ends = (level > (top - trailing)[:, None]) & (level <= top[:, None]) & (odd[:, None] == 1)
+    return np.where(odd, -1, ones), ends
+
+
+def nuts(
+    posterior: GradientDensity,
+    *,
+    draws: int = 1000,
+    chains: int = 4,
+    warmup: int | None = None,
+    thin: int = 1,
+    seed: int = 0,
+    initial: str | np.ndarray = "prior",
+    target_acceptance: float = 0.8,
+    max_depth: int = 10,
+    metric: Metric | None = None,
+    step_size: float | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = 10.0,
+    progress: bool | None = None,
+) -> Draws:
+    """Sample a posterior by the no-U-turn sampler, multinomial, with adaptation in warm-up.
+
+    Args:
+        posterior: the density, with `value_and_grad`.
+        draws: draws to keep per chain.
+        chains: number of chains, evaluated together.
+        warmup: draws per chain to adapt in and drop; by default as many as are kept, at least
+            200.
+        thin: keep every `thin`-th draw.
+        seed: seed; each chain has its own stream.
+        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
+        target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
+        max_depth: doublings of a trajectory at most.
+        metric: "diagonal" or "dense" mass matrix; None takes a dense one up to 50 coordinates.
+        step_size: the first step size, in units of the prior's scale.
+        checkpoint: directory to save the run in and resume it from, bit for bit.
+        checkpoint_seconds: time between checkpoints.
+        progress: show a bar; None shows it on a terminal.
+
+    Returns:
+        Draws with stats "log_density", "log_likelihood" (at temperature 1), "energy",
+        "acceptance", "step_size", "depth", "evaluations" and "divergent" per draw.
+
+    Raises:
+        InputError: start points of zero density or with gradients that are not finite, a singular
+            mass matrix, a density without gradients, or a checkpoint of another run.
+
+    Example:
+        >>> import subbayes, torch
+        >>> net = subbayes.Network(torch.nn.Linear(1, 1))
+        >>> data = torch.randn(30, 1), torch.randn(30)
+        >>> space = subbayes.FullSubspace(net.weights)
+        >>> posterior = subbayes.Posterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> nuts(posterior, draws=100, chains=2, warmup=100, progress=False).z.shape
+        (2, 100, 2)
+    """
+    warmup = max(draws * thin, 200) if warmup is None else warmup
+    kernel = NUTS(warmup=warmup, target_acceptance=target_acceptance,
+                  metric=metric or preferred(posterior.rank), step_size=step_size,
+                  max_depth=max_depth)
+    return hamiltonian.with_likelihood(posterior, run(
+        kernel, posterior, draws=draws, chains=chains, warmup=warmup, thin=thin, seed=seed,
+        initial=initial, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds,
+        progress=progress))

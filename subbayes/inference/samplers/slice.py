@@ -1,0 +1,271 @@
+r"""Slice sampling along lines, with stepping out and shrinkage (Neal 2003), vectorised over chains.
+
+Along a line $z + t d$ through the current point: draw a height
+$\log h = \log p_T(z) + \log u$; place an interval of length 1 around $t = 0$ at random and step
+its ends out, one length at a time, until both are below $h$ (Neal 2003, figure 3); then draw $t$
+from the interval, shrinking it towards 0, until $\log p_T(z + td) \ge \log h$ (figure 5). A draw
+is a sweep over k lines: the coordinates, or the columns of the Cholesky factor of the posterior's
+covariance, along which a Gaussian posterior is independent.
+
+The state machine: one batched evaluation tries one point for every chain, an end of its interval
+or a point inside. No chain waits for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from subbayes.draws import Draws
+from subbayes.inference.samplers import adaptation
+from subbayes.inference.samplers.adaptation import Adaptation, Metric, Schedule, pushed
+from subbayes.inference.samplers.chains import Density, Info, Rngs, run
+from subbayes.inference.samplers.random_numbers import copied, uniforms
+from subbayes.utils.checks import check_choice, check_count
+
+__all__ = ["SliceSampling", "State", "slice_sampling"]
+
+_AHEAD = 96
+_LEFT, _RIGHT, _INSIDE = 0, 1, 2
+_STEPS = 100  # Neal's m: an interval has at most so many lengths
+_WIDTH = 2.3  # standard deviations: what adaptation finds on a Gaussian
+_COLLAPSED = 1e-13
+
+
+@dataclass(frozen=True)
+class State(Adaptation):
+    """The point of each chain, and the interval it is searching on the line through it.
+
+    Attributes:
+        z: current point, shape (chains, k).
+        value: its log density, shape (chains,).
+        log_likelihood: its log-likelihood at temperature 1, shape (chains,).
+        direction: d of the line z + t d, shape (chains, k).
+        coordinate: number of the line in the sweep, shape (chains,).
+        phase: 0 stepping out to the left, 1 to the right, 2 drawing inside, shape (chains,).
+        threshold: log height of the slice, shape (chains,).
+        trial: the t to try next, shape (chains,).
+        low: left end of the interval of t, shape (chains,).
+        high: right end, shape (chains,).
+        left: steps that the left end may still take, shape (chains,).
+        right: steps that the right end may still take, shape (chains,).
+        expansions: steps out in the sweep so far, shape (chains,).
+        contractions: points refused inside in the sweep so far, shape (chains,).
+        evaluations: evaluations in the sweep so far, shape (chains,).
+        uniforms: random numbers drawn ahead in each chain's own stream, shape (chains, 96).
+        n_uniforms: how many of them are used, shape (chains,).
+    """
+
+    z: Float[np.ndarray, "chains k"]
+    value: Float[np.ndarray, "chains"]
+    log_likelihood: Float[np.ndarray, "chains"]
+    direction: Float[np.ndarray, "chains k"]
+    coordinate: Int[np.ndarray, "chains"]
+    phase: Int[np.ndarray, "chains"]
+    threshold: Float[np.ndarray, "chains"]
+    trial: Float[np.ndarray, "chains"]
+    low: Float[np.ndarray, "chains"]
+    high: Float[np.ndarray, "chains"]
+    left: Int[np.ndarray, "chains"]
+    right: Int[np.ndarray, "chains"]
+    expansions: Int[np.ndarray, "chains"]
+    contractions: Int[np.ndarray, "chains"]
+    evaluations: Int[np.ndarray, "chains"]
+    uniforms: Float[np.ndarray, "chains ahead"]
+    n_uniforms: Int[np.ndarray, "chains"]
+
+
+@dataclass(frozen=True)
+class SliceSampling:
+    """The kernel: `init` and `step` on any density.
+
+    Attributes:
+        warmup: draws per chain in which widths and directions adapt.
+        metric: "diagonal" for the coordinates, "dense" for directions in which the draws of the
+            warm-up are uncorrelated.
+    """
+
+    warmup: int
+    metric: Metric = "diagonal"
+
+    name = "slice"
+    state_type = State
+
+    def __post_init__(self) -> None:
+        check_count("warmup", self.warmup, 0)
+        check_choice("metric", self.metric, ("diagonal", "dense"))
+
+    def init(
+        self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs
+    ) -> State:
+        """The state at start points z, each chain on its first line."""
+        chains, k = z.shape
+        value, log_likelihood = _evaluate(posterior, z)
+        scale = np.broadcast_to(posterior.prior.scale, (k,)).astype(np.float64)
+        fields = adaptation.begin(chains, scale, self.metric, None)
+        none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
+        s = copied(State(
+            **fields, z=z, value=value, log_likelihood=log_likelihood,
+            direction=np.zeros((chains, k)), coordinate=none, phase=none, threshold=blank,
+            trial=blank, low=blank, high=blank, left=none, right=none, expansions=none,
+            contractions=none, evaluations=none, uniforms=np.zeros((chains, _AHEAD)),
+            n_uniforms=none + _AHEAD))
+        u = uniforms(s, rngs, 4)
+        _begin_line(s, np.arange(chains), u)
+        _next_trial(s, u[:, 3])
+        return s
+
+    def step(self, posterior: Density, state: State, rngs: Rngs) -> tuple[State, Info]:
+        """Try one point of every chain's line."""
+        s = copied(state)
+        u = uniforms(s, rngs, 4)
+        point = s.z + s.trial[:, None] * s.direction
+        value, log_likelihood = _evaluate(posterior, point)
+        within = value >= s.threshold
+        s.evaluations[:] += 1
+        _step_out(s, state.phase == _LEFT, within, s.low, s.left, -1)
+        _step_out(s, state.phase == _RIGHT, within, s.high, s.right, 1)
+        inside = state.phase == _INSIDE
+        accepted = inside & within
+        s.z[accepted] = point[accepted]
+        s.value[accepted] = value[accepted]
+        s.log_likelihood[accepted] = log_likelihood[accepted]
+        _shrink(s, inside & ~within)
+        rows = (accepted | (inside & (s.high - s.low < _COLLAPSED))).nonzero()[0]
+        s.coordinate[rows] += 1
+        finished = s.coordinate == s.z.shape[1]
+        info = Info(finished, {
+            "log_likelihood": s.log_likelihood.copy(), "log_density": s.value.copy(),
+            "evaluations": s.evaluations.copy()} if finished.any() else {})
+        self._end_sweep(posterior, s, finished.nonzero()[0])
+        _begin_line(s, rows, u[rows])
+        _next_trial(s, u[:, 3])
+        return s, info
+
+    def _end_sweep(self, posterior: Density, s: State, rows: Int[np.ndarray, "c"]) -> None:
+        """Adapt the lengths until an interval is stepped out as often as it is shrunk."""
+        if not rows.size:
+            return
+        out, back = s.expansions[rows], s.contractions[rows]
+        share = np.where(out + back > 0, out / np.maximum(out + back, 1), 0.5)
+        scale = np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
+        if self.warmup:
+            adaptation.update(s, rows, share, target=0.5, warmup=self.warmup,
+                              schedule=Schedule.of(self.warmup), scale=lambda: scale)
+        for counter in (s.coordinate, s.expansions, s.contractions, s.evaluations):
+            counter[rows] = 0
+
+
+def _evaluate(
+    posterior: Density, z: Float[np.ndarray, "chains k"]
+) -> tuple[Float[np.ndarray, "chains"], Float[np.ndarray, "chains"]]:
+    """Tempered log density and log-likelihood; what is not a number is impossible."""
+    log_likelihood = posterior.log_likelihood(z)
+    value = log_likelihood / posterior.temperature + posterior.prior.log_prob(z)
+    return np.where(np.isnan(value), -np.inf, value), log_likelihood
+
+
+def _step_out(
+    s: State, chosen: np.ndarray, within: np.ndarray, end: np.ndarray, budget: np.ndarray, by: int
+) -> None:
+    """Move an end that is on the slice by a length; where it is not, or may not, turn to the next.
+
+    Args:
+        s: the state, changed in place.
+        chosen: chains that are at this end.
+        within: chains whose trial is on the slice.
+        end: the state's `low` or `high`.
+        budget: the state's `left` or `right`.
+        by: -1 or 1.
+    """
+    onward = chosen & within
+    end[onward] += by
+    budget[onward] -= 1
+    s.expansions[onward] += 1
+    s.phase[chosen & (~within | (budget == 0))] += 1
+
+
+def _shrink(s: State, refused: np.ndarray) -> None:
+    """Bring the end on the side of a refused point to it."""
+    s.low[:] = np.where(refused & (s.trial < 0), s.trial, s.low)
+    s.high[:] = np.where(refused & (s.trial >= 0), s.trial, s.high)
+    s.contractions[refused] += 1
+
+
+def _begin_line(s: State, rows: Int[np.ndarray, "c"], u: Float[np.ndarray, "c 4"]) -> None:
+    """A new line, height and interval; the steps allowed are shared out at random (Neal's J, K)."""
+    if not rows.size:
+        return
+    i = s.coordinate[rows]
+    width = _WIDTH * s.z.shape[1] ** 0.25 * s.step[rows]
+    axis = np.zeros((len(rows), s.z.shape[1]))
+    axis[np.arange(len(rows)), i] = 1.0
+    s.direction[rows] = width[:, None] * pushed(s.factor[rows], axis)
+    s.threshold[rows] = s.value[rows] + np.log1p(-u[:, 0])
+    s.low[rows], s.high[rows] = -u[:, 1], 1 - u[:, 1]
+    s.left[rows] = np.floor(_STEPS * u[:, 2]).astype(np.int64)
+    s.right[rows] = _STEPS - 1 - s.left[rows]
+    s.phase[rows] = np.where(s.left[rows] > 0, _LEFT, _RIGHT)
+
+
+def _next_trial(s: State, u: Float[np.ndarray, "chains"]) -> None:
+    """The point each chain tries next."""
+    s.phase[(s.phase == _RIGHT) & (s.right == 0)] = _INSIDE
+    s.trial[:] = np.choose(s.phase, [s.low, s.high, s.low + u * (s.high - s.low)])
+
+
+def slice_sampling(
+    posterior: Density,
+    *,
+    draws: int = 1000,
+    chains: int = 8,
+    warmup: int | None = None,
+    thin: int = 1,
+    seed: int = 0,
+    initial: str | np.ndarray = "prior",
+    metric: Metric = "diagonal",
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = 10.0,
+    progress: bool | None = None,
+) -> Draws:
+    """Sample a posterior by slice sampling with stepping out and shrinkage (Neal 2003).
+
+    Args:
+        posterior: the density.
+        draws: draws to keep per chain; each is a sweep over k lines.
+        chains: number of chains, evaluated together.
+        warmup: draws per chain to adapt in and drop; by default half of the draws kept, at least
+            100.
+        thin: keep every `thin`-th draw.
+        seed: seed; each chain has its own stream.
+        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
+        metric: "diagonal" goes along the coordinates; "dense" along directions in which the draws
+            of the warm-up are uncorrelated.
+        checkpoint: directory to save the run in and resume it from, bit for bit.
+        checkpoint_seconds: time between checkpoints.
+        progress: show a bar; None shows it on a terminal.
+
+    Returns:
+        Draws with stats "log_likelihood" (at temperature 1), "log_density" and "evaluations" per
+        draw.
+
+    Raises:
+        InputError: start points of zero density, a singular covariance (dense), or a checkpoint
+            of another run.
+
+    Example:
+        >>> import subbayes, torch
+        >>> net = subbayes.Network(torch.nn.Linear(1, 1))
+        >>> data = torch.randn(30, 1), torch.randn(30)
+        >>> space = subbayes.FullSubspace(net.weights)
+        >>> posterior = subbayes.Posterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> slice_sampling(posterior, draws=50, chains=4, progress=False).z.shape
+        (4, 50, 2)
+    """
+    warmup = max(draws * thin // 2, 100) if warmup is None else warmup
+    return run(SliceSampling(warmup, metric), posterior, draws=draws, chains=chains,
+               warmup=warmup, thin=thin, seed=seed, initial=initial, checkpoint=checkpoint,
+               checkpoint_seconds=checkpoint_seconds, progress=progress)

@@ -1,0 +1,130 @@
+r"""Choosing the temperature by held-out data or by leave-one-out from the draws.
+
+At each candidate T the posterior is sampled once and scored on the scale of the mean
+log-likelihood of a new observation: on validation data, or by PSIS-LOO, where leaving out
+observation n re-weights a draw by $p(y_n \mid z)^{-1/T}$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from subbayes import diagnostics
+from subbayes.data.data import Data
+from subbayes.draws import Draws
+from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.posterior import Posterior
+from subbayes.utils.checks import check_choice, check_positive, fail
+from subbayes.utils.progress import bar
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["TemperatureChoice", "choose_temperature"]
+
+
+@dataclass(frozen=True)
+class TemperatureChoice:
+    """Scores of the candidate temperatures.
+
+    Attributes:
+        temperatures: candidates, ascending.
+        scores: estimated mean log-likelihood of a new observation at each.
+        standard_errors: of the scores.
+        pareto_k: largest Pareto k at each candidate (NaN by validation); above 0.7 the
+            leave-one-out score is not to be trusted.
+        by: "loo" or "validation".
+    """
+
+    temperatures: tuple[float, ...]
+    scores: tuple[float, ...]
+    standard_errors: tuple[float, ...]
+    pareto_k: tuple[float, ...]
+    by: str
+
+    @property
+    def best(self) -> float:
+        """The temperature of the highest score."""
+        return self.temperatures[int(np.argmax(self.scores))]
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table with one row per candidate."""
+        import pandas as pd
+
+        return pd.DataFrame({"temperature": self.temperatures, "score": self.scores,
+                             "se": self.standard_errors, "pareto_k": self.pareto_k})
+
+
+def choose_temperature(
+    posterior: Posterior,
+    temperatures: Sequence[float] = (1.0, 3.0, 10.0, 30.0, 100.0),
+    *,
+    by: str = "loo",
+    validation: Any = None,
+    sampler: Callable[..., Draws] = elliptical_slice,
+    draws: int = 200,
+    chains: int = 8,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> TemperatureChoice:
+    r"""Score candidate temperatures on draws at each.
+
+    Args:
+        posterior: the posterior; its own temperature does not matter.
+        temperatures: candidates above 0.
+        by: "loo" (PSIS-LOO, needs no other data) or "validation".
+        validation: held-out data, for `by="validation"`.
+        sampler: an inference function taking (posterior, draws=, chains=, seed=, progress=).
+        draws: draws per chain at each candidate.
+        chains: number of chains.
+        seed: seed of the sampler.
+        progress: show a progress bar; None shows it on a terminal.
+
+    Raises:
+        InputError: no candidates, an unknown criterion, or missing validation data.
+
+    Example:
+        >>> import subbayes, torch
+        >>> net = subbayes.Network(torch.nn.Linear(1, 1))
+        >>> data = torch.randn(30, 1), torch.randn(30)
+        >>> posterior = Posterior(net, subbayes.Gaussian(1.0), data,
+        ...                       subbayes.FullSubspace(net.weights))
+        >>> choose_temperature(posterior, [1, 1e4], draws=50).best
+        1.0
+    """
+    check_choice("by", by, ("loo", "validation"))
+    candidates = sorted({check_positive("temperatures", t) for t in temperatures})
+    if not candidates:
+        fail("temperatures", "at least one candidate", "none")
+    if by == "validation" and validation is None:
+        fail("validation", "held-out data for by='validation'", None,
+             "Pass data, or use by='loo'")
+    rows = []
+    with bar(len(candidates), "Choosing a temperature", progress, "temperatures") as steps:
+        for temperature in candidates:
+            tempered = posterior.with_temperature(temperature)
+            sample = sampler(tempered, draws=draws, chains=chains, seed=seed, progress=False)
+            if by == "loo":
+                terms, k = _loo_terms(tempered, sample)
+            else:
+                terms, k = _validation_terms(tempered, sample, Data.of(validation)), np.nan
+            rows.append((terms.mean(), terms.std() / np.sqrt(len(terms)), k))
+            steps.update(1)
+    scores, errors, ks = (tuple(float(v) for v in column) for column in zip(*rows, strict=True))
+    return TemperatureChoice(tuple(candidates), scores, errors, ks, by)
+
+
+def _loo_terms(posterior: Posterior, draws: Draws) -> tuple[np.ndarray, float]:
+    """Leave-one-out log predictive density of each observation, and the worst Pareto k."""
+    found = diagnostics.loo(posterior.pointwise(draws.flat()), temperature=posterior.temperature,
+                            quiet=True)
+    return found.pointwise, float(found.pareto_k.max())
+
+
+def _validation_terms(posterior: Posterior, draws: Draws, data: Data) -> np.ndarray:
+    return np.concatenate([posterior.predict(draws, x).log_prob(y)
+                           for x, y in data.batches(4096)])

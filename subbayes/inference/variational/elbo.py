@@ -1,0 +1,147 @@
+r"""Climbing the evidence lower bound by stochastic gradients.
+
+$$ \mathcal L(q) = E_q[\log p_T(D, z) - \log q(z)] \le \log p_T(D) $$
+
+Adam (Kingma & Ba 2015) at a constant rate while the bound rises, then at a rate that falls to
+zero; the iterates of the last half of the fall are averaged (Polyak & Juditsky 1992).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+
+from subbayes.inference.variational.gaussians import Placed
+from subbayes.utils.checks import fail
+
+__all__ = ["Ascent", "Family", "ascend"]
+
+Vector = Float[np.ndarray, "p"]
+Rows = Float[np.ndarray, "S k"]
+Target = Callable[[Rows], tuple[Float[np.ndarray, "S"], Rows]]
+_WINDOWS, _SHORTEST = 20, 25
+
+
+@runtime_checkable
+class Family(Protocol):
+    """A member of a family of densities that standard normal draws are turned into."""
+
+    @property
+    def rank(self) -> int:
+        """Number of coordinates k."""
+
+    def log_prob(self, z: Rows) -> Float[np.ndarray, "S"]:
+        """Normalised log density."""
+
+    def place(self, eps: Rows) -> Placed:
+        """z at standard normal draws, log q there, and what turns slopes into an ascent step."""
+
+    def moved(self, step: Vector) -> Any:
+        """The member after a step."""
+
+    def numbers(self) -> Vector:
+        """The parameters that are averaged."""
+
+    def like(self, numbers: Vector) -> Any:
+        """The member with these parameters."""
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """Where an ascent ended.
+
+    Attributes:
+        member: the average of the last iterates.
+        elbo: the bound at each step, from the draws of that step.
+        converged: whether it had stopped to rise before the rate began to fall.
+    """
+
+    member: Any
+    elbo: Float[np.ndarray, "steps"]
+    converged: bool
+
+
+@dataclass
+class _Adam:
+    """Adam's step for a rate; a short memory of squares, for slopes shrink as q narrows."""
+
+    first: Any = 0.0
+    second: Any = 0.0
+    count: int = 0
+    decays: tuple[float, float] = field(default=(0.9, 0.98))
+
+    def step(self, gradient: Vector, rate: float) -> Vector:
+        b1, b2 = self.decays
+        self.count += 1
+        self.first = b1 * self.first + (1 - b1) * gradient
+        self.second = b2 * self.second + (1 - b2) * gradient**2
+        mean, square = self.first / (1 - b1**self.count), self.second / (1 - b2**self.count)
+        return rate * mean / (np.sqrt(square) + 1e-12)
+
+
+def ascend(
+    member: Family,
+    target: Target,
+    *,
+    steps: int,
+    samples: int,
+    rate: float,
+    rng: np.random.Generator,
+    tell: Callable[[], object],
+) -> Ascent:
+    """Climb from a member of a family.
+
+    Args:
+        member: where to start.
+        target: log density and gradient, or unbiased estimates, at points (S, k).
+        steps: the most steps to take. The last quarter of them belongs to the falling rate, and
+            begins earlier where the bound has stopped to rise.
+        samples: draws of each step, S.
+        rate: learning rate.
+        rng: of the draws.
+        tell: called after each step.
+
+    Raises:
+        InputError: values or gradients that are not finite where q draws.
+    """
+    adam, history = _Adam(), np.empty(steps)
+    finish, window = max(steps // 4, 1), max(steps // _WINDOWS, _SHORTEST)
+    fall, converged, step = steps - finish, False, 0
+    total, averaged = np.zeros_like(member.numbers()), 0
+    while step < fall + finish:
+        z, log_q, pull = member.place(rng.standard_normal((samples, member.rank)))
+        value, slope = target(z)
+        _check(value, slope, step)
+        history[step] = float((value - log_q).mean())
+        share = min(1.0, (fall + finish - step) / finish)
+        member = member.moved(adam.step(pull(slope), rate * share))
+        step += 1
+        tell()
+        if step >= fall + finish // 2:
+            total, averaged = total + member.numbers(), averaged + 1
+        if step < fall and step % window == 0 and _settled(history[:step].reshape(-1, window)):
+            fall, converged = step, True
+    return Ascent(member.like(total / averaged), history[:step], converged)
+
+
+def _settled(history: Float[np.ndarray, "windows window"]) -> bool:
+    """Whether the bound, twice in turn, rose no more over two windows than noise would have it."""
+    return len(history) >= 5 and _stands(history[:-1]) and _stands(history)
+
+
+def _stands(history: Float[np.ndarray, "windows window"]) -> bool:
+    rise = float(history[-2:].mean() - history[-4:-2].mean())
+    noise = history[-4:].var(1).mean() / history[-2:].size
+    return rise < float(np.sqrt(2 * noise))
+
+
+def _check(value: Float[np.ndarray, "S"], slope: Rows, step: int) -> None:
+    bad = ~(np.isfinite(value) & np.isfinite(slope).all(1))
+    if bad.any():
+        fail("posterior", "finite log densities and gradients where the approximation draws",
+             f"others at {int(bad.sum())} of {len(bad)} points in step {step + 1}",
+             "Lower learning_rate, narrow the prior, or check the data and the trained weights")

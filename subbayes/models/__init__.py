@@ -1,0 +1,1 @@
+"""Fitted models, estimators, models of arrays and data frames, and comparisons of methods."""

@@ -1,0 +1,380 @@
+"""A network fitted to a matrix: a posterior in a subspace, a sparse network, or a baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Shaped
+
+from subbayes.baselines.ensemble import WeightSamples
+from subbayes.likelihoods import (
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    Standardized,
+)
+from subbayes.models import fit as api
+from subbayes.models import saved_ensemble as saved
+from subbayes.models.fit import FittedModel, fit
+from subbayes.models.settings import LIKELIHOODS, Settings
+from subbayes.networks.mlp import MLP
+from subbayes.predictions.predictive import Predictive
+from subbayes.sparse import saved as saved_sparse
+from subbayes.sparse.baselines import usual_prior
+from subbayes.sparse.convert import convert
+from subbayes.sparse.learning_rates import Rates
+from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
+from subbayes.sparse.result import SparseNetwork
+from subbayes.sparse.training import fit as train_sparse
+from subbayes.utils import artifact
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.seeding import derive
+
+__all__ = ["BASELINES", "NETWORKS", "Model", "fit_baseline", "fit_matrix", "fit_sparse", "forget",
+           "held_out", "load_model", "make_likelihood", "make_module", "pieces", "predicted",
+           "save_model"]
+
+_HELD_OUT = 2  # the part of the seed that splits off validation rows
+_AT_ONCE = 2**26  # numbers held at once when predicting in pieces, of which 16 a row and draw
+EPOCHS = "sparse.pt"  # in a checkpoint folder: the sparse training so far
+
+Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
+Model = FittedModel | WeightSamples | SparseNetwork
+
+BASELINES = ("map", "swa", "swag", "ensemble")
+"""What `fit_baseline` fits."""
+
+NETWORKS = 100
+"""Drawn from a sparse posterior for a prediction."""
+
+
+def fit_matrix(
+    x: Float[np.ndarray, "n features"],
+    y: Shaped[np.ndarray, "n"],
+    task: str,
+    settings: Settings | None = None,
+    *,
+    n_classes: int | None = None,
+    checkpoint: str | Path | None = None,
+    progress: bool | None = None,
+) -> FittedModel:
+    """Fit a multilayer perceptron and its posterior to a matrix.
+
+    Args:
+        x: features (n, features), best standardised.
+        y: targets (n,): numbers in their own units, counts, or classes 0..K-1.
+        task: "regression", "count" or "classification".
+        settings: how.
+        n_classes: K, where not all classes occur in y.
+        checkpoint: folder to save in and resume from.
+        progress: show progress bars.
+
+    Returns:
+        A model whose predictions are in the units of y.
+
+    Raises:
+        InputError: settings or data that do not fit together.
+
+    Example:
+        >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+        >>> small = Settings(hidden=(5,), epochs=20, swa_epochs=5, rank=2, draws=20)
+        >>> model = fit_matrix(x, 100 + x[:, 0], "regression", small, progress=False)
+        >>> bool(abs(model.predict(x).mean - 100).max() < 2)
+        True
+    """
+    settings = settings or Settings()
+    rows, validation = (x, y), None
+    if settings.temperature == "validation":
+        rows, validation = held_out(x, y, settings)
+    likelihood = make_likelihood(settings.likelihood, task, rows[1], n_classes)
+    module = make_module(settings, likelihood, *rows)
+    return fit(
+        module, rows, likelihood=likelihood, subspace=settings.subspace, rank=settings.rank,
+        covariance=settings.covariance, prior=settings.prior,
+        scale_prior=settings.scale_prior, inference=settings.inference,
+        temperature=settings.temperature, validation=validation, training=settings.training(task),
+        draws=settings.draws, chains=settings.chains, warmup=settings.warmup,
+        seed=settings.seed, checkpoint=checkpoint, progress=progress)
+
+
+def make_likelihood(
+    name: str | None, task: str, y: Shaped[np.ndarray, "n"], n_classes: int | None = None
+) -> Likelihood:
+    """The likelihood of a task, in the units of y.
+
+    Args:
+        name: one of `LIKELIHOODS[task]`; None takes the first.
+        task: "regression", "count" or "classification".
+        y: targets (n,).
+        n_classes: K, by default as many as y has.
+
+    Raises:
+        InputError: a likelihood for another task, or targets outside its support.
+
+    Example:
+        >>> make_likelihood(None, "classification", np.array([0, 2, 1]))
+        Categorical(n_classes=3)
+    """
+    check_choice("task", task, LIKELIHOODS)
+    name = LIKELIHOODS[task][0] if name is None else name
+    check_choice("likelihood", name, LIKELIHOODS[task])
+    if task == "classification":
+        return Categorical(int(y.max()) + 1 if n_classes is None else n_classes)
+    if task == "count":
+        return Poisson()
+    inner = Gaussian() if name == "gaussian" else HeteroscedasticGaussian()
+    return Standardized.of(inner, torch.from_numpy(np.asarray(y, dtype=np.float64)))
+
+
+def make_module(
+    settings: Settings,
+    likelihood: Likelihood,
+    x: Float[np.ndarray, "n features"],
+    y: Shaped[np.ndarray, "n"],
+) -> MLP:
+    """The network of a likelihood; for counts its output starts at the log of their mean.
+
+    Example:
+        >>> x, y = np.zeros((4, 3)), np.array([2, 4, 6, 8])
+        >>> make_module(Settings(hidden=()), Poisson(), x, y).layers[-1].bias.exp()
+        tensor([5.0000], grad_fn=<ExpBackward0>)
+    """
+    if isinstance(settings.hidden, (str, int, float)):
+        fail("hidden", "widths of hidden layers, such as (50,)", repr(settings.hidden))
+    outputs = likelihood.n_outputs(torch.as_tensor(y))
+    module = MLP(x.shape[1], tuple(settings.hidden), outputs, settings.activation,
+                 settings.dropout, seed=settings.seed)
+    if isinstance(likelihood, Poisson):
+        last = module.layers[-1]
+        assert isinstance(last, torch.nn.Linear)
+        torch.nn.init.constant_(last.bias, float(np.log(max(np.mean(y), 1e-3))))
+    return module
+
+
+def fit_baseline(
+    x: Float[np.ndarray, "n features"],
+    y: Shaped[np.ndarray, "n"],
+    task: str,
+    method: str,
+    settings: Settings | None = None,
+    *,
+    n_classes: int | None = None,
+    progress: bool | None = None,
+) -> WeightSamples:
+    """Fit what a posterior is compared with: weight vectors with an equal vote.
+
+    Args:
+        x: features (n, features), best standardised.
+        y: targets (n,), as for `fit_matrix`.
+        task: "regression", "count" or "classification".
+        method: one of `BASELINES`.
+        settings: how.
+        n_classes: K, where not all classes occur in y.
+        progress: show progress bars.
+
+    Raises:
+        InputError: an unknown method, settings or data that do not fit together.
+
+    Example:
+        >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+        >>> small = Settings(hidden=(5,), epochs=20, members=3)
+        >>> fit_baseline(x, x[:, 0], "regression", "ensemble", small, progress=False).weights.shape
+        torch.Size([3, 22])
+    """
+    from subbayes.models.method_comparison import compare_methods
+
+    check_choice("method", method, BASELINES)
+    settings = settings or Settings()
+    likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
+    found = compare_methods(
+        make_module(settings, likelihood, x, y), likelihood, (x, y), (x, y), (method,),
+        training=settings.training(task), members=settings.members, seed=settings.seed,
+        progress=progress).models[method]
+    assert isinstance(found, WeightSamples)
+    return found
+
+
+def fit_sparse(
+    x: Float[np.ndarray, "n features"],
+    y: Shaped[np.ndarray, "n"],
+    task: str,
+    settings: Settings | None = None,
+    *,
+    n_classes: int | None = None,
+    checkpoint: str | Path | None = None,
+    progress: bool | None = None,
+) -> SparseNetwork:
+    """Fit a sparse Bayesian multilayer perceptron to a matrix.
+
+    Args:
+        x: features (n, features), best standardised.
+        y: targets (n,), as for `fit_matrix`.
+        task: "regression", "count" or "classification".
+        settings: how; all that is learned has the learning rate of the settings, but for the slab,
+            which hardly moves, and inclusion probabilities, which are faster where steps are few.
+            The posterior "horseshoe" has its usual prior, whatever the slab and prior inclusion.
+        n_classes: K, where not all classes occur in y.
+        checkpoint: folder to save in and resume from.
+        progress: show progress bars.
+
+    Raises:
+        InputError: settings or data that do not fit together.
+
+    Example:
+        >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+        >>> small = Settings(hidden=(5,), epochs=3)
+        >>> fit_sparse(x, x[:, 0], "regression", small, progress=False).network.size
+        22
+    """
+    settings = settings or Settings()
+    check_choice("slab", settings.slab, ("student-t", "normal"))
+    check_positive("learning_rate", settings.learning_rate)
+    chosen = settings.prior_inclusion
+    if chosen is not None and not 0 < chosen < 1:
+        fail("prior_inclusion", "a probability strictly between 0 and 1", float(chosen))
+    likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
+    prior = usual_prior("horseshoe") if settings.posterior == "horseshoe" else SpikeSlab(
+        StudentTSlab() if settings.slab == "student-t" else NormalSlab(),
+        BetaBinomial() if settings.prior_inclusion is None else Bernoulli(settings.prior_inclusion))
+    network = convert(make_module(settings, likelihood, x, y), settings.posterior,
+                      structure=settings.structure, prior=prior, seed=settings.seed)
+    batches = 1 if settings.batch_size is None else math.ceil(
+        len(x) / check_count("batch_size", settings.batch_size))
+    steps = check_count("epochs", settings.epochs) * batches
+    return train_sparse(
+        network, likelihood, (x, y), epochs=settings.epochs, early_epochs=settings.early_epochs,
+        rates=Rates.alike(settings.learning_rate, steps), batch_size=settings.batch_size,
+        seed=settings.seed, progress=progress,
+        checkpoint=None if checkpoint is None else Path(checkpoint) / EPOCHS)
+
+
+def pieces(
+    model: Model, x: Float[np.ndarray, "n features"],
+    n_draws: int | None = None, **mode: Any,
+) -> Iterator[Predictive]:
+    """Predictions of a few rows at a time, so that any number of rows fits into memory.
+
+    The arguments are those of `predicted`.
+
+    Example:
+        >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+        >>> small = Settings(hidden=(5,), epochs=5, swa_epochs=5, rank=2, draws=20)
+        >>> model = fit_matrix(x, x[:, 0] ** 2, "regression", small, progress=False)
+        >>> [len(piece) for piece in pieces(model, x)]
+        [40]
+    """
+    step = max(1, _AT_ONCE // (_n_draws(model, n_draws) * 2**4))
+    for start in range(0, len(x), step):
+        yield predicted(model, x[start : start + step], n_draws, **mode)
+
+
+def _n_draws(model: Model, n_draws: int | None) -> int:
+    if isinstance(model, WeightSamples):
+        return len(model.weights)
+    if isinstance(model, SparseNetwork):
+        return NETWORKS if n_draws is None else check_count("n_draws", n_draws)
+    draws = 1 if model.draws is None else model.draws.n_chains * model.draws.n_draws
+    return draws if n_draws is None else min(check_count("n_draws", n_draws), draws)
+
+
+def predicted(
+    model: Model, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
+) -> Predictive:
+    """The predictive distribution of each row.
+
+    Args:
+        model: what predicts.
+        x: features (n, features), as in fitting.
+        n_draws: use this many draws; by default all, of a sparse network 100.
+        mode: `structure` and `weights` of a sparse network, see `SparseNetwork.predict`.
+
+    Raises:
+        InputError: a mode for a model that is no sparse network.
+    """
+    if mode and not isinstance(model, SparseNetwork):
+        fail(next(iter(mode)), "no such option for a model that is no sparse network",
+             next(iter(mode.values())), "Leave it out, or fit with method 'sparse'")
+    if isinstance(model, WeightSamples):
+        return model.predict(x)
+    if isinstance(model, SparseNetwork):
+        return model.predict(x, draws=_n_draws(model, n_draws), **mode)
+    return model.predict(x, n_draws=n_draws)
+
+
+def held_out(
+    x: Float[np.ndarray, "n features"], y: Shaped[np.ndarray, "n"], settings: Settings
+) -> tuple[Rows, Rows]:
+    """The rows to learn from, and the fraction held out to choose a temperature on.
+
+    Example:
+        >>> x, y = np.zeros((10, 2)), np.arange(10.0)
+        >>> [len(part[1]) for part in held_out(x, y, Settings(validation_fraction=0.3))]
+        [7, 3]
+    """
+    n = round(len(y) * settings.validation_fraction)
+    if not 0 < n < len(y) - 1:
+        fail("validation_fraction", f"a fraction that leaves rows on both sides of {len(y)}",
+             settings.validation_fraction)
+    order = np.random.default_rng(derive(settings.seed, _HELD_OUT)).permutation(len(y))
+    held, kept = np.sort(order[:n]), np.sort(order[n:])
+    return (x[kept], y[kept]), (x[held], y[held])
+
+
+def forget(checkpoint: str | Path) -> None:
+    """Remove what fitting saved in its checkpoint folder, and the folder if that empties it.
+
+    Args:
+        checkpoint: the folder; it need not exist.
+
+    Example:
+        >>> forget("no/such/folder")
+    """
+    (Path(checkpoint) / EPOCHS).unlink(missing_ok=True)
+    api.forget(checkpoint)
+
+
+# --- saving ---------------------------------------------------------------------------------------
+
+
+def save_model(
+    model: Model, path: str | Path, extra: dict[str, Any], *, overwrite: bool = False
+) -> Path:
+    """Save a model with JSON-able facts as a folder of safetensors and JSON.
+
+    Args:
+        model: any of `Model`.
+        path: the folder.
+        extra: the facts.
+        overwrite: replace a model that is already there.
+
+    Raises:
+        InputError: the path is taken (pass `overwrite=True`), or cannot be written.
+    """
+    if isinstance(model, WeightSamples):
+        return saved.save(model, path, extra, overwrite=overwrite)
+    if isinstance(model, SparseNetwork):
+        return saved_sparse.save(model, path, extra, overwrite=overwrite)
+    return dataclasses.replace(model, extra=model.extra | extra).save(path, overwrite=overwrite)
+
+
+def load_model(path: str | Path) -> tuple[Model, dict[str, Any]]:
+    """Load what `save_model` wrote: the model, and the facts.
+
+    Raises:
+        InputError: no such artifact, or a damaged one.
+    """
+    kind = artifact.kind_of(path)
+    if kind == saved.KIND:
+        return saved.load(path)
+    if kind == saved_sparse.KIND:
+        return saved_sparse.load(path)
+    model = api.load(path)
+    return model, model.extra

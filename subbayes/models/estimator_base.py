@@ -1,0 +1,313 @@
+"""What scikit-learn estimators of networks share: checks, standardisation, predictions, saving."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    check_is_fitted,
+    check_random_state,
+    column_or_1d,
+    validate_data,
+)
+
+from subbayes.models.array_model import Model, load_model, pieces, predicted, save_model
+from subbayes.models.fitted import FittedModel
+from subbayes.models.settings import Settings
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import check_finite, check_same_length, fail
+
+__all__ = ["Classifier", "Estimator", "Regressor"]
+
+_COUNTS = "poisson"
+_Estimator = TypeVar("_Estimator", bound="Estimator")
+_Regressor = TypeVar("_Regressor", bound="Regressor")
+_Classifier = TypeVar("_Classifier", bound="Classifier")
+
+
+class Estimator(BaseEstimator):
+    """What regressor and classifier share: checks, standardisation, saving."""
+
+    model_: Any
+    mean_: Float[np.ndarray, "d"]
+    scale_: Float[np.ndarray, "d"]
+
+    @property
+    def _networks(self) -> int | None:
+        """Draws that predictions average; None is all."""
+        return None
+
+    # --- fitting ----------------------------------------------------------------------------
+
+    def _fit(
+        self, X: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n"], task: str,
+        n_classes: int | None = None,
+    ) -> None:
+        """Learn the scales of the columns, then the model."""
+        self.mean_, self.scale_ = self._moments(X)
+        self.seed_ = self._seed()
+        self.model_ = self._train(self._matrix(X), y, task, n_classes)
+
+    @abstractmethod
+    def _train(
+        self, x: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n"], task: str,
+        n_classes: int | None,
+    ) -> Model:
+        """The model of a standardised matrix."""
+
+    def _moments(
+        self, X: Float[np.ndarray, "n d"]
+    ) -> tuple[Float[np.ndarray, "d"], Float[np.ndarray, "d"]]:
+        if not self.standardize:
+            return np.zeros(X.shape[1]), np.ones(X.shape[1])
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, scale = X.mean(0), X.std(0)
+        if not np.isfinite(scale).all():
+            fail("X", "columns whose variance float64 can hold",
+                 f"overflow in column {int((~np.isfinite(scale)).argmax())}",
+                 "Divide it by a constant first")
+        # a column that is constant but for rounding carries nothing: it stays near 0
+        constant = scale <= 10 * np.finfo(np.float64).eps * np.abs(mean)
+        return mean, np.where(constant, 1.0, scale)
+
+    def _matrix(self, X: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        """What the network takes: standardised, in float32."""
+        with np.errstate(over="ignore"):
+            matrix = ((X - self.mean_) / self.scale_).astype(np.float32)
+        check_finite("X", matrix)
+        return matrix
+
+    def _seed(self) -> int:
+        """The integer itself, or one drawn from the random state."""
+        if isinstance(self.random_state, (int, np.integer)):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+    def _settings(self) -> Settings:
+        names = {field.name for field in dataclasses.fields(Settings)}
+        chosen = {k: v for k, v in self.get_params(deep=False).items() if k in names}
+        return Settings(**chosen, seed=self.seed_)
+
+    def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
+        """A finite float64 matrix with the columns of fitting."""
+        try:
+            X = validate_data(self, X, dtype=np.float64, ensure_all_finite=False, reset=fitting,
+                              ensure_min_samples=2 if fitting else 1)
+        except ValueError as error:
+            if "could not convert string" not in str(error):
+                raise
+            fail("X", "numbers", str(error).removeprefix("could not convert string to float: "),
+                 "Put a subbayes.data.encoder.TabularEncoder before it in a pipeline")
+        check_finite("X", X)
+        return X
+
+    def _check_y(self, y: Any, n: int) -> Shaped[np.ndarray, "n"]:
+        """One column without missing values."""
+        if y is None:
+            raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but "
+                             "the target y is None.")
+        y = column_or_1d(y, warn=True)
+        check_same_length(["X", "y"], [n, len(y)])
+        if y.dtype.kind == "f":
+            check_finite("y", y)
+        return y
+
+    # --- predicting -------------------------------------------------------------------------
+
+    def _inputs(self, X: Any) -> Float[np.ndarray, "n d"]:
+        check_is_fitted(self)
+        return self._matrix(self._check_X(X, fitting=False))
+
+    def predict_dist(self, X: Any) -> Predictive:
+        """The predictive distribution of each row, in the units of y.
+
+        Args:
+            X: features (n, n_features_in_).
+
+        Returns:
+            A `Predictive`, with `mean`, `std`, `epistemic`, `aleatoric`, `interval`, `quantile`,
+            `log_prob`, `probabilities`, `decide`. It holds the outputs of all draws: for very
+            many rows call it on some at a time.
+        """
+        inputs = self._inputs(X)
+        return predicted(self.model_, inputs, self._networks)
+
+    def _pieces(self, X: Any) -> Iterator[Predictive]:
+        inputs = self._inputs(X)
+        return pieces(self.model_, inputs, self._networks)
+
+    # --- saving -----------------------------------------------------------------------------
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Save as a folder of safetensors and JSON, no pickle; see `load`.
+
+        Args:
+            path: the folder.
+            overwrite: replace a model that is already there.
+
+        Raises:
+            InputError: the path is taken (pass `overwrite=True`), or cannot be written.
+        """
+        check_is_fitted(self)
+        return save_model(self.model_, path, {"estimator": self._state()}, overwrite=overwrite)
+
+    def _state(self) -> dict[str, Any]:
+        """Parameters and what was learned beside the model, in terms JSON has."""
+        params = self.get_params(deep=False)
+        if not isinstance(self.random_state, (int, np.integer, type(None))):
+            params["random_state"] = self.seed_
+        names = getattr(self, "feature_names_in_", None)
+        return {"class": type(self).__name__, "params": params, "seed": self.seed_,
+                "mean": self.mean_.tolist(), "scale": self.scale_.tolist(),
+                "feature_names": None if names is None else names.tolist()}
+
+    @classmethod
+    def load(cls: type[_Estimator], path: str | Path) -> _Estimator:
+        """Load what `save` wrote.
+
+        Raises:
+            InputError: no such artifact, a damaged one, or one of something else.
+        """
+        model, extra = load_model(path)
+        state = extra.get("estimator", {})
+        if state.get("class") != cls.__name__:
+            fail("path", f"a saved {cls.__name__}",
+                 f"{state.get('class') or 'another kind of model'} at '{path}'",
+                 f"Use {state['class']}.load" if state else
+                 "Use subbayes.load, or the command that saved it")
+        estimator = cls(**state["params"] | {"hidden": tuple(state["params"]["hidden"])})
+        estimator.model_ = (dataclasses.replace(model, extra={})
+                            if isinstance(model, FittedModel) else model)
+        estimator._restore(state)
+        return estimator
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.seed_, self.n_features_in_ = state["seed"], len(state["mean"])
+        self.mean_ = np.array(state["mean"], dtype=np.float64)
+        self.scale_ = np.array(state["scale"], dtype=np.float64)
+        if state["feature_names"] is not None:
+            self.feature_names_in_ = np.array(state["feature_names"], dtype=object)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Traced graphs stay behind; `model_.posterior` is None in a copy."""
+        state = dict(super().__getstate__())
+        if isinstance(state.get("model_"), FittedModel):
+            state["model_"] = dataclasses.replace(state["model_"], posterior=None)
+        return state
+
+
+class Regressor(RegressorMixin, Estimator):
+    """Numbers or counts: `fit`, `predict`, `predict_interval`."""
+
+    def fit(self: _Regressor, X: Any, y: Any) -> _Regressor:
+        """Learn the scales of the columns, then the network and its posterior.
+
+        Args:
+            X: features (n, d), numbers; n at least 2.
+            y: targets (n,): numbers that vary, or counts for `likelihood="poisson"`.
+
+        Raises:
+            InputError: see the class.
+        """
+        X = self._check_X(X, fitting=True)
+        y = self._check_y(y, len(X))
+        try:
+            y = y.astype(np.float64)
+        except (TypeError, ValueError):
+            other = type(self).__name__.replace("Regressor", "Classifier")
+            fail("y", "numbers", f"values of type {y.dtype}",
+                 f"Convert them, or use {other} for labels")
+        check_finite("y", y)
+        counts = self.likelihood == _COUNTS
+        self._fit(X, y, "count" if counts else "regression")
+        return self
+
+    def predict(
+        self, X: Any, return_std: bool = False
+    ) -> Float[np.ndarray, "n"] | tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+        """Mean of the predictive distribution, and its standard deviation if asked for.
+
+        Args:
+            X: features (n, n_features_in_).
+            return_std: return (mean, std), both (n,), in the units of y; the deviation is of a
+                new observation: what the draws disagree about, and the noise.
+        """
+        each = [(p.mean, p.std) if return_std else (p.mean,)
+                for p in self._pieces(X)]
+        columns = [np.concatenate(parts) for parts in zip(*each, strict=True)]
+        return (columns[0], columns[1]) if return_std else columns[0]
+
+    def predict_interval(
+        self, X: Any, level: float = 0.95
+    ) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+        """Central interval that holds a new observation with probability `level`.
+
+        Args:
+            X: features (n, n_features_in_).
+            level: a probability strictly between 0 and 1.
+
+        Returns:
+            Lower and upper ends, both (n,), in the units of y.
+        """
+        each = [p.interval(level) for p in self._pieces(X)]
+        lower, upper = (np.concatenate(parts) for parts in zip(*each, strict=True))
+        return lower, upper
+
+
+class Classifier(ClassifierMixin, Estimator):
+    """Classes: `fit`, `predict_proba`, `predict`."""
+
+    classes_: np.ndarray
+
+    def fit(self: _Classifier, X: Any, y: Any) -> _Classifier:
+        """Learn the scales of the columns, then the network and its posterior.
+
+        Args:
+            X: features (n, d), numbers; n at least 2.
+            y: labels (n,) of at least two classes: text, whole numbers or booleans.
+
+        Raises:
+            InputError: see the class.
+        """
+        X = self._check_X(X, fitting=True)
+        y = self._check_y(y, len(X))
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            fail("y", "at least 2 classes", f"1 class, {self.classes_.tolist()[0]!r}",
+                 "Fit with rows of every class")
+        self._fit(X, codes.astype(np.int64), "classification", len(self.classes_))
+        return self
+
+    def predict_proba(self, X: Any) -> Float[np.ndarray, "n K"]:
+        """Class probabilities (n, K), averaged over the draws, in the order of `classes_`.
+
+        Args:
+            X: features (n, n_features_in_).
+        """
+        return np.concatenate([p.probabilities for p in self._pieces(X)])
+
+    def predict(self, X: Any) -> Shaped[np.ndarray, "n"]:
+        """Most probable class of each row, (n,).
+
+        Args:
+            X: features (n, n_features_in_).
+        """
+        codes = self.predict_proba(X).argmax(1)
+        return self.classes_[codes]
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"classes": self.classes_.tolist(),
+                                   "dtype": self.classes_.dtype.str}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        super()._restore(state)
+        self.classes_ = np.array(state["classes"], dtype=np.dtype(state["dtype"]))

@@ -1,0 +1,266 @@
+"""scikit-learn estimators of sparse Bayesian networks: which columns matter, and how surely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Shaped
+from sklearn.utils.validation import check_is_fitted
+
+from subbayes.models.array_model import fit_sparse
+from subbayes.models.estimator_base import Classifier, Estimator, Regressor
+from subbayes.models.settings import Settings
+from subbayes.sparse.export.small_network import Exported
+from subbayes.sparse.export.table_units import small_in_units
+from subbayes.sparse.result import SparseNetwork
+from subbayes.utils.checks import check_count
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["SparseClassifier", "SparseRegressor"]
+
+_DEFAULT = Settings()
+
+
+class _Sparse(Estimator):
+    """Fits a sparse network."""
+
+    model_: SparseNetwork
+
+    def _train(
+        self, x: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n"], task: str,
+        n_classes: int | None,
+    ) -> SparseNetwork:
+        check_count("draws", self.draws)
+        return fit_sparse(x, y, task, self._settings(), n_classes=n_classes,
+                          progress=bool(self.verbose))
+
+    @property
+    def _networks(self) -> int:
+        return int(self.draws)
+
+    @property
+    def feature_inclusion_(self) -> pd.Series:
+        """By column, the probability that the network uses it, shape (d,).
+
+        See `SparseNetwork.feature_inclusion`.
+
+        Raises:
+            InputError: with `structure="units"`, whose columns have no indicators.
+        """
+        import pandas as pd
+
+        check_is_fitted(self)
+        return pd.Series(self.model_.feature_inclusion(), index=self._columns,
+                         name="inclusion probability")
+
+    @property
+    def density_(self) -> float:
+        """Share of the weights with an inclusion probability above one half."""
+        check_is_fitted(self)
+        return self.model_.density()
+
+    def export(self, X: Any = None, layout: str = "auto") -> Exported:
+        """The median model with the means of its weights, as a small plain module.
+
+        Scales are folded into its layers: it takes columns in the units of X, as a float32 tensor
+        (n, d). Of a regression its first output is the mean in the units of y, of counts the
+        logarithm of the mean, of classes the logits.
+
+        Args:
+            X: rows to choose layouts with, as many as will be predicted at once; without them all
+                layers are dense.
+            layout: "dense", "csr" (compressed sparse rows), or "auto", whichever is faster.
+
+        Returns:
+            The module, the names of its inputs and outputs, and what was removed.
+        """
+        check_is_fitted(self)
+        rows = None if X is None else torch.from_numpy(
+            self._check_X(X, fitting=False).astype(np.float32))
+        return small_in_units(self.model_, self.mean_, self.scale_, rows, layout,
+                              inputs=self._columns, classes=getattr(self, "classes_", ()))
+
+    @property
+    def _columns(self) -> list[str]:
+        names = getattr(self, "feature_names_in_", None)
+        return [f"x{k}" for k in range(self.n_features_in_)] if names is None else list(names)
+
+
+class SparseRegressor(_Sparse, Regressor):
+    r"""A sparse Bayesian network for numbers or counts: every weight is in or out.
+
+    $$ w = \gamma \odot \beta, \qquad p(y \mid x) \approx \frac{1}{S} \sum_s p(y \mid f(x;\, w_s)),
+       \quad w_s \sim q $$
+
+    Args:
+        hidden: widths of the hidden layers; empty for a linear model.
+        activation: "relu", "tanh", "silu" or "gelu".
+        likelihood: "gaussian" (one noise scale), "heteroscedastic" (noise that depends on x, plus a
+            global variance), or "poisson" for counts.
+        structure: "weights" are in or out one by one, or whole "units".
+        posterior: of which are in: "mean-field", "mvn" or "low-rank"; or a baseline: "all" (all
+            are in), or "dropout" (concrete dropout) or "horseshoe" of the inputs of each layer,
+            both with the structure "weights". See `sparse.baselines`.
+        slab: prior of the weights that are in: "student-t" or "normal"; always normal for the
+            horseshoe.
+        prior_inclusion: prior probability of a weight or unit being in; None learns it for each
+            layer in the early epochs. "all" and "horseshoe" have none.
+        epochs: passes over the data, the early ones included.
+        early_epochs: of these, in which the priors are learned too; by default four in five.
+        learning_rate: of Adam; inclusion probabilities have a larger one where steps are few.
+        batch_size: rows per step; None takes all rows in each.
+        draws: networks drawn from the posterior that predictions average.
+        standardize: centre the columns of X and divide them by their standard deviation. (The
+            target is always standardised inside; predictions are in its own units.)
+        random_state: an integer gives the same model each time.
+        verbose: show a progress bar.
+
+    Attributes:
+        model_: the `SparseNetwork`: its history, inclusion by layer, predictions in every mode.
+        feature_inclusion_: by column, the probability that the network uses it: that a path of
+            weights that are in leads from it to the output.
+        density_: share of the weights with an inclusion probability above one half.
+        n_features_in_: number of columns of X.
+        feature_names_in_: their names, if X was a DataFrame with names.
+        mean_: subtracted from the columns, shape (d,).
+        scale_: the columns are divided by, shape (d,).
+        seed_: the seed in use.
+
+    Raises:
+        InputError: in `fit` and `predict`, data or parameters that cannot be used, in one line.
+
+    Source:
+        Hubin and Storvik (2024), Sparse Bayesian neural networks.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(200, 3))
+        >>> model = SparseRegressor(hidden=(), epochs=40, random_state=0).fit(X, 5 * X[:, 1])
+        >>> (model.feature_inclusion_ > 0.5).to_dict()
+        {'x0': False, 'x1': True, 'x2': False}
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden: Sequence[int] = _DEFAULT.hidden,
+        activation: str = _DEFAULT.activation,
+        likelihood: str = "gaussian",
+        structure: str = _DEFAULT.structure,
+        posterior: str = _DEFAULT.posterior,
+        slab: str = _DEFAULT.slab,
+        prior_inclusion: float | None = _DEFAULT.prior_inclusion,
+        epochs: int = 200,
+        early_epochs: int | None = _DEFAULT.early_epochs,
+        learning_rate: float = _DEFAULT.learning_rate,
+        batch_size: int | None = _DEFAULT.batch_size,
+        draws: int = 100,
+        standardize: bool = True,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.hidden = hidden
+        self.activation = activation
+        self.likelihood = likelihood
+        self.structure = structure
+        self.posterior = posterior
+        self.slab = slab
+        self.prior_inclusion = prior_inclusion
+        self.epochs = epochs
+        self.early_epochs = early_epochs
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.draws = draws
+        self.standardize = standardize
+        self.random_state = random_state
+        self.verbose = verbose
+
+
+class SparseClassifier(_Sparse, Classifier):
+    r"""A sparse Bayesian network for classes: every weight is in or out.
+
+    Probabilities are averages over networks drawn from the posterior; see `SparseRegressor`.
+
+    Args:
+        hidden: widths of the hidden layers; empty for a linear model.
+        activation: "relu", "tanh", "silu" or "gelu".
+        structure: "weights" are in or out one by one, or whole "units".
+        posterior: of which are in: "mean-field", "mvn" or "low-rank"; or a baseline: "all" (all
+            are in), or "dropout" (concrete dropout) or "horseshoe" of the inputs of each layer,
+            both with the structure "weights". See `sparse.baselines`.
+        slab: prior of the weights that are in: "student-t" or "normal"; always normal for the
+            horseshoe.
+        prior_inclusion: prior probability of a weight or unit being in; None learns it for each
+            layer in the early epochs. "all" and "horseshoe" have none.
+        epochs: passes over the data, the early ones included.
+        early_epochs: of these, in which the priors are learned too; by default four in five.
+        learning_rate: of Adam; inclusion probabilities have a larger one where steps are few.
+        batch_size: rows per step; None takes all rows in each.
+        draws: networks drawn from the posterior that predictions average.
+        standardize: centre the columns of X and divide them by their standard deviation.
+        random_state: an integer gives the same model each time.
+        verbose: show a progress bar.
+
+    Attributes:
+        classes_: the labels, sorted, shape (K,).
+        model_: the `SparseNetwork`: its history, inclusion by layer, predictions in every mode.
+        feature_inclusion_: by column, the probability that the network uses it: that a path of
+            weights that are in leads from it to the output.
+        density_: share of the weights with an inclusion probability above one half.
+        n_features_in_: number of columns of X.
+        feature_names_in_: their names, if X was a DataFrame with names.
+        mean_: subtracted from the columns, shape (d,).
+        scale_: the columns are divided by, shape (d,).
+        seed_: the seed in use.
+
+    Raises:
+        InputError: in `fit` and `predict`, data or parameters that cannot be used, in one line.
+
+    Source:
+        Hubin and Storvik (2024), Sparse Bayesian neural networks.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = SparseClassifier(hidden=(), epochs=150, random_state=0).fit(X[::2], y[::2])
+        >>> model.predict_proba(X[1::2]).shape, model.score(X[1::2], y[1::2]) > 0.9
+        ((75, 3), True)
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden: Sequence[int] = _DEFAULT.hidden,
+        activation: str = _DEFAULT.activation,
+        structure: str = _DEFAULT.structure,
+        posterior: str = _DEFAULT.posterior,
+        slab: str = _DEFAULT.slab,
+        prior_inclusion: float | None = _DEFAULT.prior_inclusion,
+        epochs: int = 200,
+        early_epochs: int | None = _DEFAULT.early_epochs,
+        learning_rate: float = _DEFAULT.learning_rate,
+        batch_size: int | None = _DEFAULT.batch_size,
+        draws: int = 100,
+        standardize: bool = True,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.hidden = hidden
+        self.activation = activation
+        self.structure = structure
+        self.posterior = posterior
+        self.slab = slab
+        self.prior_inclusion = prior_inclusion
+        self.epochs = epochs
+        self.early_epochs = early_epochs
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.draws = draws
+        self.standardize = standardize
+        self.random_state = random_state
+        self.verbose = verbose

@@ -1,0 +1,196 @@
+"""The phases of training that `fit` goes through before there is a subspace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from subbayes.data.data import Data, to_device
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.network import Network, Selection
+from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.curve import CurveResult, restarted, train_curve
+from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
+from subbayes.utils.checks import check_count
+from subbayes.utils.seeding import derive
+
+__all__ = ["Trained", "Training", "learned", "train_second_end", "train_trajectory"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How `fit` trains: to the maximum a posteriori, then along it at a constant rate.
+
+    The second phase gives the SWA mean, the centre of the subspace, and the trajectory whose
+    principal directions span it.
+
+    Attributes:
+        epochs: passes over the data in the first phase; 0 for a module that is trained already,
+            with `swa_epochs=0` too to leave its weights where they are.
+        learning_rate: of the first phase.
+        optimizer: "adam" or "sgd", of the first phase.
+        batch_size: rows per step, in both phases.
+        prior_scale: s of the prior N(0, s^2 I) of the weights, in both phases; or
+        weight_decay: the same as a weight decay, 1 / (s^2 N).
+        clip_norm: largest norm of the gradient of the mean log-likelihood, in both phases; keeps
+            a constant rate from diverging where noise is learned. None for no limit.
+        validation: fraction of the rows to watch in the first phase.
+        patience: stop after so many epochs without improvement; needs `validation`.
+        swa_epochs: passes of the second phase, one snapshot after each; 0 leaves the weights
+            where they are, for subspaces that need no trajectory (all but "pca").
+        swa_learning_rate: its constant rate; larger explores further.
+        max_snapshots: how many of the last snapshots span the trajectory.
+        sketch: keep a sketch of this rank of any number of snapshots instead.
+        curve_epochs: passes for the curve, where the subspace is one, with the optimiser and the
+            rate of the first phase; None takes as many as the first phase.
+    """
+
+    epochs: int = 300
+    learning_rate: float = 5e-3
+    optimizer: Literal["adam", "sgd"] = "adam"
+    batch_size: int | None = 64
+    prior_scale: float | None = None
+    weight_decay: float | None = None
+    clip_norm: float | None = 1.0
+    validation: float | None = None
+    patience: int | None = None
+    swa_epochs: int = 60
+    swa_learning_rate: float = 1e-2
+    max_snapshots: int = 50
+    sketch: int | None = None
+    curve_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "swa_epochs", "curve_epochs"):
+            if (passes := getattr(self, name)) is not None:
+                check_count(name, passes, 0)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The first two phases' results, from which every method of a comparison can start.
+
+    Attributes:
+        network: at the SWA mean.
+        likelihood: with its parameters learned.
+        result: of the first phase, or None if the module came trained.
+        swa: of the second phase.
+        seconds: what each of the two phases took.
+    """
+
+    network: Network
+    likelihood: Likelihood
+    result: TrainingResult | None
+    swa: SwaResult
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def history(self) -> dict[str, Any]:
+        """Numbers per epoch of both phases."""
+        first = self.result.history if self.result else {}
+        return {"train": first, "swa": self.swa.history}
+
+
+def train_trajectory(
+    model: nn.Module,
+    likelihood: Likelihood,
+    data: Any,
+    training: Training,
+    *,
+    parameters: Selection = "all",
+    output: Callable[[Any], Tensor] | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Trained:
+    """Train a copy of a module and go on along the SGD trajectory.
+
+    Args:
+        model: the module, never changed.
+        likelihood: p(y | f).
+        data: training data.
+        training: how.
+        parameters: which parameters are weights.
+        output: picks the tensor out of what the module returns.
+        seed: of shuffling and dropout.
+        progress: show progress bars.
+    """
+    shared: dict[str, Any] = {
+        "batch_size": training.batch_size, "prior_scale": training.prior_scale,
+        "weight_decay": training.weight_decay, "clip_norm": training.clip_norm,
+        "parameters": parameters, "output": output,
+        "seed": seed, "progress": progress}
+    started, result = time.perf_counter(), None
+    if training.epochs:
+        result = train(
+            model, likelihood, data, epochs=training.epochs,
+            learning_rate=training.learning_rate, optimizer=training.optimizer,
+            validation=training.validation, patience=training.patience, **shared)
+    between, begin = time.perf_counter(), model if result is None else result
+    along = swa(
+        begin, likelihood, data, epochs=training.swa_epochs,
+        learning_rate=training.swa_learning_rate, max_snapshots=training.max_snapshots,
+        rank=training.sketch, **shared) if training.swa_epochs else _resting(
+        begin, likelihood, data, parameters, output)
+    return Trained(along.network, along.likelihood, result, along,
+                   (between - started, time.perf_counter() - between))
+
+
+def _resting(
+    begin: nn.Module | TrainingResult, likelihood: Likelihood, data: Any, parameters: Selection,
+    output: Callable[[Any], Tensor] | None,
+) -> SwaResult:
+    """What averaging would return that leaves the weights where they are."""
+    if isinstance(begin, TrainingResult):
+        return SwaResult(begin.network, begin.likelihood, TrajectoryRecorder(), {})
+    network = Network(begin, parameters, output)
+    return SwaResult(network, learned(network, likelihood, Data.of(data)), TrajectoryRecorder(), {})
+
+
+def learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
+    """Learn what the likelihood has to learn at the network's weights.
+
+    Args:
+        network: the network.
+        likelihood: p(y | f).
+        data: rows to learn from.
+    """
+    if likelihood.learned:
+        return likelihood
+    with torch.no_grad():
+        outputs = torch.cat([network(network.weights, to_device(x, network.device))
+                             for x, _ in data.batches(4096)])
+    return likelihood.estimated(outputs.cpu(), data.targets())
+
+
+def train_second_end(
+    trained: Trained, data: Any, training: Training, rank: int | None = None, seed: int = 0, *,
+    factory: Callable[[], nn.Module] | None = None, progress: bool | None = None,
+) -> CurveResult:
+    """Train another solution as the first was, and a Bézier curve of low loss between the two.
+
+    Args:
+        trained: what `train_trajectory` returned: one end, and the likelihood.
+        data: training data.
+        training: how.
+        rank: degree of the curve, and rank of its subspace; None takes 2.
+        seed: of the training.
+        factory: makes a module with fresh weights, as for `connect`.
+        progress: show progress bars.
+    """
+    network, own = trained.network, derive(seed, 4)
+    other = train_trajectory(
+        restarted(network, own, factory), trained.likelihood, data, training,
+        parameters=list(network.names), output=network.output, seed=own, progress=progress)
+    return train_curve(
+        network, trained.likelihood, data, ends=(trained.swa, other.swa),
+        degree=2 if rank is None else rank,
+        epochs=training.epochs if training.curve_epochs is None else training.curve_epochs,
+        learning_rate=training.learning_rate, optimizer=training.optimizer,
+        batch_size=training.batch_size, prior_scale=training.prior_scale,
+        weight_decay=training.weight_decay, clip_norm=training.clip_norm, seed=own,
+        progress=progress)

@@ -1,0 +1,65 @@
+"""A multilayer perceptron that can be rebuilt from its settings, for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subbayes.utils.checks import check_choice, check_count, fail
+
+__all__ = ["MLP"]
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU,
+                                            "gelu": nn.GELU}
+
+
+class MLP(nn.Module):
+    """A multilayer perceptron.
+
+    Args:
+        n_inputs: number of features.
+        hidden: widths of the hidden layers; empty for a linear model.
+        n_outputs: number of outputs.
+        activation: "relu", "tanh", "silu" or "gelu".
+        dropout: dropout probability after each hidden layer.
+        seed: initialise from this seed, leaving torch's global generator as it was.
+
+    Example:
+        >>> MLP(3, (8,), 1, seed=0)(torch.zeros(5, 3)).shape
+        torch.Size([5, 1])
+    """
+
+    def __init__(
+        self,
+        n_inputs: int,
+        hidden: Sequence[int],
+        n_outputs: int,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("activation", activation, _ACTIVATIONS)
+        if not 0 <= dropout < 1:
+            fail("dropout", "a probability in [0, 1)", dropout)
+        widths = [check_count("n_inputs", n_inputs), *(check_count("hidden", h) for h in hidden)]
+        self.settings: dict[str, Any] = {
+            "n_inputs": n_inputs, "hidden": widths[1:], "n_outputs": n_outputs,
+            "activation": activation, "dropout": dropout}
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)
+            layers: list[nn.Module] = []
+            for before, after in zip(widths, widths[1:], strict=False):
+                layers += [nn.Linear(before, after), _ACTIVATIONS[activation]()]
+                if dropout:
+                    layers.append(nn.Dropout(dropout))
+            layers.append(nn.Linear(widths[-1], check_count("n_outputs", n_outputs)))
+            self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (N, n_outputs) of inputs (N, n_inputs)."""
+        return self.layers(x)

@@ -1,0 +1,1 @@
+"""Functions of weights and batches: vectorised over chains, traced once and replayed."""

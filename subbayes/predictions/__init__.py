@@ -1,0 +1,1 @@
+"""Predictive distributions: mixtures over draws, and Gaussians in closed form."""

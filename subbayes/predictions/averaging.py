@@ -1,0 +1,178 @@
+r"""From weight vectors and new inputs to a predictive distribution.
+
+$$ p(y^* \mid x^*) \approx \frac{1}{S} \sum_s p(y^* \mid f(x^*; w_s)) $$
+
+(Izmailov et al. 2019, eq. 3.) Weight vectors come in chunks and inputs in batches, so that
+memory stays bounded whatever their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from subbayes.data.data import (
+    Data,
+    check_rows,
+    in_order,
+    n_rows,
+    named_leaves,
+    quietly,
+    take,
+    to_device,
+    to_inputs,
+    to_tensor,
+    without_labels,
+)
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.network import Network
+from subbayes.networks.tracing.batched import bytes_per_row
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import fail
+from subbayes.utils.progress import bar
+from subbayes.utils.types import Inputs
+
+__all__ = ["average", "count_rows", "outputs"]
+
+WeightsAt = Callable[[slice], Tensor]
+_CHUNK = 64
+
+
+def average(
+    network: Network,
+    likelihood: Likelihood,
+    weights: Tensor | WeightsAt,
+    inputs: Any,
+    *,
+    count: int | None = None,
+    noise: Any = None,
+    refresh_batchnorm: Data | None = None,
+    memory_limit: int = 2**30,
+    progress: bool | None = False,
+) -> Predictive:
+    """Average the predictions of many weight vectors.
+
+    Args:
+        network: the network.
+        likelihood: p(y | f).
+        weights: weight vectors (S, D), or a function from a slice of 0..S-1 to them.
+        inputs: new inputs in the form the module takes, or a loader of them or of pairs.
+        count: S, where `weights` is a function.
+        noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
+        refresh_batchnorm: data to re-estimate BatchNorm statistics on for each weight vector;
+            costs one pass over them per vector.
+        memory_limit: bytes of activations held at once.
+        progress: show a progress bar; None shows it on a terminal.
+
+    Raises:
+        InputError: inputs the module does not take or that hold NaN, or noise that does not fit.
+    """
+    at = weights.__getitem__ if isinstance(weights, Tensor) else weights
+    total = len(weights) if isinstance(weights, Tensor) else count
+    assert total is not None
+    parts = [outputs(network, at, total, to_device(batch, network.device),
+                     refresh_batchnorm=refresh_batchnorm, memory_limit=memory_limit,
+                     progress=progress) for batch in input_batches(inputs)]
+    values = torch.cat(parts, 1)
+    return Predictive(values, with_noise(likelihood, noise, values.shape[1]))
+
+
+def outputs(
+    network: Network,
+    weights_at: WeightsAt,
+    count: int,
+    inputs: Inputs,
+    *,
+    refresh_batchnorm: Data | None = None,
+    memory_limit: int = 2**30,
+    progress: bool | None = False,
+) -> Float[Tensor, "S N C"]:
+    """Network outputs for every weight vector, on the CPU, shape (S, N, C)."""
+    network.check(inputs)
+    rows = max(1, memory_limit // (bytes_per_row(network, inputs) * min(count, _CHUNK)))
+    parts = []
+    with torch.no_grad(), bar(count, "Predicting", progress, "draws") as steps:
+        for start in range(0, count, _CHUNK):
+            chunk = weights_at(slice(start, start + _CHUNK))
+            if refresh_batchnorm is None:
+                values = torch.cat([
+                    network.batched(chunk, take(inputs, slice(i, i + rows))).cpu()
+                    for i in range(0, n_rows(inputs), rows)], 1)
+            else:
+                values = _refreshed(network, chunk, inputs, refresh_batchnorm)
+            parts.append(values)
+            steps.update(len(chunk))
+    return torch.cat(parts)
+
+
+def _refreshed(
+    network: Network, weights: Tensor, inputs: Inputs, data: Data
+) -> Float[Tensor, "S N C"]:
+    def batches() -> Iterator[tuple[Inputs, Any]]:
+        for x, y in data.batches(1024):
+            yield to_device(x, network.device), y
+
+    return torch.stack([network.refreshed(row, batches())(row, inputs).cpu() for row in weights])
+
+
+def with_noise(likelihood: Likelihood, noise: Any, n: int) -> Likelihood:
+    """The likelihood with a known noise scale for each of n new rows."""
+    if noise is None:
+        return likelihood
+    scale = to_tensor("noise", noise, keep_double=True).cpu()
+    if scale.shape[:1] not in ((), (n,)):
+        fail("noise", f"one scale for each of {n} inputs", len(scale))
+    if not bool((scale > 0).all()):
+        fail("noise", "numbers above 0", f"{float(scale.min()):g}")
+    return likelihood.given_noise(scale if scale.ndim else scale.expand(n))
+
+
+def count_rows(network: Network, inputs: Any) -> int:
+    """Number of rows of inputs, which the module has to take.
+
+    Args:
+        network: the network.
+        inputs: in the form the module takes, or a loader of them.
+
+    Raises:
+        InputError: inputs that the module does not take.
+
+    Example:
+        >>> count_rows(Network(torch.nn.Linear(2, 1)), torch.zeros(5, 2))
+        5
+    """
+    seen, rows = set(), 0
+    for batch in input_batches(inputs):
+        kind = tuple((name, leaf.shape[1:], leaf.dtype)
+                     for name, leaf in named_leaves(batch).items())
+        if kind not in seen:
+            network.check(to_device(take(batch, slice(2)), network.device))
+            seen.add(kind)
+        rows += n_rows(batch)
+    return rows
+
+
+def input_batches(inputs: Any) -> Iterator[Inputs]:
+    """Inputs as batches in order: of a loader (of inputs, or of pairs), or themselves.
+
+    Raises:
+        InputError: NaN, or no rows; empty batches of a loader are left out.
+    """
+    streamed, empty = isinstance(inputs, DataLoader), True
+    for batch in quietly(in_order(inputs)) if streamed else [inputs]:
+        if streamed and isinstance(batch, (list, tuple)) and len(batch) == 2:
+            batch = batch[0]
+        if streamed and isinstance(batch, list):
+            batch = tuple(batch)
+        rows = to_inputs(without_labels(batch) if streamed else batch)
+        check_rows({"inputs": rows})
+        if n_rows(rows):
+            empty = False
+            yield rows
+    if empty:
+        fail("inputs", "at least one row", "an empty loader" if streamed else "an empty table")

@@ -1,0 +1,304 @@
+r"""Predictives from a Gaussian over the outputs, $f(x) \sim N(\mu, \Sigma)$, in closed form.
+
+For Gaussian noise y is Gaussian. For classes the expected softmax has none but approximations:
+with $\kappa(v) = (1 + \tfrac\pi8 v)^{-1/2}$,
+
+- probit: $\mathrm{softmax}_k(\kappa(\Sigma_{kk}) \mu_k)$ (MacKay 1992; eq. (12) of the paper on
+  optimal subspaces), for one logit $\mathrm{sigmoid}(\kappa(\Sigma) \mu)$;
+- extended probit: $p_k \propto 1 / \sum_i \exp(-\kappa(\Sigma_{kk} + \Sigma_{ii} - 2 \Sigma_{ki})
+  (\mu_k - \mu_i))$, which sees correlations between classes (Lu, Ie and Sha 2021, "mf2");
+- Laplace bridge: the mean of the Dirichlet distribution with
+  $\alpha_k = \Sigma_{kk}^{-1} (1 - \tfrac2K + \tfrac{e^{\mu_k}}{K^2} \sum_i e^{-\mu_i})$ for
+  logits that sum to 0 (Hobbhahn, Kristiadi and Hennig 2022).
+
+Monte Carlo over the logits needs none of this: see `subbayes.Predictive`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.likelihoods import Bernoulli, Likelihood
+from subbayes.likelihoods.gaussian import GaussianLike
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import check_choice, check_count, fail
+
+__all__ = ["ClassPredictive", "GaussianPredictive", "Method", "class_probabilities", "draws",
+           "is_linear", "natural", "predictive_of"]
+
+Array = np.ndarray
+Method = Literal["auto", "gaussian", "probit", "extended-probit", "laplace-bridge",
+                 "monte-carlo", "network"]
+METHODS = ("probit", "extended-probit", "laplace-bridge")
+
+
+def is_linear(likelihood: Likelihood, outputs: Float[Tensor, "N C"]) -> bool:
+    """Whether y | f is Gaussian with a mean linear in f, and a noise that does not depend on f."""
+    inner = getattr(likelihood, "likelihood", likelihood)
+    return isinstance(inner, GaussianLike) and likelihood.mean(outputs).shape == outputs.shape
+
+
+class GaussianPredictive(Predictive):
+    r"""A Gaussian predictive: outputs $f \sim N(\mu, \Sigma)$ for each row, and Gaussian noise.
+
+    Densities, quantiles and scores are those of the Gaussian, not of a mixture.
+
+    Args:
+        mean: $\mu$, shape (N, C).
+        covariance: $\Sigma$ of each row, shape (N, C, C).
+        likelihood: Gaussian noise around the outputs.
+        joint: covariance of the outputs of all rows, shape (N C, N C), where it was asked for.
+
+    Raises:
+        InputError: another likelihood, or shapes that do not fit.
+
+    Example:
+        >>> from subbayes import Gaussian
+        >>> predictive = GaussianPredictive(torch.zeros(1, 1), torch.full((1, 1, 1), 3.0),
+        ...                                 Gaussian(noise=1.0))
+        >>> predictive.epistemic, predictive.aleatoric, predictive.std
+        (array([3.]), array([1.]), array([2.]))
+    """
+
+    kind = "gaussian"
+
+    def __init__(
+        self, mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"],
+        likelihood: Likelihood, joint: Float[Tensor, "m m"] | None = None,
+    ) -> None:
+        super().__init__(mean[None], likelihood)
+        if not is_linear(likelihood, self.outputs[0]):
+            fail("likelihood", "Gaussian noise around the outputs", repr(likelihood),
+                 "Use Monte Carlo over the outputs")
+        if covariance.shape != (*mean.shape, mean.shape[1]):
+            fail("covariance", f"shape ({len(mean)}, {mean.shape[1]}, {mean.shape[1]})",
+                 tuple(covariance.shape))
+        self._joint = None if joint is None else joint.detach().cpu().double()
+        zeros = torch.zeros_like(self.outputs[0])
+        self._scale = likelihood.mean(zeros + 1) - likelihood.mean(zeros)  # units of y
+        inside = covariance.detach().cpu().double()
+        self._inside = inside * self._scale.unsqueeze(-1) * self._scale.unsqueeze(-2)
+        self._noise = likelihood.variance(self.outputs[0]).double()
+
+    def __repr__(self) -> str:
+        return f"GaussianPredictive(n={len(self)}, {self.likelihood!r})"
+
+    @property
+    def covariance(self) -> Float[np.ndarray, "m m"]:
+        """Epistemic covariance of all rows in units of y, targets of one row together.
+
+        Raises:
+            InputError: it was not asked for.
+        """
+        if self._joint is None:
+            fail("covariance", "a prediction with joint=True", "one row by row",
+                 "Predict with joint=True")
+        scale = self._scale.flatten()
+        return (self._joint * scale * scale[:, None]).numpy()
+
+    @property
+    def epistemic(self) -> Array:
+        """Variance of E[y | f] under the Gaussian over f."""
+        return self._array(self._inside.diagonal(dim1=1, dim2=2))
+
+    @property
+    def aleatoric(self) -> Array:
+        """Variance of the noise."""
+        return self._array(self._noise)
+
+    def _moments(self) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"]]:
+        mean = self.likelihood.mean(self.outputs[0]).double()
+        return mean, (self._inside.diagonal(dim1=1, dim2=2) + self._noise).sqrt()
+
+    def components(self) -> tuple[Array, Array]:
+        """Mean and standard deviation of the one Gaussian, each (1, N) or (1, N, T)."""
+        mean, std = self._moments()
+        return self._array(mean[None]), self._array(std[None])
+
+    def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
+        """Log density of each row, its targets jointly (independent if moment matched)."""
+        targets = self._targets(y)
+        self.likelihood.check_targets(targets)
+        value, (mean, std) = self._columns(targets), self._moments()
+        if moment_matched:
+            return torch.distributions.Normal(mean, std).log_prob(value).sum(-1).numpy()
+        covariance = self._inside + torch.diag_embed(self._noise)
+        return torch.distributions.MultivariateNormal(mean, covariance).log_prob(value).numpy()
+
+    def cdf(self, y: object) -> Array:
+        """P(Y <= y), per target."""
+        mean, std = self._moments()
+        return self._array(torch.special.ndtr((self._columns(self._targets(y)) - mean) / std))
+
+    def quantile(self, q: float) -> Array:
+        """Quantile of the Gaussian."""
+        if not 0 < q < 1:
+            fail("q", "a level strictly between 0 and 1", q)
+        mean, std = self._moments()
+        level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
+        return self._array(mean + std * level)
+
+    def sample(self, n: int = 1, seed: int = 0) -> Array:
+        """Draw n targets per row; rows are independent, or joint where that was asked for."""
+        check_count("n", n)
+        generator = torch.Generator().manual_seed(seed)
+        rows = self.outputs[0].flatten() if self._joint is not None else self.outputs[0]
+        inside = self.covariance if self._joint is not None else self._inside
+        f = draws(torch.zeros_like(rows), torch.as_tensor(inside), n, generator)
+        mean = self.likelihood.mean(self.outputs[0]).double()
+        eps = torch.randn(n, *mean.shape, generator=generator, dtype=torch.float64)
+        return self._array(mean + f.reshape(n, *mean.shape) + eps * self._noise.sqrt())
+
+
+def draws(
+    mean: Float[Tensor, "*N C"], covariance: Float[Tensor, "*N C C"], count: int,
+    generator: torch.Generator,
+) -> Float[Tensor, "S *N C"]:
+    """Draws from Gaussians, singular ones too."""
+    values, vectors = torch.linalg.eigh(covariance.double())
+    half = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    eps = torch.randn(count, *mean.shape, generator=generator, dtype=torch.float64)
+    return mean + torch.einsum("...ij,s...j->s...i", half, eps.to(half.device))
+
+
+class ClassPredictive(Predictive):
+    """Class probabilities in closed form from a Gaussian over the logits.
+
+    Probabilities and densities are those of the approximation; what is epistemic (mutual
+    information, variances) comes from draws of the logits.
+
+    Args:
+        mean: of the logits, shape (N, C).
+        covariance: of the logits of each row, shape (N, C, C).
+        likelihood: `Categorical` or `Bernoulli`.
+        method: "probit", "extended-probit" or "laplace-bridge".
+        n_draws: draws of the logits.
+        seed: of the draws.
+
+    Raises:
+        InputError: another likelihood or method.
+
+    Example:
+        >>> from subbayes import Bernoulli
+        >>> sure, doubt = (ClassPredictive(torch.ones(1, 1), torch.full((1, 1, 1), v), Bernoulli())
+        ...                for v in (0.0, 50.0))
+        >>> sure.probabilities.round(2), doubt.probabilities.round(2)
+        (array([[0.27, 0.73]]), array([[0.45, 0.55]]))
+    """
+
+    kind = "gaussian"
+
+    def __init__(
+        self, mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"],
+        likelihood: Likelihood, method: str = "probit", n_draws: int = 200, seed: int = 0,
+    ) -> None:
+        if likelihood.kind != "classification":
+            fail("method", "'auto' or 'monte-carlo' for other likelihoods than of classes",
+                 repr(method))
+        mean, covariance = mean.detach().cpu().double(), covariance.detach().cpu().double()
+        generator = torch.Generator().manual_seed(seed)
+        super().__init__(draws(mean, covariance, check_count("n_draws", n_draws), generator),
+                         likelihood)
+        self.method = method
+        self._averaged = class_probabilities(mean, covariance, method)
+
+    def __repr__(self) -> str:
+        return f"ClassPredictive(n={len(self)}, {self.method}, {self.likelihood!r})"
+
+    @property
+    def mean(self) -> Array:
+        """Means of the class indicators."""
+        return self._array(self._averaged[:, -1:] if isinstance(self.likelihood, Bernoulli)
+                           else self._averaged)
+
+    @property
+    def aleatoric(self) -> Array:
+        """What is not epistemic of the variance p (1 - p)."""
+        return np.maximum(self.mean * (1 - self.mean) - self.epistemic, 0.0)
+
+    def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
+        """Log probability of each label."""
+        if moment_matched:
+            return super().log_prob(y, True)
+        targets: Any = self._targets(y)
+        self.likelihood.check_targets(targets)
+        self.likelihood.check_outputs(self.outputs.shape[-1], targets)
+        index = targets.reshape(len(self), 1).long()
+        return self._averaged.gather(1, index)[:, 0].log().numpy()
+
+    def sample(self, n: int = 1, seed: int = 0) -> Array:
+        """Draw n labels per row, shape (n, N)."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.multinomial(self._averaged, check_count("n", n), replacement=True,
+                                 generator=generator).T.numpy()
+
+
+def class_probabilities(
+    mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], method: str = "probit"
+) -> Float[Tensor, "N K"]:
+    """Expected class probabilities under Gaussian logits; one logit makes two classes.
+
+    Args:
+        mean: of the logits.
+        covariance: of the logits.
+        method: "probit", "extended-probit" or "laplace-bridge".
+    """
+    check_choice("method", method, METHODS)
+    if mean.shape[1] == 1:  # the logits (0, f)
+        mean = torch.cat([torch.zeros_like(mean), mean], 1)
+        covariance = torch.nn.functional.pad(covariance, (1, 0, 1, 0))
+        method = "extended-probit" if method == "probit" else method
+    variances = covariance.diagonal(dim1=1, dim2=2)
+    if method == "probit":
+        return (mean * _kappa(variances)).softmax(-1)
+    if method == "extended-probit":
+        gaps = mean.unsqueeze(-1) - mean.unsqueeze(-2)
+        spread = variances.unsqueeze(-1) + variances.unsqueeze(-2) - 2 * covariance
+        return (-(-_kappa(spread.clamp_min(0)) * gaps).logsumexp(-1)).softmax(-1)
+    return _bridge(mean, covariance)
+
+
+def _kappa(variance: Tensor) -> Tensor:
+    return (1 + math.pi / 8 * variance).rsqrt()
+
+
+def _bridge(
+    mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]
+) -> Float[Tensor, "N C"]:
+    """Mean of the Dirichlet, from logits conditioned on a sum of 0."""
+    variances = covariance.diagonal(dim1=1, dim2=2)
+    toward, total = covariance.sum(-1), covariance.sum((-1, -2)).unsqueeze(-1)
+    free = total > 1e-10 * variances.sum(-1, keepdim=True)  # else the sum has no variance
+    gain = torch.where(free, toward / total, torch.zeros_like(toward))
+    mean, variances = mean - gain * mean.sum(-1, keepdim=True), variances - gain * toward
+    K = mean.shape[1]
+    counts = 1 - 2 / K + torch.exp(mean + (-mean).logsumexp(-1, keepdim=True)) / K**2
+    alpha = counts / variances.clamp_min(1e-12)
+    return alpha / alpha.sum(-1, keepdim=True)
+
+
+def natural(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method:
+    """The method that "auto" stands for."""
+    if is_linear(likelihood, mean):
+        return "gaussian"
+    return "probit" if likelihood.kind == "classification" else "monte-carlo"
+
+
+def predictive_of(
+    mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], likelihood: Likelihood,
+    method: Method, n_draws: int, seed: int, joint: Float[Tensor, "m m"] | None = None,
+) -> Predictive:
+    """The predictive that a Gaussian over the outputs makes."""
+    if method == "gaussian":
+        return GaussianPredictive(mean, covariance, likelihood, joint)
+    if method == "monte-carlo":
+        generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
+        return Predictive(draws(mean, covariance, check_count("n_draws", n_draws), generator),
+                          likelihood)
+    return ClassPredictive(mean, covariance, likelihood, method, n_draws, seed)

@@ -1,0 +1,271 @@
+r"""The predictive distribution: a mixture over draws, with its parts apart.
+
+$$ p(y \mid x) = \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w_s)) $$
+
+One type for every method; a point method (MAP, SWA) is a mixture of one.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.data.data import leaves, to_targets
+from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.base import column
+from subbayes.utils.checks import check_count, check_finite, fail
+from subbayes.utils.types import Targets
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Predictive"]
+
+Array = np.ndarray
+
+
+class Predictive:
+    """A predictive distribution for N inputs, held as the outputs of S draws.
+
+    Arrays come back as float64 NumPy, shape (N,) for one target and (N, T) for several; for a
+    classifier moments are those of the class indicators, shape (N, K).
+
+    Args:
+        outputs: network outputs, shape (S, N, C).
+        likelihood: what turns outputs into a distribution.
+
+    Attributes:
+        kind: "mixture": densities, quantiles and scores are those of the mixture over draws.
+
+    Example:
+        >>> from subbayes import Gaussian
+        >>> outputs = torch.tensor([[[0.0]], [[2.0]]])
+        >>> predictive = Predictive(outputs, Gaussian(noise=1.0))
+        >>> predictive.mean, predictive.epistemic, predictive.aleatoric
+        (array([1.]), array([1.]), array([1.]))
+    """
+
+    kind = "mixture"
+
+    def __init__(self, outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> None:
+        if outputs.ndim != 3 or 0 in outputs.shape:
+            fail("outputs", "shape (draws, N, C)", tuple(outputs.shape))
+        self.outputs = outputs.detach().cpu().double()
+        self.likelihood = likelihood
+
+    def __len__(self) -> int:
+        return self.outputs.shape[1]
+
+    @property
+    def n_draws(self) -> int:
+        """Number of mixture components S."""
+        return self.outputs.shape[0]
+
+    def __repr__(self) -> str:
+        return f"Predictive(n={len(self)}, draws={self.n_draws}, {self.likelihood!r})"
+
+    # --- moments ----------------------------------------------------------------------------
+
+    def _array(self, values: Tensor) -> Array:
+        """(N, T) to NumPy, and to (N,) for one target."""
+        array = values.numpy()
+        return array[..., 0] if array.shape[-1] == 1 else array
+
+    @property
+    def mean(self) -> Array:
+        """E[y], (N,) or (N, T)."""
+        return self._array(self.likelihood.mean(self.outputs).mean(0))
+
+    @property
+    def epistemic(self) -> Array:
+        """Variance of E[y | draw] over draws: what more data would shrink."""
+        return self._array(self.likelihood.mean(self.outputs).var(0, correction=0))
+
+    @property
+    def aleatoric(self) -> Array:
+        """Mean over draws of Var[y | draw]: what more data would not shrink."""
+        return self._array(self.likelihood.variance(self.outputs).mean(0))
+
+    @property
+    def variance(self) -> Array:
+        """Var[y] = epistemic + aleatoric."""
+        return self.epistemic + self.aleatoric
+
+    @property
+    def std(self) -> Array:
+        """Standard deviation of y."""
+        return np.sqrt(self.variance)
+
+    def components(self) -> tuple[Array, Array] | None:
+        """Means and standard deviations of the mixture, each (S, N) or (S, N, T), if Gaussian."""
+        parts = self.likelihood.components(self.outputs)
+        return None if parts is None else (self._array(parts[0]), self._array(parts[1]))
+
+    # --- densities --------------------------------------------------------------------------
+
+    def _targets(self, y: object) -> Targets:
+        targets = to_targets(y, "y")
+        for tensor in leaves(targets):
+            if tensor.ndim == 0 or len(tensor) != len(self):
+                fail("y", f"{len(self)} rows, as predicted",
+                     len(tensor) if tensor.ndim else "a scalar")
+            check_finite("y", tensor)
+        return targets
+
+    def _columns(self, targets: Targets) -> Float[Tensor, "N T"]:
+        """Values alone as (N, T), in float64, checked against the number of outputs."""
+        value = targets if isinstance(targets, Tensor) else targets[0]
+        self.likelihood.check_outputs(self.outputs.shape[-1], targets)
+        return column(value, self.outputs)
+
+    def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
+        r"""Log density of each observation, shape (N,).
+
+        Args:
+            y: targets, (N,) or (N, T).
+            moment_matched: use the Gaussian with the mixture's mean and variance (Izmailov et
+                al. 2019, E.1.1) instead of the mixture itself; regression only.
+        """
+        targets = self._targets(y)
+        self.likelihood.check_targets(targets)
+        self.likelihood.check_outputs(self.outputs.shape[-1], targets)
+        if not moment_matched:
+            terms = self.likelihood.log_prob(self.outputs, targets)
+            return (terms.logsumexp(0) - math.log(self.n_draws)).numpy()
+        self._require("regression", "log_prob(moment_matched=True)")
+        value = self._columns(targets).numpy()
+        mean, variance = (a.reshape(value.shape) for a in (self.mean, self.variance))
+        return -0.5 * (np.log(2 * np.pi * variance) + (value - mean) ** 2 / variance).sum(-1)
+
+    def cdf(self, y: object) -> Array:
+        """P(Y <= y) of the mixture, per target; the PIT value of an observation."""
+        self._require_ordered("cdf")
+        value = self._columns(self._targets(y))
+        return self._array(self.likelihood.cdf(self.outputs, value).mean(0))
+
+    def quantile(self, q: float) -> Array:
+        """Quantile of the mixture, exact to 1e-10 of its spread; counts give whole numbers.
+
+        Args:
+            q: a level strictly between 0 and 1.
+        """
+        if not 0 < q < 1:
+            fail("q", "a level strictly between 0 and 1", q)
+        self._require_ordered("quantile")
+        return self._array(_quantile(self.likelihood, self.outputs, q))
+
+    def interval(self, level: float = 0.95) -> tuple[Array, Array]:
+        """Central interval holding `level` of the mixture: (lower, upper)."""
+        if not 0 < level < 1:
+            fail("level", "a level strictly between 0 and 1", level)
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    # --- classes ----------------------------------------------------------------------------
+
+    def _class_probabilities(self) -> Float[Tensor, "S N K"]:
+        self._require("classification", "probabilities")
+        p = self.likelihood.mean(self.outputs)
+        return torch.cat([1 - p, p], -1) if p.shape[-1] == 1 else p
+
+    @cached_property
+    def _averaged(self) -> Float[Tensor, "N K"]:
+        return self._class_probabilities().mean(0)
+
+    @property
+    def probabilities(self) -> Float[np.ndarray, "n K"]:
+        """Averaged class probabilities, shape (N, K)."""
+        return self._averaged.numpy().copy()
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Most probable class of each row, shape (N,)."""
+        return self.probabilities.argmax(-1)
+
+    @property
+    def entropy(self) -> Float[np.ndarray, "n"]:
+        """Entropy of the averaged class probabilities in nats: total uncertainty, shape (N,)."""
+        return torch.special.entr(self._averaged).sum(-1).numpy()
+
+    @property
+    def mutual_information(self) -> Float[np.ndarray, "n"]:
+        """Entropy minus mean entropy over draws, in nats: epistemic uncertainty, shape (N,)."""
+        each = torch.special.entr(self._class_probabilities()).sum(-1).mean(0).numpy()
+        return np.maximum(self.entropy - each, 0.0)
+
+    def decide(self, threshold: float = 0.95) -> np.ndarray:
+        """Class labels where one class is more probable than `threshold`, else -1 for doubt.
+
+        Source: Hubin and Storvik (2024), section 4.1, after Posch et al.
+        """
+        if not 0 <= threshold < 1:
+            fail("threshold", "a probability in [0, 1)", threshold)
+        p = self.probabilities
+        return np.where(p.max(-1) > threshold, p.argmax(-1), -1)
+
+    # --- draws and tables -------------------------------------------------------------------
+
+    def sample(self, n: int = 1, seed: int = 0) -> Array:
+        """Draw n targets per row from the mixture, shape (n, N) or (n, N, T)."""
+        check_count("n", n)
+        generator = torch.Generator().manual_seed(seed)
+        which = torch.randint(self.n_draws, (n,), generator=generator)
+        values = self.likelihood.of_draws(which).sample(self.outputs[which], generator)
+        if self.likelihood.kind == "classification":
+            return values.numpy()
+        return self._array(values)
+
+    def to_frame(self, level: float = 0.95) -> pd.DataFrame:
+        """A table with one row per input: moments and interval, or class probabilities."""
+        import pandas as pd
+
+        if self.likelihood.kind == "classification":
+            p = self.probabilities
+            columns = {"label": self.labels}
+            columns |= {f"p[{k}]": p[:, k] for k in range(p.shape[1])}
+            columns |= {"entropy": self.entropy, "mutual_information": self.mutual_information}
+            return pd.DataFrame(columns)
+        lower, upper = self.interval(level)
+        parts = {"mean": self.mean, "std": self.std, "epistemic_std": np.sqrt(self.epistemic),
+                 "aleatoric_std": np.sqrt(self.aleatoric), "lower": lower, "upper": upper}
+        if self.mean.ndim == 1:
+            return pd.DataFrame(parts)
+        return pd.DataFrame({f"{name}[{t}]": values[:, t] for name, values in parts.items()
+                             for t in range(values.shape[1])})
+
+    def _require(self, kind: str, what: str) -> None:
+        if self.likelihood.kind != kind:
+            fail(what, f"a {kind} likelihood", repr(self.likelihood))
+
+    def _require_ordered(self, what: str) -> None:
+        if self.likelihood.kind == "classification":
+            fail(what, "a likelihood with an ordered target", repr(self.likelihood),
+                 "Use probabilities instead")
+
+
+def _quantile(
+    likelihood: Likelihood, outputs: Float[Tensor, "S N C"], q: float
+) -> Float[Tensor, "N T"]:
+    """Bisection on the mixture's distribution function, all rows at once."""
+    mean, std = likelihood.mean(outputs), likelihood.variance(outputs).sqrt()
+    reach = 1 + math.sqrt(max(q / (1 - q), (1 - q) / q))  # Cantelli: no quantile lies further
+    low, high = (mean - reach * std).amin(0), (mean + reach * std).amax(0)
+    if likelihood.kind == "count":
+        low, high = low.floor().clamp_min(-1) - 1, high.ceil()
+        while bool((high - low > 1).any()):
+            middle = ((low + high) / 2).floor()
+            above = likelihood.cdf(outputs, middle).mean(0) >= q
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        return high
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = likelihood.cdf(outputs, middle).mean(0) >= q
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        if bool((high - low <= 1e-11 * (std.mean() + high.abs())).all()):
+            break
+    return (low + high) / 2

@@ -1,0 +1,358 @@
+"""From a data frame and the networks' own inputs to the tensors a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+from subbayes.data.data import to_tensor
+from subbayes.data.encoder import TabularEncoder
+from subbayes.semistructured.families import Family, OrdinalFamily
+from subbayes.semistructured.formula import (
+    Design,
+    Missing,
+    NewLevels,
+    check_columns,
+    check_complete,
+    drop_missing,
+)
+from subbayes.semistructured.module import Deep
+from subbayes.utils.checks import InputError, fail, fail_type
+
+__all__ = ["Extras", "Response", "Rows", "deep_of"]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Columns of the data frame that are neither response nor effect.
+
+    Args:
+        weights: how many times each row counts.
+        offset: added to the location's predictor.
+        exposure: its logarithm is added, for a log link.
+    """
+
+    weights: str | None = None
+    offset: str | None = None
+    exposure: str | None = None
+
+    def __post_init__(self) -> None:
+        for argument in ("weights", "offset", "exposure"):
+            value = getattr(self, argument)
+            if value is not None and not isinstance(value, str):
+                fail_type(argument, "the name of a column of the data frame", value,
+                          f"Put it there: data.assign({argument}=...), {argument}={argument!r}")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that are given."""
+        return tuple(c for c in (self.weights, self.offset, self.exposure) if c is not None)
+
+    def added(self, frame: pd.DataFrame, family: Family) -> np.ndarray:
+        """What is added to the location's predictor, shape (n,)."""
+        total = np.zeros(len(frame))
+        if self.offset is not None:
+            total += _numbers(self.offset, frame)
+        if self.exposure is not None:
+            if family.links[0] != "log":
+                fail("exposure", "a family with a log link", repr(family),
+                     "Pass offset= instead")
+            exposure = _numbers(self.exposure, frame)
+            if not (exposure > 0).all():
+                fail(self.exposure, "exposures above 0", f"{exposure.min():g}")
+            total += np.log(exposure)
+        return total
+
+
+def _numbers(name: str, frame: pd.DataFrame) -> np.ndarray:
+    try:
+        return frame[name].to_numpy(dtype=np.float64, copy=True)
+    except (TypeError, ValueError):
+        fail(name, "numbers", f"values such as {frame[name].iloc[0]!r}")
+
+
+@dataclass(frozen=True)
+class Response:
+    """How a response column becomes numbers.
+
+    Attributes:
+        name: the left-hand side of the formula.
+        labels: classes in order, where the family is one of classes.
+    """
+
+    name: str
+    labels: tuple[Any, ...] | None = None
+
+    @classmethod
+    def of(cls, name: str, frame: pd.DataFrame, family: Family) -> Response:
+        """Learn the classes.
+
+        Raises:
+            InputError: another number of classes than the family takes, or text without an
+                order for a family of ordered classes.
+        """
+        if family.kind != "classification":
+            return cls(name)
+        values = frame[name] if name in frame.columns else pd.Series(_evaluated(name, frame))
+        if isinstance(family, OrdinalFamily):
+            _check_ordered(name, values)
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            seen = set(values.unique())
+            labels = [c for c in values.cat.categories if c in seen]
+        else:
+            labels = sorted(values.unique().tolist())
+        if not isinstance(family, OrdinalFamily) and len(labels) != 2:
+            fail(name, "2 classes for family 'bernoulli'",
+                 f"{len(labels)}: " + ", ".join(map(str, labels[:5])),
+                 "Use family='ordinal' for ordered classes" if len(labels) > 2 else "")
+        if len(labels) < 2:
+            fail(name, "at least 2 classes", ", ".join(map(str, labels)))
+        return cls(name, tuple(labels))
+
+    def numbers(self, frame: pd.DataFrame) -> np.ndarray:
+        """The response as numbers, shape (n,).
+
+        Raises:
+            InputError: values that are not numbers, or classes unseen in training.
+        """
+        if self.labels is None:
+            if self.name in frame.columns:
+                return _numbers(self.name, frame)
+            return np.asarray(_evaluated(self.name, frame), dtype=np.float64)
+        values = frame[self.name] if self.name in frame.columns else _evaluated(self.name, frame)
+        place = {label: i for i, label in enumerate(self.labels)}
+        unseen = [v for v in pd.unique(np.asarray(values)) if v not in place]
+        if unseen:
+            fail(self.name, "classes seen in training: " + ", ".join(map(str, self.labels)),
+                 ", ".join(map(str, unseen)))
+        return np.array([place[v] for v in np.asarray(values)], dtype=np.float64)
+
+    def variables(self, frame: pd.DataFrame) -> tuple[str, ...]:
+        """Columns it is computed from."""
+        if self.name in frame.columns:
+            return (self.name,)
+        from formulaic import Formula
+
+        names = sorted(str(v) for v in Formula(f"{self.name} - 1").required_variables)
+        names = [n for n in names if not n.startswith("np.") and n != "np"]
+        check_columns(names, frame)
+        return tuple(names)
+
+
+def _check_ordered(name: str, values: pd.Series) -> None:
+    """Refuse text as ordered classes: alphabetical order is hardly ever meant."""
+    category = isinstance(values.dtype, pd.CategoricalDtype)
+    if category and values.cat.ordered:
+        return
+    classes = list(values.cat.categories) if category else sorted(values.unique(), key=str)
+    if pd.api.types.is_numeric_dtype(pd.Series(classes).infer_objects()):
+        return
+    fail(name, "ordered classes for family 'ordinal'", "text without an order; it would be "
+         + " < ".join(map(str, classes)), f"Pass pd.Categorical(data[{name!r}], categories="
+         "[lowest, ..., highest], ordered=True), or numbers")
+
+
+def _evaluated(expression: str, frame: pd.DataFrame) -> np.ndarray:
+    """The value of an expression such as `np.log(y)`."""
+    from formulaic import Formula
+
+    found = Formula(f"{expression} - 1").get_model_matrix(frame, context={"np": np})
+    values = np.asarray(found, dtype=np.float64)
+    if values.shape[1] != 1:
+        fail("formula", "one response", f"{expression!r}, {values.shape[1]} columns")
+    return values[:, 0]
+
+
+class Rows:
+    """Turns rows into the inputs of `Predictors`.
+
+    Args:
+        design: the structured columns.
+        family: of the response.
+        extras: weights, offset and exposure.
+        deep: the networks.
+        frame: rows to learn scales from.
+    """
+
+    def __init__(
+        self, design: Design, family: Family, extras: Extras, deep: Mapping[str, Deep],
+        frame: pd.DataFrame, dtype: torch.dtype,
+    ) -> None:
+        self.design, self.family, self.extras = design, family, extras
+        self.deep, self.dtype = dict(deep), dtype
+        self.encoders: dict[str, TabularEncoder] = {}
+        for name, part in self.deep.items():
+            if part.columns is not None:
+                check_columns(part.columns, frame)
+                with _voice(name):
+                    self.encoders[name] = TabularEncoder().fit(frame[list(part.columns)])
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the data frame that predictions need."""
+        deep = [c for part in self.deep.values() for c in part.columns or ()]
+        extra = [c for c in (self.extras.offset, self.extras.exposure) if c is not None]
+        return tuple(dict.fromkeys([*self.design.variables, *deep, *extra]))
+
+    def inputs(
+        self, frame: pd.DataFrame, tensors: Mapping[str, Any] | None = None,
+        new_levels: NewLevels = "error",
+    ) -> dict[str, Tensor]:
+        """The inputs of rows.
+
+        Args:
+            frame: the rows.
+            tensors: what the networks without columns read, by name: tensors, arrays or
+                map-style Datasets.
+            new_levels: as for `Design.matrix`.
+
+        Raises:
+            InputError: a network without its input, or what `own_input` raises.
+        """
+        check_columns(self.columns, frame)
+        if not len(frame):
+            fail("data", "at least one row", "none")
+        columns, offsets = self.design.matrix(frame, new_levels)
+        offsets[:, 0] += self.extras.added(frame, self.family)
+        found = {"design": torch.from_numpy(columns).to(self.dtype),
+                 "offset": torch.from_numpy(offsets).to(self.dtype)}
+        tensors = dict(tensors or {})
+        for name, part in self.deep.items():
+            if part.columns is None:
+                found[f"deep {name}"] = self._own(name, tensors, len(frame))
+            else:
+                found[f"deep {name}"] = self.encoded(name, frame)
+        unknown = [name for name in tensors if name not in self.deep]
+        if unknown:
+            fail("inputs", "names of networks: " + (", ".join(self.deep) or "there are none"),
+                 ", ".join(unknown))
+        return found
+
+    def encoded(self, name: str, frame: pd.DataFrame) -> Float[Tensor, "n q"]:
+        """What a network of columns reads: standardised numbers and indicators of levels.
+
+        Args:
+            name: of the network.
+            frame: the rows.
+
+        Raises:
+            InputError: missing values, or levels unseen in training, by column.
+        """
+        own = self.encoders[name]
+        with _voice(name):
+            check_complete(own.columns_, frame)
+            values = own.transform(frame[own.columns_])
+        return torch.from_numpy(values).to(self.dtype)
+
+    def _own(self, name: str, tensors: dict[str, Any], n: int) -> Tensor:
+        if name not in tensors:
+            fail("inputs", f"a tensor for the network {name!r}",
+                 ", ".join(tensors) or "none", f"Pass inputs={{{name!r}: ...}}")
+        tensor = own_input(name, tensors[name], n)
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+_NOT_HERE = (", or use unknown='ignore'", ", or raise max_categories",
+             ", or name it in categorical=[...]")  # options of the encoder
+
+
+@contextmanager
+def _voice(name: str) -> Iterator[None]:
+    """Errors about the columns of a network, in words of the model."""
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        for option in _NOT_HERE:
+            said = said.replace(option, "")
+        start = f"columns of deep[{name!r}]:"
+        raise InputError(start + said[2:] if said.startswith("X:") else said) from None
+
+
+def own_input(name: str, value: Any, n: int) -> Tensor:
+    """What a network without columns reads, as one tensor with an entry for each row.
+
+    Args:
+        name: of the network.
+        value: a tensor, an array, or a map-style Dataset whose item i belongs to row i. Of an
+            item that is a tuple or a list only the first part is read: labels are ignored.
+        n: number of rows.
+
+    Raises:
+        InputError: another number of entries, a Dataset without a length, or items of several
+            shapes or types.
+    """
+    argument, whole = f"inputs[{name!r}]", isinstance(value, Dataset)
+    if isinstance(value, IterableDataset) or (whole and not hasattr(value, "__len__")):
+        fail(argument, "a map-style Dataset, with a length", type(value).__name__,
+             "Read it into a tensor")
+    found = value if whole else to_tensor(argument, value)
+    if len(found) != n:
+        fail(argument, f"{n} rows, as the data frame has", len(found))
+    return _read(argument, found, n) if whole else found
+
+
+def _read(argument: str, dataset: Any, n: int) -> Tensor:
+    """All items of a Dataset, in the order of the rows."""
+    found = torch.empty(0)
+    for i in range(n):
+        item = dataset[i]
+        part = to_tensor(f"{argument}[{i}]", item[0] if isinstance(item, (tuple, list)) else item)
+        if i == 0:
+            found = torch.empty(n, *part.shape, dtype=part.dtype)
+        if _kind(part) != _kind(found[0]):
+            fail(f"{argument}[{i}]", f"{_kind(found[0])} as the first entry has", _kind(part),
+                 "Let the Dataset give entries of one shape and dtype")
+        found[i] = part
+    return found
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)} and {tensor.dtype}"
+
+
+def complete(
+    frame: pd.DataFrame, tensors: Mapping[str, Any] | None, columns: tuple[str, ...],
+    missing: Missing,
+) -> tuple[pd.DataFrame, dict[str, Any], dict[str, int]]:
+    """The rows without missing values, of the frame and of the tensors."""
+    check_columns(columns, frame)
+    kept, lacking = drop_missing(frame, columns, missing)
+    tensors = dict(tensors or {})
+    if not lacking:
+        return frame.reset_index(drop=True), tensors, lacking
+    picked = {}
+    for name, value in tensors.items():
+        picked[name] = own_input(name, value, len(frame))[torch.from_numpy(kept)]
+    return frame[kept].reset_index(drop=True), picked, lacking
+
+
+def deep_of(deep: Mapping[str, Any] | None, family: Family) -> dict[str, Deep]:
+    """Networks by name, from modules, pairs (module, columns) or `Deep`.
+
+    Raises:
+        InputError: an unknown parameter. InputTypeError: something else than these.
+    """
+    found: dict[str, Deep] = {}
+    for name, part in (deep or {}).items():
+        if isinstance(part, nn.Module):
+            part = Deep(part)
+        elif isinstance(part, tuple) and len(part) == 2:
+            names = (part[1],) if isinstance(part[1], str) else tuple(part[1])
+            part = Deep(part[0], columns=names)
+        if not isinstance(part, Deep) or not isinstance(part.module, nn.Module):
+            fail_type(f"deep[{name!r}]", "a module, a pair (module, columns) or a Deep", part)
+        if part.parameter is not None and part.parameter not in family.parameters:
+            fail(f"parameter of deep[{name!r}]", "one of " + ", ".join(family.parameters),
+                 repr(part.parameter))
+        found[str(name)] = part
+    return found

@@ -1,0 +1,1 @@
+"""The small network that a sparse one becomes, and its file formats."""

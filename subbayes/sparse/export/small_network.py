@@ -1,0 +1,374 @@
+"""What the small network of a sparse one is: its layers, and its files."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as as_bytes
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from subbayes.data.data import check_rows, named_leaves, to_device, to_inputs
+from subbayes.networks.network import arguments
+from subbayes.sparse.dependency_graph import Flow
+from subbayes.sparse.export.tiled_layers import TiledLinear, in_tiles
+from subbayes.sparse.kernels import Bags, csr, thin_product
+from subbayes.sparse.module_surgery import replaced
+from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.files import StrPath, as_path, atomic_write_bytes, refuse, shown
+from subbayes.utils.types import Inputs
+
+__all__ = ["CsrLinear", "Exported", "as_example", "load_exported"]
+
+_PARTS = ("crow_indices", "col_indices", "values")
+
+
+class CsrLinear(nn.Module):
+    """A linear layer whose weights are stored as compressed sparse rows.
+
+    Args:
+        layer: the layer whose zeros are left out.
+
+    Attributes:
+        by_row: whether outputs may lie transposed in memory, for what reads them row by row.
+
+    Example:
+        >>> layer = nn.Linear(3, 2)
+        >>> small = CsrLinear(layer)
+        >>> bool(torch.allclose(small(torch.ones(4, 3)), layer(torch.ones(4, 3))))
+        True
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    by_row = False
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        with warnings.catch_warnings():  # torch calls its sparse layouts a beta
+            warnings.simplefilter("ignore", UserWarning)
+            self.register_buffer("weight", layer.weight.detach().to_sparse_csr())
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
+        self._known: tuple[Tensor, Bags, Tensor] | None = None
+
+    def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
+        """Outputs, shape (..., out_features).
+
+        Raises:
+            InputError: rows of another size, or a call that is traced or compiled.
+        """
+        if torch._C._get_tracing_state() or torch.compiler.is_compiling():
+            fail("module", "layers that are called as they are, where some are CSR",
+                 "a call that is traced or compiled", "Export with layout='dense' for that")
+        weight = self.weight
+        known = self._known
+        if known is None or known[0] is not weight:
+            bags = Bags(weight.crow_indices(), weight.col_indices(), self.in_features)
+            self._known = known = weight, bags, weight.values()
+        found = thin_product(input, *known[1:], self.bias)
+        return found if self.by_row else found.contiguous()
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        self._known = None  # weights are copied into the tensor that is there
+        super()._load_from_state_dict(*given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_known": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CsrLinear:
+        memo[id(self.weight)] = self.weight.clone()  # torch copies no sparse layout deeply
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__ = copy.deepcopy(self.__getstate__(), memo)
+        return made
+
+    def extra_repr(self) -> str:
+        """Sizes and number of weights."""
+        return (f"in_features={self.in_features}, out_features={self.out_features}, "
+                f"weights={self.weight.values().numel()}")
+
+    def dense(self) -> nn.Linear:
+        """The same layer with its zeros."""
+        layer = nn.Linear(self.in_features, self.out_features, self.bias is not None,
+                          device=self.weight.device, dtype=self.weight.dtype)
+        layer.weight.data.copy_(self.weight.to_dense())
+        if self.bias is not None:
+            layer.bias.data.copy_(self.bias)
+        return layer.requires_grad_(False).train(self.training)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A small network and what was done.
+
+    Attributes:
+        module: a plain module in evaluation mode.
+        units: units of each layer before and after.
+        layouts: "dense" or "csr" by layer.
+        weights: numbers stored, before and after.
+        inputs: names of the columns it reads, where they are known.
+        outputs: names of what it gives, where they are known.
+        fills: by column of a table, what stood for missing entries, where they were imputed.
+    """
+
+    module: nn.Module
+    units: dict[str, tuple[int, int]] = field(default_factory=dict)
+    layouts: dict[str, str] = field(default_factory=dict)
+    weights: tuple[int, int] = (0, 0)
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    fills: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: StrPath, *, overwrite: bool = False) -> Path:
+        """Write the weights to a safetensors file; see `load_exported`.
+
+        The names are those of `module.state_dict()`. The weight of a CSR layer is four tensors:
+        "crow_indices", "col_indices", "values" and "inputs", the number of columns, behind its
+        name.
+
+        Args:
+            path: the file, best with the ending .safetensors.
+            overwrite: replace a file that is there.
+
+        Raises:
+            InputError: the file is there, or cannot be written.
+
+        Example:
+            >>> file = Exported(nn.Linear(3, 1)).save("small.safetensors")
+            >>> load_exported(file, nn.Linear(8, 1)).module
+            Linear(in_features=3, out_features=1, bias=True)
+        """
+        file = _new_file(path, overwrite)
+        tensors: dict[str, Tensor] = {}
+        for name, value in self.module.state_dict().items():
+            if value.layout == torch.sparse_csr:
+                tensors |= {f"{name}.{part}": getattr(value, part)().contiguous()
+                            for part in _PARTS}
+                tensors[f"{name}.inputs"] = torch.tensor(value.shape[1])
+            else:
+                tensors[name] = value.contiguous()
+        facts = {"units": self.units, "layouts": self.layouts, "weights": self.weights,
+                 "inputs": self.inputs, "outputs": self.outputs, "fills": self.fills,
+                 "kinds": _kinds(self.module)}
+        atomic_write_bytes(file, as_bytes(
+            {name: value.detach().cpu() for name, value in tensors.items()},
+            {"format": "pt", "subbayes": json.dumps(facts)}))
+        return file
+
+    def to_onnx(self, path: StrPath, example: Any, *, overwrite: bool = False) -> Path:
+        """Write the network as an ONNX file; CSR layers become dense, as ONNX has none.
+
+        Its metadata have `inputs`, `outputs` and `fills` as JSON, if they are known.
+
+        Args:
+            path: the file, best with the ending .onnx.
+            example: inputs (n, ...) to trace with; the number of rows stays free. Those of a dict
+                keep their names, those of a tuple become "inputs_0", "inputs_1" and so on.
+            overwrite: replace a file that is there.
+
+        Raises:
+            ImportError: the package onnx is not installed.
+            InputError: the file is there, or cannot be written; the network does not take the
+                example, or takes it by names that its `forward` does not list.
+        """
+        if find_spec("onnx") is None:
+            raise ImportError("to_onnx needs the package onnx: pip install onnx")
+        import onnx
+
+        file = _new_file(path, overwrite)
+        module = _densified(self.module)
+        args, names = _in_order(module, as_example(module, example))
+        with TemporaryDirectory() as folder, warnings.catch_warnings(), _usual_attention():
+            # torch would rather have onnxscript, a package more
+            warnings.simplefilter("ignore", DeprecationWarning)
+            written = Path(folder) / "network.onnx"
+            torch.onnx.export(
+                module, args, str(written), dynamo=False, input_names=names,
+                output_names=["outputs"],
+                dynamic_axes={name: {0: "rows"} for name in (*names, "outputs")})
+            model = onnx.load(str(written))
+        onnx.helper.set_model_props(model, {
+            name: json.dumps(value) for name, value in
+            (("inputs", self.inputs), ("outputs", self.outputs), ("fills", self.fills)) if value})
+        atomic_write_bytes(file, model.SerializeToString())
+        return file
+
+
+@contextmanager
+def _usual_attention() -> Iterator[None]:
+    """Attention by operations that ONNX has, not by torch's kernel of a whole layer."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def as_example(module: nn.Module, example: Any) -> Inputs:
+    """Inputs that a module in evaluation mode takes, copied to its device and floating dtype.
+
+    Args:
+        module: the module.
+        example: arrays or tensors, one, in a tuple or in a dict.
+
+    Raises:
+        InputError: inputs that the module does not take.
+        InputTypeError: no arrays.
+
+    Example:
+        >>> as_example(nn.Linear(2, 1), [[1.0, 2.0]])
+        tensor([[1., 2.]])
+    """
+    inputs = to_inputs(example, "example")
+    check_rows({"example": inputs})
+    inside = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+    if inside:
+        inputs = to_device(inputs, inside[0].device)
+    copied: Inputs = tree_map(lambda t: t.to(
+        inside[0].dtype if inside and t.is_floating_point() else t.dtype, copy=True), inputs)
+    args, kwargs = arguments(copied)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            module(*args, **kwargs)
+    except Exception as error:
+        got = " and ".join(f"{name} of shape {tuple(t.shape)}, {t.dtype}".strip()
+                           for name, t in named_leaves(inputs).items())
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        fail("example", "inputs that the module takes", f"{got.removeprefix('of ')} ({reason})",
+             "Pass what predict takes")
+    return copied
+
+
+def _in_order(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], list[str]]:
+    """Arguments for torch.onnx, which takes those by name last, and the names of all."""
+    if not isinstance(inputs, dict):
+        args, _ = arguments(inputs)
+        many = isinstance(inputs, tuple)
+        return args, [f"inputs_{i}" for i in range(len(args))] if many else ["inputs"]
+    names = [name for name in inspect.signature(module.forward).parameters if name in inputs]
+    if len(names) < len(inputs):
+        odd = ", ".join(sorted(inputs.keys() - set(names)))
+        fail("example", "names that forward lists", odd, "Pass a tuple of tensors")
+    return ({name: inputs[name] for name in names},), names
+
+
+def load_exported(path: StrPath, module: nn.Module) -> Exported:
+    """The small network that `Exported.save` wrote.
+
+    Args:
+        path: the file.
+        module: a module of the class that was converted, of any width; it is not changed.
+
+    Raises:
+        InputError: no such file, or one that does not fit the module.
+    """
+    if not isinstance(module, nn.Module):
+        fail_type("module", "the torch.nn.Module that was converted", module)
+    tensors, facts = _read(as_path(path))
+    made = copy.deepcopy(module).eval()
+    flow = Flow.of(made, facts["layouts"])
+    owners = dict(made.named_modules())
+    odd = sorted(facts["layouts"].keys() - owners.keys())
+    for name in () if odd else [n for n, layout in facts["layouts"].items() if layout == "csr"]:
+        made = _with_csr(made, name, tensors)
+    owners = dict(made.named_modules())
+    odd += sorted(made.state_dict().keys() - tensors.keys())
+    odd += [name for name in tensors if not _has(owners, name)]
+    odd += [f"{name} ({kind})" for name, kind in _kinds(made).items()
+            if facts.get("kinds", {}).get(name, kind) != kind]
+    if odd:
+        fail("module", f"the layers of {shown(path)}", f"others: {', '.join(odd[:4])}",
+             "Pass the module that was converted")
+    for name, value in tensors.items():
+        owner, _, last = name.rpartition(".")
+        _put(owners[owner], last, value)
+    units = {name: (before, after) for name, (before, after) in facts["units"].items()}
+    before, after = facts["weights"]
+    if "csr" in facts["layouts"].values():
+        flow.overwrite(made)
+        made = in_tiles(made) if flow.by_row else made
+    return Exported(made.requires_grad_(False), units, facts["layouts"], (before, after),
+                    tuple(facts.get("inputs", ())), tuple(facts.get("outputs", ())),
+                    facts.get("fills", {}))
+
+
+def _kinds(module: nn.Module) -> dict[str, str]:
+    """What each submodule is, of whatever size and layout."""
+    linear = CsrLinear, TiledLinear
+    return {name: nn.Linear.__name__ if isinstance(own, linear) else type(own).__name__
+            for name, own in module.named_modules() if name}
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            facts = json.loads((opened.metadata() or {})["subbayes"])
+            facts["layouts"], facts["units"], facts["weights"]  # each file has them
+            found = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        refuse("path", "a file that Exported.save wrote", f"no such file: {shown(file)}",
+               "Check the path")
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        refuse("path", "a file that Exported.save wrote",
+               f"another file, or a damaged one: {shown(file)}", "Check the path")
+    return found, facts
+
+
+def _has(owners: dict[str, nn.Module], name: str) -> bool:
+    """Whether there is a place for a tensor: constants may have made a bias where there is none."""
+    owner, _, last = name.rpartition(".")
+    return owner in owners and last in owners[owner]._parameters | owners[owner]._buffers
+
+
+def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Module:
+    """The module with a CSR layer for a dense one, whose weight is put together from its parts."""
+    key = f"{name}.weight" if name else "weight"
+    crow, columns, values = (tensors.pop(f"{key}.{part}") for part in _PARTS)
+    layer = CsrLinear(module.get_submodule(name))  # type: ignore[arg-type]
+    inputs = int(tensors.pop(f"{key}.inputs"))
+    tensors[key] = csr(crow, columns, values, inputs)
+    return replaced(module, name, layer)
+
+
+def _put(owner: nn.Module, name: str, value: Tensor) -> None:
+    """A tensor of any size into a layer, which says its sizes."""
+    if name in owner._parameters:
+        setattr(owner, name, nn.Parameter(value))
+    else:
+        setattr(owner, name, value)
+    if name == "weight" and value.ndim > 1:
+        for side, size in (("out", value.shape[0]), ("in", value.shape[1])):
+            for what in ("features", "channels"):
+                if hasattr(owner, f"{side}_{what}"):
+                    setattr(owner, f"{side}_{what}", size)
+    elif hasattr(owner, "num_features") and value.ndim:
+        owner.num_features = len(value)  # type: ignore[assignment]
+
+
+def _densified(module: nn.Module) -> nn.Module:
+    """A copy with dense layers in place of CSR ones, whose tensors cannot be copied so."""
+    dense: dict[int, Any] = {id(layer): layer.dense() for layer in module.modules()
+                             if isinstance(layer, CsrLinear)}
+    return copy.deepcopy(module, dense)
+
+
+def _new_file(path: StrPath, overwrite: bool) -> Path:
+    file = as_path(path)
+    if file.exists() and not overwrite:
+        refuse("path", "a new file", f"one that is there: {shown(path)}",
+               "Pass overwrite=True to replace it, or choose another path")
+    return file

@@ -1,0 +1,98 @@
+"""The small network of a table's model, in the units of the table."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor, nn
+
+from subbayes.likelihoods import Likelihood, Standardized
+from subbayes.networks.mlp import MLP
+from subbayes.sparse.export.export import exported
+from subbayes.sparse.export.small_network import Exported
+from subbayes.sparse.result import SparseNetwork
+from subbayes.utils.checks import fail
+
+__all__ = ["small_in_units"]
+
+_FAR = 1e4  # standard deviations from zero to the mean, beyond which float32 is coarse
+
+
+def small_in_units(
+    result: SparseNetwork, mean: Float[ndarray, "d"], scale: Float[ndarray, "d"],
+    rows: Float[Tensor, "n d"] | None = None, layout: str = "auto", *,
+    inputs: Iterable[str] = (), classes: Iterable[Any] = (),
+    fills: Mapping[str, Any] | None = None,
+) -> Exported:
+    """The small network of one that reads standardised columns, with the scales folded in.
+
+    It takes columns in their own units. Of a regression its first output is the mean in the units
+    of y (a second one the raw variance of `HeteroscedasticGaussian`, of the standardised y), of
+    counts the logarithm of the mean, of classes the logits.
+
+    Args:
+        result: a sparse `MLP`.
+        mean: subtracted from the columns before the network reads them.
+        scale: the columns are divided by then.
+        rows: in their own units, to choose layouts with.
+        layout: see `SparseNetwork.export`.
+        inputs: names of the columns.
+        classes: labels.
+        fills: see `Exported`.
+
+    Raises:
+        InputError: an unknown layout; another module than an `MLP`.
+    """
+    whole = result.network.module_with(result.weights("median", "mean")[0])
+    if not isinstance(whole, MLP):
+        fail("module", "an MLP, whose first layer reads the columns", type(whole).__name__)
+    names = [str(name) for name in inputs]
+    _warn_of_offsets(mean, scale, names)
+    _fold_scales(whole, mean, scale, result.likelihood)
+    small = exported(whole, tuple(result.layers), rows, layout)
+    count: Any = whole.layers[-1].out_features
+    return replace(small, inputs=tuple(names), fills=dict(fills or {}),
+                   outputs=_outputs(result.likelihood, count, classes))
+
+
+def _outputs(likelihood: Likelihood, count: int, classes: Iterable[Any]) -> tuple[str, ...]:
+    if likelihood.kind == "classification":
+        return tuple(f"logit[{label}]" for label in classes)
+    mean = "log mean" if likelihood.kind == "count" else "mean"
+    return mean, *["raw variance"] * (count - 1)
+
+
+def _warn_of_offsets(
+    mean: Float[ndarray, "d"], scale: Float[ndarray, "d"], names: Sequence[str]
+) -> None:
+    """float32 holds seven digits of a column in its own units."""
+    far = (abs(mean) > _FAR * scale).nonzero()[0]
+    if len(far):
+        columns = ", ".join(repr(names[k]) if k < len(names) else f"number {k}" for k in far[:5])
+        warnings.warn(
+            f"Columns {columns} vary little beside their means: in float32 the exported network "
+            "reads them with an error of up to "
+            f"{float((abs(mean) / scale)[far].max()) * 2.0**-24:.1g} standard deviations. Subtract "
+            "a constant from them before fitting", UserWarning, stacklevel=3)
+
+
+@torch.no_grad()
+def _fold_scales(
+    module: MLP, mean: Float[ndarray, "d"], scale: Float[ndarray, "d"], likelihood: Likelihood
+) -> None:
+    r"""$W (x - m) / s + b = (W / s) x + (b - (W / s) m)$, and likewise what comes out."""
+    first, last = module.layers[0], module.layers[-1]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    weight = first.weight.double() / torch.from_numpy(scale)
+    first.bias.copy_(first.bias.double() - weight @ torch.from_numpy(mean))
+    first.weight.copy_(weight)
+    if isinstance(likelihood, Standardized):
+        last.weight[0] *= likelihood.scale[0]
+        last.bias[0] = last.bias[0] * likelihood.scale[0] + likelihood.shift[0]

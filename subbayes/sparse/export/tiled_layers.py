@@ -1,0 +1,242 @@
+"""Networks whose rows go through sparse products in tiles, and draws of networks among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.data.data import n_rows, named_leaves, take
+from subbayes.networks.network import Network, taking_turns
+from subbayes.networks.tracing.batched import bytes_per_row
+from subbayes.predictions.averaging import input_batches
+from subbayes.sparse.dependency_graph import Flow
+from subbayes.sparse.kernels import FEW, DrawnLayer, ThinLinear, tiling, transposed
+from subbayes.sparse.module_surgery import READERS, hooked, parent_of, replaced
+from subbayes.utils.progress import bar
+
+__all__ = ["ThinNetwork", "TiledLinear", "in_tiles", "may_be_thin"]
+
+_ROWS = "_subbayes_rows"
+_AT_ONCE = 2048  # rows of the draws of a network at once
+
+
+class TiledLinear(nn.Linear):
+    """A linear layer with all weights, among those that read and give tiles as they lie.
+
+    Example:
+        >>> layer, tiles = nn.Linear(3, 2), torch.randn(4, 3, 32).transpose(1, 2)
+        >>> expected = layer(tiles)
+        >>> layer.__class__ = TiledLinear
+        >>> found = layer(tiles)
+        >>> bool(torch.allclose(found, expected, atol=1e-6)), found.stride()
+        (True, (64, 1, 32))
+    """
+
+    def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
+        """Outputs, which lie in memory as the inputs do."""
+        tiles = input.transpose(1, 2) if input.ndim == 3 else None
+        if tiles is None or not tiles.is_contiguous():
+            return super().forward(input)
+        weight = self.weight.expand(len(tiles), -1, -1)
+        found = (torch.bmm(weight, tiles) if self.bias is None
+                 else torch.baddbmm(self.bias[:, None], weight, tiles))
+        return found.transpose(1, 2)
+
+
+class ThinNetwork:
+    """A network through which draws of the weights of some layers are sent, as sparse products.
+
+    Args:
+        network: the network, from which all else is taken.
+        names: the layers.
+
+    Example:
+        >>> from subbayes.sparse.kernels import Pattern
+        >>> net = ThinNetwork(Network(nn.Sequential(nn.Linear(3, 2), nn.ReLU())), ("0",))
+        >>> one = DrawnLayer(Pattern(torch.tensor([1, 5]), (2, 3)), torch.tensor([10.0, 1.0]), None)
+        >>> net.outputs([{"0": one}], torch.tensor([[1.0, 2.0, 3.0]])).tolist()
+        [[[20.0, 3.0]]]
+    """
+
+    def __init__(self, network: Network, names: tuple[str, ...]) -> None:
+        self.network, self.names = network, names
+        module = network.module_with()
+        flow = Flow.of(module, names)
+        flow.overwrite(module)
+        self._widest = _widest(module) if flow.by_row else 0
+        for name in may_be_thin(module, names, flow):
+            layer = module.get_submodule(name)
+            assert isinstance(layer, nn.Linear)
+            module = replaced(module, name, ThinLinear(layer, flow.by_row))
+        if flow.by_row:
+            _tile(module)
+        self._module = module
+        self._checked: set[Any] = set()
+
+    @torch.no_grad()
+    def outputs(
+        self, draws: Sequence[Mapping[str, DrawnLayer]], inputs: Any, *,
+        memory_limit: int = 2**30, progress: bool | None = False,
+    ) -> Float[Tensor, "S N C"]:
+        """Outputs of the draws.
+
+        Args:
+            draws: weights of the layers, for each draw.
+            inputs: new inputs in the form the module takes, or a loader of them or of pairs.
+            memory_limit: bytes of activations held at once.
+            progress: show a progress bar; None shows it on a terminal.
+
+        Raises:
+            InputError: inputs the module does not take or that hold NaN.
+        """
+        parts = []
+        for batch in input_batches(inputs):
+            self._check(batch)
+            step = min(_AT_ONCE, max(1, memory_limit // self._bytes_per_row(batch)))
+            starts = range(0, n_rows(batch), step)
+            with bar(len(starts), "Predicting", progress, "batches") as steps:
+                for start in starts:
+                    with taking_turns:  # the module holds one draw at a time
+                        parts.append(self._outputs(draws, take(batch, slice(start, start + step))))
+                    steps.update(1)
+        return torch.cat(parts, 1)
+
+    def _check(self, batch: Any) -> None:
+        """Whether the network takes inputs of such shapes; tried once for each."""
+        kind = tuple((name, leaf.shape[1:], leaf.dtype, leaf.device)
+                     for name, leaf in named_leaves(batch).items())
+        if kind not in self._checked:
+            self.network.check(batch)
+            self._checked.add(kind)
+
+    def _outputs(self, draws: Sequence[Mapping[str, DrawnLayer]], rows: Any) -> Tensor:
+        module, found = self._module, []
+        layers = {name: module.get_submodule(name) for name in self.names}
+        tiles = _cut(rows, self._widest) if isinstance(rows, Tensor) else None
+        for draw in draws:
+            _hold(layers, draw)
+            found.append(self.network.call(module, rows) if tiles is None else
+                         self.network.as_outputs(_joined(module(tiles), len(rows)), rows))
+        return torch.stack(found)
+
+    def _bytes_per_row(self, batch: Any) -> int:
+        if not self._widest:
+            return bytes_per_row(self.network, batch)
+        numbers = 0
+        for own in self._module.modules():
+            if isinstance(own, (nn.Linear, ThinLinear)):
+                numbers += own.in_features + own.out_features
+        return 2 * self.network.weights.element_size() * numbers
+
+
+def may_be_thin(module: nn.Module, names: Iterable[str], flow: Flow) -> list[str]:
+    """The linear layers that do nothing but multiply, and whose weights nothing else reads.
+
+    Args:
+        module: the module.
+        names: of layers.
+        flow: that of the module.
+    """
+    return [name for name in names if isinstance(own := module.get_submodule(name), nn.Linear)
+            and not hooked(own) and not (name and (
+                name in flow.read or isinstance(parent_of(module, name), READERS)))]
+
+
+def in_tiles(module: nn.Module) -> nn.Module:
+    """Have a module read rows in tiles, from its first layer to its last.
+
+    Between layers with sparse weights nothing is copied then: what is computed for each number
+    leaves it where it is.
+
+    Args:
+        module: one that reads row by row (`links.Flow`), changed in place; a single layer
+            is left as it is.
+
+    Returns:
+        The module, with a hook before and one after; inputs (N, i) go through it as
+        (tiles, width, i), if they make more than one tile.
+    """
+    widest = _widest(module)
+    if widest:
+        _tile(module)
+        module.register_forward_pre_hook(_Cut(widest))
+        module.register_forward_hook(_Joined())
+    return module
+
+
+def _tile(module: nn.Module) -> None:
+    """Have the layers of a module leave tiles as they lie."""
+    own: Any
+    for own in module.modules():
+        if hasattr(own, "by_row"):
+            own.by_row = True
+        elif type(own) is nn.Linear and own is not module:
+            own.__class__ = TiledLinear  # with its hooks, and where other modules know it
+
+
+def _widest(module: nn.Module) -> int:
+    """The most inputs of a layer, 0 for a module that is one."""
+    return max((int(layer.in_features) for layer in module.modules()  # type: ignore[arg-type]
+                if layer is not module and hasattr(layer, "in_features")), default=0)
+
+
+def _cut(x: Tensor, widest: int) -> Float[Tensor, "tiles width i"] | None:
+    """Rows in tiles, filled up with zeros, where they make more than one."""
+    on_cpu = x.device.type == "cpu" and x.is_floating_point()
+    if not (widest and on_cpu and x.ndim == 2 and len(x) >= FEW):
+        return None
+    count, width = tiling(len(x), widest)
+    return transposed(x, count, width).transpose(1, 2) if count > 1 else None
+
+
+def _joined(outputs: Float[Tensor, "tiles width o"], n: int) -> Float[Tensor, "n o"]:
+    return outputs.flatten(0, 1)[:n]
+
+
+class _Cut:
+    """A hook that gives inputs as tiles, which know how many rows they hold."""
+
+    def __init__(self, widest: int) -> None:
+        self.widest = widest
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        noted = torch._C._get_tracing_state() or torch.compiler.is_compiling()
+        if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or noted or _listened_to(module):
+            return None
+        tiles = _cut(inputs[0], self.widest)
+        if tiles is None:
+            return None
+        setattr(tiles, _ROWS, len(inputs[0]))
+        return (tiles,)
+
+
+def _listened_to(module: nn.Module) -> bool:
+    """Whether a module in tiles has more hooks than its two, which would see tiles."""
+    return len(module._forward_hooks) > 1 or len(module._forward_pre_hooks) > 1 or any(
+        map(hooked, islice(module.modules(), 1, None)))
+
+
+class _Joined:
+    """A hook that gives outputs of tiles as rows, one after the other in memory."""
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
+        n = getattr(inputs[0], _ROWS, None) if inputs else None
+        if n is not None:
+            return _joined(outputs, n)
+        return outputs.contiguous() if isinstance(outputs, Tensor) else None
+
+
+def _hold(layers: Mapping[str, nn.Module], draw: Mapping[str, DrawnLayer]) -> None:
+    for name, layer in layers.items():
+        if isinstance(layer, ThinLinear):
+            layer.hold(draw[name])
+            continue
+        draw[name].dense(layer.weight)  # type: ignore[arg-type]
+        bias = draw[name].bias
+        if bias is not None:
+            layer.bias.copy_(bias)  # type: ignore[operator]

@@ -1,0 +1,130 @@
+"""Layers chosen, and put in place of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from subbayes.utils.checks import fail, fail_type
+
+__all__ = ["LAYERS", "READERS", "chosen_layers", "hooked", "parent_of", "replaced"]
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+"""What can be sparse: is converted, pruned, and made small on export."""
+
+READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""What reads the weights of its layers itself, in evaluation mode at least."""
+
+
+def chosen_layers(
+    module: nn.Module, keep: Collection[str],
+    stays: Callable[[nn.Module, str, nn.Module], bool] | None = None,
+) -> dict[str, nn.Module]:
+    """The linear and convolutional layers of a module but those that are kept, by name.
+
+    Args:
+        module: the module.
+        keep: names of layers, or of modules all of whose layers are kept.
+        stays: says of a module, a name and a layer whether this is kept anyway.
+
+    Raises:
+        InputError: a name that is no layer, shared weights, weights that are computed from others.
+
+    Example:
+        >>> list(chosen_layers(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 1)), "1"))
+        ['0']
+    """
+    if not isinstance(keep, Collection):
+        fail_type("keep", "names of layers", keep)
+    keep = (keep,) if isinstance(keep, str) else tuple(keep)
+    if wrong := [k for k in keep if not isinstance(k, str)]:
+        fail_type("keep", "names of layers", wrong[0])
+    found = {name: layer for name, layer in module.named_modules(remove_duplicate=False)
+             if isinstance(layer, LAYERS) and not (stays and stays(module, name, layer))}
+    known = dict(module.named_modules(remove_duplicate=False))
+    unknown = [name for name in keep if name not in known]
+    if unknown:
+        fail("keep", "names of layers: " + ", ".join(found), ", ".join(unknown))
+    chosen: dict[str, nn.Module] = {
+        name: layer for name, layer in found.items()
+        if not any(k in ("", name) or name.startswith(f"{k}.") for k in keep)}
+    _check_ready(chosen)
+    _check_plain(chosen)
+    _check_shared(module, chosen)
+    return chosen
+
+
+def _check_ready(chosen: Mapping[str, nn.Module]) -> None:
+    lazy = [name for name, layer in chosen.items()
+            if any(is_lazy(p) for p in layer._parameters.values() if p is not None)]
+    if lazy:
+        fail("module", "layers that know their sizes", f"lazy ones: {', '.join(lazy)}",
+             "Call the module on some rows first")
+
+
+def _check_plain(chosen: Mapping[str, nn.Module]) -> None:
+    odd = [name or type(layer).__name__ for name, layer in chosen.items()
+           if layer._parameters.get("weight") is None]
+    if odd:
+        fail("module", "weights that are parameters", f"{', '.join(odd)}, whose weights are "
+             "computed", "Remove the parametrisation (weight or spectral norm) first, or name "
+             "these layers in keep=")
+
+
+def _check_shared(module: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
+    seen: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first = seen.setdefault(id(parameter), name)
+        owner = name.rpartition(".")[0]
+        if first != name and (owner in chosen or first.rpartition(".")[0] in chosen):
+            fail("module", "weights of one layer each", f"{first} and {name}, which share theirs",
+                 "Name these layers in keep=")
+
+
+def replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
+    """The module with a layer in place of the one of this name, changed in place.
+
+    Args:
+        module: the module.
+        name: of the layer that goes; "" is the module itself.
+        layer: what comes for it.
+
+    Example:
+        >>> replaced(nn.Sequential(nn.ReLU()), "0", nn.Tanh())
+        Sequential(
+          (0): Tanh()
+        )
+        >>> replaced(nn.ReLU(), "", nn.Tanh())
+        Tanh()
+    """
+    if not name:
+        return layer
+    setattr(parent_of(module, name), name.rpartition(".")[2], layer)
+    return module
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether more happens when a module is called than its `forward` says.
+
+    Example:
+        >>> layer = nn.ReLU()
+        >>> handle = layer.register_forward_hook(print)
+        >>> hooked(layer), hooked(nn.ReLU())
+        (True, False)
+    """
+    return bool(module._forward_hooks or module._forward_pre_hooks
+                or module._backward_hooks or module._backward_pre_hooks)
+
+
+def parent_of(module: nn.Module, name: str) -> nn.Module:
+    """The submodule that holds the one of a name.
+
+    Example:
+        >>> parent_of(nn.Sequential(nn.Sequential(nn.ReLU())), "0.0")
+        Sequential(
+          (0): ReLU()
+        )
+    """
+    return module.get_submodule(name.rpartition(".")[0])

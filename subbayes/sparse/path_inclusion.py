@@ -1,0 +1,110 @@
+"""Which inputs of a layer reach the network's output, and how surely.
+
+A weight matters if it is in *and* something reads the unit it leads to: nothing in the data speaks
+of the weights of a unit that is not read, and their probabilities are those of the prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.sparse.dependency_graph import links
+from subbayes.sparse.layers import SparseLayer
+
+__all__ = ["path_probability"]
+
+_AT_ONCE = 2**22  # weights drawn at a time
+
+
+@torch.no_grad()
+def path_probability(
+    module: nn.Module, layers: Mapping[str, SparseLayer], layer: str, draws: int = 1000,
+    seed: int = 0,
+) -> Float[Tensor, "inputs"]:
+    r"""Probability that a path of weights that are in leads from an input to the output.
+
+    $$ P_k = \mathrm{E}_r\Bigl[1 - \prod_j (1 - \alpha_{jk})^{r_j}\Bigr] $$
+
+    where $r_j$ says whether unit j of the layer is read, by draws of the indicators of the layers
+    that follow; without such layers this is exact. Units whose readers are not known (see `links`)
+    count as read. Indicators that depend on each other are drawn in this layer too.
+
+    Args:
+        module: the network, with plain layers of the same names.
+        layers: those with indicators, by name.
+        layer: whose inputs.
+        draws: of the indicators.
+        seed: of the draws.
+
+    Example:
+        >>> from subbayes import sparse
+        >>> net = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+        >>> thin = dict(sparse.convert(net, inclusion=0.5).named_children())
+        >>> found = path_probability(net, {"0": thin["0"], "2": thin["2"]}, "0", draws=20000)
+        >>> bool((found - (1 - 0.75**2)).abs().max() < 0.02)
+        True
+    """
+    readers = {link.source: link.reader
+               for link in links(module, [name for name, _ in module.named_modules()])}
+    chain = [layer]
+    while chain[-1] in readers:
+        chain.append(readers[chain[-1]])
+    generator = torch.Generator().manual_seed(seed)
+    own = layers[layer]
+    drawn = own.structure != "inputs" and not (own.posterior == "mean-field" or own.sure)
+    if len(chain) == 1 and not drawn:
+        draws = 1
+    shapes = [_weight(module, name).shape for name in chain]
+    step = max(1, _AT_ONCE // sum(shape.numel() for shape in shapes))
+    total, n = torch.zeros((), dtype=torch.double), 0
+    while n < draws:
+        count = min(step, draws - n)
+        read = torch.ones(count, shapes[-1][0])
+        for reader, source in zip(chain[:0:-1], chain[-2::-1], strict=True):
+            read = _passed_on(module, layers, source, reader, read, generator)
+        total = total + _inputs(own, read, generator if drawn else None).sum(0)
+        n += count
+    return total / draws
+
+
+def _weight(module: nn.Module, name: str) -> Tensor:
+    return module.get_parameter(f"{name}.weight" if name else "weight")
+
+
+def _passed_on(
+    module: nn.Module, layers: Mapping[str, SparseLayer], source: str, reader: str,
+    read: Float[Tensor, "S u"], generator: torch.Generator,
+) -> Float[Tensor, "S k"]:
+    """Whether units of `source` are read, from whether those of their reader are."""
+    units = len(_weight(module, source))
+    if reader not in layers:
+        return (read.sum(1, keepdim=True) > 0).to(read).expand(-1, units)
+    own = layers[reader]
+    gates = own.gates("sample", "mean", len(read), generator).cpu().to(read)
+    gates = gates.expand(len(read), len(own.mean), own.mean[0].numel())
+    by_weight = torch.bmm(read.unsqueeze(1), (gates != 0).to(read))[:, 0]
+    return (by_weight.reshape(len(read), units, -1).sum(2) > 0).to(read)
+
+
+def _inputs(
+    own: SparseLayer, read: Float[Tensor, "S u"], generator: torch.Generator | None
+) -> Float[Tensor, "S k"]:
+    """By draw, the probability that an input is read, or whether it is: by units of its group."""
+    count, size = len(read), own.mean.shape[1]
+    in_groups = (getattr(own.original[0], "groups", 1), -1)
+    read = read.double().unflatten(1, in_groups)
+    if generator is not None:
+        gates = own.gates("sample", "mean", count, generator).cpu().expand(
+            count, len(own.mean), own.mean[0].numel())
+        inside = (gates.unflatten(2, (size, -1)) != 0).any(3).to(read).unflatten(1, in_groups)
+        return (torch.einsum("sgu,sguk->sgk", read, inside) > 0).double().flatten(1)
+    alpha = own.probability().double().cpu()
+    if own.structure == "inputs":
+        in_at_all = alpha[0].reshape(size, -1)[:, 0]  # groups share their indicators
+        return ((read.sum(2, keepdim=True) > 0) * in_at_all).flatten(1)
+    out = torch.log1p(-alpha.clamp_max(1 - 1e-12)).reshape(*alpha.shape[:2], -1).sum(2)
+    return 1 - torch.einsum("sgu,guk->sgk", read, out.unflatten(0, in_groups)).exp().flatten(1)

@@ -1,0 +1,365 @@
+r"""Curves of low loss in weight space, and the affine subspace that holds one.
+
+A curve is a weighted mean of its control points, $\phi(t) = \sum_i c_i(t)\, p_i$ with
+$\sum_i c_i(t) = 1$, so that it never leaves the affine span of them: k + 1 points span a subspace
+of rank k. `subbayes.training.curve` finds the points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.data.data import Data, to_device
+from subbayes.diagnostics import metrics
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.network import Network
+from subbayes.predictions.averaging import with_noise
+from subbayes.predictions.predictive import Predictive
+from subbayes.subspace import DenseSubspace
+from subbayes.subspaces.pca import principal
+from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+
+__all__ = ["Basis", "Curve", "CurveKind", "CurveLosses", "coefficients", "curve_losses"]
+
+CurveKind = Literal["bezier", "polygon"]
+Basis = Literal["ends", "principal"]
+
+_COLUMNS = 2**20  # taken to float64 at a time
+_NODES = 64  # of the quadrature, for each control point
+_FLAT = 1e-5  # directions closer than this to the span of the others count as lying in it
+
+
+def coefficients(t: Any, count: int, kind: CurveKind = "bezier") -> Float[Tensor, "*S m"]:
+    r"""Weights of the m control points at each t, in float64; each row sums to one.
+
+    Bernstein polynomials of degree k = m - 1, by de Casteljau's recursion, in which nothing
+    cancels; or the hat functions of a polygonal chain:
+
+    $$ c_i(t) = \binom{k}{i} t^i (1 - t)^{k - i}, \qquad
+       c_i(t) = \max(0,\, 1 - \lvert k t - i \rvert) . $$
+
+    Args:
+        t: one number or several, in [0, 1].
+        count: number of control points m.
+        kind: "bezier" or "polygon".
+
+    Raises:
+        InputError: t outside [0, 1], an unknown kind.
+
+    Example:
+        >>> coefficients(0.5, 3)
+        tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
+        >>> coefficients([0.25, 1.0], 3, "polygon")
+        tensor([[0.5000, 0.5000, 0.0000],
+                [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
+    """
+    check_choice("kind", kind, ("bezier", "polygon"))
+    degree = check_count("count", count) - 1
+    at = _checked(t).unsqueeze(-1)
+    if kind == "polygon":
+        places = torch.arange(count, dtype=at.dtype, device=at.device)
+        return (1 - (degree * at - places).abs()).clamp_min(0)
+    c, zero = torch.ones_like(at), torch.zeros_like(at)
+    for _ in range(degree):
+        c = torch.cat([(1 - at) * c, zero], -1) + torch.cat([zero, at * c], -1)
+    return c
+
+
+def _checked(t: Any) -> Float[Tensor, "*S"]:
+    try:
+        at = torch.as_tensor(t, dtype=torch.float64).detach()
+    except (TypeError, ValueError, RuntimeError):
+        fail_type("t", "a number or an array of numbers", t)
+    bad = ~((at >= 0) & (at <= 1))
+    if bool(bad.any()):
+        fail("t", "numbers in [0, 1]", f"{float(at[bad].flatten()[0]):g}")
+    return at
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Curve:
+    r"""A Bézier curve or a polygonal chain in weight space.
+
+    $$ \phi(t) = \sum_{i=0}^{k} c_i(t)\, p_i, \qquad 0 \le t \le 1, \qquad
+       \phi(0) = p_0, \quad \phi(1) = p_k . $$
+
+    Args:
+        points: control points $p_0 \dots p_k$, shape (k + 1, D); one alone is a curve that stays
+            where it is.
+        kind: "bezier", which passes through its ends alone, or "polygon", which passes through
+            all of its points, at t = i / k.
+
+    Raises:
+        InputError: no points, or points that are not finite.
+
+    Source: Garipov et al. (2018), "Loss surfaces, mode connectivity, and fast ensembling of
+    DNNs", equations 3 and 4; Dold et al. (2024), equation 2.
+
+    Example:
+        >>> curve = Curve(torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 0.0]]))
+        >>> curve.point(0.5)
+        tensor([1., 1.])
+        >>> curve.point([0.0, 1.0])
+        tensor([[0., 0.],
+                [2., 0.]])
+        >>> space = curve.subspace()
+        >>> space.shift, space.basis()
+        (tensor([1., 0.]), tensor([[-1.,  0.], [ 0.,  1.]]))
+    """
+
+    points: Float[Tensor, "m D"]
+    kind: CurveKind = "bezier"
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, ("bezier", "polygon"))
+        if not isinstance(self.points, Tensor):
+            fail_type("points", "a tensor of control points (k + 1, D)", self.points)
+        if self.points.ndim != 2 or len(self.points) < 1:
+            fail("points", "at least 1 control point, shape (k + 1, D)",
+                 f"shape {tuple(self.points.shape)}")
+        if not all(bool(torch.isfinite(point).all()) for point in self.points):
+            fail("points", "finite numbers", "NaN or infinite entries",
+                 "The training that made them diverged: lower its learning rate")
+        object.__setattr__(self, "points", self.points.detach())
+
+    @property
+    def degree(self) -> int:
+        """Degree of a Bézier curve, number of segments of a chain: the points less one."""
+        return len(self.points) - 1
+
+    @property
+    def size(self) -> int:
+        """Number of weights D."""
+        return self.points.shape[1]
+
+    def __repr__(self) -> str:
+        return f"Curve({self.kind}, degree={self.degree}, size={self.size})"
+
+    # --- along the curve --------------------------------------------------------------------
+
+    def coefficients(self, t: Any) -> Float[Tensor, "*S m"]:
+        """Weights of the control points at t, shape (..., k + 1), in float64.
+
+        Args:
+            t: one number or several, in [0, 1].
+        """
+        return coefficients(t, len(self.points), self.kind)
+
+    def point(self, t: Any) -> Float[Tensor, "*S D"]:
+        """Weights at t: shape (D,) for a number, (S, D) for S of them.
+
+        Args:
+            t: one number or several, in [0, 1].
+
+        Raises:
+            InputError: t outside [0, 1].
+        """
+        return self.coefficients(t).to(self.points) @ self.points
+
+    def length(self) -> float:
+        r"""Length of the curve, $\int_0^1 \lVert \phi'(t) \rVert \, dt$.
+
+        The sum of the segments of a chain; of a Bézier curve by Gauss-Legendre quadrature, from
+        the k x k products of its segments alone, since
+        $\phi'(t) = k \sum_i b_i(t) (p_{i+1} - p_i)$ with the Bernstein polynomials $b_i$ of
+        degree k - 1.
+
+        Example:
+            >>> Curve(torch.tensor([[0.0, 0.0], [3.0, 4.0]])).length()
+            5.0
+        """
+        gram = _gram(self.points.diff(dim=0))
+        if self.kind == "polygon" or self.degree <= 1:
+            return float(gram.diagonal().sqrt().sum())
+        x, weights = np.polynomial.legendre.leggauss(_NODES * self.degree)
+        b = coefficients((x + 1) / 2, self.degree)
+        speed = self.degree * torch.einsum("si,ij,sj->s", b, gram, b).clamp_min(0).sqrt()
+        return float(speed @ torch.from_numpy(weights / 2))
+
+    # --- the subspace -----------------------------------------------------------------------
+
+    def subspace(self, basis: Basis = "ends", unit: bool = True) -> DenseSubspace:
+        r"""The affine subspace of rank k that holds the curve.
+
+        "ends" is the basis of Izmailov et al. (2019, section 4.3): the shift is half-way between
+        the ends, the vectors lead from there to the first end and to the control points between,
+
+        $$ \hat w = \frac{p_0 + p_k}{2}, \qquad
+           v_1 = \frac{p_0 - \hat w}{\lVert p_0 - \hat w \rVert}, \qquad
+           v_{1+i} = \frac{p_i - \hat w}{\lVert p_i - \hat w \rVert} \quad (0 < i < k) . $$
+
+        For k = 2 the second is also the direction of the curve's midpoint, which is how the
+        paper writes it: $\phi(1/2) - \hat w = (p_1 - \hat w) / 2$. The vectors have norm one and
+        are not orthogonal.
+
+        "principal" is the basis of Dold et al. (2024, equation 5): the shift is the mean of the
+        control points, the vectors are their principal directions, orthonormal.
+
+        Args:
+            basis: "ends" or "principal".
+            unit: vectors of norm one, as in both papers. False lets them keep their lengths, so
+                that a prior N(0, I) is as wide as the curve: the ends lie at z = (1, 0, ...) and
+                (-1, 0, ...), and principal directions have the standard deviations of the
+                control points.
+
+        Raises:
+            InputError: a single control point, equal ends, or control points that span fewer than
+                k directions.
+        """
+        check_choice("basis", basis, ("ends", "principal"))
+        if self.degree == 0:
+            fail("curve", "at least 2 control points, which span a direction", "1")
+        if torch.equal(self.points[0], self.points[-1]):
+            fail("curve", "two ends that differ", "the same weights twice",
+                 "Train the second solution from another seed")
+        if basis == "principal":
+            center = self._mean(self.points)
+            rows = principal((self.points - center).cpu())[0][:-1] / self.degree**0.5
+        else:
+            center = self._mean(self.points[[0, -1]])
+            rows = self.points[:-1] - center
+        gram = _gram(rows)
+        spread = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
+        if spread[0] <= _FLAT * spread[-1]:
+            fail("curve", f"control points that span {self.degree} directions", "fewer",
+                 "Train it for longer, or with a larger learning rate")
+        if unit:
+            rows = rows / gram.diagonal().sqrt().to(rows)[:, None]
+        return DenseSubspace(center, rows)
+
+    def _mean(self, points: Float[Tensor, "n D"]) -> Float[Tensor, "D"]:
+        return points.double().mean(0).to(self.points)
+
+    def coordinates(self, t: Any, subspace: DenseSubspace | None = None) -> Float[Tensor, "*S k"]:
+        """Where the curve lies in a subspace: coordinates z at t, shape (..., k).
+
+        Args:
+            t: one number or several, in [0, 1].
+            subspace: of this curve; by default `subspace()`.
+
+        Example:
+            >>> Curve(torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 0.0]])).coordinates(0.5)
+            tensor([0., 1.], dtype=torch.float64)
+        """
+        space = self.subspace() if subspace is None else subspace
+        return self.coefficients(t).cpu() @ space.project(self.points).double().cpu()
+
+
+def _gram(rows: Float[Tensor, "n D"]) -> Float[Tensor, "n n"]:
+    """Inner products in float64, on the CPU."""
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for block in rows.split(_COLUMNS, 1):
+        gram += (block.double() @ block.double().T).cpu()
+    return gram
+
+
+# --- the loss along it ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CurveLosses:
+    """How well the networks along a curve do.
+
+    Attributes:
+        t: places on the curve, shape (S,).
+        loss: mean negative log-likelihood at each, in nats per observation.
+        error: share of wrong labels, or root mean squared error in units of y.
+        error_name: "error rate" or "RMSE".
+    """
+
+    t: Float[np.ndarray, "S"]
+    loss: Float[np.ndarray, "S"]
+    error: Float[np.ndarray, "S"]
+    error_name: str
+
+    @property
+    def barrier(self) -> float:
+        r"""How far the loss rises above the line between its ends, at most, in nats.
+
+        $\max_t\, L(t) - (1 - t) L(0) - t L(1)$, from the first and last of the places (Frankle et
+        al. 2020, "Linear mode connectivity and the lottery ticket hypothesis").
+        """
+        share = (self.t - self.t[0]) / max(self.t[-1] - self.t[0], 1e-300)
+        return float((self.loss - (1 - share) * self.loss[0] - share * self.loss[-1]).max())
+
+
+def curve_losses(
+    curve: Curve | Tensor,
+    network: Network,
+    likelihood: Likelihood,
+    data: Any,
+    ts: int | Sequence[float] | np.ndarray | Tensor = 61,
+    *,
+    refresh_batchnorm: Any = None,
+) -> CurveLosses:
+    """Loss and error along a curve.
+
+    Args:
+        curve: the curve, or two weight vectors (2, D) for the straight line between them.
+        network: the network; its own weights do not matter.
+        likelihood: p(y | f), with its parameters learned.
+        data: rows to score on, in any form `Data.of` takes.
+        ts: places on the curve in [0, 1], or how many of them, evenly spaced from 0 to 1.
+        refresh_batchnorm: data to re-estimate BatchNorm statistics on at each place, the
+            training data usually; one more pass over them each. Without it a module with
+            BatchNorm uses the statistics of `network` everywhere, and looks worse than it is.
+
+    Raises:
+        InputError: another number of weights than the network has, or t outside [0, 1].
+
+    Example:
+        >>> import subbayes
+        >>> network, x = Network(torch.nn.Linear(1, 1)), torch.randn(20, 1)
+        >>> line = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
+        >>> losses = curve_losses(line, network, subbayes.Gaussian(1.0), (x, x[:, 0]), [0, 0.5, 1])
+        >>> bool(losses.loss[1] < losses.loss[0]), float(losses.error[1])
+        (True, 0.0)
+    """
+    curve = Curve(curve) if isinstance(curve, Tensor) else curve
+    if curve.size != network.size:
+        fail("curve", f"{network.size} weights, as the network has", curve.size,
+             "Pass the network the curve was trained for")
+    if isinstance(ts, (int, np.integer)):
+        ts = np.linspace(0, 1, check_count("ts", ts, 2))
+    at, rows = _checked(ts).reshape(-1), Data.of(data)
+    refresh = None if refresh_batchnorm is None else Data.of(refresh_batchnorm)
+    labels = likelihood.kind == "classification"
+    scores = [_scores(network, likelihood, curve.point(t).to(network.weights), rows, refresh)
+              for t in at.tolist()]
+    loss, error = np.array(scores).T
+    return CurveLosses(at.numpy(), loss, error, "error rate" if labels else "RMSE")
+
+
+def _scores(
+    network: Network, likelihood: Likelihood, weights: Float[Tensor, "D"], data: Data,
+    refresh: Data | None,
+) -> tuple[float, float]:
+    """Mean negative log-likelihood and error at one weight vector."""
+    if refresh is not None:
+        network = network.refreshed(weights, _moved(refresh, network.device))
+    loss = wrong = 0.0
+    for inputs, y in data.batches(4096):
+        noise = None if isinstance(y, Tensor) else y[1].cpu()
+        target = y.cpu() if isinstance(y, Tensor) else y[0].cpu()
+        with torch.no_grad():
+            outputs = network(weights, to_device(inputs, network.device)).cpu()
+        predictive = Predictive(outputs[None], with_noise(likelihood, noise, len(target)))
+        loss -= float(predictive.log_prob(target).sum())
+        wrong += len(target) * (1 - metrics.accuracy(predictive, target)
+                                if likelihood.kind == "classification"
+                                else metrics.rmse(predictive, target) ** 2)
+    wrong /= data.n
+    return loss / data.n, wrong if likelihood.kind == "classification" else wrong**0.5
+
+
+def _moved(data: Data, device: torch.device) -> Iterator[tuple[Any, Any]]:
+    """Batches with their inputs on the network's device."""
+    for inputs, y in data.batches(1024):
+        yield to_device(inputs, device), y

@@ -1,0 +1,337 @@
+r"""PCA of the SGD trajectory (Izmailov et al. 2019, algorithm 2), and SWAG's moments with it.
+
+A recorder sits in anyone's training loop and sees the weights once in a while. It keeps either
+the last M snapshots, or, for any number of snapshots, a sketch of a few rows: an incremental
+singular value decomposition that corrects for the moving mean (Ross et al. 2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.networks.network import Selection, select
+from subbayes.subspace import DenseSubspace
+from subbayes.utils.checks import check_count, check_positive, fail, fail_type
+
+__all__ = ["TrajectoryRecorder", "pca"]
+
+_CHUNK = 2**20  # columns taken to float64 at a time
+
+
+class TrajectoryRecorder:
+    r"""Records weights along training: their mean, variance and principal directions.
+
+    Deviations are taken from the mean of all snapshots seen, once it is known (the running mean
+    of the paper's algorithm would make the first of them zero and shrink the early ones). With A
+    the matrix of the last M deviations, the low-rank covariance is $A^\top A / (M - 1)$.
+
+    Memory is M D numbers for M snapshots; with `rank=r` it is 3 r D for any number of snapshots:
+    a sketch of 2r rows and a buffer of r. The sketch is exact up to 2r snapshots, and close
+    beyond when the spectrum decays.
+
+    Args:
+        max_snapshots: how many of the last snapshots to keep, M; not used with `rank`.
+        rank: stream instead, for subspaces of up to this rank.
+        parameters: which parameters of a module to record, as for `Network`.
+
+    Attributes:
+        n: number of snapshots seen.
+
+    Raises:
+        InputError: no room for two snapshots.
+
+    Example:
+        >>> recorder = TrajectoryRecorder(max_snapshots=5)
+        >>> for step in range(8):
+        ...     recorder.update(torch.tensor([float(step), 0.0, 1.0]))
+        >>> recorder.n, recorder.mean
+        (8, tensor([3.5000, 0.0000, 1.0000]))
+        >>> recorder.pca(rank=1).basis().norm()
+        tensor(2.3049)
+    """
+
+    def __init__(
+        self, max_snapshots: int = 20, rank: int | None = None, parameters: Selection = "all"
+    ) -> None:
+        self.max_snapshots = check_count("max_snapshots", max_snapshots, 2)
+        self.rank = None if rank is None else check_count("rank", rank)
+        self.parameters = parameters
+        self.n = 0
+        self._mean = self._scatter = torch.zeros(0, dtype=torch.float64)
+        self._recent: list[Tensor] = []
+        self._sketch: Tensor | None = None
+        self._sketched = 0
+        self._sketch_mean = self._mean
+
+    # --- recording --------------------------------------------------------------------------
+
+    def update(self, source: Any) -> None:
+        """Take a snapshot: of a module's selected parameters, or of a flat weight vector (D,).
+
+        Raises:
+            InputError: another number of weights than before, NaN or infinite weights.
+            InputTypeError: neither a module nor a tensor.
+        """
+        weights = self._flat(source)
+        self._check(weights)
+        if self.n == 0:
+            self._mean = torch.zeros_like(weights, dtype=torch.float64)
+            self._scatter = torch.zeros_like(self._mean)
+            self._sketch_mean = self._mean.clone()
+        self.n += 1
+        deviation = weights.double() - self._mean
+        self._mean += deviation / self.n
+        self._scatter += deviation * (weights.double() - self._mean)
+        self._recent.append(weights)
+        self._forget()
+
+    def _flat(self, source: Any) -> Float[Tensor, "D"]:
+        """A private copy on the CPU, in float32 unless the weights are float64."""
+        if isinstance(source, nn.Module):
+            named = dict(source.named_parameters())
+            parts = [named[name].detach() if mask is None else named[name].detach()[mask]
+                     for name, mask in select(source, self.parameters).items()]
+            source = torch.cat([part.reshape(-1) for part in parts])
+        if not isinstance(source, Tensor):
+            fail_type("snapshot", "a module or a tensor of weights", source)
+        if source.ndim != 1:
+            fail("snapshot", "a flat weight vector of shape (D,)", tuple(source.shape),
+                 "Flatten it with network.flatten(module)")
+        dtype = torch.float64 if source.dtype == torch.float64 else torch.float32
+        return source.detach().to("cpu", dtype, copy=True)
+
+    def _check(self, weights: Tensor) -> None:
+        if self.n and len(weights) != self.size:
+            fail("snapshot", f"{self.size} weights, as before", len(weights),
+                 "Use one recorder for one network")
+        if not bool(torch.isfinite(weights).all()):
+            fail("snapshot", "finite weights", "NaN or infinite ones",
+                 "The training diverged: lower its learning rate")
+
+    def _forget(self) -> None:
+        """Drop the oldest snapshot, or fold a full buffer into the sketch."""
+        if self.rank is None:
+            del self._recent[: -self.max_snapshots]
+        elif len(self._recent) > self.rank:
+            self._sketch, self._sketch_mean = self._folded()
+            self._sketched, self._recent = self.n, []
+
+    def _folded(self) -> tuple[Tensor, Tensor]:
+        """The sketch with the buffer in it (Ross et al. 2008), and the mean it belongs to.
+
+        With n rows of mean m folded, appending b rows of mean m_b adds their own deviations and
+        sqrt(n b / (n + b)) (m - m_b) to the scatter.
+        """
+        if not self._recent:
+            assert self._sketch is not None
+            return self._sketch, self._sketch_mean
+        block = torch.stack(self._recent)
+        center = block.double().mean(0)
+        rows = [(block.double() - center).to(block.dtype)]
+        if self._sketch is not None:
+            n, b = self._sketched, len(block)
+            gap = (n * b / (n + b)) ** 0.5 * (self._sketch_mean - center)
+            rows = [self._sketch, *rows, gap.to(block.dtype)[None]]
+        assert self.rank is not None
+        return principal(torch.cat(rows))[0][: 2 * self.rank], self._mean.clone()
+
+    # --- moments ----------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Number of weights D (0 before the first snapshot)."""
+        return len(self._mean)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        source = self._recent[0] if self._recent else self._sketch
+        return torch.float32 if source is None else source.dtype
+
+    @property
+    def mean(self) -> Float[Tensor, "D"]:
+        """Mean of all snapshots, accumulated in float64: the SWA solution, shape (D,)."""
+        self._require(1)
+        return self._mean.to(self._dtype)
+
+    @property
+    def variance(self) -> Float[Tensor, "D"]:
+        r"""Variance of each weight, $\overline{w^2} - \bar w^2$ over all snapshots, shape (D,)."""
+        self._require(1)
+        return (self._scatter / self.n).clamp_min(0).to(self._dtype)
+
+    @property
+    def deviations(self) -> Float[Tensor, "M D"]:
+        """The last M snapshots minus the mean of all; while streaming, the rows of the sketch."""
+        self._require(2)
+        if self.rank is not None:
+            return self._folded()[0]
+        return (torch.stack(self._recent).double() - self._mean).to(self._dtype)
+
+    @property
+    def _count(self) -> int:
+        """How many snapshots the deviations stand for."""
+        return len(self._recent) if self.rank is None else self.n
+
+    def _factor(self) -> Float[Tensor, "M D"]:
+        """F with F'F the low-rank covariance."""
+        return self.deviations / (self._count - 1) ** 0.5
+
+    def _require(self, n: int) -> None:
+        if self.n < n:
+            fail("recorder", f"at least {n} snapshot{'s' * (n > 1)}", self.n,
+                 "Call recorder.update(model) in the training loop")
+
+    # --- what it is for ---------------------------------------------------------------------
+
+    @property
+    def singular_values(self) -> Float[Tensor, "M"]:
+        r"""The spectrum $s_1 \ge s_2 \ge \dots$ of the deviations over $\sqrt{M - 1}$."""
+        return principal(self._factor())[1]
+
+    @property
+    def spanned(self) -> int:
+        """Number of directions in which the snapshots differ: the largest rank of `pca`."""
+        return min(self._limit, _differing(self.singular_values))
+
+    @property
+    def _limit(self) -> int:
+        """Directions that so many snapshots can differ in; one fewer if their mean is taken off."""
+        self._require(2)
+        limit = self._count - (self._count == self.n)
+        return limit if self.rank is None else min(limit, self.rank)
+
+    def pca(self, rank: int) -> DenseSubspace:
+        """The subspace of the leading principal directions; see `pca`."""
+        return pca(self, rank)
+
+    def swag(
+        self, n: int, seed: int = 0, scale: float = 1.0
+    ) -> Float[Tensor, "n D"]:
+        r"""Draw weights from the SWAG Gaussian (Maddox et al. 2019, equation 1).
+
+        $$ w = \bar w + \sqrt{\alpha / 2}\, \Sigma_{\mathrm{diag}}^{1/2} \epsilon_1
+             + \sqrt{\alpha / (2 (M - 1))}\, A^\top \epsilon_2 $$
+
+        Args:
+            n: number of draws.
+            seed: seed of the draws.
+            scale: $\alpha$, which multiplies the covariance.
+
+        Raises:
+            InputError: fewer than two snapshots.
+        """
+        check_count("n", n)
+        check_positive("scale", scale)
+        factor, mean, std = self._factor(), self.mean, self.variance.sqrt()
+        generator = torch.Generator().manual_seed(seed)
+        draws = []
+        for _ in range(n):
+            z1 = torch.randn(self.size, generator=generator, dtype=mean.dtype)
+            z2 = torch.randn(len(factor), generator=generator, dtype=mean.dtype)
+            draws.append(mean + (scale / 2) ** 0.5 * (std * z1 + z2 @ factor))
+        return torch.stack(draws)
+
+    # --- keeping it -------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What has to be saved to go on recording later: tensors, and a JSON-able rest."""
+        tensors = {"mean": self._mean, "scatter": self._scatter, "sketch_mean": self._sketch_mean}
+        if self._recent:
+            tensors["recent"] = torch.stack(self._recent)
+        if self._sketch is not None:
+            tensors["sketch"] = self._sketch
+        return {name: t.clone() for name, t in tensors.items()}, {
+            "max_snapshots": self.max_snapshots, "rank": self.rank, "n": self.n,
+            "sketched": self._sketched}
+
+    @classmethod
+    def from_state(
+        cls, tensors: dict[str, Tensor], config: dict[str, Any], parameters: Selection = "all"
+    ) -> TrajectoryRecorder:
+        """Rebuild a recorder from `state`; give `parameters` again if it had any."""
+        recorder = cls(config["max_snapshots"], config["rank"], parameters)
+        recorder.n, recorder._sketched = config["n"], config["sketched"]
+        recorder._mean, recorder._scatter = tensors["mean"].clone(), tensors["scatter"].clone()
+        recorder._sketch_mean = tensors["sketch_mean"].clone()
+        recorder._recent = [row.clone() for row in tensors.get("recent", ())]
+        recorder._sketch = tensors.get("sketch")
+        return recorder
+
+    def __repr__(self) -> str:
+        kept = f"rank={self.rank}" if self.rank else f"max_snapshots={self.max_snapshots}"
+        return f"TrajectoryRecorder(n={self.n}, size={self.size}, {kept})"
+
+
+def pca(recorder: TrajectoryRecorder, rank: int) -> DenseSubspace:
+    r"""The subspace of the leading principal directions of a trajectory.
+
+    $$ A / \sqrt{M - 1} = U S V^\top, \qquad w = \bar w + \sum_{i \le k} z_i\, s_i v_i $$
+
+    Read with the prior z ~ N(0, I): as wide as the trajectory in each direction. The
+    decomposition is exact, through the M x M matrix A A'; the entry of largest size of each
+    direction is positive.
+
+    Args:
+        recorder: a recorder that has seen the trajectory.
+        rank: number of directions k.
+
+    Raises:
+        InputError: a rank above what the snapshots span, at most their number less one.
+
+    Example:
+        >>> recorder = TrajectoryRecorder()
+        >>> for seed in range(6):
+        ...     recorder.update(torch.randn(50, generator=torch.Generator().manual_seed(seed)))
+        >>> pca(recorder, rank=3)
+        DenseSubspace(rank=3, size=50)
+    """
+    check_count("rank", rank)
+    limit = recorder._limit
+    if rank > limit:
+        why = "the rank of the recorder" if recorder.rank == limit else (
+            f"what {recorder._count} snapshots span")
+        fail("rank", f"at most {limit}, {why}", rank, "Record more snapshots")
+    rows, s = principal(recorder._factor())
+    spanned = _differing(s)
+    if rank > spanned:
+        fail("rank", f"at most {spanned}, the directions in which the snapshots differ", rank,
+             "Raise the learning rate or record snapshots further apart" if spanned < 1 else
+             "Lower the rank or record more snapshots")
+    return DenseSubspace(recorder.mean, rows[:rank])
+
+
+def _differing(sizes: Float[Tensor, "M"]) -> int:
+    """How many singular values are more than rounding."""
+    return int((sizes > sizes[0] * _tolerance(sizes.dtype)).sum()) if float(sizes[0]) > 0 else 0
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Directions smaller than this part of the largest are rounding."""
+    return 1e-7 if dtype == torch.float64 else 1e-5
+
+
+def _columns(rows: Tensor) -> Iterator[Tensor]:
+    """Blocks of columns in float64, so that no double copy of all of them is made."""
+    for start in range(0, rows.shape[1], _CHUNK):
+        yield rows[:, start : start + _CHUNK].double()
+
+
+def principal(rows: Float[Tensor, "M D"]) -> tuple[Float[Tensor, "M D"], Float[Tensor, "M"]]:
+    r"""Rows $s_i v_i$ of the singular value decomposition, largest first, and all $s_i$.
+
+    From the eigenvectors of the Gram matrix, $s_i v_i = u_i^\top A$, without dividing by s.
+    """
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for block in _columns(rows):
+        gram += block @ block.T
+    values, vectors = torch.linalg.eigh(gram)
+    s = values.flip(0).clamp_min(0).sqrt()
+    u = vectors.flip(1).T
+    turned = torch.cat([(u @ block).to(rows.dtype) for block in _columns(rows)], 1)
+    largest = turned.gather(1, turned.abs().argmax(1, keepdim=True))
+    return turned * torch.where(largest < 0, -1.0, 1.0).to(rows.dtype), s.to(rows.dtype)

@@ -1,0 +1,1 @@
+"""Training of networks, of many networks at once, and of curves."""

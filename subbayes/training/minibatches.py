@@ -1,0 +1,223 @@
+"""Minibatches: rows in memory reshuffled by a generator, or a loader in its own order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from subbayes.data.data import Data, as_pair, check_rows, n_rows, take, to_device
+from subbayes.likelihoods import Likelihood, Standardized
+from subbayes.networks.network import Network
+from subbayes.utils.checks import check_count, fail
+from subbayes.utils.seeding import derive
+from subbayes.utils.types import Inputs, Targets
+
+__all__ = ["Feed", "absent_classes", "batch_sizes", "inner", "log_scale", "split"]
+
+
+def split(data: Any, validation: Any, seed: int) -> tuple[Any, Data | None]:
+    """Training and validation data, the latter as a fraction of the former if it is a number."""
+    if validation is None:
+        return data, None
+    if not isinstance(validation, float):
+        return data, Data.of(validation, "validation")
+    whole = None if isinstance(data, (DataLoader, Dataset)) else Data.of(data)
+    if whole is None or not whole.in_memory:
+        fail("validation", "held-out data, since the data are streamed", validation,
+             "Pass a loader of held-out rows")
+    n = round(whole.n * validation)
+    if not 0 < n < whole.n:
+        fail("validation", f"a fraction that leaves rows on both sides of {whole.n}", validation)
+    order = torch.randperm(whole.n, generator=torch.Generator().manual_seed(derive(seed, 1)))
+    order = order.to(_device_of(whole))
+    return whole.rows(order[n:].sort().values), whole.rows(order[:n].sort().values)
+
+
+def _device_of(data: Data) -> torch.device:
+    y = data.targets()
+    return (y if isinstance(y, Tensor) else y[0]).device
+
+
+class Feed:
+    """Minibatches on the network's device, targets as the inner likelihood wants them.
+
+    Empty batches of a loader are left out.
+    """
+
+    def __init__(
+        self, data: Any, likelihood: Likelihood, network: Network, batch_size: int | None,
+        seed: int,
+    ) -> None:
+        if torch.is_inference_mode_enabled():
+            fail("data", "a call that may compute gradients", "one in torch.inference_mode()",
+                 "Train outside of it")
+        self.device, self.dtype = network.device, network.dtype
+        self.network, self.likelihood = network, likelihood
+        self.generator = torch.Generator().manual_seed(derive(seed, 0))
+        self.batch_size = None if batch_size is None else check_count("batch_size", batch_size)
+        self.normalises = any(isinstance(m, nn.modules.batchnorm._BatchNorm)
+                              for m in network.module_with().modules())
+        self.loader = _as_loader(data, batch_size, self.generator)
+        self.memory: Data | None = None
+        if self.loader is None:
+            whole = Data.of(data).to(self.device)
+            first, targets = whole.first()[0], whole.targets()
+            self.n = whole.n
+            self.memory = Data(whole.n, whole.inputs, self.prepared(targets))
+        else:
+            first, targets, self.n = _read_targets(self.loader)
+            first = to_device(first, self.device)
+        self._rows = n_rows(first)
+        likelihood.check_targets(targets)
+        outputs = network.check(first)
+        likelihood.check_outputs(outputs, targets)
+        self.absent = absent_classes(likelihood, outputs, targets)
+        self.raw = likelihood.init_parameters(targets).to(self.device, self.dtype)
+        self._check_normalisation()
+
+    def check_held_out(self, data: Data | None) -> None:
+        """Check held-out data as the training data are checked."""
+        if data is not None:
+            targets = data.targets()
+            self.likelihood.check_targets(targets)
+            inputs = to_device(data.first()[0], self.device)
+            self.likelihood.check_outputs(self.network.check(inputs), targets)
+
+    def _check_normalisation(self) -> None:
+        if not self.normalises:
+            return
+        if self.n == 1:
+            fail("data", "at least 2 rows for BatchNorm", "1 row")
+        if self.batch_size == 1 and self.memory is not None:
+            fail("batch_size", "at least 2 for a module with BatchNorm", 1)
+
+    def prepared(self, y: Targets) -> Targets:
+        """Standardised once instead of at each step, and in the dtype of the network."""
+        if isinstance(self.likelihood, Standardized):
+            y = self.likelihood.inward(y)
+        if isinstance(y, tuple):
+            return tuple(self._cast(t) for t in y)
+        return self._cast(y)
+
+    def _cast(self, y: Tensor) -> Tensor:
+        return y.to(self.device, self.dtype if y.is_floating_point() else y.dtype)
+
+    def epoch(self) -> Iterator[tuple[Inputs, Targets]]:
+        """One pass: reshuffled, or in the loader's own order."""
+        if self.memory is None:
+            yield from self._streamed()
+        elif self.batch_size is None or self.batch_size >= self.n:
+            assert self.memory.inputs is not None
+            assert self.memory.y is not None
+            yield self.memory.inputs, self.memory.y
+        else:
+            order = torch.randperm(self.n, generator=self.generator).to(self.device)
+            yield from self._taken(order)
+
+    def batches_of(self, rows: int) -> int:
+        """How many batches of so many rows there are in an epoch; of a loader, about."""
+        if self.memory is None:
+            return max(1, self.n // max(rows, 1))
+        return batch_sizes(self.n, self.batch_size or self.n).count(rows)
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch; of a loader, about."""
+        if self.memory is None:
+            return -(-self.n // self._rows)
+        return len(batch_sizes(self.n, self.batch_size or self.n))
+
+    def in_order(self) -> Iterator[tuple[Inputs, Targets]]:
+        """One pass in a fixed order, for BatchNorm."""
+        if self.memory is None:
+            yield from self._streamed()
+        else:
+            yield from self._taken(torch.arange(self.n, device=self.device))
+
+    def _taken(self, order: Tensor) -> Iterator[tuple[Inputs, Targets]]:
+        assert self.memory is not None
+        for rows in order.split(batch_sizes(self.n, self.batch_size or self.n)):
+            yield take(self.memory.inputs, rows), take(self.memory.y, rows)
+
+    def _streamed(self) -> Iterator[tuple[Inputs, Targets]]:
+        assert self.loader is not None
+        for batch in self.loader:
+            inputs, y = as_pair(batch, "data")
+            if n_rows(y) > (1 if self.normalises else 0):
+                yield to_device(inputs, self.device), self.prepared(y)
+
+
+def batch_sizes(n: int, size: int) -> list[int]:
+    """Sizes of batches, a last one of one row joined to the one before.
+
+    Example:
+        >>> batch_sizes(10, 4), batch_sizes(9, 4)
+        ([4, 4, 2], [4, 5])
+    """
+    sizes = [min(size, n - start) for start in range(0, n, size)]
+    if len(sizes) > 1 and sizes[-1] == 1 < size:
+        sizes[-2:] = [size + 1]
+    return sizes
+
+
+def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[int]:
+    """The classes of a classification of which there is no row.
+
+    Args:
+        likelihood: p(y | f).
+        n_outputs: of the network; one stands for two classes.
+        y: labels (N,).
+
+    Example:
+        >>> from subbayes import Categorical
+        >>> absent_classes(Categorical(), 4, torch.tensor([0, 3, 3]))
+        [1, 2]
+    """
+    if likelihood.kind != "classification" or not isinstance(y, Tensor) or y.ndim > 1:
+        return []
+    present = set(y.long().unique().tolist())
+    return [label for label in range(max(n_outputs, 2)) if label not in present]
+
+
+def inner(likelihood: Likelihood) -> Likelihood:
+    """What prepared targets are scored by: the likelihood of standardised targets."""
+    return likelihood.likelihood if isinstance(likelihood, Standardized) else likelihood
+
+
+def _as_loader(
+    data: Any, batch_size: int | None, generator: torch.Generator
+) -> Iterable[Any] | None:
+    """The loader itself, with its own shuffling; data in memory have none."""
+    if isinstance(data, DataLoader):
+        return data
+    if isinstance(data, Dataset):
+        if hasattr(data, "__len__") and len(data) == 0:
+            fail("data", "at least one row", "an empty dataset")
+        return DataLoader(data, batch_size=batch_size or 2**62, shuffle=True, generator=generator)
+    return data.loader if isinstance(data, Data) else None
+
+
+def _read_targets(loader: Iterable[Any]) -> tuple[Inputs, Targets, int]:
+    """The first inputs and all targets of a loader."""
+    first, parts = None, []
+    for batch in loader:
+        inputs, y = as_pair(batch, "data")
+        check_rows({"data inputs": inputs, "data targets": y})
+        first = inputs if first is None and n_rows(inputs) else first
+        parts.append(y if isinstance(y, tuple) else (y,))
+    if first is None:
+        fail("data", "at least one row", "an empty loader")
+    columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    return first, columns[0] if len(columns) == 1 else columns, len(columns[0])
+
+
+def log_scale(likelihood: Likelihood) -> float:
+    """What the loss in units of y adds to the loss in standardised units."""
+    if isinstance(likelihood, Standardized):
+        return sum(map(math.log, likelihood.scale))
+    return 0.0

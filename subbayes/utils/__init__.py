@@ -1,0 +1,1 @@
+"""Helpers that every room uses: checks, types, seeds, progress, files and artifacts."""

@@ -1,0 +1,144 @@
+"""Errors in one voice: what was expected, what came, what to do, in one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+__all__ = [
+    "InputError",
+    "InputTypeError",
+    "check_choice",
+    "check_count",
+    "check_finite",
+    "check_positive",
+    "check_same_length",
+    "fail",
+    "fail_type",
+    "is_finite",
+    "message",
+]
+
+
+class _Described(Exception):
+    """An error with one line of text and the parts that it is composed of.
+
+    Attributes:
+        argument: name of the argument at fault, as the caller wrote it; "" if unknown.
+        expected: what would have been right.
+        got: what was passed.
+        remedy: what to do about it.
+    """
+
+    def __init__(
+        self, argument: str, expected: str = "", got: str = "", remedy: str = ""
+    ) -> None:
+        super().__init__(message(argument, expected, got, remedy) if expected else argument)
+        self.argument = argument if expected else ""
+        self.expected, self.got, self.remedy = expected, got, remedy
+
+
+class InputError(_Described, ValueError):
+    """A value that cannot be used, described in one line.
+
+    The parts of the line are its attributes `argument`, `expected`, `got` and `remedy`.
+    """
+
+    __module__ = "subbayes"
+
+
+class InputTypeError(_Described, TypeError):
+    """An argument of a type that cannot be used, described in one line.
+
+    The parts of the line are its attributes `argument`, `expected`, `got` and `remedy`.
+    """
+
+    __module__ = "subbayes"
+
+
+def message(argument: str, expected: str, got: str, remedy: str = "") -> str:
+    """Compose the one line every error of this library consists of.
+
+    Args:
+        argument: name of the argument at fault, as the caller wrote it.
+        expected: what would have been right.
+        got: what came instead.
+        remedy: what to do about it.
+
+    Example:
+        >>> message("rank", "at most 20", "30", "Record more snapshots")
+        'rank: expected at most 20, got 30. Record more snapshots.'
+    """
+    got = " ".join(got.split())
+    line = f"{argument}: expected {expected}, got {got if len(got) < 300 else got[:297] + '...'}."
+    return " ".join((f"{line} {remedy.rstrip('.')}." if remedy else line).split())
+
+
+def fail(argument: str, expected: str, got: Any, remedy: str = "") -> NoReturn:
+    """Raise `InputError` with the composed line."""
+    raise InputError(argument, expected, str(got), remedy)
+
+
+def fail_type(argument: str, expected: str, got: Any, remedy: str = "") -> NoReturn:
+    """Raise `InputTypeError`; `got` is the offending object, named by its type."""
+    raise InputTypeError(argument, expected, type(got).__name__, remedy)
+
+
+def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
+    """Check that `value` is one of `choices`."""
+    options = list(choices)
+    if value not in options:
+        fail(argument, "one of " + ", ".join(map(repr, options)), repr(value))
+
+
+def check_count(argument: str, value: Any, minimum: int = 1) -> int:
+    """Check that `value` is a whole number of at least `minimum` and return it as `int`."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < minimum:
+        fail(argument, f"a whole number of at least {minimum}", repr(value))
+    return int(value)
+
+
+def check_positive(argument: str, value: Any) -> float:
+    """Check that `value` is a finite number above zero and return it as `float`."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        fail(argument, "a number above 0", repr(value))
+    if not (math.isfinite(number) and number > 0):
+        fail(argument, "a finite number above 0", repr(value))
+    return number
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether every entry is finite: nearly always a single pass, of their sum."""
+    values = values.detach()
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def check_finite(argument: str, values: torch.Tensor | np.ndarray) -> None:
+    """Check that every entry is finite; the error names the first row that is not."""
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()  # torch warns of such
+    tensor = torch.as_tensor(values)
+    if not tensor.is_floating_point():
+        return
+    if is_finite(tensor):
+        return
+    bad = ~torch.isfinite(tensor)
+    rows = bad.reshape(len(tensor), -1).any(1).nonzero().flatten() if tensor.ndim else bad
+    where = f" (first in row {int(rows[0])})" if tensor.ndim else ""
+    count = int(bad.sum())
+    fail(argument, "finite numbers", f"{count} NaN or infinite value{'s' * (count > 1)}{where}",
+         "Drop or impute them first")
+
+
+def check_same_length(names: Sequence[str], lengths: Sequence[int]) -> None:
+    """Check that arrays that belong together have one length."""
+    if len(set(lengths)) > 1:
+        fail(" and ".join(names), "the same number of rows",
+             " and ".join(str(n) for n in lengths), "Pass one row of each per observation")

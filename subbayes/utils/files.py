@@ -1,0 +1,271 @@
+"""Files written so that they are found old or new, never half-written, with errors in one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from subbayes.utils.checks import InputError, message
+
+try:
+    import fcntl
+except ImportError:  # Windows has no advisory locks on folders; `locked` goes on without
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "ArtifactError",
+    "StrPath",
+    "as_path",
+    "atomic_write_bytes",
+    "atomic_write_text",
+    "explained",
+    "folder",
+    "locked",
+    "refuse",
+    "rename",
+    "shown",
+    "sync_folder",
+    "write_temporary",
+]
+
+StrPath = str | os.PathLike[str]
+
+
+class ArtifactError(InputError):
+    """A path that cannot be written, or does not hold what it should, said in one line."""
+
+
+# --- whole files --------------------------------------------------------------------------------
+
+
+def atomic_write_text(path: StrPath, text: str) -> None:
+    """Write a text file as UTF-8 so that it is found old or new, never half-written.
+
+    Args:
+        path: the file; its folder is made where missing. A link is followed, a device written to.
+        text: the content, line ends as they are.
+
+    Raises:
+        ArtifactError: the file cannot be written (full disk, permission); an earlier one is intact.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "table.csv"
+        >>> atomic_write_text(file, "method,rmse")
+        >>> file.read_text()
+        'method,rmse'
+    """
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        refuse("text", "text that UTF-8 can encode", f"{text[error.start]!r} in it", "Remove it")
+    atomic_write_bytes(path, data)
+
+
+def atomic_write_bytes(path: StrPath, data: bytes) -> None:
+    """Write a file so that it is found old or new, never half-written.
+
+    Args:
+        path: the file; its folder is made where missing. A link is followed, a device written to.
+        data: the content.
+
+    Raises:
+        ArtifactError: the file cannot be written (full disk, permission); an earlier one is intact.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "plot.png"
+        >>> atomic_write_bytes(file, b"...")
+        >>> file.read_bytes()
+        b'...'
+    """
+    given = as_path(path)
+    with explained(path):
+        if given.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if given.exists() and not given.is_file():
+            _write_device(given, data)
+        else:
+            _replace_file(Path(os.path.realpath(given)), data)
+
+
+def _write_device(device: Path, data: bytes) -> None:
+    """Write through: a device or a pipe must never be replaced by a file."""
+    with _closing(os.open(device, os.O_WRONLY | _BINARY)) as descriptor:
+        _write_all(descriptor, data)
+
+
+def _replace_file(target: Path, data: bytes) -> None:
+    mode = target.stat().st_mode & 0o777 if target.exists() else None
+    if mode is not None and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    with folder(target.parent) as directory:
+        rename(write_temporary(directory, target.name, [data], mode), target)
+        sync_folder(directory)
+
+
+# --- the steps ----------------------------------------------------------------------------------
+
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+def write_temporary(
+    directory: Path, stem: str, pieces: Iterable[bytes], mode: int | None = None
+) -> Path:
+    """Write and sync a new file `.stem.<random>.tmp`; leave nothing behind on failure."""
+    temporary = directory / f".{stem[:50]}.{secrets.token_hex(8)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
+    try:
+        with _closing(os.open(temporary, flags, 0o666)) as descriptor:
+            if mode is not None and hasattr(os, "fchmod"):
+                os.fchmod(descriptor, mode)
+            for piece in pieces:
+                _write_all(descriptor, piece)
+            os.fsync(descriptor)
+    except BaseException:
+        _discard(temporary)
+        raise
+    return temporary
+
+
+@contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, piece: bytes) -> None:
+    """Write on after short writes; one of nothing at all is a full disk."""
+    view = memoryview(piece)
+    while view:
+        written = os.write(descriptor, view)
+        if written == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        view = view[written:]
+
+
+def rename(temporary: Path, target: Path) -> None:
+    """Put a temporary file in its place in one step; remove it if that fails."""
+    try:
+        os.replace(temporary, target)
+    except BaseException:
+        _discard(temporary)
+        raise
+
+
+def _discard(file: Path) -> None:
+    with suppress(OSError):
+        os.unlink(file)
+
+
+def sync_folder(directory: Path) -> None:
+    """Make renames durable, where the system can sync a folder."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError:
+        return
+    with _closing(descriptor):
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+                raise
+
+
+@contextmanager
+def folder(directory: Path) -> Iterator[Path]:
+    """Make a folder and its parents; take back those made if what follows fails."""
+    missing = [p for p in (directory, *directory.parents) if not p.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield directory
+    except BaseException:
+        for made in missing:
+            with suppress(OSError):
+                made.rmdir()
+        raise
+
+
+@contextmanager
+def locked(directory: Path, shared: bool = False) -> Iterator[bool]:
+    """Hold the folder's advisory lock, which a dead process loses; False where there is none."""
+    descriptor = _lock(directory, shared)
+    try:
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may hold a copy: unlock first
+            os.close(descriptor)
+
+
+def _lock(directory: Path, shared: bool) -> int | None:
+    if fcntl is None:
+        return None
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, OSError):
+            return None
+        raise
+    return descriptor
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+def refuse(argument: str, expected: str, got: str, remedy: str) -> NoReturn:
+    """Raise `ArtifactError` with the composed line, free of the errors that led to it."""
+    raise ArtifactError(message(argument, expected, got, remedy)) from None
+
+
+def as_path(path: StrPath) -> Path:
+    """Make a path of what was passed, if the system can take it."""
+    if "\0" in os.fspath(path):
+        refuse("path", "a path without null characters", shown(path), "Check the path")
+    return Path(path)
+
+
+def shown(path: StrPath) -> str:
+    """Quote a path on one line."""
+    return repr(os.fspath(path))
+
+
+_SPACE = ("free disk space", "Free some space or choose another path")
+_PERMISSION = ("a path with permission to write", "Change its permissions or choose another")
+_CAUSES = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: ("a file size the system allows", "Raise the limit (ulimit -f)"),
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: _PERMISSION,
+    errno.ENOTDIR: ("a folder", "Choose another path"),
+    errno.EEXIST: ("a folder", "Choose another path"),
+    errno.EISDIR: ("a file", "Choose another path"),
+}
+_OTHER = ("a path that can be written", "Choose another path")
+
+
+@contextmanager
+def explained(path: StrPath, reading: bool = False) -> Iterator[None]:
+    """Turn what the system reports into one line with the path and what to do."""
+    try:
+        yield
+    except OSError as error:
+        got = f"{error.strerror or error} at {shown(path)}"
+        if reading:
+            refuse("path", "an artifact that can be read", got, "Check its permissions")
+        expected, remedy = _CAUSES.get(error.errno or 0, _OTHER)
+        refuse("path", expected, got, f"{remedy}; existing files are intact")

@@ -1,0 +1,60 @@
+"""How much memory there is, asked before a lot of it is taken."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from subbayes.utils.checks import fail
+
+__all__ = ["available", "check_memory", "in_words"]
+
+_PAGES = Path("/proc/meminfo")
+
+
+def available() -> int | None:
+    """Bytes that can be taken without swapping; None where the system does not say.
+
+    Example:
+        >>> size = available()
+        >>> size is None or size > 0
+        True
+    """
+    try:
+        lines = dict(line.split(":") for line in _PAGES.read_text().splitlines())
+        return 1024 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def check_memory(argument: str, what: str, needed: int, remedy: str) -> None:
+    """Raise `InputError` for more than there is, before it is taken.
+
+    Args:
+        argument: what makes it so large.
+        what: what is to be held, in words.
+        needed: bytes.
+        remedy: what to do about it.
+
+    Example:
+        >>> check_memory("draws", "a few numbers", 80, "")
+    """
+    there = available()
+    if there is not None and needed > there:
+        fail(argument, f"{what} to fit into {in_words(there)} of free memory",
+             f"about {in_words(needed)}", remedy)
+
+
+def in_words(size: float) -> str:
+    """A number of bytes.
+
+    Example:
+        >>> in_words(3 * 2**30), in_words(5e5)
+        ('3.0 GiB', '0.5 MiB')
+    """
+    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
+    return f"{size / unit:.1f} {name}"

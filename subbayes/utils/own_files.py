@@ -1,0 +1,90 @@
+"""A folder of results that is written again and again, where other people's files are safe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from subbayes.utils.checks import fail
+from subbayes.utils.files import as_path, atomic_write_text, explained
+
+__all__ = ["OwnFiles"]
+
+RECORD = "files.json"
+
+
+class OwnFiles:
+    """Names in a folder that may be overwritten: those written before, as they were written.
+
+    The record `files.json` holds a checksum of each. A file that is not in it, or that has been
+    changed since, is somebody's own: it is named in an error before anything is written.
+
+    Args:
+        folder: the folder; it need not exist.
+        names: paths in it that are going to be written.
+
+    Raises:
+        InputError: one of them is not ours to overwrite, or the folder is a file.
+
+    Example:
+        >>> mine = OwnFiles("results", ["table.csv"])
+        >>> mine.begin()
+        >>> atomic_write_text(mine.folder / "table.csv", "a,b")
+        >>> mine.finish()
+        >>> again = OwnFiles("results", ["table.csv"])
+    """
+
+    def __init__(self, folder: str | Path, names: Iterable[str]) -> None:
+        self.folder = as_path(folder)
+        self.names = list(names)
+        if self.folder.exists() and not self.folder.is_dir():
+            fail("out", "a folder", f"a file: '{folder}'", "Choose another path")
+        self.before = self._read()
+        for name in self.names:
+            self._check(name)
+
+    def _check(self, name: str) -> None:
+        path = self.folder / name
+        if not path.exists():
+            return
+        known = name in self.before and self.before[name] in (None, _digest(path))
+        if not known:
+            why = "was changed since" if name in self.before else "was not written by it"
+            fail("out", "a folder whose files of the same names this command wrote itself",
+                 f"'{path}', which {why}", "Move it away, or choose another folder")
+
+    def _read(self) -> dict[str, str | None]:
+        """What an earlier run recorded; None for files it had begun and may not have finished."""
+        path = self.folder / RECORD
+        if not path.is_file():
+            return {}
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            return dict(record["files"])
+        except (ValueError, KeyError, TypeError, OSError):
+            fail("out", "a folder of its own", f"another '{path}'",
+                 "Move it away, or choose another folder")
+
+    def begin(self) -> None:
+        """Record the names before writing, so that a killed run can be repeated."""
+        self._write(dict.fromkeys([*self.before, *self.names]))
+
+    def finish(self) -> None:
+        """Remove files of earlier runs that were not written again, and record the others."""
+        for name in set(self.before) - set(self.names):
+            path = self.folder / name
+            if path.is_file() and self.before[name] == _digest(path):
+                path.unlink()
+        self._write({name: _digest(self.folder / name) for name in self.names
+                     if (self.folder / name).is_file()})
+
+    def _write(self, files: dict[str, str | None]) -> None:
+        text = json.dumps({"made by": "subbayes", "files": files}, indent=1)
+        atomic_write_text(self.folder / RECORD, text + "\n")
+
+
+def _digest(path: Path) -> str:
+    with explained(path, reading=True):
+        return hashlib.sha256(path.read_bytes()).hexdigest()

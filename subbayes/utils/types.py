@@ -1,0 +1,40 @@
+"""Aliases for the shapes that travel between the rooms.
+
+`z` are subspace coordinates, `D` the number of selected weights, `S` a number of weight
+vectors (draws or chains), `N` observations, `C` network outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = [
+    "FORMS",
+    "Coordinates",
+    "Form",
+    "Inputs",
+    "LogDensity",
+    "Outputs",
+    "PerPoint",
+    "Targets",
+    "Weights",
+    "WeightsBatch",
+]
+
+Form = Literal["exact", "dual", "primal", "diagonal", "low-rank", "kfac"]
+FORMS = ("exact", "dual", "primal", "diagonal", "low-rank", "kfac")
+"""Forms of the covariance of the weights, see `subbayes.curvature.precision_factory`."""
+
+Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+Targets: TypeAlias = Tensor | tuple[Tensor, ...]
+Weights: TypeAlias = Float[torch.Tensor, "D"]
+WeightsBatch: TypeAlias = Float[torch.Tensor, "S D"]
+Outputs: TypeAlias = Float[torch.Tensor, "*S N C"]
+PerPoint: TypeAlias = Float[torch.Tensor, "*S N"]
+Coordinates: TypeAlias = Float[np.ndarray, "S k"]
+LogDensity: TypeAlias = Float[np.ndarray, "S"]

@@ -1,0 +1,419 @@
+"""Baselines against loops by hand, closed forms and their own definitions."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from subbayes import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Network,
+    Poisson,
+    Standardized,
+    swa,
+    train,
+)
+from subbayes.baselines.deep_ensemble import combined, deep_ensemble, reinitialised
+from subbayes.baselines.ensemble import WeightSamples, stacked
+from subbayes.baselines.map import point
+from subbayes.baselines.mc_dropout import Mask, mc_dropout
+from subbayes.baselines.swag import swag
+from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import InputError, InputTypeError
+from subbayes.utils.seeding import derive, forked
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def table(n=40, seed=0):
+    x = randn(n, 3, seed=seed)
+    return x, x[:, 0] - torch.sin(2 * x[:, 1]) + 0.3 * randn(n, seed=seed + 1)
+
+
+def net(outputs=1, *middle, seed=0):
+    with forked(seed):
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), *middle, nn.Linear(8, outputs))
+
+
+QUICK = {"epochs": 3, "batch_size": 16, "progress": False}
+
+
+# --- weight samples --------------------------------------------------------------------------
+
+
+def test_weight_samples_predict_as_their_modules_do():
+    network, (x, _) = Network(net()), table()
+    samples = WeightSamples(network, randn(5, network.size), Gaussian(noise=0.3), "some")
+    by_hand = torch.stack([network.module_with(w)(x) for w in samples.weights])
+    predictive = samples.predict(x)
+    assert torch.allclose(predictive.outputs, by_hand.double(), atol=1e-6)
+    for inputs in (DataLoader(x, batch_size=7), DataLoader(TensorDataset(x, x), batch_size=7)):
+        assert torch.allclose(samples.predict(inputs).outputs, predictive.outputs, atol=1e-6)
+    assert torch.allclose(samples.predict(x, memory_limit=1).outputs, predictive.outputs, atol=1e-6)
+
+
+def test_weight_samples_with_bad_weights():
+    network = Network(net())
+    for weights, message in ((randn(2, 3), r"shape \(S, 41\), as the network has, got \(2, 3\)"),
+                             (randn(0, 41), "at least one weight vector, got none"),
+                             (randn(1, 41) * math.nan, "finite weights.* lower its learning")):
+        with pytest.raises(InputError, match="weights: expected " + message):
+            WeightSamples(network, weights, Gaussian(1.0), "bad")
+
+
+def test_point_estimates():
+    x, y = table()
+    result = train(net(), Gaussian(), (x, y), **QUICK)
+    average = swa(result, Gaussian(), (x, y), epochs=3, progress=False)
+    for estimate, module, name in ((point(result), result.module, "MAP"),
+                                   (point(average), average.network.module_with(), "SWA")):
+        predictive = estimate.predict(x)
+        assert estimate.name == name
+        assert np.allclose(predictive.mean, module(x)[:, 0].detach(), atol=1e-6)
+        assert not predictive.epistemic.any()
+    assert point(result, "SGD").name == "SGD"
+    with pytest.raises(InputTypeError, match=r"result: expected what train\(...\) or swa\(...\)"):
+        point(net())
+
+
+# --- SWAG ------------------------------------------------------------------------------------
+
+
+def test_swag_averages_over_the_draws_of_its_recorder():
+    x, y = table()
+    average = swa(net(), Gaussian(), (x, y), epochs=6, progress=False)
+    baseline = swag(average, n_draws=4, scale=2.0, seed=5)
+    weights = average.recorder.swag(4, seed=5, scale=2.0)
+    by_hand = torch.stack([average.network.module_with(w)(x) for w in weights])
+    assert baseline.name == "SWAG"
+    assert torch.allclose(baseline.predict(x).outputs, by_hand.double(), atol=1e-6)
+
+
+def test_swag_collects_batchnorm_statistics_for_each_draw():
+    x, y = table()
+    average = swa(net(1, nn.BatchNorm1d(8)), Gaussian(), (x, y), epochs=4, learning_rate=0.05,
+                  progress=False)
+    baseline = swag(average, n_draws=3)
+    outputs = baseline.predict(x, refresh_batchnorm=(x, y)).outputs
+    for weights, ours in zip(baseline.weights, outputs, strict=True):
+        module = average.network.module_with(weights)
+        hidden = module[1](module[0](x)).detach()
+        module[2].running_mean = hidden.mean(0)
+        module[2].running_var = hidden.var(0)
+        assert torch.allclose(ours, module(x).double(), atol=1e-5)
+    assert not torch.allclose(outputs, baseline.predict(x).outputs, atol=1e-3)
+
+
+# --- deep ensemble ---------------------------------------------------------------------------
+
+
+def test_members_are_trained_from_their_own_start_and_order():
+    data = table()
+    ensemble = deep_ensemble(net(), Gaussian(), data, members=3, seed=7, **QUICK)
+    for s, weights in enumerate(ensemble.weights):
+        start = reinitialised(net(), derive(7, s))
+        alone = train(start, Gaussian(), data, seed=derive(7, s), **QUICK)
+        assert torch.allclose(weights, alone.network.weights, atol=1e-5)
+        assert ensemble.likelihood.noise[s, 0, 0] == pytest.approx(alone.likelihood.noise[0], 1e-4)
+    assert torch.pdist(ensemble.weights).min() > 0.1
+
+
+def test_members_do_not_depend_on_their_number_or_on_the_generator():
+    data, runs = table(), []
+    for members in (2, 3, 3):
+        torch.manual_seed(len(runs))
+        state = torch.get_rng_state()
+        runs.append(deep_ensemble(net(), Gaussian(), data, members=members, **QUICK).weights)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(runs[1], runs[2])
+    assert torch.allclose(runs[0], runs[1][:2], atol=1e-5)
+
+
+@pytest.mark.parametrize(("likelihood", "outputs"), [
+    (Gaussian(), 1), (HeteroscedasticGaussian(), 2),
+    (Standardized(HeteroscedasticGaussian(), (0.5,), (2.0,)), 2)])
+def test_a_mixture_of_members_with_noise_of_their_own(likelihood, outputs):
+    x, y = table()
+    results = [train(reinitialised(net(outputs), s), likelihood, (x, y), seed=s,
+                     learning_rate=0.03, **QUICK) for s in range(3)]
+    predictive = combined(results).predict(x)
+    each = [point(result).predict(x) for result in results]
+    densities = np.stack([one.log_prob(y) for one in each])
+    assert np.allclose(predictive.log_prob(y), np.log(np.exp(densities).mean(0)))
+    assert np.allclose(predictive.mean, np.mean([one.mean for one in each], 0))
+    assert np.allclose(predictive.aleatoric, np.mean([one.variance for one in each], 0))
+    assert np.allclose(predictive.cdf(y), np.mean([one.cdf(y) for one in each], 0))
+    lower, upper = predictive.interval(0.8)
+    assert np.allclose(predictive.cdf(upper) - predictive.cdf(lower), 0.8)
+    draws, n = predictive.sample(20_000, seed=1), 20_000
+    assert np.all(np.abs(draws.mean(0) - predictive.mean) < 5 * predictive.std / n**0.5)
+    assert np.all(np.abs(draws.var(0) / predictive.variance - 1) < 8 * (2 / n) ** 0.5)
+
+
+def test_members_of_a_classifier_share_the_likelihood():
+    x, y = table()
+    ensemble = deep_ensemble(net(2), Categorical(2), (x, (y > 0).long()), members=2, **QUICK)
+    assert ensemble.likelihood == Categorical(2)
+    assert ensemble.predict(x).probabilities.shape == (40, 2)
+
+
+def test_members_keep_their_batchnorm_statistics_and_unselected_parameters():
+    x, y = table()
+    results = [train(net(1, nn.BatchNorm1d(8), seed=s), Gaussian(), (x, y), seed=s,
+                     parameters="last-layer", **QUICK) for s in range(2)]
+    outputs = combined(results).predict(x).outputs
+    for ours, result in zip(outputs, results, strict=True):
+        assert torch.allclose(ours, result.module(x).double(), atol=1e-6)
+
+
+def test_fresh_weights():
+    module = net(1, nn.BatchNorm1d(8))
+    module[0].requires_grad_(False)
+    before = copy.deepcopy(module.state_dict())
+    one, same, other = (reinitialised(module, seed) for seed in (0, 0, 1))
+    assert torch.equal(one[0].weight, module[0].weight)
+    assert torch.equal(one[3].weight, same[3].weight)
+    assert not torch.equal(one[3].weight, other[3].weight)
+    assert not torch.equal(one[3].weight, module[3].weight)
+    assert all(torch.equal(a, b) for a, b in
+               zip(before.values(), module.state_dict().values(), strict=True))
+    attention = nn.MultiheadAttention(4, 2)
+    assert not torch.equal(reinitialised(attention, 0).in_proj_weight, attention.in_proj_weight)
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.value = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return x * self.value
+
+
+def test_layers_without_reset_parameters_need_a_factory():
+    data = table()
+    module = nn.Sequential(Scale(), nn.Linear(3, 1))
+    with pytest.raises(InputError, match="module: expected a reset_parameters method in every "
+                                         "layer with parameters, got none in Scale 0. Add one, or"):
+        deep_ensemble(module, Gaussian(), data, members=2, **QUICK)
+    ensemble = deep_ensemble(
+        module, Gaussian(), data, members=2,
+        factory=lambda: nn.Sequential(Scale(), nn.Linear(3, 1)), **QUICK)
+    assert torch.pdist(ensemble.weights).min() > 0.1
+    with pytest.raises(InputTypeError, match="factory: expected a function that returns a module"):
+        deep_ensemble(module, Gaussian(), data, factory=lambda: 3)
+
+
+def test_bad_ensembles():
+    with pytest.raises(InputError, match="members: expected a whole number of at least 1"):
+        deep_ensemble(net(), Gaussian(), table(), members=0)
+    with pytest.raises(TypeError, match="learning_rat"):
+        deep_ensemble(net(), Gaussian(), table(), learning_rat=0.1)
+    with pytest.raises(InputError, match="results: expected at least one member"):
+        combined([])
+    with pytest.raises(InputError, match="targets standardised alike, got different units"):
+        stacked([Standardized(Gaussian(1.0), (0.0,), (s,)) for s in (1.0, 2.0)])
+    with pytest.raises(InputError, match="learned parameters, got one still to be learned"):
+        stacked([Gaussian(), Gaussian(1.0)])
+    with pytest.raises(InputError, match="likelihoods of one kind"):
+        stacked([Gaussian(1.0), Bernoulli()])
+
+
+# --- MC dropout ------------------------------------------------------------------------------
+
+
+def linear_dropout(p=0.3):
+    return nn.Sequential(nn.Dropout(p), nn.Linear(3, 1))
+
+
+def test_dropout_before_a_linear_layer_has_closed_form_moments():
+    module, (x, _), n = linear_dropout(0.3), table(10), 1200
+    outputs = mc_dropout(module, Gaussian(0.1), n_draws=n).predict(x).outputs[..., 0]
+    weight, bias = module[1].weight.detach().double(), module[1].bias.detach().double()
+    terms = weight * x.double()
+    mean, variance = terms.sum(1) + bias, terms.square().sum(1) * 0.3 / 0.7
+    assert bool(((outputs.mean(0) - mean).abs() < 4 * (variance / n).sqrt()).all())
+    assert torch.allclose(outputs.var(0), variance, rtol=8 * (2 / n) ** 0.5)
+    covariance = terms @ terms.T * 0.3 / 0.7  # one mask serves all rows
+    scale = variance.sqrt().outer(variance.sqrt())
+    assert bool(((outputs.T.cov() - covariance).abs() < 8 * scale / n**0.5).all())
+
+
+@pytest.mark.parametrize(("layer", "shape"), [
+    (nn.Dropout(0.4), (5,)), (nn.AlphaDropout(0.4), (50,)), (nn.Dropout1d(0.5), (6, 4)),
+    (nn.Dropout2d(0.5), (6, 3, 3)), (nn.Dropout3d(0.5), (6, 2, 2, 2)),
+    (nn.FeatureAlphaDropout(0.5), (6, 3))])
+def test_a_mask_is_what_the_layer_draws(layer, shape):
+    x, mask = randn(7, *shape), Mask(layer, seed=3)
+    mask.begin(2)
+    ours = mask(x)
+    for row, out in zip(x, ours, strict=True):
+        with forked(derive(3, 2, 0)):
+            assert torch.allclose(layer(row[None])[0], out, atol=1e-5)
+
+
+def test_predictions_follow_the_seed_and_nothing_else():
+    x, y = table()
+    result = train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **QUICK)
+    state = torch.get_rng_state()
+    baseline = mc_dropout(result, n_draws=6, seed=1)
+    outputs = baseline.predict(x).outputs
+    for other in (baseline.predict(x, batch_size=7), baseline.predict(DataLoader(x, batch_size=3)),
+                  mc_dropout(result, n_draws=6, seed=1).predict(x)):
+        assert torch.allclose(other.outputs, outputs, atol=1e-6)
+    assert torch.equal(baseline.predict(x).outputs, outputs)
+    assert torch.allclose(baseline.predict(x[5:9]).outputs, outputs[:, 5:9], atol=1e-6)
+    assert not torch.allclose(mc_dropout(result, n_draws=6, seed=2).predict(x).outputs, outputs)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(isinstance(m, Mask) for m in result.module.modules())
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return torch.stack([self.drop(x)[:, 0], self.drop(x)[:, 0]], 1) * self.scale
+
+
+def test_a_layer_used_twice_has_two_masks():
+    outputs = mc_dropout(Twice(), Gaussian(1.0), n_draws=40).predict(torch.ones(1, 3)).outputs
+    assert not torch.equal(outputs[..., 0], outputs[..., 1])
+    assert 0 < float((outputs[..., 0] > 0).double().mean()) < 1
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.layer(x).mean(1))
+
+
+def test_dropout_layers_inside_an_encoder_are_on():
+    outputs = mc_dropout(Encoder(), Gaussian(1.0), n_draws=5).predict(randn(6, 3, 4)).outputs
+    assert float(outputs.std(0).min()) > 0
+
+
+def test_without_dropout_there_is_nothing_to_draw():
+    for module in (net(), net(1, nn.Dropout(0.0))):
+        with pytest.raises(InputError, match="module: expected at least one dropout layer with p "
+                                             "above 0, got none. Train a module with nn.Dropout"):
+            mc_dropout(module, Gaussian(1.0))
+    with pytest.raises(InputError, match="likelihood: expected the likelihood the module was"):
+        mc_dropout(linear_dropout())
+    with pytest.raises(InputTypeError, match="trained: expected a TrainingResult or a module"):
+        mc_dropout(3, Gaussian(1.0))
+
+
+# --- temperature scaling ---------------------------------------------------------------------
+
+
+class Fixed:
+    """Predicts what it was told."""
+
+    name = "fixed"
+
+    def __init__(self, outputs, likelihood):
+        self.outputs, self.likelihood = outputs, likelihood
+
+    def predict(self, inputs, noise=None):
+        likelihood = self.likelihood if noise is None else self.likelihood.given_noise(noise)
+        return Predictive(self.outputs[:, inputs[:, 0].long()], likelihood)
+
+
+def rows(n):
+    return torch.arange(n)[:, None].float()
+
+
+def test_classification_against_the_condition_of_the_optimum():
+    logits = 5 * randn(1, 200, 3).double()
+    labels = Categorical().sample(logits[0] / 2, torch.Generator().manual_seed(1))
+    fitted = temperature_scaling(Fixed(logits, Categorical()), (rows(200), labels))
+    f, tau = logits[0], fitted.temperature
+    true = f.gather(1, labels[:, None]).mean()
+    expected = ((f / tau).softmax(1) * f).sum(1).mean()
+    assert float(true - expected) == pytest.approx(0, abs=1e-4)
+    assert 1.5 < tau < 2.7
+    predictive = fitted.predict(rows(200))
+    assert np.array_equal(predictive.labels, f.argmax(1).numpy())
+    assert np.allclose(predictive.probabilities, (f / tau).softmax(1).numpy())
+    assert fitted.name == "fixed + temperature"
+
+
+def test_two_classes_against_a_grid():
+    logits = 4 * randn(3, 150, 1).double()
+    labels = (logits.mean(0)[:, 0] + 3 * randn(150, seed=2) > 0).long()
+    base = Fixed(logits, Bernoulli())
+    fitted = temperature_scaling(base, (rows(150), labels))
+    grid = np.exp(np.linspace(-2, 4, 601))
+    scores = [TemperatureScaled(base, t).predict(rows(150)).log_prob(labels).mean() for t in grid]
+    assert fitted.temperature == pytest.approx(grid[int(np.argmax(scores))], rel=0.01)
+    assert fitted.predict(rows(150)).log_prob(labels).mean() >= max(scores)
+
+
+@pytest.mark.parametrize("likelihood", [
+    Gaussian(0.5), Gaussian((0.2,)), HeteroscedasticGaussian(0.1),
+    Standardized(Gaussian(0.3), (1.0,), (2.0,))])
+def test_gaussian_noise_has_a_closed_form(likelihood):
+    outputs = randn(1, 80, 2 if isinstance(likelihood, HeteroscedasticGaussian) else 1).double()
+    base, y = Fixed(outputs, likelihood), 2 * randn(80, seed=1).double()
+    plain = base.predict(rows(80))
+    expected = math.sqrt(np.mean((y.numpy() - plain.mean) ** 2 / plain.variance))
+    fitted = temperature_scaling(base, (rows(80), y))
+    assert fitted.temperature == pytest.approx(expected, rel=1e-5)
+    scaled = fitted.predict(rows(80))
+    assert np.allclose(scaled.std, fitted.temperature * plain.std)
+    assert np.allclose(scaled.mean, plain.mean)
+    assert np.allclose(scaled.quantile(0.9) - plain.mean, 1.2815516 * scaled.std)
+    assert scaled.sample(2).shape == (2, 80)
+    assert "std" in scaled.to_frame()
+
+
+def test_known_noise_is_scaled_too():
+    outputs, scale = randn(1, 60, 1).double(), torch.linspace(0.1, 1, 60).double()
+    y = outputs[0, :, 0] + 3 * scale * randn(60, seed=3)
+    base = Fixed(outputs, Gaussian("per-observation"))
+    fitted = temperature_scaling(base, (rows(60), (y, scale)))
+    expected = float(((y - outputs[0, :, 0]) / scale).square().mean().sqrt())
+    assert fitted.temperature == pytest.approx(expected, rel=1e-5)
+
+
+def test_on_top_of_every_baseline():
+    x, y = table()
+    result = train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **QUICK)
+    average = swa(result, Gaussian(), (x, y), epochs=4, progress=False)
+    held_out = table(30, seed=9)
+    for base in (point(result), swag(average, 3), mc_dropout(result, n_draws=3),
+                 combined([result, train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **QUICK)])):
+        fitted = temperature_scaling(base, held_out)
+        before = base.predict(held_out[0]).log_prob(held_out[1]).mean()
+        after = fitted.predict(held_out[0])
+        assert after.log_prob(held_out[1]).mean() >= before
+        assert fitted.name == f"{base.name} + temperature"
+        assert np.isfinite(after.sample(5)).all()
+
+
+def test_what_cannot_be_scaled():
+    with pytest.raises(InputError, match="likelihood: expected classes or Gaussian noise, which"):
+        temperature_scaling(Fixed(randn(1, 9, 1), Poisson()), (rows(9), torch.ones(9)))
+    labels = torch.arange(9) % 2
+    sure = Fixed((2.0 * labels - 1)[None, :, None], Bernoulli())
+    with pytest.raises(InputError, match="validation: expected held-out data that determine a tem"):
+        temperature_scaling(sure, (rows(9), labels))
+    with pytest.raises(InputError, match="temperature: expected a finite number above 0"):
+        TemperatureScaled(sure, 0.0)

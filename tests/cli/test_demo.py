@@ -1,0 +1,283 @@
+"""The demo, made small: what it leaves behind, what it never overwrites, what it never looks at."""
+
+import dataclasses
+import json
+import re
+import shutil
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from io import StringIO
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_diabetes
+from sklearn.linear_model import LinearRegression
+
+import subbayes
+from subbayes import InputError, choose_temperature
+from subbayes.cli import demonstration as demo
+from subbayes.models.data_frame_model import TableModel
+from subbayes.plots.style import new_axes, png
+from subbayes.utils.files import ArtifactError
+from subbayes.utils.own_files import OwnFiles
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
+SMALL = dataclasses.replace(
+    demo.SETTINGS, hidden=(5,), rank=2, epochs=4, swa_epochs=5, draws=20, chains=2, warmup=5)
+
+
+def small(out, seed=0, **options):
+    return demo.run(out, seed, False, settings=SMALL, scales=(0.3, 1.0), members=2, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Axes are drawn on but hardly rendered; two temperatures are tried, on few draws."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr("subbayes.models.fit.choose_temperature", partial(
+        choose_temperature, temperatures=(1.0, 10.0), draws=10, chains=2))
+    tiny = png(new_axes(), dpi=10)
+    for place in ("subbayes.plots.style.png", "subbayes.reports.html.png"):
+        patch.setattr(place, lambda *_: tiny)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What the demo printed: to standard output, and to standard error."""
+    return StringIO(), StringIO()
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, said):
+    with redirect_stdout(said[0]), redirect_stderr(said[1]):
+        return small(tmp_path_factory.mktemp("demo") / "runs" / "demo")
+
+
+# --- what it leaves behind ----------------------------------------------------------------------
+
+
+def test_every_file_is_there_and_no_other(done):
+    found = {str(p.relative_to(done.folder)) for p in done.folder.rglob("*") if p.is_file()}
+    tensors = {name for name in found if name.startswith("model/tensors-")}
+    assert found - tensors == {*demo.FILES, "files.json"}
+    assert len(tensors) == 1
+
+
+def test_scores_agree_wherever_they_are_written(done):
+    table = done.comparison.table
+    assert table.index.tolist() == ["map", "swa", "swag", "ensemble", "pca", "random"]
+    read = pd.read_csv(done.folder / "scores.csv")
+    pd.testing.assert_frame_equal(read, table.reset_index(drop=True))
+    facts = json.loads((done.folder / "scores.json").read_text())
+    assert [row["rmse"] for row in facts["scores"]] == table["rmse"].tolist()
+    assert facts["prior_scale"] == done.prior_scale
+    report = (done.folder / "report.html").read_text(encoding="utf-8")
+    for value in table["log_likelihood"]:
+        assert f"<td>{value:.3f}</td>" in report or f'<td class="best">{value:.3f}</td>' in report
+
+
+def test_predictions_come_from_the_saved_model(done):
+    model = TableModel.load(done.folder / "model")
+    test = pd.read_csv(done.folder / "test.csv")
+    read = pd.read_csv(done.folder / "predictions.csv")
+    np.testing.assert_array_equal(read.pop("observed"), test["progression"])
+    pd.testing.assert_frame_equal(read, model.frame(test), rtol=1e-5)
+    plain = subbayes.load(done.folder / "model")
+    np.testing.assert_array_equal(plain.draws.z, done.comparison.models["pca"].draws.z)
+
+
+def test_the_parts_are_the_rows_of_the_data_each_once(done):
+    parts = [pd.read_csv(done.folder / f"{name}.csv") for name in ("train", "validation", "test")]
+    assert [len(part) for part in parts] == [265, 88, 89]
+    whole = load_diabetes(as_frame=True, scaled=False).frame.to_numpy()
+    rows = np.concatenate([part.to_numpy() for part in parts])
+    np.testing.assert_allclose(rows[np.lexsort(rows.T)], whole[np.lexsort(whole.T)])
+
+
+def test_linear_regression_is_the_one_of_scikit_learn(done):
+    train, test = (pd.read_csv(done.folder / f"{name}.csv") for name in ("train", "test"))
+    line = LinearRegression().fit(train.drop(columns="progression"), train["progression"])
+    error = line.predict(test.drop(columns="progression")) - test["progression"]
+    assert done.linear_rmse == pytest.approx(np.sqrt(np.mean(error**2)))
+
+
+def test_table_is_printed_and_steps_and_hints_go_elsewhere(done, said):
+    out, err = (text.getvalue() for text in said)
+    assert out.strip() == done.to_text()
+    for name in done.comparison.table["method"]:
+        assert re.search(rf"^{re.escape(name)} ", out, re.MULTILINE)
+    assert "[1/4]" in err
+    assert "report.html in a browser" in err
+    assert "subbayes fit YOUR.csv" in err
+
+
+def test_without_a_choice_of_temperature_there_is_no_picture_of_it(done):
+    assert set(demo._drawings(done)) == set(demo.PLOTS)
+    fitted = done.model.model
+    plain = dataclasses.replace(fitted, settings=fitted.settings | {"temperatures": None})
+    model = dataclasses.replace(done.model, model=plain)
+    assert set(demo._drawings(dataclasses.replace(done, model=model))) == (
+        set(demo.PLOTS) - {"temperature"})
+
+
+def test_threads_are_as_they_were():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with demo._one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_command_line(monkeypatch, capsys):
+    called = []
+    monkeypatch.setattr(demo, "run", lambda out, seed: called.append((out, seed)))
+    demo.main(["--out", "here", "--seed", "3"])
+    assert called == [("here", 3)]
+    with pytest.raises(SystemExit, match="0"):
+        demo.main(["--help"])
+    assert "diabetes" in capsys.readouterr().out
+
+
+# --- honesty ------------------------------------------------------------------------------------
+
+
+def test_no_choice_depends_on_the_test_part(done):
+    rows = demo._Rows.of(0)
+    lied = rows.test.assign(progression=rows.test["progression"].to_numpy()[::-1] * 3)
+    other = dataclasses.replace(rows, test=lied)
+    scale = demo._prior_scale(other, SMALL, (0.3, 1.0), False)
+    assert scale == done.prior_scale
+    settings = dataclasses.replace(SMALL, prior_scale=scale)
+    comparison = demo._compare(other, settings, 2, False)
+    for key in ("pca", "random"):
+        np.testing.assert_array_equal(comparison.models[key].draws.z,
+                                      done.comparison.models[key].draws.z)
+
+
+def test_the_prior_is_the_one_that_predicts_validation_rows_best(done):
+    rows = demo._Rows.of(0)
+    x, y = rows.encoded(rows.validation)
+    data, likelihood = rows.encoded(rows.train), rows.likelihood()
+    module = demo.make_module(SMALL, likelihood, *data)
+    scores = {}
+    for scale in (0.3, 1.0):
+        result = subbayes.train(module, likelihood, data, epochs=5, prior_scale=scale,
+                                learning_rate=SMALL.learning_rate, batch_size=64)
+        outputs = result.network(result.network.weights, torch.from_numpy(x))[None]
+        predictive = subbayes.Predictive(outputs, result.likelihood)
+        scores[scale] = predictive.log_prob(y).mean()
+    assert done.prior_scale == max(scores, key=scores.get)
+
+
+def test_encoding_is_learned_from_the_training_part():
+    rows = demo._Rows.of(0)
+    x, _ = rows.encoded(rows.train)
+    numbers = x[:, x.std(0) > 0]
+    np.testing.assert_allclose(numbers.mean(0), 0, atol=1e-5)
+    assert abs(rows.encoded(rows.test)[0].mean(0)).max() > 0.01
+
+
+# --- other people's files -----------------------------------------------------------------------
+
+
+def test_again_in_the_same_folder_beside_foreign_files(done, tmp_path, capsys):
+    tmp_path = shutil.copytree(done.folder, tmp_path / "demo")
+    mine = tmp_path / "plots" / "mine.png"
+    mine.write_bytes(b"mine")
+    again = small(tmp_path, show=False)
+    assert capsys.readouterr() == ("", "")
+    assert mine.read_bytes() == b"mine"
+    same = ["log_likelihood", "rmse", "crps", "coverage"]
+    pd.testing.assert_frame_equal(again.comparison.table[same], done.comparison.table[same])
+    report = tmp_path / "report.html"
+    report.write_text("my own remarks")
+    message = r"out: expected a folder .* got '.*report.html', which was changed since\. Move it"
+    with pytest.raises(InputError, match=message):
+        small(tmp_path, show=False)
+    assert report.read_text() == "my own remarks"
+
+
+def test_a_foreign_file_of_the_same_name_is_found_before_anything_starts(tmp_path, monkeypatch):
+    (tmp_path / "scores.csv").write_text("theirs")
+    monkeypatch.setattr(demo, "_compare", lambda *_: pytest.fail("started"))
+    with pytest.raises(InputError, match="scores.csv', which was not written by it"):
+        small(tmp_path, show=False)
+    assert (tmp_path / "scores.csv").read_text() == "theirs"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_model_of_somebody_else_is_safe(tmp_path):
+    net = subbayes.MLP(1, (2,), 1, seed=0)
+    x = torch.linspace(-1, 1, 20)[:, None]
+    plan = subbayes.Training(epochs=2, swa_epochs=3)
+    subbayes.fit(net, (x, x[:, 0]), rank=1, draws=5, training=plan).save(tmp_path / "model")
+    with pytest.raises(InputError, match=r"model/manifest.json', which was not written by it"):
+        small(tmp_path, show=False)
+    assert subbayes.load(tmp_path / "model").draws.n_draws == 5
+
+
+@pytest.mark.parametrize(("seed", "message"), [(-1, "seed: expected a whole number of at least 0"),
+                                               (0.5, "seed: expected a whole number")])
+def test_bad_seeds(seed, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        demo.run(tmp_path, seed)
+
+
+def write(files, texts):
+    files.begin()
+    for name, text in texts.items():
+        subbayes.utils.own_files.atomic_write_text(files.folder / name, text)
+    files.finish()
+
+
+def test_own_files_drop_what_is_no_longer_written(tmp_path):
+    write(OwnFiles(tmp_path, ["a", "b", "c"]), {"a": "1", "b": "2", "c": "3"})
+    (tmp_path / "c").write_text("changed")
+    write(OwnFiles(tmp_path, ["a"]), {"a": "4"})
+    assert {p.name: p.read_text() for p in tmp_path.iterdir() if p.name != "files.json"} == {
+        "a": "4", "c": "changed"}
+
+
+def test_own_files_of_a_killed_run_may_be_overwritten(tmp_path):
+    files = OwnFiles(tmp_path, ["a", "b"])
+    files.begin()
+    (tmp_path / "a").write_text("half")
+    again = OwnFiles(tmp_path, ["a", "b"])
+    write(again, {"a": "1", "b": "2"})
+    assert (tmp_path / "a").read_text() == "1"
+
+
+def test_a_killed_second_run_leaves_foreign_files_foreign(tmp_path):
+    write(OwnFiles(tmp_path, ["a"]), {"a": "1"})
+    (tmp_path / "b").write_text("theirs")
+    OwnFiles(tmp_path, ["a"]).begin()
+    with pytest.raises(InputError, match="'.*/b', which was not written by it"):
+        OwnFiles(tmp_path, ["a", "b"])
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "no json", '{"files": [1]}', '{"files": "ab"}'])
+def test_another_record_is_left_alone(content, tmp_path):
+    (tmp_path / "files.json").write_text(content)
+    with pytest.raises(InputError, match="out: expected a folder of its own, got another"):
+        OwnFiles(tmp_path, ["a"])
+    assert (tmp_path / "files.json").read_text() == content
+
+
+def test_a_file_in_place_of_the_folder(tmp_path):
+    (tmp_path / "demo").write_text("x")
+    with pytest.raises(InputError, match="out: expected a folder, got a file: '.*demo'"):
+        OwnFiles(tmp_path / "demo", ["a"])
+
+
+def test_a_folder_in_place_of_a_file(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises((InputError, ArtifactError), match="which was not written by it|a file"):
+        OwnFiles(tmp_path, ["a"])

@@ -1,0 +1,112 @@
+"""Gradients layer by layer against the dense Jacobian, for every network of the table."""
+
+import cases
+import pytest
+import torch
+from jacobians import Many, dense
+from torch import nn
+
+from subbayes import Network
+from subbayes.curvature.ggn_diagonal import columns_squared
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.layers import Layers, captured
+from subbayes.curvature.partial_jacobian import Entries
+
+
+def check(network: Network, inputs, tolerance: float = 1e-10) -> Layers:
+    batch = captured(network, inputs)
+    expected = dense(network, inputs)
+    found = torch.stack([batch.rows(u.expand_as(batch.outputs))
+                         for u in torch.eye(batch.outputs.shape[1]).to(batch.outputs)], 1)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    u = torch.randn_like(batch.outputs)
+    torch.testing.assert_close(batch.total(u), torch.einsum("nc,ncd->d", u, expected),
+                               rtol=100 * tolerance, atol=100 * tolerance)
+    return batch.plan
+
+
+@pytest.mark.filterwarnings("ignore:vectorising over rows")
+@pytest.mark.parametrize("case", cases.one_per_network(), ids=lambda case: case.name)
+def test_every_network_of_the_table(case):
+    built = case.build()
+    check(built.network, built.inputs, 1e-10 if built.network.dtype == torch.float64 else 1e-4)
+
+
+def test_every_kind_of_layer():
+    torch.manual_seed(0)
+    plan = check(Network(Many().double()), torch.randn(5, 4, 6).double())
+    assert len(plan.layers) == 7
+    assert plan.rest is None
+
+
+def test_a_layer_in_several_places_of_a_row_and_padding():
+    torch.manual_seed(0)
+
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.order = nn.Embedding(9, 3, padding_idx=0), nn.Embedding(4, 3)
+            self.norm, self.inner, self.head = nn.LayerNorm(3), nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.words(x) + self.order(torch.arange(4))
+            return self.head(torch.tanh(self.inner(self.norm(h))).mean(1))
+
+    plan = check(Network(Text().double()), torch.randint(9, (6, 4)))
+    assert {layer.name for layer in plan.layers} == {"words", "norm", "inner", "head"}
+    assert plan.rest.size == 12  # positions have no rows
+
+
+def test_layers_that_do_not_run_or_share_weights_are_differentiated_row_by_row():
+    torch.manual_seed(0)
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out, self.idle = nn.Linear(3, 3), nn.Linear(3, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            again = x[:, :2] @ self.out.weight[:, :2]  # behind the layer's back
+            return self.out(torch.tanh(self.inner(x))) + again
+
+    plan = check(Network(Shared().double()), torch.randn(4, 3).double())
+    assert [layer.name for layer in plan.layers] == ["inner"]
+    assert plan.rest.size == 8 + 6
+
+
+class Again(nn.Module):
+    """Layers that run several times, in as many places as there are then, the last one in vain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.GroupNorm(1, 2)
+        self.inner, self.out = nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = torch.max_pool2d(torch.tanh(self.norm(self.conv(x))), 2)
+        x = torch.tanh(self.inner(torch.tanh(self.inner(x.flatten(1)))))
+        self.inner(x)
+        return self.out(x)
+
+
+def test_the_runs_of_a_layer_add_up():
+    torch.manual_seed(0)
+    network, x = Network(Again().double()), torch.randn(3, 2, 8, 8).double()
+    plan = check(network, x)
+    assert [layer.name for layer in plan.layers] == ["conv", "norm", "inner", "out"]
+    assert plan.rest is None
+    J, some = dense(network, x), torch.randperm(network.size)[:40]
+    torch.testing.assert_close(Entries(plan, some).of(x), J[:, :, some])
+    rows = Jacobian.of_inputs(plan, x)
+    torch.testing.assert_close(columns_squared(rows), J.square().sum((0, 1)))
+    torch.testing.assert_close(rows.gram(), J.flatten(0, 1) @ J.flatten(0, 1).T)
+
+
+def test_the_module_is_left_as_it_was():
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    network = Network(module)
+    captured(network, torch.randn(4, 3))
+    inner = [m for _, m, _ in network.owners()]
+    assert not any(m._forward_hooks for m in [*module.modules(), *inner])
+    assert all(p.grad is None for p in module.parameters())

@@ -1,0 +1,94 @@
+"""Products with Jacobians of inputs and data against the dense ones."""
+
+import cases
+import pytest
+import torch
+from jacobians import Many, dense, dense_rows
+
+from subbayes import Network
+from subbayes.curvature import gram as gram_module
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.layers import Layers
+from subbayes.data.data import Data, n_rows, take
+
+
+def check(V: Jacobian, X: Jacobian, dense_V: torch.Tensor, dense_X: torch.Tensor) -> None:
+    generator = torch.Generator().manual_seed(1)
+    basis = torch.randn(3, V.size, generator=generator, dtype=torch.float64)
+    scale = torch.rand(V.size, generator=generator, dtype=torch.float64)
+    u = torch.randn(2, V.rows, generator=generator, dtype=torch.float64)
+    same = dict(rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(V.gram(), dense_V @ dense_V.T, **same)
+    torch.testing.assert_close(V.gram(X), dense_V @ dense_X.T, **same)
+    torch.testing.assert_close(V.gram(X, scale), dense_V * scale @ dense_X.T, **same)
+    torch.testing.assert_close(V.push(basis), basis @ dense_V.T, **same)
+    torch.testing.assert_close(V.pull(u), u @ dense_V, **same)
+    torch.testing.assert_close(torch.cat([rows for _, rows in X.dense(100)]), dense_X, **same)
+
+
+CHOSEN = list({(c.network, c.likelihood): c for c in cases.CASES
+               if c.dtype == torch.float64}.values())
+
+
+@pytest.mark.filterwarnings("ignore:vectorising over")
+@pytest.mark.parametrize(("case", "limit"), [
+    *((case, 2**28) for case in CHOSEN),
+    *((case, 1) for case in CHOSEN if case.network in ("mlp", "dict") and case.data == "loader")],
+    ids=lambda value: value.name if isinstance(value, cases.Case) else str(value))
+def test_products_for_every_network_and_likelihood(case, limit):
+    built = case.build()
+    plan, data = Layers(built.network, built.inputs), Data.of(built.data)
+    half = take(built.inputs, slice(0, 3))
+    V = Jacobian.of_data(plan, built.likelihood, data, limit)
+    X = Jacobian.of_inputs(plan, half, limit)
+    assert V.rows == n_rows(built.y) * V.roots
+    check(V, X, dense_rows(built.network, built.likelihood, built.inputs, built.y),
+          dense(built.network, half).flatten(0, 1))
+
+
+@pytest.mark.parametrize("outer", [1, 2**28])
+def test_every_kind_of_layer_in_small_pieces(outer, monkeypatch):
+    torch.manual_seed(0)
+    for name in ("_OUTER", "_INNER", "_PAIRS"):
+        monkeypatch.setattr(gram_module, name, outer)
+    network, x = Network(Many().double()), torch.randn(6, 4, 6).double()
+    plan = Layers(network, x)
+    J = dense(network, x).flatten(0, 1)
+    check(Jacobian.of_inputs(plan, x, 1), Jacobian.of_inputs(plan, x[:2]), J, J[:6])
+
+
+@pytest.mark.parametrize("factored", [True, False])
+def test_both_ways_to_a_gram_matrix(factored, monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(gram_module, "_factored", lambda a, b: (
+        factored and a.layer.weight is not None and a.left.shape[3] == 1))
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 2), torch.nn.Flatten(), torch.nn.Tanh(),
+                              torch.nn.Unflatten(1, (4, 2)), torch.nn.Linear(2, 3, bias=False),
+                              torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    text = torch.nn.Sequential(torch.nn.Embedding(5, 3, padding_idx=1), torch.nn.Flatten(),
+                               torch.nn.Linear(9, 2))
+    for module, x in ((net, torch.randn(4, 1, 3, 3)), (text, torch.randint(5, (4, 3)))):
+        network = Network(module.double())
+        x = x.double() if x.is_floating_point() else x
+        J = dense(network, x).flatten(0, 1)
+        X = Jacobian.of_inputs(Layers(network, x), x)
+        torch.testing.assert_close(X.gram(), J @ J.T, rtol=1e-10, atol=1e-10)
+
+
+def test_many_vectors_at_once_and_wide_blocks():
+    torch.manual_seed(0)
+    network = Network(Many().double())
+    x = torch.randn(5, 4, 6).double()
+    plan, J = Layers(network, x), dense(network, x).flatten(0, 1)
+    X = Jacobian.of_inputs(plan, x, 3 * Jacobian.of_inputs(plan, x).row_bytes)
+    assert X.step == 3
+    basis = torch.randn(80, network.size).double()
+    u = torch.randn(40, X.rows).double()
+    torch.testing.assert_close(X.push(basis), basis @ J.T)
+    torch.testing.assert_close(X.pull(u), u @ J)
+    torch.testing.assert_close(X.gram(), J @ J.T)
+    assert X._wide == 3  # a limit that was given is kept
+    whole = Jacobian.of_inputs(plan, x)
+    whole.step = 3
+    assert whole._wide >= 5
+    torch.testing.assert_close(whole.gram(X), J @ J.T)

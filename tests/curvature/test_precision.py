@@ -1,0 +1,200 @@
+"""The forms of the precision against a dense computation, and against one another."""
+
+import math
+
+import cases
+import numpy as np
+import pytest
+import torch
+from jacobians import dense, dense_rows
+
+import subbayes
+from subbayes import InputError, Network
+from subbayes.curvature.low_rank import LowRank
+from subbayes.curvature.precision import cholesky
+from subbayes.curvature.precision_factory import precision, root
+from subbayes.data.data import take
+
+CHOSEN = [case for case in cases.CASES if case.dtype == torch.float64 and (
+    case.network == "mlp" or case.network in ("cnn", "dict", "masked"))]
+
+
+def dense_precision(built, lam: float) -> torch.Tensor:
+    V = dense_rows(built.network, built.likelihood, built.inputs, built.y)
+    return V.T @ V + lam * torch.eye(V.shape[1]).double()
+
+
+@pytest.mark.parametrize("form", ["dual", "primal", "diagonal"])
+@cases.parametrize(*CHOSEN)
+def test_every_form_is_what_a_dense_computation_gives(case, form):
+    built, lam = case.build(), 0.7
+    found = precision(built.network, built.likelihood, built.data, form, prior_precision=0.2)
+    found = found.with_prior_precision(lam)
+    A = dense_precision(built, lam)
+    A = A.diagonal().diag() if form == "diagonal" else A
+    psi, X = torch.linalg.inv(A), take(built.inputs, slice(0, 4))
+    J = dense(built.network, X).flatten(0, 1)
+    same = dict(rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found.covariance(X), J @ psi @ J.T, **same)
+    torch.testing.assert_close(found.variances(), psi.diagonal(), **same)
+    W, U = torch.randn(2, len(A)).double(), torch.randn(3, len(J)).double()
+    torch.testing.assert_close(found.solve(W), W @ psi, **same)
+    torch.testing.assert_close(found.pull(X, U), U @ J @ psi, **same)
+    assert math.isclose(found.logdet(), float(torch.logdet(A)), rel_tol=1e-9, abs_tol=1e-9)
+    V2 = (A - lam * torch.eye(len(A)).double()) * 2.5
+    expected = float(torch.logdet(V2 + lam * torch.eye(len(A)).double()))
+    assert math.isclose(found.logdet(2.5), expected, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_the_smaller_exact_form_is_chosen_and_what_does_not_fit_is_refused():
+    x, y = torch.randn(6, 3).double(), torch.randn(6).double()
+    small, large = (Network(subbayes.MLP(3, (w,), 1, seed=0).double()) for w in (1, 9))
+    options = dict(likelihood=subbayes.Gaussian(1.0), data=(x, y))
+    assert precision(small, **options).form == "dual"  # 6 rows, 6 weights
+    assert precision(large, **options).form == "dual"
+    many = (x.repeat(9, 1), y.repeat(9))
+    assert precision(large, subbayes.Gaussian(1.0), many).form == "primal"
+    with pytest.raises(InputError, match=r"covariance: expected one that fits into 0.0 MiB, got "
+                       r"the primal form with 46 weights, 0.0 MiB. The dual form with 6 rows "
+                       r"\(N C\) fits: 0.0 MiB"):
+        precision(large, **options, covariance="primal", memory_limit=1000)
+    with pytest.raises(InputError, match="Use 'kfac', 'low-rank' or 'diagonal', which hold no such "
+                       "matrix, or at most 2 obs"):
+        precision(large, **options, memory_limit=100)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+def test_prior_precisions_that_are_none(value):
+    net = Network(torch.nn.Linear(2, 1))
+    V = root(net, subbayes.Gaussian(1.0), (torch.randn(3, 2), torch.randn(3)))
+    from subbayes.curvature.diagonal import Diagonal
+
+    with pytest.raises(InputError, match="prior_precision: expected a"):
+        Diagonal(V, value)
+
+
+def test_duplicate_rows_are_no_trouble_and_jitter_is_said():
+    x, y = torch.ones(5, 2).double(), torch.zeros(5).double()
+    net = Network(torch.nn.Linear(2, 1).double())
+    found = precision(net, subbayes.Gaussian(1e-3), (x, y), "dual", prior_precision=1e-3)
+    torch.testing.assert_close(found.covariance(x[:1]), torch.full((1, 1), 2e-7).double(),
+                               rtol=1e-3, atol=0)
+    singular = torch.ones(3, 3).double() * (1 + 1e-17)
+    with pytest.warns(UserWarning, match=r"kernel: not positive definite; added jitter .*e-1"):
+        cholesky(singular, "kernel")
+    with pytest.raises(InputError, match="kernel: expected a positive definite matrix, got sma"):
+        cholesky(-torch.eye(2).double(), "kernel")
+    with pytest.raises(InputError, match="kernel: expected finite numbers"):
+        cholesky(torch.full((2, 2), math.nan).double(), "kernel")
+
+
+@cases.parametrize(*[case for case in CHOSEN if case.network != "mlp" or case.data == "memory"][:8])
+def test_the_matrix_free_form_is_exact_by_conjugate_gradients(case):
+    built, lam = case.build(), 0.7
+    V = root(built.network, built.likelihood, built.data)
+    found = LowRank(V, lam, rank=2, tolerance=1e-11)
+    psi, X = torch.linalg.inv(dense_precision(built, lam)), take(built.inputs, slice(0, 3))
+    J = dense(built.network, X).flatten(0, 1)
+    same = dict(rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(found.covariance(X), J @ psi @ J.T, **same)
+    assert found.solved[0] < 1e-11
+    W, U = torch.randn(2, V.size).double(), torch.randn(2, len(J)).double()
+    torch.testing.assert_close(found.solve(W), W @ psi, **same)
+    torch.testing.assert_close(found.pull(X, U), U @ J @ psi, **same)
+
+
+def test_the_low_rank_form_of_full_rank_is_exact_and_of_less_from_above():
+    net = Network(subbayes.MLP(3, (8,), 1, seed=0).double())
+    x = torch.randn(12, 3).double()
+    exact = precision(net, subbayes.Gaussian(0.2), (x, x[:, 0]))
+    whole, part = (LowRank(exact.V, 1.0, rank, tolerance=None, rounds=6) for rank in (12, 4))
+    torch.testing.assert_close(whole.covariance(x), exact.covariance(x), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(whole.variances(), exact.variances(), rtol=1e-7, atol=0)
+    assert math.isclose(whole.logdet(), exact.logdet(), rel_tol=1e-8)
+    torch.testing.assert_close(whole.with_prior_precision(3.0).covariance(x),
+                               exact.with_prior_precision(3.0).covariance(x), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(part.values, exact.eigenvalues().flip(0)[:4], rtol=1e-3, atol=0)
+    assert part.residual < 0.1 * float(part.values[0])
+    gap = torch.linalg.eigvalsh(part.covariance(x) - exact.covariance(x))
+    assert gap[0] > -1e-3
+    assert part.logdet() < exact.logdet()
+    with pytest.warns(UserWarning, match="tolerance: conjugate gradients stopped after 1 steps"):
+        LowRank(exact.V, 1e-4, 1, tolerance=1e-14, iterations=1).solve(torch.randn(1, 41).double())
+    with pytest.raises(InputError, match="rank: expected at most 12, the rank the Gauss-Newton"):
+        LowRank(exact.V, 1.0, 13)
+    again = precision(net, subbayes.Gaussian(0.2), (x, x[:, 0]), "low-rank", rank=4)
+    assert again.form == "low-rank"
+
+
+def kronecker(net: Network, likelihood, x: torch.Tensor, y) -> torch.Tensor:
+    """The factored Gauss-Newton matrix of an MLP, written out with loops over its layers."""
+    V = dense_rows(net, likelihood, x, y)
+    module = net.module_with().layers
+    roots = len(V) // len(x)
+    found = torch.zeros(net.size, net.size).double()
+    start, a = 0, x
+    for layer in module:
+        if isinstance(layer, torch.nn.Linear):
+            o, i = layer.weight.shape
+            bias = V[:, start + o * i: start + o * i + o]  # the gradient of what comes out
+            ones = torch.cat([a, torch.ones(len(a), 1).double()], 1)
+            A, G = ones.T @ ones, bias.T @ bias / len(x)
+            place = torch.cat([torch.arange(o * i).reshape(o, i),
+                               o * i + torch.arange(o)[:, None]], 1).flatten() + start
+            found[place[:, None], place] = torch.kron(G, A)
+            start += o * i + o
+        a = layer(a).detach()
+    assert roots >= 1
+    return found
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "poisson", "heteroscedastic"])
+def test_kronecker_factors_against_ones_written_out(likelihood):
+    noise, lam = cases.LIKELIHOODS[likelihood], 0.6
+    net = Network(subbayes.MLP(3, (5, 4), noise.n_outputs, "tanh", seed=0).double())
+    rng = np.random.default_rng(0)
+    x, y = torch.from_numpy(rng.normal(size=(12, 3))), noise.targets(rng, 12)
+    found = precision(net, noise.likelihood, (x, y), "kfac").with_prior_precision(lam)
+    A = kronecker(net, noise.likelihood, x, y) + lam * torch.eye(net.size).double()
+    psi, J = torch.linalg.inv(A), dense(net, x[:4]).flatten(0, 1)
+    same = dict(rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found.covariance(x[:4]), J @ psi @ J.T, **same)
+    torch.testing.assert_close(found.variances(), psi.diagonal(), **same)
+    W = torch.randn(2, net.size).double()
+    torch.testing.assert_close(found.solve(W), W @ psi, **same)
+    assert math.isclose(found.logdet(), float(torch.logdet(A)), rel_tol=1e-9)
+    draws = found.sample(4000, torch.Generator().manual_seed(0))
+    scale = psi.diagonal().sqrt()
+    assert ((draws.T.cov() - psi).abs() < 5.5 * (2 / 4000) ** 0.5 * scale[:, None] * scale).all()
+
+
+@cases.parametrize(*[c for c in cases.one_per_network() if c.network in (
+    "cnn", "transformer", "dict", "masked", "tied", "last-layer", "frozen")])
+def test_kronecker_factors_for_every_kind_of_layer(case):
+    """Exact for one observation and one place; the rest has its diagonal."""
+    built = case.build()
+    found = precision(built.network, built.likelihood, built.data, "kfac")
+    X = take(built.inputs, slice(0, 2))
+    full = found.covariance(X)
+    assert torch.linalg.eigvalsh(full)[0] > -1e-9 * full.norm()
+    eye = torch.eye(built.network.size).to(built.network.weights)
+    inverse = found.solve(eye)
+    torch.testing.assert_close(inverse.diagonal().double(), found.variances(), rtol=1e-6, atol=0)
+    assert math.isclose(-float(torch.logdet(inverse)), found.logdet(), rel_tol=1e-6, abs_tol=1e-6)
+
+
+def test_kronecker_factors_against_curvlinops():
+    curvlinops = pytest.importorskip("curvlinops", exc_type=ImportError)
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 2), torch.nn.Tanh(), torch.nn.Flatten(),
+                                 torch.nn.Linear(8, 3)).double()
+    x, y = torch.randn(6, 1, 3, 3).double(), torch.arange(6) % 3
+    theirs = curvlinops.KFACLinearOperator(
+        module, torch.nn.CrossEntropyLoss(reduction="sum"), list(module.parameters()),
+        [(x, y)], fisher_type="type-2", kfac_approx="expand", separate_weight_and_bias=False)
+    matrix = theirs @ torch.eye(theirs.shape[1]).double()
+    net = Network(module)
+    found = precision(net, subbayes.Categorical(), (x, y), "kfac")
+    eye = torch.eye(net.size).double()
+    torch.testing.assert_close(torch.linalg.inv(found.solve(eye)) - eye, matrix,
+                               rtol=1e-8, atol=1e-9)

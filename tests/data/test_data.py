@@ -1,0 +1,337 @@
+"""Inputs and targets in a fixed order: every accepted form gives the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cases
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from subbayes import Data, InputError, InputTypeError
+from subbayes.data.data import leaves, take, to_device, to_inputs, to_targets
+
+N = 11
+X = torch.arange(2.0 * N).reshape(N, 2)
+Y = torch.arange(float(N))
+
+
+def joined(data: Data, batch_size: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
+    """All leaves of inputs and targets, batches put together again."""
+    pairs = [(leaves(x), leaves(y)) for x, y in data.batches(batch_size)]
+    return ([torch.cat(part) for part in zip(*(x for x, _ in pairs), strict=True)],
+            [torch.cat(part) for part in zip(*(y for _, y in pairs), strict=True)])
+
+
+def check_rows_in_order(data: Data, batch_size: int | None = None) -> None:
+    assert data.n == N
+    (x,), (y,) = joined(data, batch_size)
+    assert torch.equal(x, X.to(x.dtype))
+    assert torch.equal(y.reshape(-1), Y.to(y.dtype))
+    targets = data.targets()
+    assert isinstance(targets, Tensor)
+    assert torch.equal(targets.reshape(-1), Y.to(targets.dtype))
+
+
+def loader(**options: Any) -> DataLoader:
+    return DataLoader(TensorDataset(X, Y), batch_size=4, **options)
+
+
+# --- forms ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [
+    (X, Y),
+    [X, Y],
+    (X.numpy(), Y.numpy()),
+    (X.double().numpy(), Y.double().numpy()),
+    (X.tolist(), Y.tolist()),
+    (pd.DataFrame(X.numpy()), pd.Series(Y.numpy())),
+    (X, Y[:, None]),
+    (X.numpy().astype(np.float16), Y.numpy().astype(np.int32)),
+    (X[torch.arange(N - 1, -1, -1)].numpy()[::-1], Y.flip(0).numpy()[::-1]),
+    TensorDataset(X, Y),
+    loader(),
+    loader(shuffle=True),
+    loader(drop_last=True),
+    loader(shuffle=True, drop_last=True),
+    loader(sampler=SequentialSampler(range(N)), drop_last=True),
+    DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(range(N), 3, False)),
+    DataLoader(TensorDataset(X, Y), batch_size=1, shuffle=True),
+    Data.of((X, Y)),
+], ids=range(18))
+def test_every_form_gives_the_rows_in_order(form):
+    data = Data.of(form)
+    check_rows_in_order(data)
+    check_rows_in_order(data)  # and again
+    inputs, y = data.first()
+    assert torch.equal(inputs.float(), X[: len(inputs)])
+    assert 1 <= len(y) <= 2
+
+
+def test_dtypes_of_arrays():
+    data = Data.of((X.double().numpy(), Y.double().numpy()))
+    assert data.inputs.dtype == torch.get_default_dtype()
+    assert data.y.dtype == torch.float64  # units of y may be large
+    assert Data.of((X.double(), Y)).inputs.dtype == torch.float64  # tensors stay what they are
+    assert to_inputs(np.arange(3)).dtype == torch.int64
+    assert to_inputs(np.array([True, False])).dtype == torch.bool
+    assert to_targets((np.zeros(2), [1.0, 2.0]))[1].dtype == torch.float64
+
+
+def test_read_only_arrays_are_taken_without_a_warning(recwarn):
+    array = X.numpy().copy()
+    array.flags.writeable = False
+    check_rows_in_order(Data.of((array, Y)))
+    assert not recwarn.list
+
+
+def test_history_of_tensors_is_dropped():
+    assert not Data.of((X.clone().requires_grad_() * 1, Y)).inputs.requires_grad
+
+
+@cases.parametrize(cases.Case("dict", "per-observation"), cases.Case("tuple", "per-observation"),
+                   cases.Case("cnn", "categorical"))
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_dicts_and_tuples_streamed_equal_those_in_memory(case, shuffle):
+    built = case.build()
+    memory = Data.of((built.inputs, built.y))
+    streamed = Data.of(DataLoader(cases.Rows(built.inputs, built.y), 3, shuffle=shuffle))
+    assert memory.in_memory
+    assert not streamed.in_memory
+    for a, b in zip(joined(memory, 2), joined(streamed), strict=True):
+        assert all(map(torch.equal, a, b))
+    x, _ = next(iter(streamed.batches()))
+    assert type(x) is type(built.inputs)
+    assert all(map(torch.equal, leaves(streamed.targets()), leaves(built.y)))
+
+
+def test_a_dataset_is_read_in_order():
+    data = Data.of(cases.Rows(X, Y))
+    check_rows_in_order(data)
+    assert not data.in_memory
+
+
+class Stream(IterableDataset):
+    """Rows one after another, from a fresh iterator at each pass."""
+
+    def __iter__(self):
+        return iter(zip(X, Y, strict=True))
+
+
+@pytest.mark.parametrize("form", [
+    Stream(), DataLoader(Stream(), batch_size=3), DataLoader(Stream(), batch_size=4, drop_last=True)
+], ids=["dataset", "loader", "drop_last"])
+def test_iterable_datasets(form):
+    check_rows_in_order(Data.of(form))
+
+
+def test_a_subset_stays_a_subset():
+    some = [1, 4, 5, 9]
+    for form in (DataLoader(Subset(TensorDataset(X, Y), some), batch_size=3, shuffle=True),
+                 DataLoader(TensorDataset(X, Y), batch_size=3, sampler=some, drop_last=True)):
+        assert torch.equal(Data.of(form).targets(), Y[some])
+
+
+def test_collate_functions_are_kept():
+    def double(rows: list) -> tuple[Tensor, Tensor]:
+        return 2 * torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])
+
+    (x,), _ = joined(Data.of(loader(collate_fn=double, shuffle=True)))
+    assert torch.equal(x, 2 * X)
+
+
+@given(st.integers(1, 30), st.integers(1, 40))
+def test_order_and_sum_are_the_same_for_any_batch_size(n, size):
+    x, y = torch.arange(3.0 * n).reshape(n, 3), torch.arange(float(n))
+    data = Data.of((x, y))
+    streamed = Data.of(DataLoader(TensorDataset(x, y), batch_size=size, shuffle=True))
+    for (inputs,), (targets,) in (joined(data, size), joined(streamed)):
+        assert torch.equal(inputs, x)
+        assert torch.equal(targets, y)
+    assert all(len(y) <= size for _, y in data.batches(size))
+
+
+def test_in_memory_by_default_one_batch():
+    data = Data.of((X, Y))
+    assert len(list(data.batches())) == 1
+    assert len(list(data.batches(4))) == 3
+    with pytest.raises(InputError, match="batch_size: expected a whole number of at least 1"):
+        list(data.batches(0))
+
+
+def test_rows_are_taken_in_memory_only():
+    some = Data.of((X, Y)).rows(torch.tensor([3, 1]))
+    assert some.n == 2
+    assert torch.equal(some.y, Y[[3, 1]])
+    with pytest.raises(InputError, match="data: expected tensors in memory.*got a loader"):
+        Data.of(loader()).rows(torch.tensor([0]))
+
+
+def test_take_keeps_the_structure():
+    parts = take({"a": X, "b": Y}, slice(2))
+    assert list(parts) == ["a", "b"]
+    assert len(take((X, Y), slice(3))) == 2
+
+
+def test_says_what_it_is_in_one_line():
+    assert repr(Data.of((X, Y))) == "Data(n=11, in memory)"
+    assert repr(Data.of(loader())) == "Data(n=11, streamed)"
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"drop_last": True}])
+def test_reading_draws_nothing_from_the_global_stream(options):
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    data = Data.of(loader(**options))
+    data.first()
+    data.targets()
+    list(data.batches())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], numpy_before)  # noqa: NPY002
+
+
+def test_the_users_loader_is_left_alone():
+    own = loader(shuffle=True, drop_last=True)
+    before = dict(vars(own))
+    list(Data.of(own).batches())
+    assert vars(own) == before
+    assert len(list(own)) == N // 4
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def refused(form: Any, what: str, error: type[Exception] = InputError) -> None:
+    with pytest.raises(error, match=what) as e:
+        Data.of(form)
+    assert "\n" not in str(e.value)
+
+
+class Augmented(Dataset):
+    """Adds noise to its rows, another each time."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return X[i] + torch.randn(2), Y[i]
+
+
+class UsedUp(IterableDataset):
+    """Gives its rows once."""
+
+    def __init__(self) -> None:
+        self.rows = iter(zip(X, Y, strict=True))
+
+    def __iter__(self):
+        return self.rows
+
+
+class ShuffledStream(IterableDataset):
+    def __iter__(self):
+        return iter([(X[i], Y[i]) for i in torch.randperm(N)])
+
+
+@pytest.mark.parametrize("form", [
+    DataLoader(Augmented(), batch_size=4),
+    DataLoader(Augmented(), batch_size=4, shuffle=True),
+    Augmented(),
+    ShuffledStream(),
+    loader(sampler=SubsetRandomSampler(range(N))),
+    loader(sampler=WeightedRandomSampler([1.0] * N, N)),
+    DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(RandomSampler(range(N)), 4, False)),
+], ids=range(7))
+def test_rows_that_change_between_passes(form):
+    refused(form, "data: expected the same rows at each pass, got other values when read again. "
+                  "Turn off shuffling and random augmentation")
+
+
+@pytest.mark.slow
+def test_random_augmentation_in_worker_processes_is_found():
+    refused(DataLoader(Augmented(), batch_size=4, num_workers=1), "the same rows at each pass")
+
+
+def test_a_loader_that_is_used_up_after_a_pass():
+    refused(DataLoader(UsedUp(), batch_size=4), "a loader that can be read again, got one that is "
+                                                "used up")
+
+
+@pytest.mark.parametrize(("form", "what"), [
+    ((X, Y[:-1]), "data inputs and data targets: expected the same number of rows, got 11 and 10"),
+    (((X, X[:-1]), Y), r"data inputs\[0\] and data inputs\[1\]: .*got 11 and 10"),
+    ((X, (Y, Y[:2])), "got 11 and 2"),
+    (({"a": X, "b": X[:2]}, Y), r"data inputs\['a'\] and data inputs\['b'\]: expected the same n"),
+    (((X, X * np.nan), Y), r"data inputs\[1\]: expected finite numbers"),
+    ((X[:0], Y[:0]), "data: expected at least one row, got an empty table"),
+    (DataLoader(TensorDataset(X[:0], Y[:0])), "data: expected at least one row, got an empty"),
+    ((X, torch.tensor(1.0)), "one row per observation, got a scalar"),
+    ((1.0, Y), "one row per observation, got a scalar"),
+    (({}, Y), "data inputs: expected at least one tensor, got an empty collection"),
+    (([["a"]] * N, Y), "data inputs: expected numbers, got an array of dtype <U1. Encode strings"),
+    ((np.array([[1, "a"]] * N, dtype=object), Y), "got an array of dtype object. Encode"),
+    ((pd.DataFrame({"a": range(N), "b": ["x"] * N}), Y), "got an array of dtype (object|str)"),
+    ((X, np.array(["yes"] * N)), "data targets: expected numbers"),
+    ((X, np.array(["2020-01-01"] * N, dtype="datetime64[D]")), "dtype datetime64"),
+    (([[1.0], [1.0, 2.0]], [0.0, 1.0]), "data inputs: expected rows of one length, got a ragged"),
+])
+def test_pairs_that_cannot_be(form, what):
+    refused(form, what)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite(bad):
+    x, y = X.clone(), Y.clone()
+    x[3, 1] = y[5] = bad
+    refused((x, Y), r"data inputs: expected finite numbers, got 1 NaN or infinite value \(first in "
+                    r"row 3\). Drop or impute")
+    refused((X, y), "data targets: .*row 5")
+    refused((X, (Y, y)), r"data targets\[1\]: .*row 5")
+    refused(({"a": X, "b": x}, Y), r"data inputs\['b'\]: .*row 3")
+    refused(DataLoader(TensorDataset(X, y), batch_size=4), "data targets: .*finite")
+
+
+@pytest.mark.parametrize("form", [X, X.numpy(), (X,), (X, Y, Y), [1, 2, 3], "train.csv", None,
+                                  {"inputs": X, "y": Y}, (pair for pair in [(X, Y)])])
+def test_forms_that_are_not_taken(form):
+    refused(form, r"data: expected a pair \(inputs, y\), a DataLoader or a Dataset, got",
+            InputTypeError)
+
+
+def test_batches_that_are_not_pairs():
+    refused(DataLoader(TensorDataset(X), batch_size=4), r"data batch: expected a pair \(inputs, y\)"
+            ", got list. Set a collate_fn", InputTypeError)
+    refused(DataLoader(TensorDataset(X, Y, Y)), "data batch: expected a pair", InputTypeError)
+    refused((X, {"y": Y}), "data targets: expected a tensor or a tuple of tensors, got dict",
+            InputTypeError)
+    refused((X, None), "data targets: expected a tensor or an array, got NoneType",
+            InputTypeError)
+
+
+def test_errors_call_the_argument_as_the_caller_does():
+    with pytest.raises(InputError, match="^validation inputs and validation targets: "):
+        Data.of((X, Y[:3]), "validation")
+
+
+def test_data_on_an_accelerator_do_not_go_to_a_module_on_the_cpu():
+    """The meta device stands in for a GPU."""
+    tensor = torch.zeros(3, 2, device="meta")
+    with pytest.raises(InputError, match=r"data: expected tensors on the CPU or on cpu, where "
+                                         r"the module is, got meta\. Move the module or the data"):
+        to_device((tensor,), torch.device("cpu"))

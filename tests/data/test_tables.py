@@ -1,0 +1,123 @@
+"""Reading CSV and Parquet: every format gives the same table, every fault one line."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from subbayes.data.encoder import read_table, split_target
+from subbayes.utils.checks import InputError
+
+
+def people(n=40):
+    generator = np.random.default_rng(0)
+    return pd.DataFrame({
+        "age": generator.integers(20, 60, n),
+        "income": generator.normal(1e3, 2e2, n),
+        "job": generator.choice(["smith", "baker"], n),
+        "member": generator.random(n) < 0.5,
+    })
+
+
+def written(folder, name, text):
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.CSV", "t.csv.gz", "t.tsv", "t.tsv.gz", "t.parquet"])
+def test_every_format_reads_the_same(tmp_path, name):
+    table = people()
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+        table.to_parquet(path)
+    else:
+        table.to_csv(path, index=False, sep="\t" if "tsv" in name else ",")
+    read = read_table(path, target="job")
+    pd.testing.assert_frame_equal(read, table, check_dtype=False)
+    X, y = split_target(read, "job")
+    assert list(X) == ["age", "income", "member"]
+    assert y.tolist() == table["job"].tolist()
+
+
+def test_marks_spaces_and_byte_order_marks(tmp_path):
+    path = written(tmp_path, "t.csv", "\ufeffa, b\n1, x\n?, y\n,?\n")
+    table = read_table(path, missing_values="?")
+    assert list(table) == ["a", "b"]
+    assert table["a"].dtype == float
+    assert table.isna().sum().tolist() == [2, 1]
+    assert read_table(path, missing_values=["?", "y"])["b"].isna().sum() == 2
+
+
+def test_marks_and_named_index_in_parquet(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"a": ["?", "2"]}, index=pd.Index([5, 7], name="id"))
+    frame.to_parquet(tmp_path / "t.parquet")
+    table = read_table(tmp_path / "t.parquet", missing_values="?")
+    assert list(table) == ["id", "a"]
+    assert table["a"].isna().tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("name", "text", "pattern"), [
+    ("t.csv", "", "path: expected a table with a header row, got an empty file"),
+    ("t.csv", "\n\n", "a .csv file that can be read, got .*No columns to parse"),
+    ("t.csv", "a,b\n", "at least 2 rows in '.*', got no rows below the header"),
+    ("t.csv", "a,b\n1,2\n", "at least 2 rows in '.*', got one row"),
+    ("t.csv", "a,b\n1,2\n1,2\n1,2,3,4\n", "that can be read, got .*Expected 2 fields in line 4"),
+    ("t.csv", "a,b\n1,2,3\n1,2,3\n", "2 cells a row, as in the header of .*got rows with more"),
+    ("t.csv", "a,b,a\n1,2,3\n1,2,3\n", "one column of each name, got several named 'a'"),
+    ("t.csv", "a;b\n1;2\n1;2\n", r"^separator: .*Try separator=';'"),
+    ("t.json", "{}", r"a name that ends in .csv, .csv.gz, .*got 't.json'\. Convert"),
+    ("t.parquet", "no parquet", "a .parquet file that can be read"),
+])
+def test_unusable_files(tmp_path, name, text, pattern):
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    with pytest.raises(InputError, match=pattern) as error:
+        read_table(written(tmp_path, name, text))
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_not_there_or_not_files(tmp_path):
+    with pytest.raises(InputError, match=r"a table in a file, got no such file: '.*gone.csv'"):
+        read_table(tmp_path / "gone.csv")
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(InputError, match="got a folder"):
+        read_table(tmp_path / "folder.csv")
+
+
+def test_damaged_bytes(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"a,b\n\xff\xfe,2\n1,2\n")
+    with pytest.raises(InputError, match=r"can be read, got .*utf-8.*encoding \(UTF-8\)"):
+        read_table(tmp_path / "t.csv")
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 9999)[:-30])
+    with pytest.raises(InputError, match="damaged compression"):
+        read_table(tmp_path / "t.csv.gz")
+    (tmp_path / "u.csv.gz").write_bytes(b"a,b\n1,2\n1,2\n")
+    with pytest.raises(InputError, match="damaged compression"):
+        read_table(tmp_path / "u.csv.gz")
+
+
+def test_target_column_and_row_count(tmp_path):
+    path = written(tmp_path, "t.csv", "Price,area\n1,2\n3,4\n")
+    with pytest.raises(InputError, match=r"^target: expected one of the columns 'Price', 'area', "
+                       r"got 'price'\. Perhaps 'Price' is meant\.$"):
+        read_table(path, target="price")
+    with pytest.raises(InputError, match="got 'zzz'. Name the column to predict"):
+        read_table(path, target="zzz")
+    with pytest.raises(InputError, match="other columns to predict from, got 'y' alone"):
+        split_target(pd.DataFrame({"y": [1]}), "y")
+    assert len(read_table(written(tmp_path, "u.csv", "a\n1\n"), min_rows=1)) == 1
+
+
+def test_parquet_without_a_reader_says_what_to_install(tmp_path, monkeypatch):
+    def absent(path):
+        raise ImportError("no engine")
+
+    monkeypatch.setattr(pd, "read_parquet", absent)
+    with pytest.raises(InputError, match=r"no Parquet reader.*pip install 'subbayes\[parquet\]'"):
+        read_table(written(tmp_path, "t.parquet", "x"))

@@ -1,0 +1,207 @@
+"""Posteriors on one scale against refits in closed form, ArviZ, and their own draws."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from oracles import LinearGaussian
+from scipy import stats
+
+import subbayes
+from subbayes import Draws, Normal
+from subbayes.utils.checks import InputError, InputTypeError
+
+SCALES, TEMPERATURES = (0.7, 1.5), (1.0, 3.0)
+
+
+def exact_draws(model, chains=8, draws=500, seed=0, **meta):
+    """Independent draws of the closed form."""
+    mean, covariance = model.moments()
+    rng = np.random.default_rng(seed)
+    z = rng.multivariate_normal(mean, covariance, size=(chains, draws))
+    return Draws(z, meta={"sampler": "exact", "temperature": model.temperature} | meta)
+
+
+def log_evidence(model):
+    """Of the tempered posterior: the tempered likelihood is a Gaussian of variance T s^2."""
+    a, s2 = model.phi @ model.basis.T, model.temperature * model.noise**2
+    factor = model.prior.from_standard(np.eye(2)).T
+    known = stats.multivariate_normal.logpdf(
+        model.y, model.phi @ model.shift, s2 * np.eye(model.n) + a @ factor @ factor.T @ a.T)
+    return known + 0.5 * model.n * (
+        np.log(2 * np.pi * s2) - np.log(2 * np.pi * model.noise**2) / model.temperature)
+
+
+def exact_terms(model):
+    """log p(y_i | y_-i) by a fit without each observation."""
+    terms = []
+    for i in range(model.n):
+        kept = np.arange(model.n) != i
+        without = LinearGaussian.__new__(LinearGaussian)
+        vars(without).update(vars(model) | {
+            "x": model.x[kept], "y": model.y[kept], "phi": model.phi[kept], "n": model.n - 1})
+        mean, covariance = without.moments()
+        a = model.phi[i] @ model.basis.T
+        terms.append(stats.norm.logpdf(
+            model.y[i], model.phi[i] @ model.shift + a @ mean,
+            np.sqrt(model.noise**2 + a @ covariance @ a)))
+    return np.array(terms)
+
+
+def check(row, model):
+    """The row holds the exact score."""
+    exact = exact_terms(model)
+    assert row.reliable
+    assert row.elpd == pytest.approx(exact.sum(), abs=0.15)
+    assert row.se == pytest.approx(np.sqrt(model.n * exact.var()), rel=0.05)
+
+
+def test_posteriors_side_by_side():
+    models = {"wide": LinearGaussian(rank=2), "narrow": LinearGaussian(rank=2, prior=Normal(0.05)),
+              "tempered": LinearGaussian(rank=2, temperature=5.0)}
+    found = subbayes.compare({
+        name: (model.posterior(), exact_draws(model)) for name, model in models.items()})
+    terms = {name: exact_terms(model) for name, model in models.items()}
+    best = max(terms, key=lambda name: terms[name].sum())
+    assert found.best == best
+    for name, model in models.items():
+        row = found[name]
+        check(row, model)
+        off = terms[name] - terms[best]
+        assert row.difference == pytest.approx(off.sum(), abs=0.2)
+        assert row.difference_se == pytest.approx(np.sqrt(model.n * off.var()), abs=0.1)
+        assert np.isnan(row.log_evidence)
+        assert np.isnan(row.weights_k)
+        assert (row.rank, row.sampler, row.draws) == (2, "exact", 4000)
+    assert 0.5 < found["wide"].p_loo < 6
+    assert found["narrow"].p_loo < found["wide"].p_loo
+
+
+def test_arviz_agrees():
+    arviz = pytest.importorskip("arviz")
+    model = LinearGaussian(rank=2)
+    draws = exact_draws(model)
+    row = subbayes.compare({"m": (model.posterior(), draws)})["m"]
+    theirs = arviz.loo(draws.to_arviz(model.posterior()))
+    elpd = getattr(theirs, "elpd_loo", None)  # elpd on ArviZ 1.x
+    assert row.elpd == pytest.approx(float(theirs.elpd if elpd is None else elpd), abs=1e-3)
+    assert row.se == pytest.approx(float(theirs.se), rel=1e-4)
+
+
+def test_other_priors_and_temperatures_without_a_refit():
+    model = LinearGaussian(rank=2, temperature=2.0)
+    known = log_evidence(model)
+    draws = exact_draws(model, log_evidence=known, log_evidence_error=0.01)
+    found = model.posterior().compare(draws, temperatures=(2.0, *TEMPERATURES),
+                                      prior_scales=(1.0, *SCALES))
+    assert len(found.rows) == 9
+    check(found["as sampled"], model)
+    assert found["as sampled"].log_evidence == known
+    for t in (2.0, *TEMPERATURES):
+        for s in SCALES:
+            row = found[f"T = {t:g}, prior scale {s:g}"]
+            other = LinearGaussian(rank=2, prior=Normal(s), temperature=t)
+            assert row.temperature == t
+            check(row, other)
+            assert abs(row.log_evidence - log_evidence(other)) < 5 * row.log_evidence_error + 1e-3
+            assert row.log_evidence_error < 0.2
+            assert row.weights_k < 0.7
+
+
+def test_weights_that_cannot_be_trusted_are_marked():
+    model = LinearGaussian(rank=2, temperature=1.0)
+    draws = exact_draws(model)
+    found = model.posterior().compare(draws, temperatures=[0.01, 100.0])
+    assert found.rows[0].name == "as sampled"
+    assert not any(row.reliable for row in found.rows[1:])
+    assert "unreliable: Pareto k of the weights" in found.to_text()
+
+
+def test_a_poor_approximation_is_marked():
+    model = LinearGaussian(rank=2)
+    found = subbayes.compare({
+        "exact": (model.posterior(), exact_draws(model)),
+        "laplace": (model.posterior(), exact_draws(model, seed=1, pareto_k=0.9))})
+    assert found.best == "exact"
+    assert "unreliable: the approximation misses a part" in found.to_text()
+
+
+def test_text_table_and_json():
+    model = LinearGaussian(rank=2)
+    draws = exact_draws(model, log_evidence=-68.0)
+    found = model.posterior().compare(draws, prior_scales=[2.0])
+    assert list(found.to_frame().index) == [row.name for row in found.rows]
+    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert plain["n"] == model.n
+    assert plain["best"] == found.best
+    assert {row["name"]: row for row in plain["rows"]}["as sampled"]["log_evidence"] == -68.0
+    assert "prior scale 2" in repr(found)
+    assert "-68.0" in repr(found)
+
+
+def test_few_draws_are_evenly_spaced_and_enough():
+    model = LinearGaussian(rank=2)
+    draws = exact_draws(model)
+    few = subbayes.compare({"m": (model.posterior(), draws)}, most_draws=800)["m"]
+    assert few.draws == 800
+    check(few, model)
+
+
+def test_a_fitted_model_is_a_candidate():
+    x = torch.linspace(-1, 1, 40)[:, None]
+    fitted = subbayes.fit(
+        subbayes.MLP(1, (5,), 1), (x, x[:, 0] ** 2), subspace="random", rank=2, draws=30,
+        training=subbayes.Training(epochs=5, swa_epochs=2), progress=False)
+    found = subbayes.compare({"fit": fitted})
+    assert found["fit"].sampler == "elliptical-slice"
+    with pytest.raises(InputTypeError, match=r"models\['fit'\]: expected a pair .*load\(path, dat"):
+        subbayes.compare({"fit": replace(fitted, posterior=None)})
+
+
+def test_bad_input(unchecked):
+    model, other = LinearGaussian(rank=2), LinearGaussian(rank=2, seed=1)
+    posterior, draws = model.posterior(), exact_draws(model)
+    with pytest.raises(InputError, match="models: expected at least one posterior"):
+        subbayes.compare({})
+    with pytest.raises(InputError, match=r"models\['b'\]: expected the observations of 'a'"):
+        subbayes.compare({"a": (posterior, draws), "b": (other.posterior(), draws)})
+    short = LinearGaussian(n=20).posterior()
+    with pytest.raises(InputError, match="got 20 instead of 40. Fit all to the same rows"):
+        subbayes.compare({"a": (posterior, draws), "b": (short, draws)})
+    with pytest.raises(InputError, match="draws at temperature 3, as the posterior, got 1"):
+        subbayes.compare({"a": (posterior.with_temperature(3.0), draws)})
+    with pytest.raises(InputError, match="draws: expected draws of rank 2"):
+        posterior.compare(Draws(np.zeros((2, 5, 3))))
+    with pytest.raises(InputError, match="temperatures: expected a finite number above 0, got 0"):
+        posterior.compare(draws, temperatures=[0.0])
+    with pytest.raises(InputError, match="prior_scales: expected a finite number above 0, got -1"):
+        posterior.compare(draws, prior_scales=[-1.0])
+    with pytest.raises(InputError, match="name: expected one of as sampled, got 'x'"):
+        posterior.compare(draws)["x"]
+    with pytest.raises(InputTypeError, match="models.*: expected a pair"):
+        subbayes.compare({"a": 3})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_dict_of_models_and_numbers_alone():
+    posterior = LinearGaussian(rank=2).posterior()
+    draws = subbayes.elliptical_slice(posterior, draws=60, chains=4, progress=False)
+    with pytest.raises(InputTypeError, match="models: expected a dict from names to pairs"):
+        subbayes.compare([(posterior, draws)])
+    one, listed = (posterior.compare(draws, temperatures=t) for t in (2.0, [2.0]))
+    assert [row.elpd for row in one.rows] == [row.elpd for row in listed.rows]
+
+
+def test_linearised_laplace_is_not_scored_as_if_it_predicted_through_the_network():
+    model = LinearGaussian()
+    posterior = model.posterior()
+    choice = subbayes.compare({
+        "linearised": (posterior, exact_draws(model, sampler="laplace-linearised")),
+        "sampled": (posterior, exact_draws(model, seed=1))})
+    assert choice.best == "sampled"
+    assert not choice["linearised"].reliable
+    assert "score held-out rows" in choice.to_text()

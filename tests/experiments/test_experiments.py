@@ -1,0 +1,348 @@
+"""The harness of the experiments, training many networks at once, and small UCI regression."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes
+
+import subbayes
+import subbayes.diagnostics.metrics
+from experiments import __main__ as command
+from experiments import batched, uci_small, uci_small_tables
+from experiments.store import Store, key_of
+from subbayes.data.datasets import load_uci, usual_splits
+from subbayes.utils.checks import InputError
+
+TINY = uci_small.Plan(
+    hidden=(6,), learning_rates=(1e-2,), weight_decays=(1e-2, 1e-1), epochs=(5,),
+    path_rates=(1e-3,), further_rates=(), path_epochs=6, snapshots=5, rank=3,
+    temperatures=(1.0, 100.0), tuning_splits=1, validations=1, tuning_chains=2, tuning_draws=5,
+    chains=2, draws=10, longest=1, swag_draws=5, vi_steps=10,
+    vi_samples=2, vi_batch_size=50, vi_draws=10)
+
+
+def quiet(*_):
+    pass
+
+
+# --- the store ------------------------------------------------------------------------------
+
+
+def test_records_come_back_after_a_restart(tmp_path):
+    path = tmp_path / "new" / "yacht.json"
+    Store(path).put("b", {"score": 0.1})
+    store = Store(path)
+    store.put("a", {"score": None})
+    assert Store(path).records == {"a": {"score": None}, "b": {"score": 0.1}}
+    assert path.read_text().index('"a"') < path.read_text().index('"b"')
+
+
+def test_a_record_that_is_not_json_leaves_the_file_as_it_was(tmp_path):
+    store = Store(tmp_path / "x.json")
+    store.put("a", {"score": 1.0})
+    before = store.path.read_text()
+    with pytest.raises(ValueError, match="JSON"):
+        store.put("b", {"score": float("nan")})
+    assert store.path.read_text() == before
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])
+def test_a_damaged_file_is_named(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(InputError, match=r"results: expected .*x\.json.*Delete it to start again"):
+        Store(tmp_path / "x.json")
+
+
+def test_the_key_changes_with_any_setting():
+    settings = {"chosen": {"rank": 20}, "split": 3}
+    assert key_of("a", settings) == key_of("a", dict(reversed(settings.items())))
+    assert key_of("a", settings) != key_of("a", settings | {"chosen": {"rank": 19}})
+
+
+# --- training many at once --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tables():
+    rng = np.random.default_rng(0)
+    inputs = torch.tensor(rng.normal(size=(3, 51, 4)), dtype=torch.float32)
+    noise = torch.tensor(rng.normal(size=(3, 51)))
+    return [batched.Table(x, 5 + 3 * x[:, 0].double() + e, s)
+            for s, (x, e) in enumerate(zip(inputs, noise, strict=True))]
+
+
+@pytest.mark.parametrize("hidden", [(8,), (6, 5)])
+def test_members_are_what_training_alone_gives(tables, hidden):
+    rates, decays = [0.01, 0.02, 0.005], [0.0, 0.01, 0.1]
+    members = batched.train(tables, hidden=hidden, epochs=12, learning_rate=rates,
+                            weight_decay=decays, batch_size=10)
+    paths = batched.average(members, epochs=6, learning_rate=rates, weight_decay=decays,
+                            batch_size=10, max_snapshots=4, clip_norm=0.5)
+    for s, (t, rate, decay) in enumerate(zip(tables, rates, decays, strict=True)):
+        shared = dict(batch_size=10, learning_rate=rate, weight_decay=decay, seed=s)
+        data = t.inputs, t.y
+        alone = subbayes.train(subbayes.MLP(4, hidden, 2, seed=s), t.likelihood, data, epochs=12,
+                               schedule="cosine", **shared)
+        torch.testing.assert_close(members.network(s).weights, alone.network.weights)
+        assert members.likelihood(s).likelihood.global_variance == pytest.approx(
+            alone.likelihood.likelihood.global_variance, rel=1e-4)
+        path = subbayes.swa(alone, t.likelihood, data, epochs=6, max_snapshots=4, clip_norm=0.5,
+                            **shared)
+        torch.testing.assert_close(paths[s].network.weights, path.network.weights)
+        torch.testing.assert_close(paths[s].recorder.singular_values,
+                                   path.recorder.singular_values, rtol=1e-3, atol=1e-5)
+        assert paths[s].likelihood.likelihood.global_variance == pytest.approx(
+            path.likelihood.likelihood.global_variance, rel=1e-4)
+
+
+def test_one_member_that_diverges_leaves_the_others_alone(tables):
+    members = batched.train(tables[:2], hidden=(8,), epochs=2, learning_rate=[0.01, 0.01],
+                            weight_decay=[0.0, 0.0], batch_size=10)
+    paths = batched.average(members, epochs=5, learning_rate=[1e-3, 1e9],
+                            weight_decay=[0.0, 0.0], batch_size=10, max_snapshots=4)
+    assert paths[0].recorder.n == 5
+    assert paths[1] is None
+
+
+# --- small UCI regression -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def diabetes():
+    X, y = load_diabetes(return_X_y=True)
+    return X[:120], y[:120], usual_splits(120, 3)
+
+
+def test_test_rows_have_no_part_in_standardising():
+    X, y = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20.0)
+    X[:, 2] = 7.3
+    train, test = np.arange(15), np.arange(15, 20)
+    one = uci_small.case(X, y, train, test, 0)
+    other = X.copy()
+    other[test] += 100
+    two = uci_small.case(other, y, train, test, 0)
+    assert torch.equal(one.table.inputs, two.table.inputs)
+    np.testing.assert_allclose(one.table.inputs[:, :2].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(one.table.inputs[:, :2].std(0, correction=0), 1, rtol=1e-5)
+    assert (one.inputs[:, 2] == 0).all()
+
+
+def test_choices_see_no_test_row_of_their_split(diabetes):
+    X, y, masks = diabetes
+    marked = y.copy()
+    marked[masks[0]] = np.nan
+    for c in uci_small.tuning_cases(X, marked, masks, TINY):
+        assert torch.isfinite(c.table.y).all()
+        assert np.isfinite(c.y).all()
+        assert len(c.y) + len(c.table.y) == (~masks[0]).sum()
+
+
+def test_an_interrupted_run_goes_on_and_a_finished_one_only_reads(diabetes, tmp_path, monkeypatch):
+    X, y, masks = diabetes
+
+    def go(splits):
+        return uci_small.run_table("yacht", X, y, masks[:splits], masks, str(tmp_path), TINY, quiet)
+
+    first = go(1)
+    both = go(2)
+    assert both[0] == first[0]
+    assert [r["split"] for r in both] == [0, 1]
+    for record in both:
+        assert set(record["methods"]) == {"SGD", "SWA", "SWAG", "PCA + ESS", "PCA + VI"}
+        assert record["vi"]["temperature"] in TINY.temperatures
+        assert all(np.isfinite(v) for m in record["methods"].values() for v in m.values())
+    monkeypatch.setattr(uci_small, "train", lambda *_: pytest.fail("trained again"))
+    assert go(2) == both
+
+
+def test_a_changed_setting_is_run_anew(diabetes, tmp_path):
+    X, y, masks = diabetes
+    for plan in (TINY, dataclasses.replace(TINY, draws=12)):
+        uci_small.run_table("yacht", X, y, masks[:1], masks, str(tmp_path), plan, quiet)
+    kinds = [r["kind"] for r in Store(tmp_path / "yacht.json").records.values()]
+    assert sorted(kinds) == ["path", "split", "split", "training", "vi", "vi-split"]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_variational_inference_keeps_the_records_there_are(diabetes, tmp_path, monkeypatch):
+    """It runs along the same trajectory; nothing else is run again, and it goes on by itself."""
+    X, y, masks = diabetes
+
+    def go(plan):
+        return uci_small.run_table("yacht", X, y, masks[:1], masks, str(tmp_path), plan, quiet)
+
+    go(TINY)
+    records = Store(tmp_path / "yacht.json").records
+    (split,), (fit,) = ([r for r in records.values() if r["kind"] == kind]
+                        for kind in ("split", "vi-split"))
+    assert fit["centre"] == pytest.approx(split["methods"]["SWA"], rel=1e-4)
+    for name in ("try_training", "try_path", "_runs"):
+        monkeypatch.setattr(uci_small, name, lambda *_: pytest.fail("run again"))
+    other = dataclasses.replace(TINY, vi_draws=11)
+    first = go(other)
+    after = Store(tmp_path / "yacht.json").records
+    assert {k: r for k, r in after.items() if k in records} == records
+    assert sorted(r["kind"] for k, r in after.items() if k not in records) == ["vi", "vi-split"]
+    monkeypatch.setattr(uci_small, "_vi_runs", lambda *_: pytest.fail("run again"))
+    assert go(other) == first
+
+
+def test_the_temperature_of_variational_inference_is_chosen_on_validation_rows(
+    diabetes, tmp_path, monkeypatch
+):
+    X, y, masks = diabetes
+    marked = y.copy()
+    marked[masks[0]] = np.nan
+    seen = []
+
+    def score(predictive, targets):
+        seen.append(np.isfinite(targets).all())
+        return -abs(len(seen) % len(TINY.temperatures) - 1)
+
+    monkeypatch.setattr(uci_small, "moment_matched", score)
+    base = uci_small.Base(1e-2, 1e-2, 5)
+    choice = uci_small.Chosen(base, base, 1e-3, base, 1e-3, 1.0)
+    found = uci_small.vi_temperature("yacht", X, marked, masks, TINY, choice,
+                                     Store(tmp_path / "x.json"), quiet)
+    assert found == 1.0
+    assert seen == [True] * len(TINY.temperatures)
+
+
+def test_each_method_gets_its_own_best(diabetes, tmp_path, monkeypatch):
+    def training(cases, plan, epochs):
+        return [dataclasses.asdict(uci_small.Base(0.1, decay, epochs)) | {"score": epochs - decay}
+                for decay in plan.weight_decays]
+
+    def path(cases, members, plan, base, rate):
+        tried.append((base.epochs, rate))
+        return [{"method": "SWAG", "rate": rate, "score": -rate},
+                {"method": "PCA + ESS", "rate": rate, "temperature": 10.0,
+                 "score": -abs(rate - base.epochs)}]
+
+    tried = []
+    X, y, masks = diabetes
+    monkeypatch.setattr(uci_small, "try_training", training)
+    monkeypatch.setattr(uci_small, "try_path", path)
+    plan = dataclasses.replace(TINY, epochs=(1, 2, 4), bases=2, path_rates=(1.0, 2.0),
+                               further_rates=(3.0, 4.0, 5.0))
+    store = Store(tmp_path / "x.json")
+    choice = uci_small.chosen("yacht", X, y, masks, plan, store, quiet)
+    expected = [(4, 1.0), (4, 2.0), (4, 3.0), (4, 4.0), (4, 5.0), (2, 1.0), (2, 2.0), (2, 3.0)]
+    assert tried == expected  # further rates only while the largest is the best
+    assert (choice.sgd.epochs, choice.pca.epochs, choice.pca_rate) == (4, 4, 4.0)
+    assert (choice.swag_rate, choice.temperature, choice.sgd.weight_decay) == (1.0, 10.0, 0.01)
+    assert uci_small.chosen("yacht", X, y, masks, plan, store, quiet) == choice
+    assert tried == expected
+
+
+def test_chains_that_disagree_are_run_longer():
+    space = subbayes.FullSubspace(torch.zeros(3))
+    network = subbayes.Network(torch.nn.Linear(2, 1)).with_weights(space.shift)
+    data = torch.randn(30, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(30)
+    posterior = subbayes.Posterior(network, subbayes.Gaussian(0.05), data, space, mode="eager")
+    for rhat, draws in ((9.0, 10), (1.0, 40)):
+        plan = dataclasses.replace(TINY, rhat=rhat, longest=4)
+        assert uci_small.sampled(posterior, plan, 0).n_draws == draws
+
+
+def test_scores_against_closed_forms():
+    rng = np.random.default_rng(1)
+    outputs, y = torch.tensor(rng.normal(size=(40, 9, 2))), rng.normal(size=9)
+    predictive = subbayes.Predictive(outputs, subbayes.HeteroscedasticGaussian(0.5))
+    mean, variance = outputs[..., 0].numpy(), np.log1p(np.exp(outputs[..., 1].numpy())) + 0.5
+    total = variance.mean(0) + mean.var(0)
+    gap = y - mean.mean(0)
+    density = np.exp(-(y - mean) ** 2 / 2 / variance) / np.sqrt(2 * np.pi * variance)
+    found = uci_small.scores(predictive, y)
+    assert found["log_likelihood"] == pytest.approx(
+        np.mean(-0.5 * (np.log(2 * np.pi * total) + gap**2 / total)))
+    assert found["log_likelihood_mixture"] == pytest.approx(np.log(density.mean(0)).mean())
+    assert found["rmse"] == pytest.approx(np.sqrt((gap**2).mean()))
+    assert found["coverage"] == np.mean(np.abs(gap) <= 1.96 * np.sqrt(total))
+    assert found["coverage_mixture"] == subbayes.diagnostics.metrics.coverage(predictive, y)
+
+
+# --- tables and command -------------------------------------------------------------------------
+
+
+def record(value):
+    one = {"log_likelihood": value, "log_likelihood_mixture": value, "rmse": 1.0,
+           "coverage": 0.95, "coverage_mixture": 0.95}
+    base = uci_small.Base(0.01, 0.1, 100)
+    chosen = dataclasses.asdict(uci_small.Chosen(base, base, 1e-3, base, 1e-3, 30.0))
+    methods = ("SGD", "SWA", "SWAG", "PCA + ESS", "PCA + VI")
+    return {"methods": dict.fromkeys(methods, one), "chosen": chosen,
+            "vi": {"pareto_k": 0.4, "temperature": 10.0},
+            "plan": {"chains": 8}, "seconds": {"training": 1.0, "sampling": 2.0},
+            "sampling": {"rhat": 1.01, "rank": 20, "draws": 500}}
+
+
+def test_the_page_gets_the_tables_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- uci_small: begin -->\nold\n<!-- uci_small: end -->\nafter\n")
+    found = {"yacht": [record(-0.3), record(-0.1)]}
+    uci_small_tables.write(page, found)
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert ("| yacht | PCA + ESS | −0.225 ± 0.400 | −0.200 ± 0.141 | −0.200 ± 0.141 "
+            "| −0.500 ± 0.180 | within error |") in text
+    assert "| yacht | PCA + VI | −0.396 ± 0.419 | −0.200 ± 0.141 |" in text
+    assert "| 30, 10 | 20 | 8 × 500 | 1.010, 1.010 | 3.0 | 0.40, 0.40 |" in text
+    uci_small_tables.write(page, found)
+    assert page.read_text() == text
+
+
+def test_a_page_without_marks_is_refused(tmp_path):
+    (tmp_path / "page.md").write_text("nothing here")
+    with pytest.raises(InputError, match="page: expected the marks"):
+        uci_small_tables.write(tmp_path / "page.md", {"yacht": [record(0.0)]})
+
+
+@pytest.mark.parametrize(("score", "ours", "said"), [
+    ("log_likelihood", (-2.0, 0.1), "worse"), ("log_likelihood", (0.0, 0.1), "better"),
+    ("rmse", (2.0, 0.1), "worse"), ("rmse", (0.1, 0.1), "better"),
+    ("log_likelihood", (-1.01, 0.1), "within error"), ("coverage", (0.949, 0.01), "better")])
+def test_the_verdict_weighs_the_difference_by_its_error(score, ours, said):
+    paper = (1.0 if score != "log_likelihood" else -1.0, 0.1)
+    assert uci_small_tables.verdict(score, paper, ours, 20) == said
+
+
+def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, capsys):
+    X, y, masks = diabetes
+    monkeypatch.setattr(uci_small, "load_uci", lambda name, folder: (X, y, masks))
+    monkeypatch.setattr(uci_small, "Plan", lambda: TINY)
+    assert command.main(["uci_small", "--datasets", "yacht", "--splits", "2", "--json",
+                         "--results", str(tmp_path)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    said = json.loads(line)
+    assert said["name"] == "uci_small"
+    assert said["results"]["yacht"]["splits"] == 2
+
+
+def test_an_unknown_data_set_is_one_line(capsys, tmp_path):
+    assert command.main(["uci_small", "--datasets", "yatch", "--results", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: datasets: expected some of yacht, boston")
+
+
+def test_the_experiments_are_their_files():
+    assert command.names() == ["laplace_images", "laplace_regression", "sparse_images",
+                               "sparse_phoneme", "sparse_tabular", "ssr_lesions",
+                               "ssr_simulation", "ssr_toy", "ssr_uci", "subnetwork_selection",
+                               "toy_regression", "uci_large", "uci_small"]
+
+
+def test_a_split_of_the_real_yacht_data(tmp_path):
+    try:
+        X, y, masks = load_uci("yacht", download=False)
+    except InputError as error:
+        pytest.skip(f"yacht/yacht.npz is absent: {error}")
+    plan = dataclasses.replace(TINY, hidden=(50,), epochs=(60,), temperatures=(30.0,))
+    (one,) = uci_small.run_table("yacht", X, y, masks[:1], masks, str(tmp_path), plan, quiet)
+    assert one["methods"]["SGD"]["rmse"] < y.std() / 3

@@ -1,0 +1,96 @@
+"""The benchmark of Wiese et al. (2023): its rows, its methods on a few of them, its tables."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import pytest
+
+from experiments import ssr_uci as experiment
+from experiments import ssr_uci_tables
+from subbayes.utils.checks import InputError
+
+TINY = experiment.Plan(steps=6, single_steps=6, patience=6, draws=5, warmup=5, chains=2,
+                       members=2, mcmc_draws=5, mcmc_warmup=5, mcmc_depth=3, mcmc_mode="trace")
+METHODS = ["k = 2", "deep ensemble", "MCMC"]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    try:
+        return experiment.tables("yacht", None)
+    except InputError as error:
+        pytest.skip(f"wiese/yacht.npz is absent: {error}")
+
+
+def options(results, **changes):
+    given = {"datasets": "yacht", "nets": "f1", "methods": METHODS, "seeds": 1,
+             "results": str(results), "data_dir": None, "write": None}
+    return argparse.Namespace(**(given | changes))
+
+
+def record(net, name, method, lppd, **more):
+    given = {"net": net, "dataset": name, "method": method, "seed": 0, "lppd": lppd,
+             "lppd_se": 0.1, "lppd_train": 1.0, "rmse": 0.5, "seconds": 30.0}
+    return given | more
+
+
+def test_training_rows_alone_standardise(rows):
+    train, test = rows
+    assert (len(train), len(test), train.shape[1]) == (246, 62, 7)
+    np.testing.assert_allclose(train.mean(), 0, atol=1e-10)
+    np.testing.assert_allclose(train.std(ddof=0), 1)
+    assert (test.std(ddof=0) - 1).abs().min() > 1e-6
+
+
+@pytest.mark.usefixtures("rows")
+def test_methods_are_scored_and_a_finished_run_only_reads(tmp_path, monkeypatch):
+    said = []
+    first = experiment.run(options(tmp_path), said.append, TINY)["records"]
+    assert [r["method"] for r in first] == METHODS
+    assert np.isfinite([r["lppd"] for r in first]).all()
+    assert "| yacht |" in said[-1]
+    (members,) = (tmp_path / "arrays").iterdir()  # where chains over all weights start
+    assert np.load(members).shape == (2, 26)
+    monkeypatch.setattr(experiment, "one", lambda *_: pytest.fail("run again"))
+    assert experiment.run(options(tmp_path), said.append, TINY)["records"] == first
+
+
+@pytest.mark.parametrize(("columns", "rank"), [(["x0"], 10), (["x0", "x1"], 12)])
+def test_a_network_of_few_weights_has_fewer_directions(rows, monkeypatch, columns, rank):
+    given = {}
+    monkeypatch.setattr(experiment.SemiStructuredRegression, "fit",
+                        lambda self, train, **more: given.update(more))
+    experiment.fitted("k = 12", "f1", rows[0][[*columns, "y"]], 0, TINY)
+    assert given["rank"] == rank
+
+
+def test_single_networks_take_their_steps_on_minibatches():
+    plan = experiment.Plan(steps=30, single_steps=10, patience=4, batch_size=64)
+    curve, single = (plan.fitting(246, curve, 1, 0.3) for curve in (True, False))
+    assert (curve.epochs, curve.batch_size, curve.patience) == (30, None, 4)
+    assert (single.epochs, single.batch_size, single.patience) == (4, 64, 2)
+    last = plan.fitting(246, True, 2, None)
+    assert (last.epochs, last.patience) == (60, None)
+
+
+def test_the_page_gets_ours_beside_the_paper(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- ssr_uci: begin -->\nold\n<!-- ssr_uci: end -->\n")
+    chains = {"rhat_sigma": 1.02, "rhat_mean": 1.2, "divergent": 0.01, "evaluations": 7.0}
+    ssr_uci_tables.write(page, [
+        record("f2", "yacht", "k = 2", 0.8, **chains), record("f2", "DS", "k = 2", -0.5, **chains),
+        record("f2", "yacht", "k = 5", 1.0, **chains),
+        record("f2", "yacht", "k = 5, longer", 2.0, **chains)])
+    text = page.read_text()
+    assert "old" not in text
+    assert ("| yacht | 0.80 ± 0.10 (−0.69 ± 1.90) | 1.00 ± 0.10 (1.49 ± 0.51) |") in text
+    assert "| DS | −0.50 ± 0.10 |  |" in text
+    assert "| f2 | k = 2 | 1.02 | 1.20 | 0 of 2 | 1.0 % | 7 |" in text
+    assert "| f2 | yacht | 1.00 ± 0.10 (1.49 ± 0.51) | 2.00 ± 0.10 |" in text
+
+
+def test_an_unknown_network_is_one_line(tmp_path):
+    with pytest.raises(InputError, match="nets: expected"):
+        experiment.run(options(tmp_path, nets="f3"), print, TINY)

@@ -1,0 +1,83 @@
+"""The Laplace approximation in z against closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from densities import Banana, Bimodal, Toy
+from oracles import LinearGaussian, check_moments
+from scipy import stats
+
+from subbayes import Normal
+from subbayes.inference.laplace.laplace import laplace
+from subbayes.utils.checks import InputError
+
+MODELS = {
+    "subspace": LinearGaussian(rank=2),
+    "full": LinearGaussian(rank=None),
+    "tempered": LinearGaussian(rank=2, temperature=8.0),
+    "prior": LinearGaussian(rank=2, prior=Normal(
+        covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_on_a_linear_gaussian_model(name):
+    model = MODELS[name]
+    mean, covariance = model.moments()
+    draws = laplace(model.posterior(), draws=500, chains=4, progress=False)
+    np.testing.assert_allclose(draws.meta["mode"], mean, atol=1e-6)
+    np.testing.assert_allclose(draws.meta["covariance"], covariance, rtol=1e-5, atol=1e-9)
+    check_moments(draws, mean, covariance)
+    assert np.ptp(draws.stats["log_density"] - draws.stats["log_q"]) < 1e-6
+
+
+def test_the_evidence_of_a_linear_gaussian_model():
+    """p(y) = N(Phi shift + A m, s^2 I + A S0 A^T) with A = Phi P^T."""
+    model = LinearGaussian(rank=2)
+    a = model.phi @ model.basis.T
+    exact = stats.multivariate_normal.logpdf(
+        model.y, model.phi @ model.shift, model.noise**2 * np.eye(model.n) + a @ a.T)
+    draws = laplace(model.posterior(), progress=False)
+    assert draws.meta["log_evidence"] == pytest.approx(exact, abs=1e-6)
+
+
+def test_the_higher_of_two_modes():
+    draws = laplace(Bimodal(2, distance=2.0, weight=0.8), starts=12, progress=False)
+    np.testing.assert_allclose(draws.meta["mode"], [2.0, 0.0], atol=1e-3)
+    np.testing.assert_allclose(draws.meta["covariance"], 0.36 * np.eye(2), rtol=0.01, atol=1e-3)
+    assert draws.meta["log_evidence"] == pytest.approx(
+        np.log(0.8 * 2 * np.pi * 0.36), abs=0.01)
+
+
+def test_a_bent_density_shows_in_the_importance_ratios():
+    assert laplace(Banana(2), draws=2000, progress=False).meta["pareto_k"] > 0.3
+    assert laplace(MODELS["subspace"].posterior(), progress=False).meta["pareto_k"] < 0.3
+
+
+def test_the_seed_decides():
+    first, again = (laplace(Banana(2), draws=20, seed=3, progress=False).z for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, laplace(Banana(2), draws=20, seed=4, progress=False).z)
+
+
+def test_bad_input(unchecked):
+    class Ridge(Toy):
+        """A minimum along the first axis at z = 0, flat enough to start on."""
+
+        def likelihood(self, z):
+            return 2.0 * z[:, 0] ** 2, np.stack([4.0 * z[:, 0], 0 * z[:, 1]], 1)
+
+    with pytest.raises(InputError, match="posterior: expected a mode with positive definite curv"):
+        laplace(Ridge(2), starts=1, progress=False)
+
+    class Impossible(Toy):
+        def likelihood(self, z):
+            return np.full(len(z), -np.inf), np.zeros_like(z)
+
+    with pytest.raises(InputError, match="posterior: expected a finite log density at z = 0"):
+        laplace(Impossible(2), progress=False)
+    with pytest.raises(InputError, match="draws: expected a whole number of at least 1"):
+        laplace(Banana(2), draws=0)
+    with pytest.raises(InputError, match="posterior: expected a density with value_and_grad"):
+        laplace(object())

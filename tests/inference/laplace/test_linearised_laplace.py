@@ -1,0 +1,514 @@
+"""Linearised Laplace against dense computations and closed forms."""
+
+import math
+import warnings
+from functools import cache
+
+import cases
+import numpy as np
+import pytest
+import torch
+from jacobians import dense, dense_rows, problem
+from oracles import LinearGaussian, check_moments
+from scipy import stats
+from torch.distributions import MultivariateNormal
+from torch.utils.data import DataLoader, TensorDataset
+
+import subbayes
+from subbayes import InputError, InputTypeError, Network
+from subbayes.data.data import take
+from subbayes.inference.laplace.engine import laplace_linearised, predict_linearised
+from subbayes.inference.laplace.evidence import Evidence, cross_validated, widened
+from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.predictions.gaussian import ClassPredictive, GaussianPredictive, class_probabilities
+from subbayes.subspaces.optimal import optimal, recombined
+
+
+def test_a_linear_network_is_bayesian_linear_regression():
+    rng = np.random.default_rng(0)
+    x, new = rng.normal(size=(30, 3)), rng.normal(size=(5, 3))
+    y = x[:, 0] + 0.3 * rng.normal(size=30)
+    phi, psi = (np.column_stack([a, np.ones(len(a))]) for a in (x, new))
+    S = np.linalg.inv(phi.T @ phi / 0.3**2 + 2.0 * np.eye(4))
+    w = S @ phi.T @ y / 0.3**2  # the mode under a prior N(0, I / 2)
+    net = torch.nn.Linear(3, 1).double()
+    with torch.no_grad():
+        net.weight.copy_(torch.from_numpy(w[None, :3]))
+        net.bias.copy_(torch.from_numpy(w[3:]))
+    data = torch.from_numpy(x), torch.from_numpy(y)
+    posterior = linearised_laplace(Network(net), subbayes.Gaussian(0.3), data,
+                                   prior_precision=2.0)
+    predictive = posterior.predict(torch.from_numpy(new), joint=True)
+    assert predictive.kind == "gaussian"
+    np.testing.assert_allclose(predictive.mean, psi @ w)
+    np.testing.assert_allclose(predictive.covariance, psi @ S @ psi.T, rtol=1e-9)
+    np.testing.assert_allclose(predictive.epistemic, np.diag(psi @ S @ psi.T), rtol=1e-9)
+    std = np.sqrt(np.diag(psi @ S @ psi.T) + 0.09)
+    truth = stats.norm(psi @ w, std)
+    target = rng.normal(size=5)
+    np.testing.assert_allclose(predictive.log_prob(target), truth.logpdf(target))
+    np.testing.assert_allclose(predictive.cdf(target), truth.cdf(target))
+    np.testing.assert_allclose(predictive.quantile(0.9), truth.ppf(0.9))
+    assert predictive.components()[1].shape == (1, 5)
+    evidence = stats.multivariate_normal(
+        np.zeros(30), phi @ phi.T / 2.0 + 0.09 * np.eye(30)).logpdf(y)
+    assert math.isclose(posterior.log_marginal_likelihood(), evidence, rel_tol=1e-9)
+
+
+@cases.parametrize(*(c for c in cases.CASES if c.dtype == torch.float64 and (
+    c.network == "mlp" and c.data == "memory")))
+def test_every_likelihood_predicts_from_the_dense_moments(case):
+    built, new = case.build(), None
+    new = take(built.inputs, slice(0, 4))
+    V = dense_rows(built.network, built.likelihood, built.inputs, built.y)
+    J = dense(built.network, new).flatten(0, 1)
+    space = subbayes.RandomSubspace(built.network.weights, 3)
+    P = space.basis()
+    full = J @ torch.linalg.inv(V.T @ V + 0.5 * torch.eye(V.shape[1]).double()) @ J.T
+    inner = P @ (V.T @ V + 0.5 * torch.eye(V.shape[1]).double()) @ P.T
+    small = J @ P.T @ torch.linalg.inv(inner) @ P @ J.T
+    noise = torch.ones(4) if case.likelihood == "per-observation" else None
+    for subspace, sigma in ((None, full), (space, small)):
+        posterior = linearised_laplace(built.network, built.likelihood, built.data, subspace,
+                                       prior_precision=0.5)
+        torch.testing.assert_close(posterior.covariance(new), sigma, rtol=1e-8, atol=1e-10)
+        c = len(J) // 4
+        mean = built.network(built.network.weights, new).detach()
+        rows = torch.stack([sigma.reshape(4, c, 4, c)[n, :, n] for n in range(4)])
+        found = posterior.predict(new, noise=noise)
+        if found.kind == "mixture" or isinstance(found, ClassPredictive):
+            spread = rows.diagonal(dim1=1, dim2=2).sqrt()
+            assert ((found.outputs.mean(0) - mean).abs() < 5 * spread / 200**0.5 + 1e-12).all()
+        else:
+            units = getattr(built.likelihood, "scale", (1.0,))[0]
+            expected = rows.diagonal(dim1=1, dim2=2).numpy() * units**2
+            np.testing.assert_allclose(found.epistemic.reshape(expected.shape), expected)
+        log_prob = found.log_prob(take(built.y, slice(0, 4)) if not isinstance(built.y, tuple)
+                                  else (built.y[0][:4], built.y[1][:4])
+                                  if found.kind == "mixture" else built.y[0][:4])
+        assert np.isfinite(log_prob).all()
+
+
+def test_joint_regression_with_two_targets():
+    net, _, (x, _), new = problem(0, 2)
+    y = x[:, :2]
+    posterior = linearised_laplace(net, subbayes.Gaussian((0.5, 2.0)), (x, y))
+    predictive = posterior.predict(new, joint=True)
+    sigma = posterior.covariance(new)
+    np.testing.assert_allclose(predictive.covariance, sigma.numpy(), rtol=1e-10)
+    noise = torch.tensor([0.25, 4.0]).double()
+    mean = net(net.weights, new).detach()
+    rows = sigma.reshape(8, 2, 8, 2)
+    expected = [MultivariateNormal(mean[n], rows[n, :, n] + noise.diag()).log_prob(y[n])
+                for n in range(8)]
+    np.testing.assert_allclose(predictive.log_prob(y[:8]), torch.stack(expected).numpy())
+    draws = predictive.sample(4000)
+    spread = predictive.std
+    assert (np.abs(draws.mean(0) - predictive.mean) < 5 * spread / 4000**0.5).all()
+    found = np.cov(draws.reshape(4000, -1).T)
+    truth = sigma.numpy() + np.diag(np.tile([0.25, 4.0], 8))
+    scale = np.sqrt(np.diag(truth))
+    assert (np.abs(found - truth) < 5 * np.outer(scale, scale) * (2 / 4000) ** 0.5).all()
+    functions = posterior.function_samples(new, 4000)
+    found = np.cov(functions.reshape(4000, -1).T)
+    scale = sigma.diagonal().sqrt().numpy()
+    assert (np.abs(found - sigma.numpy()) < 5 * np.outer(scale, scale) * (2 / 4000) ** 0.5).all()
+
+
+def test_approximations_of_class_probabilities():
+    """Near softmax where there is no variance, 1/K where there is nothing else; close to draws."""
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    A = torch.randn(6, 4, 4, generator=generator, dtype=torch.float64)
+    covariance = A @ A.transpose(1, 2)
+    for method in ("probit", "extended-probit"):
+        torch.testing.assert_close(class_probabilities(mean, 1e-12 * covariance, method),
+                                   mean.softmax(-1), rtol=1e-9, atol=0)
+        torch.testing.assert_close(class_probabilities(mean, 1e12 * covariance, method),
+                                   torch.full_like(mean, 0.25), rtol=1e-4, atol=0)
+    eps = torch.randn(20_000, 6, 4, generator=generator, dtype=torch.float64)
+    away = torch.einsum("nij,snj->sni", A, eps)
+    for method, size, off in (("probit", 1.0, 0.2), ("extended-probit", 1.0, 0.12),
+                              ("probit", 0.3, 0.05), ("extended-probit", 0.3, 0.05)):
+        p = class_probabilities(mean, size**2 * covariance, method)
+        drawn = (mean + size * away).softmax(-1).mean(0)
+        torch.testing.assert_close(p.sum(-1), torch.ones(6).double())
+        assert float((p - drawn).abs().max()) < off, method
+
+
+def test_the_laplace_bridge_inverts_the_laplace_approximation_of_a_dirichlet():
+    """MacKay's basis: mu = log alpha less its mean, and this covariance, belong to Dir(alpha)."""
+    alpha = torch.tensor([[2.0, 5.0, 9.0]]).double()
+    K, mu = 3, alpha.log() - alpha.log().mean()
+    inverse = 1 / alpha[0]
+    sigma = (inverse.diag() - (inverse[:, None] + inverse) / K + inverse.sum() / K**2)[None]
+    found = class_probabilities(mu, sigma, "laplace-bridge")
+    torch.testing.assert_close(found, alpha / alpha.sum())
+    shifted = class_probabilities(mu + 7.0, sigma + 3.0, "laplace-bridge")  # the sum is arbitrary
+    torch.testing.assert_close(shifted, found)
+
+
+def test_two_classes_by_one_logit_or_two_agree():
+    mean, variance = torch.tensor([[0.7]]).double(), torch.tensor([[[2.5]]]).double()
+    one = class_probabilities(mean, variance)
+    expected = torch.sigmoid(mean / (1 + math.pi / 8 * variance[0]).sqrt())
+    torch.testing.assert_close(one[:, 1:], expected)
+    A = torch.tensor([[1.0, 0.2], [0.2, 0.5]]).double()
+    two = class_probabilities(torch.tensor([[0.3, 1.0]]).double(), A[None], "extended-probit")
+    gap = torch.tensor([[0.7]]).double(), torch.tensor([[[1.0 + 0.5 - 0.4]]]).double()
+    torch.testing.assert_close(two, class_probabilities(*gap))
+
+
+@pytest.mark.parametrize("method", ["auto", "extended-probit", "laplace-bridge", "monte-carlo",
+                                    "network"])
+def test_classifiers_predict_in_every_way(method):
+    net, likelihood, data, new = problem(1, 3)
+    posterior = linearised_laplace(net, likelihood, data, prior_precision=5.0)
+    found = posterior.predict(new, method=method, n_draws=50, seed=1)
+    assert found.kind == ("mixture" if method in ("monte-carlo", "network") else "gaussian")
+    p = found.probabilities
+    np.testing.assert_allclose(p.sum(1), 1)
+    labels = torch.arange(8) % 3
+    np.testing.assert_allclose(found.log_prob(labels), np.log(p[np.arange(8), labels]))
+    np.testing.assert_allclose(found.mean, p)
+    assert (found.entropy >= 0).all()
+    assert (found.mutual_information >= 0).all()
+    assert (found.epistemic <= p * (1 - p) + 0.02).all()
+    again = posterior.predict(new, method=method, n_draws=50, seed=1)
+    np.testing.assert_array_equal(found.outputs, again.outputs)
+    shares = np.stack([(found.sample(4000) == k).mean(0) for k in range(3)], 1)
+    assert np.abs(shares - p).max() < 0.06
+
+
+def test_the_posterior_in_the_optimal_subspace_is_the_full_one_at_its_inputs():
+    net, likelihood, data, new = problem(2)
+    space = optimal(net, likelihood, data, inputs=new, rank=8)
+    inside = linearised_laplace(net, likelihood, data, space)
+    full = linearised_laplace(net, likelihood, data)
+    np.testing.assert_allclose(inside.predict(new).std, full.predict(new).std, rtol=1e-8)
+    draws = inside.draws(500, 2)
+    assert draws.z.shape == (2, 500, 8)
+    assert np.abs(np.cov(draws.flat().T) - np.eye(8)).max() < 5 * (2 / 1000) ** 0.5
+    assert draws.meta["sampler"] == "laplace-linearised"
+    with pytest.raises(InputError, match="subspace: expected a subspace to draw coordinates in"):
+        full.draws()
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_evidence_against_a_dense_computation(classes):
+    net, likelihood, data, _ = problem(3, classes)
+    V = dense_rows(net, likelihood, *data)
+    f = net(net.weights, data[0]).detach()
+    fit = float(likelihood.log_prob(f, data[1]).sum())
+    space = subbayes.RandomSubspace(net.weights, 4)
+    P = space.basis()
+    for lam in (0.3, 20.0):
+        eye = torch.eye(net.size).double()
+        inside = linearised_laplace(net, likelihood, data, space, prior_precision=lam)
+        whole = linearised_laplace(net, likelihood, data, prior_precision=lam)
+        dense_whole = (fit - lam / 2 * float(net.weights.square().sum())
+                       + net.size / 2 * math.log(lam)
+                       - 0.5 * float(torch.logdet(V.T @ V + lam * eye)))
+        assert math.isclose(whole.log_marginal_likelihood(), dense_whole, rel_tol=1e-9)
+        part = torch.linalg.pinv(P) @ P @ net.weights
+        dense_inside = (fit - lam / 2 * float(part.square().sum())
+                        + 0.5 * float(torch.logdet(lam * P @ P.T))
+                        - 0.5 * float(torch.logdet(P @ (V.T @ V + lam * eye) @ P.T)))
+        assert math.isclose(inside.log_marginal_likelihood(), dense_inside, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("subspace", [None, 4])
+def test_tuning_finds_the_largest_evidence(subspace):
+    net, likelihood, data, new = problem(4)
+    space = None if subspace is None else subbayes.RandomSubspace(net.weights, subspace)
+    start = linearised_laplace(net, likelihood, data, space)
+    tuned = start.tuned()
+    best = tuned.log_marginal_likelihood()
+    # the shared products under the new noise are those of a posterior made anew
+    anew = linearised_laplace(net, tuned.likelihood, data, space,
+                              prior_precision=tuned.prior_precision)
+    assert math.isclose(anew.log_marginal_likelihood(), best, rel_tol=1e-9)
+    torch.testing.assert_close(anew.covariance(new), tuned.covariance(new), rtol=1e-7, atol=0)
+    for p, c in ((1.1, 1.0), (0.9, 1.0), (1.0, 1.1), (1.0, 0.9)):
+        assert tuned.rescaled(p * tuned.prior_precision, c).log_marginal_likelihood() <= best
+    only_prior = start.tuned(noise=False)
+    assert only_prior.likelihood == likelihood
+    assert start.log_marginal_likelihood() <= only_prior.log_marginal_likelihood() <= best
+
+
+def test_evidence_in_other_units_of_y():
+    net, likelihood, (x, y), _ = problem(5)
+    other = subbayes.Standardized(likelihood, (3.0,), (10.0,))
+    plain = linearised_laplace(net, likelihood, (x, y))
+    scaled = linearised_laplace(net, other, (x, 3 + 10 * y))
+    a, b = Evidence.of(plain), Evidence.of(scaled)
+    assert math.isclose(a.squares, b.squares, rel_tol=1e-9)
+    assert math.isclose(a.log_likelihood, b.log_likelihood + 15 * math.log(10), rel_tol=1e-9)
+    assert widened(other, 2.0).likelihood.noise == pytest.approx(0.6)
+
+
+def test_cross_validation_against_fits_to_each_fold():
+    net, likelihood, (x, y), _ = problem(6)
+    found, scores = cross_validated(net, likelihood, (x, y), folds=3, seed=1,
+                                    prior_precisions=(0.1, 10.0), noise_factors=(1.0, 2.0))
+    order = np.random.default_rng(1).permutation(15)
+    total = dict.fromkeys(scores, 0.0)
+    for part in np.array_split(order, 3):
+        rest = np.setdiff1d(order, part)
+        for p, c in scores:
+            fitted = linearised_laplace(net, widened(likelihood, c), (x[rest], y[rest]),
+                                        prior_precision=p)
+            total[p, c] += fitted.predict(x[part]).log_prob(y[part]).sum() / 15
+    for key, score in scores.items():
+        assert math.isclose(score, total[key], rel_tol=1e-7)
+    p, c = max(scores, key=lambda key: scores[key])
+    assert found.prior_precision == p
+    assert found.likelihood.noise == pytest.approx(0.3 * c)
+
+
+@cache
+def overfitted():
+    """A classifier that has learned 60 noisy labels, and 180 rows that it has not seen."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(240, 2, generator=generator).double()
+    flipped = torch.rand(240, generator=generator) < 0.15
+    y = ((x[:, 0] * x[:, 1] > 0) ^ flipped).long()
+    return trained_on((x[:60], y[:60])), (x[:60], y[:60]), (x[60:], y[60:])
+
+
+def trained_on(rows):
+    return subbayes.train(subbayes.MLP(2, (16,), 2, "tanh", seed=0).double(),
+                          subbayes.Categorical(), rows, epochs=400, learning_rate=0.02,
+                          prior_scale=100.0, progress=False).network
+
+
+def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
+    net, data, validation = overfitted()
+    likelihood = subbayes.Categorical()
+    with pytest.warns(UserWarning, match="pass validation=, rows that training ") as warned:
+        seen, _ = cross_validated(net, likelihood, data)
+    assert seen.prior_precision == 1e4
+    assert [str(w.message).split(";")[0] for w in warned] == [
+        "data: the weights have seen the held-out rows, whose scores favour too narrow a prior",
+        "prior_precisions: 10000 is the largest of those tried, and others beyond it may be better"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        held, scores = cross_validated(net, likelihood, data, validation=validation)
+        anew, honest = cross_validated(net, likelihood, data, retrain=trained_on, folds=3,
+                                       prior_precisions=(1e-4, 1e-2, 1.0, 1e4))
+        streamed = DataLoader(TensorDataset(*validation), batch_size=50)
+        _, again = cross_validated(net, likelihood, data, validation=streamed)
+    assert 1e-4 < held.prior_precision < 1e3
+    assert anew.prior_precision == 1e-2
+    assert again == pytest.approx(scores, rel=1e-9)
+    # against posteriors made anew, and networks trained on each fold
+    p = held.prior_precision
+    alone = linearised_laplace(net, likelihood, data, prior_precision=p).predict(validation[0])
+    assert math.isclose(scores[p, 1.0], alone.log_prob(validation[1]).mean(), rel_tol=1e-7)
+    (x, y), total = data, 0.0
+    for part in np.array_split(np.random.default_rng(0).permutation(60), 3):
+        rest = np.setdiff1d(np.arange(60), part)
+        fitted = linearised_laplace(trained_on((x[rest], y[rest])), likelihood,
+                                    (x[rest], y[rest]), prior_precision=1.0)
+        total += fitted.predict(x[part]).log_prob(y[part]).sum() / 60
+    assert math.isclose(honest[1.0, 1.0], total, rel_tol=1e-6)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_how_rows_are_held_out_is_said():
+    net, likelihood, data, _ = problem(7, 3)
+    space = subbayes.RandomSubspace(net.weights, 2)
+    with pytest.raises(InputError, match="validation and retrain: expected one of the two, got b"):
+        cross_validated(net, likelihood, data, retrain=trained_on, validation=data)
+    with pytest.raises(InputError, match="subspace: expected None with retrain, got Random"):
+        cross_validated(net, likelihood, data, space, retrain=trained_on)
+    with pytest.raises(InputTypeError, match="retrain: expected a function from a fold's"):
+        cross_validated(net, likelihood, data, retrain=net)
+    with pytest.raises(InputTypeError, match="retrain: expected a function that returns a Network"):
+        cross_validated(net, likelihood, data, retrain=lambda rows: 1)
+    with pytest.raises(InputError, match=r"retrain: expected networks of \d+ weights, as the"):
+        cross_validated(net, likelihood, data, retrain=trained_on_less)
+
+
+def trained_on_less(rows):
+    return Network(torch.nn.Linear(3, 3).double())
+
+
+def test_the_low_rank_evidence_is_from_above():
+    net, likelihood, data, new = problem(5)
+    exact = linearised_laplace(net, likelihood, data)
+    part = linearised_laplace(net, likelihood, data, covariance="low-rank", rank=3)
+    assert part.log_marginal_likelihood() > exact.log_marginal_likelihood()
+    torch.testing.assert_close(part.covariance(new), exact.covariance(new), rtol=1e-4, atol=1e-8)
+
+
+def test_modules_in_training_mode_are_left_alone():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(),
+                                 torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)).double().train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    x = torch.randn(20, 3).double()
+    posterior = linearised_laplace(Network(module), subbayes.Gaussian(1.0), (x, x[:, 0]))
+    first, again = (posterior.predict(x).std for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert module.training
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_does_not_fit_is_said():
+    net, likelihood, data, new = problem(7, 3)
+    posterior = linearised_laplace(net, likelihood, data)
+    with pytest.raises(InputError, match="method: expected one of 'auto', 'gaussian'"):
+        posterior.predict(new, method="mackay")
+    with pytest.raises(InputError, match="likelihood: expected Gaussian noise around the outputs"):
+        posterior.predict(new, method="gaussian")
+    with pytest.raises(InputError, match="joint: expected False for classes and draws"):
+        posterior.predict(new, joint=True)
+    with pytest.raises(InputError, match="noise: expected Gaussian noise with a scale of its own"):
+        posterior.rescaled(1.0, 2.0)
+    with pytest.raises(InputError, match="inputs: expected what the module takes|mat1 and mat2"):
+        posterior.predict(torch.randn(4, 2).double())
+    away = subbayes.RandomSubspace(net.weights + 1, 2)
+    with pytest.raises(InputError, match="subspace: expected a centre at the network's weights"):
+        linearised_laplace(net, likelihood, data, away)
+    with pytest.raises(InputError, match="prior_precision: expected a finite number above 0"):
+        linearised_laplace(net, likelihood, data, prior_precision=-1.0)
+    with pytest.raises(InputError, match="folds: expected at most 15, the number of rows"):
+        cross_validated(net, likelihood, data, folds=16)
+    net, likelihood, data, new = problem(7)
+    predictive = linearised_laplace(net, likelihood, data).predict(new)
+    assert isinstance(predictive, GaussianPredictive)
+    with pytest.raises(InputError, match="covariance: expected a prediction with joint=True"):
+        predictive.covariance
+    with pytest.raises(InputError, match="method: expected 'auto' or 'monte-carlo' for other"):
+        linearised_laplace(net, likelihood, data).predict(new, method="probit")
+    with pytest.raises(InputError, match="likelihood: expected all parameters learned or given"):
+        linearised_laplace(net, subbayes.Gaussian(), data)
+
+
+# --- as an engine of fit ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("temperature", "rank"), [(1.0, 2), (3.0, None)])
+def test_as_an_engine_it_is_exact_for_linear_networks(temperature, rank):
+    model = LinearGaussian(rank=rank, temperature=temperature, prior=subbayes.Normal(0.8))
+    posterior = model.posterior()
+    draws = laplace_linearised(posterior, draws=500, chains=4, step=True)
+    mean, covariance = model.moments()
+    np.testing.assert_allclose(draws.meta["mean"], mean, rtol=1e-7)
+    np.testing.assert_allclose(draws.meta["covariance"], covariance, rtol=1e-7)
+    check_moments(draws, mean, covariance)
+    if temperature == 1:
+        assert math.isclose(draws.meta["log_evidence"], model.log_evidence(), rel_tol=1e-8)
+    new = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
+    found = predict_linearised(posterior.network, posterior.likelihood, posterior.subspace, draws,
+                               new)
+    phi = np.column_stack([new.numpy(), np.ones(4)])
+    P = model.basis
+    np.testing.assert_allclose(found.mean, phi @ (model.shift + mean @ P), rtol=1e-7)
+    spread = np.einsum("nk,kl,nl->n", phi @ P.T, covariance, phi @ P.T)
+    np.testing.assert_allclose(found.epistemic, spread, rtol=1e-7)
+
+
+def test_as_an_engine_it_stays_at_the_centre_unless_asked_to_step():
+    posterior = LinearGaussian(rank=2).posterior()
+    still, moved = (laplace_linearised(posterior, draws=50, step=step) for step in (False, True))
+    assert still.meta["mean"] == [0.0, 0.0]
+    assert np.abs(moved.meta["mean"]).min() > 1e-3
+    assert still.meta["covariance"] == moved.meta["covariance"]
+    assert still.meta["log_evidence"] < moved.meta["log_evidence"]
+
+
+@pytest.mark.parametrize("subspace", ["optimal", "subnetwork", "full"])
+def test_fit_leaves_a_trained_module_where_it_is(subspace):
+    """No epoch at all: the same predictive as that of `linearised_laplace` in that subspace."""
+    torch.manual_seed(0)
+    x, new = torch.randn(60, 2).double(), torch.randn(9, 2).double()
+    trained = subbayes.train(subbayes.MLP(2, (6,), 1, "tanh", seed=0).double(),
+                             subbayes.Gaussian(0.5), (x, x[:, 0].clone()), epochs=5,
+                             prior_scale=0.7)
+    network = trained.network
+    options = {} if subspace == "full" else {"rank": 4, "inputs": new}
+    model = subbayes.fit(
+        network.module_with(), (x, x[:, 0].clone()), likelihood=subbayes.Gaussian(0.5),
+        subspace=subspace, prior=0.7, inference="laplace-linearised", draws=20, progress=False,
+        training=subbayes.Training(epochs=0, swa_epochs=0), **options)
+    torch.testing.assert_close(model.network.weights, network.weights)
+    space = None if subspace == "full" else model.subspace
+    direct = linearised_laplace(network, subbayes.Gaussian(0.5), (x, x[:, 0].clone()), space,
+                                prior_precision=0.7**-2).predict(new)
+    found = model.predict(new)
+    np.testing.assert_allclose(found.mean, direct.mean, rtol=1e-9)
+    np.testing.assert_allclose(found.epistemic, direct.epistemic, rtol=1e-6)
+
+
+def test_a_trajectory_needs_epochs():
+    from subbayes.models.method_comparison import compare_methods
+
+    x = torch.randn(20, 2)
+    data, net = (x, x[:, 0].clone()), subbayes.MLP(2, (3,), 1)
+    still = subbayes.Training(epochs=1, swa_epochs=0)
+    for rank in (2, None):
+        with pytest.raises(InputError, match="swa_epochs: expected a"):
+            subbayes.fit(net, data, rank=rank, training=still)
+    with pytest.raises(InputError, match="swa_epochs: expected at least 1 for 'swag'"):
+        compare_methods(net, subbayes.Gaussian(), data, data, ["swag"], training=still)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "categorical"])
+def test_fit_in_the_optimal_subspace_for_the_inputs_to_be_predicted(likelihood, tmp_path):
+    torch.manual_seed(0)
+    x, new = torch.randn(60, 2).double(), torch.randn(9, 2).double()
+    y = (x[:, 0] > 0).long() if likelihood == "categorical" else x[:, 0]
+    net = subbayes.MLP(2, (8,), 1 if likelihood == "gaussian" else 2, "tanh", seed=0).double()
+    model = subbayes.fit(net, (x, y), likelihood=likelihood, subspace="optimal", rank=8,
+                         inputs=new, prior=0.5, inference="laplace-linearised", draws=50, chains=2,
+                         training=subbayes.Training(epochs=5, swa_epochs=3), progress=False)
+    assert model.subspace.rank == 8
+    found = model.predict(new)
+    whole = linearised_laplace(model.network, model.likelihood, (x, y), prior_precision=4.0)
+    if likelihood == "gaussian":
+        assert found.kind == "gaussian"
+        np.testing.assert_allclose(found.epistemic.sum(), whole.predict(new).epistemic.sum(),
+                                   rtol=0.05)
+    assert set(model.evaluate(new, y[:9]))
+    loaded = subbayes.load(model.save(tmp_path / "model"), net)
+    np.testing.assert_array_equal(loaded.predict(new).mean, found.mean)
+    np.testing.assert_allclose(np.diag(model.draws.meta["covariance"]), 1.0, rtol=1e-6)
+
+
+def test_inputs_where_none_are_given():
+    net, likelihood, data, _ = problem(8)
+    space = optimal(net, likelihood, data, rank=4)
+    same = optimal(net, likelihood, data, rank=4, seed=0)
+    assert torch.equal(space.basis(), same.basis())
+    table = subbayes.Data.of((torch.tensor([[0.0, 5.0], [1.0, 6.0]]), torch.zeros(2)))
+    rows = recombined(table, 50)
+    assert sorted(map(tuple, rows.unique(dim=0).tolist())) == [(0, 5), (0, 6), (1, 5), (1, 6)]
+    words = subbayes.Data.of((torch.arange(12).reshape(6, 2), torch.zeros(6)))
+    assert recombined(words, 4).shape == (4, 2)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_against_laplace_torch(classes):
+    peer = pytest.importorskip("laplace", exc_type=ImportError)
+    net, likelihood, (x, y), new = problem(9, classes)
+    module = net.module_with()
+    rows = torch.utils.data.TensorDataset(x, y[:, None] if classes == 1 else y)
+    other = peer.Laplace(module, "regression" if classes == 1 else "classification",
+                         subset_of_weights="all", hessian_structure="full", prior_precision=2.0,
+                         **({"sigma_noise": 0.3} if classes == 1 else {}))
+    other.fit(torch.utils.data.DataLoader(rows, batch_size=5))
+    mine = linearised_laplace(net, likelihood, (x, y), prior_precision=2.0)
+    evidence = float(other.log_marginal_likelihood())
+    assert math.isclose(mine.log_marginal_likelihood(), evidence, rel_tol=1e-5)
+    if classes == 1:
+        mean, variance = other(new)
+        np.testing.assert_allclose(mine.predict(new).epistemic, variance.flatten(), rtol=1e-6)
+        np.testing.assert_allclose(mine.predict(new).mean, mean.flatten(), rtol=1e-6)
+        return
+    for method, link in (("probit", "probit"), ("laplace-bridge", "bridge")):
+        expected = other(new, pred_type="glm", link_approx=link).detach()
+        found = mine.predict(new, method=method).probabilities
+        np.testing.assert_allclose(found, expected, rtol=1e-5)

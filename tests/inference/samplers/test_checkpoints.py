@@ -1,0 +1,103 @@
+"""An interrupted run resumes and yields the same draws, bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles import LinearGaussian
+
+from subbayes import elliptical_slice
+from subbayes.utils.checks import InputError
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
+DRAWS = 400
+SCRIPT = textwrap.dedent(f"""
+    import sys
+    sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+    import torch
+    torch.set_num_threads(1)
+    from oracles import LinearGaussian
+    from subbayes import elliptical_slice
+    print("go", flush=True)
+    elliptical_slice(LinearGaussian().posterior(), draws={DRAWS}, chains=3, warmup=10,
+                     checkpoint=sys.argv[1], checkpoint_seconds=0.01, progress=False)
+    print("done", flush=True)
+""")
+
+
+@functools.cache
+def uninterrupted() -> np.ndarray:
+    return elliptical_slice(LinearGaussian().posterior(), draws=DRAWS, chains=3, warmup=10,
+                            progress=False).z
+
+
+def resumed(path: Path) -> np.ndarray:
+    return elliptical_slice(LinearGaussian().posterior(), draws=DRAWS, chains=3, warmup=10,
+                            checkpoint=path, progress=False).z
+
+
+@pytest.mark.parametrize(("number", "code"), [
+    (signal.SIGINT, 1), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_run_that_was_stopped_resumes_bit_for_bit(tmp_path, number, code):
+    path = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=os.environ | {"OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 60
+    while not (path / "manifest.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert "done" not in out
+    assert process.returncode in (code, -number)
+    assert np.array_equal(resumed(path), uninterrupted())
+
+
+def test_a_finished_run_is_read_and_can_be_extended(tmp_path):
+    posterior = LinearGaussian().posterior()
+    options = dict(chains=4, warmup=5, thin=2, progress=False)
+    path = tmp_path / "run"
+    short = elliptical_slice(posterior, draws=20, checkpoint=path, **options)
+    again = elliptical_slice(posterior, draws=20, checkpoint=path, **options)
+    longer = elliptical_slice(posterior, draws=70, checkpoint=path, **options)
+    fresh = elliptical_slice(posterior, draws=70, **options)
+    assert np.array_equal(short.z, again.z)
+    assert np.array_equal(longer.z, fresh.z)
+    assert np.array_equal(longer.stats["log_likelihood"], fresh.stats["log_likelihood"])
+    assert np.array_equal(
+        elliptical_slice(posterior, draws=10, checkpoint=path, **options).z, fresh.z[:, :10])
+
+
+@pytest.mark.parametrize(("change", "what"), [
+    (dict(seed=9), "seed"), (dict(warmup=7), "warmup"), (dict(chains=2), "chains"),
+    (dict(initial="shift"), "initial")])
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path, change, what):
+    posterior = LinearGaussian().posterior()
+    options = dict(draws=5, chains=3, warmup=1, progress=False, checkpoint=tmp_path / "run")
+    elliptical_slice(posterior, **options)
+    with pytest.raises(InputError, match=f"checkpoint: expected one made with the same {what}"):
+        elliptical_slice(posterior, **(options | change))
+
+
+def test_a_checkpoint_of_another_posterior_is_refused(tmp_path):
+    options = dict(draws=5, chains=3, progress=False, checkpoint=tmp_path / "run")
+    elliptical_slice(LinearGaussian().posterior(), **options)
+    with pytest.raises(InputError, match="checkpoint: expected one made with the same posterior"):
+        elliptical_slice(LinearGaussian(noise=0.6).posterior(), **options)
+
+
+def test_signal_handlers_are_put_back(tmp_path):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    elliptical_slice(LinearGaussian().posterior(), draws=5, chains=2, progress=False,
+                     checkpoint=tmp_path / "run")
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

@@ -1,0 +1,154 @@
+"""Parallel tempering against closed forms, its evidence, calibration, and its state machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from densities import Banana, Bimodal, LogisticTwins, Narrow, Toy
+from oracles import LinearGaussian, check_moments, check_uniform_ranks
+
+from subbayes import Normal, elliptical_slice
+from subbayes.inference.samplers.parallel_tempering import _equal_rates, parallel_tempering
+from subbayes.utils.checks import InputError
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
+MODELS = {
+    "subspace": LinearGaussian(rank=2),
+    "tempered": LinearGaussian(rank=2, temperature=8.0),
+    "correlated-prior": LinearGaussian(rank=2, prior=Normal(
+        covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))),
+}
+# Two modes 24 standard deviations apart, no ellipse around the prior's mean through both.
+FAR = Bimodal(2, prior=Normal(3.0, mean=[0.0, 4.0]), distance=6.0, sd=0.5)
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name == "subspace" else name for name in MODELS])
+def test_moments_and_evidence_match_the_closed_form(name):
+    model = MODELS[name]
+    draws = parallel_tempering(model.posterior(), draws=150, chains=30, rungs=8, warmup=60, seed=1,
+                               progress=False)
+    check_moments(draws, *model.moments())
+    assert draws.meta["log_evidence_error"] < 0.1
+    error = draws.meta["log_evidence"] - model.log_evidence()
+    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+
+
+def test_a_banana():
+    density = Banana(2, prior=Normal(3.0))
+    draws = parallel_tempering(density, draws=100, chains=60, rungs=5, warmup=50, progress=False)
+    check_moments(draws, *density.moments())
+    error = draws.meta["log_evidence"] - np.log(2 * np.pi * density.sd)
+    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+
+
+def test_a_mode_far_from_where_all_chains_begin():
+    """It is the lesser one: a chain of elliptical slice sampling alone stays there."""
+    start = np.tile([[-6.0, 0.0]], (60, 1))
+    alone = elliptical_slice(FAR, draws=50, chains=60, warmup=0, initial=start, progress=False)
+    assert (alone.z[:, :, 0] < 0).mean() > 0.8
+    draws = parallel_tempering(FAR, draws=80, chains=60, rungs=7, warmup=80, initial=start,
+                               progress=False)
+    check_moments(draws, *FAR.moments())
+    error = draws.meta["log_evidence"] - np.log(2 * np.pi * 0.25)
+    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+    assert draws.meta["round_trips"] > 40
+
+
+def test_calibration():
+    density = LogisticTwins(300)
+    draws = parallel_tempering(density, draws=9, thin=4, chains=300, rungs=3, warmup=30,
+                               progress=False)
+    check_uniform_ranks(draws, density.truth)
+
+
+def test_no_data_gives_the_prior():
+    draws = parallel_tempering(Toy(2), draws=60, chains=40, rungs=3, warmup=0, progress=False)
+    check_moments(draws, np.zeros(2), np.eye(2))
+    assert draws.meta["log_evidence"] == pytest.approx(0.0, abs=1e-12)
+    assert draws.meta["swap_rate"] == 1.0
+
+
+def test_warm_up_makes_exchanges_equally_likely():
+    wild, tame = (parallel_tempering(Narrow(3), draws=80, chains=8, rungs=7, warmup=w,
+                                     progress=False) for w in (0, 300))
+    assert tame.meta["least_swap_rate"] > tame.meta["swap_rate"] - 0.25
+    assert tame.meta["least_swap_rate"] > wild.meta["least_swap_rate"]
+
+
+def test_powers_of_equal_rates():
+    beta = np.array([1.0, 0.1, 0.01, 0.0])
+    even = _equal_rates(beta, np.array([0.3, 0.3, 0.3]))
+    np.testing.assert_allclose(even, beta, atol=1e-12)
+    crowded = _equal_rates(beta, np.array([0.9, 0.0, 0.0]))
+    assert (np.diff(crowded) < 0).all()
+    assert crowded[2] > 0.1
+
+
+def test_a_ladder_does_not_depend_on_the_ladders_beside_it():
+    start = np.random.default_rng(1).normal(size=(4, 2))
+    settings = {"draws": 20, "warmup": 30, "rungs": 4, "progress": False}
+    many, again, few = (parallel_tempering(Banana(2), chains=n, initial=start[:n], **settings)
+                        for n in (4, 4, 2))
+    np.testing.assert_array_equal(many.z[:2], few.z)
+    np.testing.assert_array_equal(many.z, again.z)
+    other = parallel_tempering(Banana(2), chains=2, initial=start[:2], seed=1, **settings)
+    assert not np.array_equal(other.z, few.z)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
+    class Stops(Banana):
+        left = 200
+
+        def log_likelihood(self, z):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return super().log_likelihood(z)
+
+        def fingerprint(self):
+            return "banana"
+
+    settings = {"draws": 30, "chains": 2, "warmup": 25, "rungs": 4, "progress": False}
+    whole = Stops(2)
+    whole.left = -1
+    expected = parallel_tempering(whole, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        parallel_tempering(Stops(2), **settings, checkpoint=tmp_path, checkpoint_seconds=0.0)
+    resumed = parallel_tempering(whole, **settings, checkpoint=tmp_path)
+    np.testing.assert_array_equal(resumed.z, expected.z)
+    for name, values in expected.stats.items():
+        np.testing.assert_array_equal(resumed.stats[name], values)
+    assert resumed.meta["log_evidence"] == expected.meta["log_evidence"]
+    with pytest.raises(InputError, match="checkpoint: expected one made with the same kernel sett"):
+        parallel_tempering(whole, **{**settings, "rungs": 5}, checkpoint=tmp_path)
+
+
+def test_impossible_regions_count_in_the_evidence():
+    """Not a number on half of the prior: the hottest rung goes there, the others never."""
+    class Half(Toy):
+        def likelihood(self, z):
+            return np.where(z[:, 0] < 0, np.nan, 0.0), np.zeros_like(z)
+
+    draws = parallel_tempering(Half(1), draws=200, chains=20, rungs=3, warmup=40, progress=False)
+    assert (draws.z > 0).all()
+    error = draws.meta["log_evidence"] - np.log(0.5)
+    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+
+
+def test_one_ladder_has_no_standard_error():
+    draws = parallel_tempering(Toy(1), draws=5, chains=1, rungs=2, warmup=0, progress=False)
+    assert "log_evidence_error" not in draws.meta
+
+
+def test_bad_input():
+    class Impossible(Toy):
+        def likelihood(self, z):
+            return np.full(len(z), -np.inf), np.zeros_like(z)
+
+    with pytest.raises(InputError, match="initial: expected start points where the log density "
+                                         "is finite, got minus infinity at 2 of 2"):
+        parallel_tempering(Impossible(2), draws=5, chains=2, progress=False)
+    with pytest.raises(InputError, match="rungs: expected a whole number of at least 2, got 1"):
+        parallel_tempering(Toy(2), draws=5, rungs=1)

@@ -1,0 +1,149 @@
+"""Slice sampling against closed forms, calibration, and its own state machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from densities import Banana, Bimodal, LogisticTwins, Toy
+from oracles import LinearGaussian, check_moments, check_uniform_ranks
+
+from subbayes import Normal
+from subbayes.inference.samplers.slice import slice_sampling
+from subbayes.utils.checks import InputError
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
+MODELS = {
+    "subspace": LinearGaussian(rank=2),
+    "full-conjugate": LinearGaussian(rank=None),
+    "tempered": LinearGaussian(rank=2, temperature=8.0),
+    "correlated-prior": LinearGaussian(rank=2, prior=Normal(
+        covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))),
+    "rank-one": LinearGaussian(rank=1),
+}
+metrics = pytest.mark.parametrize("metric", ["diagonal", "dense"])
+
+
+@metrics
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("subspace", "rank-one") else name
+    for name in MODELS])
+def test_draws_match_the_closed_form(metric, name):
+    model = MODELS[name]
+    draws = slice_sampling(model.posterior(), draws=60, chains=60, warmup=40, metric=metric,
+                           progress=False)
+    check_moments(draws, *model.moments())
+
+
+@metrics
+@pytest.mark.parametrize("density", [Banana(2), Bimodal(2, distance=1.2)],
+                         ids=["banana", "bimodal"])
+def test_other_shapes(metric, density):
+    draws = slice_sampling(density, draws=100, chains=200, warmup=80, metric=metric,
+                           progress=False)
+    check_moments(draws, *density.moments())
+
+
+def test_no_data_gives_the_prior():
+    prior = Normal(covariance=[[2.0, -0.5], [-0.5, 0.4]], mean=[1.0, 2.0])
+    draws = slice_sampling(Toy(2, prior), draws=60, chains=100, warmup=0, progress=False)
+    check_moments(draws, prior.mean, prior.factor @ prior.factor.T)
+
+
+@metrics
+def test_calibration(metric):
+    density = LogisticTwins(300)
+    draws = slice_sampling(density, draws=9, thin=4, chains=300, warmup=40, metric=metric,
+                           progress=False)
+    check_uniform_ranks(draws, density.truth)
+
+
+def test_warm_up_fits_the_widths():
+    """A prior a thousand times as wide as the posterior costs no more than one that fits."""
+    model = LinearGaussian(rank=2, prior=Normal(np.array([200.0, 1e-3])))
+    draws = slice_sampling(model.posterior(), draws=40, chains=8, warmup=80, progress=False)
+    assert draws.stats["evaluations"].mean() < 8 * 2
+
+
+def test_dense_directions_follow_a_correlation():
+    class Ridge(Toy):
+        """A correlation of 0.999."""
+
+        def likelihood(self, z):
+            return -0.5 * ((z[:, 0] - z[:, 1]) / 0.03) ** 2, np.zeros_like(z)
+
+    axes, along = (slice_sampling(Ridge(2), draws=100, chains=12, warmup=150, metric=metric,
+                                  progress=False) for metric in ("diagonal", "dense"))
+    assert along.ess_bulk().min() > 5 * axes.ess_bulk().min()
+
+
+def test_a_chain_does_not_depend_on_the_chains_beside_it():
+    start = np.random.default_rng(1).normal(size=(6, 2))
+    many, again, few = (
+        slice_sampling(Banana(2), draws=30, chains=n, warmup=40, initial=start[:n], progress=False)
+        for n in (6, 6, 2))
+    np.testing.assert_array_equal(many.z[:2], few.z)
+    np.testing.assert_array_equal(many.z, again.z)
+    other = slice_sampling(Banana(2), draws=30, chains=2, warmup=40, initial=start[:2], seed=1,
+                           progress=False)
+    assert not np.array_equal(other.z, few.z)
+
+
+def test_no_chain_waits_for_another():
+    draws = slice_sampling(Banana(2), draws=300, chains=16, warmup=0, progress=False)
+    assert draws.meta["batched_evaluations"] / 300 < 1.1 * draws.stats["evaluations"].mean()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
+    class Stops(Banana):
+        left = 300
+
+        def log_likelihood(self, z):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return super().log_likelihood(z)
+
+        def fingerprint(self):
+            return "banana"
+
+    settings = {"draws": 30, "chains": 3, "warmup": 30, "progress": False, "metric": "dense"}
+    whole = Stops(2)
+    whole.left = -1
+    expected = slice_sampling(whole, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        slice_sampling(Stops(2), **settings, checkpoint=tmp_path, checkpoint_seconds=0.0)
+    resumed = slice_sampling(whole, **settings, checkpoint=tmp_path)
+    np.testing.assert_array_equal(resumed.z, expected.z)
+    for name, values in expected.stats.items():
+        np.testing.assert_array_equal(resumed.stats[name], values)
+    with pytest.raises(InputError, match="checkpoint: expected one made with the same kernel sett"):
+        slice_sampling(whole, **{**settings, "metric": "diagonal"}, checkpoint=tmp_path)
+
+
+class Edged(Toy):
+    """Not a number for z0 < 0: a half normal."""
+
+    def likelihood(self, z):
+        return np.where(z[:, 0] < 0, np.nan, 0.0), np.zeros_like(z)
+
+
+def test_what_is_not_a_number_is_impossible():
+    draws = slice_sampling(Edged(1), draws=50, chains=200, warmup=0, progress=False)
+    assert (draws.z > 0).all()
+    n = draws.ess_bulk()[0]
+    assert abs(draws.z.mean() - np.sqrt(2 / np.pi)) < 4.5 * np.sqrt((1 - 2 / np.pi) / n)
+
+
+def test_bad_input():
+    class Impossible(Toy):
+        def likelihood(self, z):
+            return np.full(len(z), -np.inf), np.zeros_like(z)
+
+    with pytest.raises(InputError, match="initial: expected start points where the log density "
+                                         "is finite, got minus infinity at 2 of 2"):
+        slice_sampling(Impossible(2), draws=5, chains=2, progress=False)
+    with pytest.raises(InputError, match="metric: expected one of 'diagonal', 'dense'"):
+        slice_sampling(Toy(2), draws=5, progress=False, metric="round")
+    with pytest.raises(InputError, match="warmup: expected a whole number of at least 0"):
+        slice_sampling(Toy(2), draws=5, progress=False, warmup=-1)

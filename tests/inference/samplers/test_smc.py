@@ -1,0 +1,166 @@
+"""Sequential Monte Carlo against closed forms, its evidence, and its own parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from densities import Banana, Bimodal, Narrow, Toy
+from oracles import LinearGaussian, check_moments
+from scipy import stats
+
+from subbayes import Normal
+from subbayes.inference.samplers.smc import _Reference, _systematic, smc
+from subbayes.utils.checks import InputError
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
+MODELS = {
+    "subspace": LinearGaussian(rank=2),
+    "full-conjugate": LinearGaussian(rank=None),
+    "tempered": LinearGaussian(rank=2, temperature=8.0),
+    "cold": LinearGaussian(rank=2, temperature=0.5),
+    "correlated-prior": LinearGaussian(rank=2, prior=Normal(
+        covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))),
+    "vector-prior": LinearGaussian(rank=2, prior=Normal(np.array([0.1, 2.0]))),
+    "rank-ten": LinearGaussian(rank=10, features=14),
+}
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("subspace", "cold", "rank-ten") else name
+    for name in MODELS])
+def test_moments_and_evidence_match_the_closed_form(name):
+    model = MODELS[name]
+    draws = smc(model.posterior(), draws=400, chains=10, seed=1, progress=False)
+    check_moments(draws, *model.moments())
+    assert draws.meta["log_evidence_error"] < 0.15
+    error = draws.meta["log_evidence"] - model.log_evidence()
+    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+
+
+def test_the_oracle_of_the_evidence():
+    """p(y) = N(Phi shift + A m, s^2 I + A S0 A^T) with A = Phi P^T."""
+    model = MODELS["vector-prior"]
+    a = model.phi @ model.basis.T
+    exact = stats.multivariate_normal.logpdf(
+        model.y, model.phi @ model.shift,
+        model.noise**2 * np.eye(model.n) + a @ np.diag(model.prior.scale**2) @ a.T)
+    assert model.log_evidence() == pytest.approx(exact, abs=1e-8)
+
+
+def test_a_banana():
+    density = Banana(2, prior=Normal(3.0))
+    draws = smc(density, draws=500, chains=12, progress=False)
+    check_moments(draws, *density.moments())
+    error = draws.meta["log_evidence"] - np.log(2 * np.pi * density.sd)
+    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+
+
+def test_the_weights_of_modes_far_apart():
+    """24 standard deviations apart: the groups' shares spread about the truth."""
+    density = Bimodal(2, prior=Normal(3.0), distance=6.0, sd=0.5)
+    draws = smc(density, draws=500, chains=16, progress=False)
+    shares = (draws.z[:, :, 0] > 0).mean(1)
+    se = shares.std(ddof=1) / 4
+    assert se < 0.02
+    assert abs(shares.mean() - density.weight) < 4.5 * se
+    right = draws.z[draws.z[:, :, 0] > 0]
+    n = len(right) / 4  # resampling leaves copies
+    assert (np.abs(right.mean(0) - [6.0, 0.0]) < 4.5 * 0.5 / np.sqrt(n)).all()
+    np.testing.assert_allclose(right.var(0), 0.25, atol=4.5 * 0.25 * np.sqrt(2 / n))
+    error = draws.meta["log_evidence"] - np.log(2 * np.pi * 0.25)
+    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+
+
+def test_no_data_gives_the_prior():
+    draws = smc(Toy(2), draws=500, chains=4, progress=False)
+    check_moments(draws, np.zeros(2), np.eye(2))
+    assert draws.meta["log_evidence"] == pytest.approx(0.0, abs=1e-12)
+    assert draws.meta["stages"] == [1] * 4
+
+
+def test_the_standard_error_is_that_of_the_evidence():
+    """Estimates of many runs spread as each says: coverage of two standard errors."""
+    density = Narrow(2, temperature=2.0)
+    exact = density.log_evidence()
+    found = [smc(density, draws=200, chains=8, seed=s, progress=False).meta for s in range(20)]
+    z = np.array([(m["log_evidence"] - exact) / m["log_evidence_error"] for m in found])
+    assert (np.abs(z) < 2.4).mean() > 0.7  # a t distribution of 7: 0.95
+    assert abs(z.mean()) < 4.5 * 1.3 / np.sqrt(20)
+
+
+def test_a_group_does_not_depend_on_the_groups_beside_it():
+    many, again, few = (smc(Banana(2), draws=50, chains=n, progress=False).z for n in (5, 5, 2))
+    np.testing.assert_array_equal(many[:2], few)
+    np.testing.assert_array_equal(many, again)
+    assert not np.array_equal(few, smc(Banana(2), draws=50, chains=2, seed=1, progress=False).z)
+
+
+def test_impossible_regions_count_in_the_evidence():
+    """Minus infinity, or not a number, on three quarters of the prior: the evidence is 1/4."""
+    class Quarter(Toy):
+        def likelihood(self, z):
+            value = np.where(z[:, 0] < 0, np.nan, np.where(z[:, 1] < 0, -np.inf, 0.0))
+            return value, np.zeros_like(z)
+
+    draws = smc(Quarter(2), draws=500, chains=8, progress=False)
+    assert (draws.z > 0).all()
+    error = draws.meta["log_evidence"] - np.log(0.25)
+    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+    n = draws.ess_bulk()
+    assert (np.abs(draws.mean() - np.sqrt(2 / np.pi)) < 4.5 * 0.61 / np.sqrt(n)).all()
+
+
+def test_moves_leave_their_reference_alone():
+    """The proposal is reversible with respect to the t distribution: no correction needed there."""
+    rng = np.random.default_rng(0)
+    reference = _Reference(np.array([1.0, -2.0]), np.array([[1.0, 0.0], [0.5, 0.8]]), 6.0)
+    n = 200_000
+    scale = np.sqrt(reference.nu / rng.chisquare(reference.nu, n))
+    z = reference.mean + (rng.standard_normal((n, 2)) @ reference.factor.T) * scale[:, None]
+    ahead, correction = reference.moved(z, 0.7, rng)
+    covariance = reference.factor @ reference.factor.T * 6 / 4
+    for points in (z, ahead):
+        np.testing.assert_allclose(np.cov(points.T), covariance, rtol=0.05, atol=0.03)
+    density = stats.multivariate_t(reference.mean, reference.factor @ reference.factor.T, 6.0)
+    np.testing.assert_allclose(correction, density.logpdf(z) - density.logpdf(ahead), atol=1e-9)
+    # Reversible: the pair is as likely the other way round.
+    forth, back = (z[:, 0] * ahead[:, 1] ** 2).mean(), (ahead[:, 0] * z[:, 1] ** 2).mean()
+    spread = (z[:, 0] * ahead[:, 1] ** 2 - ahead[:, 0] * z[:, 1] ** 2).std()
+    assert abs(forth - back) < 4.5 * spread / np.sqrt(n)
+
+
+def test_the_reference_finds_heavy_tails():
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal((20_000, 3))
+    heavy = normal * np.sqrt(8 / rng.chisquare(8, 20_000))[:, None]
+    one = np.ones(3)
+    assert _Reference.of(normal, one).nu > 50
+    fitted = _Reference.of(heavy, one)
+    assert 5 < fitted.nu < 14
+    assert np.isfinite(_Reference.of(np.zeros((3, 3)), one).factor).all()
+
+
+def test_systematic_resampling_copies_in_proportion():
+    weights = np.array([0.5, 0.25, 0.125, 0.125])
+    for seed in range(20):
+        counts = np.bincount(_systematic(weights, np.random.default_rng(seed)), minlength=4)
+        assert (np.abs(counts - 4 * weights) < 1).all()
+
+
+def test_one_group_has_no_standard_error():
+    assert "log_evidence_error" not in smc(Toy(1), draws=20, chains=1, progress=False).meta
+
+
+def test_bad_input():
+    class Impossible(Toy):
+        def likelihood(self, z):
+            return np.full(len(z), -np.inf), np.zeros_like(z)
+
+    with pytest.raises(InputError, match="posterior: expected a finite log-likelihood somewhere, "
+                                         "got minus infinity at all 30 draws from the prior"):
+        smc(Impossible(2), draws=30, progress=False)
+    with pytest.raises(InputError, match="draws: expected a whole number of at least 2"):
+        smc(Toy(2), draws=1)
+    with pytest.raises(InputError, match="ess: expected a number between 0 and 1, got 1.5"):
+        smc(Toy(2), ess=1.5)

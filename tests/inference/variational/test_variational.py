@@ -1,0 +1,403 @@
+"""Variational inference against closed forms, finite differences and bent densities."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from densities import Banana, Bimodal, Toy
+from oracles import LinearGaussian, check_moments
+from scipy import stats
+
+from subbayes import Draws, Normal
+from subbayes.inference.importance import evidence
+from subbayes.inference.variational.elbo import ascend
+from subbayes.inference.variational.flows import Flow
+from subbayes.inference.variational.gaussians import FullRank, MeanField
+from subbayes.inference.variational.variational import (
+    full_rank_vi,
+    mean_field_vi,
+    variational,
+    variational_fit,
+)
+from subbayes.utils.checks import InputError
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+MODELS = {
+    "subspace": LinearGaussian(rank=2),
+    "full": LinearGaussian(rank=None),
+    "tempered": LinearGaussian(rank=2, temperature=8.0),
+    "narrow": LinearGaussian(rank=2, noise=0.02),
+    "prior": LinearGaussian(rank=2, prior=Normal(
+        covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))),
+}
+
+
+def needs_zuko() -> None:
+    """Skip without it; looked for, not imported, for importing it changes torch."""
+    if importlib.util.find_spec("zuko") is None:
+        pytest.skip("needs zuko")
+
+
+class Plain(Toy):
+    """A linear-Gaussian model in NumPy: many steps of it take no time."""
+
+    def __init__(self, model: LinearGaussian) -> None:
+        super().__init__(len(model.basis), model.prior, model.temperature)
+        self.noise, self.a = model.noise, model.phi @ model.basis.T
+        self.rest = model.y - model.phi @ model.shift
+
+    def likelihood(self, z):
+        off = (self.rest - z @ self.a.T) / self.noise
+        return stats.norm.logpdf(off).sum(1) - len(self.rest) * np.log(self.noise), (
+            off @ self.a / self.noise)
+
+
+def test_the_plain_model_is_the_model():
+    model = MODELS["prior"]
+    z = np.random.default_rng(0).normal(size=(3, 2))
+    for a, b in zip(Plain(model).value_and_grad(z), model.posterior().value_and_grad(z),
+                    strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+
+
+def log_evidence(model: LinearGaussian) -> float:
+    """p(y) = N(Phi shift + A m, s^2 I + A S0 A^T) with A = Phi P^T, at temperature 1."""
+    a = model.phi @ model.basis.T
+    return float(stats.multivariate_normal.logpdf(
+        model.y, model.phi @ model.shift, model.noise**2 * np.eye(model.n) + a @ a.T))
+
+
+# --- Gaussians on a linear-Gaussian model: everything is known ------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_full_rank_is_exact_on_a_linear_gaussian_model(name):
+    model = MODELS[name]
+    mean, covariance = model.moments()
+    sd = np.sqrt(np.diag(covariance))
+    posterior = model.posterior() if name == "subspace" else Plain(model)
+    found = full_rank_vi(posterior, draws=500, progress=False)
+    np.testing.assert_allclose((found.meta["mean"] - mean) / sd, 0, atol=2e-3)
+    whitened = np.linalg.solve(np.linalg.cholesky(covariance), np.linalg.cholesky(
+        np.array(found.meta["covariance"])))
+    np.testing.assert_allclose(whitened, np.eye(2 if name != "full" else 4), atol=2e-3)
+    check_moments(found, mean, covariance)
+    assert found.meta["converged"]
+    assert np.std(found.stats["log_density"] - found.stats["log_q"]) < 0.01
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_mean_field_reaches_its_known_optimum(name):
+    """The mean, and variances that are one over the diagonal of the precision."""
+    model = MODELS[name]
+    mean, covariance = model.moments()
+    sd = 1 / np.sqrt(np.diag(np.linalg.inv(covariance)))
+    found = variational(Plain(model), samples=64, progress=False)
+    np.testing.assert_allclose((found.meta["mean"] - mean) / sd, 0, atol=0.05)
+    np.testing.assert_allclose(found.meta["sd"] / sd, 1, atol=0.03)
+    check_moments(found, np.array(found.meta["mean"]), np.diag(np.square(found.meta["sd"])))
+
+
+def test_the_bound_is_below_the_evidence_and_reaches_it():
+    model = MODELS["subspace"]
+    exact = log_evidence(model)
+    full = full_rank_vi(Plain(model), progress=False)
+    assert full.meta["elbo"] == pytest.approx(exact, abs=1e-4)
+    assert full.meta["log_evidence"] == pytest.approx(exact, abs=1e-4)
+    mean, covariance = model.moments()
+    precision = np.linalg.inv(covariance)
+    gap = 0.5 * (np.log(np.diag(precision)).sum() - np.linalg.slogdet(precision)[1])
+    narrow = mean_field_vi(Plain(model), progress=False).meta
+    assert abs(narrow["elbo"] - (exact - gap)) < 5 * narrow["elbo_error"] + 0.01
+    assert abs(narrow["log_evidence"] - exact) < 5 * narrow["log_evidence_error"]
+    assert narrow["pareto_k"] > full.meta["pareto_k"]
+
+
+def test_minibatches_lead_to_the_same_place():
+    model = LinearGaussian(n=400, rank=2, seed=1)
+    mean, covariance = model.moments()
+    found = variational(model.posterior(), family="full-rank", batch_size=100, samples=8,
+                        steps=400, draws=50, seed=3, progress=False).meta
+    sd = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose((found["mean"] - mean) / sd, 0, atol=0.3)
+    np.testing.assert_allclose(np.sqrt(np.diag(found["covariance"])) / sd, 1, atol=0.15)
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def moment_matched(n: int, k: int, seed: int = 0) -> np.ndarray:
+    """Noise of mean 0 and covariance I exactly: entropy has its gradient without error."""
+    eps = np.random.default_rng(seed).normal(size=(n, k))
+    eps -= eps.mean(0)
+    return eps @ np.linalg.inv(np.linalg.cholesky(eps.T @ eps / n)).T
+
+
+GAUSSIANS = {
+    "mean-field": MeanField(np.array([0.3, -0.4]), np.array([0.5, 1.2])),
+    "full-rank": FullRank(np.array([0.3, -0.4]), np.array([[0.7, 0.0], [-0.6, 0.4]])),
+}
+
+
+@pytest.mark.parametrize("name", GAUSSIANS)
+def test_the_elbo_gradient_equals_finite_differences(name):
+    """Common random numbers; the closed-form entropy is what log q is on average."""
+    member, target, eps = GAUSSIANS[name], Banana(2), moment_matched(20, 2)
+
+    def bound(step: np.ndarray) -> float:
+        z, log_q, _ = member.moved(step).place(eps)
+        return float((target.value(z) - log_q).mean())
+
+    z, _, pull = member.place(eps)
+    gradient = pull(target.value_and_grad(z)[1])
+    steps = np.eye(len(gradient)) * 1e-5
+    numeric = [(bound(step) - bound(-step)) / 2e-5 for step in steps]
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-7)
+
+
+def random_flow(rank: int = 2):
+    """A flow with weights that are not zero, on a frame that is not the identity."""
+    needs_zuko()
+    flow = Flow.on(FullRank(np.array([0.3, -0.4] + [0.0] * (rank - 2)),
+                            np.eye(rank) * 0.8 + np.tri(rank, k=-1) * 0.2), seed=1)
+    rng = np.random.default_rng(5)
+    return flow.like(flow.numbers() + 0.1 * rng.normal(size=len(flow.numbers())))
+
+
+def test_the_flow_gradient_equals_finite_differences():
+    """Of the path derivative: log q is held where it is while z moves."""
+    flow, target = random_flow(), Banana(2)
+    eps = np.random.default_rng(0).normal(size=(6, 2))
+    z, log_q, pull = flow.place(eps)
+    np.testing.assert_allclose(flow.log_prob(z), log_q, rtol=1e-9)
+    gradient = pull(target.value_and_grad(z)[1])
+
+    def bound(step: np.ndarray) -> float:
+        moved = flow.moved(step).place(eps)[0]
+        return float((target.value(moved) - flow.log_prob(moved)).mean())
+
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        step = rng.normal(size=len(gradient)) * 1e-6
+        numeric = (bound(step) - bound(-step)) / 2
+        assert numeric == pytest.approx(gradient @ step, rel=1e-4, abs=1e-12)
+
+
+def test_the_graphs_of_a_flow_give_what_it_gives():
+    flow = random_flow(3)
+    rng = np.random.default_rng(0)
+    eps, slope = rng.normal(size=(2, 6, 3))
+
+    def step():
+        z, log_q, pull = flow.place(eps)
+        return z, log_q, pull(slope)
+
+    expected = step()
+    flow.couplings.trace(torch.from_numpy(flow.weights), torch.from_numpy(rng.normal(size=(6, 3))))
+    for ours, theirs in zip(step(), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+    again = pickle.loads(pickle.dumps(flow))
+    np.testing.assert_allclose(again.place(eps)[0], expected[0], rtol=1e-12)
+
+
+# --- densities are densities ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*GAUSSIANS, "realnvp"])
+def test_densities_integrate_to_one(name):
+    member = random_flow() if name == "realnvp" else GAUSSIANS[name]
+    axis = np.linspace(-16, 16, 641)
+    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+    mass = np.exp(member.log_prob(grid)).sum() * (axis[1] - axis[0]) ** 2
+    assert mass == pytest.approx(1, abs=2e-3)
+
+
+def test_gaussian_densities_equal_scipy():
+    z = np.random.default_rng(0).normal(size=(10, 2))
+    for member in GAUSSIANS.values():
+        full = member if isinstance(member, FullRank) else FullRank.of(member)
+        expected = stats.multivariate_normal(full.mean, full.covariance()).logpdf(z)
+        np.testing.assert_allclose(member.log_prob(z), expected)
+        again = member.like(member.numbers())
+        np.testing.assert_array_equal(again.log_prob(z), member.log_prob(z))
+
+
+# --- bent and split densities ---------------------------------------------------------------------
+
+
+def test_realnvp_recovers_the_banana_better_than_gaussians():
+    needs_zuko()
+    target = Banana(2)
+    mean, covariance = target.moments()
+    exact = np.log(2 * np.pi * target.sd)
+    gaps, errors = {}, {}
+    for family in ("mean-field", "full-rank", "realnvp"):
+        found = variational(target, family=family, steps=800, draws=2000, progress=False)
+        gaps[family] = exact - found.meta["elbo"]
+        errors[family] = np.abs(found.mean() - mean).max() + np.abs(
+            found.covariance() - covariance).max()
+        assert gaps[family] > -5 * found.meta["elbo_error"]
+    assert gaps["realnvp"] < 0.05
+    assert min(gaps["mean-field"], gaps["full-rank"]) > 0.3
+    assert errors["realnvp"] < 0.5 * min(errors["mean-field"], errors["full-rank"])
+
+
+def test_one_of_two_far_modes_shows_in_the_importance_ratios():
+    """Each family settles in one: its share of the mass is missing, and the bound says so."""
+    found = variational(Bimodal(2, distance=2.0, weight=0.8), family="full-rank", draws=500,
+                        progress=False)
+    exact = np.log(2 * np.pi * 0.36)
+    assert found.meta["elbo"] < exact + np.log(0.8) + 0.05
+    assert np.abs(found.mean()[0]) > 1.8
+
+
+# --- the estimate of the evidence -----------------------------------------------------------------
+
+
+def test_the_evidence_of_a_wide_proposal_and_its_error():
+    """q = N(0, 1.5^2) for p = 3 N(0, 1): the error is the spread of repeated estimates."""
+    rng = np.random.default_rng(0)
+    found = np.array([evidence(np.log(3) + stats.norm.logpdf(z) - stats.norm.logpdf(z, scale=1.5))
+                      for z in 1.5 * rng.normal(size=(400, 200))])
+    assert found[:, 0].mean() == pytest.approx(np.log(3), abs=5 * found[:, 0].std() / 20)
+    assert found[:, 1].mean() == pytest.approx(found[:, 0].std(), rel=0.15)
+
+
+# --- seeds, state, input --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["mean-field", "full-rank", "realnvp"])
+def test_the_seed_decides_whatever_else(family):
+    if family == "realnvp":
+        needs_zuko()
+
+    def run(chains: int, draws: int, seed: int = 3) -> np.ndarray:
+        return variational(Banana(2), family=family, steps=20, draws=draws, chains=chains,
+                           seed=seed, progress=False).z
+
+    before = torch.get_rng_state()
+    z = run(3, 10)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(7)
+    np.testing.assert_array_equal(z, run(3, 10))
+    np.testing.assert_allclose(z[:2, :5], run(2, 5), rtol=1e-12)
+    assert not np.array_equal(z, run(3, 10, seed=4))
+    torch.set_rng_state(before)
+
+
+def test_minibatches_by_seed():
+    posterior = MODELS["subspace"].posterior()
+    first, again, other = (
+        variational_fit(posterior, steps=20, batch_size=7, seed=s, progress=False).density.mean
+        for s in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_the_fitted_density_itself():
+    q = variational_fit(Banana(2), family="full-rank", steps=50, progress=False)
+    z = q.sample(2000, seed=1)
+    np.testing.assert_array_equal(z, q.sample(2000, seed=1))
+    np.testing.assert_allclose(z.mean(0), q.density.mean, atol=0.1)
+    np.testing.assert_allclose(q.log_prob(z), q.density.log_prob(z))
+    assert repr(q) == "Approximation(full-rank, rank=2, steps=50, converged=False)"
+    with pytest.raises(InputError, match=r"z: expected shape \(S, 2\), got \(3, 1\)"):
+        q.log_prob(np.zeros((3, 1)))
+
+
+def test_the_rate_falls_early_where_the_bound_stands_still():
+    q = variational_fit(Plain(MODELS["subspace"]), steps=4000, progress=False)
+    assert q.converged
+    assert len(q.elbo) < 4000
+    rising = variational_fit(Plain(MODELS["subspace"]), steps=40, progress=False)
+    assert not rising.converged
+    assert len(rising.elbo) == 40
+
+
+def test_zuko_leaves_the_argument_checks_of_torch_on():
+    needs_zuko()
+    variational_fit(Banana(2), family="realnvp", steps=10, progress=False)
+    assert torch.distributions.Distribution._validate_args
+    with pytest.raises(ValueError, match="invalid values"):
+        torch.distributions.Normal(0.0, -1.0)
+
+
+def test_without_zuko_one_line_names_the_extra(monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == "zuko":
+            raise ImportError("no zuko")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ImportError, match=r"realnvp needs the package zuko: pip install "
+                       r"'subbayes\[flows\]'"):
+        variational(Banana(2), family="realnvp", progress=False)
+    assert torch.distributions.Distribution._validate_args
+
+
+class Impossible(Toy):
+    def likelihood(self, z):
+        return np.full(len(z), -np.inf), np.zeros_like(z)
+
+
+class Cliff(Toy):
+    """Finite at z = 0, with a gradient that is not a number a little to the right."""
+
+    def likelihood(self, z):
+        return np.zeros(len(z)), np.where(z > 0.01, np.nan, 0.0)
+
+
+REFUSALS = {
+    "family": (Banana(2), dict(family="gaussian"), "family: expected one of 'mean-field', "
+               "'full-rank', 'realnvp', got 'gaussian'"),
+    "no gradient": (object(), dict(), "posterior: expected a density with value_and_grad, got "
+                    "object. Use elliptical_slice"),
+    "impossible": (Impossible(2), dict(), "posterior: expected a finite log density at z = 0, got "
+                   "minus infinity. Check the data"),
+    "gradient": (Cliff(2), dict(), r"posterior: expected finite log densities and gradients where "
+                 r"the approximation draws, got others at \d+ of 16 points in step 1. Lower"),
+    "too large": (MODELS["subspace"].posterior(), dict(batch_size=41), "batch_size: expected at "
+                  "most 40, the rows of the data, got 41. Lower it"),
+    "no rows": (Banana(2), dict(batch_size=10), "batch_size: expected None for a density that is "
+                "no Posterior, got 10"),
+    "batch size": (MODELS["subspace"].posterior(), dict(batch_size=0), "batch_size: expected a "
+                   "whole number of at least 1, got 0"),
+    "steps": (Banana(2), dict(steps=7), "steps: expected a whole number of at least 8, got 7"),
+    "samples": (Banana(2), dict(samples=0), "samples: expected a whole number of at least 1"),
+    "rate": (Banana(2), dict(learning_rate=0.0), "learning_rate: expected a finite number above 0"),
+    "draws": (Banana(2), dict(draws=0), "draws: expected a whole number of at least 1, got 0"),
+    "chains": (Banana(2), dict(chains=0), "chains: expected a whole number of at least 1, got 0"),
+    "seed": (Banana(2), dict(seed=-1), "seed: expected a whole number of at least 0, got -1"),
+    "one coordinate": (Toy(1), dict(family="realnvp"), "posterior: expected at least 2 coordinates "
+                       "for realnvp, got 1. Use family='full-rank'"),
+}
+
+
+@pytest.mark.parametrize(("posterior", "options", "pattern"), REFUSALS.values(), ids=REFUSALS)
+def test_bad_input_is_one_line(posterior, options, pattern):
+    with pytest.raises(InputError, match=pattern):
+        variational(posterior, progress=False, **options)
+
+
+def test_where_the_bound_still_rises_a_warning_says_so():
+    found = variational(Banana(2), steps=40, draws=50, progress=False)
+    assert any("still rising" in said for said in found.warnings())
+    assert isinstance(found, Draws)
+
+
+@pytest.mark.parametrize("samples", [1, 16])
+def test_few_draws_a_step_are_enough_for_a_gaussian(samples):
+    target = Toy(3, prior=Normal(scale=2.0, mean=1.0))
+    start = FullRank(np.zeros(3), 0.1 * np.eye(3))
+    done = ascend(start, target.value_and_grad, steps=800, samples=samples, rate=0.05,
+                  rng=np.random.default_rng(0), tell=lambda: None)
+    np.testing.assert_allclose(done.member.mean, 1.0, atol=0.05)
+    np.testing.assert_allclose(done.member.covariance(), 4 * np.eye(3), atol=0.2)

@@ -1,0 +1,465 @@
+"""scikit-learn estimators: its own checks, oracles among its models, saving, refusals."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import warnings
+from importlib.util import find_spec
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from subbayes import InputError, Predictive, SubspaceClassifier, SubspaceRegressor
+from subbayes.data.encoder import TabularEncoder
+from subbayes.diagnostics import metrics
+from subbayes.models.data_frame_model import fit_matrix
+from subbayes.models.fit import ENGINES, SUBSPACES
+
+SMALL = dict(hidden=(10,), epochs=25, learning_rate=0.03, swa_epochs=5, rank=2, draws=8, chains=2)
+QUICK = SMALL | dict(random_state=0)
+
+
+def numbers(n=60, d=3, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d)) * [1, 10, 100][:d] + [0, 5, -50][:d]
+    return X, 1000 + 20 * X[:, 0] + X[:, 1] + 5 * rng.normal(size=n)
+
+
+def labels(n=60, seed=0, names=("a", "b", "c")):
+    X, y = numbers(n, seed=seed)
+    return X, np.array(names)[np.digitize(X[:, 0], [-0.5, 0.5])]
+
+
+def counts(n=80, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 2))
+    return X, rng.poisson(np.exp(3 + 0.5 * X[:, 0]))
+
+
+# --- scikit-learn's own checks ------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks([SubspaceRegressor(**SMALL), SubspaceClassifier(**SMALL)])
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks([SubspaceRegressor(), SubspaceClassifier()])
+def test_scikit_learns_checks_with_the_defaults(estimator, check):
+    check(estimator)
+
+
+# --- oracles ------------------------------------------------------------------------------------
+
+LINEAR = dict(hidden=(), epochs=400, learning_rate=0.05, batch_size=None, prior_scale=np.inf,
+              swa_epochs=8, swa_learning_rate=1e-3, rank=1, draws=20, chains=4, random_state=0)
+
+
+def test_without_hidden_layers_it_is_linear_regression():
+    X, y = numbers(100)
+    model = SubspaceRegressor(likelihood="gaussian", **LINEAR).fit(X, y)
+    reference = LinearRegression().fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    residual = np.std(y - reference.predict(X))
+    np.testing.assert_allclose(mean, reference.predict(X), atol=0.15 * residual)
+    np.testing.assert_allclose(std, residual, rtol=0.1)
+
+
+def test_without_hidden_layers_it_is_logistic_regression():
+    X, y = labels(200)
+    y = np.where(np.random.default_rng(0).random(200) < 0.2, "a", y)
+    model = SubspaceClassifier(**LINEAR).fit(X, y)
+    scaled = (X - X.mean(0)) / X.std(0)
+    reference = LogisticRegression(C=1e6, max_iter=1000).fit(scaled, y)
+    np.testing.assert_allclose(model.predict_proba(X), reference.predict_proba(scaled), atol=0.04)
+    assert np.mean(model.predict(X) == reference.predict(scaled)) > 0.97
+
+
+def test_without_hidden_layers_it_is_poisson_regression():
+    X, y = counts()
+    model = SubspaceRegressor(likelihood="poisson", **LINEAR).fit(X, y)
+    reference = PoissonRegressor(alpha=0, max_iter=1000).fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    np.testing.assert_allclose(mean, reference.predict(X), rtol=0.05)
+    np.testing.assert_allclose(std, np.sqrt(mean), rtol=0.05)
+    lower, upper = model.predict_interval(X, level=0.9)
+    assert (lower == np.round(lower)).all()
+    assert 0.8 < np.mean((lower <= y) & (y <= upper)) < 1.0
+
+
+def test_it_is_the_matrix_fit_of_standardised_columns():
+    X, y = numbers()
+    model = SubspaceRegressor(**QUICK).fit(X, y)
+    scaled = ((X - X.mean(0)) / X.std(0)).astype(np.float32)
+    by_hand = fit_matrix(scaled, y, "regression", model._settings(), progress=False)
+    assert np.array_equal(model.model_.draws.z, by_hand.draws.z)
+    assert np.array_equal(model.predict(X), by_hand.predict(scaled).mean)
+
+
+# --- predictions --------------------------------------------------------------------------------
+
+
+def test_predictions_agree_with_the_distribution_and_have_the_units_of_y():
+    X, y = numbers()
+    model = SubspaceRegressor(**QUICK).fit(X, y)
+    dist = model.predict_dist(X)
+    assert isinstance(dist, Predictive)
+    mean, std = model.predict(X, return_std=True)
+    lower, upper = model.predict_interval(X, level=0.8)
+    for ours, theirs in ((mean, dist.mean), (std, dist.std), (lower, dist.quantile(0.1)),
+                         (upper, dist.quantile(0.9)), (model.predict(X), mean)):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    assert abs(mean.mean() - y.mean()) < 5
+    assert metrics.log_likelihood(dist, y) == pytest.approx(np.mean(dist.log_prob(y)))
+    np.testing.assert_allclose(dist.variance, dist.epistemic + dist.aleatoric)
+
+
+def test_probabilities_agree_with_the_distribution():
+    X, y = labels()
+    model = SubspaceClassifier(**QUICK).fit(X, y)
+    assert model.classes_.tolist() == ["a", "b", "c"]
+    p = model.predict_proba(X)
+    np.testing.assert_allclose(p.sum(1), 1)
+    np.testing.assert_allclose(p, model.predict_dist(X).probabilities, rtol=1e-12)
+    assert (model.predict(X) == model.classes_[p.argmax(1)]).all()
+    assert model.score(X, y) == np.mean(model.predict(X) == y)
+
+
+def test_many_rows_are_predicted_a_few_at_a_time(monkeypatch):
+    X, y = numbers()
+    regressor = SubspaceRegressor(**QUICK).fit(X, y)
+    classifier = SubspaceClassifier(**QUICK).fit(*labels())
+    whole = [*regressor.predict(X, return_std=True), *regressor.predict_interval(X)]
+    p = classifier.predict_proba(X)
+    monkeypatch.setattr("subbayes.models.array_model._AT_ONCE", 16 * 16 * 7)
+    pieces = [*regressor.predict(X, return_std=True), *regressor.predict_interval(X)]
+    for one, other in zip([*whole, p], [*pieces, classifier.predict_proba(X)], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_units_of_the_columns_do_not_matter():
+    X, y = numbers()
+    one = SubspaceRegressor(**QUICK).fit(X, y).predict(X)
+    other = SubspaceRegressor(**QUICK).fit(X * 1024 + 4096, y * 2).predict(X * 1024 + 4096)
+    np.testing.assert_allclose(other, 2 * one, rtol=1e-3)
+
+
+def test_constant_columns_carry_nothing():
+    X, y = numbers()
+    padded = np.column_stack([X, np.full(len(X), 0.1), np.full(len(X), 1e9)])
+    model = SubspaceRegressor(**QUICK).fit(padded, y)
+    assert model.scale_[3:].tolist() == [1, 1]
+    assert np.abs(model._matrix(padded)[:, 3:]).max() < 1e-5
+    assert model.score(padded, y) > 0.5
+
+
+def test_columns_can_be_taken_as_they_are():
+    X, y = numbers()
+    scaled = (X - X.mean(0)) / X.std(0)
+    model = SubspaceRegressor(standardize=False, **QUICK).fit(scaled, y)
+    assert model.mean_.tolist() == [0, 0, 0]
+    assert model.score(scaled, y) > 0.5
+
+
+@pytest.mark.parametrize("options", [
+    dict(temperature="validation"), dict(patience=2, epochs=50), dict(subspace="random"),
+    dict(subspace="full", hidden=(2,)), dict(likelihood="gaussian"), dict(hidden=[4, 4]),
+    dict(temperature=10.0, dropout=0.1, activation="tanh", batch_size=None, warmup=0)])
+def test_options_reach_the_fit(options, monkeypatch):
+    from functools import partial
+
+    from subbayes import choose_temperature
+
+    monkeypatch.setattr("subbayes.models.fit.choose_temperature",
+                        partial(choose_temperature, draws=4, chains=2))
+    X, y = numbers()
+    model = SubspaceRegressor(**QUICK | options).fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+    settings = model.model_.settings
+    assert settings["subspace"] == options.get("subspace", "pca")
+    assert settings["training"]["patience"] == options.get("patience")
+    if "patience" in options:
+        assert len(model.model_.history["train"]["validation_log_likelihood"]) <= 50
+    if options.get("temperature") == "validation":
+        assert model.model_.posterior.data.n == 48
+
+
+def test_random_states():
+    X, y = numbers()
+    rng = np.random.RandomState(0)
+    fits = [SubspaceRegressor(**SMALL, random_state=state).fit(X, y)
+            for state in (0, 0, rng, rng, np.random.RandomState(0))]
+    z = [model.model_.draws.z for model in fits]
+    assert np.array_equal(z[0], z[1])
+    assert np.array_equal(z[2], z[4])
+    assert not np.array_equal(z[2], z[3])
+    assert SubspaceRegressor(**SMALL).fit(X, y).seed_ != SubspaceRegressor(**SMALL).fit(X, y).seed_
+
+
+# --- among scikit-learn's tools -----------------------------------------------------------------
+
+
+def mixed(n=60, seed=0):
+    X, y = numbers(n, seed=seed)
+    table = pd.DataFrame(X, columns=["age", "height", "weight"])
+    table["job"] = np.random.default_rng(seed).choice(["smith", "baker"], n)
+    table["member"] = table["age"] > 0
+    return table, y
+
+
+def test_a_pipeline_takes_mixed_tables():
+    table, y = mixed()
+    pipeline = make_pipeline(TabularEncoder(), SubspaceRegressor(**QUICK)).fit(table, y)
+    assert pipeline.score(table, y) > 0.5
+    mean, std = pipeline.predict(table, return_std=True)
+    assert mean.shape == std.shape == (60,)
+    with pytest.raises(InputError, match="X: expected the categories seen in fitting, got 'pilot'"):
+        pipeline.predict(table.assign(job="pilot"))
+    with pytest.raises(InputError, match="X: expected the columns it was fitted with, got none "
+                       "named 'job'"):
+        pipeline.predict(table.drop(columns="job"))
+
+
+def test_grid_search_cross_validation_and_clones():
+    X, y = labels()
+    search = GridSearchCV(SubspaceClassifier(**QUICK), {"hidden": [(4,), ()]}, cv=2)
+    assert search.fit(X, y).best_params_["hidden"] in ((4,), ())
+    assert cross_val_score(SubspaceClassifier(**QUICK), X, y, cv=2).mean() > 0.5
+    other = clone(SubspaceClassifier(**QUICK).fit(X, y))
+    assert other.get_params() == SubspaceClassifier(**QUICK).get_params()
+    assert not hasattr(other, "model_")
+
+
+def test_names_of_the_columns_are_kept():
+    table, y = mixed()
+    X = table[["age", "height", "weight"]]
+    model = SubspaceRegressor(**QUICK).fit(X, y)
+    assert model.feature_names_in_.tolist() == ["age", "height", "weight"]
+    assert model.n_features_in_ == 3
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(X[["height", "age", "weight"]])
+
+
+def test_copies_leave_the_posterior_behind():
+    X, y = numbers()
+    model = SubspaceRegressor(**QUICK).fit(X, y)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert np.array_equal(other.predict(X), model.predict(X))
+        assert other.model_.posterior is None
+    assert model.model_.posterior is not None
+
+
+def test_nothing_is_printed_and_progress_is_shown_on_request(capsys):
+    X, y = numbers()
+    SubspaceRegressor(**QUICK).fit(X, y)
+    out = capsys.readouterr()
+    assert out.out == out.err == ""
+    SubspaceRegressor(**QUICK, verbose=True).fit(X, y)
+    assert "Training" in capsys.readouterr().err
+
+
+# --- saving -------------------------------------------------------------------------------------
+
+
+def test_a_saved_regressor_predicts_the_same_bits(tmp_path):
+    table, y = mixed()
+    X = table[["age", "height", "weight"]]
+    model = SubspaceRegressor(**QUICK | dict(prior_scale=np.inf)).fit(X, y)
+    back = SubspaceRegressor.load(model.save(tmp_path / "model"))
+    assert np.array_equal(back.predict(X), model.predict(X))
+    assert back.get_params() == model.get_params()
+    assert back.feature_names_in_.tolist() == list(X)
+    assert (back.n_features_in_, back.seed_) == (3, 0)
+    assert sorted(p.suffix for p in (tmp_path / "model").iterdir()) == [".json", ".safetensors"]
+
+
+@pytest.mark.parametrize("names", [
+    ["a", "b", "c"], [3, 1, 2], [1.5, 2.5, 3.5], np.array(["x", "y", "z"], dtype=object)])
+def test_a_saved_classifier_keeps_its_classes(tmp_path, names):
+    if isinstance(names[0], float):
+        names = [1.0, 2.0, 3.0]
+    X, y = labels(names=names)
+    model = SubspaceClassifier(**QUICK).fit(X, y)
+    back = SubspaceClassifier.load(model.save(tmp_path / "model"))
+    assert back.classes_.dtype == model.classes_.dtype
+    assert back.predict(X).tolist() == model.predict(X).tolist()
+    assert np.array_equal(back.predict_proba(X), model.predict_proba(X))
+
+
+def test_two_classes_may_be_booleans(tmp_path):
+    X, y = numbers()
+    model = SubspaceClassifier(**QUICK).fit(X, X[:, 0] > 0)
+    assert model.predict(X).dtype == bool
+    back = SubspaceClassifier.load(model.save(tmp_path / "model"))
+    assert np.array_equal(back.predict(X), model.predict(X))
+
+
+def test_a_random_state_object_is_saved_as_the_seed_it_gave(tmp_path):
+    X, y = numbers()
+    model = SubspaceRegressor(**SMALL, random_state=np.random.RandomState(3)).fit(X, y)
+    back = SubspaceRegressor.load(model.save(tmp_path / "model"))
+    assert back.random_state == back.seed_ == model.seed_
+    assert np.array_equal(clone(back).fit(X, y).predict(X), model.predict(X))
+
+
+def test_saving_and_loading_say_what_is_wrong(tmp_path):
+    X, y = numbers()
+    model = SubspaceRegressor(**QUICK).fit(X, y)
+    path = model.save(tmp_path / "model")
+    with pytest.raises(InputError, match="path: expected a new or an empty folder"):
+        model.save(path)
+    model.save(path, overwrite=True)
+    with pytest.raises(InputError, match="path: expected a saved SubspaceClassifier, got "
+                       "SubspaceRegressor at .*Use SubspaceRegressor.load"):
+        SubspaceClassifier.load(path)
+    model.model_.save(tmp_path / "bare")
+    with pytest.raises(InputError, match="path: expected a saved SubspaceRegressor, got another "
+                       "kind of model"):
+        SubspaceRegressor.load(tmp_path / "bare")
+    with pytest.raises(InputError, match="path: expected an artifact folder"):
+        SubspaceRegressor.load(tmp_path / "nothing")
+    with pytest.raises(NotFittedError):
+        SubspaceRegressor().save(tmp_path / "new")
+
+
+def test_the_manifest_is_plain_json(tmp_path):
+    X, y = labels()
+    path = SubspaceClassifier(**QUICK).fit(X, y).save(tmp_path / "model")
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["meta"]["extra"]["estimator"]["classes"] == ["a", "b", "c"]
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def changed(value, row=3, column=1):
+    X, y = numbers()
+    X[row, column] = value
+    return X, y
+
+
+def target(change):
+    X, y = numbers()
+    return X, change(y)
+
+
+R, C = SubspaceRegressor, SubspaceClassifier
+REFUSALS = {
+    "NaN in X": (R, {}, *changed(np.nan), r"X: expected finite numbers, got 1 NaN or infinite "
+                 r"value \(first in row 3\)\. Drop or impute them first"),
+    "infinity in X": (C, {}, *changed(np.inf), "X: expected finite numbers, got 1 NaN or infinite"),
+    "NaN in y": (R, {}, *target(lambda y: np.where(np.arange(60) == 5, np.nan, y)),
+                 r"y: expected finite numbers, .*row 5"),
+    "NaN among labels": (C, {}, *target(lambda y: np.where(np.arange(60) == 5, np.nan, y > 1000)),
+                         r"y: expected finite numbers, .*row 5"),
+    "no rows": (R, {}, np.zeros((0, 3)), np.zeros(0), "0 sample"),
+    "one row": (R, {}, np.zeros((1, 3)), np.zeros(1), "1 sample.* minimum of 2"),
+    "no columns": (R, {}, np.zeros((9, 0)), np.zeros(9), "0 feature"),
+    "lengths": (R, {}, *target(lambda y: y[:-1]), "X and y: expected the same number of rows, got "
+                "60 and 59. Pass one row of each per observation"),
+    "text": (R, {}, [["a", 1], ["b", 2]], [1, 2], "X: expected numbers, got 'a'. Put a "
+             "subbayes.data.encoder.TabularEncoder before it in a pipeline"),
+    "constant target": (R, {}, *target(np.ones_like), "y: expected targets that vary, got a "
+                        "constant column"),
+    "text for a number": (R, {}, *target(lambda y: y.astype(str)[:0].tolist() + ["a"] * 60),
+                          "y: expected numbers, got values of type <U1. Convert them, or use"),
+    "one class": (C, {}, *target(np.ones_like), "y: expected at least 2 classes, got 1 class"),
+    "numbers as labels": (C, {}, *numbers(), "Unknown label type: continuous"),
+    "negative counts": (R, dict(likelihood="poisson"), *target(lambda y: np.arange(60) - 1),
+                        r"y: expected counts \(whole numbers of at least 0\) for Poisson, got -1"),
+    "fractional counts": (R, dict(likelihood="poisson"), *target(lambda y: np.arange(60) / 2),
+                          "y: expected counts .*got 0.5"),
+    "likelihood": (R, dict(likelihood="normal"), *numbers(), "likelihood: expected one of "
+                   "'heteroscedastic', 'gaussian', got 'normal'"),
+    "rank": (R, dict(rank=40), *numbers(), "rank: expected at most 39, what the 40 snapshots of "
+             "swa_epochs span, got 40"),
+    "hidden": (R, dict(hidden=50), *numbers(), r"hidden: expected widths of hidden layers, such as "
+               r"\(50,\), got 50"),
+    "width": (R, dict(hidden=(0,)), *numbers(), "hidden: expected a whole number of at least 1, "
+              "got 0"),
+    "activation": (R, dict(activation="sine"), *numbers(), "activation: expected one of 'relu'"),
+    "prior": (R, dict(prior_scale=0), *numbers(), "prior_scale: expected a finite number above 0"),
+    "epochs": (R, dict(epochs=-1), *numbers(), "epochs: expected a whole number of at least"),
+    "temperature": (R, dict(temperature="best"), *numbers(), "temperature: expected one of "
+                    "'loo', "),
+    "held out": (R, dict(temperature="validation", validation_fraction=1.0), *numbers(),
+                 "validation_fraction: expected a fraction that leaves rows on both sides of 60"),
+    "seed": (R, dict(random_state=-1), *numbers(), "seed: expected a whole number of at least 0, "
+             "got -1"),
+    "huge": (R, {}, *changed(1e308), "X: expected columns whose variance float64 can hold, got "
+             "overflow in column 1"),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("kind", "options", "X", "y", "pattern"), REFUSALS.values(), ids=REFUSALS)
+def test_what_cannot_be_used_is_one_line(kind, options, X, y, pattern):
+    estimator = kind(**options)
+    with pytest.raises(ValueError, match=pattern) as error:
+        estimator.fit(X, y)
+    assert "\n" not in str(error.value)
+
+
+def test_refusals_in_prediction():
+    X, y = numbers()
+    model = SubspaceRegressor(**QUICK).fit(X, y)
+    with pytest.raises(InputError, match="X: expected finite numbers"):
+        model.predict(changed(np.nan)[0])
+    with pytest.raises(ValueError, match="X has 2 features, but SubspaceRegressor is expecting 3"):
+        model.predict(X[:, :2])
+    with pytest.raises(InputError, match="level: expected a level strictly between 0 and 1"):
+        model.predict_interval(X, level=1.0)
+    with pytest.raises(InputError, match="X: expected finite numbers, .*row 3"):
+        model.predict(changed(1e300)[0])
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        SubspaceRegressor().predict(X)
+
+
+def test_whole_numbers_booleans_and_tensors_are_numbers():
+    X, y = numbers()
+    for form in (X.round().astype(int), X > 0, torch.from_numpy(X), X.astype(np.float32).tolist()):
+        assert SubspaceRegressor(**QUICK).fit(form, y).predict(form).shape == (60,)
+
+
+def test_a_fit_gives_no_warnings_of_its_own():
+    X, y = numbers()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SubspaceRegressor(**QUICK).fit(X, y).predict(X)
+
+
+# --- every engine, every subspace ---------------------------------------------------------------
+
+PAIRS = [(engine, "pca") for engine in ENGINES] + [
+    ("elliptical-slice", subspace) for subspace in SUBSPACES[1:]]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [SubspaceRegressor, SubspaceClassifier])
+@pytest.mark.parametrize(("inference", "subspace"), PAIRS)
+def test_engines_and_subspaces(inference, subspace, kind):
+    if inference == "realnvp" and find_spec("zuko") is None:
+        pytest.skip("needs zuko")
+    X, y = numbers() if kind is SubspaceRegressor else labels()
+    options = QUICK | dict(hidden=(3,), epochs=5, rank=None if subspace == "full" else 2)
+    model = kind(subspace=subspace, inference=inference, **options).fit(X, y)
+    assert model.model_.draws.meta["sampler"] == inference
+    assert np.isfinite(model.predict(X) if kind is SubspaceRegressor
+                       else model.predict_proba(X)).all()

@@ -1,0 +1,612 @@
+"""`fit` from module to model: oracles, saving, resuming, and refusals in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles import LinearGaussian, check_moments
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from subbayes import (
+    MLP,
+    Categorical,
+    DenseSubspace,
+    FittedModel,
+    FullSubspace,
+    Gaussian,
+    HeteroscedasticGaussian,
+    InputError,
+    InputTypeError,
+    Network,
+    Normal,
+    Posterior,
+    Standardized,
+    Training,
+    choose_temperature,
+    elliptical_slice,
+    fit,
+    load,
+)
+from subbayes.models.fit import ENGINES, build_subspace, forget, train_trajectory
+
+QUICK = Training(epochs=4, swa_epochs=6, batch_size=16, swa_learning_rate=1e-2)
+OPTIONS = dict(rank=2, draws=20, chains=3, training=QUICK, progress=False)
+
+
+def data(n=40, features=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, features, generator=generator)
+    return x, x[:, 0] + 0.1 * torch.randn(n, generator=generator)
+
+
+def net(features=3, outputs=1, hidden=5, seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+
+
+# --- what it computes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rank", "temperature"), [(2, 5.0), (None, 1.0)])
+def test_draws_match_the_closed_form(rank, temperature):
+    case = LinearGaussian(rank=rank, temperature=temperature)
+    reference = case.posterior()
+    model = fit(nn.Linear(3, 1).double(), reference.data, likelihood=Gaussian(case.noise),
+                subspace=reference.subspace, temperature=temperature, draws=200, chains=16,
+                progress=False)
+    check_moments(model.draws, *case.moments())
+
+
+def test_predictions_match_the_closed_form():
+    case = LinearGaussian(rank=None)
+    reference = case.posterior()
+    model = fit(nn.Linear(3, 1).double(), reference.data, likelihood=Gaussian(case.noise),
+                subspace=reference.subspace, draws=200, chains=16, progress=False)
+    mean, covariance = case.moments()
+    new = np.random.default_rng(1).normal(size=(5, 3))
+    phi = np.column_stack([new, np.ones(5)])
+    predictive = model.predict(torch.from_numpy(new))
+    variance = np.einsum("ni,ij,nj->n", phi, covariance, phi)
+    error = 5 * np.sqrt(variance / model.draws.ess_bulk().min())
+    assert (np.abs(predictive.mean - phi @ (case.shift + mean)) < error).all()
+    np.testing.assert_allclose(predictive.epistemic, variance, rtol=0.2)
+    np.testing.assert_allclose(predictive.aleatoric, case.noise**2)
+
+
+def test_it_is_the_steps_taken_one_by_one():
+    x, y = data()
+    module, likelihood = net(), Gaussian()
+    model = fit(module, (x, y), likelihood=likelihood, seed=3, **OPTIONS)
+    trained = train_trajectory(module, likelihood, (x, y), QUICK, seed=3, progress=False)
+    space = build_subspace("pca", trained, 2, seed=3)
+    posterior = Posterior(trained.network, trained.likelihood, (x, y), space)
+    draws = elliptical_slice(posterior, draws=20, chains=3, seed=3, progress=False)
+    assert np.array_equal(model.draws.z, draws.z)
+    assert np.array_equal(model.predict(x).mean, posterior.predict(draws, x).mean)
+
+
+def test_the_same_seed_gives_the_same_model_and_another_does_not():
+    one, same, other = (fit(net(), data(), seed=seed, **OPTIONS) for seed in (0, 0, 1))
+    assert np.array_equal(one.draws.z, same.draws.z)
+    assert torch.equal(one.subspace.basis(), same.subspace.basis())
+    assert not np.array_equal(one.draws.z, other.draws.z)
+
+
+def test_the_module_is_left_alone():
+    module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 1))
+    module[3].eval()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    state = torch.random.get_rng_state()
+    fit(module, data(), **OPTIONS)
+    assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+    assert [m.training for m in module] == [True, True, True, False]
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(("name", "outputs", "y"), [
+    ("gaussian", 1, lambda x: x[:, 0]),
+    ("heteroscedastic", 2, lambda x: x[:, 0]),
+    ("categorical", 3, lambda x: (x[:, 0] > 0).long() + (x[:, 1] > 0).long()),
+    ("bernoulli", 1, lambda x: (x[:, 0] > 0).long()),
+    ("poisson", 1, lambda x: x[:, 0].exp().floor()),
+])
+def test_likelihoods_by_name(name, outputs, y):
+    x, _ = data()
+    model = fit(net(outputs=outputs), (x, y(x)), likelihood=name, **OPTIONS)
+    assert model.likelihood.learned
+    assert all(np.isfinite(v) for v in model.evaluate(x, y(x)).values())
+
+
+@pytest.mark.parametrize(("subspace", "kind"), [
+    ("random", "RandomSubspace"), ("full", "FullSubspace"),
+    (lambda trained: DenseSubspace(trained.network.weights, torch.eye(26)[:4]), "DenseSubspace")])
+def test_subspaces_by_name_and_by_function(subspace, kind):
+    model = fit(net(), data(), subspace=subspace, **OPTIONS)
+    assert type(model.subspace).__name__ == kind
+    assert model.draws.rank == model.subspace.rank == {"RandomSubspace": 2, "FullSubspace": 26,
+                                                      "DenseSubspace": 4}[kind]
+
+
+def test_a_module_that_is_trained_already_is_taken_as_it_is():
+    module = net()
+    x, y = data()
+    space = FullSubspace(Network(module).weights)
+    model = fit(module, (x, y), likelihood="gaussian", subspace=space, draws=5, chains=2,
+                progress=False)
+    residual = (y - module(x)[:, 0]).detach()
+    assert torch.equal(model.network.weights, Network(module).weights)
+    np.testing.assert_allclose(model.likelihood.noise[0], residual.square().mean().sqrt(),
+                               rtol=1e-4)
+
+
+@pytest.fixture
+def short_choice(monkeypatch):
+    """Few draws at each candidate temperature."""
+    short = partial(choose_temperature, draws=10, chains=2)
+    monkeypatch.setattr("subbayes.models.fit.choose_temperature", short)
+    return short
+
+
+def test_the_temperature_is_chosen_as_by_hand(short_choice):
+    x, y = data()
+    held_out = data(seed=1)
+    for by, validation in (("loo", None), ("validation", held_out)):
+        model = fit(net(), (x, y), temperature=by, validation=validation, **OPTIONS)
+        choice = short_choice(model.posterior, by=by, validation=validation, progress=False)
+        assert model.temperature == choice.best
+        assert model.settings["temperatures"]["scores"] == choice.scores
+
+
+# --- saving -------------------------------------------------------------------------------------
+
+
+def assert_same(one: FittedModel, other: FittedModel, x):
+    assert np.array_equal(one.draws.z, other.draws.z)
+    assert one.draws.meta | {"seconds": 0} == other.draws.meta | {"seconds": 0}
+    assert all(np.array_equal(one.draws.stats[k], other.draws.stats[k]) for k in one.draws.stats)
+    assert torch.equal(one.predict(x).outputs, other.predict(x).outputs)
+    assert one.likelihood.to_config() == other.likelihood.to_config()
+    assert one.temperature == other.temperature
+    assert one.prior.to_config() == other.prior.to_config()
+
+
+@pytest.mark.parametrize("subspace", ["pca", "random", "curve", "full"])
+def test_a_saved_model_predicts_the_same_bits(tmp_path, subspace):
+    x, y = data()
+    model = fit(net(), (x, y), subspace=subspace, prior=Normal(0.5), temperature=2.0, **OPTIONS)
+    module = net(seed=9)
+    before = Network(module).weights
+    back = load(model.save(tmp_path / "model"), module)
+    assert_same(model, back, x)
+    assert torch.equal(Network(module).weights, before)
+    assert back.history == model.history
+    assert back.settings["rank"] == 2
+    assert back.posterior is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_mlp_needs_no_module(tmp_path, dtype):
+    x, y = data()
+    x = x.to(dtype)
+    likelihood = Standardized.of(HeteroscedasticGaussian(), y)
+    model = fit(MLP(3, (4, 4), 2, "tanh", seed=0).to(dtype), (x, y), likelihood=likelihood,
+                **OPTIONS)
+    back = load(model.save(tmp_path / "model"))
+    assert_same(model, back, x)
+    assert back.network.dtype == dtype
+
+
+def test_loading_with_data_gives_the_same_posterior(tmp_path):
+    x, y = data()
+    model = fit(net(), (x, y), temperature=2.0, **OPTIONS)
+    back = load(model.save(tmp_path / "model"), net(seed=9), data=(x, y))
+    assert back.posterior.fingerprint() == model.posterior.fingerprint()
+    z = model.draws.flat()[:4]
+    assert np.array_equal(back.posterior.value(z), model.posterior.value(z))
+
+
+def test_frozen_tied_and_selected_parameters_survive(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            inner = net(3, 3, seed=seed)
+            self.a, self.b, self.head = inner[0], nn.Linear(5, 3), nn.Linear(3, 1)
+            self.again = self.a
+            self.b.weight.requires_grad_(False)
+            self.register_buffer("offset", torch.tensor(float(seed)))
+
+        def forward(self, x):
+            return self.head(self.b(torch.tanh(self.again(torch.tanh(self.b(self.a(x))))))
+                             + self.offset)
+
+    x, y = data()
+    for parameters in ("all", "last-layer", ["head.*"],
+                       {"head.weight": torch.tensor([[True, False, True]])}):
+        model = fit(Tied(1), (x, y), parameters=parameters, **OPTIONS)
+        path = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
+        assert_same(model, load(model.save(path), Tied(2)), x)
+
+
+def test_what_is_in_the_folder_is_json_and_safetensors(tmp_path):
+    model = fit(net(), data(), **OPTIONS)
+    path = model.save(tmp_path / "model")
+    assert sorted(p.suffix for p in path.iterdir()) == [".json", ".safetensors"]
+    json.loads((path / "manifest.json").read_text())
+
+
+def test_warnings_have_a_remedy():
+    model = fit(net(), data(), **OPTIONS | dict(draws=5))
+    assert model.warnings()
+    for line in model.warnings():
+        assert "(draws=" in line or "(warmup=" in line
+
+
+# --- resuming -----------------------------------------------------------------------------------
+
+SCRIPT = textwrap.dedent("""
+    import sys
+    from functools import partial
+    sys.path[:0] = {tests!r}
+    import torch
+    torch.set_num_threads(1)
+    from subbayes import elliptical_slice
+    from test_fit import OPTIONS, data, fit, net
+    engine = partial(elliptical_slice, checkpoint_seconds=0.02)
+    fit(net(), data(), inference=engine, checkpoint=sys.argv[1], **OPTIONS | dict(draws=300))
+    print("done", flush=True)
+""").format(tests=[str(Path(__file__).parents[i]) for i in (0, 1)])
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    return fit(net(), data(), **OPTIONS | dict(draws=300))
+
+
+@pytest.mark.parametrize(("number", "at"), [
+    (signal.SIGINT, "sampling"), (signal.SIGTERM, "sampling"), (signal.SIGKILL, "sampling"),
+    (signal.SIGKILL, "trained")])
+def test_a_fit_that_was_stopped_goes_on_bit_for_bit(tmp_path, uninterrupted, number, at):
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=os.environ | {"OMP_NUM_THREADS": "1"})
+    wait_for(tmp_path / at / "manifest.json", process)
+    process.send_signal(number)
+    out, error = process.communicate(timeout=120)
+    assert "done" not in out, error
+    assert process.returncode in (1, -number), error
+    model = fit(net(), data(), checkpoint=tmp_path, **OPTIONS | dict(draws=300))
+    assert np.array_equal(model.draws.z, uninterrupted.draws.z)
+    assert np.array_equal(model.predict(data()[0]).mean, uninterrupted.predict(data()[0]).mean)
+
+
+def test_a_finished_fit_is_read_and_the_temperature_with_it(tmp_path, monkeypatch, short_choice):
+    options = OPTIONS | dict(temperature="loo", checkpoint=tmp_path)
+    model = fit(net(), data(), **options)
+    monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
+    monkeypatch.setattr("subbayes.models.fit.choose_temperature", None)
+    again = fit(net(), data(), **options)
+    assert_same(model, again, data()[0])
+    scores = [one.settings["temperatures"]["scores"] for one in (model, again)]
+    assert list(scores[0]) == list(scores[1])
+
+
+def test_a_module_with_other_outputs_resumes(tmp_path):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x):
+            return self.inner(x), None
+
+    options = OPTIONS | dict(output=lambda pair: pair[0], checkpoint=tmp_path)
+    model = fit(Pair(), data(), **options)
+    assert_same(model, fit(Pair(), data(), **options), data()[0])
+
+
+def test_a_likelihood_of_ones_own_resumes_and_loads(tmp_path):
+    class Laplacian(Gaussian):
+        def log_prob(self, outputs, y):
+            return -(outputs[..., 0] - y).abs()
+
+        def to_config(self):
+            return {"name": "Laplacian"}
+
+    options = OPTIONS | dict(likelihood=Laplacian(1.0), checkpoint=tmp_path / "run")
+    model = fit(net(), data(), **options)
+    assert_same(model, fit(net(), data(), **options), data()[0])
+    path = model.save(tmp_path / "model")
+    assert_same(model, load(path, net(), likelihood=Laplacian(1.0)), data()[0])
+    with pytest.raises(InputError, match="likelihood: expected one of .*got 'Laplacian'"):
+        load(path, net())
+
+
+@pytest.mark.parametrize(("change", "what"), [
+    (dict(seed=1), "model, data and settings"), (dict(rank=3), "model, data and settings"),
+    (dict(chains=2), "chains"), (dict(prior=2.0), "posterior"),
+    (dict(temperature=2.0), "posterior"),
+    (dict(training=Training(epochs=5, swa_epochs=6)), "model, data and settings")])
+def test_a_checkpoint_of_another_fit_is_refused(tmp_path, change, what):
+    fit(net(), data(), checkpoint=tmp_path, **OPTIONS)
+    with pytest.raises(InputError, match=f"checkpoint: expected one made with the same {what}"):
+        fit(net(), data(), checkpoint=tmp_path, **OPTIONS | change)
+
+
+def test_other_data_or_another_start_are_another_fit(tmp_path):
+    fit(net(), data(), checkpoint=tmp_path, **OPTIONS)
+    for module, rows in ((net(seed=1), data()), (net(), data(seed=1)), (net(hidden=4), data())):
+        with pytest.raises(InputError, match="^checkpoint: "):
+            fit(module, rows, checkpoint=tmp_path, **OPTIONS)
+
+
+def test_forgetting_takes_nothing_of_anybody_elses(tmp_path):
+    fit(net(), data(), checkpoint=tmp_path, **OPTIONS)
+    note = tmp_path / "note.txt"
+    note.write_text("mine")
+    (tmp_path / "temperature").mkdir()
+    forget(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["note.txt", "temperature"]
+    note.unlink()
+    (tmp_path / "temperature").rmdir()
+    forget(tmp_path)
+    assert not tmp_path.exists()
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+class Wrong(nn.Module):
+    """A module with a fault in what it returns."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.inner, self.change = net(), change
+
+    def forward(self, x):
+        return self.change(self.inner(x))
+
+
+def with_value(value, rows=40):
+    x, y = data(rows)
+    return x.index_put((torch.tensor(3), torch.tensor(1)), torch.tensor(value)), y
+
+
+X, Y = data()
+REFUSALS = {
+    "NaN in X": (dict(data=with_value(float("nan"))),
+                 r"data inputs: expected finite numbers, got 1 NaN or infinite value \(first in "
+                 r"row 3\)\. Drop or impute them first\."),
+    "infinity in X": (dict(data=with_value(float("inf"))), "data inputs: expected finite numbers"),
+    "NaN in y": (dict(data=(X, Y.index_put((torch.tensor(2),), torch.tensor(float("nan"))))),
+                 r"data targets: expected finite numbers, .*row 2"),
+    "no rows": (dict(data=(X[:0], Y[:0])), "data: expected at least one row, got an empty table"),
+    "lengths": (dict(data=(X, Y[:-1])), "data inputs and data targets: expected the same number "
+                "of rows, got 40 and 39"),
+    "one array": (dict(data=X), r"data: expected a pair \(inputs, y\), a DataLoader or a Dataset, "
+                  "got Tensor"),
+    "text": (dict(data=(np.array([["a"]] * 40), Y)), "data inputs: expected numbers, got an array "
+             "of dtype <U1. Encode strings and categories first"),
+    "not a module": (dict(model=lambda x: x), "module: expected a torch.nn.Module, got function"),
+    "too few outputs": (dict(likelihood="heteroscedastic"), "module: expected 2 outputs for "
+                        "HeteroscedasticGaussian.*got 1. Give the last layer 2 outputs"),
+    "a tuple": (dict(model=Wrong(lambda f: (f, None))), "module: expected one tensor as its "
+                "output, got tuple. Pass output="),
+    "labels": (dict(model=Wrong(lambda f: f.argmax(-1))), "module: expected real numbers as "
+               "outputs, got torch.int64"),
+    "a sequence": (dict(model=Wrong(lambda f: f[:, None, None])), r"module: expected outputs of "
+                   r"shape \(2, C\) for 2 inputs, got \(2, 1, 1, 1\)"),
+    "columns": (dict(data=(X[:, :2], Y)), "inputs: expected what the module takes, got "
+                r"rows of shape \(2,\), torch.float32: mat1"),
+    "whole numbers": (dict(data=(X.long(), Y)), r"inputs: expected what the module takes, got "
+                      r"rows of shape \(3,\), torch.int64.*\.float\(\)"),
+    "frozen": (dict(model=net().requires_grad_(False)), "trainable"),
+    "class outside": (dict(likelihood="categorical", model=net(outputs=2),
+                           data=(X, torch.arange(40) % 3)), r"y: expected labels in 0\.\.1.*got 2"),
+    "class below": (dict(likelihood=Categorical(2), model=net(outputs=2),
+                         data=(X, torch.arange(40) % 2 - 1)), r"y: expected labels in 0\.\.1, "
+                    "got -1"),
+    "not two classes": (dict(likelihood="bernoulli", data=(X, torch.arange(40) % 3)),
+                        "y: expected labels 0 and 1, got 2"),
+    "negative counts": (dict(likelihood="poisson", data=(X, torch.arange(40) - 1)),
+                        "y: expected counts .*got -1"),
+    "rank of a trajectory": (dict(rank=6), "rank: expected at most 5, what the 6 snapshots of "
+                             "swa_epochs span, got 6. Lower it, or raise swa_epochs"),
+    "rank of the weights": (dict(rank=27, subspace="random"), "rank: expected at most 26, the "
+                            "number of weights, got 27"),
+    "rank zero": (dict(rank=0), "rank: expected a whole number of at least 1, got 0"),
+    "subspace": (dict(subspace="best"), "subspace: expected one of 'pca', 'random', 'curve', "
+                 "'optimal', 'subnetwork', 'full', got 'best'"),
+    "inputs": (dict(subspace="random", inputs=X), "inputs: expected subspace='optimal' or "
+               "'subnetwork', chosen for inputs, got 'random'"),
+    "subspace size": (dict(subspace=FullSubspace(torch.zeros(3))), "subspace: expected 26 "
+                      "weights, as the network has, got 3"),
+    "inference": (dict(inference="gibbs"), "inference: expected one of "
+                  + ", ".join(map(repr, ENGINES)) + ", got 'gibbs'"),
+    "likelihood": (dict(likelihood="normal"), "likelihood: expected one of 'gaussian', "),
+    "likelihood type": (dict(likelihood=3), "likelihood: expected a name or a Likelihood, got int"),
+    "temperature": (dict(temperature=0.0), "temperature: expected a finite number above 0, got 0"),
+    "temperature word": (dict(temperature="best"), "temperature: expected one of 'loo', "
+                         "'validation', got 'best'"),
+    "no validation": (dict(temperature="validation"), "validation: expected held-out data for "
+                      "temperature='validation', got None"),
+    "draws": (dict(draws=0), "draws: expected a whole number of at least 1, got 0"),
+    "warmup": (dict(warmup=-1), "warmup: expected a whole number of at least 0, got -1"),
+    "seed": (dict(seed=-1), "seed: expected a whole number of at least 0, got -1"),
+    "prior": (dict(prior=0.0), "prior: expected .*above 0"),
+    "both decays": (dict(training=Training(prior_scale=1.0, weight_decay=0.1)),
+                    "weight_decay: expected either weight_decay or prior_scale, got both"),
+    "mode": (dict(mode="fast"), "mode: expected one of 'trace', 'eager', 'compile', got 'fast'"),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("change", "pattern"), REFUSALS.values(), ids=REFUSALS)
+def test_what_does_not_fit_is_one_line(tmp_path, change, pattern):
+    arguments = dict(model=net(), data=(X, Y)) | OPTIONS | change
+    with pytest.raises((InputError, InputTypeError), match=pattern) as error:
+        fit(checkpoint=tmp_path / "run", **arguments)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_constant_target_has_no_scale():
+    with pytest.raises(InputError, match="y: expected targets that vary, got a constant column"):
+        Standardized.of(Gaussian(), torch.ones(40))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_faults_are_found_before_training(monkeypatch):
+    monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
+    for name in ("rank of a trajectory", "no validation", "draws", "temperature", "inference",
+                 "a tuple", "negative counts"):
+        with pytest.raises((InputError, InputTypeError)):
+            fit(**dict(model=net(), data=(X, Y)) | OPTIONS | REFUSALS[name][0])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "model"
+    return fit(net(), data(), **OPTIONS).save(path)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_loading_says_what_is_wrong(tmp_path, saved):
+    with pytest.raises(InputError, match="path: expected an artifact folder, got .*does not exist"):
+        load(tmp_path / "nothing")
+    with pytest.raises(InputError, match="module: expected a module of the saved architecture for "
+                       ".*got none. Pass load"):
+        load(saved)
+    with pytest.raises(InputError, match="module: expected the saved architecture Sequential.*got "
+                       "Sequential.*Build it with the same layers and sizes"):
+        load(saved, net(hidden=6))
+    with pytest.raises(InputTypeError, match="module: expected a torch.nn.Module, got str"):
+        load(saved, "net")
+
+
+def copied(saved: Path, to: Path) -> Path:
+    to.mkdir()
+    for file in saved.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
+def test_a_damaged_or_foreign_model_is_refused(tmp_path, saved):
+    changed = copied(saved, tmp_path / "changed")
+    tensors = next(changed.glob("*.safetensors"))
+    content = bytearray(tensors.read_bytes())
+    content[-1] ^= 1
+    tensors.write_bytes(bytes(content))
+    with pytest.raises(InputError, match="path: expected sha256 .*altered content.*damaged"):
+        load(changed, net())
+    short = copied(saved, tmp_path / "short")
+    tensors = next(short.glob("*.safetensors"))
+    tensors.write_bytes(tensors.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"path: expected \d+ bytes in .*got 100"):
+        load(short, net())
+    newer = copied(saved, tmp_path / "newer")
+    manifest = json.loads((newer / "manifest.json").read_text())
+    (newer / "manifest.json").write_text(json.dumps(manifest | {"format_version": 99}))
+    with pytest.raises(InputError, match="format version 1 or older, got version 99.*Upgrade"):
+        load(newer, net())
+    (newer / "manifest.json").write_text(json.dumps({"format": "another"}))
+    with pytest.raises(InputError, match="an artifact of subbayes, got another program's"):
+        load(newer, net())
+
+
+def test_a_model_is_not_overwritten_unasked(tmp_path, saved):
+    model, path = load(saved, net()), tmp_path / "model"
+    model.save(path)
+    before = {p.name: p.read_bytes() for p in path.iterdir()}
+    with pytest.raises(InputError, match="path: expected a new or an empty folder.*overwrite=True"):
+        model.save(path)
+    assert {p.name: p.read_bytes() for p in path.iterdir()} == before
+    model.save(path, overwrite=True)
+
+
+def test_prediction_refuses_what_the_module_does_not_take(saved):
+    model = load(saved, net())
+    with pytest.raises(InputError, match=r"inputs: .* takes, got rows of shape \(2,\)"):
+        model.predict(X[:, :2])
+    with pytest.raises(InputError, match="inputs: expected finite numbers"):
+        model.predict(with_value(float("nan"))[0])
+    with pytest.raises(InputError, match="inputs: expected at least one row, got an empty table"):
+        model.predict(X[:0])
+    with pytest.raises(InputError, match=r"y: expected shape \(40,\), one target per "
+                       r"prediction, got shape \(39,\)"):
+        model.evaluate(X, Y[:-1])
+
+
+def test_a_model_without_draws_does_not_predict():
+    model = fit(net(), data(), **OPTIONS)
+    bare = FittedModel(model.network, model.likelihood, model.subspace, model.prior)
+    with pytest.raises(InputError, match="model: expected a model with draws"):
+        bare.predict(X)
+
+
+def test_partial_is_named_as_an_engine():
+    engine = partial(elliptical_slice, thin=2)
+    assert fit(net(), data(), inference=engine, **OPTIONS).settings["inference"] == "custom"
+    model = fit(net(), data(), inference=elliptical_slice, **OPTIONS)
+    assert model.settings["inference"] == "elliptical_slice"
+
+
+@pytest.mark.parametrize("subspace", ["pca", "random", "curve", "optimal", "subnetwork", "full"])
+@pytest.mark.parametrize("inference", [
+    "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc", "laplace",
+    "laplace-linearised", "vi",
+    "full-rank-vi", pytest.param("realnvp", marks=[pytest.mark.slow, pytest.mark.skipif(
+        find_spec("zuko") is None, reason="needs zuko")])])
+@pytest.mark.usefixtures("unchecked")
+def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(30, 2)
+    model = fit(nn.Linear(2, 1), (x, x[:, 0]), subspace=subspace, inference=inference, draws=20,
+                chains=2, warmup=20, training=QUICK, progress=False)
+    assert model.draws.meta["sampler"] == inference
+    assert model.settings["inference"] == inference
+    assert np.isfinite(model.predict(x).mean).all()
+    saved = load(model.save(tmp_path / "model"), nn.Linear(2, 1))
+    np.testing.assert_array_equal(saved.draws.z, model.draws.z)
+
+
+@pytest.mark.parametrize(("wrap", "shuffles"), [
+    (lambda pair: DataLoader(TensorDataset(*pair), batch_size=10, shuffle=True), True),
+    (lambda pair: TensorDataset(*pair), True),
+    (lambda pair: DataLoader(TensorDataset(*pair), batch_size=10), False)],
+    ids=["shuffling loader", "dataset", "loader in order"])
+def test_training_shuffles_as_the_data_do(wrap, shuffles):
+    """The density reads a loader in a fixed order; the training does not."""
+    options = OPTIONS | dict(training=Training(epochs=2, swa_epochs=3, batch_size=10))
+    first, same, other = (fit(net(), wrap(data()), **options | dict(seed=seed)).network.weights
+                          for seed in (1, 1, 2))
+    assert torch.equal(first, same)
+    assert torch.equal(first, other) is not shuffles
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_training():
+    with pytest.raises(InputTypeError, match="training: expected a Training"):
+        fit(net(), (X, Y), **OPTIONS | dict(training=3))
+    for name in ("epochs", "swa_epochs", "curve_epochs"):
+        with pytest.raises(InputError, match=f"{name}: expected a whole number of at least 0"):
+            Training(**{name: -3})

@@ -1,0 +1,338 @@
+"""A comparison is each of its methods done by hand, on one training where they share it."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from subbayes import (
+    MLP,
+    Categorical,
+    Data,
+    FittedModel,
+    Gaussian,
+    InputError,
+    InputTypeError,
+    Poisson,
+    Training,
+    choose_temperature,
+    fit,
+    sparse,
+    train,
+)
+from subbayes.baselines.deep_ensemble import deep_ensemble
+from subbayes.baselines.map import point
+from subbayes.baselines.temperature_scaling import temperature_scaling
+from subbayes.diagnostics import metrics
+from subbayes.models.method_comparison import METHODS, compare_methods, shown
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
+
+PLAN = Training(epochs=15, swa_epochs=8, swa_learning_rate=1e-3, batch_size=20)
+QUICK = {"training": PLAN, "rank": 2, "draws": 20, "chains": 2, "members": 2, "n_draws": 4,
+         "progress": False}
+
+
+def rows(n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 2, generator=generator)
+    return x, x[:, 0] - x[:, 1] ** 2 + 0.3 * torch.randn(n, generator=generator)
+
+
+TRAIN, TEST = rows(40, 0), rows(30, 1)
+
+
+def net(dropout=0.0, outputs=1):
+    return MLP(2, (6,), outputs, "tanh", dropout, seed=0)
+
+
+@pytest.fixture(scope="module")
+def six():
+    return compare_methods(net(), Gaussian(), TRAIN, TEST, **QUICK)
+
+
+def test_table_has_a_row_for_each_method_with_its_scores(six):
+    table = six.table
+    assert table.index.tolist() == ["map", "swa", "swag", "ensemble", "pca", "random"]
+    assert table["method"].tolist() == [METHODS[key] for key in table.index]
+    for key, predictive in six.predictives.items():
+        for name, value in metrics.score(predictive, TEST[1]).items():
+            assert table.loc[key, name] == value
+
+
+def test_map_is_what_train_gives(six):
+    result = train(net(), Gaussian(), TRAIN, epochs=15, learning_rate=PLAN.learning_rate,
+                   batch_size=20, clip_norm=PLAN.clip_norm)
+    expected = point(result).predict(TEST[0])
+    assert torch.equal(six.predictives["map"].outputs, expected.outputs)
+
+
+def test_ensemble_is_what_deep_ensemble_gives(six):
+    expected = deep_ensemble(net(), Gaussian(), TRAIN, members=2, epochs=15,
+                             learning_rate=PLAN.learning_rate, batch_size=20).predict(TEST[0])
+    assert torch.equal(six.predictives["ensemble"].outputs, expected.outputs)
+
+
+@pytest.mark.parametrize("name", ["pca", "random"])
+def test_a_subspace_is_what_fit_gives_alone(six, name):
+    alone = fit(net(), TRAIN, likelihood=Gaussian(), subspace=name, rank=2, training=PLAN,
+                draws=20, chains=2, progress=False)
+    model = six.models[name]
+    assert isinstance(model, FittedModel)
+    np.testing.assert_array_equal(model.draws.z, alone.draws.z)
+    assert model.history == alone.history
+    assert model.settings == alone.settings
+    assert torch.equal(six.predictives[name].outputs, alone.predict(TEST[0]).outputs)
+
+
+CHOSEN = {"optimal": ("optimal", "elliptical-slice"),
+          "optimal-laplace": ("optimal", "laplace-linearised"),
+          "subnetwork": ("subnetwork", "elliptical-slice"),
+          "subnetwork-laplace": ("subnetwork", "laplace-linearised")}
+
+
+@pytest.fixture(scope="module")
+def chosen():
+    return compare_methods(net(), Gaussian(), TRAIN, TEST, tuple(CHOSEN), prior=0.5,
+                           inputs=TEST[0], **QUICK)
+
+
+@pytest.mark.parametrize("key", CHOSEN)
+def test_a_chosen_subspace_is_what_fit_gives_alone(chosen, key):
+    subspace, inference = CHOSEN[key]
+    alone = fit(net(), TRAIN, likelihood=Gaussian(), subspace=subspace, inference=inference,
+                rank=2, prior=0.5, inputs=TEST[0], training=PLAN, draws=20, chains=2,
+                progress=False)
+    model = chosen.models[key]
+    np.testing.assert_array_equal(model.draws.z, alone.draws.z)
+    assert model.settings == alone.settings
+    kind = "gaussian" if key.endswith("laplace") else "mixture"
+    assert chosen.predictives[key].kind == alone.predict(TEST[0]).kind == kind
+    np.testing.assert_array_equal(chosen.predictives[key].std, alone.predict(TEST[0]).std)
+    for name, value in metrics.score(chosen.predictives[key], TEST[1]).items():
+        assert chosen.table.loc[key, name] == value
+    assert chosen.settings["inputs"] is True
+
+
+@pytest.mark.parametrize("y", [(TRAIN[1] > 0).long(), TRAIN[1].abs().round()])
+def test_chosen_subspaces_of_classes_and_counts(y):
+    classes = y.dtype == torch.long
+    found = compare_methods(net(outputs=2 if classes else 1), Categorical() if classes else
+                            Poisson(), (TRAIN[0], y), (TRAIN[0], y), tuple(CHOSEN),
+                            covariance="diagonal", **QUICK)
+    assert np.isfinite(found.table["log_likelihood"]).all()
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_swag_and_subspace_start_from_the_same_swa_solution(six):
+    shift = six.models["pca"].subspace.shift
+    assert torch.equal(shift, six.models["swa"].weights[0])
+    assert torch.equal(shift, six.models["random"].subspace.shift)
+    assert torch.equal(shift, six.trained.network.weights)
+
+
+def test_seconds_count_shared_training_in_full_for_each(six):
+    table, (first, second) = six.table, six.trained.seconds
+    assert table.loc["map", "training_seconds"] == first > 0
+    for key in ("swa", "swag", "pca", "random"):
+        assert table.loc[key, "training_seconds"] == first + second
+    parts = table[["training_seconds", "inference_seconds", "prediction_seconds"]]
+    assert (parts >= 0).all(axis=None)
+    np.testing.assert_allclose(table["seconds"], parts.sum(axis=1))
+    assert table.loc["pca", "inference_seconds"] >= six.models["pca"].draws.meta["seconds"]
+
+
+def test_differences_are_paired(six):
+    terms = {key: p.log_prob(TEST[1]) for key, p in six.predictives.items()}
+    best = max(terms, key=lambda key: terms[key].mean())
+    gaps = six.differences()
+    for key, values in terms.items():
+        d = [a - b for a, b in zip(values, terms[best], strict=True)]
+        assert gaps.loc[key, "difference"] == pytest.approx(sum(d) / 30, abs=1e-12)
+        assert gaps.loc[key, "se"] == pytest.approx(np.std(d) / 30**0.5, abs=1e-12)
+    assert gaps.loc[best, "difference"] == gaps.loc[best, "se"] == 0
+    assert (gaps["difference"] <= 0).all()
+
+
+def test_to_dict_is_strict_json(six):
+    read = json.loads(json.dumps(six.to_dict(), allow_nan=False))
+    assert [row["key"] for row in read["scores"]] == list(six.table.index)
+    assert read["scores"][0]["rmse"] == six.table.loc["map", "rmse"]
+    assert read["n_test"] == 30
+    assert read["settings"]["training"]["epochs"] == 15
+    assert set(read["warnings"]) == {"pca", "random"}  # 20 draws are not enough
+
+
+def test_text_holds_every_number(six):
+    lines = six.to_text().splitlines()
+    assert len(lines) == 8
+    assert len({len(line) for line in lines}) == 1
+    assert lines[0].split()[:4] == ["method", "log-likelihood", "RMSE", "CRPS"]
+    assert f"{six.table.loc['pca', 'log_likelihood']:.3f}" in lines[6]
+
+
+def test_repr_names_the_methods(six):
+    assert repr(six) == ("Comparison(MAP, SWA, SWAG, deep ensemble, PCA + ESS, random + ESS)")
+
+
+def test_the_module_is_left_alone_and_a_seed_repeats():
+    module = net()
+    before = [p.clone() for p in module.parameters()]
+    torch.manual_seed(3)
+    first = compare_methods(module, Gaussian(), TRAIN, TEST, ("swag", "pca"), seed=4, **QUICK)
+    drawn = torch.rand(3)
+    second = compare_methods(module, Gaussian(), TRAIN, TEST, ("swag", "pca"), seed=4, **QUICK)
+    other = compare_methods(module, Gaussian(), TRAIN, TEST, ("swag",), seed=5, **QUICK)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    for key in ("swag", "pca"):
+        assert torch.equal(first.predictives[key].outputs, second.predictives[key].outputs)
+    assert not torch.equal(first.predictives["swag"].outputs, other.predictives["swag"].outputs)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(3))
+
+
+def test_classification_with_dropout_and_temperature_scaling():
+    labels = (TRAIN[1] > 0).long(), (TEST[1] > 0).long()
+    methods = ("map", "mc-dropout", "temperature-scaling", "ensemble", "pca")
+    comparison = compare_methods(
+        net(0.3, 2), Categorical(2), (TRAIN[0], labels[0]), (TEST[0], labels[1]), methods,
+        validation=(TEST[0], labels[1]), **QUICK)
+    table = comparison.table
+    assert {"accuracy", "brier", "ece", "auroc"} <= set(table.columns)
+    assert comparison.predictives["mc-dropout"].n_draws == 4
+    scaled = comparison.models["temperature-scaling"]
+    assert scaled.temperature == temperature_scaling(
+        comparison.models["map"], (TEST[0], labels[1])).temperature
+    np.testing.assert_array_equal(comparison.predictives["temperature-scaling"].labels,
+                                  comparison.predictives["map"].labels)
+    assert comparison.warnings().keys() == {"pca"}
+
+
+def test_temperature_is_chosen_for_each_subspace(monkeypatch):
+    quick = partial(choose_temperature, temperatures=(1.0, 30.0), draws=20, chains=2)
+    monkeypatch.setattr("subbayes.models.fit.choose_temperature", quick)
+    comparison = compare_methods(net(), Gaussian(), TRAIN, TEST, ("pca", "random"),
+                                 temperature="validation", validation=TEST, **QUICK)
+    for key in ("pca", "random"):
+        chosen = comparison.models[key].settings["temperatures"]
+        best = chosen["temperatures"][int(np.argmax(chosen["scores"]))]
+        assert comparison.models[key].temperature == best
+
+
+def test_a_factory_makes_the_module_and_the_members():
+    made = []
+
+    def factory():
+        made.append(1)
+        return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    comparison = compare_methods(factory, Gaussian(), TRAIN, TEST, ("map", "ensemble"), **QUICK)
+    assert len(made) == 1 + 2
+    again = compare_methods(factory, Gaussian(), TRAIN, TEST, ("map",), **QUICK)
+    assert torch.equal(comparison.predictives["map"].outputs, again.predictives["map"].outputs)
+
+
+def test_a_module_that_is_trained_already():
+    module = train(net(), Gaussian(), TRAIN, epochs=20).module
+    quick = QUICK | {"training": replace(PLAN, epochs=0)}
+    comparison = compare_methods(module, Gaussian(), TRAIN, TEST, ("map", "swa"), **quick)
+    weights = comparison.models["map"].weights[0]
+    assert torch.equal(weights, torch.cat([p.flatten() for p in module.parameters()]))
+    residual = TRAIN[1] - module(TRAIN[0]).detach()[:, 0]
+    assert comparison.models["map"].likelihood.noise[0] == pytest.approx(
+        residual.square().mean().sqrt().item(), rel=1e-3)
+
+
+def test_loaders_and_known_noise_give_what_arrays_give():
+    scale = torch.full((40,), 0.3)
+    arrays = compare_methods(net(), Gaussian("per-observation"), (TRAIN[0], (TRAIN[1], scale)),
+                             (TEST[0], (TEST[1], scale[:30])), ("map", "swag"), **QUICK)
+    assert np.isfinite(arrays.table["log_likelihood"]).all()
+    fixed = Gaussian(0.3)
+    loader = DataLoader(TensorDataset(*TEST), batch_size=7)
+    streamed = compare_methods(net(), fixed, TRAIN, loader, ("map", "swag"), **QUICK)
+    held = compare_methods(net(), fixed, TRAIN, Data.of(TEST), ("map", "swag"), **QUICK)
+    np.testing.assert_allclose(streamed.table["rmse"], held.table["rmse"], rtol=1e-6)
+    np.testing.assert_allclose(arrays.table["rmse"], held.table["rmse"], rtol=1e-4)
+
+
+def test_most_draws_bounds_the_predictions():
+    comparison = compare_methods(net(), Gaussian(), TRAIN, TEST, ("pca",), most_draws=7, **QUICK)
+    assert comparison.predictives["pca"].n_draws == 7
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"methods": ("map", "sgd")}, "methods: expected one of 'map', .*, got 'sgd'"),
+    ({"methods": ("map", "map")}, "methods: expected each method once, got"),
+    ({"methods": ()}, r"methods: expected several of map, .*, got \(\)"),
+    ({"methods": ("temperature-scaling",)}, "validation: expected held-out data for .*, got None"),
+    ({"temperature": "validation"}, "validation: expected held-out data .*, got None"),
+    ({"methods": ("mc-dropout",)}, "module: expected at least one dropout layer"),
+    ({"training": Training(epochs=0)}, "training: expected epochs above 0 to train an ensemble"),
+    ({"inputs": TEST[0]}, "inputs: expected one of optimal, .*, subnetwork-laplace among the meth"),
+    ({"covariance": "kfac", "methods": ("subnetwork",)}, "covariance: expected one of optimal, "
+     "optimal-laplace among the methods, which use it, got others alone"),
+    ({"covariance": "full", "methods": ("optimal",)}, "covariance: expected one of 'exact'"),
+    ({"inputs": TEST[0][:, :1], "methods": ("optimal",)}, "inputs: expected what the module takes"),
+    ({"rank": 100, "methods": ("subnetwork-laplace",)}, "rank: expected at most 25, the number of"),
+    ({"rank": 9, "methods": ("pca",)}, "rank: expected at most 7, what the 8 snapshots"),
+    ({"prior": 0.0, "methods": ("optimal",)}, "prior: expected a finite number above 0, got 0.0"),
+    ({"most_draws": 0}, "most_draws: expected a whole number of at least 1, got 0"),
+    ({"test": (TEST[0], TEST[1][:3])}, "test inputs and test targets: expected the same number"),
+    ({"test": (TEST[0][:, :1], TEST[1])}, "inputs: expected"),
+])
+def test_bad_input_is_refused_before_training(change, message, monkeypatch):
+    def train_trajectory(*_, **__):
+        raise AssertionError("trained before it was refused")
+
+    monkeypatch.setattr("subbayes.models.method_comparison.train_trajectory", train_trajectory)
+    given = {"module": net(), "likelihood": Gaussian(), "data": TRAIN, "test": TEST, **QUICK}
+    with pytest.raises(InputError, match=message):
+        compare_methods(**(given | change))
+
+
+def test_something_else_than_a_module():
+    with pytest.raises(InputTypeError, match="module: expected a module, or a function that makes "
+                                             "one, got str"):
+        compare_methods("net", Gaussian(), TRAIN, TEST, **QUICK)
+
+
+@pytest.mark.parametrize(("score", "value", "text"), [
+    ("coverage", 0.951, "95.1 %"), ("log_likelihood", -5.37649, "-5.376"), ("rmse", 54.2, "54.20"),
+    ("rmse", 0.001234, "0.001234"), ("rmse", 12345.6, "12346"), ("rmse", 0.0, "0.000"),
+    ("seconds", 3.21, "3.2"), ("auroc", float("nan"), "-"), ("interval_width", 205.24, "205.2")])
+def test_scores_are_printed_with_as_many_digits_as_they_deserve(score, value, text):
+    assert shown(score, value) == text
+
+
+def test_a_sparse_network_is_what_sparse_fit_gives():
+    found = compare_methods(net(), Gaussian(), TRAIN, TEST, **QUICK | {"methods": ("sparse",)})
+    fitted = sparse.fit(
+        sparse.convert(net(), seed=0), Gaussian(), TRAIN, epochs=15, batch_size=20,
+        rates=sparse.Rates.alike(PLAN.learning_rate, 30), seed=0, progress=False)
+    expected = fitted.predict(TEST[0], draws=found.settings["n_draws"], seed=0)
+    assert torch.equal(found.predictives["sparse"].outputs, expected.outputs)
+    assert found.table.loc["sparse", ["method", "inference_seconds"]].tolist() == [
+        "sparse network", 0.0]
+
+
+def test_parameters_that_are_not_selected_stay_out_of_a_sparse_network():
+    module = net()
+    found = compare_methods(
+        module, Gaussian(), TRAIN, TEST,
+        **QUICK | {"methods": ("sparse",), "parameters": ["layers.2.weight", "layers.2.bias"]})
+    samples = found.models["sparse"]
+    assert list(samples.network.spans) == ["layers.2.weight", "layers.2.bias"]
+    first = samples.network.module_with().state_dict()["layers.0.weight"]
+    assert torch.equal(first, module.state_dict()["layers.0.weight"])
+
+
+def test_a_sparse_network_returns_one_tensor():
+    with pytest.raises(InputError, match="output: expected none, as sparse networks"):
+        compare_methods(net(), Gaussian(), TRAIN, TEST, output=lambda out: out,
+                        **QUICK | {"methods": ("map", "sparse")})

@@ -1,0 +1,170 @@
+"""BatchNorm statistics of each point against a loop that sets, resets, trains and evaluates."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from subbayes import (
+    Categorical,
+    Curve,
+    Gaussian,
+    Network,
+    Posterior,
+    RandomSubspace,
+    RefreshedPosterior,
+    curve_losses,
+    elliptical_slice,
+    nuts,
+)
+from subbayes.utils.checks import InputError
+
+N, ROWS = 2500, 1024  # batches of 1024, 1024 and 452
+
+
+class Convolutions(nn.Module):
+    """Two BatchNorm layers, of which the second sees what the first made of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm1 = nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.dense, self.norm2 = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        hidden = torch.relu(self.norm1(self.conv(x))).mean((2, 3))
+        return self.head(torch.relu(self.norm2(self.dense(hidden))))
+
+
+def dense():
+    return nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def rows(kind, n, seed):
+    rng = np.random.default_rng(seed)
+    if kind == "dense":
+        x = torch.from_numpy(rng.normal(1.0, 2.0, size=(n, 2)))
+        return x, torch.sin(x[:, 0])
+    x = torch.from_numpy(rng.normal(size=(n, 1, 4, 4)))
+    return x, torch.from_numpy(rng.integers(3, size=n))
+
+
+def naive(module, weights, x, new):
+    """Outputs at new inputs of the module at flat weights, statistics collected anew on x."""
+    other, at = copy.deepcopy(module), 0
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.copy_(weights[at : at + parameter.numel()].reshape(parameter.shape))
+            at += parameter.numel()
+        norms = [m for m in other.modules() if hasattr(m, "running_mean")]
+        sums, seen = {}, 0
+        for start in range(0, len(x), ROWS):
+            part = x[start : start + ROWS]
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = 1.0
+            other.train()(part)
+            for i, norm in enumerate(norms):
+                mean, variance = sums.get(i, (0.0, 0.0))
+                sums[i] = (mean + len(part) * norm.running_mean,
+                           variance + len(part) * norm.running_var)
+            seen += len(part)
+        for i, norm in enumerate(norms):
+            norm.running_mean.copy_(sums[i][0] / seen)
+            norm.running_var.copy_(sums[i][1] / seen)
+        return other.eval()(new)
+
+
+@pytest.fixture(params=["dense", "convolutions"])
+def case(request):
+    """A module in training mode with statistics of something else, its posterior, new inputs."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = (dense() if request.param == "dense" else Convolutions()).double().train()
+        module(rows(request.param, 50, 9)[0] * 3 + 1)
+    x, y = rows(request.param, N, 0)
+    likelihood = Gaussian(0.5) if request.param == "dense" else Categorical(3)
+    network = Network(module)
+    space = RandomSubspace(network.weights, 2)
+    return module, RefreshedPosterior(network, likelihood, (x, y), space), rows(
+        request.param, 30, 1)[0]
+
+
+Z = np.array([[0.0, 0.0], [1.5, -0.5], [-3.0, 2.0]])
+
+
+def expected(case, new):
+    module, posterior, _ = case
+    x = posterior.data.inputs
+    return torch.stack([naive(module, w, x, new)
+                        for w in posterior.subspace.weights(torch.from_numpy(Z))])
+
+
+def test_predictions_of_draws(case):
+    _, posterior, new = case
+    f = expected(case, new)
+    found = posterior.predict(Z, new)
+    np.testing.assert_allclose(found.outputs.numpy(), f.numpy(), rtol=1e-10)
+    plain = Posterior(posterior.network, posterior.likelihood, posterior.data, posterior.subspace)
+    again = plain.predict(Z, new, refresh_batchnorm=True)
+    np.testing.assert_array_equal(again.outputs.numpy(), found.outputs.numpy())
+    assert not np.allclose(plain.predict(Z, new).outputs.numpy(), f.numpy(), rtol=0.05)
+    at = posterior.network_at(Z[1])
+    np.testing.assert_allclose(at(at.weights, new).detach(), f[1], rtol=1e-10)
+
+
+def test_the_density(case):
+    _, posterior, _ = case
+    x, y = posterior.data.inputs, posterior.data.targets()
+    terms = posterior.likelihood.log_prob(expected(case, x), y).numpy()
+    np.testing.assert_allclose(posterior.pointwise(Z), terms, rtol=1e-9)
+    np.testing.assert_allclose(posterior.log_likelihood(Z), terms.sum(1), rtol=1e-10)
+    warm = posterior.with_temperature(7.0)
+    np.testing.assert_allclose(warm.value(Z), terms.sum(1) / 7 + warm.prior.log_prob(Z),
+                               rtol=1e-10)
+
+
+def test_losses_along_a_curve(case):
+    module, posterior, _ = case
+    x, y = posterior.data.inputs, posterior.data.targets()
+    curve = Curve(posterior.subspace.weights(torch.from_numpy(Z)))
+    losses = curve_losses(curve, posterior.network, posterior.likelihood, (x, y), [0.0, 0.4, 1.0],
+                          refresh_batchnorm=(x, y))
+    for t, loss in zip([0.0, 0.4, 1.0], losses.loss, strict=True):
+        f = naive(module, curve.point(t), x, x)
+        assert loss == pytest.approx(-float(posterior.likelihood.log_prob(f, y).mean()), rel=1e-9)
+
+
+def test_the_module_is_left_alone(case):
+    module, posterior, new = case
+    before = copy.deepcopy(module.state_dict())
+    posterior.value(Z)
+    posterior.predict(Z, new)
+    assert module.training
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+
+
+def test_sampling():
+    """Weights before a BatchNorm layer may be rescaled at will: the density does not see it."""
+    module = dense().double()
+    network, (x, y) = Network(module, "0.weight"), rows("dense", 60, 0)
+    posterior = RefreshedPosterior(network, Gaussian(0.5), (x, y),
+                                   RandomSubspace(torch.zeros_like(network.weights), 2),
+                                   temperature=10.0)
+    z = np.array([[0.3, -0.2]])
+    np.testing.assert_allclose(posterior.log_likelihood(50 * z), posterior.log_likelihood(100 * z),
+                               rtol=1e-4)
+    draws = elliptical_slice(posterior, draws=10, chains=2, progress=False)
+    np.testing.assert_allclose(draws.stats["log_likelihood"].reshape(-1),
+                               posterior.log_likelihood(draws.flat()), rtol=1e-12)
+    assert posterior.fingerprint() != Posterior(
+        network, Gaussian(0.5), (x, y), posterior.subspace, temperature=10.0).fingerprint()
+    for call in (lambda: nuts(posterior, draws=5, progress=False),
+                 lambda: posterior.log_prob(torch.zeros(2))):
+        with pytest.raises(InputError, match="posterior: expected a density with gradients, got one"
+                           " with BatchNorm statistics of each z. Use elliptical_slice"):
+            call()

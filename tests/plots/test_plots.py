@@ -1,0 +1,672 @@
+"""Figures show the numbers they claim to show, on the axes they are given, and change nothing."""
+
+import subprocess
+import sys
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from scipy import stats
+
+from subbayes import (
+    Bernoulli,
+    Categorical,
+    Draws,
+    FullSubspace,
+    Gaussian,
+    InputError,
+    InputTypeError,
+    Network,
+    Normal,
+    Poisson,
+    Posterior,
+    Predictive,
+    TrajectoryRecorder,
+    plots,
+)
+from subbayes.curvature import Eigenpairs, SpectralDensity
+from subbayes.diagnostics import metrics
+from subbayes.diagnostics.metrics import wilson_interval
+from subbayes.inference.tempering import TemperatureChoice
+from subbayes.plots.approximations import ellipse, gaussian, log_prob_on
+from subbayes.plots.chains import correlations, rank_histogram
+from subbayes.plots.style import limits, new_axes
+from subbayes.utils.files import ArtifactError
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def regression(n=60, s=5, targets=1):
+    outputs = torch.randn(s, n, targets, generator=generator(), dtype=torch.float64)
+    y = torch.randn(n, targets, generator=generator(1), dtype=torch.float64)
+    return Predictive(outputs, Gaussian(noise=0.8)), y.squeeze(-1)
+
+
+def classes(n=80):
+    outputs = 2 * torch.randn(4, n, 3, generator=generator(), dtype=torch.float64)
+    return Predictive(outputs, Categorical(3)), torch.randint(3, (n,), generator=generator(1))
+
+
+def counts(n=40):
+    rate = torch.randn(3, n, 1, generator=generator(), dtype=torch.float64)
+    return Predictive(rate, Poisson()), torch.poisson(rate[0, :, 0].exp(), generator=generator(1))
+
+
+def draws(chains=4, n=50, k=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return Draws(rng.normal(size=(chains, n, k)), {"log_likelihood": rng.normal(size=(chains, n))})
+
+
+def posterior(k=3):
+    x = torch.randn(30, k - 1, generator=generator(), dtype=torch.float64)
+    net = Network(torch.nn.Linear(k - 1, 1).double())
+    return Posterior(net, Gaussian(1.0), (x, x.sum(1)), FullSubspace(torch.zeros(k).double()))
+
+
+def multivariate_normal(k):
+    return torch.distributions.MultivariateNormal(torch.zeros(k), torch.eye(k))
+
+
+X = torch.linspace(-1, 1, 60)
+CHOICE = TemperatureChoice((1.0, 10.0), (-1.2, -1.1), (0.1, 0.2), (0.3, 0.2), "loo")
+TABLE = pd.DataFrame({"method": ["MAP", "SWA"], "rmse": [2.0, 1.5], "coverage": [0.9, 0.97],
+                      "log_likelihood": [-1.0, -0.5], "seconds": [1.0, 30.0]})
+RUNS = pd.DataFrame({"temperature": [1.0, 1.0, 10.0, 10.0],
+                     "log_likelihood": [-1.0, -1.2, -0.8, -1.0]})
+PAIRS = Eigenpairs(np.array([9.0, -4.0, 1.0]), np.array([0.1, 0.2, 2.0]), torch.zeros(3, 5), 7,
+                   True)
+NODES = SpectralDensity(np.array([-1.0, 0.0, 90.0]), np.array([0.2, 0.7, 0.1]), 10)
+EVERY = {
+    "bands": lambda ax: plots.bands(regression()[0], X, data=(X, regression()[1]), ax=ax),
+    "bands with curves": lambda ax: plots.bands(regression()[0], X, curves=3, ax=ax),
+    "intervals": lambda ax: plots.intervals(*regression(), ax=ax),
+    "intervals by rank": lambda ax: plots.intervals(*regression(), by="rank", ax=ax),
+    "intervals of counts": lambda ax: plots.intervals(*counts(), ax=ax),
+    "calibration": lambda ax: plots.calibration(*regression(), ax=ax),
+    "calibration of classes": lambda ax: plots.calibration(*classes(), ax=ax),
+    "reliability": lambda ax: plots.reliability(*classes(), ax=ax),
+    "pit": lambda ax: plots.pit(*regression(), ax=ax),
+    "pit of counts": lambda ax: plots.pit(*counts(), ax=ax),
+    "doubt": lambda ax: plots.doubt(*classes(), ax=ax),
+    "density": lambda ax: plots.density(posterior(), draws(), size=5, ax=ax),
+    "density of engines and approximations": lambda ax: plots.density(
+        posterior(), {"ESS": draws(), "NUTS": draws(seed=1)}, axes=(2, 0), size=5, ax=ax,
+        approximations={"VI": (np.zeros(3), np.eye(3)), "Laplace": draws(seed=2),
+                        "flow": multivariate_normal(3)}),
+    "density alone": lambda ax: plots.density(posterior(), size=5, ax=ax),
+    "trace": lambda ax: plots.trace(draws(), ax=ax),
+    "trace of a statistic": lambda ax: plots.trace(draws(), "log_likelihood", ax=ax),
+    "ranks": lambda ax: plots.ranks(draws(), ax=ax),
+    "autocorrelation": lambda ax: plots.autocorrelation(draws(), ax=ax),
+    "autocorrelation of many": lambda ax: plots.autocorrelation(draws(k=12), ax=ax),
+    "ess": lambda ax: plots.ess(draws(), ax=ax),
+    "curves": lambda ax: plots.curves({"train_loss": [3.0, 1.0, 0.5]}, ax=ax),
+    "spectrum": lambda ax: plots.spectrum([3.0, 2.0, 1.0], 2, ax=ax),
+    "scores": lambda ax: plots.scores(TABLE, "rmse", ax=ax),
+    "seconds": lambda ax: plots.scores(TABLE, "seconds", ax=ax),
+    "temperature": lambda ax: plots.temperature(CHOICE, ax=ax),
+    "temperatures": lambda ax: plots.temperatures(RUNS, chosen=1.0, ax=ax),
+    "temperatures of methods": lambda ax: plots.temperatures(
+        RUNS.assign(method=["a", "a", "b", "b"]), ax=ax),
+    "spectra": lambda ax: plots.spectra({"Hessian": PAIRS, "Fisher": [3.0, 1.0]}, ax=ax),
+    "spectral density": lambda ax: plots.spectral_density({"Hessian": NODES}, ax=ax),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_draws_on_the_axes_given_or_on_its_own_and_names_both_axes(name):
+    before = dict(matplotlib.rcParams)
+    mine = Figure().add_subplot()
+    assert EVERY[name](mine) is mine
+    own = EVERY[name](None)
+    assert isinstance(own, Axes)
+    assert own is not mine
+    assert own.get_xlabel()
+    assert own.get_ylabel() or name in ("scores", "seconds")
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_labels_and_legend_stay_inside_the_figure_and_off_the_data(name):
+    ax = EVERY[name](None)
+    ax.figure.draw_without_rendering()
+    width, height = ax.figure.bbox.width, ax.figure.bbox.height
+    key = ax.get_legend()
+    for part in [ax.xaxis.label, ax.yaxis.label, *([key] if key else [])]:
+        box = part.get_window_extent()
+        assert box.x0 > -2
+        assert box.y0 > -2
+        assert box.x1 < width + 2
+        assert box.y1 < height + 2
+    if key:
+        assert key.get_window_extent().y0 >= ax.get_window_extent().y1 - 1
+
+
+def test_pyplot_is_never_imported():
+    code = ("import sys, numpy as np; from subbayes import plots, Draws\n"
+            "plots.png(plots.trace(Draws(np.zeros((2, 9, 1)))))\n"
+            "sys.exit('matplotlib.pyplot' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- style --------------------------------------------------------------------------------------
+
+
+def test_save_writes_a_picture(tmp_path):
+    path = plots.save(plots.trace(draws()), tmp_path / "new" / "trace.png", dpi=50)
+    picture = imread(path)
+    assert picture.shape[:2] == (130, 260)
+    assert picture.std() > 0.05
+
+
+def test_save_says_what_is_wrong_with_a_path(tmp_path):
+    with pytest.raises(ArtifactError, match="path: expected a file, got Is a directory"):
+        plots.save(plots.trace(draws()), tmp_path)
+
+
+def test_png_takes_a_figure_and_axes_of_a_subfigure():
+    figure = Figure()
+    ax = figure.subfigures(1, 2)[1].add_subplot()
+    assert plots.png(ax, dpi=40) == plots.png(figure, dpi=40)
+
+
+def test_grid_shares_one_figure():
+    axes = plots.grid(2, 3, width=2, height=1)
+    assert len({ax.figure for row in axes for ax in row}) == 1
+    assert axes[0][0].figure.get_size_inches().tolist() == [6, 2]
+
+
+@pytest.mark.parametrize(("values", "expected"), [
+    ([0.0, 10.0], (-0.5, 10.5)), ([2.0, 2.0], (1.9, 2.1)), ([0.0], (-0.5, 0.5)),
+    ([np.nan, np.inf], (-0.05, 1.05))])
+def test_limits_leave_a_margin(values, expected):
+    assert limits(values) == pytest.approx(expected)
+
+
+# --- predictions --------------------------------------------------------------------------------
+
+
+def test_bands_are_quantiles_of_observations_and_of_curves():
+    predictive, _ = regression()
+    order = torch.randperm(60, generator=generator(2))
+    shuffled = Predictive(predictive.outputs[:, order], predictive.likelihood)
+    ax = plots.bands(shuffled, X[order], level=0.8)
+    outer, inner = (c.get_paths()[0].vertices for c in ax.collections)
+    lower, upper = predictive.interval(0.8)
+    means = predictive.outputs[..., 0].numpy()
+    for vertices, (low, high) in ((outer, (lower, upper)),
+                                  (inner, np.quantile(means, [0.1, 0.9], axis=0))):
+        x, y = vertices[:, 0], vertices[:, 1]
+        for i in (0, 17, 59):
+            at = y[np.isclose(x, float(X[i]))]
+            assert at.min() == pytest.approx(low[i], abs=1e-9)
+            assert at.max() == pytest.approx(high[i], abs=1e-9)
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), predictive.mean)
+
+
+def test_a_point_method_has_no_epistemic_band():
+    point = Predictive(regression()[0].outputs[:1], Gaussian(0.8))
+    assert len(plots.bands(point, X).collections) == 1
+    labels = [t.get_text() for t in plots.intervals(point, X).get_legend().get_texts()]
+    assert not any("epistemic" in label for label in labels)
+
+
+@pytest.mark.parametrize("by", ["mean", "rank"])
+def test_intervals_mark_what_lies_outside(by):
+    predictive, y = regression()
+    ax = plots.intervals(predictive, y, by=by, level=0.5)
+    share = metrics.coverage(predictive, y, 0.5)
+    labels = " ".join(t.get_text() for t in ax.get_legend().get_texts())
+    assert f"inside ({100 * share:.0f} %)" in labels
+    assert f"outside ({100 - 100 * share:.0f} %)" in labels
+    _, inside, outside = ax.lines
+    assert len(inside.get_xdata()) == round(60 * share)
+    seen = np.sort(np.concatenate([inside.get_ydata(), outside.get_ydata()]))
+    np.testing.assert_allclose(seen, np.sort(y))
+    segments = [c for c in ax.collections if isinstance(c, LineCollection)][0].get_segments()
+    lower, upper = predictive.interval(0.5)
+    np.testing.assert_allclose([s[0][1] for s in segments], lower)
+    np.testing.assert_allclose([s[1][1] for s in segments], upper)
+    place = predictive.mean if by == "mean" else stats.rankdata(predictive.mean)
+    np.testing.assert_allclose([s[0][0] for s in segments], place)
+
+
+def test_one_of_several_targets():
+    predictive, y = regression(targets=2)
+    ax = plots.intervals(predictive, y, target=1)
+    seen = np.concatenate([line.get_ydata() for line in ax.lines[1:]])
+    np.testing.assert_allclose(np.sort(seen), np.sort(y[:, 1]))
+    with pytest.raises(InputError, match="target: expected one of 0 to 1, got 2"):
+        plots.intervals(predictive, y, target=2)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: plots.bands(regression()[0], X[:5]),
+     r"x: expected one number for each of 60 rows, got shape \(5,\). Use intervals"),
+    (lambda: plots.bands(regression()[0], torch.zeros(60, 2)), "x: expected one number for each"),
+    (lambda: plots.bands(classes()[0], torch.zeros(80)), "expected a likelihood with an ordered"),
+    (lambda: plots.intervals(regression()[0], X[:5]), "y: expected 60 rows, as predicted, got 5"),
+    (lambda: plots.intervals(*regression(), by="x"), "by: expected one of 'mean', 'rank'"),
+])
+def test_predictions_that_do_not_fit(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+# --- calibration --------------------------------------------------------------------------------
+
+
+def test_calibration_is_the_coverage_of_intervals():
+    predictive, y = regression()
+    line = plots.calibration(predictive, y).lines[-1]
+    for level, share in list(zip(line.get_xdata(), line.get_ydata(), strict=True))[4:-1:7]:
+        assert share == pytest.approx(metrics.coverage(predictive, y, level), abs=1e-12)
+
+
+def test_a_second_method_joins_the_axes():
+    ax = plots.calibration(*regression(), label="one")
+    plots.calibration(*regression(s=1), label="two", ax=ax)
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["95 % if calibrated (N = 60)", "one", "two"]
+    assert ax.lines[1].get_color() != ax.lines[2].get_color()
+
+
+def test_pit_is_the_histogram_of_the_distribution_function():
+    predictive, y = regression()
+    heights = [bar.get_height() for bar in plots.pit(predictive, y, bins=5).patches[-5:]]
+    expected = np.histogram(predictive.cdf(y), 5, (0, 1))[0] / 60 * 5
+    np.testing.assert_allclose(heights, expected)
+
+
+def test_pit_of_counts_is_the_mean_of_randomised_ones():
+    predictive, y = counts()
+    heights = [bar.get_height() for bar in plots.pit(predictive, y, bins=5).patches[-5:]]
+    rng, n = np.random.default_rng(0), 4000
+    low, high = predictive.cdf(y - 1), predictive.cdf(y)
+    u = low + rng.random((n, 40)) * (high - low)
+    expected = np.histogram(u, 5, (0, 1))[0] / u.size * 5
+    np.testing.assert_allclose(np.sum(heights), 5)
+    # A bin's height is a mean of n independent ones, each of variance at most 5 / 40.
+    np.testing.assert_allclose(heights, expected, atol=4 * np.sqrt(5 / 40 / n))
+
+
+def test_reliability_shows_accuracy_by_confidence():
+    predictive, y = classes()
+    ax = plots.reliability(predictive, y, bins=5)
+    curve = metrics.calibration_curve(predictive, y, bins=5)
+    points = ax.collections[-1].get_offsets()
+    np.testing.assert_allclose(points, np.stack([curve.expected, curve.observed], 1))
+
+
+@given(st.integers(1, 200), st.floats(0, 1))
+def test_wilson_interval_is_the_one_of_scipy(n, share):
+    k = round(share * n)
+    low, high = wilson_interval(np.array([k / n]), np.array([n]))
+    expected = stats.binomtest(k, n).proportion_ci(0.95, "wilson")
+    assert low[0] == pytest.approx(expected.low, abs=1e-4)
+    assert high[0] == pytest.approx(expected.high, abs=1e-4)
+
+
+def test_doubt_is_the_accuracy_of_the_surest():
+    predictive, y = classes()
+    line = plots.doubt(predictive, y).lines[0]
+    surest = sorted(range(80), key=lambda i: -predictive.probabilities[i].max())[:20]
+    right = sum(int(predictive.labels[i] == y[i]) for i in surest) / 20
+    assert line.get_ydata()[19] == pytest.approx(right)
+    assert line.get_xdata()[19] == 20 / 80
+    assert line.get_ydata()[-1] == metrics.accuracy(predictive, y)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: plots.reliability(*regression()), "predictive: expected classification .*, got regre"),
+    (lambda: plots.doubt(*regression()), "predictive: expected classification, got regression"),
+    (lambda: plots.pit(*classes()), "predictive: expected regression or counts .*, got classifica"),
+    (lambda: plots.pit(*regression(), bins=0), "bins: expected a whole number of at least 1"),
+    (lambda: plots.calibration(regression()[0], X[:3]), "y: expected shape"),
+])
+def test_calibration_of_something_else(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_two_classes_of_one_output():
+    predictive = Predictive(torch.randn(3, 20, 1, generator=generator()), Bernoulli())
+    y = torch.randint(2, (20,), generator=generator())
+    assert plots.doubt(predictive, y).lines[0].get_ydata()[-1] == metrics.accuracy(predictive, y)
+
+
+# --- posterior ----------------------------------------------------------------------------------
+
+
+def test_surface_is_the_posterior_at_every_point():
+    p, center = posterior(4), np.array([0.3, -0.1, 0.7, 0.2])
+    first, second = np.linspace(-1, 1, 13), np.linspace(-2, 2, 9)  # 117 points: two batches
+    values = plots.surface(p, first, second, (2, 0), center)
+    for a, b in ((0, 0), (12, 8), (5, 3), (7, 8)):
+        z = center.copy()
+        z[2], z[0] = first[a], second[b]
+        assert values[b, a] == pytest.approx(p.value(z[None])[0], rel=1e-12)
+
+
+def test_surface_goes_through_the_shift_by_default():
+    p = posterior()
+    np.testing.assert_allclose(plots.surface(p, np.zeros(1), np.zeros(1)),
+                               p.value(np.zeros((1, 3)))[None])
+
+
+def test_density_shows_the_draws_around_their_mean():
+    sample = draws(n=500)
+    ax = plots.density(posterior(), sample, axes=(2, 1), size=5, n_draws=100)
+    shown, mean, shift = ax.lines
+    np.testing.assert_allclose(shown.get_xdata(), sample.flat(100)[:, 2])
+    np.testing.assert_allclose([mean.get_xdata()[0], mean.get_ydata()[0]],
+                               sample.mean()[[2, 1]])
+    assert (shift.get_xdata()[0], shift.get_ydata()[0]) == (0, 0)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("z[2]", "z[1]")
+    low, high = ax.get_xlim()
+    assert np.mean((sample.flat()[:, 2] > low) & (sample.flat()[:, 2] < high)) > 0.99
+
+
+def test_density_without_draws_spans_the_prior():
+    p = posterior()
+    wide = Posterior(p.network, p.likelihood, p.data, p.subspace,
+                     Normal(covariance=np.diag([1.0, 9.0, 4.0])))
+    ax = plots.density(wide, size=5)
+    assert ax.get_xlim() == pytest.approx((-2, 2))
+    assert ax.get_ylim() == pytest.approx((-6, 6))
+
+
+def test_density_where_weights_are_impossible():
+    class Walled:
+        """A density that is minus infinity on one side."""
+
+        rank = 2
+
+        def value(self, z):
+            return np.where(z[:, 0] > 0, -0.5 * (z**2).sum(1), -np.inf)
+
+    wall = object.__new__(Posterior)
+    wall.subspace = FullSubspace(torch.zeros(2))
+    wall.prior = Normal()
+    wall.value = Walled().value
+    assert plots.png(plots.density(wall, size=9))
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: plots.density(posterior(), axes=(0, 3)), "axes: expected two coordinates out of 0 to"),
+    (lambda: plots.density(posterior(), axes=(1, 1)), "axes: expected two coordinates out of 0 to"),
+    (lambda: plots.density(posterior(), draws(k=2)), "draws: expected rank 3, .*, got 2"),
+    (lambda: plots.density(posterior(1)), "posterior: expected a rank of at least 2 .*, got 1"),
+    (lambda: plots.density(posterior(), size=2), "size: expected a whole number of at least 3"),
+])
+def test_a_surface_that_cannot_be(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+# --- chains -------------------------------------------------------------------------------------
+
+
+def test_trace_has_a_line_for_each_chain():
+    sample = draws()
+    lines = plots.trace(sample, 2).lines
+    np.testing.assert_array_equal([line.get_ydata() for line in lines], sample.z[:, :, 2])
+    stat = plots.trace(sample, "log_likelihood").lines
+    np.testing.assert_array_equal([s.get_ydata() for s in stat], sample.stats["log_likelihood"])
+
+
+def test_rank_histogram_counts_ranks():
+    x = draws().z[:, :, 0]
+    ranks = stats.rankdata(x).reshape(x.shape)
+    expected = [[np.sum((r > 40 * b) & (r <= 40 * (b + 1))) * 5 / 50 for b in range(5)]
+                for r in ranks]
+    np.testing.assert_allclose(rank_histogram(x, 5), expected)
+    np.testing.assert_allclose(rank_histogram(x, 5).mean(0), 1)
+
+
+def test_a_chain_apart_fills_other_bins():
+    z = draws().z
+    z[0] += 10
+    heights = rank_histogram(z[:, :, 0], 4)
+    np.testing.assert_allclose(heights[0], [0, 0, 0, 4])
+
+
+def test_correlations_are_the_sums_by_hand():
+    x = draws(chains=2, n=30).z[:, :, 0]
+    centred = x - x.mean(1, keepdims=True)
+    covariance = [np.mean([np.sum(c[: 30 - lag] * c[lag:]) for c in centred]) for lag in range(6)]
+    np.testing.assert_allclose(correlations(x, 5), np.array(covariance) / covariance[0])
+
+
+def test_correlations_of_a_chain_that_does_not_move():
+    assert np.isnan(correlations(np.ones((2, 10)), 3)).all()
+    plots.png(plots.autocorrelation(Draws(np.ones((2, 10, 1)))))
+
+
+def test_ess_bars_are_the_effective_sizes():
+    sample = draws()
+    bars = plots.ess(sample).patches
+    np.testing.assert_allclose([bar.get_width() for bar in bars[:3]], sample.ess_bulk())
+    np.testing.assert_allclose([bar.get_width() for bar in bars[3:]], sample.ess_tail())
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: plots.trace(draws(), 3), "coordinate: expected one of 0 to 2, got 3"),
+    (lambda: plots.ranks(draws(), "energy"),
+     r"coordinate: expected a number or one of \['log_likelihood'\], got 'energy'"),
+    (lambda: plots.ranks(draws(), bins=1), "bins: expected a whole number of at least 2"),
+    (lambda: plots.autocorrelation(draws(), [5]), "coordinate: expected one of 0 to 2, got 5"),
+])
+def test_no_such_coordinate(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+# --- training and methods -----------------------------------------------------------------------
+
+
+def test_curves_join_the_phases():
+    history = {"train": {"train_loss": [3.0, 2.0], "validation_log_likelihood": [-2.5, -2.2]},
+               "swa": {"train_loss": [1.5]}}
+    loss, held = plots.curves(history).lines
+    np.testing.assert_array_equal(loss.get_ydata(), [3.0, 2.0, 1.5])
+    np.testing.assert_array_equal(held.get_ydata(), [2.5, 2.2, np.nan])
+
+
+def test_curves_of_a_module_that_came_trained():
+    (loss,) = plots.curves({"train": {}, "swa": {"train_loss": [1.5, 1.4]}}).lines
+    np.testing.assert_array_equal(loss.get_ydata(), [1.5, 1.4])
+
+
+def test_the_first_epochs_do_not_hide_the_others():
+    loss = [1000.0, *np.linspace(2, 1, 60)]
+    assert plots.curves({"train_loss": loss}).get_ylim()[1] < 3
+
+
+def test_spectrum_of_a_recorder_and_its_share():
+    recorder = TrajectoryRecorder()
+    for seed in range(6):
+        recorder.update(torch.randn(9, generator=generator(seed)))
+    ax = plots.spectrum(recorder, 2)
+    s = recorder.singular_values.numpy()[:5]
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), s, rtol=1e-6)
+    share = 100 * (s[:2] ** 2).sum() / (s**2).sum()
+    assert ax.texts[0].get_text() == f"{share:.0f} % of the variance"
+
+
+def test_scores_mark_the_best():
+    for score, best in (("rmse", 1), ("log_likelihood", 1), ("coverage", 1)):
+        ax = plots.scores(TABLE, score, errors={"MAP": 0.1})
+        colors = ax.collections[-1].get_facecolors()
+        assert not np.allclose(colors[best], colors[1 - best])
+        assert [t.get_text() for t in ax.get_yticklabels()] == ["MAP", "SWA"]
+        np.testing.assert_allclose(ax.collections[-1].get_offsets()[:, 0], TABLE[score])
+    assert len(np.unique(plots.scores(TABLE, "seconds").collections[-1].get_facecolors())) < 3
+
+
+def test_error_lines_are_one_error_each_way():
+    ax = plots.scores(TABLE, "rmse", errors={"MAP": 0.1})
+    segments = ax.collections[0].get_segments()
+    np.testing.assert_allclose(segments[0][:, 0], [1.9, 2.1])
+    np.testing.assert_allclose(segments[1][:, 0], [1.5, 1.5])
+
+
+def test_temperature_marks_the_choice():
+    entries = {"temperatures": [1.0, 10.0], "scores": [-1.2, -1.1], "by": "loo",
+               "standard_errors": [0.1, 0.2], "pareto_k": [0.3, 0.2]}  # as JSON gives it back
+    for choice in (CHOICE, entries):
+        ax = plots.temperature(choice, test={1.0: -1.3, 10.0: -1.25})
+        labels = [text.get_text() for text in ax.get_legend().get_texts()]
+        assert labels == ["± standard error", "leave-one-out", "test rows", "chosen: T = 10"]
+        np.testing.assert_allclose(ax.lines[0].get_ydata(), [-1.2, -1.1])
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: plots.curves({"loss": []}), r"history: .* a train_loss, got \['loss'\]"),
+    (lambda: plots.spectrum([]), "trajectory: expected singular values above 0, got none"),
+    (lambda: plots.spectrum([1.0], 0), "rank: expected a whole number of at least 1, got 0"),
+    (lambda: plots.scores(TABLE, "crps"), "table: expected columns 'method' and 'crps', got"),
+    (lambda: plots.temperature({"scores": [1]}), "choice: expected what choose_temperature retur"),
+])
+def test_results_that_are_none(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+# --- approximations, spectra, temperatures ------------------------------------------------------
+
+
+def test_ellipse_is_two_standard_deviations_of_the_marginal():
+    A = np.random.default_rng(0).normal(size=(4, 4))
+    mean, covariance = np.arange(4.0), A @ A.T
+    points = ellipse((mean, covariance), (3, 1)) - mean[[3, 1]]
+    marginal = covariance[np.ix_([3, 1], [3, 1])]
+    distance = np.einsum("ni,ij,nj->n", points, np.linalg.inv(marginal), points)
+    np.testing.assert_allclose(distance, 4.0)
+
+
+def test_draws_stand_for_their_moments_and_laplace_for_its_own():
+    group = draws()
+    mean, covariance = gaussian("VI", group, 3)
+    np.testing.assert_allclose(mean, group.mean())
+    np.testing.assert_allclose(covariance, group.covariance())
+    noted = Draws(group.z, {}, {"mode": [1.0, 2.0, 3.0], "covariance": np.eye(3).tolist()})
+    assert gaussian("Laplace", noted, 3)[0].tolist() == [1, 2, 3]
+
+
+def test_log_prob_of_tensors_of_arrays_and_of_functions():
+    z = np.random.default_rng(0).normal(size=(5, 2))
+    expected = stats.multivariate_normal(np.zeros(2)).logpdf(z)
+
+    class Ours:
+        log_prob = staticmethod(stats.multivariate_normal(np.zeros(2)).logpdf)
+
+    for one in (multivariate_normal(2), Ours(), Ours.log_prob):
+        np.testing.assert_allclose(log_prob_on("q", one, z), expected, rtol=1e-5)
+
+
+def test_contour_of_a_gaussian_is_its_ellipse():
+    wide = posterior(2)
+    q = stats.multivariate_normal([0.5, -0.5], [[1.0, 0.6], [0.6, 0.8]])
+    ax = plots.density(wide, spans=((-4, 4), (-4, 4)), size=81, approximations={"q": q.logpdf})
+    contour = ax.collections[-1].get_paths()[0].vertices
+    gap = np.einsum("ni,ij,nj->n", contour - q.mean, np.linalg.inv(q.cov), contour - q.mean)
+    np.testing.assert_allclose(gap, 4.0, atol=0.05)
+
+
+def test_engines_have_colours_shapes_and_names_of_their_own():
+    ax = plots.density(posterior(), {"ESS": draws(), "NUTS": draws(seed=1)}, size=5, n_draws=10,
+                       axes=(1, 2))
+    one, two = ax.lines[:2]
+    np.testing.assert_allclose(two.get_xydata(), draws(seed=1).flat(10)[:, 1:])
+    assert one.get_color() != two.get_color()
+    assert one.get_marker() != two.get_marker()
+    shown = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert shown == ["ESS", "NUTS", "shift (z = 0)"]
+
+
+def test_the_window_holds_what_is_wide():
+    ax = plots.density(posterior(), draws(), size=5,
+                       approximations={"wide": (np.zeros(3), 400 * np.eye(3))})
+    assert ax.get_xlim()[1] > 40
+    assert ax.get_xlim()[0] < -40
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("approximation", "message"), [
+    ((np.zeros(2), np.eye(3)), r"approximations\['q'\]: expected shapes \(3,\) and \(3, 3\), got"),
+    ((np.zeros(3), -np.eye(3)), "expected a positive definite covariance, got another"),
+    ((np.zeros(3),), r"expected a pair \(mean, covariance\), got 1 things"),
+    (lambda z: np.zeros(2), "expected one log density for each of 25 points, got shape .2,."),
+])
+def test_approximations_that_do_not_fit(approximation, message):
+    with pytest.raises(InputError, match=message):
+        plots.density(posterior(), size=5, approximations={"q": approximation})
+    with pytest.raises(InputTypeError, match="expected a pair .* or an object with log_prob"):
+        plots.density(posterior(), size=5, approximations={"q": 3.0})
+
+
+def test_bands_draw_the_curves_of_some_draws():
+    predictive, _ = regression(s=5)
+    lines = plots.bands(predictive, X, curves=3).lines[:3]
+    for line, s in zip(lines, (0, 2, 4), strict=True):
+        np.testing.assert_allclose(line.get_ydata(), predictive.outputs[s, :, 0])
+
+
+def test_spectra_sort_by_magnitude_and_mark_what_is_negative():
+    ax = plots.spectra({"Hessian": [1.0, -4.0, 0.0, 1e-9, 2.0]})
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), [4, 2, 1])
+    np.testing.assert_allclose(ax.lines[2].get_xydata(), [[1, 4]])
+    assert ax.lines[2].get_markerfacecolor() == "white"
+    assert ax.get_legend().get_texts()[-1].get_text() == "negative"
+    share = plots.spectra({"Hessian": [3.0, 1.0]}, share=True)
+    np.testing.assert_allclose(share.lines[0].get_ydata(), [0.75, 0.25])
+
+
+def test_spectra_take_a_trajectory_and_show_residuals():
+    recorder = TrajectoryRecorder()
+    for seed in range(4):
+        recorder.update(torch.randn(9, generator=generator(seed)))
+    ax = plots.spectra({"trajectory": recorder})
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), recorder.singular_values[:3] ** 2)
+    segments = plots.spectra({"Hessian": PAIRS}).collections[0].get_segments()
+    np.testing.assert_allclose([s[:, 1] for s in segments], [[8.9, 9.1], [3.8, 4.2], [1e-3, 3]])
+
+
+def test_spectral_density_counts_all_eigenvalues():
+    ax = plots.spectral_density({"Hessian": NODES})
+    x, y = ax.lines[0].get_xydata().T
+    count = (np.diff(np.arcsinh(x / (1e-4 * 90))) * (y[1:] + y[:-1]) / 2).sum()
+    assert count == pytest.approx(10, rel=0.02)
+
+
+def test_temperatures_are_means_and_spreads_of_runs():
+    ax = plots.temperatures(RUNS)
+    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[1, -1.1], [10, -0.9]])
+    assert ax.get_legend().get_texts()[0].get_text() == "mean of 2 runs, ± standard deviation"
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: plots.spectra({"a": [0.0]}), r"spectra\['a'\]: expected eigenvalues other than 0"),
+    (lambda: plots.temperatures(RUNS, "rmse"), "table: expected columns 'temperature' and 'rmse'"),
+    (lambda: plots.temperatures(RUNS.assign(temperature=0.0)), "temperatures above 0, got 0.0"),
+    (lambda: plots.bands(regression()[0], X, curves=-1), "curves: expected a whole number"),
+])
+def test_spectra_and_temperatures_that_are_none(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_new_axes_passes_axes_through():
+    ax = Figure().add_subplot()
+    assert new_axes(ax) is ax

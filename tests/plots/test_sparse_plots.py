@@ -1,0 +1,120 @@
+"""Pictures of sparse networks show the numbers they are given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from subbayes import Gaussian, InputError, SparseRegressor, plots, sparse
+from subbayes.utils.checks import InputTypeError
+
+
+def network():
+    made = sparse.convert(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))).eval()
+    with torch.no_grad():
+        for layer in sparse.sparse_layers(made).values():
+            p = torch.full(layer.logits.mean.shape, 0.02)
+            p[:, 0] = 0.98
+            layer.logits.mean.copy_(torch.logit(p))
+    return sparse.SparseNetwork(made, Gaussian(1.0))
+
+
+def heights(ax):
+    return np.array([patch.get_height() for patch in ax.patches])
+
+
+def test_histograms_hold_all_weights_of_a_layer():
+    axes = plots.inclusion(network(), bins=10)
+    for ax, share in zip(axes, (0.2, 0.25), strict=True):
+        np.testing.assert_allclose(heights(ax), [1 - share, *[0] * 8, share], atol=1e-12)
+    words = [text.get_text() for ax in axes for text in ax.texts]
+    assert words == ["0: 20 weights, 20 % above one half", "2: 4 weights, 25 % above one half"]
+    with pytest.raises(InputError, match="axes: expected 2 axes, one for each layer, got 1"):
+        plots.inclusion(network(), axes=axes[:1])
+
+
+def test_the_history_is_drawn_with_and_without_accuracy():
+    history = {"elbo": [-9.0, -5.0, -4.0], "density": [0.9, 0.5, 0.1], "accuracy": [0.3, 0.6, 0.7]}
+    above, below = plots.sparse_history(history)
+    assert above.lines[0].get_ydata().tolist() == history["elbo"]
+    assert [line.get_ydata().tolist() for line in below.lines] == [
+        history["density"], history["accuracy"]]
+    assert len(plots.sparse_history(history | {"accuracy": []})[1].lines) == 1
+    with pytest.raises(InputError, match="history: expected the history of a sparse network"):
+        plots.sparse_history({"train_loss": [1.0]})
+
+
+def test_scores_are_drawn_in_the_order_of_the_densities():
+    ax = plots.trade_off({"a": [0.5, 0.1, 0.2], "b": 1.0}, {"a": [0.9, 0.7, 0.8], "b": 0.95})
+    assert [line.get_xydata().tolist() for line in ax.lines] == [
+        [[0.1, 0.7], [0.2, 0.8], [0.5, 0.9]], [[1.0, 0.95]]]
+    for density, score in (({"a": [0.1]}, {"b": [0.1]}), ({"a": [0.1]}, {"a": [0.1, 0.2]}),
+                           ({}, {})):
+        with pytest.raises(InputError, match="score: expected "):
+            plots.trade_off(density, score)
+
+
+def test_a_network_with_nothing_in_has_its_place():
+    ax = plots.trade_off({"a": [0.0, 0.01, 0.1]}, {"a": [0.3, 0.8, 0.9]})
+    assert ax.get_xscale() == "symlog"
+    assert ax.get_xlim()[0] == 0
+    assert plots.trade_off({"a": [0.0]}, {"a": [0.3]}).get_xscale() == "symlog"
+
+
+@pytest.mark.parametrize(("densities", "expected"), [
+    ([0.1, 0.5, 0.052], ["5%", "10%", "20%", "50%"]), ([0.41, 0.44], ["41%", "42%", "43%", "44%"]),
+    ([0.05], ["1%", "2%", "5%", "10%"]), ([0.0], ["0%", "2%", "4%"]),
+    ([0.01, 1.0], ["1%", "3%", "10%", "30%", "100%"]),
+    ([0.0, 0.05, 0.5], ["0%", "1%", "2%", "5%", "10%", "20%", "50%"]),
+    ([1e-4, 1e-3, 1.0], ["0.01%", "0.1%", "1%", "10%", "100%"])])
+def test_densities_are_percents_that_do_not_overlap(densities, expected):
+    ax = plots.trade_off({"a": densities}, {"a": [0.5] * len(densities)})
+    ax.figure.draw_without_rendering()
+    low, high = ax.get_xlim()
+    shown = [tick for tick in ax.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    assert [tick.label1.get_text() for tick in shown] == expected
+    assert not any(text.get_text() for text in ax.get_xticklabels(minor=True))
+    boxes = [tick.label1.get_window_extent() for tick in shown]
+    assert all(one.x1 < other.x0 for one, other in zip(boxes, boxes[1:], strict=False))
+
+
+def test_networks_and_fitted_estimators_are_taken_as_they_are():
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(20, 2)), columns=["age", "dose"])
+    model = SparseRegressor(hidden=(), epochs=3, random_state=0).fit(X, X["dose"])
+    for given in (model, model.model_):
+        assert len(plots.inclusion(given)) == 1
+        drawn = plots.sparse_history(given)[0].lines[0].get_ydata()
+        assert drawn.tolist() == model.model_.history["elbo"]
+    for given, names in ((model, {"age", "dose"}), (model.model_, {"input 0", "input 1"})):
+        ax = plots.feature_inclusion(given)
+        assert {text.get_text() for text in ax.get_yticklabels()} == names
+        assert sorted(ax.collections[-1].get_offsets()[:, 0]) == sorted(model.feature_inclusion_)
+
+
+@pytest.mark.parametrize(("draw", "given", "pattern"), [
+    (plots.inclusion, SparseRegressor(), "network: expected a SparseNetwork, or a fitted sparse "),
+    (plots.inclusion, nn.Linear(2, 1), "network: expected .*, got Linear. Pass what sparse.fit"),
+    (plots.sparse_history, [1.0], "history: expected the history of a sparse .*, got list"),
+    (plots.feature_inclusion, nn.Linear(2, 1), "probabilities: expected one .*, got Linear"),
+    (plots.feature_inclusion, pd.Series(["a"]), "probabilities: expected one .*, got Series"),
+    (plots.feature_inclusion, 0.3, "probabilities: expected one probability for each .*float")])
+def test_what_is_no_sparse_network_is_refused(draw, given, pattern):
+    with pytest.raises(InputTypeError, match=pattern):
+        draw(given)
+
+
+def test_the_surest_inputs_come_first():
+    p = pd.Series({"a": 0.1, "b": 0.9, "c": 0.6, "d": 0.2})
+    ax = plots.feature_inclusion(p, most=3)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["b", "c", "d"]
+    assert ax.collections[-1].get_offsets()[:, 0].tolist() == [0.9, 0.6, 0.2]
+    assert [text.get_text() for text in ax.texts] == ["3 of 4 inputs"]
+    for unnamed in (np.array([0.3, 0.7]), [0.3, 0.7]):
+        ax = plots.feature_inclusion(unnamed)
+        assert [text.get_text() for text in ax.get_yticklabels()] == ["input 1", "input 0"]
+    for wrong in (pd.Series(dtype=float), pd.Series({"a": 1.2}), pd.Series({"a": np.nan})):
+        with pytest.raises(InputError, match="probabilities: expected probabilities"):
+            plots.feature_inclusion(wrong)

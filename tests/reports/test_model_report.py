@@ -1,0 +1,411 @@
+"""A report is one file that needs nothing else, says what is true, and trusts no text."""
+
+import base64
+import dataclasses
+import io
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.image import imread
+
+import subbayes
+from subbayes import (
+    MLP,
+    Bernoulli,
+    Categorical,
+    Draws,
+    Gaussian,
+    HeteroscedasticGaussian,
+    InputError,
+    InputTypeError,
+    Normal,
+    Poisson,
+    Standardized,
+    Training,
+    fit,
+)
+from subbayes.baselines.ensemble import WeightSamples
+from subbayes.diagnostics import metrics
+from subbayes.models.method_comparison import compare_methods
+from subbayes.plots.style import new_axes, png
+from subbayes.reports import html
+from subbayes.reports.model_report import WORDS, describe, write_report
+from subbayes.utils.files import ArtifactError
+
+PLAN = Training(epochs=4, swa_epochs=5, swa_learning_rate=1e-3, batch_size=20)
+VOID = {"meta", "img", "br"}
+
+
+@pytest.fixture(autouse=True)
+def one_small_picture(request, monkeypatch):
+    """Rendering is what takes the time: axes are drawn on, but only some tests look at pixels."""
+    if "real_pictures" not in request.fixturenames:
+        small = png(new_axes(), dpi=10)
+        monkeypatch.setattr("subbayes.reports.html.png", lambda drawn: small)
+
+
+@pytest.fixture
+def real_pictures():
+    """Asks for pictures as users get them."""
+
+
+def rows(n=40, columns=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, columns, generator=generator)
+    return x, x[:, 0] + 0.3 * torch.randn(n, generator=generator)
+
+
+def model(likelihood=None, data=None, outputs=1, **options):
+    data = rows() if data is None else data
+    net = MLP(data[0].shape[1], (5,), outputs, "tanh", seed=0)
+    return fit(net, data, likelihood=likelihood or Gaussian(), training=PLAN, progress=False,
+               **({"rank": 2, "draws": 12, "chains": 2} | options))
+
+
+class Page(HTMLParser):
+    """Reads a page, and insists that tags are balanced."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.text, self.images = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "img":
+            self.images.append(dict(attrs))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text.append(data)
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+
+def read(path):
+    page = Page(path.read_text(encoding="utf-8"))
+    page.sections = re.findall(r"<h2>(.*?)</h2>", path.read_text(encoding="utf-8"))
+    return page
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return model()
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return compare_methods(
+        MLP(2, (5,), 1, "tanh", seed=0), Gaussian(), rows(), rows(30, seed=1),
+        ("map", "swag", "pca", "random"), training=PLAN, rank=2, draws=30, chains=2,
+        progress=False)
+
+
+ALL = ["What was fitted", "Scores on test rows", "Predictions and calibration", "The posterior",
+       "Did the chains explore it?", "Training", "How to reproduce", "Words"]
+
+
+def test_report_of_a_comparison_has_every_part(comparison, tmp_path):
+    path = write_report(comparison, tmp_path / "new" / "report.html", name="yield", unit="t/ha",
+                        title="Wheat", command="make wheat", notes=["a note"])
+    page = read(path)
+    assert page.sections == ALL
+    assert ("title", {}) in page.tags
+    for text in ("Wheat", "make wheat", "a note", f"torch {torch.__version__}", "fingerprint",
+                 "MAP", "SWAG", "PCA + ESS", "random + ESS", *WORDS):
+        assert text in page.words
+    for key in comparison.table.index:
+        assert f"{comparison.table.loc[key, 'log_likelihood']:.3f}" in page.words
+    draws = comparison.models["pca"].draws
+    assert f"{draws.rhat().max():.4f}" in page.words
+    assert f"{draws.ess_bulk().min():.0f}" in page.words
+
+
+def test_the_page_needs_nothing_else(comparison, tmp_path, real_pictures):
+    text = write_report(comparison, tmp_path / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object"})
+    assert "url(" not in text
+    assert "@import" not in text
+    for _, attributes in page.tags:
+        assert not {"src", "href"} & set(attributes) or attributes["src"].startswith("data:")
+        assert not any(name.startswith("on") for name in attributes)
+    assert len(page.images) >= 10
+    for image in page.images:
+        kind, _, data = image["src"].partition(",")
+        assert kind == "data:image/png;base64"
+        assert imread(io.BytesIO(base64.b64decode(data, validate=True))).std() > 0.02
+        assert len(image["alt"]) > 20
+    assert '<html lang="en">' in text
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}
+            ) in page.tags
+
+
+def test_texts_from_outside_are_escaped(fitted, tmp_path):
+    nasty = "<script>alert('x')</script> & \"quoted\" $\\alpha$"
+    path = write_report(fitted, tmp_path / "r.html", test=rows(seed=1), title=nasty, name=nasty,
+                        unit=nasty, command=nasty, notes=[nasty])
+    page = read(path)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert page.words.count("<script>alert('x')</script>") >= 4
+
+
+def test_same_subject_same_page(fitted, tmp_path, real_pictures):
+    first, second = (write_report(fitted, tmp_path / f"{i}.html", test=rows(seed=1)).read_bytes()
+                     for i in range(2))
+    assert first == second
+
+
+def test_scores_are_those_of_the_test_rows(fitted, tmp_path):
+    test = rows(seed=1)
+    page = read(write_report(fitted, tmp_path / "r.html", test=test))
+    scores = metrics.score(fitted.predict(test[0]), test[1])
+    assert f"{scores['log_likelihood']:.3f}" in page.words
+    assert f"hold {100 * scores['coverage']:.0f} % of 40 test rows" in page.words
+
+
+def test_without_test_rows_there_are_no_scores(fitted, tmp_path):
+    page = read(write_report(fitted, tmp_path / "r.html"))
+    assert page.sections == [s for s in ALL if s not in ("Scores on test rows",
+                                                         "Predictions and calibration")]
+
+
+def test_a_loaded_model_needs_its_data_for_the_surface(fitted, tmp_path):
+    loaded = subbayes.load(fitted.save(tmp_path / "model"))
+    assert loaded.posterior is None
+    bare = read(write_report(loaded, tmp_path / "bare.html"))
+    assert "The posterior" not in bare.sections
+    assert "fingerprint" not in bare.words
+    whole = read(write_report(loaded, tmp_path / "whole.html", data=rows()))
+    assert "The posterior" in whole.sections
+    assert fitted.posterior.fingerprint()[:16] in whole.words
+
+
+def test_chains_that_disagree_are_news(fitted, tmp_path):
+    z = fitted.draws.z.copy()
+    z[0] += 5
+    apart = dataclasses.replace(fitted, draws=Draws(z, fitted.draws.stats, fitted.draws.meta))
+    page = read(write_report(apart, tmp_path / "r.html"))
+    assert "The chains have not settled" in page.words
+    assert "above 1.01: chains " in page.words
+    assert f"The largest R-hat is {apart.draws.rhat().max():.3f}" in page.words
+    assert ("div", {"class": "bad"}) in page.tags
+
+
+def test_chains_that_agree_are_good_news(fitted, tmp_path):
+    z = np.random.default_rng(0).normal(size=(2, 500, 2))
+    settled = dataclasses.replace(fitted, draws=Draws(z))
+    page = read(write_report(settled, tmp_path / "r.html"))
+    assert f"The chains agree. The largest R-hat is {settled.draws.rhat().max():.3f}" in page.words
+    assert ("div", {"class": "bad"}) not in page.tags
+
+
+def test_curves_over_a_single_input(tmp_path):
+    data = rows(columns=1)
+    page = read(write_report(model(data=data), tmp_path / "r.html", data=data))
+    assert any("curve over the input" in image["alt"] for image in page.images)
+    classes = data[0], (data[1] > 0).double()
+    page = read(write_report(model(Bernoulli(), classes), tmp_path / "c.html", data=classes))
+    assert not any("curve over the input" in image["alt"] for image in page.images)
+
+
+@pytest.mark.parametrize(("likelihood", "outputs", "targets"), [
+    (Categorical(3), 3, lambda y: (y > 0).long() + (y > 1).long()),
+    (Bernoulli(), 1, lambda y: (y > 0).double()),
+    (Poisson(), 1, lambda y: y.exp().round()),
+    (HeteroscedasticGaussian(), 4, lambda y: torch.stack([y, -y], 1)),
+])
+def test_any_likelihood(likelihood, outputs, targets, tmp_path):
+    x, y = rows()
+    held = rows(60, seed=1)
+    chosen = model(likelihood, (x, targets(y)), outputs)
+    page = read(write_report(chosen, tmp_path / "r.html", test=(held[0], targets(held[1]))))
+    assert page.sections == ALL
+    sorted_out = likelihood.kind == "classification"
+    assert ("Accuracy among the rows" in page.words) == sorted_out
+    assert ("RMSE" in page.words) != sorted_out
+
+
+def test_known_noise_per_row(tmp_path):
+    x, y = rows(columns=1)
+    noisy = model(Gaussian("per-observation"), (x, (y, torch.full((40,), 0.3))))
+    test = rows(columns=1, seed=1)
+    page = read(write_report(noisy, tmp_path / "r.html",
+                             test=(test[0], (test[1], torch.full((40,), 0.3)))))
+    assert "coverage" in page.words
+
+
+def test_a_baseline_has_scores_and_no_posterior(fitted, tmp_path):
+    point = WeightSamples(fitted.network, fitted.network.weights[None], fitted.likelihood, "SWA")
+    page = read(write_report(point, tmp_path / "r.html", test=rows(seed=1)))
+    assert page.sections == ["Scores on test rows", "Predictions and calibration",
+                             "How to reproduce", "Words"]
+    assert "SWA" in page.words
+    assert "R-hat" not in page.words
+
+
+def test_a_comparison_shows_the_model_asked_for(comparison, tmp_path):
+    page = read(write_report(comparison, tmp_path / "r.html", method="random"))
+    assert "2 random directions" in page.words
+    page = read(write_report(comparison, tmp_path / "m.html", method="map"))
+    assert "What was fitted" not in page.sections
+    with pytest.raises(InputError, match="method: expected one of 'map', 'swag', .*, got 'swa'"):
+        write_report(comparison, tmp_path / "s.html", method="swa")
+
+
+def test_rank_one_full_and_few_draws(tmp_path):
+    page = read(write_report(model(rank=1), tmp_path / "one.html"))
+    assert "The posterior" not in page.sections
+    page = read(write_report(model(subspace="full", draws=2), tmp_path / "full.html"))
+    assert "Too few draws to tell" in page.words
+    assert "fewer than 4 draws per chain" in page.words
+
+
+def test_very_many_coordinates_are_not_all_listed(fitted, tmp_path):
+    z = np.random.default_rng(0).normal(size=(2, 20, 60))
+    many = dataclasses.replace(fitted, draws=Draws(z), posterior=None)
+    page = read(write_report(many, tmp_path / "r.html"))
+    assert "The 30 of 60 coordinates with the largest R-hat" in page.words
+    assert len(re.findall(r"z\[\d+\] -?\d", page.words)) == 30
+
+
+def test_an_earlier_report_survives_a_failure(fitted, tmp_path, monkeypatch):
+    path = write_report(fitted, tmp_path / "r.html")
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.write", full)
+    with pytest.raises(ArtifactError, match="path: expected free disk space, got No space left"):
+        write_report(fitted, path, title="another")
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
+
+
+def test_something_else_than_a_model(unchecked, tmp_path):
+    with pytest.raises(InputTypeError, match="subject: expected a fitted model or a Comparison, "
+                                             "got Linear"):
+        write_report(torch.nn.Linear(1, 1), tmp_path / "r.html")
+
+
+# --- in words -----------------------------------------------------------------------------------
+
+
+def test_describe_says_what_was_asked_for(fitted):
+    words = describe(fitted)
+    assert words["network"] == ("a multilayer perceptron: 2 inputs, a hidden layer of 5 (tanh), 1 "
+                                "output; 21 weights")
+    assert words["training"] == (
+        "4 epochs of Adam at rate 0.005, batches of 20, no prior on the weights, "
+        "gradients of norm at most 1; then 5 epochs of SGD at the constant rate 0.001, "
+        "a snapshot after each")
+    assert words["prior"] == "N(0, 1²) on each coordinate z"
+    assert words["temperature"] == "T = 1"
+    assert words["inference"].startswith(
+        "elliptical slice sampling, 2 chains of 12 draws, after 6 of warm-up each, ")
+
+
+def test_describe_other_choices(fitted):
+    chosen = {"by": "loo", "temperatures": (1.0, 30.0), "scores": (0.0, 1.0),
+              "standard_errors": (0.1, 0.1), "pareto_k": (0.1, 0.1)}
+    training = fitted.settings["training"] | {
+        "epochs": 0, "batch_size": None, "weight_decay": 0.01}
+    other = dataclasses.replace(
+        fitted, temperature=30.0, prior=Normal(covariance=np.eye(2)),
+        likelihood=Standardized(HeteroscedasticGaussian(0.25), (3.0,), (2.0,)),
+        settings={"temperatures": chosen, "training": training, "subspace": "random"})
+    words = describe(other)
+    assert words["temperature"] == "T = 30, chosen by leave-one-out among 1, 30"
+    assert words["training"].startswith("trained beforehand, all rows a step, weight decay 0.01")
+    assert words["subspace"] == "2 random directions around the mean of that trajectory"
+    assert words["prior"] == "Normal(covariance of rank 2) on the coordinates z"
+    assert words["likelihood"] == (
+        "Gaussian noise with a variance that depends on the input, plus a global variance of "
+        "0.25; the network works on (y - 3) / 2")
+
+
+@pytest.mark.parametrize(("likelihood", "words"), [
+    (Categorical(4), "probabilities of 4 classes"), (Gaussian((1.0, 2.5)), "deviation of 1, 2.5"),
+    (Bernoulli(), "the probability of class 1 of two"), (Poisson(), "counts with a rate"),
+    (Gaussian("per-observation"), "Gaussian(noise='per-observation')")])
+def test_describe_likelihoods(fitted, likelihood, words):
+    text = describe(dataclasses.replace(fitted, likelihood=likelihood))["likelihood"]
+    assert text.endswith(words)
+
+
+@pytest.mark.parametrize(("hidden", "words"), [((), "no hidden layer"), (
+    (3, 4), "hidden layers of 3 and 4 (relu)")])
+def test_describe_networks(fitted, hidden, words):
+    network = subbayes.Network(MLP(2, hidden, 1))
+    text = describe(dataclasses.replace(fitted, network=network))["network"]
+    assert f"2 inputs, {words}, 1 output" in text
+
+
+def test_warnings_of_other_methods_are_named(comparison, tmp_path):
+    page = read(write_report(comparison, tmp_path / "r.html"))
+    for line in comparison.warnings()["random"]:
+        assert f"random + ESS: {line}." in page.words
+        assert f"PCA + ESS: {line}." not in page.words
+
+
+def test_the_best_are_those_printed_alike_unless_all_are():
+    best = subbayes.reports.model_report._is_best
+    assert best("rmse", pd.Series([2.00001, 2.0, 3.0])).tolist() == [True, True, False]
+    assert best("accuracy", pd.Series([0.97, 0.97001])).tolist() == [False, False]
+    assert best("log_likelihood", pd.Series([np.nan, -2.0, -1.0])).tolist() == [
+        False, False, True]
+    assert best("coverage", pd.Series([1.0, 0.94, 0.9])).tolist() == [False, True, False]
+
+
+def test_describe_a_model_of_which_little_is_known(fitted):
+    words = describe(dataclasses.replace(fitted, settings={}, draws=None))
+    assert words["training"] == ""
+    assert words["subspace"] == repr(fitted.subspace)
+    assert words["inference"] == "not sampled"
+
+
+# --- html ---------------------------------------------------------------------------------------
+
+
+def test_empty_parts_leave_nothing_behind():
+    assert html.section("a", "", "") == ""
+    assert html.definitions({"a": ""}) == ""
+    assert html.figures("", "") == ""
+    assert html.preformatted("") == ""
+    assert html.paragraphs("", "") == ""
+    assert Page(html.page("t", ["", html.heading("h")])).words == "t h"
+
+
+def test_tables_escape_and_mark_cells():
+    text = html.table(["<a>", "b"], [["1 < 2", "3"], ["x", "y"]], "c & d", best=[(0, 1)])
+    page = Page(text)
+    assert page.words == "<a> b 1 < 2 3 x y c & d"
+    assert [attributes for tag, attributes in page.tags if tag == "td"] == [
+        {}, {"class": "best"}, {}, {}]
+
+
+@pytest.mark.parametrize(("inference", "label", "chains"), [
+    ("laplace", "PCA + Laplace", False), ("hmc", "PCA + HMC", True)])
+def test_the_engine_has_its_name_and_an_approximation_no_chains(
+        tmp_path, inference, label, chains):
+    path = write_report(model(inference=inference), tmp_path / "r.html", test=rows(seed=1))
+    text = path.read_text(encoding="utf-8")
+    assert label in text
+    assert "PCA + ESS" not in text
+    assert ("The chains " in text) is chains
+    assert ("all draws are independent" in text) is not chains

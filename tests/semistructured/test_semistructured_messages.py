@@ -1,0 +1,107 @@
+"""What is said to those who come from other libraries, or ask for what is not there."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from torch import nn
+
+from subbayes import InputError
+from subbayes.diagnostics import loo
+from subbayes.semistructured import Fitting, SemiStructuredRegression
+from subbayes.semistructured.families import family_of
+from subbayes.semistructured.summary import unmixed
+from subbayes.utils.checks import InputTypeError
+
+FEW = {"draws": 6, "warmup": 4, "chains": 2, "progress": False, "inference": "elliptical-slice"}
+SHORT = Fitting(epochs=2, batch_size=None, patience=None, validation=None)
+frame = pd.DataFrame({"x": np.arange(20.0), "z": np.arange(20.0) % 7, "g": ["a", "b"] * 10,
+                      "y": np.arange(20.0) % 5})
+
+
+@pytest.mark.parametrize(("term", "said"), [
+    ("te(x, z)", r"smooths of one column.*let a network read the columns, .*\['x', 'z'\]"),
+    ("s(x, z)", r"smooths of one column.*\['x', 'z'\]"),
+    ("s(x, by=g)", r"smooths of one column.*\['x', 'g'\]"),
+    ("s(x, k=5)", r"Write s\(x, df=5\)"),
+    ("s(x, bs='cr')", r"s\(...\) with df= and degree=, got .*Leave out bs="),
+    ("(1|g)", r"Write re\(g\)"), ("z + (1 | g)", r"Write re\(g\)"),
+    ("(x || g)", "Random slopes are not there"),
+])
+def test_terms_of_other_libraries_are_answered(term, said):
+    with pytest.raises(InputError, match=said):
+        SemiStructuredRegression(f"y ~ x + {term}").fit(frame)
+
+
+def test_families_have_the_names_that_others_give_them():
+    for name, own in (("gaussian", "normal"), ("binomial", "bernoulli"), ("Gamma", "gamma"),
+                      ("negative_binomial", "negative-binomial"), ("negbin",
+                                                                   "negative-binomial")):
+        assert family_of(name).label == own
+    with pytest.raises(InputError, match="family: expected one of 'normal'"):
+        family_of("tweedie")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_columns_are_given_by_name():
+    for argument in ("weights", "offset", "exposure"):
+        with pytest.raises(InputTypeError, match=f"{argument}: expected the name of a column"):
+            SemiStructuredRegression("y ~ x", **{argument: np.ones(20)})
+
+
+def test_text_is_no_order_of_classes():
+    text = frame.assign(r=np.array(["mild", "none", "severe", "none"] * 5))
+    for data in (text, text.assign(r=text.r.astype("category"))):
+        with pytest.raises(InputError, match=r"it would be mild < none < severe\. Pass pd.Categ"):
+            SemiStructuredRegression("r ~ x", family="ordinal").fit(data)
+    for values in (np.arange(20) % 3, pd.Categorical(text.r, ["none", "mild", "severe"],
+                                                     ordered=True)):
+        with pytest.warns(UserWarning, match="effects have not mixed"):
+            model = SemiStructuredRegression("r ~ x", family="ordinal").fit(
+                frame.assign(r=values), **FEW)
+    assert model.classes == ("none", "mild", "severe")
+
+
+@pytest.mark.filterwarnings("ignore:effects have not mixed")
+def test_columns_of_networks_are_named_with_what_is_wrong():
+    deep = {"net": (nn.Linear(3, 1), ["z", "g"])}
+    holes = frame.assign(z=frame.z.where(frame.index > 1))
+    with pytest.raises(InputError, match="2 in z. Pass missing='drop'"):
+        SemiStructuredRegression("y ~ x", deep=deep, missing="error").fit(holes)
+    model = SemiStructuredRegression("y ~ x", deep=deep).fit(frame, rank=2, fitting=SHORT, **FEW)
+    with pytest.raises(InputError, match="^z: expected no missing values, got 2 of 20 rows"):
+        model.predict(holes)
+    with pytest.raises(InputError, match=r"columns of deep\['net'\].*'g'") as error:
+        model.predict(frame.assign(g="c"))
+    assert "unknown=" not in str(error.value)
+    with pytest.raises(InputError, match=r"'net' 3 numbers a row \(z, g=a, g=b\).*2x3 and 4x1"):
+        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(4, 1), ["z", "g"])}).fit(frame)
+    with pytest.raises(InputError, match=r"outputs of shape \(2, 2\) for 2 rows"):
+        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(3, 2), ["z", "g"])}).fit(frame)
+
+
+@pytest.mark.filterwarnings("ignore:effects have not mixed")
+def test_splines_end_where_the_rows_ended():
+    model = SemiStructuredRegression("y ~ bs(x, df=5)").fit(frame, **FEW)
+    with pytest.raises(InputError, match=r"x: expected values from 0 to 19.*got 1 of 2 rows beyo"):
+        model.predict(pd.DataFrame({"x": [1.0, 25.0]}))
+
+
+def test_chains_that_have_not_mixed_are_said_with_a_remedy():
+    x = np.random.default_rng(0).normal(size=(4, 500))
+    assert unmixed({"a": x, "b": x + 1}) == []
+    apart = x + np.arange(4)[:, None]
+    (line,) = unmixed({"a": x, "b": apart}, "elliptical-slice")
+    assert "R-hat of 'b'" in line
+    assert "effective sample size of 'b'" in line
+    assert "inference='nuts'" in line
+    (line,) = unmixed({"a": x[:, :60]})  # 240 draws are fewer than 400
+    assert "below 400; run longer (draws=..., about" in line
+    model = SemiStructuredRegression("y ~ x").fit(frame, inference="laplace", draws=20,
+                                                  chains=2, progress=False)
+    assert model.warnings() == []
+
+
+def test_results_are_short_to_print():
+    found = loo(np.random.default_rng(0).normal(size=(2, 50, 30)) / 9, quiet=True)
+    assert repr(found).startswith("LooResult(elpd=-")
+    assert len(repr(found)) < 100

@@ -1,0 +1,525 @@
+"""Semi-structured regression end to end: closed forms, offsets, identifiability, bad input."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from subbayes import InputError
+from subbayes.semistructured import (
+    Deep,
+    Exponential,
+    Fitting,
+    NormalPrior,
+    SemiStructuredRegression,
+)
+from subbayes.semistructured.subspace import trained
+
+SHORT = Fitting(epochs=20, batch_size=None, patience=None, validation=None)
+QUICK = {"draws": 10, "warmup": 20, "chains": 2, "progress": False, "fitting": SHORT}
+
+
+def table(n=80, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"x": rng.normal(2, 3, n), "sex": rng.choice(["f", "m"], n),
+                          "u": rng.uniform(-2, 2, n)})
+    eta = 0.4 + 0.3 * frame.x - 0.5 * (frame.sex == "m")
+    frame["y"] = eta + 0.7 * rng.normal(size=n)
+    frame["count"] = rng.poisson(np.exp(0.3 * eta))
+    return frame
+
+
+def net(width=4, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def close(draws, mean, covariance, factor=5.0):
+    """Means and covariances within so many standard errors of an effective sample."""
+    flat = draws.reshape(-1, draws.shape[-1])
+    n = len(flat) / 2
+    sd = np.sqrt(np.diag(covariance))
+    assert np.all(np.abs(flat.mean(0) - mean) < factor * sd / np.sqrt(n))
+    found = np.cov(flat, rowvar=False)
+    error = np.sqrt((np.outer(sd, sd) ** 2 + covariance**2) / n)
+    assert np.all(np.abs(found - covariance) < factor * error)
+
+
+# --- without a network it is a generalised linear model ------------------------------------------
+
+
+def test_a_normal_model_has_its_conjugate_posterior():
+    """Coefficients given sigma are Gaussian; sigma on a grid."""
+    frame = table()
+    priors = {"Intercept": NormalPrior(0.0, 2.0), "x": 0.5, "C(sex)": 1.0}
+    model = SemiStructuredRegression("y ~ x + C(sex)", priors=priors).fit(
+        frame, draws=500, progress=False)
+    x = np.column_stack([np.ones(80), frame.x - frame.x.mean(),
+                         (frame.sex == "m") - (frame.sex == "m").mean()])
+    inverse = np.diag([1 / 4, 1 / 0.25, 1.0])
+    y, grid = frame.y.to_numpy(), np.linspace(0.3, 1.4, 2000)
+    logs, means, covs = [], [], []
+    for sigma in grid:
+        covariance = np.linalg.inv(x.T @ x / sigma**2 + inverse)
+        mean = covariance @ x.T @ y / sigma**2
+        whole = sigma**2 * np.eye(80) + x @ np.diag([4, 0.25, 1.0]) @ x.T
+        means.append(mean)
+        covs.append(covariance)
+        _, log_det = np.linalg.slogdet(whole)
+        logs.append(-0.5 * (log_det + y @ np.linalg.solve(whole, y))
+                    - sigma / y.std())  # the default prior of sigma
+    w = np.exp(np.array(logs) - max(logs))
+    w /= w.sum()
+    mean = w @ np.array(means)
+    cov = np.einsum("s,sij->ij", w, np.array(covs)) + np.cov(
+        np.array(means).T, aweights=w, bias=True)
+    turn = np.eye(3)
+    turn[0, 1:] = [-frame.x.mean(), -(frame.sex == "m").mean()]  # the uncentred intercept
+    found = model.effects()
+    drawn = np.stack([found[k] for k in ("Intercept", "x", "C(sex)[T.m]")], -1)
+    close(drawn, turn @ mean, turn @ cov @ turn.T)
+    sigma_mean = w @ grid
+    sigma_sd = np.sqrt(w @ (grid - sigma_mean) ** 2)
+    close(found["sigma"][..., None], np.array([sigma_mean]), np.array([[sigma_sd**2]]))
+    row = model.summary().loc["x"]
+    assert row["hdi 95% low"] < row["mean"] < row["hdi 95% high"]
+    assert row["rhat"] < 1.02
+
+
+@pytest.mark.parametrize("inference", ["nuts", "hmc", "elliptical-slice"])
+def test_a_poisson_model_with_exposure_has_its_posterior(inference):
+    """Against a grid over intercept and slope."""
+    frame = table().assign(time=lambda d: np.linspace(0.5, 2, len(d)))
+    priors = {"Intercept": NormalPrior(0.0, 1.0), "x": 0.3}
+    more = {"draws": 2000} if inference == "elliptical-slice" else {"draws": 400}
+    model = SemiStructuredRegression("count ~ x", family="poisson", priors=priors,
+                                     exposure="time").fit(
+        frame, inference=inference, progress=False, **more)
+    a, b = np.meshgrid(np.linspace(-1, 1.5, 400), np.linspace(-0.3, 0.5, 400), indexing="ij")
+    eta = a[..., None] + b[..., None] * (frame.x - frame.x.mean()).to_numpy()
+    rate = np.exp(eta) * frame.time.to_numpy()
+    log = (frame["count"].to_numpy() * np.log(rate) - rate).sum(-1) - 0.5 * (
+        a**2 + (b / 0.3) ** 2)
+    w = np.exp(log - log.max()).reshape(-1)
+    w /= w.sum()
+    points = np.column_stack([(a - b * frame.x.mean()).reshape(-1), b.reshape(-1)])
+    mean = w @ points
+    cov = np.cov(points.T, aweights=w, bias=True)
+    found = model.effects()
+    drawn = np.stack([found["Intercept"], found["x"]], -1)
+    close(drawn[:, :: 6 if inference == "elliptical-slice" else 1], mean, cov)
+    expected = np.exp(points @ np.array([1.0, 3.0])) @ w * 2.0
+    predicted = model.predict(pd.DataFrame({"x": [3.0], "time": [2.0]})).mean[0]
+    assert predicted == pytest.approx(expected, rel=0.05)
+
+
+def test_a_frozen_network_is_an_offset():
+    frame = table()
+    module = net().requires_grad_(False)
+    values = frame[["u"]].to_numpy(dtype=np.float32)
+    with torch.no_grad():
+        scaled = torch.from_numpy((values - values.mean()) / values.std(ddof=0))
+        added = module(scaled)[:, 0].numpy()
+    options = {"draws": 300, "progress": False}
+    beside = SemiStructuredRegression(
+        "count ~ x", deep={"net": (module, ["u"])}, family="poisson").fit(frame, **options)
+    plain = SemiStructuredRegression("count ~ x", family="poisson", offset="o").fit(
+        frame.assign(o=added), **options)
+    one, two = beside.effects(), plain.effects()
+    drawn = np.stack([two["Intercept"], two["x"]], -1).reshape(-1, 2)
+    close(np.stack([one["Intercept"], one["x"]], -1), drawn.mean(0), np.cov(drawn.T), factor=7)
+
+
+# --- with networks ------------------------------------------------------------------------------
+
+
+def test_orthogonal_networks_leave_effects_their_meaning():
+    """The network could say all that the effect says; orthogonal, the effect is recovered."""
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"u": rng.uniform(-2, 2, 150)})
+    f = 0.8 * (frame.u**2 - (frame.u**2).mean())
+    frame["y"] = 1 + 1.5 * frame.u + f + 0.2 * rng.normal(size=150)
+    model = SemiStructuredRegression("y ~ u", deep={"net": (net(8), ["u"])}).fit(
+        frame, rank=2, draws=200, chains=2, progress=False,
+        fitting=Fitting(epochs=150, batch_size=None))
+    x = np.column_stack([np.ones(150), frame.u])
+    least_squares = np.linalg.lstsq(x, frame.y, rcond=None)[0]
+    row = model.summary().loc["u"]
+    assert abs(row["mean"] - least_squares[1]) < 0.05
+    assert row["sd"] < 0.05
+    network = model.sampler.contributions(model.posterior.subspace.weights(
+        torch.from_numpy(model.draws.flat()[:3]).float())[:, model.fittable.structure.size:])
+    design = model.fittable.inputs["design"].double()[:, :2]
+    np.testing.assert_allclose((network[..., 0] @ design).numpy(), 0, atol=1e-4)
+    # the module with its correction predicts what the posterior sees at the training rows
+    outputs = model.predict(frame, n_draws=5).outputs
+    points = model.draws.flat()[np.linspace(0, 399, 5).round().astype(int)]
+    seen = model.posterior.pointwise(points)
+    again = model.fittable.family.log_prob(outputs, torch.from_numpy(frame.y.to_numpy().copy()))
+    np.testing.assert_allclose(again.numpy(), seen, atol=2e-4)
+
+
+def test_networks_of_other_columns_are_centred_and_those_of_tensors_are_left():
+    frame = table()
+    model = SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}).fit(
+        frame, rank=2, **QUICK)
+    deep = model.contributions(frame)["deep"]["mean"]
+    assert abs(deep.mean()) < 1e-4 * frame.y.std()
+    assert model.orthogonal_to == "intercept"
+    for options, expected in (({}, False), ({"orthogonal": True}, True)):
+        own = SemiStructuredRegression("y ~ x", deep={"net": net()}, **options).fit(
+            frame, inputs={"net": frame[["u"]].to_numpy(dtype=np.float32)}, rank=2, **QUICK)
+        assert own.is_orthogonal is expected
+
+
+def test_predictions_do_not_depend_on_the_company_of_a_row():
+    frame = table()
+    model = SemiStructuredRegression("y ~ x + u", deep={"net": (net(), ["u"])}).fit(
+        frame, rank=2, **QUICK)
+    whole = model.predict(frame).outputs
+    np.testing.assert_allclose(model.predict(frame.iloc[5:7]).outputs, whole[:, 5:7], atol=1e-5)
+
+
+def test_the_users_module_and_torchs_state_are_as_before():
+    frame, module = table(), nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    torch.manual_seed(7)
+    state = torch.random.get_rng_state()
+    SemiStructuredRegression("y ~ x", deep={"net": (module, ["u"])}).fit(
+        frame, rank=2, **QUICK)
+    assert module.training
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_seed_gives_the_same_draws():
+    frame = table()
+    draws = [SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}, seed=seed).fit(
+        frame, rank=2, **QUICK).draws.z for seed in (1, 1, 2)]
+    assert np.array_equal(draws[0], draws[1])
+    assert not np.array_equal(draws[0], draws[2])
+
+
+def test_networks_of_tensors_and_of_other_parameters():
+    frame = table()
+    images = torch.randn(80, 1, 4, 4)
+    cnn = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 1))
+    model = SemiStructuredRegression(
+        "y ~ x", deep={"image": cnn, "noise": Deep(net(), ["u"], "sigma")}).fit(
+        frame, inputs={"image": images}, rank=2, **QUICK)
+    found = model.predict(frame.iloc[:3], inputs={"image": images[:3]})
+    assert found.outputs.shape == (20, 3, 2)
+    assert float(found.outputs[0, :, 1].std()) > 0  # the second network reaches sigma
+    with pytest.raises(InputError, match="a tensor for the network 'image'"):
+        model.predict(frame.iloc[:3])
+    with pytest.raises(InputError, match=r"inputs\['image'\]: expected 3 rows"):
+        model.predict(frame.iloc[:3], inputs={"image": images})
+    with pytest.raises(InputError, match="names of networks: image, noise"):
+        model.predict(frame.iloc[:3], inputs={"image": images[:3], "other": images})
+
+
+@pytest.mark.parametrize("subspace", ["curve", "naive", "full", "last-layer"])
+def test_every_space_runs(subspace):
+    frame = table()
+    model = SemiStructuredRegression("count ~ x", deep={"net": (net(), ["u"])},
+                                     family="poisson").fit(
+        frame, subspace=subspace, rank=2, **QUICK)
+    expected = {"curve": 2 + 2, "naive": 2, "full": 13 + 2, "last-layer": 5 + 2}
+    assert model.draws.rank == expected[subspace]
+    assert set(model.effects()) == {"Intercept", "x"}
+    assert np.isfinite(model.predict(frame).log_prob(frame["count"].to_numpy())).all()
+
+
+@pytest.mark.parametrize(("family", "y"), [
+    ("bernoulli", lambda d: np.where(d.y > 1, "yes", "no")),
+    ("ordinal", lambda d: pd.cut(d.y, [-9, 0, 1, 9], labels=["low", "mid", "high"])),
+    ("negative-binomial", lambda d: d["count"]),
+    ("gamma", lambda d: d.y.abs() + 0.1),
+    ("beta", lambda d: 1 / (1 + np.exp(-d.y))),
+])
+def test_every_family_recovers_a_sign(family, y):
+    frame = table(150).assign(r=y)
+    model = SemiStructuredRegression("r ~ x", family=family).fit(
+        frame, draws=80, progress=False)
+    row = model.summary().loc["x"]
+    assert row["mean"] > 0
+    assert row["direction"] > 0.95 or family == "gamma"
+    assert len(model.predict(frame)) == 150
+
+
+def test_distributional_regression_finds_the_scale():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=400)})
+    frame["y"] = 1 + frame.x + np.exp(-0.5 + 0.4 * frame.x) * rng.normal(size=400)
+    found = SemiStructuredRegression({"mu": "y ~ x", "sigma": "~ x"}).fit(
+        frame, draws=200, progress=False).summary()
+    assert abs(found.loc["sigma.x", "mean"] - 0.4) < 4 * found.loc["sigma.x", "sd"]
+    assert abs(found.loc["sigma.Intercept", "mean"] + 0.5) < 4 * found.loc[
+        "sigma.Intercept", "sd"]
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+def test_bad_input_is_refused_by_name():
+    frame = table()
+    with pytest.raises(InputError, match="none called z"):
+        SemiStructuredRegression("y ~ x + z").fit(frame)
+    with pytest.raises(InputError, match="columns that are not sums of others, got w = x"):
+        SemiStructuredRegression("y ~ x + w").fit(frame.assign(w=2 * frame.x))
+    few = frame.iloc[:3]
+    with pytest.raises(InputError, match="priors of your own for as many effects as rows"):
+        SemiStructuredRegression("y ~ x + u").fit(few)
+    with pytest.raises(InputError, match="counts.*for family 'poisson'"):
+        SemiStructuredRegression("y ~ x", family="poisson").fit(frame)
+    with pytest.raises(InputError, match="one output a row"):
+        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(1, 2), ["u"])}).fit(frame)
+    with pytest.raises(InputError, match="a tensor for the network 'net'"):
+        SemiStructuredRegression("y ~ x", deep={"net": nn.Linear(1, 1)}).fit(frame)
+    with pytest.raises(InputError, match="rank: expected at most 2"):
+        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(1, 1), ["u"])}).fit(
+            frame, rank=3)
+    with pytest.raises(InputError, match="2 classes"):
+        SemiStructuredRegression("sex3 ~ x", family="bernoulli").fit(
+            frame.assign(sex3=np.arange(80) % 3))
+    with pytest.raises(InputError, match="formulas for mu, sigma"):
+        SemiStructuredRegression({"mu": "y ~ x", "tau": "~ x"}).fit(frame)
+    with pytest.raises(InputError, match="parameter of deep"):
+        SemiStructuredRegression("y ~ x", deep={"net": Deep(net(), ["u"], "tau")})
+    with pytest.raises(InputError, match="a fitted model"):
+        SemiStructuredRegression("y ~ x").predict(frame)
+    with pytest.raises(InputError, match="options: expected arguments of nuts.*got target"):
+        SemiStructuredRegression("y ~ x").fit(frame, target=0.9)
+    with pytest.raises(InputError, match="a family with a log link"):
+        SemiStructuredRegression("y ~ x", exposure="u").fit(frame)
+
+
+def test_priors_of_ones_own_allow_what_the_data_cannot_tell():
+    frame = table().iloc[:3]
+    model = SemiStructuredRegression("y ~ x + u", priors={"x": 1.0, "u": 1.0}).fit(
+        frame, draws=50, warmup=50, progress=False)
+    assert set(model.effects()) == {"Intercept", "x", "u", "sigma"}
+
+
+def test_missing_values_are_dropped_with_a_count_or_refused():
+    frame = table()
+    frame.loc[[3, 5], "x"] = np.nan
+    frame.loc[7, "y"] = np.nan
+    with pytest.warns(UserWarning, match=r"3 of 80 rows have missing values \(1 in y, 2 in x\)"):
+        model = SemiStructuredRegression("y ~ x").fit(frame, draws=20, warmup=20, progress=False)
+    assert model.fittable.data.n == 77
+    assert model.fittable.dropped == 3
+    with pytest.raises(InputError, match="1 in y, 2 in x"):
+        SemiStructuredRegression("y ~ x", missing="error").fit(frame)
+    with pytest.raises(InputError, match="x: expected no missing values, got 2 of 80"):
+        model.predict(frame)
+
+
+def test_unseen_levels_are_an_error_or_the_reference():
+    frame = table()
+    model = SemiStructuredRegression("y ~ C(sex)").fit(frame, draws=20, warmup=20, progress=False)
+    new = pd.DataFrame({"sex": ["x", "f"]})
+    with pytest.raises(InputError, match="sex: expected the levels seen in training: f, m, got x"):
+        model.predict(new)
+    mean = model.predict(new, new_levels="reference").mean
+    assert mean[0] == mean[1]
+
+
+# --- what people read ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    frame = table().assign(g=lambda d: np.arange(len(d)) % 3)
+    return frame, SemiStructuredRegression(
+        "y ~ x + C(sex) + s(u) + re(g)", deep={"net": (net(), ["x"])}).fit(
+        frame, rank=2, draws=40, warmup=60, chains=2, progress=False, fitting=SHORT)
+
+
+def test_partial_effects_are_the_terms_of_the_predictor(fitted):
+    frame, model = fitted
+    draws = model.effects()
+    linear = model.effect("x", values=[1.0, 2.0])
+    slope = draws["x"].reshape(-1)
+    np.testing.assert_allclose(np.diff(linear.draws, axis=1)[:, 0], slope, rtol=1e-9)
+    np.testing.assert_allclose(
+        model.effect("x", values=[frame.x.mean()]).draws, 0, atol=1e-12)
+    factor = model.effect("sex")
+    np.testing.assert_allclose(factor.draws[:, 0], 0, atol=1e-12)
+    np.testing.assert_allclose(factor.draws[:, 1], draws["C(sex)[T.m]"].reshape(-1))
+    random = model.effect("re(g)")
+    np.testing.assert_allclose(random.draws[:, 1], draws["re(g)[1]"].reshape(-1))
+    # over the rows all terms and the intercept at the mean add up to the structured part
+    terms = [model.effect(name, values=frame[name]).draws for name in ("x", "u", "g")]
+    sex = draws["C(sex)[T.m]"].reshape(-1, 1) * ((frame.sex == "m") - (frame.sex == "m").mean()
+                                                 ).to_numpy()
+    table = model.contributions(frame, n_draws=80)
+    zeta = torch.from_numpy(model.sampler.effects_of(model.draws))
+    beta = model.fittable.structure.coefficients(zeta).numpy()[:, :1]
+    total = beta + sum(terms) + sex
+    np.testing.assert_allclose(table["structured"]["mean"], total.mean(0), atol=1e-4)
+    smooth = model.effect("s(u)")
+    assert smooth.table().columns.tolist() == ["u", "mean", "sd", "2.5%", "97.5%"]
+    assert len(smooth.x) == 100
+    with pytest.raises(InputError, match="term: expected one of 'Intercept', 'x'"):
+        model.effect("w")
+
+
+def test_contributions_add_up_to_predictions(fitted):
+    frame, model = fitted
+    table = model.contributions(frame.iloc[:6])
+    np.testing.assert_allclose(table["structured"]["mean"] + table["deep"]["mean"],
+                               table["predictor"]["mean"], atol=1e-6)
+    np.testing.assert_allclose(
+        table["predictor"]["mean"], model.predict(frame.iloc[:6]).mean, atol=1e-4)
+    noise = model.contributions(frame.iloc[:6], parameter="sigma")
+    np.testing.assert_allclose(noise["deep"]["mean"], 0, atol=1e-12)
+
+
+def test_arviz_has_the_names_of_effects(fitted):
+    pytest.importorskip("arviz")
+    frame, model = fitted
+    data = model.to_arviz()
+    effects = data.posterior["effects"]
+    assert effects.shape == (2, 40, len(model.effects()))
+    np.testing.assert_allclose(effects.sel(effect="x"), model.effects()["x"])
+    assert data.log_likelihood["y"].shape == (2, 40, 80)
+    assert data.posterior_predictive["y"].shape == (2, 40, 80)
+    np.testing.assert_allclose(data.observed_data["y"], frame.y)
+
+
+def test_models_are_compared_by_leave_one_out(fitted):
+    import subbayes
+
+    frame, model = fitted
+    plain = SemiStructuredRegression("y ~ 1").fit(
+        frame, draws=40, warmup=60, chains=2, progress=False)
+    choice = subbayes.compare({"plain": plain, "all": model})
+    assert [row.name for row in choice.rows] == ["all", "plain"]
+    assert model.loo(quiet=True).elpd > plain.loo(quiet=True).elpd
+    held = model.score_samples(frame.iloc[:5])
+    np.testing.assert_allclose(held, model.predict(frame.iloc[:5]).log_prob(frame.y[:5]))
+
+
+def test_a_report_holds_the_effects_and_their_pictures(fitted, tmp_path):
+    frame, model = fitted
+    path = model.report(tmp_path / "report.html", title="All of it", test=frame.iloc[:9])
+    text = path.read_text()
+    for piece in ("All of it", "C(sex)[T.m]", "sd(s(u))", "9 test rows", "orthogonal"):
+        assert piece in text
+    # the forest; x, sex, u, g and the network; traces and ranks of four effects
+    assert text.count("<img") == 1 + 5 + 8
+
+
+def test_the_best_epoch_is_taken_with_patience_and_without():
+    frame = table(60)
+    model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])})
+    rows = model.specification.on(frame, None)
+    for patience in (None, 40):
+        fitting = Fitting(epochs=40, learning_rate=0.1, batch_size=8, patience=patience)
+        found = trained(rows.structure, rows.deep, rows.family, rows.data,
+                        np.zeros(rows.structure.size), 1, fitting, 0, False)
+        held_out = found.history["validation_log_likelihood"]
+        assert len(held_out) == 40
+        assert found.best_epoch == 1 + np.argmax(held_out) < 40
+
+
+# --- what a model withstands ---------------------------------------------------------------------
+
+
+FEW = {"draws": 20, "warmup": 30, "chains": 2, "progress": False}
+
+
+def test_a_prediction_that_fails_leaves_the_model_as_it_was():
+    frame = table()
+    model = SemiStructuredRegression("y ~ x + C(sex)").fit(frame, **FEW)
+    expected = model.predict(frame.head(3)).mean
+    for bad, said in ((frame.head(1).assign(x="7"), "x: expected numbers, as in training"),
+                      (frame.head(1).assign(sex="q"), "sex: expected the levels seen in training"),
+                      (frame.head(0), "data: expected at least one row")):
+        with pytest.raises(InputError, match=said):
+            model.predict(bad)
+    np.testing.assert_array_equal(model.predict(frame.head(3)).mean, expected)
+    model.effect("x")
+
+
+def test_values_that_a_formula_makes_no_numbers_are_named():
+    frame = table().assign(z=lambda d: d.u.abs() + 0.1)
+    with pytest.raises(InputError, match=r"term 'np.log\(z\)': expected finite numbers, got 2 row"):
+        SemiStructuredRegression("y ~ np.log(z)").fit(frame.assign(
+            z=frame.z.where(frame.index > 1, -1.0)), **FEW)
+    model = SemiStructuredRegression("y ~ np.log(z)").fit(frame, **FEW)
+    with pytest.raises(InputError, match="1 rows without one, the first at position 2"):
+        model.predict(frame.head(3).assign(z=[1.0, 2.0, -1.0]))
+
+
+def test_new_groups_have_the_variance_of_groups():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"school": np.repeat(np.arange(12), 8)})
+    frame["y"] = rng.normal(size=12)[frame.school] + 0.2 * rng.normal(size=96)
+    model = SemiStructuredRegression("y ~ re(school)").fit(
+        frame, draws=300, warmup=200, chains=2, progress=False)
+    new = pd.DataFrame({"school": [3, 99, 99, 100]})
+    with pytest.raises(InputError, match="Pass new_levels='sample'"):
+        model.predict(new)
+    with pytest.raises(InputError, match="school: expected numbers, as in training"):
+        model.predict(pd.DataFrame({"school": ["3"]}))
+    average = model.predict(new, new_levels="reference")
+    drawn = model.predict(new, new_levels="sample")
+    tau = model.effects()["sd(re(school))"]
+    assert drawn.epistemic[1] == pytest.approx(
+        average.epistemic[1] + (tau**2).mean(), rel=0.25)
+    np.testing.assert_array_equal(drawn.outputs[:, 1], drawn.outputs[:, 2])  # one school
+    assert np.abs(drawn.outputs[:, 1] - drawn.outputs[:, 3]).max() > 0.1
+    np.testing.assert_array_equal(drawn.outputs[:, 0], average.outputs[:, 0])
+    again = model.predict(new, new_levels="sample")
+    np.testing.assert_array_equal(again.outputs, drawn.outputs)
+
+
+def test_what_networks_are_orthogonal_to_is_said():
+    frame = table(40)
+    for wanted, said in (("auto", "intercept"), (True, "effects"), (False, "nothing")):
+        model = SemiStructuredRegression("y ~ x", deep={"n": (net(), "u")}, orthogonal=wanted)
+        model.fit(frame, rank=2, **QUICK)
+        assert model.orthogonal_to == said
+        assert model.is_orthogonal is (said == "effects")
+
+
+def test_priors_of_deviations_and_scales_by_the_names_of_the_summary():
+    model = SemiStructuredRegression("y ~ s(x)", priors={"sd(s(x))": 0.5, "sigma": Exponential(2)})
+    model.fit(table(), **FEW)
+    assert repr(model.fittable.structure.priors["sd(s(x))"]) == "Exponential(mean=0.5)"
+    assert repr(model.fittable.structure.priors["sigma.Intercept"]) == "Exponential(mean=2)"
+
+
+# --- deep ensembles, for comparison --------------------------------------------------------------
+
+
+def test_a_deep_ensemble_has_members_of_its_own_with_their_most_probable_effects():
+    frame = table(60)
+    model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])}, seed=3)
+    model.fit(frame, inference="deep-ensemble", members=3, fitting=SHORT, progress=False)
+    z, rank = model.draws.flat(), model.space.rank
+    assert z.shape == (3, rank + model.fittable.structure.size)
+    assert np.abs(z[0, :rank] - z[1, :rank]).max() > 0.01
+    # the level belongs to the intercept: with centred networks effects solve their own equations
+    deep = model.contributions(frame)["deep"]["mean"]
+    assert abs(deep.mean()) < 1e-5
+    zeta = torch.from_numpy(z[:, rank:].copy()).requires_grad_()
+    networks = model.space.subspace.inner.weights(torch.from_numpy(z[:, :rank]).float())
+    joint = model.sampler.observed().log_joint(zeta, model.sampler.contributions(networks))
+    assert torch.autograd.grad(joint.sum(), zeta)[0].abs().max() < 1e-5
+    again = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])}, seed=3)
+    again.fit(frame, inference="deep-ensemble", members=2, fitting=SHORT, progress=False)
+    np.testing.assert_array_equal(again.draws.flat(), z[:2])
+    with pytest.raises(InputError, match="a deep ensemble"):
+        model.loo()
+
+
+def test_a_deep_ensemble_needs_networks():
+    with pytest.raises(InputError, match="networks to train"):
+        SemiStructuredRegression("y ~ x").fit(table(), inference="deep-ensemble")
+    with pytest.raises(InputError, match="arguments of a deep ensemble: members, got draw_s"):
+        SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])}).fit(
+            table(), inference="deep-ensemble", draw_s=3)

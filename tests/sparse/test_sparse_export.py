@@ -1,0 +1,637 @@
+"""The small network of a sparse one: same predictions, fewer units."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import subbayes
+from subbayes import InputError, sparse
+from subbayes.sparse.dependency_graph import links
+from subbayes.sparse.export.export import _chosen, exported, pruned
+
+
+def thinned(module, share=0.8, seed=0):
+    """A converted module of which a share of weights is out, some units wholly."""
+    made = sparse.convert(module).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in sparse.sparse_layers(made).values():
+            logits = layer.logits.mean
+            out = torch.rand(logits.shape, generator=generator) < share
+            out[: max(1, len(out) // 4)] = True  # nothing leads into these units
+            if len(out) < 3:
+                out[:] = torch.rand(out.shape, generator=generator) < share
+            logits.copy_(torch.where(out, -5.0, 5.0))
+            if layer.bias_mean is not None:
+                layer.bias_mean.add_(torch.randn(layer.bias_mean.shape, generator=generator))
+    return sparse.SparseNetwork(made, subbayes.Categorical(2))
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 20), nn.Linear(20, 12, bias=False), nn.Linear(12, 2)
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        return self.c(nn.functional.gelu(self.b(x).tanh()))
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 9), nn.Linear(9, 6)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = x + torch.tanh(self.a(x))
+        return self.head(x + self.c(torch.relu(self.b(x))))
+
+
+def norm(n, kind=nn.BatchNorm2d):
+    made = kind(n)
+    with torch.no_grad():
+        for tensor in (made.weight, made.bias, made.running_mean):
+            tensor.copy_(torch.randn(n))
+        made.running_var.copy_(torch.rand(n) + 0.5)
+    return made
+
+
+CASES = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Dropout(0.3), nn.Linear(30, 20),
+                                  nn.Sigmoid(), nn.Linear(20, 2)), (6,), True),
+    "functional": (Functional, (6,), True),
+    "residual": (Residual, (6,), True),
+    "cnn": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.MaxPool2d(2),
+                                  nn.Conv2d(8, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2)),
+            (3, 8, 8), True),
+    "padded": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(),
+                                     nn.Conv2d(8, 6, 3, padding=1), nn.AdaptiveAvgPool2d(1),
+                                     nn.Flatten(), nn.Linear(6, 2)), (3, 6, 6), True),
+    "norms": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), norm(8), nn.ReLU(), nn.Conv2d(8, 4, 3),
+                                    nn.Flatten(), nn.Linear(16, 2)), (3, 6, 6), True),
+    "silent units before a norm": (lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.Tanh(), norm(6), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(6, 5, 2),
+        norm(5), nn.Flatten(), nn.Linear(5, 2)), (3, 6, 6), True),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 6, 1),
+                                     nn.ReLU(), nn.Conv2d(6, 6, 1, groups=3), nn.ReLU(),
+                                     nn.Flatten(), nn.Linear(54, 20), nn.Tanh(),
+                                     nn.Linear(20, 2)), (4, 5, 5), True),
+    "one linear": (lambda: nn.Linear(6, 2), (6,), False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("layout", ["dense", "csr", "auto"])
+def test_the_small_network_predicts_as_the_median_model(name, layout):
+    torch.manual_seed(0)
+    make, shape, smaller = CASES[name]
+    result = thinned(make())
+    x = torch.randn(50, *shape)
+    expected = result.predict(x, structure="median", weights="mean").outputs[0]
+    small = result.export(x, layout)
+    torch.testing.assert_close(small.module(x).double(), expected, atol=1e-6, rtol=1e-5)
+    removed = [before - after for before, after in small.units.values()]
+    assert (sum(removed) > 0) == smaller
+    assert small.weights[1] < small.weights[0] or not smaller
+    if layout == "csr":
+        assert "csr" in small.layouts.values()
+    held = {n: m for n, m in small.module.named_modules() if isinstance(m, sparse.CsrLinear)}
+    assert list(held) == [n for n, own in small.layouts.items() if own == "csr"]
+    if layout == "dense":
+        assert not any(isinstance(m, sparse.CsrLinear) for m in small.module.modules())
+
+
+def test_what_branches_is_kept():
+    torch.manual_seed(1)
+    result = thinned(Residual())
+    units = result.export().units
+    assert units["a"] == (6, 6)
+    assert units["c"] == (6, 6)
+    assert units["b"][1] < units["b"][0]
+
+
+def test_a_layer_of_dead_units_keeps_one():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[0].weight.zero_()
+    small, units = pruned(net, ("0", "2"))
+    assert units["0"] == (4, 1)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(small(x), net(x))
+
+
+def test_control_flow_that_depends_on_data_leaves_all_units():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.b(self.a(x) if x.sum() > 0 else self.a(-x))
+
+    result = thinned(Odd())
+    x = torch.ones(3, 3)
+    small = result.export(x, "dense")
+    assert small.units == {"a": (4, 4), "b": (2, 2)}
+    torch.testing.assert_close(
+        small.module(x).double(), result.predict(x, structure="median", weights="mean").outputs[0],
+        atol=1e-6, rtol=1e-5)
+
+
+def test_the_posterior_of_the_surviving_weights_is_that_of_the_subnetwork():
+    torch.manual_seed(0)
+    made = sparse.convert(nn.Linear(4, 1, bias=False).double(),
+                          prior=sparse.SpikeSlab(sparse.NormalSlab(0.5), sparse.Bernoulli(0.2)))
+    with torch.no_grad():
+        made.logits.mean.copy_(torch.tensor([[3.0, -3.0, 3.0, -3.0]]))
+    x = torch.randn(30, 4, dtype=torch.float64)
+    y = x[:, 0] + 0.3 * torch.randn(30, dtype=torch.float64)
+    result = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(noise=0.3))
+    posterior = result.posterior((x, y))
+    assert posterior.rank == 2
+    own = x[:, [0, 2]].numpy()
+    precision = own.T @ own / 0.09 + np.eye(2) / 0.25
+    mean = np.linalg.solve(precision, own.T @ y.numpy() / 0.09)
+    from subbayes.inference.laplace.laplace import laplace
+
+    draws = laplace(posterior, draws=20_000, chains=1).flat()
+    start = result.weights("median", "mean")[0][[0, 2]].numpy()
+    np.testing.assert_allclose(draws.mean(0) + start, mean, atol=0.003)
+    np.testing.assert_allclose(np.cov(draws.T), np.linalg.inv(precision), atol=2e-4)
+
+
+def test_an_unknown_layout_is_refused():
+    with pytest.raises(InputError, match="layout: expected one of 'auto', 'dense', 'csr'"):
+        thinned(nn.Linear(3, 2)).export(layout="coo")
+
+
+def test_units_that_are_out_leave_through_a_norm():
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten())
+    with torch.no_grad():
+        net[0].weight[1:3] = 0.0
+        net[0].bias[1:3] = torch.tensor([0.5, -2.0])  # constants, which the norm changes
+    small = sparse.exported(net.eval(), ("0", "3"))
+    assert small.units["0"] == (4, 2)
+    x = torch.randn(5, 2, 5, 5)
+    torch.testing.assert_close(small.module(x), net(x))
+    by_batch = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False),
+                             nn.Linear(4, 2))
+    by_batch[0].weight.data[1] = 0.0  # what becomes of it depends on the batch: it stays
+    assert sparse.exported(by_batch.eval(), ("0", "2")).units["0"] == (4, 4)
+
+
+def test_unknown_layers_are_named():
+    with pytest.raises(InputError, match="names: expected linear or convolutional layers: 0, 2"):
+        sparse.exported(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), ("1",))
+
+
+# --- which axis has the units ---------------------------------------------------------------------
+
+
+def silenced(module, seed=0):
+    """A module in float64, whose layers but the last have units that are silent, or not read."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = [m for m in module.double().modules() if isinstance(m, nn.Linear | nn.Conv1d
+                                                                | nn.Conv2d)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.normal_(generator=generator)
+            layer.bias.normal_(generator=generator)
+        for layer, reader in zip(layers, layers[1:], strict=False):
+            layer.weight[1] = 0.0
+            reader.weight.unflatten(1, (len(layer.weight), -1))[:, 2] = 0.0
+    return module.eval()
+
+
+def names(module):
+    return tuple(n for n, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv1d
+                                                                   | nn.Conv2d))
+
+
+def functional_mix():
+    class Mix(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(15, 2)
+
+        def forward(self, x):
+            return self.b(torch.flatten(torch.relu(self.a(x)), 1))
+
+    return Mix()
+
+
+OTHER_AXES = {
+    "flattened sequences": (lambda: nn.Sequential(
+        nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(15, 2)), (5, 4)),
+    "flattened by a function": (functional_mix, (5, 4)),
+    "a convolution read along its length": (lambda: nn.Sequential(
+        nn.Conv1d(2, 6, 3, padding=1), nn.ReLU(), nn.Linear(6, 2)), (2, 6)),
+    "a linear layer read by position": (lambda: nn.Sequential(
+        nn.Linear(4, 6), nn.Tanh(), nn.Conv1d(6, 2, 3)), (6, 4)),
+    "a norm of positions": (lambda: nn.Sequential(
+        nn.Linear(4, 6), norm(6, nn.BatchNorm1d), nn.Linear(6, 2)), (6, 4)),
+    "a pool along units": (lambda: nn.Sequential(
+        nn.Linear(4, 6), nn.MaxPool1d(3, 1, 1), nn.Linear(6, 2)), (5, 4)),
+    "a pool of another dimension": (lambda: nn.Sequential(
+        nn.Conv1d(2, 6, 3), nn.MaxPool2d(3, 1, 1), nn.Conv1d(6, 2, 3)), (2, 9)),
+    "a sum for a mean": (lambda: nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.AvgPool2d(2, divisor_override=1), nn.Conv2d(3, 2, 1)), (1, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("name", OTHER_AXES)
+def test_units_stay_where_what_follows_works_along_another_axis(name, given):
+    make, shape = OTHER_AXES[name]
+    torch.manual_seed(0)
+    net = silenced(make())
+    x = torch.randn(7, *shape, dtype=torch.float64)
+    small = sparse.exported(net, names(net), x if given else None, "dense")
+    assert all(before == after for before, after in small.units.values())
+    torch.testing.assert_close(small.module(x), net(x), atol=1e-6, rtol=0)
+
+
+def test_the_export_of_sequences_predicts_as_the_median_model():
+    made = sparse.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(),
+                                        nn.Linear(15, 2)).double()).eval()
+    made[0].logits.mean.data[1] = -9
+    result = sparse.SparseNetwork(made, subbayes.Gaussian(1.0))
+    x = torch.randn(6, 5, 4, dtype=torch.float64)
+    expected = result.predict(x, structure="median", weights="mean").outputs[0]
+    torch.testing.assert_close(result.export().module(x), expected, atol=1e-6, rtol=0)
+
+
+SAME_AXIS = {
+    "sequences": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), (5, 4), True),
+    "flattening that joins nothing": (lambda: nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Linear(6, 2)), (4,), True),
+    "a norm after flattening": (lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(8, 6), norm(6, nn.BatchNorm1d), nn.ReLU(), nn.Linear(6, 5),
+        norm(5, nn.BatchNorm1d), nn.Linear(5, 2)), (2, 4), True),
+    "a norm": (lambda: nn.Sequential(
+        nn.Linear(4, 6), norm(6, nn.BatchNorm1d), nn.ReLU(), nn.Linear(6, 2)), (4,), False),
+    "a convolution of sequences": (lambda: nn.Sequential(
+        nn.Conv1d(2, 6, 3), norm(6, nn.BatchNorm1d), nn.AvgPool1d(2), nn.Conv1d(6, 4, 2),
+        nn.Flatten(), nn.Linear(8, 2)), (2, 8), True),
+}
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("name", SAME_AXIS)
+def test_units_go_where_their_axis_is_sure(name, given):
+    make, shape, sure = SAME_AXIS[name]
+    torch.manual_seed(0)
+    net = silenced(make())
+    x = torch.randn(7, *shape, dtype=torch.float64)
+    small = sparse.exported(net, names(net), x if given else None, "dense")
+    hidden = list(small.units.values())[:-1]
+    assert all(after == before - (2 if sure or given else 0) for before, after in hidden)
+    torch.testing.assert_close(small.module(x), net(x), atol=1e-6, rtol=0)
+
+
+def test_links_say_whether_norms_are_of_the_units():
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).eval()
+    for example, sure in ((None, False), (torch.randn(5, 3, 3), False), (torch.randn(5, 3), True)):
+        (link,) = links(net, ("0",), example)
+        assert (link.norms, link.by_unit) == (["1"], sure)
+
+
+@pytest.mark.parametrize("value", [0.7, 0.0])
+def test_the_constant_of_a_lone_unit_moves_once(value):
+    net = nn.Sequential(nn.Linear(3, 1), nn.Tanh(), nn.Linear(1, 4), nn.ReLU(),
+                        nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        net[0].weight.zero_()
+        net[0].bias.fill_(value)
+        net[4].weight[:, 1] = 0.0  # so that there are several rounds
+    x = torch.randn(5, 3, dtype=torch.float64)
+    for own in ((net[:3], ("0", "2")), (net, ("0", "2", "4"))):
+        small = sparse.exported(*own)
+        torch.testing.assert_close(small.module(x), own[0](x), atol=1e-6, rtol=0)
+
+
+# --- what modules commonly do between layers ------------------------------------------------------
+
+
+class Between(nn.Module):
+    """Two convolutions, or linear layers, and a head, with functions in between."""
+
+    def __init__(self, first, second, head, between, flatten):
+        super().__init__()
+        self.first, self.second, self.head = first, second, head
+        self.between, self.flatten = between, flatten
+
+    def forward(self, x):
+        x = self.between(self.first(x))
+        return self.head(self.flatten(self.between(self.second(x))))
+
+
+def images(between, flatten, positions):
+    return Between(nn.Conv2d(2, 6, 3), nn.Conv2d(6, 5, 3), nn.Linear(5 * positions, 3), between,
+                   flatten)
+
+
+class Mnist(nn.Module):
+    """That of pytorch/examples, with fewer channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 6, 3, 1), nn.Conv2d(6, 8, 3, 1)
+        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(72, 12), nn.Linear(12, 10)
+
+    def forward(self, x):
+        x = self.conv1(x)
+        x = functional.relu(x)
+        x = self.conv2(x)
+        x = functional.relu(x)
+        x = functional.max_pool2d(x, 2)
+        x = self.dropout1(x)
+        x = torch.flatten(x, 1)
+        x = self.fc1(x)
+        x = functional.relu(x)
+        x = self.dropout2(x)
+        x = self.fc2(x)
+        return functional.log_softmax(x, dim=1)
+
+
+class Counting(nn.Module):
+    """Rows are counted where they come in, and len is that of Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv1d(2, 6, 3), nn.Conv1d(6, 5, 2), nn.Linear(10, 3)
+
+    def forward(self, x):
+        n = x.shape[0]
+        x = functional.max_pool1d(torch.tanh(self.a(x)), 2)
+        x = self.b(x)
+        rows, _, _ = x.shape
+        assert rows is not None
+        return self.c(x.sigmoid().view(n, -1))
+
+
+FLATTENED = {
+    "torch.flatten": lambda x: torch.flatten(x, 1),
+    "flatten": lambda x: x.flatten(start_dim=1),
+    "view": lambda x: x.view(x.size(0), -1),
+    "contiguous": lambda x: x.contiguous().view(x.size()[0], -1),
+    "reshape": lambda x: x.reshape(x.shape[0], -1),
+    "torch.reshape": lambda x: torch.reshape(x, (x.shape[0], -1)),
+    "len": lambda x: x.reshape(len(x), -1),
+}
+
+
+def all_but_the_last_lose(small, count=2):
+    changes = [before - after for before, after in small.units.values()]
+    return changes[:-1] == [count] * (len(changes) - 1) and changes[-1] == 0
+
+
+def smaller(net, *shape, **options):
+    """The small network, whose outputs are those of the whole one."""
+    x = torch.randn(7, *shape, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    small = sparse.exported(net, **options)
+    torch.testing.assert_close(small.module(x), net(x), atol=1e-10, rtol=0)
+    return small
+
+
+def test_a_common_convolutional_network_loses_its_dead_units():
+    assert all_but_the_last_lose(smaller(silenced(Mnist()), 1, 10, 10))
+
+
+def test_rows_may_be_counted_where_they_come_in():
+    assert all_but_the_last_lose(smaller(silenced(Counting()), 2, 8))
+
+
+@pytest.mark.parametrize("name", FLATTENED)
+def test_ways_to_flatten_rows(name):
+    net = silenced(images(torch.tanh, FLATTENED[name], 16))
+    assert all_but_the_last_lose(smaller(net, 2, 8, 8))
+    assert "len" not in globals()  # that of Python is back
+
+
+FUNCTIONS = {
+    "clamp": lambda x: x.clamp(min=0.1), "torch.clamp": lambda x: torch.clamp(x, -0.5, 0.7),
+    "clamp_min": lambda x: x.clamp_min(0.2), "relu": lambda x: x.relu(),
+    **{name: getattr(functional, name) for name in (
+        "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",
+        "hardtanh", "hardsigmoid", "logsigmoid", "softplus", "softsign", "tanh")},
+    **{f"elu({alpha})": (lambda x, alpha=alpha: functional.elu(x, alpha)) for alpha in (0.3, 2)},
+    **{make.__name__: make() for make in (
+        nn.ReLU6, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish, nn.PReLU, nn.Softsign, nn.ELU,
+        nn.Hardsigmoid, nn.LogSigmoid)},
+    "dropout": lambda x: functional.dropout(functional.relu(x), training=False),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_single_numbers_are_followed(name):
+    net = silenced(Between(nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3), FUNCTIONS[name],
+                           nn.Identity()))
+    assert all_but_the_last_lose(smaller(net, 4))
+
+
+POOLED = {
+    "max": (lambda x: functional.max_pool2d(x, 2, 1, 1), 36),
+    "average": (lambda x: functional.avg_pool2d(x, 2, stride=1), 4),
+    "average in part": (lambda x: functional.avg_pool2d(x, 2, ceil_mode=True), 1),
+    "adaptive average": (lambda x: functional.adaptive_avg_pool2d(x, (4, 4)), 16),
+    "adaptive maximum": (lambda x: functional.adaptive_max_pool2d(x, 4), 16),
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_functional_pools_are_followed(name):
+    pool, positions = POOLED[name]
+    net = silenced(images(lambda x: pool(torch.sigmoid(x)), FLATTENED["view"], positions))
+    assert all_but_the_last_lose(smaller(net, 2, 8, 8))
+
+
+def test_pools_of_sequences_are_followed():
+    for pool in (functional.max_pool1d, functional.avg_pool1d, functional.adaptive_avg_pool1d,
+                 functional.adaptive_max_pool1d):
+        net = silenced(Between(nn.Conv1d(2, 6, 1), nn.Conv1d(6, 5, 1), nn.Linear(10, 3),
+                               lambda x, pool=pool: pool(x, 2), nn.Flatten()))
+        assert all_but_the_last_lose(smaller(net, 2, 8))
+
+
+UNKNOWN = {  # what the last hidden layer leads through
+    "a size that is written down": lambda x: x.view(-1, 80),
+    "rows and a size": lambda x: x.reshape(x.size(0), 80),
+    "zeros at the border": lambda x: functional.avg_pool2d(x, 3, 1, 1).flatten(1),
+    "a sum": lambda x: functional.avg_pool2d(x, 1, divisor_override=2).flatten(1),
+    "a number of units": lambda x: (x * x.size(1)).flatten(1),
+    "units of a shape": lambda x: (x + 0 * x.shape[1]).flatten(1),
+    "two readers": lambda x: (x + x.tanh()).flatten(1),
+    "units by position": lambda x: x.transpose(1, 2).reshape(x.size(0), -1),
+    "slopes by unit": nn.Sequential(nn.PReLU(5), nn.Flatten()),
+    "other rows": lambda x: x.view(x.transpose(0, 1).size(1), -1),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_surely_understood_keeps_its_units(name):
+    net = silenced(images(torch.tanh, UNKNOWN[name], 16))
+    units = smaller(net, 2, 8, 8).units
+    assert units["first"] == (6, 4)
+    assert units["second"] == (5, 5)
+
+
+def test_rows_that_are_folded_into_others_are_not_flattened_by_row():
+    class Frames(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv1d(2, 4, 3), nn.Linear(3 * 4 * 2, 2)
+
+        def forward(self, x):
+            frames = x.flatten(0, 1)
+            return self.head(torch.relu(self.conv(frames)).view(x.size(0), -1))
+
+    assert smaller(silenced(Frames()), 3, 2, 4).units["conv"] == (4, 4)
+
+
+def test_weights_that_are_read_by_others_too_stay():
+    class Tied(nn.Module):
+        def __init__(self, by_name):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+            self.by_name = by_name
+
+        def forward(self, x):
+            x = self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))
+            return x + self.b.weight.sum() if self.by_name else x
+
+    shared = silenced(Tied(False))
+    shared.b.weight = shared.a.weight
+    for net in (shared, silenced(Tied(True))):
+        units = smaller(net, 4).units
+        assert units["b"] == (4, 4)
+
+
+# --- names and examples ---------------------------------------------------------------------------
+
+
+def test_all_layers_may_be_small_by_default():
+    net = silenced(Mnist())
+    assert smaller(net, 1, 10, 10).units == smaller(net, 1, 10, 10, names=names(net)).units
+    assert smaller(net, 1, 10, 10, names="conv1").units == {"conv1": (6, 4)}
+    pruned_net = sparse.prune(net, 0.1)
+    assert sparse.exported(pruned_net).weights[1] < sparse.exported(pruned_net).weights[0]
+    for odd, got in ((torch.ones(2, 1, 10, 10), "Tensor"), (3, "int")):
+        with pytest.raises(subbayes.InputTypeError, match=f"names of layers, got {got}. Pass inp"):
+            _chosen(net, odd)
+
+
+@pytest.mark.parametrize("layout", ["dense", "csr", "auto"])
+def test_examples_come_in_the_forms_that_predict_takes(layout):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 6), norm(6, nn.BatchNorm1d), nn.Linear(6, 2)
+
+        def forward(self, first, second):
+            return self.c(torch.relu(self.b(self.a(torch.cat([first, second], 1)))))
+
+    net = silenced(Two()).float()
+    x = torch.randn(9, 4)
+    first, second = x[:, :1], x[:, 1:]
+    for example in ((first, second), {"second": second, "first": first},
+                    (first.double(), second.double()), (first.numpy(), second.double().numpy())):
+        small = sparse.exported(net, None, example, layout)
+        assert small.units["a"] == (6, 4)
+        torch.testing.assert_close(small.module(first, second), net(first, second))
+    plain = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    for kind in (torch.float, torch.double):
+        plain = silenced(plain).to(kind)
+        for example in (x.numpy(), x.double(), x.double().numpy(), x.tolist()):
+            assert sparse.exported(plain, None, example, layout).units["0"] == (6, 4)
+        by_name = sparse.exported(plain, None, {"input": x}, layout).module
+        torch.testing.assert_close(by_name(input=x.to(kind)), plain(x.to(kind)))
+
+
+def test_an_example_leaves_the_module_and_itself_as_they_are():
+    net = nn.Sequential(nn.Hardtanh(inplace=True), nn.Linear(4, 6), nn.BatchNorm1d(6))
+    x = np.full((5, 4), 3.0)
+    sparse.exported(net, None, x)
+    assert net.training
+    assert int(net[2].num_batches_tracked) == 0
+    assert (x == 3.0).all()
+
+
+@pytest.mark.parametrize(("example", "got"), [
+    (torch.ones(3, 5), r"inputs that the module takes, got shape \(3, 5\), torch.float32 \(mat1"),
+    ((torch.ones(3, 4), torch.ones(3, 1)), "inputs that the module takes, got 0 of shape"),
+    ({"other": torch.ones(3, 4)}, "inputs that the module takes, got other of shape"),
+    (torch.ones(()), "tensors with one row per observation, got a scalar"),
+    ((), "at least one tensor"),
+    (np.array(["a"]), "numbers, got an array of dtype"),
+    ("text", "a tensor or an array, got str"),
+])
+def test_examples_that_the_module_does_not_take_are_one_line(example, got):
+    with pytest.raises((InputError, subbayes.InputTypeError), match=f"^example: expected {got}"):
+        thinned(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).export(example)
+
+
+@pytest.mark.parametrize("layout", ["dense", "csr", "auto"])
+def test_transformer_layers_read_dense_weights(layout):
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.encoder(x).mean(1))
+
+    result, x = thinned(Classifier()), torch.randn(20, 3, 8)
+    small = result.export(example=x, layout=layout)
+    assert small.layouts["encoder.linear1"] == small.layouts["encoder.linear2"] == "dense"
+    assert layout != "csr" or small.layouts["head"] == "csr"
+    expected = result.predict(x, structure="median", weights="mean").outputs[0]
+    with torch.no_grad():  # without gradients, where the layer passes its weights to one kernel
+        torch.testing.assert_close(small.module(x).double(), torch.as_tensor(expected).double(),
+                                   atol=1e-5, rtol=1e-5)
+
+
+# --- what reduces positions -----------------------------------------------------------------------
+
+REDUCE = {
+    "torch.max_pool2d": (lambda x: torch.max_pool2d(x, 2).flatten(1), 32, 2),
+    "mean": (lambda x: x.mean((2, 3)), 8, 2),
+    "mean from behind": (lambda x: x.mean(dim=[-1, -2]), 8, 2),
+    "kept": (lambda x: torch.mean(x, (2, 3), keepdim=True).flatten(1), 8, 2),
+    "amax": (lambda x: torch.amax(x, (3, 2)), 8, 2),
+    "one after the other": (lambda x: x.mean(3).mean(2), 8, 8),  # not seen through
+    "another dtype": (lambda x: x.mean((2, 3), dtype=torch.float64), 8, 8),
+    "over channels": (lambda x: x.mean((1, 2)).repeat(1, 2), 8, 8),
+    "over rows and columns in part": (lambda x: x.mean(3).flatten(1), 32, 8),
+}
+
+
+@pytest.mark.parametrize("what", list(REDUCE))
+def test_units_go_where_all_positions_are_reduced_to_one(what):
+    class Pooled(nn.Module):
+        def __init__(self, reduce, width):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3)
+            self.head, self.reduce = nn.Linear(width, 3), reduce
+
+        def forward(self, x):
+            return self.head(self.reduce(torch.relu(self.b(torch.relu(self.a(x))))))
+
+    reduce, width, left = REDUCE[what]
+    torch.manual_seed(0)
+    net, x = Pooled(reduce, width).double().eval(), torch.randn(5, 1, 8, 8).double()
+    net.b.weight.data[2:] = 0.0  # units with a constant each
+    small = exported(net, example=x)
+    assert small.units["b"] == (8, left)
+    torch.testing.assert_close(small.module(x), net(x), rtol=1e-12, atol=1e-12)
+
+
+def test_sparse_layers_are_no_zeros():
+    made = sparse.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))
+    with pytest.raises(InputError, match="module: expected a module with zeros, got one that conv"):
+        exported(made)

@@ -1,0 +1,339 @@
+"""Files of sparse networks, exported ones, and what becomes of networks that moved."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import subbayes
+from subbayes import InputError, InputTypeError, sparse
+from subbayes.sparse.export.small_network import _densified
+from subbayes.utils import artifact
+
+
+def network():
+    """A linear stack of which units and weights are out."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv1d(2, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.Flatten(),
+                           nn.Linear(24, 9), nn.Sigmoid(), nn.Linear(9, 3, bias=False))
+    made = sparse.convert(module).eval()
+    with torch.no_grad():
+        for layer in sparse.sparse_layers(made).values():
+            out = torch.rand(layer.logits.mean.shape) < 0.6
+            out[: len(out) // 3] = True
+            layer.logits.mean.copy_(torch.where(out, -5.0, 5.0))
+    return module, sparse.SparseNetwork(made, subbayes.Categorical(3))
+
+
+INPUTS = torch.randn(7, 2, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("layout", ["dense", "csr"])
+def test_a_saved_small_network_gives_the_same_outputs(tmp_path, layout):
+    module, whole = network()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    small = whole.export(INPUTS, layout)
+    assert small.units["4"][1] < small.units["4"][0]
+    back = sparse.load_exported(small.save(tmp_path / "deep" / "small.safetensors"), module)
+    assert torch.equal(back.module(INPUTS), small.module(INPUTS))
+    assert (back.units, back.layouts, back.weights) == (small.units, small.layouts, small.weights)
+    assert back.module[4].in_features == small.module[4].in_features
+    assert back.module[6].bias is not None  # what silent units say all the time
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_saved_layer_that_is_the_whole_network_gives_the_same_outputs(tmp_path):
+    whole = sparse.SparseNetwork(sparse.convert(nn.Linear(6, 2)).eval(), subbayes.Categorical(2))
+    x = torch.randn(30, 6)
+    small = whole.export(x, "csr")
+    back = sparse.load_exported(small.save(tmp_path / "small.safetensors"), nn.Linear(6, 2))
+    assert isinstance(back.module, sparse.CsrLinear)
+    assert torch.equal(back.module(x), small.module(x))
+
+
+def test_a_dense_file_is_a_state_dict(tmp_path):
+    _, whole = network()
+    small = whole.export(layout="dense")
+    found = load_file(small.save(tmp_path / "small.safetensors"))
+    assert found.keys() == small.module.state_dict().keys()
+    for name, value in small.module.state_dict().items():
+        assert torch.equal(found[name], value)
+
+
+def test_a_file_that_is_there_stays(tmp_path):
+    _, whole = network()
+    file = tmp_path / "small.safetensors"
+    file.write_bytes(b"mine")
+    with pytest.raises(InputError, match="path: expected a new file, got one that is there"):
+        whole.export().save(file)
+    assert file.read_bytes() == b"mine"
+    whole.export().save(file, overwrite=True)
+    assert len(file.read_bytes()) > 100
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_loaded_is_one_line(tmp_path):
+    module, whole = network()
+    file = whole.export().save(tmp_path / "small.safetensors")
+    with pytest.raises(InputError, match="module: expected the layers of .*others: 4, 6"):
+        sparse.load_exported(file, nn.Sequential(nn.Conv1d(2, 6, 3)))
+    (tmp_path / "text").write_text("no tensors")
+    for name, facts in (("empty", "{}"), ("odd", "zz"), ("list", "[]")):
+        save_file({"a": torch.zeros(1)}, tmp_path / name, metadata={"subbayes": facts})
+    other = "another file, or a damaged one: "
+    for odd in (None, nn.Linear):
+        with pytest.raises(InputTypeError, match="module: expected the torch.nn.Module that was c"):
+            sparse.load_exported(tmp_path / "text", odd)
+    for name, got in (("text", other), ("empty", other), ("odd", other), ("list", other),
+                      ("nothing", "no such file: ")):
+        with pytest.raises(InputError, match=f"path: .*Exported.save wrote, got {got}.*{name}"):
+            sparse.load_exported(tmp_path / name, module)
+
+
+def test_csr_layers_become_dense_for_onnx():
+    _, whole = network()
+    small = whole.export(INPUTS, "csr").module
+    dense = _densified(small)
+    assert not any(isinstance(layer, sparse.CsrLinear) for layer in dense.modules())
+    assert isinstance(small[4], sparse.CsrLinear)
+    torch.testing.assert_close(dense(INPUTS), small(INPUTS))
+
+
+@pytest.mark.skipif(find_spec("onnx") is not None, reason="onnx is installed")
+def test_onnx_is_asked_for_by_name(tmp_path):
+    _, whole = network()
+    with pytest.raises(ImportError, match="to_onnx needs the package onnx: pip install onnx"):
+        whole.export().to_onnx(tmp_path / "small.onnx", INPUTS)
+
+
+@pytest.mark.skipif(find_spec("onnx") is None, reason="needs onnx")
+@pytest.mark.parametrize("layout", ["dense", "csr"])
+def test_an_onnx_file_gives_the_same_outputs(tmp_path, layout):
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    _, whole = network()
+    small = whole.export(INPUTS, layout)
+    file = small.to_onnx(tmp_path / "small.onnx", INPUTS[:2])
+    onnx.checker.check_model(str(file))
+    (found,) = ReferenceEvaluator(str(file)).run(None, {"inputs": INPUTS.numpy()})
+    np.testing.assert_allclose(found, small.module(INPUTS).numpy(), atol=1e-5)
+    with pytest.raises(InputError, match="path: expected a new file"):
+        small.to_onnx(file, INPUTS)
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, first, second, **more):
+        return self.b(torch.relu(self.a(first))) + second + sum(more.values())
+
+
+@pytest.mark.skipif(find_spec("onnx") is None, reason="needs onnx")
+@pytest.mark.parametrize("named", [False, True])
+def test_an_onnx_file_of_several_inputs(tmp_path, named):
+    from onnx.reference import ReferenceEvaluator
+
+    small = sparse.exported(Two())
+    first, second = torch.randn(5, 3), torch.randn(5, 2)
+    example = {"second": second[:2], "first": first[:2].double()} if named else (
+        first[:2].numpy(), second[:2])
+    file = small.to_onnx(tmp_path / "small.onnx", example)
+    keys = ("first", "second") if named else ("inputs_0", "inputs_1")
+    given = dict(zip(keys, (first.numpy(), second.numpy()), strict=True))
+    (found,) = ReferenceEvaluator(str(file)).run(None, given)
+    np.testing.assert_allclose(found, small.module(first, second).numpy(), atol=1e-5)
+    for odd, message in (
+        ({"first": first, "second": second, "third": second}, "names that forward lists, got thir"),
+        (first, "inputs that the module takes"), ("text", "a tensor or an array, got str")):
+        with pytest.raises((InputError, subbayes.InputTypeError), match=f"example: .*{message}"):
+            small.to_onnx(tmp_path / "other.onnx", odd)
+
+
+# --- labels -------------------------------------------------------------------------------------
+
+
+def trained(labels, outputs=3, likelihood=None):
+    net = sparse.convert(nn.Linear(2, outputs))
+    return sparse.fit(net, likelihood or subbayes.Categorical(), (torch.randn(len(labels), 2),
+                      torch.tensor(labels)), epochs=1, progress=False)
+
+
+def test_a_class_without_rows_is_named():
+    with pytest.warns(UserWarning, match="no row of class 1, for which the network has an output"):
+        trained([0, 2, 2, 0])
+    with pytest.warns(UserWarning, match="no row of classes 1, 2, for which"):
+        trained([0, 0], likelihood=subbayes.Categorical(3))
+    with pytest.warns(UserWarning, match="no row of class 0, "):
+        trained([1, 1, 1], 1, subbayes.Bernoulli())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("ignore:The median model has nothing in")  # in a single epoch
+def test_classes_that_are_all_there_warn_of_nothing():
+    trained([0, 1, 2])
+    trained([0, 1, 1], 1, subbayes.Bernoulli())
+
+
+def test_more_labels_than_outputs_are_refused():
+    with pytest.raises(InputError, match=r"y: expected labels in 0\.\.2, the module's 3 outputs, "
+                                         r"got 4"):
+        trained([0, 4, 1])
+    with pytest.raises(InputError, match=r"module: expected 5 outputs for .*got 3"):
+        trained([0, 4, 1], likelihood=subbayes.Categorical(5))
+
+
+def test_a_module_of_other_layers_is_refused_by_its_architecture(tmp_path):
+    module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+    network = sparse.SparseNetwork(sparse.convert(module), subbayes.Gaussian(1.0))
+    folder = sparse.save(network, tmp_path / "saved")
+    for other in (nn.Linear(5, 1), network.module):
+        with pytest.raises(InputError, match="module: expected the saved architecture Sequential"):
+            sparse.load(folder, other)
+
+# --- whole posteriors ---------------------------------------------------------------------------
+
+
+def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
+    made = sparse.convert(subbayes.MLP(3, (20, 6), 1, seed=0), "low-rank", keep="layers.4",
+                          estimator="relaxed", temperature=0.4)
+    made = sparse.convert(made, "dropout", temperature=0.2)
+    network = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(1.0))
+    assert [layer.posterior for layer in network.layers.values()] == [
+        "low-rank", "low-rank", "dropout"]
+    back, _ = sparse.load(sparse.save(network, tmp_path / "saved"))
+    for name, layer in network.layers.items():
+        other = back.layers[name]
+        assert (type(other), other.extra_repr()) == (type(layer), layer.extra_repr())
+        assert (other.temperature, other.phase) == (layer.temperature, layer.phase)
+        for key, value in layer.state_dict().items():
+            assert torch.equal(other.state_dict()[key], value)
+    x = torch.randn(5, 3)
+    assert torch.equal(back.predict(x).outputs, network.predict(x).outputs)
+
+
+@pytest.mark.parametrize("posterior", sparse.FACTORS + sparse.BASELINES)
+def test_layers_of_a_loaded_network_draw_from_one_stream(posterior, tmp_path):
+    made = sparse.convert(subbayes.MLP(3, (4,), 1, seed=0), posterior)
+    folder = sparse.save(sparse.SparseNetwork(made, subbayes.Gaussian(1.0)), tmp_path / "saved")
+    first, second = sparse.load(folder)[0].layers.values()
+    assert first.noise is second.noise
+
+
+def test_files_with_one_posterior_for_all_layers_are_read(tmp_path):
+    made = sparse.convert(subbayes.MLP(3, (20,), 1, seed=0), "low-rank")
+    network = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(1.0))
+    tensors, meta = artifact.read(sparse.save(network, tmp_path / "new"))
+    common = ("posterior", "structure", "estimator", "temperature")
+    meta |= {key: meta["layers"]["layers.0"][key] for key in common} | {"rank": 3}
+    for config in meta["layers"].values():
+        for key in common:
+            del config[key]
+    artifact.write(tmp_path / "old", "sparse-network", tensors, meta)
+    x = torch.randn(5, 3)
+    assert torch.equal(sparse.load(tmp_path / "old")[0].predict(x).outputs,
+                       network.predict(x).outputs)
+
+
+# --- devices and dtypes -------------------------------------------------------------------------
+
+
+def test_a_network_that_was_moved_is_one_of_its_new_dtype():
+    made = sparse.convert(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(12, 1)))
+    made = made.double()
+    plain = sparse.plain(made)
+    assert {p.dtype for p in plain.parameters()} == {torch.float64}
+    assert all(p.requires_grad for p in plain.parameters())
+    with torch.no_grad():
+        plain[0].weight += 1
+    assert not torch.equal(plain[0].weight, made[0].mean)
+    x = torch.randn(20, 2, 6, dtype=torch.float64)
+    result = sparse.fit(made, subbayes.Gaussian(), (x, x[:, 0, 0]), epochs=1, progress=False)
+    assert result.network.dtype == torch.float64
+
+
+@pytest.mark.parametrize("posterior", sparse.FACTORS + sparse.BASELINES)
+def test_layers_are_made_where_their_module_is_and_leave_with_it(posterior):
+    made = sparse.convert(nn.Linear(3, 2, device="meta"), posterior)
+    own = {name: value for name, value in [*made.named_parameters(), *made.named_buffers()]
+           if not name.startswith(("slab.", "inclusion."))}
+    assert {value.device.type for value in own.values()} == {"meta"}
+    assert sparse.plain(made).weight.is_meta
+    assert not sparse.plain(made.to_empty(device="cpu")).weight.is_meta
+    moved = sparse.convert(nn.Linear(3, 2), posterior).to("meta")
+    assert sparse.plain(moved).bias.is_meta
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_posterior_on_a_gpu_is_that_on_the_cpu():
+    x, y = torch.randn(20, 3), torch.randn(20)
+    made = sparse.convert(nn.Linear(3, 1)).eval()
+    here = sparse.SparseNetwork(made, subbayes.Gaussian(1.0)).posterior((x, y))
+    there = sparse.SparseNetwork(made.cuda(), subbayes.Gaussian(1.0)).posterior(
+        (x.cuda(), y.cuda()))
+    assert there.subspace.shift.is_cuda
+    np.testing.assert_allclose(there.prior.mean, here.prior.mean)
+
+
+# --- the prior of the weights that are in -------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", ["weights", "units"])
+def test_the_posteriors_prior_has_each_layers_slab(structure):
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)), nn.Linear(3, 1))
+    slabs = sparse.NormalSlab(0.5), sparse.NormalSlab(2.0), sparse.StudentTSlab(1.0, 9.0)
+    made = sparse.convert(net, keep="3", structure=structure, prior={
+        str(i): sparse.SpikeSlab(slab, sparse.Bernoulli(0.5)) for i, slab in enumerate(slabs)})
+    with torch.no_grad():  # one weight of each layer is out, or one unit
+        for layer in sparse.sparse_layers(made).values():
+            layer.logits.mean.view(-1)[1] = -3.0
+    result = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(1.0))
+    data = torch.zeros(2, 3), torch.zeros(2)
+    prior = result.posterior(data).prior
+    each = 11 if structure == "weights" else 8  # with biases
+    expected = np.repeat([0.5, 2.0, 3.0, 1.0], [each, each, each, 4])
+    np.testing.assert_allclose(prior.scale, expected)
+    drawn = prior.sample((20_000, len(expected)), np.random.default_rng(0))
+    start = result.weights("median", "mean")[0].numpy()
+    weights = drawn + start[start != 0]
+    np.testing.assert_allclose(weights.mean(0), 0, atol=5 * 3 / 20_000**0.5)
+    np.testing.assert_allclose(weights.var(0), expected**2, rtol=5 * (2 / 20_000) ** 0.5)
+    assert set(result.posterior(data, prior_scale=0.3).prior.scale) == {0.3}
+
+
+# --- covariances between inputs -----------------------------------------------------------------
+
+
+def test_a_module_of_other_parts_is_refused(tmp_path):
+    module, whole = network()
+    for layout in ("dense", "csr"):
+        file = whole.export(INPUTS, layout).save(tmp_path / f"{layout}.safetensors")
+        other = nn.Sequential(*(nn.Tanh() if isinstance(own, nn.Sigmoid) else own
+                                for own in module))
+        with pytest.raises(InputError, match=r"module: expected the layers .* got others: 5 \(Tan"):
+            sparse.load_exported(file, other)
+        assert sparse.load_exported(file, module).layouts
+
+
+@pytest.mark.skipif(find_spec("onnx") is None, reason="needs onnx")
+def test_an_onnx_file_of_transformer_layers(tmp_path):
+    from onnx.reference import ReferenceEvaluator
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 12, batch_first=True),
+                        nn.Linear(8, 2)).eval()
+    x = torch.randn(4, 5, 3)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    small = sparse.exported(sparse.prune(net, 0.5), example=x, layout="dense")
+    file = small.to_onnx(tmp_path / "small.onnx", x)
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    found = ReferenceEvaluator(str(file)).run(None, {"inputs": x.numpy()})[0]
+    np.testing.assert_allclose(found, small.module(x), atol=1e-5)

@@ -1,0 +1,213 @@
+"""Traced and compiled steps of sparse training take the same steps as eager ones."""
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from subbayes import Categorical, Gaussian, sparse
+from subbayes.sparse import steps
+from subbayes.utils.checks import InputError
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # checks of annotations are traced too: slow
+
+
+@pytest.fixture
+def traced_at_once(monkeypatch):
+    monkeypatch.setattr(steps, "_OFTEN", 1)
+    monkeypatch.setattr(steps, "_COMPILING", 0.0)
+
+
+def network(*more: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), *more, nn.Linear(8, 3))
+
+
+def rows(n: int = 50):
+    generator = torch.Generator().manual_seed(1)
+    return (torch.randn(n, 3, generator=generator), torch.randint(0, 3, (n,), generator=generator))
+
+
+def fitted(mode, module=None, likelihood=None, data=None, **options):
+    settings = {"epochs": 4, "early_epochs": 2, "batch_size": 20, "progress": False} | options
+    convert = {key: settings.pop(key) for key in ("posterior", "structure", "estimator")
+               if key in settings}
+    made = sparse.convert(network() if module is None else module, **convert)
+    return sparse.fit(made, likelihood or Categorical(), rows() if data is None else data,
+                      mode=mode, **settings)
+
+
+def check_same(one, other, tolerance=2e-4):
+    for (name, a), (_, b) in zip(one.module.state_dict().items(),
+                                 other.module.state_dict().items(), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=name)
+    for name, values in one.history.items():
+        np.testing.assert_allclose(values, other.history[name], rtol=tolerance)
+
+
+@pytest.mark.usefixtures("traced_at_once")
+@pytest.mark.parametrize("estimator", ["local", "relaxed"])
+@pytest.mark.parametrize(("posterior", "structure"), [
+    ("mean-field", "weights"), ("mean-field", "units"), ("mvn", "weights"),
+    ("low-rank", "weights")])
+def test_traced_steps_are_eager_steps(posterior, structure, estimator):
+    options = {"posterior": posterior, "structure": structure, "estimator": estimator}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of tracing that fails
+        warnings.filterwarnings("ignore", "The median model has nothing in")
+        traced = fitted("trace", **options)
+    check_same(traced, fitted("eager", **options))
+
+
+@pytest.mark.usefixtures("traced_at_once")
+@pytest.mark.parametrize("post", ["fixed", "median"])
+def test_traced_steps_follow_the_phases(post):
+    options = {"post": post, "post_epochs": 2}
+    check_same(fitted("trace", **options), fitted("eager", **options))
+
+
+@pytest.mark.usefixtures("traced_at_once")
+def test_traced_steps_of_convolutions_and_of_learned_noise():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(),
+                           nn.Linear(24, 1))
+    x = torch.randn(40, 1, 6, generator=torch.Generator().manual_seed(2))
+    options = {"module": module, "likelihood": Gaussian(), "data": (x, x.sum((1, 2)))}
+    check_same(fitted("trace", **options), fitted("eager", **options))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced_at_once")
+@pytest.mark.parametrize("posterior", ["mean-field", "low-rank"])
+def test_compiled_steps_are_eager_steps(posterior):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # of tracing that fails; torch's own are others
+        warnings.filterwarnings("ignore", "The median model has nothing in")
+        compiled = fitted("compile", posterior=posterior)
+    check_same(compiled, fitted("eager", posterior=posterior))
+
+
+@pytest.mark.usefixtures("traced_at_once")
+@pytest.mark.parametrize("own", [nn.Dropout(0.3), nn.BatchNorm1d(8)])
+def test_modules_with_randomness_or_statistics_of_their_own_are_evaluated_eagerly(own):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        traced = fitted("trace", network(own))
+    eager = fitted("eager", network(own))
+    for a, b in zip(traced.module.state_dict().values(), eager.module.state_dict().values(),
+                    strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("traced_at_once")
+class Peeking(nn.Module):
+    """A network that does something in Python with the rows, or with numbers of its own."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.net, self.what, self.held = network(), what, {"calls": 0}
+
+    def forward(self, x):
+        out = self.net(x)
+        if self.what == "numpy":
+            return out * torch.from_numpy(np.sin(3 * x[:, :1].numpy()))
+        if self.what == "list":
+            return out * torch.tensor([[1.0 + (v > 0)] for v in x[:, 0].tolist()])
+        if self.what == "rows":
+            found, above = out.clone(), torch.where(x[:, 0] > 0)[0]
+            found[above] = 2 * found[above]
+            return found
+        if not self.training:
+            return out
+        if self.what == "random":
+            return out * (2.0 if random.random() < 0.5 else 1.0)
+        if self.what == "numpy random":
+            return out * (1 + np.random.random())  # noqa: NPY002
+        self.held["calls"] += 1
+        return out * (1 + self.held["calls"] % 3)
+
+
+@pytest.mark.usefixtures("traced_at_once")
+@pytest.mark.parametrize(("what", "said"), [
+    ("numpy", "its result differs on other rows"), ("list", "its result differs on other rows"),
+    ("rows", "replaying the training step failed"), ("random", None),
+    ("numpy random", None), ("held", "its result differs")])
+def test_what_a_trace_cannot_hold_is_evaluated_eagerly(what, said):
+    found = []
+    for mode in ("eager", "trace"):
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            found.append(fitted(mode, Peeking(what), batch_size=17))
+        heard = [str(w.message) for w in heard if "failed (" in str(w.message)]
+        assert [mode == "trace"] * len(heard) == [True] * len(heard)
+    assert all(said in line for line in heard) if said else not heard
+    assert bool(heard) == (said is not None)
+    if what != "held":  # it counts the looks too
+        check_same(*found)
+
+
+@pytest.mark.usefixtures("traced_at_once")
+def test_modules_that_hooks_listen_to_are_evaluated_eagerly():
+    calls, module = {"eager": 0, "trace": 0}, network()
+
+    def count(*_):
+        calls[mode] += 1
+
+    module[0].register_forward_hook(count)
+    for mode in calls:
+        fitted(mode, module)
+    assert calls["trace"] == calls["eager"] > 12
+
+
+def test_a_traced_run_resumes_bit_for_bit(tmp_path):
+    whole = fitted("trace")
+
+    def stop(epoch, _):
+        if epoch == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted("trace", checkpoint=tmp_path / "run.pt", callback=stop)
+    again = fitted("trace", checkpoint=tmp_path / "run.pt")
+    assert whole.history == again.history
+    for a, b in zip(whole.module.state_dict().values(), again.module.state_dict().values(),
+                    strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_run_goes_on_in_the_mode_it_began_in(tmp_path):
+    """Other modes round otherwise: the run would not be the uninterrupted one."""
+    fitted("eager", checkpoint=tmp_path / "run.pt")
+    with pytest.raises(InputError, match="a run with these settings"):
+        fitted("trace", checkpoint=tmp_path / "run.pt")
+
+
+@pytest.mark.usefixtures("traced_at_once")
+def test_tracing_leaves_everybodys_random_numbers_alone():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    module = network()
+    torch.set_rng_state(before)
+    fitted("trace", module)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_few_steps_are_not_worth_tracing(monkeypatch):
+    monkeypatch.setattr(steps.Steps, "_traced", None)  # calling it would fail
+    fitted("trace")
+
+
+@pytest.mark.usefixtures("traced_at_once")
+@pytest.mark.parametrize("rate", [1e2, 1e10, 1e30])
+def test_traced_steps_to_numbers_that_are_none(rate):
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        result = fitted("trace", rates=sparse.Rates(weights=rate), epochs=6)
+    assert rate < 1e10 or any("The ELBO is no number" in str(w.message) for w in heard)
+    for name, parameter in result.module.named_parameters():
+        assert bool(torch.isfinite(parameter).all()), name

@@ -1,0 +1,293 @@
+"""The optimal subspace: attains the bound of Eckart and Young, whatever network and rank."""
+
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jacobians import dense, problem
+
+import subbayes
+from subbayes import DenseSubspace, InputError, InputTypeError, Network
+from subbayes.curvature.precision_factory import precision
+from subbayes.curvature.subspace_precision import Restricted
+from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.subspace_error import (
+    dead_fraction,
+    eckart_young,
+    jacobian_rank,
+    judge,
+    kl,
+    log_trace,
+    relative_error,
+    trace_criterion,
+    wasserstein,
+)
+from subbayes.plots import judgements
+from subbayes.subspaces.optimal import optimal, optimal_for
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+@pytest.mark.parametrize("rank", [1, 4, 7])
+def test_attains_the_bound(classes, rank):
+    net, likelihood, data, new = problem(0, classes)
+    psi = precision(net, likelihood, data)
+    space, values = optimal_for(psi, new, rank)
+    full, inside = psi.covariance(new), Restricted(psi.V, space, 1.0)
+    assert abs(relative_error(inside.covariance(new), full) - eckart_young(full, rank)) < 1e-8
+    torch.testing.assert_close(inside.z_covariance, torch.eye(rank).double(), rtol=0, atol=1e-8)
+    expected = torch.linalg.eigvalsh(full).flip(0)[:rank]
+    torch.testing.assert_close(values, expected, rtol=1e-8, atol=0)
+    again = optimal(net, likelihood, data, inputs=new, rank=rank)
+    torch.testing.assert_close(again.basis(), space.basis())
+
+
+@given(seed=st.integers(0, 10**6), rank=st.integers(1, 8), classes=st.sampled_from([1, 3]))
+@settings(max_examples=15)
+def test_laws_for_any_subspace(seed, rank, classes):
+    """Covariances are below the full one and grow with the rank; Q does not matter."""
+    net, likelihood, data, new = problem(seed, classes)
+    psi = precision(net, likelihood, data, prior_precision=0.5)
+    full, X = psi.covariance(new), psi.jacobian(new)
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.randn(rank, net.size, generator=generator, dtype=torch.float64)
+    mix = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
+    mix = mix + 3 * rank**0.5 * torch.eye(rank).double()
+    inside = Restricted(psi.V, DenseSubspace(net.weights, basis), 0.5)
+    covariance = inside.covariance(X)
+    assert torch.linalg.eigvalsh(full - covariance)[0] > -1e-9 * full.norm()
+    mixed = Restricted(psi.V, DenseSubspace(net.weights, mix @ basis), 0.5)
+    torch.testing.assert_close(mixed.covariance(X), covariance, rtol=1e-8, atol=1e-10)
+    traces = [inside.leading(r).covariance(X).trace() for r in range(1, rank + 1)]
+    assert all(a <= b + 1e-10 for a, b in zip(traces, traces[1:], strict=False))
+    best = Restricted(psi.V, optimal_for(psi, X, rank)[0], 0.5).covariance(X)
+    assert relative_error(best, full) <= relative_error(covariance, full) + 1e-9
+    assert trace_criterion(best, full) >= trace_criterion(covariance, full) - 1e-9
+
+
+def test_the_full_and_coordinate_subspaces():
+    net, likelihood, data, new = problem(1)
+    psi = precision(net, likelihood, data)
+    everything = Restricted(psi.V, subbayes.FullSubspace(net.weights), 1.0)
+    torch.testing.assert_close(everything.covariance(new), psi.covariance(new))
+    torch.testing.assert_close(everything.variances(), psi.variances())
+    assert math.isclose(everything.logdet(), psi.logdet(), rel_tol=1e-9)
+    assert math.isclose(everything.logdet(2.0), psi.logdet(2.0), rel_tol=1e-9)
+    some = subbayes.CoordinateSubspace(net.weights, torch.tensor([5, 1, 20]))
+    same = DenseSubspace(net.weights, some.basis())
+    chosen, as_dense = (Restricted(psi.V, space, 1.0) for space in (some, same))
+    for what in ("covariance", "blocks"):
+        torch.testing.assert_close(getattr(chosen, what)(new), getattr(as_dense, what)(new))
+    torch.testing.assert_close(chosen.variances(), as_dense.variances())
+    torch.testing.assert_close(chosen.leading(2).covariance(new),
+                               as_dense.leading(2).covariance(new))
+
+
+@pytest.mark.parametrize("kind", ["dense", "coordinates"])
+def test_a_subspace_of_what_the_primal_form_holds(kind):
+    net, likelihood, data, new = problem(2)
+    psi = precision(net, likelihood, data, "primal")
+    space = (subbayes.RandomSubspace(net.weights, 5, seed=0) if kind == "dense" else
+             subbayes.CoordinateSubspace(net.weights, torch.tensor([9, 2, 30])))
+    streamed = Restricted(psi.V, space, psi.prior_precision)
+    torch.testing.assert_close(Restricted.of(psi, space).covariance(new), streamed.covariance(new))
+
+
+@pytest.mark.parametrize("form", ["dual", "primal", "diagonal"])
+def test_covariances_input_by_input_and_draws(form):
+    net, likelihood, data, new = problem(2, 3)
+    psi = precision(net, likelihood, data, form)
+    full = psi.covariance(new).reshape(8, 3, 8, 3)
+    blocks = torch.stack([full[n, :, n] for n in range(8)])
+    torch.testing.assert_close(psi.blocks(new), blocks)
+    draws = psi.sample(4000, torch.Generator().manual_seed(0))
+    J = dense(net, new).flatten(0, 1)
+    truth = psi.covariance(new)
+    found = (draws @ J.T).T.cov(correction=0)
+    scale = truth.diagonal().sqrt()
+    assert ((found - truth).abs() < 5 * (2 / 4000) ** 0.5 * scale[:, None] * scale).all()
+
+
+def test_draws_in_a_subspace():
+    net, likelihood, data, new = problem(2, 3)
+    psi = precision(net, likelihood, data)
+    inside = Restricted(psi.V, subbayes.RandomSubspace(net.weights, 4), 1.0)
+    z = inside.coordinates(4000, torch.Generator().manual_seed(0))
+    truth, scale = inside.z_covariance, inside.z_covariance.diagonal().sqrt()
+    assert ((z.T.cov() - truth).abs() < 5 * (2 / 4000) ** 0.5 * scale[:, None] * scale).all()
+    weights = inside.sample(4000, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(weights, inside.subspace.push(z))
+
+
+def test_a_rank_above_that_of_the_jacobian_is_lowered():
+    net, likelihood, data, new = problem(3)
+    twice = torch.cat([new, new])  # duplicate inputs
+    with pytest.warns(UserWarning, match=r"rank: lowered from 12 to 8, the rank of the Jacobian"):
+        space = optimal(net, likelihood, data, inputs=twice, rank=12)
+    assert space.rank == 8
+    psi = precision(net, likelihood, data)
+    inside = Restricted(psi.V, space, 1.0).covariance(new)
+    assert relative_error(inside, psi.covariance(new)) < 1e-7
+    assert jacobian_rank(psi.jacobian(twice)) == 8
+
+
+def test_approximate_covariances_choose_good_subspaces_too():
+    net, likelihood, data, new = problem(4, width=30, n=40)
+    psi = precision(net, likelihood, data)
+    spaces = {"diagonal": optimal(net, likelihood, data, inputs=new, rank=4,
+                                  covariance="diagonal"),
+              "exact": optimal(net, likelihood, data, inputs=new, rank=4),
+              "random": subbayes.RandomSubspace(net.weights, 4)}
+    by_name = {j.name: j for j in judge(psi, spaces, new, noise=0.3)}
+    assert by_name["exact"].relative_error < by_name["diagonal"].relative_error
+    assert by_name["diagonal"].relative_error < by_name["random"].relative_error
+    assert by_name["exact"].kl < by_name["random"].kl
+    assert by_name["exact"].wasserstein < by_name["random"].wasserstein
+
+
+def test_measures_against_written_out_ones():
+    A = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
+    B = torch.diag(torch.tensor([3.0, 0.5]).double())
+    assert math.isclose(relative_error(B, A), float((A - B).norm() / A.norm()))
+    assert math.isclose(log_trace(A), math.log(3.0))
+    p, q = (torch.distributions.MultivariateNormal(torch.zeros(2).double(), S) for S in (A, B))
+    assert math.isclose(kl(A, B), float(torch.distributions.kl_divergence(p, q)), rel_tol=1e-9)
+    assert kl(A, A) < 1e-12
+    C = torch.diag(torch.tensor([1.0, 4.0]).double())  # they commute: sum of (a - b)^2
+    assert math.isclose(wasserstein(B, C), (3**0.5 - 1) ** 2 + (0.5**0.5 - 2) ** 2)
+    assert wasserstein(A, A) < 1e-12
+    assert math.isclose(eckart_young(B, 1), 0.5 / float(B.norm()))
+
+
+def test_dead_parameters_are_counted():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    with torch.no_grad():
+        net[0].bias.copy_(torch.tensor([-100.0, 100.0, 100.0]))  # one dead unit
+    network = Network(net)
+    data = (torch.randn(5, 2), torch.randn(5))
+    psi = precision(network, subbayes.Gaussian(1.0), data)
+    assert math.isclose(dead_fraction(psi.jacobian(data[0])), 4 / 13, rel_tol=1e-6)
+
+
+def test_what_cannot_be_judged():
+    net, likelihood, data, new = problem(5)
+    psi = precision(net, likelihood, data, "diagonal")
+    with pytest.raises(InputError, match="psi: expected an exact precision, dual or primal, got d"):
+        judge(psi, {"random": subbayes.RandomSubspace(net.weights, 2)}, new)
+    with pytest.raises(InputError, match="subspaces: expected at least one, got none"):
+        judge(precision(net, likelihood, data), {}, new)
+    exact, spaces = precision(net, likelihood, data), {"r": subbayes.RandomSubspace(net.weights, 2)}
+    for ranks, got in (((5,), "5"), ((), "none")):
+        with pytest.raises(InputError, match="ranks: expected at least one of at most 2, the la.*"
+                           f"got {got}"):
+            judge(exact, spaces, new, ranks=ranks)
+    for noise in (-0.3, math.nan, math.inf):
+        with pytest.raises(InputError, match="noise: expected a finite number of at least 0, got"):
+            judge(exact, spaces, new, noise=noise)
+    with pytest.raises(InputError, match="psi: expected an exact precision, .* got subspace"):
+        judge(linearised_laplace(net, likelihood, data, spaces["r"]), spaces, new)
+    with pytest.raises(InputError, match="subspace: expected 31 weights, as the network has"):
+        Restricted(psi.V, subbayes.RandomSubspace(torch.zeros(7), 2), 1.0)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_other_types_cannot_be_judged():
+    net, likelihood, data, new = problem(5)
+    psi, space = precision(net, likelihood, data), subbayes.RandomSubspace(net.weights, 2)
+    with pytest.raises(InputTypeError, match="subspaces: expected a dict of subspaces by name, "
+                       "got list"):
+        judge(psi, [space], new)
+    with pytest.raises(InputTypeError, match=r"subspaces\['net'\]: expected a Subspace, got Netw"):
+        judge(psi, {"net": net}, new)
+    with pytest.raises(InputTypeError, match="psi: expected the precision of all weights, or a Li"):
+        judge(net, {"random": space}, new)
+
+
+def test_a_posterior_is_judged_by_its_precision():
+    net, likelihood, data, new = problem(5)
+    posterior = linearised_laplace(net, likelihood, data, prior_precision=0.7)
+    spaces = {"random": subbayes.RandomSubspace(net.weights, 2)}
+    found, expected = (judge(p, spaces, new, noise=0.3) for p in (posterior, posterior.precision))
+    assert [j.trace for j in found] == [j.trace for j in expected]
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_with_targets_predictives_are_scored(classes):
+    net, likelihood, data, new = problem(8, classes)
+    y = new[:, 0] if classes == 1 else torch.arange(8) % 3
+    psi = precision(net, likelihood, data, prior_precision=0.5)
+    space = optimal_for(psi, new, 3)[0]
+    found = judge(psi, {"optimal": space}, new, ranks=(1, 3), targets=y)
+    part = DenseSubspace(space.shift, space.basis()[:1])
+    for subspace, nll, accuracy in ((part, found[0].nll, found[0].accuracy),
+                                    (space, found[1].nll, found[1].accuracy),
+                                    (None, found[0].full_nll, found[1].full_accuracy)):
+        predictive = linearised_laplace(net, likelihood, data, subspace,
+                                        prior_precision=0.5).predict(new)
+        assert math.isclose(nll, -float(predictive.log_prob(y).mean()), rel_tol=1e-9)
+        if classes == 1:
+            variance = predictive.epistemic + 0.3**2
+            gap = y.numpy() - predictive.mean
+            by_hand = 0.5 * np.mean(np.log(2 * np.pi * variance) + gap**2 / variance)
+            assert math.isclose(nll, by_hand, rel_tol=1e-9)
+            assert math.isnan(accuracy)
+        else:
+            labels = predictive.probabilities.argmax(1)
+            assert math.isclose(accuracy, (labels == y.numpy()).mean())
+    without, _ = judge(psi, {"optimal": space}, new, ranks=(1, 3))
+    assert without.relative_error == found[0].relative_error
+    assert math.isnan(without.nll)
+    assert math.isnan(without.full_nll)
+
+
+def test_noise_scales_come_with_the_targets():
+    net, _, (x, y), new = problem(9)
+    scales = torch.linspace(0.5, 2, 15).double(), torch.linspace(0.2, 1, 8).double()
+    likelihood = subbayes.Gaussian(noise="per-observation")
+    data, space = (x, (y, scales[0])), subbayes.RandomSubspace(net.weights, 3)
+    psi = precision(net, likelihood, data)
+    found, = judge(psi, {"random": space}, new, targets=(new[:, 0], scales[1]))
+    predictive = linearised_laplace(net, likelihood, data, space).predict(new, noise=scales[1])
+    assert math.isclose(found.nll, -float(predictive.log_prob(new[:, 0]).mean()), rel_tol=1e-9)
+
+
+def test_targets_that_do_not_fit():
+    net, likelihood, data, new = problem(8, 3)
+    psi = precision(net, likelihood, data)
+    spaces = {"random": subbayes.RandomSubspace(net.weights, 2)}
+    for y, message in (
+        (torch.zeros(5).long(), "inputs and targets: expected the same number of rows, got 8 and"),
+        (torch.arange(8) - 3, "y: expected labels"),
+        (torch.full((8,), math.nan), "targets: expected finite numbers, got 8 NaN"),
+    ):
+        with pytest.raises(InputError, match=message):
+            judge(psi, spaces, new, targets=y)
+
+
+def test_judgements_against_the_rank_are_drawn():
+    net, likelihood, data, new = problem(6)
+    psi = precision(net, likelihood, data)
+    spaces = {"optimal": optimal_for(psi, new, 6)[0],
+              "random": subbayes.RandomSubspace(net.weights, 4)}
+    found = judge(psi, spaces, new, ranks=(1, 2, 4, 6), noise=0.1, targets=new[:, 0])
+    assert [(j.name, j.rank) for j in found][-2:] == [("random", 2), ("random", 4)]
+    for what in ("relative_error", "trace", "log_trace", "wasserstein", "kl", "nll"):
+        ax = judgements(found, what)
+        lines = {line.get_label(): line for line in ax.get_lines()}
+        assert list(lines["optimal"].get_xdata()) == [1, 2, 4, 6]
+        assert list(lines["random"].get_ydata()) == [
+            getattr(j, what) for j in found if j.name == "random"]
+        assert ("least possible" in lines) is (what == "relative_error")
+        assert ("all weights" in lines) is (what == "nll")
+        plt.close(ax.figure)
+    with pytest.raises(InputError, match="what: expected one of 'relative_error', 'trace'"):
+        judgements(found, "error")
+    with pytest.raises(InputError, match=r"what: expected a measure that was computed, for 'accur"):
+        judgements(found, "accuracy")
+    with pytest.raises(InputError, match=r"Pass judge\(..., noise=...\)"):
+        judgements(judge(psi, spaces, new), "kl")
+    with pytest.raises(InputError, match="found: expected at least one judgement, got none"):
+        judgements([])

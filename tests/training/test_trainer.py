@@ -1,0 +1,634 @@
+"""Training against closed forms, scikit-learn and hand-written loops; nothing else is touched."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from subbayes import (
+    Bernoulli,
+    Categorical,
+    Data,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Network,
+    Poisson,
+    Standardized,
+    TrajectoryRecorder,
+    sparse,
+    swa,
+    train,
+)
+from subbayes.utils.checks import InputError, InputTypeError
+
+
+def table(n=60, d=3, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=generator, dtype=dtype)
+    w = torch.linspace(-1, 2, d, dtype=dtype)
+    return x, x @ w + 0.5 * torch.randn(n, generator=generator, dtype=dtype)
+
+
+def linear(d=3, outputs=1, bias=False, dtype=torch.float64):
+    layer = nn.Linear(d, outputs, bias=bias, dtype=dtype)
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
+def net(d=3, outputs=1, dropout=0.0, norm=False, seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        middle = [nn.BatchNorm1d(8)] if norm else []
+        middle += [nn.Dropout(dropout)] if dropout else []
+        return nn.Sequential(nn.Linear(d, 8), nn.Tanh(), *middle, nn.Linear(8, outputs))
+
+
+EXACT = {"optimizer": "sgd", "learning_rate": 0.2, "momentum": 0.5, "batch_size": None,
+         "epochs": 150, "progress": False}
+QUICK = {"epochs": 3, "batch_size": 16, "progress": False}
+
+
+def weights(result):
+    return result.network.weights
+
+
+# --- the optimum is the one of the model ------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("n", [20, 80])
+def test_linear_gaussian_map_is_the_ridge_solution(n, optimizer):
+    x, y = table(n)
+    noise, scale = 0.7, 0.4
+    precision = x.T @ x / noise**2 + torch.eye(3, dtype=x.dtype) / scale**2
+    expected = torch.linalg.solve(precision, x.T @ y / noise**2)
+    options = EXACT | {"optimizer": optimizer}
+    if optimizer == "adam":
+        options |= {"schedule": "cosine", "epochs": 400}
+    for decay in ({"prior_scale": scale}, {"weight_decay": 1 / (scale**2 * n)}):
+        result = train(linear(), Gaussian(noise), (x, y), **options, **decay)
+        assert torch.allclose(weights(result), expected, atol=1e-5)
+
+
+def test_no_decay_is_least_squares():
+    x, y = table()
+    result = train(linear(), Gaussian(1.0), (x, y), **EXACT)
+    expected = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    assert torch.allclose(weights(result), expected, atol=1e-8)
+
+
+def test_learned_noise_is_the_residual_standard_deviation():
+    x, y = table()
+    result = train(linear(), Gaussian(), (x, y), **EXACT)
+    residual = y - x @ weights(result)
+    assert result.likelihood.noise == pytest.approx((float(residual.square().mean().sqrt()),))
+
+
+def test_likelihood_parameters_are_not_decayed():
+    x, y = table()
+    y = 3 * y
+    result = train(linear(), Gaussian(), (x, y), **EXACT | {"epochs": 400}, weight_decay=0.1)
+    residual = y - x @ weights(result)
+    assert result.likelihood.noise[0] == pytest.approx(float(residual.square().mean().sqrt()), 1e-4)
+
+
+class ConstantNoise(nn.Module):
+    """A linear mean, and a raw variance that is not learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = linear()
+
+    def forward(self, x):
+        mean = self.mean(x)
+        return torch.cat([mean, torch.full_like(mean, -2.0)], 1)
+
+
+def test_learned_global_variance_makes_up_the_residual_variance():
+    x, y = table()
+    options = EXACT | {"optimizer": "adam", "learning_rate": 0.1, "epochs": 500,
+                       "schedule": "cosine"}
+    result = train(ConstantNoise(), HeteroscedasticGaussian(), (x, y), **options)
+    residual = y - x @ weights(result)
+    expected = float(residual.square().mean()) - math.log1p(math.exp(-2.0))
+    assert result.likelihood.global_variance == pytest.approx((expected,), rel=1e-4)
+
+
+def test_logistic_regression_is_that_of_scikit_learn():
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = table()
+    labels, scale = (y > 0).long(), 0.8
+    theirs = LogisticRegression(C=scale**2, fit_intercept=False, tol=1e-10).fit(x, labels)
+    result = train(linear(), Bernoulli(), (x, labels), **EXACT | {"learning_rate": 1.0},
+                   prior_scale=scale)
+    assert np.allclose(weights(result), theirs.coef_[0], atol=1e-5)
+
+
+def test_softmax_regression_is_that_of_scikit_learn():
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = table()
+    labels, scale = torch.bucketize(y, torch.tensor([-1.0, 1.0], dtype=y.dtype)), 0.8
+    theirs = LogisticRegression(C=scale**2, fit_intercept=False, tol=1e-10).fit(x, labels)
+    result = train(linear(outputs=3), Categorical(3), (x, labels), **EXACT | {"learning_rate": 1.0},
+                   prior_scale=scale)
+    assert np.allclose(weights(result).reshape(3, 3), theirs.coef_, atol=1e-4)
+
+
+def test_poisson_regression_is_that_of_scikit_learn():
+    from sklearn.linear_model import PoissonRegressor
+
+    x, _ = table()
+    counts = torch.poisson(torch.exp(0.5 * x[:, 0]), generator=torch.Generator().manual_seed(1))
+    theirs = PoissonRegressor(alpha=0.05, fit_intercept=False, tol=1e-10).fit(x, counts)
+    result = train(linear(), Poisson(), (x, counts), **EXACT, weight_decay=0.05)
+    assert np.allclose(weights(result), theirs.coef_, atol=1e-5)
+
+
+def test_standardised_targets_train_the_same_network_as_scaling_by_hand():
+    x, y = table()
+    y = 300 + 50 * y
+    likelihood = Standardized.of(Gaussian(), y)
+    scaled = (y - likelihood.shift[0]) / likelihood.scale[0]
+    ours = train(net().double(), likelihood, (x, y), **QUICK)
+    hand = train(net().double(), Gaussian(), (x, scaled), **QUICK)
+    assert torch.allclose(weights(ours), weights(hand), atol=1e-12)
+    expected = hand.history["train_loss"][-1] + math.log(likelihood.scale[0])
+    assert ours.history["train_loss"][-1] == pytest.approx(expected)
+
+
+def test_known_noise_per_observation():
+    x, y = table()
+    scale = torch.linspace(0.1, 2, len(y), dtype=y.dtype)
+    w = 1 / scale**2
+    expected = torch.linalg.solve(x.T @ (w[:, None] * x), x.T @ (w * y))
+    result = train(linear(), Gaussian("per-observation"), (x, (y, scale)),
+                   **EXACT | {"learning_rate": 0.05})
+    assert torch.allclose(weights(result), expected, atol=1e-6)
+
+
+# --- the loop is the one by hand -------------------------------------------------------------
+
+
+def by_hand(module, batches, epochs, optimizer, after=lambda epoch: None):
+    module.train()
+    for epoch in range(epochs):
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss = -Gaussian(0.5).log_prob(module(x), y).mean()
+            loss.backward()
+            optimizer.step()
+        after(epoch)
+    return module
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_minibatch_training_is_the_loop_by_hand(optimizer):
+    x, y = table(dtype=torch.float32)
+    loader = DataLoader(TensorDataset(x, y), batch_size=16)
+    result = train(net(), Gaussian(0.5), loader, epochs=4, optimizer=optimizer, momentum=0.8,
+                   learning_rate=0.02, weight_decay=0.1, progress=False)
+    module = net()
+    chosen = (torch.optim.SGD(module.parameters(), 0.02, momentum=0.8, weight_decay=0.1)
+              if optimizer == "sgd" else
+              torch.optim.Adam(module.parameters(), 0.02, weight_decay=0.1))
+    by_hand(module, loader, 4, chosen)
+    assert torch.allclose(weights(result), Network(module).weights, atol=1e-6)
+
+
+def test_swa_is_the_mean_of_the_snapshots_of_a_loop_by_hand():
+    x, y = table(dtype=torch.float32)
+    loader = DataLoader(TensorDataset(x, y), batch_size=16)
+    result = swa(net(), Gaussian(0.5), loader, epochs=6, learning_rate=0.05, momentum=0.5,
+                 every=2, max_snapshots=2, progress=False)
+    module, seen = net(), []
+    network = Network(module)
+    by_hand(module, loader, 6, torch.optim.SGD(module.parameters(), 0.05, momentum=0.5),
+            lambda epoch: seen.append(network.flatten(module)) if epoch % 2 else None)
+    path = torch.stack(seen)
+    assert len(path) == 3
+    assert torch.allclose(weights(result), path.mean(0), atol=1e-6)
+    assert torch.allclose(result.recorder.deviations, path[-2:] - path.mean(0), atol=1e-6)
+
+
+def test_swa_counts_steps_when_asked():
+    x, y = table(64)
+    result = swa(linear(), Gaussian(0.5), (x, y), epochs=3, every=3, unit="steps", batch_size=16,
+                 progress=False)
+    assert result.recorder.n == 4
+
+
+def test_all_rows_in_one_batch_whatever_the_batch_size():
+    data = table()
+    runs = [train(net().double(), Gaussian(), data, **QUICK | {"batch_size": size})
+            for size in (None, 60, 1000)]
+    assert all(torch.equal(weights(runs[0]), weights(run)) for run in runs)
+
+
+def test_every_row_is_seen_once_an_epoch():
+    seen = []
+
+    class Spy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, x):
+            if self.training:
+                seen.append(x[:, 0].clone())
+            return self.layer(x)
+
+    x = torch.arange(33.0)[:, None]
+    train(Spy(), Gaussian(1e3), (x, x[:, 0]), epochs=2, batch_size=16, progress=False)
+    assert [len(batch) for batch in seen] == [16, 17, 16, 17]
+    for epoch in (seen[:2], seen[2:]):
+        assert torch.equal(torch.cat(epoch).sort().values, x[:, 0])
+    assert not torch.equal(seen[0], seen[2])
+
+
+def test_biases_learn_at_their_own_rate():
+    x, y = table()
+    layer = linear(bias=True)
+    moves = []
+    for factor in (1.0, 2.0):
+        result = train(layer, Gaussian(1.0), (x, y), optimizer="sgd", epochs=1, batch_size=None,
+                       bias_lr_factor=factor, progress=False)
+        moves.append(weights(result) - Network(layer).weights)
+    assert torch.allclose(moves[1][:3], moves[0][:3])
+    assert torch.allclose(moves[1][3], 2 * moves[0][3])
+
+
+def test_gradients_are_clipped():
+    x, y = table()
+    before = linear()
+    result = train(before, Gaussian(0.01), (x, y), optimizer="sgd", epochs=1, batch_size=None,
+                   learning_rate=0.5, clip_norm=0.2, progress=False)
+    step = weights(result) - Network(before).weights
+    assert float(step.norm()) == pytest.approx(0.5 * 0.2, rel=1e-4)
+
+
+def test_schedules():
+    data = table()
+    options = {"epochs": 20, "learning_rate": 0.1, "batch_size": None, "progress": False}
+    rates = {s: train(linear(), Gaussian(1.0), data, schedule=s, **options).history["learning_rate"]
+             for s in ("constant", "cosine", "swa")}
+    assert rates["constant"] == [0.1] * 20
+    assert rates["cosine"] == pytest.approx(
+        [0.05 * (1 + math.cos(math.pi * e / 20)) for e in range(20)])
+    assert rates["swa"][:11] == [0.1] * 11
+    assert rates["swa"][14] == pytest.approx((0.1 + 0.001) / 2)
+    assert rates["swa"][18:] == pytest.approx([0.001] * 2)
+
+
+# --- what is left alone ----------------------------------------------------------------------
+
+
+def test_the_module_and_the_generators_are_left_as_they_were():
+    module = net(dropout=0.3, norm=True)
+    module[2].eval()
+    module[0].bias.requires_grad_(False)
+    before, modes = copy.deepcopy(module.state_dict()), [m.training for m in module.modules()]
+    x, y = table(dtype=torch.float32)
+    loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+    state = torch.get_rng_state()
+    for data in ((x, y), loader, TensorDataset(x, y)):
+        result = train(module, Gaussian(), data, validation=(x, y), **QUICK)
+        swa(result, Gaussian(), data, epochs=2, progress=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in
+               zip(before.values(), module.state_dict().values(), strict=True))
+    assert [m.training for m in module.modules()] == modes
+    assert [p.requires_grad for p in module.parameters()] == [True, False] + [True] * 4
+    assert all(p.grad is None for p in module.parameters())
+
+
+def test_frozen_parameters_stay():
+    module = net()
+    module[0].weight.requires_grad_(False)
+    result = train(module, Gaussian(), table(dtype=torch.float32), prior_scale=1.0, **QUICK)
+    assert torch.equal(result.module[0].weight, module[0].weight)
+    assert not torch.equal(result.module[2].weight, module[2].weight)
+    assert result.network.size == 8 + 8 + 1
+
+
+def test_training_moves_all_and_swa_only_the_selected():
+    data = table(dtype=torch.float32)
+    mask = torch.zeros(8, 3, dtype=torch.bool)
+    mask[2, 1] = mask[4] = True
+    result = train(net(), Gaussian(), data, parameters={"0.weight": mask}, **QUICK)
+    assert result.network.size == 4
+    assert not torch.equal(result.module[2].weight, net()[2].weight)
+    average = swa(result, Gaussian(), data, epochs=3, weight_decay=0.1, progress=False)
+    moved = average.network.module_with()
+    assert torch.equal(moved[2].weight, result.module[2].weight)
+    assert torch.equal(moved[0].weight != result.module[0].weight, mask)
+
+
+def test_the_mode_is_the_real_training_mode():
+    modes = []
+    module = net(dropout=0.5, norm=True).eval()
+    module.register_forward_pre_hook(lambda m, _: modes.append((m.training, m[3].training)))
+    result = train(module, Gaussian(), table(dtype=torch.float32), **QUICK)
+    assert (True, True) in modes
+    assert not result.module.training
+    assert int(result.module[2].num_batches_tracked) > 0
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x).tanh()).tanh())
+
+
+def test_tied_parameters_stay_tied():
+    data = table(dtype=torch.float32)
+    result = train(Tied(), Gaussian(), data, **QUICK)
+    average = swa(result, Gaussian(), data, epochs=2, progress=False).network.module_with()
+    for module in (result.module, average):
+        assert module.second.weight is module.first.weight
+    assert result.network.size == 9 + 3 + 3 + 4
+
+
+def test_results_say_what_they_are_in_a_line():
+    result = train(net(), Gaussian(0.5), table(dtype=torch.float32), **QUICK)
+    assert repr(result) == ("TrainingResult(Network(Sequential, 41 weights in 4 parameters), "
+                            "Gaussian(noise=0.5), epoch 3 of 3)")
+    average = swa(result, Gaussian(0.5), table(dtype=torch.float32), epochs=2, progress=False)
+    assert repr(average).endswith("TrajectoryRecorder(n=2, size=41, max_snapshots=20))")
+
+
+def test_training_works_where_gradients_are_off():
+    with torch.no_grad():
+        result = train(linear(), Gaussian(), table(), **QUICK)
+    assert float(weights(result).norm()) > 0
+
+
+# --- seeds -----------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_result():
+    x, y = table(dtype=torch.float32)
+    runs = {}
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(runs))  # what the user's generator does is of no concern
+        run = train(net(dropout=0.3), Gaussian(), (x, y), seed=seed, validation=0.2, **QUICK)
+        if seed in runs:
+            assert torch.equal(runs[seed], weights(run))
+        runs[seed] = weights(run)
+    assert not torch.equal(runs[0], runs[1])
+
+
+def test_a_shuffling_loader_follows_the_seed_whatever_its_workers():
+    x, y = table(dtype=torch.float32)
+    runs = []
+    for workers in (0, 0, 2):
+        torch.manual_seed(workers + len(runs))
+        loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True, num_workers=workers)
+        runs.append(weights(train(net(dropout=0.3), Gaussian(), loader, epochs=2, seed=3,
+                                  progress=False)))
+    assert torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[0], runs[2])
+
+
+# --- early stopping --------------------------------------------------------------------------
+
+
+def overfitting():
+    x, y = table(12, dtype=torch.float32)
+    far, z = table(50, seed=1, dtype=torch.float32)
+    return (x, y), (far, z)
+
+
+def test_early_stopping_goes_back_to_the_best_epoch():
+    data, held_out = overfitting()
+    result = train(net(norm=True), Gaussian(), data, validation=held_out, patience=5,
+                   learning_rate=0.05, epochs=300, batch_size=None, progress=False)
+    curve = result.history["validation_log_likelihood"]
+    assert len(curve) < 300
+    assert result.best_epoch == 1 + int(np.argmax(curve)) == len(curve) - 5
+    outputs = result.network(weights(result), held_out[0])
+    score = float(result.likelihood.log_prob(outputs, held_out[1]).mean())
+    assert score == pytest.approx(max(curve), abs=1e-5)
+
+
+def test_without_patience_validation_is_only_recorded():
+    data, held_out = overfitting()
+    options = {"learning_rate": 0.05, "epochs": 30, "progress": False}
+    watched = train(net(), Gaussian(), data, validation=held_out, **options)
+    alone = train(net(), Gaussian(), data, **options)
+    assert torch.equal(weights(watched), weights(alone))
+    assert watched.best_epoch == len(watched.history["validation_log_likelihood"]) == 30
+
+
+def test_a_fraction_is_held_out_and_the_prior_counts_the_rest():
+    x, y = table(50)
+    x[:, 0] = torch.arange(50, dtype=x.dtype)
+    seen = []
+
+    class Spy(nn.Linear):
+        def forward(self, rows):
+            if self.training:
+                seen.append(rows[:, 0])
+            return super().forward(0.1 * rows)
+
+    spy = Spy(3, 1, dtype=x.dtype)
+    runs = [train(spy, Gaussian(1.0), (x, y), validation=0.2, prior_scale=0.5, seed=seed,
+                  **EXACT | {"epochs": 1}) for seed in (0, 0, 1)]
+    trained = [set(rows.tolist()) for rows in seen]
+    assert [len(rows) for rows in trained] == [40] * 3
+    assert trained[0] == trained[1] != trained[2]
+    rows = seen[0].long()
+    decayed = train(spy, Gaussian(1.0), (x[rows], y[rows]), weight_decay=1 / (0.25 * 40),
+                    **EXACT | {"epochs": 1})
+    assert torch.allclose(weights(runs[0]), weights(decayed))
+
+
+def test_the_callback_sees_each_epoch_and_may_stop():
+    seen = []
+    recorder = TrajectoryRecorder()
+    result = train(net(), Gaussian(), table(dtype=torch.float32), epochs=9, progress=False,
+                   recorder=recorder,
+                   callback=lambda epoch, module: seen.append(epoch) or epoch == 4)
+    assert seen == [1, 2, 3, 4]
+    assert result.recorder is recorder
+    assert recorder.n == len(result.history["train_loss"]) == 4
+    assert torch.equal(torch.stack(recorder._recent)[-1], weights(result))
+
+
+# --- stochastic weight averaging -------------------------------------------------------------
+
+
+def test_swa_refreshes_batchnorm_at_the_average():
+    x, y = table(dtype=torch.float32)
+    start = train(net(norm=True), Gaussian(), (x, y), **QUICK)
+    average = swa(start, Gaussian(), (x, y), epochs=3, batch_size=None, progress=False)
+    module = average.network.module_with()
+    hidden = module[1](module[0](x))
+    assert torch.allclose(module[2].running_mean, hidden.mean(0), atol=1e-5)
+    assert torch.allclose(module[2].running_var, hidden.var(0), atol=1e-5)
+
+
+def test_swa_averages_what_the_likelihood_learns():
+    x, y = table()
+    start = train(linear(), Gaussian(), (x, y), **EXACT | {"epochs": 20})
+    assert start.raw.exp().tolist() == pytest.approx(list(start.likelihood.noise))
+    runs = [swa(start, Gaussian(), (x, y), epochs=5, batch_size=None, learning_rate=0.05,
+                progress=False) for _ in range(2)]
+    layer, raw, seen = copy.deepcopy(start.module), nn.Parameter(start.raw.clone()), []
+    optimizer = torch.optim.SGD([layer.weight, raw], 0.05, momentum=0.9)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (-Gaussian(raw.exp()).log_prob(layer(x), y).mean()).backward()
+        optimizer.step()
+        seen.append(raw.item())
+    for run in runs:
+        assert math.log(run.likelihood.noise[0]) == pytest.approx(np.mean(seen))
+    fixed = swa(start, start.likelihood, (x, y), epochs=2, progress=False)
+    assert fixed.likelihood == start.likelihood
+
+
+def test_swa_streams_its_trajectory():
+    x, y = table()
+    options = {"epochs": 30, "batch_size": 16, "progress": False}
+    streamed = swa(linear(), Gaussian(0.5), (x, y), rank=2, **options)
+    kept = swa(linear(), Gaussian(0.5), (x, y), max_snapshots=30, **options)
+    assert torch.allclose(weights(streamed), weights(kept))
+    assert torch.allclose(streamed.recorder.pca(2).basis(), kept.recorder.pca(2).basis(), atol=1e-6)
+
+
+# --- forms of data ---------------------------------------------------------------------------
+
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, a, b):
+        return self.layer(a + b)
+
+
+@pytest.mark.parametrize("form", [tuple, dict])
+def test_several_inputs(form):
+    x, y = table(dtype=torch.float32)
+    inputs = (x, x) if form is tuple else {"b": x, "a": x}
+    result = train(Sum(), Gaussian(), (inputs, y), **QUICK)
+    assert result.network.size == 4
+
+
+def test_numpy_arrays_and_streamed_data():
+    x, y = table(dtype=torch.float32)
+    memory = train(net(), Gaussian(), (x.numpy(), y.numpy()), **QUICK)
+    assert len(memory.history["train_loss"]) == 3
+    loader = DataLoader(TensorDataset(x, y), batch_size=16)
+    streamed = [train(net(), Gaussian(), data, **QUICK) for data in (loader, Data.of(loader))]
+    assert torch.equal(weights(streamed[0]), weights(streamed[1]))
+
+
+def test_a_batch_of_one_row_does_not_break_batchnorm():
+    x, y = table(33, dtype=torch.float32)
+    for data in ((x, y), DataLoader(TensorDataset(x, y), batch_size=16)):
+        result = train(net(norm=True), Gaussian(), data, **QUICK)
+        swa(result, Gaussian(), data, epochs=2, batch_size=16, progress=False)
+    with pytest.raises(InputError, match="batch_size: expected at least 2 for.*BatchNorm, got 1"):
+        train(net(norm=True), Gaussian(), (x, y), **QUICK | {"batch_size": 1})
+    with pytest.raises(InputError, match="data: expected at least 2 rows for BatchNorm, got 1 row"):
+        train(net(norm=True), Gaussian(1.0), (x[:1], y[:1]), **QUICK)
+
+
+def test_empty_batches_of_a_loader_are_left_out():
+    x, y = table(48, dtype=torch.float32)
+    full = [(x[i : i + 16], y[i : i + 16]) for i in (0, 16, 32)]
+    gaps = [(x[:0], y[:0]), full[0], (x[:0], y[:0]), *full[1:], (x[:0], y[:0])]
+    for norm in (False, True):
+        found, expected = (train(net(norm=norm), Gaussian(), DataLoader(batches, batch_size=None),
+                                 **QUICK) for batches in (gaps, full))
+        assert torch.equal(weights(found), weights(expected))
+    sparse_net = sparse.convert(net())
+    results = [sparse.fit(sparse_net, Gaussian(), DataLoader(batches, batch_size=None), epochs=3,
+                          progress=False) for batches in (gaps, full)]
+    assert results[0].history == results[1].history
+    whole = results[0].predict(x)
+    assert torch.equal(results[0].predict(DataLoader(gaps, batch_size=None)).outputs, whole.outputs)
+    for empty in ([], gaps[:1]):
+        with pytest.raises(InputError, match="inputs: expected at least one row, got an empty lo"):
+            results[0].predict(DataLoader(empty, batch_size=None))
+        with pytest.raises(InputError, match="data: expected at least one row, got an empty load"):
+            train(net(), Gaussian(), DataLoader(empty, batch_size=None), **QUICK)
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+def test_training_without_gradients():
+    x, y = table(dtype=torch.float32)
+    with torch.no_grad():  # which says nothing of the gradients that training needs itself
+        result = train(net(), Gaussian(), (x, y), **QUICK)
+    assert torch.equal(weights(result), weights(train(net(), Gaussian(), (x, y), **QUICK)))
+    with torch.inference_mode(), pytest.raises(
+            InputError, match=r"data: expected a call that may compute gradients, got one in "
+                              r"torch.inference_mode\(\). Train outside of it"):
+        train(net(), Gaussian(), (x, y), **QUICK)
+
+
+def test_a_training_that_diverges():
+    x, y = table(dtype=torch.float32)
+    with pytest.raises(InputError, match="learning_rate: expected a training loss that stays "
+                                         "finite, got .* in epoch .* Lower the learning rate"):
+        train(net(), Gaussian(0.01), (1e4 * x, y), optimizer="sgd", learning_rate=1e6, epochs=20,
+              progress=False)
+
+
+BAD = [
+    ({"prior_scale": 1.0, "weight_decay": 0.1}, "weight_decay: expected either weight_decay or"),
+    ({"prior_scale": 0.0}, "prior_scale: expected a finite number above 0"),
+    ({"weight_decay": -1.0}, "weight_decay: expected a finite number of at least 0"),
+    ({"learning_rate": 0.0}, "learning_rate: expected a finite number above 0"),
+    ({"epochs": 0}, "epochs: expected a whole number of at least 1, got 0"),
+    ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
+    ({"momentum": 1.0}, r"momentum: expected a number in \[0, 1\)"),
+    ({"clip_norm": 0.0}, "clip_norm: expected a finite number above 0"),
+    ({"bias_lr_factor": -1.0}, "bias_lr_factor: expected a finite number above 0"),
+    ({"final_learning_rate": -1.0}, "final_learning_rate: expected a finite number of at least"),
+    ({"patience": 3}, "patience: expected validation data to watch, got validation=None. Pass"),
+    ({"patience": 0, "validation": 0.2}, "patience: expected a whole number of at least 1"),
+    ({"validation": 1.5}, "validation: expected a fraction that leaves rows on both sides"),
+    ({"seed": -1}, "seed: expected a whole number of at least 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_settings_that_cannot_be(options, message):
+    with pytest.raises(InputError, match=message):
+        train(net(), Gaussian(), table(dtype=torch.float32), progress=False, **options)
+
+
+def test_data_that_do_not_fit():
+    x, y = table(dtype=torch.float32)
+    with pytest.raises(InputError, match="module: expected 2 outputs for Heteroscedastic.* got 1"):
+        train(net(), HeteroscedasticGaussian(), (x, y), **QUICK)
+    with pytest.raises(InputError, match="y: expected labels 0 and 1"):
+        train(net(), Bernoulli(), (x, y), **QUICK)
+    with pytest.raises(InputError, match="data inputs: expected finite numbers"):
+        train(net(), Gaussian(), (x * torch.nan, y), **QUICK)
+    with pytest.raises(InputError, match="held-out data, since the data are streamed, got 0.1"):
+        train(net(), Gaussian(), DataLoader(TensorDataset(x, y)), validation=0.1, **QUICK)
+    labels = (y > 0).long()
+    with pytest.raises(InputError, match="y: expected labels 0 and 1, got 3"):
+        train(net(), Bernoulli(), (x, labels), validation=(x, 3 * labels), **QUICK)
+    with pytest.raises(InputError, match="inputs: expected what the module takes"):
+        train(net(), Gaussian(), (x, y), validation=(x[:, :2], y), **QUICK)
+    with pytest.raises(InputError, match="every: expected at most the 3 epochs of the run, got 9"):
+        swa(net(), Gaussian(), (x, y), epochs=3, every=9, progress=False)
+    with pytest.raises(InputTypeError, match="start: expected a TrainingResult or a module"):
+        swa(3, Gaussian(), (x, y))

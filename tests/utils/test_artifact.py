@@ -1,0 +1,1011 @@
+"""Artifacts come back as they were, whoever is killed, whatever is full; and say what is wrong."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from subbayes.utils import artifact, files
+from subbayes.utils.artifact import (
+    ArtifactError,
+    atomic_write_bytes,
+    atomic_write_text,
+    fingerprint,
+    is_artifact,
+    read,
+    write,
+)
+from subbayes.utils.checks import InputError, InputTypeError
+
+resource = pytest.importorskip("resource", reason="forks and limits need a POSIX system")
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool,
+]  # fmt: skip
+STEPS = ["open", "write", "fsync", "replace", "unlink"]  # the system calls that writing consists of
+
+
+def content(value: int, size: int = 5) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors and metadata that say the same number, so that a mixture would show."""
+    tensors = {"a": torch.full((size,), float(value)), "b": torch.full((2, 3), value)}
+    return tensors, {"value": value, "text": "x" * (value % 7)}
+
+
+def value_at(path: Path) -> int:
+    """Read what `content` wrote, and check that it is all of one piece."""
+    tensors, meta = read(path, "test")
+    assert tensors["a"].unique().tolist() == [meta["value"]]
+    assert tensors["b"].unique().tolist() == [meta["value"]]
+    assert meta["text"] == "x" * (meta["value"] % 7)
+    return int(meta["value"])
+
+
+def put(path: Path, value: int, size: int = 5) -> None:
+    tensors, meta = content(value, size)
+    write(path, "test", tensors, meta, overwrite=True)
+
+
+def listing(path: Path) -> list[str]:
+    return sorted(os.listdir(path))
+
+
+def assert_tidy(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert listing(path) == ["manifest.json", manifest["tensor_file"]["name"]]
+
+
+def one_line(pattern: str, path: Path | None = None) -> Any:
+    """Expect an `ArtifactError` of one line with this pattern, and the path in it."""
+    shown = re.escape(repr(str(path))) if path is not None else ""
+    return pytest.raises(ArtifactError, match=rf"\A(?=.*{shown})[^\n]*{pattern}[^\n]*\.\Z")
+
+
+# --- what goes in comes out ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (4, 3, 2)], ids=str)
+def test_every_dtype_and_shape_comes_back(
+    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensor = torch.randint(0, 100, shape, generator=generator).to(dtype)
+    write(tmp_path / "a", "test", {"x": tensor}, {})
+    back = read(tmp_path / "a")[0]["x"]
+    assert back.dtype == dtype
+    assert back.shape == shape
+    assert torch.equal(back, tensor)
+
+
+def test_the_safetensors_library_reads_the_same_file(tmp_path: Path) -> None:
+    tensors = {
+        "transposed": torch.arange(12.0).reshape(3, 4).T,
+        "expanded": torch.tensor([1, 2]).expand(3, 2),
+        "strided": torch.arange(10, dtype=torch.float64)[::3],
+        "flag": torch.tensor(True),
+        "half": torch.tensor([1.5, -2.5], dtype=torch.bfloat16),
+        "none": torch.empty(0, 4),
+        "ünï/cödé": torch.tensor([math.nan, math.inf, -0.0]),
+    }
+    write(tmp_path, "test", tensors, {})
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    file = tmp_path / manifest["tensor_file"]["name"]
+    data = file.read_bytes()
+    assert file.name == f"tensors-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
+    assert manifest["tensor_file"]["bytes"] == len(data)
+    assert manifest["tensors"]["flag"] == {"dtype": "bool", "shape": []}
+    by_library, by_us = load_file(file), read(tmp_path)[0]
+    assert by_library.keys() == by_us.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        for back in (by_library[name], by_us[name]):
+            assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+            assert bits(back).equal(bits(tensor))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def test_shared_memory_parameters_and_views_are_written_as_they_are(tmp_path: Path) -> None:
+    base = torch.arange(6.0)
+    weight = torch.nn.Parameter(base.clone())
+    tensors = {
+        "all": base,
+        "tail": base[3:],
+        "again": base,
+        "weight": weight,
+        "neg": torch._neg_view(base),
+    }
+    write(tmp_path, "test", tensors, {})
+    back = read(tmp_path)[0]
+    for name, tensor in tensors.items():
+        assert torch.equal(back[name], tensor.detach())
+    assert not back["weight"].requires_grad
+    back["all"] += 1  # what is read is memory of its own
+    assert torch.equal(back["tail"], base[3:])
+    assert torch.equal(read(tmp_path)[0]["all"], base)
+
+
+def test_arrays_of_any_layout_become_tensors(tmp_path: Path) -> None:
+    frozen = np.arange(4.0)
+    frozen.setflags(write=False)
+    arrays = {
+        "reversed": np.arange(5)[::-1],
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "swapped": np.arange(3, dtype=">f8"),
+        "frozen": frozen,
+        "scalar": np.array(2.5),
+        "flags": np.array([True, False]),
+    }
+    write(tmp_path, "test", arrays, {})
+    back = read(tmp_path)[0]
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(back[name].numpy(), array)
+
+
+def test_no_tensors_at_all(tmp_path: Path) -> None:
+    write(tmp_path, "test", {}, {"only": "meta"})
+    assert read(tmp_path, "test") == ({}, {"only": "meta"})
+    assert_tidy(tmp_path)
+
+
+def test_a_tensor_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifact, "_PIECE", 1000)
+    tensor = torch.arange(12345, dtype=torch.int32)
+    write(tmp_path, "test", {"x": tensor, "y": tensor[:250]}, {})
+    assert torch.equal(read(tmp_path)[0]["x"], tensor)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_from_and_to_a_gpu(tmp_path: Path) -> None:
+    tensor = torch.arange(6.0).reshape(2, 3).T
+    write(tmp_path, "test", {"x": tensor.cuda()}, {})
+    back = read(tmp_path, device="cuda")[0]["x"]
+    assert back.is_cuda
+    assert torch.equal(back.cpu(), tensor)
+    assert fingerprint({"x": tensor.cuda()}, {}) == fingerprint({"x": tensor}, {})
+
+
+LEAVES = (
+    st.none() | st.booleans() | st.floats() | st.text() | st.integers(-(2**200), 2**200)
+    | st.sampled_from([2**63, -(2**63), math.nan, -0.0, "\ud800", "__float__"])
+)  # fmt: skip
+KEYS = st.text().filter(lambda key: key not in ("__float__", "__int__"))
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4)
+)
+
+
+def same(x: Any, y: Any) -> bool:
+    """Equal in value, type and order of keys; NaN equals itself."""
+    if type(x) is not type(y):
+        return False
+    if isinstance(x, dict):
+        return list(x) == list(y) and all(same(x[k], y[k]) for k in x)
+    if isinstance(x, list):
+        return len(x) == len(y) and all(map(same, x, y))
+    return repr(x) == repr(y) if isinstance(x, float) else x == y
+
+
+@given(meta=st.dictionaries(KEYS, VALUES, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_metadata_comes_back_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, meta: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "metadata"
+    write(path, "test", {}, meta, overwrite=True)
+    assert same(read(path)[1], meta)
+
+    def strict(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    json.loads((path / "manifest.json").read_text(), parse_constant=strict)
+
+
+def test_an_integer_of_any_length_comes_back(tmp_path: Path) -> None:
+    huge = 10**5000  # more digits than Python turns into text
+    write(tmp_path, "test", {}, {"huge": huge, "negative": -huge})
+    assert read(tmp_path)[1] == {"huge": huge, "negative": -huge}
+
+
+def test_metadata_of_numpy_and_torch_becomes_plain(tmp_path: Path) -> None:
+    state = np.random.default_rng(1).bit_generator.state
+    meta = {
+        "state": state,
+        "scalars": (
+            np.float32(0.5),
+            np.int16(-3),
+            np.bool_(True),
+            np.str_("s"),
+            np.uint64(2**64 - 1),
+        ),
+        "array": np.array([[1, 2], [3, 4]]),
+        "strange": np.array([np.nan, np.inf]),
+        "tensor": torch.tensor([1.5]),
+        "seed": signal.SIGINT,  # an IntEnum
+    }
+    write(tmp_path, "test", {}, meta)
+    back = read(tmp_path)[1]
+    assert back["state"] == state
+    assert state["state"]["state"] > 2**64
+    restored = np.random.default_rng()
+    restored.bit_generator.state = back["state"]
+    assert restored.random() == np.random.default_rng(1).random()
+    assert same(back["scalars"], [0.5, -3, True, "s", 2**64 - 1])
+    assert same(back["array"], [[1, 2], [3, 4]])
+    assert same(back["strange"], [math.nan, math.inf])
+    assert same(back["tensor"], [1.5])
+    assert same(back["seed"], 2)
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 1
+
+
+def circular() -> list[Any]:
+    inside: list[Any] = []
+    inside.append(inside)
+    return inside
+
+
+@pytest.mark.parametrize(
+    ("meta", "error", "pattern"),
+    [
+        ({"a": [1, {2}]}, InputTypeError, r"meta\['a'\]\[1\]: expected text, numbers.* got set\."),
+        ({"a": {"b": 1j}}, InputTypeError, r"meta\['a'\]\['b'\]: expected .* got complex\."),
+        ({"a": b"x"}, InputTypeError, r"meta\['a'\]: expected .* got bytes\."),
+        ({"a": np.array([1 + 2j])}, InputTypeError, r"meta\['a'\]\[0\]: expected .* got complex\."),
+        ({"a": {1: 2}}, InputTypeError, r"meta\['a'\]: expected keys that are text, got int\."),
+        ({"__int__": 2}, InputError, r"meta: expected keys other than .* got '__int__'\. Rename"),
+        ({"a": np.zeros(5000)}, InputError, r"meta\['a'\]: .* 4096 values, got 5000.* tensors\."),
+        ({"a": nested(100)}, InputError, r"meta: expected at most 64 levels, got deeper"),
+        ({"a": circular()}, InputError, r"meta: expected at most 64 levels, got deeper"),
+    ],
+)
+def test_metadata_that_has_no_form_is_refused(
+    tmp_path: Path, meta: dict[str, Any], error: type[Exception], pattern: str
+) -> None:
+    with pytest.raises(error, match=pattern):
+        write(tmp_path / "a", "test", {}, meta)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pattern"),
+    [
+        (torch.zeros(2, dtype=torch.complex64), r"tensors\['x'\]: .* real dtype.* got complex64\."),
+        (
+            torch.eye(2).to_sparse(),
+            r"tensors\['x'\]: expected a dense tensor, got layout sparse_coo",
+        ),
+        (torch.empty(2, device="meta"), r"tensors\['x'\]: expected a dense tensor, got .*without"),
+        (np.array(["a"]), r"tensors\['x'\]: expected a real dtype.* got <U1\."),
+        (np.array([None]), r"tensors\['x'\]: expected a real dtype.* got object\."),
+    ],
+    ids=["complex", "sparse", "meta", "text", "object"],
+)
+def test_tensors_that_have_no_form_are_refused(tmp_path: Path, tensor: Any, pattern: str) -> None:
+    with pytest.raises(InputError, match=pattern):
+        write(tmp_path / "a", "test", {"x": tensor}, {})
+    assert not (tmp_path / "a").exists()
+
+
+def test_names_and_types_that_have_no_form_are_refused(tmp_path: Path) -> None:
+    for name in ("__metadata__", "\ud800"):
+        with pytest.raises(InputError, match="tensors: expected a name the safetensors format"):
+            write(tmp_path / "a", "test", {name: torch.zeros(1)}, {})
+    with pytest.raises(InputTypeError, match=r"tensors\['x'\]: expected a tensor.* got list\."):
+        artifact._as_tensor("x", [1.0])
+    with pytest.raises(InputTypeError, match=r"tensors: expected names that are text, got int\."):
+        artifact._check_name(1)
+
+
+def test_the_fingerprint_tells_content_apart_and_nothing_else() -> None:
+    x, y = torch.arange(6.0).reshape(2, 3), torch.arange(3)
+    reference = fingerprint({"x": x, "y": y}, {"a": 1, "b": (1.5, None)})
+    assert re.fullmatch("[0-9a-f]{64}", reference)
+    transposed = x.T.contiguous().T
+    assert fingerprint({"y": y, "x": transposed}, {"b": [1.5, None], "a": np.int8(1)}) == reference
+    assert fingerprint({"x": x.numpy(), "y": y}, {"a": 1, "b": [1.5, None]}) == reference
+    others = [
+        fingerprint({"x": x.T, "y": y}, {"a": 1, "b": [1.5, None]}),
+        fingerprint({"x": x.reshape(3, 2), "y": y}, {"a": 1, "b": [1.5, None]}),
+        fingerprint({"x": x.double(), "y": y}, {"a": 1, "b": [1.5, None]}),
+        fingerprint({"z": x, "y": y}, {"a": 1, "b": [1.5, None]}),
+        fingerprint({"x": x, "y": y + 1}, {"a": 1, "b": [1.5, None]}),
+        fingerprint({"x": x}, {"a": 1, "b": [1.5, None]}),
+        fingerprint({"x": x, "y": y}, {"a": 1.0, "b": [1.5, None]}),
+        fingerprint({"x": x, "y": y}, {"a": 1, "b": [1.5]}),
+    ]
+    assert len({reference, *others}) == 9
+
+
+def test_equal_content_gives_equal_files(tmp_path: Path) -> None:
+    put(tmp_path / "a", 3)
+    put(tmp_path / "b", 3)
+    assert listing(tmp_path / "a") == listing(tmp_path / "b")
+    for name in listing(tmp_path / "a"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+# --- where it may be written --------------------------------------------------------------------
+
+
+def test_an_artifact_is_replaced_only_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder"
+    write(path, "test", *content(1))
+    with one_line("expected a new or an empty folder, .* Pass overwrite=True", path):
+        write(path, "test", *content(2))
+    assert value_at(path) == 1
+    write(path, "test", *content(2), overwrite=True)
+    assert value_at(path) == 2
+    assert_tidy(path)
+
+
+def test_files_of_others_beside_an_artifact_stay(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "tensors-old.safetensors").write_text("mine too")
+    put(tmp_path, 2)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "tensors-old.safetensors").read_text() == "mine too"
+    assert len(listing(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "strangers",
+    [{"thesis.tex": "…"}, {"manifest.json": '{"name": "app"}'}, {"manifest.json": "{"},
+     {"manifest.json": "[1]"}, {"tensors-0123456789abcdef.safetensors": "", "x.csv": ""}],
+    ids=lambda strangers: "+".join(strangers),
+)  # fmt: skip
+def test_a_foreign_folder_is_left_alone(
+    tmp_path: Path, strangers: dict[str, str], overwrite: bool
+) -> None:
+    for name, text in strangers.items():
+        (tmp_path / name).write_text(text)
+    with one_line("expected a new folder, an empty one or an artifact, .* Choose", tmp_path):
+        write(tmp_path, "test", *content(1), overwrite=overwrite)
+    assert {name: (tmp_path / name).read_text() for name in listing(tmp_path)} == strangers
+
+
+def test_a_path_that_is_or_lies_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for path in (file, file / "below"):
+        with one_line("path: expected a folder, .* existing files are intact", path):
+            write(path, "test", *content(1), overwrite=True)
+    assert file.read_text() == "mine"
+    with one_line("without null characters"):
+        write("a\0b", "test", {}, {})
+
+
+def test_a_tensor_file_without_a_manifest_is_not_swept_unasked(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    (tmp_path / "manifest.json").unlink()
+    with one_line("Pass overwrite=True", tmp_path):
+        write(tmp_path, "test", *content(2))
+    assert len(listing(tmp_path)) == 1
+    put(tmp_path, 2)
+    assert_tidy(tmp_path)
+
+
+def in_child(task: Callable[[], object]) -> str:
+    """Run `task` in a forked process and give what it raised as text; empty if nothing."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            task()
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def without_rights(task: Callable[[], object]) -> Callable[[], object]:
+    """Give up root, for which no folder is read-only."""
+
+    def run() -> None:
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        task()
+
+    return run
+
+
+def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "a", 1)
+    (tmp_path / "table.csv").write_text("old")
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # the folders above may be closed to others
+    modes = {path: path.stat().st_mode for path in (tmp_path / "a", tmp_path)}
+    for path, mode in modes.items():
+        path.chmod(mode & ~0o222 | 0o555)
+    tasks = [
+        lambda: put(Path("a"), 2),
+        lambda: put(Path("new"), 2),
+        lambda: atomic_write_text("table.csv", "new"),
+        lambda: atomic_write_text("new.csv", "new"),
+    ]
+    messages = [in_child(without_rights(task)) for task in tasks]
+    for path, mode in modes.items():
+        path.chmod(mode)
+    for text in messages:
+        assert text.startswith("ArtifactError: path: expected a path with permission to write, got")
+        assert "Permission denied at" in text
+        assert text.endswith("existing files are intact.")
+    assert value_at(tmp_path / "a") == 1
+    assert_tidy(tmp_path / "a")
+    assert listing(tmp_path) == ["a", "table.csv"]
+
+
+# --- what is wrong is said ----------------------------------------------------------------------
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def tensor_file(path: Path) -> Path:
+    return next(path.glob("tensors-*.safetensors"))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(tensor_file(path), tensor_file(path).stat().st_size - 1)
+
+
+def alter(path: Path) -> None:
+    data = bytearray(tensor_file(path).read_bytes())
+    data[-1] ^= 1
+    tensor_file(path).write_bytes(data)
+
+
+def reseal(path: Path, data: bytes) -> None:
+    """Put other bytes under the manifest, checksums and all."""
+    tensor_file(path).unlink()
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"tensors-{digest[:16]}.safetensors"
+    (path / name).write_bytes(data)
+    entry = {"name": name, "sha256": digest, "bytes": len(data)}
+    edit(path, lambda manifest: manifest.update(tensor_file=entry))
+
+
+def escape(path: Path) -> None:
+    edit(path, lambda m: m["tensor_file"].update(name="../outside.safetensors"))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "gone": (shutil.rmtree, "expected an artifact folder, .* which does not exist.* Check"),
+    "no manifest": (lambda p: (p / "manifest.json").unlink(), "has no manifest.json.*interrupted"),
+    "not JSON": (lambda p: (p / "manifest.json").write_text("{"), "expected JSON .* damaged: rest"),
+    "not text": (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe\x00"), "expected JSON"),
+    "deep JSON": (lambda p: (p / "manifest.json").write_text("[" * 10**5), "expected JSON"),
+    "a list": (lambda p: (p / "manifest.json").write_text("[]"), "expected a JSON object"),
+    "foreign": (lambda p: edit(p, lambda m: m.update(format="x")), "an artifact of subbayes, got"),
+    "newer": (lambda p: edit(p, lambda m: m.update(format_version=99, library_version="7.0")),
+              "version 1 or older, got version 99 .* subbayes 7.0. Upgrade subbayes"),
+    "no version": (lambda p: edit(p, lambda m: m.update(format_version="1")), "a format version"),
+    "no field": (lambda p: edit(p, lambda m: m.pop("tensors")), "all its fields .* 'tensors'"),
+    "odd field": (lambda p: edit(p, lambda m: m.update(tensor_file=3)), "all its fields"),
+    "odd number": (lambda p: edit(p, lambda m: m["meta"].update(x={"__int__": "?"})), "all its fi"),
+    "meta altered": (lambda p: edit(p, lambda m: m["meta"].update(value=9)), "meta with its check"),
+    "file missing": (lambda p: tensor_file(p).unlink(), "expected the tensor file .* no such file"),
+    "file truncated": (truncate, r"expected \d+ bytes in .* got \d+\. .* damaged"),
+    "file altered": (alter, "expected sha256 .*altered content"),
+    "file elsewhere": (escape, "a tensor file named by its .*, got .*outside"),
+    "not safetensors": (lambda p: reseal(p, b"rubbish"), "expected a safetensors file"),
+    "dtype": (lambda p: edit(p, lambda m: m["tensors"]["a"].update(dtype="float64")),
+              "expected tensor 'a' with .*float64.* got .*float32"),
+    "shape": (lambda p: edit(p, lambda m: m["tensors"]["b"].update(shape=[3, 2])),
+              r"expected tensor 'b' with .*\[3, 2\].* got .*\[2, 3\]"),
+    "tensor missing": (lambda p: edit(p, lambda m: m["tensors"].update(c={})), "'c' .* None"),
+    "tensor extra": (lambda p: edit(p, lambda m: m["tensors"].pop("b")), "tensor 'b' with None"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_named_with_the_path(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "a"
+    put(path, 1)
+    harm, pattern = DAMAGE[case]
+    harm(path)
+    with pytest.raises(ArtifactError, match=rf"\Apath: [^\n]*{pattern}[^\n]*\.\Z") as caught:
+        read(path, "test")
+    assert str(path) in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_file_or_another_kind_instead_of_the_artifact(tmp_path: Path) -> None:
+    put(tmp_path / "a", 1)
+    with one_line("of kind 'draws', got kind 'test' at .* right artifact", tmp_path / "a"):
+        read(tmp_path / "a", "draws")
+    file = tmp_path / "a" / "manifest.json"
+    with one_line("which is a file. Pass the folder that holds manifest.json", file):
+        read(file)
+    with one_line("device: expected a device of this machine, got 'cuda:99'. Pass 'cpu'"):
+        read(tmp_path / "a", device="cuda:99")
+
+
+def test_an_artifact_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "a", 1)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").chmod(0)
+    text = in_child(without_rights(lambda: read("a")))
+    (tmp_path / "a").chmod(0o755)
+    assert re.match(
+        "ArtifactError: path: expected an artifact that can be read, got Perm.* 'a'", text
+    )
+
+
+def test_is_artifact_looks_at_the_manifest_only(tmp_path: Path) -> None:
+    assert not is_artifact(tmp_path)
+    put(tmp_path, 1)
+    assert is_artifact(tmp_path)
+    assert not is_artifact(tmp_path / "manifest.json")
+    alter(tmp_path)
+    assert is_artifact(tmp_path)
+
+
+def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("pickle was used")
+
+    for name in ("load", "loads", "dump", "dumps", "Unpickler", "Pickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    monkeypatch.setattr(torch, "save", refuse)
+    put(tmp_path, 4)
+    assert value_at(tmp_path) == 4
+
+
+# --- a full disk --------------------------------------------------------------------------------
+
+
+class Faults:
+    """Counts the system calls of writing and lets something happen at the n-th of them."""
+
+    def __init__(self, at: int = 0, happen: Callable[[], object] = int, after: bool = False):
+        self.at, self.happen, self.after, self.calls = at, happen, after, list[str]()
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> Faults:
+        for name in STEPS:
+            monkeypatch.setattr(os, name, self.wrap(name, getattr(os, name)))
+        return self
+
+    def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            mine = len(self.calls) == self.at
+            if mine and not self.after:
+                self.happen()
+            result = call(*args, **kwargs)
+            if mine and self.after:
+                self.happen()
+            return result
+
+        return wrapped
+
+    @property
+    def hit(self) -> str:
+        return self.calls[self.at - 1] if self.at <= len(self.calls) else ""
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def happen() -> None:
+        raise error
+
+    return happen
+
+
+def no_space() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+SITUATIONS = {"new": None, "replaced": 1, "same again": 2}
+
+
+def arrange(path: Path, earlier: int | None) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    if earlier is not None:
+        put(path, earlier)
+
+
+def moments(path: Path, earlier: int | None) -> range:
+    """Number the system calls that writing 2 takes in this situation."""
+    arrange(path, earlier)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        faults = Faults().install(monkeypatch)
+        put(path, 2)
+    assert set(faults.calls) <= set(STEPS)
+    assert faults.calls.count("replace") == 2
+    return range(1, len(faults.calls) + 1)
+
+
+def value_or_none(path: Path) -> int | None:
+    return value_at(path) if is_artifact(path) else None
+
+
+@pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
+@pytest.mark.parametrize("earlier", SITUATIONS.values(), ids=SITUATIONS)
+def test_a_disk_full_at_any_call_leaves_old_or_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: int | None, locks: bool
+) -> None:
+    if not locks:
+        monkeypatch.setattr(files, "fcntl", None)
+    path = tmp_path / "made" / "here"
+    for at in moments(path, earlier):
+        arrange(path, earlier)
+        raised = ""
+        with monkeypatch.context() as patch:
+            faults = Faults(at, raising(no_space())).install(patch)
+            try:
+                put(path, 2)
+            except ArtifactError as error:
+                raised = str(error)
+        if raised:
+            assert re.match(r"path: expected free disk space, got No space left on device", raised)
+            assert raised.endswith(
+                "Free some space or choose another path; existing files are intact."
+            )
+            assert str(path) in raised
+        if faults.hit == "write":
+            assert raised
+        assert value_or_none(path) in ({earlier, 2} if raised else {2})
+        if faults.hit in ("write", "replace", "fsync") and path.exists():
+            assert_tidy(path)
+        if raised and earlier is None and value_or_none(path) is None:
+            assert not path.exists()  # folders made for it are taken back
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("earlier", SITUATIONS.values(), ids=SITUATIONS)
+def test_an_interrupt_at_any_call_leaves_old_or_new(
+    tmp_path: Path, earlier: int | None, after: bool
+) -> None:
+    path = tmp_path / "a"
+    for at in moments(path, earlier):
+        arrange(path, earlier)
+        with pytest.MonkeyPatch.context() as patch:
+            Faults(at, raising(KeyboardInterrupt()), after).install(patch)
+            with pytest.raises(KeyboardInterrupt):
+                put(path, 2)
+        assert value_or_none(path) in {earlier, 2}
+        put(path, 3)
+        assert value_at(path) == 3
+        assert_tidy(path)
+
+
+def test_short_writes_go_on_and_empty_ones_are_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: whole(fd, data[:7]))
+    put(tmp_path, 1, size=100)
+    assert value_at(tmp_path) == 1
+    monkeypatch.setattr(os, "write", lambda fd, data: 0)
+    with one_line("expected free disk space", tmp_path):
+        put(tmp_path, 2)
+    assert value_at(tmp_path) == 1
+    assert_tidy(tmp_path)
+
+
+def test_a_limit_on_file_sizes(tmp_path: Path) -> None:
+    put(tmp_path / "a", 1)
+    (tmp_path / "table.csv").write_text("old")
+
+    def limited(task: Callable[[], object]) -> Callable[[], object]:
+        def run() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+            task()
+
+        return run
+
+    for task in (
+        lambda: put(tmp_path / "a", 2, size=10_000),
+        lambda: put(tmp_path / "new", 2, size=10_000),
+        lambda: atomic_write_bytes(tmp_path / "table.csv", b"x" * 10_000),
+        lambda: atomic_write_bytes(tmp_path / "new.csv", b"x" * 10_000),
+    ):
+        text = in_child(limited(task))
+        assert re.match(
+            "ArtifactError: path: expected a file size the system allows, got File", text
+        )
+        assert "Raise the limit (ulimit -f); existing files are intact." in text
+    assert value_at(tmp_path / "a") == 1
+    assert_tidy(tmp_path / "a")
+    assert listing(tmp_path) == ["a", "table.csv"]
+    assert (tmp_path / "table.csv").read_text() == "old"
+
+
+# --- killed, and more than one at a time --------------------------------------------------------
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("earlier", SITUATIONS.values(), ids=SITUATIONS)
+def test_a_kill_at_any_call_leaves_old_or_new(
+    tmp_path: Path, earlier: int | None, after: bool
+) -> None:
+    path = tmp_path / "a"
+    seen = set()
+    for at in moments(path, earlier):
+        arrange(path, earlier)
+
+        def task(at: int = at) -> None:
+            Faults(at, kill_self, after).install(pytest.MonkeyPatch())
+            put(path, 2)
+            raise AssertionError("survived")
+
+        assert in_child(task) == ""
+        seen.add(value_or_none(path))
+        put(path, 3)  # the next writer clears up
+        assert value_at(path) == 3
+        assert_tidy(path)
+    assert seen == {earlier, 2}
+
+
+def write_forever(path: Path, start: int) -> None:
+    value = start
+    while True:
+        value += 1
+        put(path, value, size=1 + value % 5 * 30_000)
+
+
+def fork_forever(path: Path, start: int) -> int:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            write_forever(path, start)
+        finally:
+            os._exit(1)
+    return child
+
+
+def test_kills_at_random_moments_leave_a_readable_artifact(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    path, start = tmp_path / "a", time.perf_counter()
+    put(path, 0, size=90_000)
+    duration = time.perf_counter() - start
+    values = [0]
+    for _ in range(30):
+        child = fork_forever(path, values[-1])
+        time.sleep(0.005 + 4 * duration * chance.random())
+        os.kill(child, signal.SIGKILL)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+        values.append(value_at(path))
+    assert values == sorted(values)
+    assert values[-1] > 0
+    put(path, 1)
+    assert_tidy(path)
+
+
+def test_a_reader_beside_a_writer_always_sees_one_whole_state(tmp_path: Path) -> None:
+    path, values = tmp_path / "a", [0]
+    put(path, 0)
+    child = fork_forever(path, 0)
+    try:
+        while values[-1] < 60 and len(values) < 5000:
+            values.append(value_at(path))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert values == sorted(values)
+    assert values[-1] > 0
+
+
+@pytest.mark.parametrize("stage", ["_check_manifest", "_check_file"])
+def test_an_artifact_replaced_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    put(tmp_path, 1)
+    check, calls = getattr(artifact, stage), list[int]()
+
+    def check_then_replace(*args: Any) -> Any:
+        result = check(*args)
+        calls.append(1)
+        if len(calls) == 1:
+            put(tmp_path, 2)
+        return result
+
+    monkeypatch.setattr(artifact, stage, check_then_replace)
+    assert value_at(tmp_path) == 2
+    assert len(calls) == 2
+
+
+def test_a_file_that_vanishes_while_torch_maps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, 1)
+
+    def vanish(*_: Any, **__: Any) -> None:
+        raise RuntimeError("unable to open file <...>\nand a stack of internals")
+
+    monkeypatch.setattr(artifact, "safe_open", vanish)
+    with one_line("expected a safetensors file in .*, got unable to open file <...>"):
+        read(tmp_path)
+
+
+def test_what_was_read_outlives_the_file(tmp_path: Path) -> None:
+    put(tmp_path, 1, size=100_000)
+
+    def task() -> None:
+        tensors = read(tmp_path)[0]
+        os.truncate(tensor_file(tmp_path), 0)
+        raise ValueError(tensors["a"].sum().item())  # where mapped, the system ends the process
+
+    assert in_child(task) == "ValueError: 100000.0"
+
+
+@pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
+def test_threads_on_one_path_never_mix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    if not locks:  # then nobody waits and old files may stay behind, but no state is mixed
+        monkeypatch.setattr(files, "fcntl", None)
+    path, faults = tmp_path / "a", list[BaseException]()
+    put(path, 0)
+
+    def work(writer: int) -> None:
+        try:
+            for step in range(8):
+                put(path, 100 * writer + step, size=1000 * writer)
+                value_at(path)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work, args=(writer,)) for writer in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if locks:
+        assert faults == []
+        assert value_at(path) in {107, 207, 307, 407}
+        assert_tidy(path)
+    else:
+        assert value_at(path) % 100 in range(8)
+
+
+def test_processes_on_one_path_never_mix(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+
+    def work(writer: int) -> None:
+        for step in range(15):
+            put(path, 100 * writer + step, size=1000 * writer)
+            value_at(path)
+
+    children = []
+    for writer in (1, 2, 3):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                work(writer)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+    assert value_at(path) in {114, 214, 314}
+    assert_tidy(path)
+
+
+def test_of_two_first_writers_one_is_refused(tmp_path: Path) -> None:
+    path, outcomes = tmp_path / "a", list[str]()
+
+    def work(value: int) -> None:
+        try:
+            write(path, "test", *content(value))
+            outcomes.append(f"wrote {value}")
+        except ArtifactError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("refused") == 2
+    assert f"wrote {value_at(path)}" in outcomes
+
+
+# --- single files -------------------------------------------------------------------------------
+
+
+def test_a_text_file_is_written_with_its_folder_and_keeps_its_mode(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "table.csv"
+    atomic_write_text(file, "größe\r\n1\n")
+    assert file.read_bytes() == "größe\r\n1\n".encode()
+    file.chmod(0o640)
+    atomic_write_text(str(file), "")
+    assert file.read_bytes() == b""
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert listing(file.parent) == ["table.csv"]
+
+
+def test_a_new_file_has_the_mode_that_open_would_give(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    atomic_write_text(tmp_path / "b", "")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    atomic_write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    with one_line("expected free disk space, got No space left on device", Path("/dev/full")):
+        atomic_write_text("/dev/full", "text")
+    atomic_write_text("/dev/null", "text")
+    for device in ("/dev/full", "/dev/null"):
+        assert stat.S_ISCHR(os.stat(device).st_mode)
+    (tmp_path / "link").symlink_to("/dev/full")
+    with one_line("expected free disk space"):
+        atomic_write_bytes(tmp_path / "link", b"text")
+    assert listing(tmp_path) == ["link"]
+
+
+def test_a_disk_full_at_any_call_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in range(1, 5):
+        (tmp_path / "a").write_text("old")
+        with monkeypatch.context() as patch:
+            faults = Faults(at, raising(no_space())).install(patch)
+            with one_line("expected free disk space", tmp_path / "a"):
+                atomic_write_text(tmp_path / "a", "new")
+        assert faults.hit == STEPS[at - 1]
+        assert (tmp_path / "a").read_text() == "old"
+        assert listing(tmp_path) == ["a"]
+
+
+def test_a_folder_or_text_that_cannot_be_a_file(tmp_path: Path) -> None:
+    with one_line("path: expected a file, got Is a directory at", tmp_path):
+        atomic_write_text(tmp_path, "text")
+    with one_line(r"text: expected text that UTF-8 can encode, got '\\ud800' in it"):
+        atomic_write_text(tmp_path / "a", "\ud800")
+    assert listing(tmp_path) == []

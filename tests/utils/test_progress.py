@@ -1,0 +1,43 @@
+"""Progress without a terminal: a line for a finished stage, to whom asks for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from subbayes.utils import progress
+from subbayes.utils.progress import ANNOUNCE, bar
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    monkeypatch.setattr(progress, "_WORTH_SAYING", 0.0)
+    lines: list[str] = []
+    token = ANNOUNCE.set(lines.append)
+    yield lines
+    ANNOUNCE.reset(token)
+
+
+def work(total, steps, show=None):
+    with bar(total, "Training", show, "epochs") as shown:
+        for _ in range(steps):
+            shown.set_postfix(loss=1.0)
+            shown.update()
+
+
+def test_a_finished_stage_is_said_once(heard):
+    work(3, 3)
+    assert len(heard) == 1
+    assert heard[0].startswith("Training: 3 epochs in 0.")
+
+
+def test_neither_unfinished_nor_hidden_nor_short_work_is_said(heard, monkeypatch):
+    work(3, 2)
+    work(3, 3, show=False)
+    monkeypatch.setattr(progress, "_WORTH_SAYING", 60.0)
+    work(3, 3)
+    assert heard == []
+
+
+def test_nobody_hears_by_default(capsys):
+    work(3, 3)
+    assert capsys.readouterr() == ("", "")
