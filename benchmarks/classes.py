@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.harness import bar, in_turns, seconds, summary
-from subbayes import MLP, Categorical, Network, Posterior, RandomSubspace
+from subbayes import MLP, Network, Posterior
+from subbayes.likelihoods import Categorical
+from subbayes.subspace import RandomSubspace
 
 CLASSES = (2, 3, 5, 10, 15, 20)
 CHAINS, ROWS = 4, 2000

@@ -20,8 +20,11 @@ import torch
 from torch import nn
 
 from benchmarks.harness import bar, in_turns, peak_memory, summary
-from subbayes import MLP, Gaussian, Network, train, train_curve
+from subbayes import MLP, Network
+from subbayes.likelihoods import Gaussian
 from subbayes.subspaces.curve import coefficients
+from subbayes.training.curve import train_curve
+from subbayes.training.trainer import train
 
 DEGREES = (1, 3, 7, 15)
 NETWORKS = {"16-16-16": (16, 16, 16), "256-256": (256, 256)}

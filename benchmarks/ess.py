@@ -18,16 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.harness import bar, in_turns, peak_memory, seconds, summary
-from subbayes import (
-    MLP,
-    HeteroscedasticGaussian,
-    InputError,
-    Posterior,
-    Standardized,
-    Training,
-    elliptical_slice,
-)
+from subbayes import MLP, InputError, Posterior, Training
 from subbayes.data.datasets import load_uci
+from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.likelihoods import HeteroscedasticGaussian, Standardized
 from subbayes.models.fit import train_trajectory
 
 RANK = 20

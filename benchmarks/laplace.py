@@ -30,9 +30,11 @@ from torch import Tensor, nn
 from benchmarks import laplace_subnetwork
 from benchmarks.harness import bar, own_peak, seconds
 from benchmarks.laplace_subnetwork import Block, residual_cnn
-from subbayes import MLP, Categorical, DenseSubspace, Gaussian, Network
+from subbayes import MLP, Network
 from subbayes.curvature.precision_factory import precision, root
 from subbayes.curvature.subspace_precision import Restricted
+from subbayes.likelihoods import Categorical, Gaussian
+from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal_for
 
 RANKS = (10, 50, 100)

@@ -176,7 +176,7 @@ def ours(folder: Path) -> dict[str, Any]:
     from subbayes.subspaces.subnetwork import masked, subnetwork
 
     module, x, y, new = problem(folder, part=False)
-    network, likelihood = subbayes.Network(module), subbayes.Categorical()
+    network, likelihood = subbayes.Network(module), subbayes.likelihoods.Categorical()
     data = DataLoader(TensorDataset(x, y), batch_size=BATCH)
     batches = DataLoader(TensorDataset(new), batch_size=BATCH)
     subnetwork(network, likelihood, (x[:8], y[:8]), rank=10, by="variance")  # not counted
@@ -204,7 +204,7 @@ def findings(folder: Path) -> dict[str, float]:
     from subbayes.subspaces.subnetwork import masked
 
     module, x, y, new = problem(folder, part=True)
-    network, likelihood = subbayes.Network(module), subbayes.Categorical()
+    network, likelihood = subbayes.Network(module), subbayes.likelihoods.Categorical()
     peer = torch.load(folder / "theirs.pt")
     squares = columns_squared(root(network, likelihood, (x, y)))
     apart = {"variance": _apart(1 / (squares + 1), peer["variance"])}

@@ -22,8 +22,9 @@ import torch._inductor.config
 
 from benchmarks.harness import bar, peak_memory, summary, versions
 from benchmarks.jax_networks import mlp
-from subbayes import MLP, HeteroscedasticGaussian, Posterior, Training, diagnostics
+from subbayes import MLP, Posterior, Training, diagnostics
 from subbayes.inference.samplers.nuts import nuts
+from subbayes.likelihoods import HeteroscedasticGaussian
 from subbayes.models.fit import train_trajectory
 
 RANKS = (3, 5, 20)

@@ -20,10 +20,13 @@ from scipy.special import ndtri
 
 from benchmarks import nuts
 from benchmarks.harness import bar, peak_memory, summary, versions
-from subbayes import DenseSubspace, Gaussian, Network, Normal, Posterior
+from subbayes import Network, Posterior
 from subbayes.inference.laplace.laplace import laplace
 from subbayes.inference.samplers.parallel_tempering import parallel_tempering
 from subbayes.inference.samplers.smc import smc
+from subbayes.likelihoods import Gaussian
+from subbayes.priors import Normal
+from subbayes.subspace import DenseSubspace
 
 RANK = 5
 

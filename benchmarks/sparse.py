@@ -32,7 +32,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import bar, in_turns, peak_memory, seconds, summary
-from subbayes import MLP, Categorical, sparse
+from subbayes import MLP, sparse
+from subbayes.likelihoods import Categorical
 
 SIZES = (784, 400, 600, 10)
 QUICK = (196, 100, 150, 10)

@@ -24,12 +24,12 @@ class SubspaceRecorder(lightning.Callback):
         start: first epoch to record, after those that converge.
         every: record each so many epochs.
         network: name of the submodule to record; by default the whole module.
-        **options: of `subbayes.TrajectoryRecorder`.
+        **options: of `subbayes.subspaces.TrajectoryRecorder`.
     """
 
     def __init__(self, start: int = 0, every: int = 1, network: str = "", **options):
         self.start, self.every, self.network = start, every, network
-        self.recorder = subbayes.TrajectoryRecorder(**options)
+        self.recorder = subbayes.subspaces.TrajectoryRecorder(**options)
 
     def on_train_epoch_end(self, trainer, pl_module):
         """Take a snapshot."""
@@ -44,7 +44,7 @@ class SubspaceRecorder(lightning.Callback):
 
     def load_state_dict(self, state):
         """Go on from a checkpoint."""
-        self.recorder = subbayes.TrajectoryRecorder.from_state(
+        self.recorder = subbayes.subspaces.TrajectoryRecorder.from_state(
             state["tensors"], state["config"], self.recorder.parameters)
 
 
@@ -54,7 +54,7 @@ class Regression(lightning.LightningModule):
     def __init__(self, noise: float = 0.2):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, 1))
-        self.likelihood = subbayes.Gaussian(noise=noise)
+        self.likelihood = subbayes.likelihoods.Gaussian(noise=noise)
 
     def training_step(self, batch, _):
         """Mean negative log-likelihood of a batch."""
@@ -84,7 +84,7 @@ def main(epochs: int = 90, draws: int = 2000) -> subbayes.Predictive:
     subspace = callback.recorder.pca(rank=3)
     network = subbayes.Network(module.net)
     posterior = subbayes.Posterior(network, module.likelihood, (x, y), subspace)
-    draws = subbayes.elliptical_slice(posterior, draws=draws, chains=4, seed=0)
+    draws = subbayes.inference.elliptical_slice(posterior, draws=draws, chains=4, seed=0)
     predictive = posterior.predict(draws, torch.linspace(-3, 3, 7)[:, None])
     print(callback.recorder)
     print(draws)

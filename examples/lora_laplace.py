@@ -101,16 +101,16 @@ def main(n: int = 200, epochs: int = 150, rank: int = 30) -> dict[str, subbayes.
     model = with_adapters(Transformer())
     data, (new, labels) = sentences(n, seed=1), sentences(400, seed=2)
 
-    trained = subbayes.train(
-        model, subbayes.Categorical(), data, epochs=epochs, prior_scale=1.0,
+    trained = subbayes.training.train(
+        model, subbayes.likelihoods.Categorical(), data, epochs=epochs, prior_scale=1.0,
         parameters="*.lora_*", output=lambda out: out.logits, seed=0, progress=False)
     network, likelihood = trained.network, trained.likelihood
     print(network)
 
-    every = subbayes.linearised_laplace(network, likelihood, data).tuned()
+    every = subbayes.inference.linearised_laplace(network, likelihood, data).tuned()
     chosen = {"prior_precision": every.prior_precision}
-    space = subbayes.optimal(network, likelihood, data, inputs=new, rank=rank, **chosen)
-    inside = subbayes.linearised_laplace(network, likelihood, data, space, **chosen)
+    space = subbayes.subspaces.optimal.optimal(network, likelihood, data, inputs=new, rank=rank, **chosen)
+    inside = subbayes.inference.linearised_laplace(network, likelihood, data, space, **chosen)
     print(every, inside, sep="\n")
 
     point = subbayes.Predictive(network(network.weights, new).detach()[None], likelihood)

@@ -1,9 +1,9 @@
-r"""Trains many small networks of one shape at once, each as `subbayes.train` would alone.
+r"""Trains many small networks of one shape at once, each as `subbayes.training.train` would alone.
 
 A step of a network of a few hundred weights costs the interpreter far more than it costs the
 processor. Here the networks of all splits and settings are rows of one matrix, so that a step
-is paid once for all of them: the same loss, shuffling, Adam and SGD as `subbayes.train` and
-`subbayes.swa`, which the tests compare member by member.
+is paid once for all of them: the same loss, shuffling, Adam and SGD as `subbayes.training.train` and
+`subbayes.training.swa`, which the tests compare member by member.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from subbayes import MLP, HeteroscedasticGaussian, Network, Standardized, TrajectoryRecorder
+from subbayes import MLP, Network
+from subbayes.likelihoods import HeteroscedasticGaussian, Standardized
+from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.trainer import SwaResult
 from subbayes.utils.progress import bar
 from subbayes.utils.seeding import derive

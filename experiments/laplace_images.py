@@ -210,15 +210,15 @@ def one(
 ) -> Record:
     """All measures of all subspaces, for one training."""
     clock = _Clock(lambda *line: say(f"{name}, seed {seed}:", *line))
-    rows, likelihood = rows_of(name, seed, plan, data_dir), subbayes.Categorical(10)
+    rows, likelihood = rows_of(name, seed, plan, data_dir), subbayes.likelihoods.Categorical(10)
     options = {"prior_scale": plan.prior_precision**-0.5, "seed": seed, "progress": False}
-    trained = subbayes.train(
+    trained = subbayes.training.train(
         network_of(name, seed, plan), likelihood, (rows.x, rows.y), epochs=plan.epochs,
         batch_size=BATCH,
         learning_rate=plan.learning_rate, schedule="cosine", **options)
     clock("training")
     steps = plan.path_epochs * -(-plan.train // BATCH)
-    path = subbayes.swa(
+    path = subbayes.training.swa(
         trained, likelihood, (rows.x, rows.y), epochs=plan.path_epochs, batch_size=BATCH,
         learning_rate=plan.path_rate, clip_norm=1.0, unit="steps", every=max(1, steps // SNAPSHOTS),
         **options)
@@ -271,7 +271,7 @@ def _scores(
 
     def scores(covariance: Matrix) -> tuple[float, float, float]:
         blocks = covariance.reshape(n, c, n, c).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-        found = ClassPredictive(mean, share * blocks, subbayes.Categorical(c), n_draws=1)
+        found = ClassPredictive(mean, share * blocks, subbayes.likelihoods.Categorical(c), n_draws=1)
         return -log_likelihood(found, y), accuracy(found, y), ece(found, y)
 
     return scores

@@ -35,11 +35,7 @@ from subbayes.data.data import Data
 from subbayes.data.datasets import find_file, load_uci
 from subbayes.inference.laplace.evidence import Evidence
 from subbayes.inference.laplace.linearised import linearised_laplace
-from subbayes.inference.laplace.subspace_error import (
-    dead_fraction,
-    eckart_young,
-    jacobian_rank,
-)
+from subbayes.inference.laplace.subspace_error import dead_fraction, eckart_young, jacobian_rank
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.network import Network
 from subbayes.subspaces.optimal import recombined
@@ -208,8 +204,8 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
     began = time.perf_counter()
     x, y, new, y_new = rows
     module = subbayes.MLP(x.shape[1], plan.hidden, 1, "relu", seed=seed).double()
-    trained = subbayes.train(
-        module, subbayes.Gaussian(), (x, y), epochs=plan.epochs or 1, batch_size=None,
+    trained = subbayes.training.train(
+        module, subbayes.likelihoods.Gaussian(), (x, y), epochs=plan.epochs or 1, batch_size=None,
         learning_rate=plan.learning_rate or 1e-2, schedule="cosine",
         prior_scale=plan.prior_precision**-0.5, seed=seed, progress=False)
     network, data = trained.network, (x, y)
@@ -235,7 +231,7 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
             name: exact.jacobian(spread(x, name, plan.inputs, seed)) for name in plan.extra}
     subspaces = {name: judged.leading(low_rank(psi[form], at[inputs], ranks[-1]), ranks)
                  for name, (form, inputs) in chosen.items()}
-    path = subbayes.swa(
+    path = subbayes.training.swa(
         trained, likelihood, data, epochs=plan.path_epochs, learning_rate=plan.path_rate,
         prior_scale=plan.prior_precision**-0.5, clip_norm=1.0, seed=seed, progress=False)
     inputs = {"new": new, "training": x[:plan.inputs], None: None}

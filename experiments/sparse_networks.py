@@ -18,8 +18,10 @@ import torch
 
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import write_between
-from subbayes import MLP, Bernoulli, Categorical, Likelihood, Predictive, sparse, train
+from subbayes import MLP, Predictive, sparse
 from subbayes.diagnostics.metrics import accuracy
+from subbayes.likelihoods import Bernoulli, Categorical, Likelihood
+from subbayes.training.trainer import train
 from subbayes.utils.checks import check_count
 
 __all__ = ["METHODS", "MODES", "Plan", "Rows", "add_options", "computed", "one", "plan_of",

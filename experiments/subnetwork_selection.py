@@ -86,8 +86,8 @@ def one(name: str, seed: int, data_dir: str | None) -> dict[str, Any]:
     """Errors of all selections at all sizes, for one split and training."""
     x, y, new = split(name, seed, data_dir)
     module = subbayes.MLP(x.shape[1], tuple(SETTINGS["hidden"]), 1, "relu", seed=seed).double()
-    trained = subbayes.train(
-        module, subbayes.Gaussian(), (x, y), epochs=SETTINGS["epochs"], seed=seed,
+    trained = subbayes.training.train(
+        module, subbayes.likelihoods.Gaussian(), (x, y), epochs=SETTINGS["epochs"], seed=seed,
         learning_rate=SETTINGS["learning_rate"], prior_scale=1.0, progress=False)
     network, likelihood = trained.network, trained.likelihood
     psi = precision(network, likelihood, (x, y), prior_precision=SETTINGS["prior_precision"])

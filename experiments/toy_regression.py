@@ -23,29 +23,19 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from experiments.store import Record, Store, key_of, versions
-from subbayes import (
-    MLP,
-    Curve,
-    Draws,
-    FullSubspace,
-    Gaussian,
-    Network,
-    Normal,
-    Posterior,
-    Predictive,
-    RandomSubspace,
-    Subspace,
-    curvature,
-    elliptical_slice,
-    nuts,
-    swa,
-    train,
-    train_curve,
-)
+from subbayes import MLP, Draws, Network, Posterior, Predictive, curvature
 from subbayes.data.datasets import find_file
+from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.inference.samplers.nuts import nuts
 from subbayes.inference.variational.variational import variational
+from subbayes.likelihoods import Gaussian
 from subbayes.predictions.averaging import average
+from subbayes.priors import Normal
+from subbayes.subspace import FullSubspace, RandomSubspace, Subspace
+from subbayes.subspaces.curve import Curve
 from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.curve import train_curve
+from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError, check_count
 from subbayes.utils.seeding import derive, forked
 

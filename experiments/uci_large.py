@@ -36,12 +36,14 @@ from experiments.uci import (
     summary_of,
     worst_rhat,
 )
-from subbayes import MLP, Draws, Posterior, Predictive, TrajectoryRecorder, elliptical_slice, train
+from subbayes import MLP, Draws, Posterior, Predictive
 from subbayes.baselines.map import point
 from subbayes.baselines.swag import swag
 from subbayes.data.datasets import load_uci
+from subbayes.inference.samplers.elliptical_slice import elliptical_slice
 from subbayes.inference.variational.variational import variational
-from subbayes.training.trainer import SwaResult, TrainingResult
+from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.trainer import SwaResult, TrainingResult, train
 from subbayes.utils.checks import InputError, check_count
 from subbayes.utils.seeding import derive
 

@@ -44,10 +44,11 @@ from experiments.uci import (
     summary_of,
     worst_rhat,
 )
-from subbayes import Draws, Posterior, Predictive, elliptical_slice
+from subbayes import Draws, Posterior, Predictive
 from subbayes.baselines.map import point
 from subbayes.baselines.swag import swag
 from subbayes.data.datasets import load_uci
+from subbayes.inference.samplers.elliptical_slice import elliptical_slice
 from subbayes.inference.variational.variational import variational
 from subbayes.predictions.averaging import average
 from subbayes.training.trainer import SwaResult

@@ -23,13 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.data.data import (
-    Data,
-    n_rows,
-    named_leaves,
-    take,
-    to_device,
-)
+from subbayes.data.data import Data, n_rows, named_leaves, take, to_device
 from subbayes.draws import Draws
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
@@ -39,12 +33,7 @@ from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
-from subbayes.utils.checks import (
-    check_choice,
-    check_count,
-    check_positive,
-    fail,
-)
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
 
 if TYPE_CHECKING:
@@ -82,10 +71,11 @@ class Posterior:
 
     Example:
         >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = Network(torch.nn.Linear(2, 1))
         >>> x, y = torch.randn(20, 2), torch.randn(20)
-        >>> space = subbayes.FullSubspace(net.weights)
-        >>> posterior = Posterior(net, subbayes.Gaussian(noise=1.0), (x, y), space)
+        >>> space = subbayes.subspace.FullSubspace(net.weights)
+        >>> posterior = Posterior(net, Gaussian(noise=1.0), (x, y), space)
         >>> posterior.value(np.zeros((4, 3))).shape
         (4,)
     """
@@ -370,11 +360,12 @@ class Posterior:
 
         Example:
             >>> import subbayes
+            >>> from subbayes.likelihoods import Gaussian
             >>> net = Network(torch.nn.Linear(2, 1))
             >>> data = torch.randn(40, 2), torch.randn(40)
-            >>> space = subbayes.FullSubspace(net.weights)
-            >>> posterior = Posterior(net, subbayes.Gaussian(1.0), data, space)
-            >>> draws = subbayes.elliptical_slice(posterior, draws=50)
+            >>> space = subbayes.subspace.FullSubspace(net.weights)
+            >>> posterior = Posterior(net, Gaussian(1.0), data, space)
+            >>> draws = subbayes.inference.elliptical_slice(posterior, draws=50)
             >>> sorted(row.name for row in posterior.compare(draws, temperatures=[2, 4]).rows)
             ['T = 2', 'T = 4', 'as sampled']
         """

@@ -18,20 +18,18 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from subbayes import (
+from subbayes import Network, Posterior
+from subbayes.data.data import n_rows
+from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
-    FullSubspace,
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
-    Network,
     Poisson,
-    Posterior,
-    RandomSubspace,
     Standardized,
 )
-from subbayes.data.data import n_rows
+from subbayes.subspace import FullSubspace, RandomSubspace
 
 N = 7
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import logsumexp
 
-from subbayes import Normal
+from subbayes.priors import Normal
 
 
 @dataclass

@@ -52,5 +52,5 @@ def problem(seed: int, classes: int = 1, width: int = 6, n: int = 15):
     new = torch.randn(8, 3, generator=generator, dtype=torch.float64)
     net = Network(subbayes.MLP(3, (width,), classes, "tanh", seed=seed).double())
     if classes > 1:
-        return net, subbayes.Categorical(), (x, torch.arange(n) % classes), new
-    return net, subbayes.Gaussian(0.3), (x, x[:, 0]), new
+        return net, subbayes.likelihoods.Categorical(), (x, torch.arange(n) % classes), new
+    return net, subbayes.likelihoods.Gaussian(0.3), (x, x[:, 0]), new

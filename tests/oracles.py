@@ -9,8 +9,11 @@ import torch
 from scipy import stats
 from torch import nn
 
-from subbayes import DenseSubspace, Draws, FullSubspace, Gaussian, Network, Normal, Posterior
+from subbayes import Draws, Network, Posterior
 from subbayes.diagnostics import ess_bulk
+from subbayes.likelihoods import Gaussian
+from subbayes.priors import Normal
+from subbayes.subspace import DenseSubspace, FullSubspace
 
 
 @dataclass

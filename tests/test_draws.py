@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import LinearGaussian
 
-from subbayes import Draws, InputError, Normal, diagnostics
+from subbayes import Draws, InputError, diagnostics
 from subbayes.inference.samplers.hmc import hmc
+from subbayes.priors import Normal
 
 arviz = pytest.importorskip("arviz")
 

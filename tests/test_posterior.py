@@ -19,27 +19,18 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import (
+from subbayes import Draws, InputError, InputTypeError, Network, Posterior, subspace
+from subbayes.data.data import Data, take
+from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
-    CoordinateSubspace,
-    Data,
-    DenseSubspace,
-    Draws,
-    FullSubspace,
     Gaussian,
     HeteroscedasticGaussian,
-    InputError,
-    InputTypeError,
-    Network,
-    Normal,
     Poisson,
-    Posterior,
-    RandomSubspace,
     Standardized,
-    subspace,
 )
-from subbayes.data.data import take
+from subbayes.priors import Normal
+from subbayes.subspace import CoordinateSubspace, DenseSubspace, FullSubspace, RandomSubspace
 
 MLP = cases.Case("mlp", "gaussian")
 EACH = cases.one_per_network()

@@ -9,14 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from subbayes import (
-    CoordinateSubspace,
-    DenseSubspace,
-    FullSubspace,
-    InputError,
-    Normal,
-    RandomSubspace,
-)
+from subbayes import InputError
+from subbayes.priors import Normal
+from subbayes.subspace import CoordinateSubspace, DenseSubspace, FullSubspace, RandomSubspace
 
 K = 3
 A = np.random.default_rng(0).normal(size=(K, K))

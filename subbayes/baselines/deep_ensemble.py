@@ -55,10 +55,10 @@ def deep_ensemble(
         TypeError: an option `train_many` does not have.
 
     Example:
-        >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> data = torch.randn(20, 2), torch.randn(20)
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
-        >>> ensemble = deep_ensemble(net, subbayes.Gaussian(), data, members=3, epochs=2)
+        >>> ensemble = deep_ensemble(net, Gaussian(), data, members=3, epochs=2)
         >>> ensemble.predict(data[0]).n_draws
         3
     """

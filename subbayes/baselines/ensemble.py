@@ -13,12 +13,7 @@ import torch
 from torch import Tensor
 
 from subbayes.data.data import Data
-from subbayes.likelihoods import (
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-    Standardized,
-)
+from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Standardized
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import average, with_noise
 from subbayes.predictions.predictive import Predictive

@@ -23,8 +23,9 @@ def point(result: Any, name: str | None = None) -> WeightSamples:
 
     Example:
         >>> import torch, subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> data = torch.randn(20, 2), torch.randn(20)
-        >>> result = subbayes.train(torch.nn.Linear(2, 1), subbayes.Gaussian(), data, epochs=2)
+        >>> result = subbayes.training.train(torch.nn.Linear(2, 1), Gaussian(), data, epochs=2)
         >>> point(result).name, float(point(result).predict(data[0]).epistemic.max())
         ('MAP', 0.0)
     """

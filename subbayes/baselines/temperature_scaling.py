@@ -43,8 +43,9 @@ def temperature_scaling(base: Any, validation: Any) -> TemperatureScaled:
     Example:
         >>> import torch, subbayes
         >>> from subbayes.baselines.map import point
+        >>> from subbayes.likelihoods import Gaussian
         >>> x, y = torch.randn(40, 2), torch.randn(40)
-        >>> result = subbayes.train(torch.nn.Linear(2, 1), subbayes.Gaussian(0.1), (x, y),
+        >>> result = subbayes.training.train(torch.nn.Linear(2, 1), Gaussian(0.1), (x, y),
         ...                         epochs=2)
         >>> temperature_scaling(point(result), (x, y)).temperature > 1
         True

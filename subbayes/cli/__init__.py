@@ -12,10 +12,10 @@ from typing import Any
 
 import typer
 
-from subbayes import __version__
 from subbayes.cli import compare, demo, evaluate, export, fit, predict, report
 from subbayes.cli.console import COMMAND, complain, in_one_line, in_their_words, say
 from subbayes.utils.progress import ANNOUNCE
+from subbayes.utils.version import __version__
 
 __all__ = ["app", "main", "run"]
 

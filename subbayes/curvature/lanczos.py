@@ -113,9 +113,10 @@ def eigenvalues(
 
     Example:
         >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(3, 1).double())
         >>> x = torch.eye(3).double() * torch.tensor([1.0, 2.0, 3.0]).double()
-        >>> hessian = subbayes.Curvature(net, subbayes.Gaussian(1.0), (x, torch.zeros(3)))
+        >>> hessian = subbayes.curvature.Curvature(net, Gaussian(1.0), (x, torch.zeros(3)))
         >>> eigenvalues(hessian, 2, progress=False).values.round(3)
         array([10.359,  5.   ])
     """
@@ -264,9 +265,10 @@ def spectral_density(
 
     Example:
         >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(3, 1).double())
         >>> data = torch.eye(3).double(), torch.zeros(3)
-        >>> hessian = subbayes.Curvature(net, subbayes.Gaussian(1.0), data)
+        >>> hessian = subbayes.curvature.Curvature(net, Gaussian(1.0), data)
         >>> density = spectral_density(hessian, probes=2, progress=False)
         >>> round(float(density.weights.sum()), 6), round(float(density.nodes.max()), 6)
         (1.0, 4.0)

@@ -26,14 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vjp, vmap
 
-from subbayes.curvature.layer_kinds import (
-    Joined,
-    Kind,
-    Right,
-    contract,
-    kind_of,
-    scattered,
-)
+from subbayes.curvature.layer_kinds import Joined, Kind, Right, contract, kind_of, scattered
 from subbayes.data.data import leaves, n_rows, take
 from subbayes.networks.network import Network, plain_attention
 from subbayes.networks.tracing.vectorised import say

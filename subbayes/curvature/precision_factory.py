@@ -54,9 +54,10 @@ def precision(
 
     Example:
         >>> import subbayes, torch
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(2, 1).double())
         >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).double()
-        >>> found = precision(net, subbayes.Gaussian(0.5), (x, torch.zeros(2)))
+        >>> found = precision(net, Gaussian(0.5), (x, torch.zeros(2)))
         >>> found.form, found.covariance(x).diagonal()
         ('dual', tensor([0.2197, 0.2370], dtype=torch.float64))
     """

@@ -72,9 +72,10 @@ class Curvature:
 
     Example:
         >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> x = torch.tensor([[1.0], [2.0]])
-        >>> fisher = Curvature(net, subbayes.Gaussian(0.5), (x, torch.zeros(2)), "fisher")
+        >>> fisher = Curvature(net, Gaussian(0.5), (x, torch.zeros(2)), "fisher")
         >>> fisher(torch.tensor([1.0, 0.0]))  # 4 (1 + 4), 4 (1 + 2)
         tensor([20., 12.])
     """

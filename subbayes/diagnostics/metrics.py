@@ -59,7 +59,7 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
 
     Example:
         >>> import torch
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> predictive = Predictive(torch.zeros(4, 3, 1), Gaussian(noise=1.0))
         >>> scores = score(predictive, [0.0, 1.0, -3.0])
         >>> {name: round(value, 3) for name, value in scores.items()}
@@ -105,7 +105,7 @@ def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = Fal
 
     Example:
         >>> import torch
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> predictive = Predictive(torch.zeros(1, 2, 1), Gaussian(noise=1.0))
         >>> round(log_likelihood(predictive, [0.0, 0.0]), 4)
         -0.9189
@@ -132,7 +132,7 @@ def rmse(predictive: Predictive, y: object) -> float:
 
     Example:
         >>> import torch
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> rmse(Predictive(torch.zeros(1, 2, 1), Gaussian(noise=1.0)), [3.0, -3.0])
         3.0
     """
@@ -164,7 +164,7 @@ def crps(predictive: Predictive, y: object) -> float:
 
     Example:
         >>> import torch
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> predictive = Predictive(torch.zeros(1, 1, 1), Gaussian(noise=1.0))
         >>> round(crps(predictive, [0.0]), 4), round((2**0.5 - 1) / math.pi**0.5, 4)
         (0.2337, 0.2337)
@@ -196,7 +196,7 @@ def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
 
     Example:
         >>> import torch
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> coverage(Predictive(torch.zeros(1, 2, 1), Gaussian(noise=1.0)), [1.9, 2.0])
         0.5
     """
@@ -249,7 +249,7 @@ def interval_width(predictive: Predictive, y: object = None, level: float = 0.95
 
     Example:
         >>> import torch
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> round(interval_width(Predictive(torch.zeros(1, 2, 1), Gaussian(noise=1.0))), 2)
         3.92
     """
@@ -283,7 +283,7 @@ def accuracy(predictive: Predictive, y: object) -> float:
 
     Example:
         >>> import torch
-        >>> from subbayes import Bernoulli
+        >>> from subbayes.likelihoods import Bernoulli
         >>> accuracy(Predictive(torch.tensor([[[-1.0], [2.0]]]), Bernoulli()), [0, 0])
         0.5
     """
@@ -312,7 +312,7 @@ def brier(predictive: Predictive, y: object) -> float:
 
     Example:
         >>> import torch
-        >>> from subbayes import Bernoulli
+        >>> from subbayes.likelihoods import Bernoulli
         >>> brier(Predictive(torch.zeros(1, 2, 1), Bernoulli()), [0, 1])
         0.5
     """
@@ -343,7 +343,7 @@ def ece(predictive: Predictive, y: object, bins: int = 15) -> float:
 
     Example:
         >>> import torch
-        >>> from subbayes import Bernoulli
+        >>> from subbayes.likelihoods import Bernoulli
         >>> ece(Predictive(torch.zeros(1, 2, 1), Bernoulli()), [0, 0])
         0.5
     """
@@ -374,7 +374,7 @@ def auroc(predictive: Predictive, y: object) -> float:
 
     Example:
         >>> import torch
-        >>> from subbayes import Bernoulli
+        >>> from subbayes.likelihoods import Bernoulli
         >>> outputs = torch.tensor([[[-1.0], [0.5], [0.0], [2.0]]])
         >>> auroc(Predictive(outputs, Bernoulli()), [0, 0, 1, 1])
         0.75
@@ -443,7 +443,7 @@ def calibration_curve(
 
     Example:
         >>> import torch
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> predictive = Predictive(torch.zeros(1, 3, 1), Gaussian(noise=1.0))
         >>> calibration_curve(predictive, [0.0, 1.0, 3.0], np.array([0.5, 0.9])).observed
         array([0.333, 0.667])

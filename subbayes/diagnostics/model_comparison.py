@@ -205,13 +205,14 @@ def compare(models: Mapping[str, Any], *, most_draws: int | None = None) -> Choi
 
     Example:
         >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(3, 1))
         >>> x, y = torch.randn(40, 3), torch.randn(40)
         >>> found = {}
         >>> for rank in (1, 2):
-        ...     space = subbayes.RandomSubspace(net.weights, rank)
-        ...     posterior = Posterior(net, subbayes.Gaussian(1.0), (x, y), space)
-        ...     found[f"rank {rank}"] = posterior, subbayes.elliptical_slice(posterior, draws=50)
+        ...     space = subbayes.subspace.RandomSubspace(net.weights, rank)
+        ...     posterior = Posterior(net, Gaussian(1.0), (x, y), space)
+        ...     found[f"rank {rank}"] = posterior, subbayes.inference.elliptical_slice(posterior, draws=50)
         >>> sorted(row.rank for row in compare(found).rows)
         [1, 2]
     """

@@ -46,12 +46,13 @@ class RefreshedPosterior(Posterior):
 
     Example:
         >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> module = torch.nn.Sequential(
         ...     torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
         >>> net = Network(module)
         >>> data = torch.randn(40, 2), torch.randn(40)
-        >>> space = subbayes.RandomSubspace(net.weights, 2)
-        >>> posterior = RefreshedPosterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> space = subbayes.subspace.RandomSubspace(net.weights, 2)
+        >>> posterior = RefreshedPosterior(net, Gaussian(noise=1.0), data, space)
         >>> posterior.value(np.zeros((4, 2))).shape
         (4,)
     """

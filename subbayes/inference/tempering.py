@@ -89,10 +89,11 @@ def choose_temperature(
 
     Example:
         >>> import subbayes, torch
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
-        >>> posterior = Posterior(net, subbayes.Gaussian(1.0), data,
-        ...                       subbayes.FullSubspace(net.weights))
+        >>> posterior = Posterior(net, Gaussian(1.0), data,
+        ...                       subbayes.subspace.FullSubspace(net.weights))
         >>> choose_temperature(posterior, [1, 1e4], draws=50).best
         1.0
     """

@@ -248,10 +248,11 @@ def compare_methods(
 
     Example:
         >>> import torch, subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-2, 2, 80)[:, None]
         >>> y = torch.sin(2 * x[:, 0])
         >>> comparison = compare_methods(
-        ...     subbayes.MLP(1, (10,), 1, seed=0), subbayes.Gaussian(), (x[::2], y[::2]),
+        ...     subbayes.MLP(1, (10,), 1, seed=0), Gaussian(), (x[::2], y[::2]),
         ...     (x[1::2], y[1::2]), methods=("map", "pca"), rank=2, draws=20, progress=False,
         ...     training=Training(epochs=20, swa_epochs=5, swa_learning_rate=1e-3))
         >>> comparison.table["method"].tolist()

@@ -35,7 +35,8 @@ def save(
         InputError: the path is taken (pass `overwrite=True`), or cannot be written.
 
     Example:
-        >>> from subbayes import MLP, Gaussian, Network
+        >>> from subbayes import MLP, Network
+        >>> from subbayes.likelihoods import Gaussian
         >>> network = Network(MLP(2, (3,), 1, seed=0))
         >>> samples = WeightSamples(network, network.weights[None], Gaussian(1.0), "MAP")
         >>> load(save(samples, "map"))[0].name

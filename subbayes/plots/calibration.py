@@ -43,7 +43,7 @@ def calibration(
 
     Example:
         >>> import torch
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> predictive = Predictive(torch.zeros(1, 4, 1), Gaussian(noise=1.0))
         >>> calibration(predictive, [0.0, 1.0, -1.0, 3.0]).get_ylabel()
         'observed coverage'
@@ -87,7 +87,7 @@ def reliability(
 
     Example:
         >>> import torch
-        >>> from subbayes import Bernoulli
+        >>> from subbayes.likelihoods import Bernoulli
         >>> predictive = Predictive(torch.tensor([[[-1.0], [0.5], [2.0]]]), Bernoulli())
         >>> reliability(predictive, [0, 1, 1]).get_xlabel()
         'confidence (probability of the top class)'
@@ -134,7 +134,7 @@ def pit(
 
     Example:
         >>> import torch
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> predictive = Predictive(torch.zeros(1, 3, 1), Gaussian(noise=1.0))
         >>> pit(predictive, [-1.0, 0.0, 1.0]).get_ylabel()
         'relative frequency'
@@ -187,7 +187,7 @@ def doubt(predictive: Predictive, y: Any, *, label: str = "model", ax: Axes | No
 
     Example:
         >>> import torch
-        >>> from subbayes import Bernoulli
+        >>> from subbayes.likelihoods import Bernoulli
         >>> predictive = Predictive(torch.tensor([[[-1.0], [0.5], [2.0]]]), Bernoulli())
         >>> doubt(predictive, [0, 0, 1]).get_xlabel()
         'share of rows answered, the surest first'

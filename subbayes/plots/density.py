@@ -48,10 +48,11 @@ def surface(
 
     Example:
         >>> import torch, subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
-        >>> posterior = Posterior(net, subbayes.Gaussian(1.0), data,
-        ...                       subbayes.FullSubspace(net.weights))
+        >>> posterior = Posterior(net, Gaussian(1.0), data,
+        ...                       subbayes.subspace.FullSubspace(net.weights))
         >>> surface(posterior, np.linspace(-1, 1, 5), np.linspace(-1, 1, 3)).shape
         (3, 5)
     """
@@ -110,10 +111,11 @@ def density(
 
     Example:
         >>> import torch, subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
-        >>> posterior = Posterior(net, subbayes.Gaussian(1.0), data,
-        ...                       subbayes.FullSubspace(net.weights))
+        >>> posterior = Posterior(net, Gaussian(1.0), data,
+        ...                       subbayes.subspace.FullSubspace(net.weights))
         >>> narrow = np.zeros(2), 0.04 * np.eye(2)
         >>> density(posterior, approximations={"a guess": narrow}, size=9).get_xlabel()
         'z[0]'

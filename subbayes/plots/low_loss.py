@@ -7,16 +7,7 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 
-from subbayes.plots.style import (
-    BLUE,
-    GREY,
-    INK,
-    ORANGE,
-    labelled,
-    legend,
-    limits,
-    new_axes,
-)
+from subbayes.plots.style import BLUE, GREY, INK, ORANGE, labelled, legend, limits, new_axes
 from subbayes.subspaces.curve import CurveLosses
 from subbayes.utils.checks import check_choice, fail
 

@@ -50,7 +50,7 @@ def bands(
     Source: figures 1, 3 and 8 of Izmailov et al. (2019).
 
     Example:
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 50)
         >>> curves = torch.stack([a * x for a in (0.8, 1.0, 1.2)])[..., None]
         >>> bands(Predictive(curves, Gaussian(noise=0.1)), x).get_xlabel()
@@ -107,7 +107,7 @@ def intervals(
         InputError: predictions of classes, or targets of another number.
 
     Example:
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> predictive = Predictive(torch.zeros(2, 3, 1), Gaussian(noise=1.0))
         >>> intervals(predictive, [0.0, 1.0, 3.0]).get_ylabel()
         'y, observed'

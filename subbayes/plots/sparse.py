@@ -59,7 +59,8 @@ def inclusion(
     Source: Hubin and Storvik (2024), figure A1.
 
     Example:
-        >>> from subbayes import MLP, Gaussian, sparse
+        >>> from subbayes import MLP, sparse
+        >>> from subbayes.likelihoods import Gaussian
         >>> network = sparse.SparseNetwork(sparse.convert(MLP(2, (3,), 1, seed=0)), Gaussian(1.0))
         >>> len(inclusion(network))
         2

@@ -31,7 +31,7 @@ def judgements(
     """One measure of several subspaces against their rank s, on a logarithmic axis of s.
 
     Args:
-        found: from `subbayes.inference.laplace.subspace_error.judge`.
+        found: from `subbayes.inference.judge`.
         what: "relative_error" (with the least possible one, dashed), "trace", "log_trace",
             "wasserstein" or "kl"; with targets, "nll" or "accuracy" (with those of the full
             approximation, dashed).

@@ -59,7 +59,7 @@ class GaussianPredictive(Predictive):
         InputError: another likelihood, or shapes that do not fit.
 
     Example:
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> predictive = GaussianPredictive(torch.zeros(1, 1), torch.full((1, 1, 1), 3.0),
         ...                                 Gaussian(noise=1.0))
         >>> predictive.epistemic, predictive.aleatoric, predictive.std
@@ -185,7 +185,7 @@ class ClassPredictive(Predictive):
         InputError: another likelihood or method.
 
     Example:
-        >>> from subbayes import Bernoulli
+        >>> from subbayes.likelihoods import Bernoulli
         >>> sure, doubt = (ClassPredictive(torch.ones(1, 1), torch.full((1, 1, 1), v), Bernoulli())
         ...                for v in (0.0, 50.0))
         >>> sure.probabilities.round(2), doubt.probabilities.round(2)

@@ -44,7 +44,7 @@ class Predictive:
         kind: "mixture": densities, quantiles and scores are those of the mixture over draws.
 
     Example:
-        >>> from subbayes import Gaussian
+        >>> from subbayes.likelihoods import Gaussian
         >>> outputs = torch.tensor([[[0.0]], [[2.0]]])
         >>> predictive = Predictive(outputs, Gaussian(noise=1.0))
         >>> predictive.mean, predictive.epistemic, predictive.aleatoric

@@ -17,7 +17,8 @@ def facts(network: SparseNetwork) -> dict[str, str]:
     """What was fitted, in words.
 
     Example:
-        >>> from subbayes import MLP, Gaussian, sparse
+        >>> from subbayes import MLP, sparse
+        >>> from subbayes.likelihoods import Gaussian
         >>> network = sparse.SparseNetwork(sparse.convert(MLP(2, (3,), 1, seed=0)), Gaussian(1.0))
         >>> facts(network)["weights"]
         '13, of which 9 in 2 layers are in or out'

@@ -14,13 +14,7 @@ from subbayes.semistructured.families import (
 )
 from subbayes.semistructured.model import SemiStructuredRegression
 from subbayes.semistructured.module import Deep
-from subbayes.semistructured.priors import (
-    EffectPrior,
-    Exponential,
-    Flexible,
-    NormalPrior,
-    StudentT,
-)
+from subbayes.semistructured.priors import EffectPrior, Exponential, Flexible, NormalPrior, StudentT
 from subbayes.semistructured.subspace import Fitting
 
 __all__ = [

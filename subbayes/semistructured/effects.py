@@ -22,12 +22,7 @@ from torch import Tensor, nn
 
 from subbayes.semistructured.families import Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, Term
-from subbayes.semistructured.priors import (
-    EffectPrior,
-    Exponential,
-    NormalPrior,
-    prior_of,
-)
+from subbayes.semistructured.priors import EffectPrior, Exponential, NormalPrior, prior_of
 from subbayes.utils.checks import fail
 
 __all__ = ["Effects", "chosen_priors", "default_priors"]

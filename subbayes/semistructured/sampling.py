@@ -21,12 +21,7 @@ from subbayes.semistructured.contributions import Contributions, Orthogonal, ort
 from subbayes.semistructured.module import Deep, Predictors
 from subbayes.semistructured.specification import Fittable
 from subbayes.semistructured.subspace import FAR, Space
-from subbayes.semistructured.tempering import (
-    Modes,
-    Observed,
-    TemperedNetworks,
-    conditional_of,
-)
+from subbayes.semistructured.tempering import Modes, Observed, TemperedNetworks, conditional_of
 from subbayes.subspace import JointSubspace
 from subbayes.utils.checks import check_count, fail
 

@@ -24,12 +24,7 @@ from subbayes.priors import Normal
 from subbayes.semistructured.effects import Effects
 from subbayes.semistructured.families import Family
 from subbayes.semistructured.module import DeepPart, Predictors
-from subbayes.subspace import (
-    CoordinateSubspace,
-    FullSubspace,
-    JointSubspace,
-    Subspace,
-)
+from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, Subspace
 from subbayes.subspaces.curve import Curve
 from subbayes.training.curve import CurveResult, train_curve
 from subbayes.training.trainer import History

@@ -181,9 +181,9 @@ def elbo(
     Source: Hubin and Storvik (2024), eqs. 15 and 20.
 
     Example:
-        >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = convert(nn.Linear(3, 1)).train()
-        >>> value = elbo(net, subbayes.Gaussian(noise=1.0), torch.zeros(5, 3), torch.ones(5), n=50)
+        >>> value = elbo(net, Gaussian(noise=1.0), torch.zeros(5, 3), torch.ones(5), n=50)
         >>> value.ndim, bool(value < 0)
         (0, True)
     """

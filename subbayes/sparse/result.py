@@ -139,7 +139,8 @@ class SparseNetwork:
         """Inclusion by layer: weights, mean probability, density, prior probability.
 
         Example:
-            >>> from subbayes import Gaussian, sparse
+            >>> from subbayes import sparse
+            >>> from subbayes.likelihoods import Gaussian
             >>> SparseNetwork(sparse.convert(nn.Linear(2, 1)), Gaussian(1.0)).inclusion().shape
             (1, 4)
         """
@@ -174,7 +175,8 @@ class SparseNetwork:
             InputError: no such layer, or one whose whole units are in or out.
 
         Example:
-            >>> from subbayes import Gaussian, sparse
+            >>> from subbayes import sparse
+            >>> from subbayes.likelihoods import Gaussian
             >>> net = sparse.convert(nn.Linear(2, 1), inclusion=0.25)
             >>> SparseNetwork(net, Gaussian(1.0)).feature_inclusion().round(2).tolist()
             [0.25, 0.25]
@@ -305,7 +307,8 @@ class SparseNetwork:
             what was removed.
 
         Example:
-            >>> from subbayes import Gaussian, sparse
+            >>> from subbayes import sparse
+            >>> from subbayes.likelihoods import Gaussian
             >>> net = sparse.convert(nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1)))
             >>> sparse.SparseNetwork(net, Gaussian(1.0)).export().units
             {'0': (9, 9), '2': (1, 1)}

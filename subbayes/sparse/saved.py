@@ -43,7 +43,8 @@ def save(
             `overwrite=True`), or cannot be written.
 
     Example:
-        >>> from subbayes import MLP, Gaussian, sparse
+        >>> from subbayes import MLP, sparse
+        >>> from subbayes.likelihoods import Gaussian
         >>> network = sparse.SparseNetwork(sparse.convert(MLP(2, (3,), 1, seed=0)), Gaussian(1.0))
         >>> load(save(network, "sparse"))[0].density() == network.density()
         True

@@ -73,7 +73,7 @@ def fit(
     Args:
         module: what `convert` returned; not changed.
         likelihood: p(y | f); parameters of it are learned along.
-        data: as for `subbayes.train`: a pair of tensors, a Dataset or a loader.
+        data: as for `subbayes.training.train`: a pair of tensors, a Dataset or a loader.
         epochs: passes over the data with indicators that are learned, the early ones included.
         early_epochs: of these, in which the hyper-parameters of the priors are learned too; by
             default four in five.
@@ -109,11 +109,11 @@ def fit(
     Source: Hubin and Storvik (2024), algorithm 1 and section 4.1.
 
     Example:
-        >>> import subbayes
         >>> from subbayes import sparse
+        >>> from subbayes.likelihoods import Gaussian
         >>> data = torch.randn(60, 3), torch.randn(60)
         >>> net = sparse.convert(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))
-        >>> result = sparse.fit(net, subbayes.Gaussian(), data, epochs=2, progress=False)
+        >>> result = sparse.fit(net, Gaussian(), data, epochs=2, progress=False)
         >>> result.predict(data[0], draws=5).n_draws
         5
     """

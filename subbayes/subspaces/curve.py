@@ -315,10 +315,10 @@ def curve_losses(
         InputError: another number of weights than the network has, or t outside [0, 1].
 
     Example:
-        >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> network, x = Network(torch.nn.Linear(1, 1)), torch.randn(20, 1)
         >>> line = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
-        >>> losses = curve_losses(line, network, subbayes.Gaussian(1.0), (x, x[:, 0]), [0, 0.5, 1])
+        >>> losses = curve_losses(line, network, Gaussian(1.0), (x, x[:, 0]), [0, 0.5, 1])
         >>> bool(losses.loss[1] < losses.loss[0]), float(losses.error[1])
         (True, 0.0)
     """

@@ -86,9 +86,10 @@ def optimal(
 
     Example:
         >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = Network(subbayes.MLP(2, (8,), 1, seed=0).double())
         >>> x, new = torch.randn(50, 2).double(), torch.randn(9, 2).double()
-        >>> optimal(net, subbayes.Gaussian(0.1), (x, x[:, 0]), inputs=new, rank=3)
+        >>> optimal(net, Gaussian(0.1), (x, x[:, 0]), inputs=new, rank=3)
         DenseSubspace(rank=3, size=33)
     """
     check_count("rank", rank)

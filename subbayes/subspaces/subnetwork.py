@@ -88,9 +88,10 @@ def subnetwork(
 
     Example:
         >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = Network(subbayes.MLP(3, (20,), 1, seed=0).double())
         >>> x = torch.randn(50, 3).double()
-        >>> subnetwork(net, subbayes.Gaussian(0.1), (x, x[:, 0]), rank=10, inputs=x[:5])
+        >>> subnetwork(net, Gaussian(0.1), (x, x[:, 0]), rank=10, inputs=x[:5])
         CoordinateSubspace(rank=10, size=101)
     """
     check_network(network)

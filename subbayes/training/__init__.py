@@ -1,1 +1,15 @@
 """Training of networks, of many networks at once, and of curves."""
+
+from subbayes.utils.namespace import lazy
+
+_NAMES = {
+    "connect": "curve",
+    "swa": "trainer",
+    "swa_many": "many",
+    "train": "trainer",
+    "train_curve": "curve",
+    "train_many": "many",
+}
+
+__all__ = sorted(_NAMES)
+__getattr__, __dir__ = lazy(__name__, _NAMES)

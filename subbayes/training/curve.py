@@ -166,10 +166,10 @@ def train_curve(
     algorithm 1.
 
     Example:
-        >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 40)[:, None]
         >>> net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-        >>> result = train_curve(net, subbayes.Gaussian(0.1), (x, x[:, 0] ** 2), epochs=5)
+        >>> result = train_curve(net, Gaussian(0.1), (x, x[:, 0] ** 2), epochs=5)
         >>> result.curve, result.curve.subspace()
         (Curve(bezier, degree=2, size=25), DenseSubspace(rank=2, size=25))
     """
@@ -264,8 +264,9 @@ def connect(
 
     Example:
         >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 40)[:, None]
-        >>> result = connect(subbayes.MLP(1, (5,), 1), subbayes.Gaussian(0.1), (x, x[:, 0] ** 2),
+        >>> result = connect(subbayes.MLP(1, (5,), 1), Gaussian(0.1), (x, x[:, 0] ** 2),
         ...                  solutions=3, epochs=5)
         >>> result.curve
         Curve(polygon, degree=4, size=16)

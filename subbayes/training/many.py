@@ -92,10 +92,10 @@ def train_many(
         InputError: as `train`, and lists whose lengths differ.
 
     Example:
-        >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> x, y = torch.randn(30, 2), torch.randn(30)
         >>> nets = [nn.Linear(2, 1) for _ in range(3)]
-        >>> results = train_many(nets, subbayes.Gaussian(), (x, y), epochs=5)
+        >>> results = train_many(nets, Gaussian(), (x, y), epochs=5)
         >>> [result.network.size for result in results]
         [3, 3, 3]
     """

@@ -174,7 +174,7 @@ def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[i
         y: labels (N,).
 
     Example:
-        >>> from subbayes import Categorical
+        >>> from subbayes.likelihoods import Categorical
         >>> absent_classes(Categorical(), 4, torch.tensor([0, 3, 3]))
         [1, 2]
     """

@@ -163,10 +163,10 @@ def train(
         InputError: arguments that do not fit together, or a training that diverges.
 
     Example:
-        >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 40)[:, None]
         >>> y = 3 * x[:, 0] + 0.1 * torch.sin(40 * x[:, 0])
-        >>> result = train(nn.Linear(1, 1), subbayes.Gaussian(), (x, y), learning_rate=0.05)
+        >>> result = train(nn.Linear(1, 1), Gaussian(), (x, y), learning_rate=0.05)
         >>> [round(w, 1) for w in result.network.weights.tolist()]
         [3.0, 0.0]
     """
@@ -255,9 +255,9 @@ def swa(
         InputError: arguments that do not fit together, no snapshot, or a training that diverges.
 
     Example:
-        >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 40)[:, None]
-        >>> result = swa(nn.Linear(1, 1), subbayes.Gaussian(0.5), (x, 3 * x[:, 0]), epochs=30)
+        >>> result = swa(nn.Linear(1, 1), Gaussian(0.5), (x, 3 * x[:, 0]), epochs=30)
         >>> result.recorder.n, result.recorder.pca(rank=2).rank
         (30, 2)
     """

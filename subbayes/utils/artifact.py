@@ -29,7 +29,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from subbayes import __version__
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import (
     ArtifactError,
@@ -47,6 +46,7 @@ from subbayes.utils.files import (
     write_temporary,
 )
 from subbayes.utils.strict_json import as_plain, canonical, decode
+from subbayes.utils.version import __version__
 
 __all__ = [
     "FORMAT_VERSION",

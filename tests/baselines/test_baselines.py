@@ -9,24 +9,23 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Network,
-    Poisson,
-    Standardized,
-    swa,
-    train,
-)
+from subbayes import Network
 from subbayes.baselines.deep_ensemble import combined, deep_ensemble, reinitialised
 from subbayes.baselines.ensemble import WeightSamples, stacked
 from subbayes.baselines.map import point
 from subbayes.baselines.mc_dropout import Mask, mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
+from subbayes.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Poisson,
+    Standardized,
+)
 from subbayes.predictions.predictive import Predictive
+from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError, InputTypeError
 from subbayes.utils.seeding import derive, forked
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from benchmarks import vi
-from subbayes import MLP, DenseSubspace, HeteroscedasticGaussian, Network, Posterior
+from subbayes import MLP, Network, Posterior
 from subbayes.inference.variational.flows import Flow
 from subbayes.inference.variational.gaussians import FullRank, MeanField
+from subbayes.likelihoods import HeteroscedasticGaussian
+from subbayes.subspace import DenseSubspace
 
 K = 3
 GAUSSIAN = FullRank(np.array([0.3, -0.4, 0.1]),

@@ -19,9 +19,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from subbayes import choose_temperature, load
+from subbayes import load
 from subbayes.cli import options, run
 from subbayes.cli.fit import Method
+from subbayes.inference.tempering import choose_temperature
 from subbayes.models.data_frame_model import TableModel
 from subbayes.models.fit import ENGINES, SUBSPACES
 from subbayes.utils import artifact

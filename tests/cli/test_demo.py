@@ -16,8 +16,9 @@ from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 
 import subbayes
-from subbayes import InputError, choose_temperature
+from subbayes import InputError
 from subbayes.cli import demonstration as demo
+from subbayes.inference.tempering import choose_temperature
 from subbayes.models.data_frame_model import TableModel
 from subbayes.plots.style import new_axes, png
 from subbayes.utils.files import ArtifactError
@@ -169,7 +170,7 @@ def test_the_prior_is_the_one_that_predicts_validation_rows_best(done):
     module = demo.make_module(SMALL, likelihood, *data)
     scores = {}
     for scale in (0.3, 1.0):
-        result = subbayes.train(module, likelihood, data, epochs=5, prior_scale=scale,
+        result = subbayes.training.train(module, likelihood, data, epochs=5, prior_scale=scale,
                                 learning_rate=SMALL.learning_rate, batch_size=64)
         outputs = result.network(result.network.weights, torch.from_numpy(x))[None]
         predictive = subbayes.Predictive(outputs, result.likelihood)

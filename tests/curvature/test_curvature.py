@@ -9,8 +9,8 @@ from cases import LIKELIHOODS, NETWORKS, N
 from torch import nn
 
 import subbayes
-from subbayes import Curvature, InputError, Network, eigenvalues
-from subbayes.curvature import spectral_density
+from subbayes import InputError, Network
+from subbayes.curvature import Curvature, eigenvalues, spectral_density
 from subbayes.networks.network import plain_attention
 
 
@@ -172,7 +172,7 @@ def test_the_module_stays_as_it_was():
     module = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 1))
     before = {k: v.clone() for k, v in module.state_dict().items()}
     x = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
-    Curvature(Network(module), subbayes.Gaussian(1.0), (x, x[:, 0]))(torch.ones(29))
+    Curvature(Network(module), subbayes.likelihoods.Gaussian(1.0), (x, x[:, 0]))(torch.ones(29))
     assert module.training
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
     assert all(p.grad is None for p in module.parameters())
@@ -197,7 +197,7 @@ def test_weights_elsewhere():
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("change", "message"), [
     ({"kind": "kfac"}, "kind: expected one of .hessian., .fisher., .empirical-fisher."),
-    ({"likelihood": subbayes.Gaussian()}, "likelihood: expected all parameters learned or given"),
+    ({"likelihood": subbayes.likelihoods.Gaussian()}, "likelihood: expected all parameters learned or given"),
     ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
     ({"weights": torch.zeros(3)}, "weights: expected 21 entries, got shape .3,."),
 ])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jacobians import Many, dense, dense_rows
 from torch import nn
 
-from subbayes import Categorical, CoordinateSubspace, Gaussian, InputError, Network
+from subbayes import InputError, Network
 from subbayes.curvature import ggn_diagonal as squares_module
 from subbayes.curvature import partial_jacobian as module
 from subbayes.curvature.ggn_diagonal import columns_squared
@@ -16,6 +16,8 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.partial_jacobian import Entries, jacobian_at
 from subbayes.data.data import Data
+from subbayes.likelihoods import Categorical, Gaussian
+from subbayes.subspace import CoordinateSubspace
 
 SAME = dict(rtol=1e-10, atol=1e-10)
 CHOSEN = list({(c.network, c.likelihood): c for c in cases.CASES

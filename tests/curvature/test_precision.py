@@ -49,11 +49,11 @@ def test_every_form_is_what_a_dense_computation_gives(case, form):
 def test_the_smaller_exact_form_is_chosen_and_what_does_not_fit_is_refused():
     x, y = torch.randn(6, 3).double(), torch.randn(6).double()
     small, large = (Network(subbayes.MLP(3, (w,), 1, seed=0).double()) for w in (1, 9))
-    options = dict(likelihood=subbayes.Gaussian(1.0), data=(x, y))
+    options = dict(likelihood=subbayes.likelihoods.Gaussian(1.0), data=(x, y))
     assert precision(small, **options).form == "dual"  # 6 rows, 6 weights
     assert precision(large, **options).form == "dual"
     many = (x.repeat(9, 1), y.repeat(9))
-    assert precision(large, subbayes.Gaussian(1.0), many).form == "primal"
+    assert precision(large, subbayes.likelihoods.Gaussian(1.0), many).form == "primal"
     with pytest.raises(InputError, match=r"covariance: expected one that fits into 0.0 MiB, got "
                        r"the primal form with 46 weights, 0.0 MiB. The dual form with 6 rows "
                        r"\(N C\) fits: 0.0 MiB"):
@@ -66,7 +66,7 @@ def test_the_smaller_exact_form_is_chosen_and_what_does_not_fit_is_refused():
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
 def test_prior_precisions_that_are_none(value):
     net = Network(torch.nn.Linear(2, 1))
-    V = root(net, subbayes.Gaussian(1.0), (torch.randn(3, 2), torch.randn(3)))
+    V = root(net, subbayes.likelihoods.Gaussian(1.0), (torch.randn(3, 2), torch.randn(3)))
     from subbayes.curvature.diagonal import Diagonal
 
     with pytest.raises(InputError, match="prior_precision: expected a"):
@@ -76,7 +76,7 @@ def test_prior_precisions_that_are_none(value):
 def test_duplicate_rows_are_no_trouble_and_jitter_is_said():
     x, y = torch.ones(5, 2).double(), torch.zeros(5).double()
     net = Network(torch.nn.Linear(2, 1).double())
-    found = precision(net, subbayes.Gaussian(1e-3), (x, y), "dual", prior_precision=1e-3)
+    found = precision(net, subbayes.likelihoods.Gaussian(1e-3), (x, y), "dual", prior_precision=1e-3)
     torch.testing.assert_close(found.covariance(x[:1]), torch.full((1, 1), 2e-7).double(),
                                rtol=1e-3, atol=0)
     singular = torch.ones(3, 3).double() * (1 + 1e-17)
@@ -106,7 +106,7 @@ def test_the_matrix_free_form_is_exact_by_conjugate_gradients(case):
 def test_the_low_rank_form_of_full_rank_is_exact_and_of_less_from_above():
     net = Network(subbayes.MLP(3, (8,), 1, seed=0).double())
     x = torch.randn(12, 3).double()
-    exact = precision(net, subbayes.Gaussian(0.2), (x, x[:, 0]))
+    exact = precision(net, subbayes.likelihoods.Gaussian(0.2), (x, x[:, 0]))
     whole, part = (LowRank(exact.V, 1.0, rank, tolerance=None, rounds=6) for rank in (12, 4))
     torch.testing.assert_close(whole.covariance(x), exact.covariance(x), rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(whole.variances(), exact.variances(), rtol=1e-7, atol=0)
@@ -122,7 +122,7 @@ def test_the_low_rank_form_of_full_rank_is_exact_and_of_less_from_above():
         LowRank(exact.V, 1e-4, 1, tolerance=1e-14, iterations=1).solve(torch.randn(1, 41).double())
     with pytest.raises(InputError, match="rank: expected at most 12, the rank the Gauss-Newton"):
         LowRank(exact.V, 1.0, 13)
-    again = precision(net, subbayes.Gaussian(0.2), (x, x[:, 0]), "low-rank", rank=4)
+    again = precision(net, subbayes.likelihoods.Gaussian(0.2), (x, x[:, 0]), "low-rank", rank=4)
     assert again.form == "low-rank"
 
 
@@ -194,7 +194,7 @@ def test_kronecker_factors_against_curvlinops():
         [(x, y)], fisher_type="type-2", kfac_approx="expand", separate_weight_and_bias=False)
     matrix = theirs @ torch.eye(theirs.shape[1]).double()
     net = Network(module)
-    found = precision(net, subbayes.Categorical(), (x, y), "kfac")
+    found = precision(net, subbayes.likelihoods.Categorical(), (x, y), "kfac")
     eye = torch.eye(net.size).double()
     torch.testing.assert_close(torch.linalg.inv(found.solve(eye)) - eye, matrix,
                                rtol=1e-8, atol=1e-9)

@@ -25,8 +25,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from subbayes import Data, InputError, InputTypeError
-from subbayes.data.data import leaves, take, to_device, to_inputs, to_targets
+from subbayes import InputError, InputTypeError
+from subbayes.data.data import Data, leaves, take, to_device, to_inputs, to_targets
 
 N = 11
 X = torch.arange(2.0 * N).reshape(N, 2)

@@ -12,7 +12,8 @@ from oracles import LinearGaussian
 from scipy import stats
 
 import subbayes
-from subbayes import Draws, Normal
+from subbayes import Draws
+from subbayes.priors import Normal
 from subbayes.utils.checks import InputError, InputTypeError
 
 SCALES, TEMPERATURES = (0.7, 1.5), (1.0, 3.0)
@@ -63,7 +64,7 @@ def check(row, model):
 def test_posteriors_side_by_side():
     models = {"wide": LinearGaussian(rank=2), "narrow": LinearGaussian(rank=2, prior=Normal(0.05)),
               "tempered": LinearGaussian(rank=2, temperature=5.0)}
-    found = subbayes.compare({
+    found = subbayes.diagnostics.model_comparison.compare({
         name: (model.posterior(), exact_draws(model)) for name, model in models.items()})
     terms = {name: exact_terms(model) for name, model in models.items()}
     best = max(terms, key=lambda name: terms[name].sum())
@@ -85,7 +86,7 @@ def test_arviz_agrees():
     arviz = pytest.importorskip("arviz")
     model = LinearGaussian(rank=2)
     draws = exact_draws(model)
-    row = subbayes.compare({"m": (model.posterior(), draws)})["m"]
+    row = subbayes.diagnostics.model_comparison.compare({"m": (model.posterior(), draws)})["m"]
     theirs = arviz.loo(draws.to_arviz(model.posterior()))
     elpd = getattr(theirs, "elpd_loo", None)  # elpd on ArviZ 1.x
     assert row.elpd == pytest.approx(float(theirs.elpd if elpd is None else elpd), abs=1e-3)
@@ -123,7 +124,7 @@ def test_weights_that_cannot_be_trusted_are_marked():
 
 def test_a_poor_approximation_is_marked():
     model = LinearGaussian(rank=2)
-    found = subbayes.compare({
+    found = subbayes.diagnostics.model_comparison.compare({
         "exact": (model.posterior(), exact_draws(model)),
         "laplace": (model.posterior(), exact_draws(model, seed=1, pareto_k=0.9))})
     assert found.best == "exact"
@@ -146,7 +147,7 @@ def test_text_table_and_json():
 def test_few_draws_are_evenly_spaced_and_enough():
     model = LinearGaussian(rank=2)
     draws = exact_draws(model)
-    few = subbayes.compare({"m": (model.posterior(), draws)}, most_draws=800)["m"]
+    few = subbayes.diagnostics.model_comparison.compare({"m": (model.posterior(), draws)}, most_draws=800)["m"]
     assert few.draws == 800
     check(few, model)
 
@@ -156,24 +157,24 @@ def test_a_fitted_model_is_a_candidate():
     fitted = subbayes.fit(
         subbayes.MLP(1, (5,), 1), (x, x[:, 0] ** 2), subspace="random", rank=2, draws=30,
         training=subbayes.Training(epochs=5, swa_epochs=2), progress=False)
-    found = subbayes.compare({"fit": fitted})
+    found = subbayes.diagnostics.model_comparison.compare({"fit": fitted})
     assert found["fit"].sampler == "elliptical-slice"
     with pytest.raises(InputTypeError, match=r"models\['fit'\]: expected a pair .*load\(path, dat"):
-        subbayes.compare({"fit": replace(fitted, posterior=None)})
+        subbayes.diagnostics.model_comparison.compare({"fit": replace(fitted, posterior=None)})
 
 
 def test_bad_input(unchecked):
     model, other = LinearGaussian(rank=2), LinearGaussian(rank=2, seed=1)
     posterior, draws = model.posterior(), exact_draws(model)
     with pytest.raises(InputError, match="models: expected at least one posterior"):
-        subbayes.compare({})
+        subbayes.diagnostics.model_comparison.compare({})
     with pytest.raises(InputError, match=r"models\['b'\]: expected the observations of 'a'"):
-        subbayes.compare({"a": (posterior, draws), "b": (other.posterior(), draws)})
+        subbayes.diagnostics.model_comparison.compare({"a": (posterior, draws), "b": (other.posterior(), draws)})
     short = LinearGaussian(n=20).posterior()
     with pytest.raises(InputError, match="got 20 instead of 40. Fit all to the same rows"):
-        subbayes.compare({"a": (posterior, draws), "b": (short, draws)})
+        subbayes.diagnostics.model_comparison.compare({"a": (posterior, draws), "b": (short, draws)})
     with pytest.raises(InputError, match="draws at temperature 3, as the posterior, got 1"):
-        subbayes.compare({"a": (posterior.with_temperature(3.0), draws)})
+        subbayes.diagnostics.model_comparison.compare({"a": (posterior.with_temperature(3.0), draws)})
     with pytest.raises(InputError, match="draws: expected draws of rank 2"):
         posterior.compare(Draws(np.zeros((2, 5, 3))))
     with pytest.raises(InputError, match="temperatures: expected a finite number above 0, got 0"):
@@ -183,15 +184,15 @@ def test_bad_input(unchecked):
     with pytest.raises(InputError, match="name: expected one of as sampled, got 'x'"):
         posterior.compare(draws)["x"]
     with pytest.raises(InputTypeError, match="models.*: expected a pair"):
-        subbayes.compare({"a": 3})
+        subbayes.diagnostics.model_comparison.compare({"a": 3})
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_no_dict_of_models_and_numbers_alone():
     posterior = LinearGaussian(rank=2).posterior()
-    draws = subbayes.elliptical_slice(posterior, draws=60, chains=4, progress=False)
+    draws = subbayes.inference.elliptical_slice(posterior, draws=60, chains=4, progress=False)
     with pytest.raises(InputTypeError, match="models: expected a dict from names to pairs"):
-        subbayes.compare([(posterior, draws)])
+        subbayes.diagnostics.model_comparison.compare([(posterior, draws)])
     one, listed = (posterior.compare(draws, temperatures=t) for t in (2.0, [2.0]))
     assert [row.elpd for row in one.rows] == [row.elpd for row in listed.rows]
 
@@ -199,7 +200,7 @@ def test_what_is_no_dict_of_models_and_numbers_alone():
 def test_linearised_laplace_is_not_scored_as_if_it_predicted_through_the_network():
     model = LinearGaussian()
     posterior = model.posterior()
-    choice = subbayes.compare({
+    choice = subbayes.diagnostics.model_comparison.compare({
         "linearised": (posterior, exact_draws(model, sampler="laplace-linearised")),
         "sampled": (posterior, exact_draws(model, seed=1))})
     assert choice.best == "sampled"

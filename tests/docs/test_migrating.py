@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import Categorical, Gaussian, Network, linearised_laplace
+from subbayes import Network
+from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.likelihoods import Categorical, Gaussian
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "migrating-from-laplace-torch.md"

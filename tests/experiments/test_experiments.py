@@ -86,12 +86,12 @@ def test_members_are_what_training_alone_gives(tables, hidden):
     for s, (t, rate, decay) in enumerate(zip(tables, rates, decays, strict=True)):
         shared = dict(batch_size=10, learning_rate=rate, weight_decay=decay, seed=s)
         data = t.inputs, t.y
-        alone = subbayes.train(subbayes.MLP(4, hidden, 2, seed=s), t.likelihood, data, epochs=12,
+        alone = subbayes.training.train(subbayes.MLP(4, hidden, 2, seed=s), t.likelihood, data, epochs=12,
                                schedule="cosine", **shared)
         torch.testing.assert_close(members.network(s).weights, alone.network.weights)
         assert members.likelihood(s).likelihood.global_variance == pytest.approx(
             alone.likelihood.likelihood.global_variance, rel=1e-4)
-        path = subbayes.swa(alone, t.likelihood, data, epochs=6, max_snapshots=4, clip_norm=0.5,
+        path = subbayes.training.swa(alone, t.likelihood, data, epochs=6, max_snapshots=4, clip_norm=0.5,
                             **shared)
         torch.testing.assert_close(paths[s].network.weights, path.network.weights)
         torch.testing.assert_close(paths[s].recorder.singular_values,
@@ -241,10 +241,10 @@ def test_each_method_gets_its_own_best(diabetes, tmp_path, monkeypatch):
 
 
 def test_chains_that_disagree_are_run_longer():
-    space = subbayes.FullSubspace(torch.zeros(3))
+    space = subbayes.subspace.FullSubspace(torch.zeros(3))
     network = subbayes.Network(torch.nn.Linear(2, 1)).with_weights(space.shift)
     data = torch.randn(30, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(30)
-    posterior = subbayes.Posterior(network, subbayes.Gaussian(0.05), data, space, mode="eager")
+    posterior = subbayes.Posterior(network, subbayes.likelihoods.Gaussian(0.05), data, space, mode="eager")
     for rhat, draws in ((9.0, 10), (1.0, 40)):
         plan = dataclasses.replace(TINY, rhat=rhat, longest=4)
         assert uci_small.sampled(posterior, plan, 0).n_draws == draws
@@ -253,7 +253,7 @@ def test_chains_that_disagree_are_run_longer():
 def test_scores_against_closed_forms():
     rng = np.random.default_rng(1)
     outputs, y = torch.tensor(rng.normal(size=(40, 9, 2))), rng.normal(size=9)
-    predictive = subbayes.Predictive(outputs, subbayes.HeteroscedasticGaussian(0.5))
+    predictive = subbayes.Predictive(outputs, subbayes.likelihoods.HeteroscedasticGaussian(0.5))
     mean, variance = outputs[..., 0].numpy(), np.log1p(np.exp(outputs[..., 1].numpy())) + 0.5
     total = variance.mean(0) + mean.var(0)
     gap = y - mean.mean(0)

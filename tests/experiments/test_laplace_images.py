@@ -162,7 +162,7 @@ def test_the_prior_is_shared_out_where_few_images_stand_for_many(folder):
     network = subbayes.Network(experiment.network_of("mnist", 0, TINY))
     data = rows.x[:12], rows.y[:12]
     twice = tuple(torch.cat([part, part]) for part in data)
-    few, many = (experiment.precision(network, subbayes.Categorical(10), rows_,
+    few, many = (experiment.precision(network, subbayes.likelihoods.Categorical(10), rows_,
                                       prior_precision=lam).covariance(rows.new)
                  for rows_, lam in ((data, 0.5), (twice, 1.0)))
     torch.testing.assert_close(few / 2, many)
@@ -190,11 +190,11 @@ def test_tables_have_a_row_for_each_subspace(record, tmp_path):
 def test_subspaces_judged_together_are_judged_as_one_by_one(form):
     network = subbayes.Network(subbayes.MLP(3, (4,), 2, seed=0).double())
     x = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)).double()
-    psi = experiment.precision(network, subbayes.Categorical(), (x, torch.arange(9) % 2), form)
+    psi = experiment.precision(network, subbayes.likelihoods.Categorical(), (x, torch.arange(9) % 2), form)
     judged = Judged(psi, psi.jacobian(x[:3]))
-    spaces = {"a": subbayes.RandomSubspace(network.weights, 4, seed=0),
-              "b": subbayes.CoordinateSubspace(network.weights, torch.tensor([9, 2, 20])),
-              "c": subbayes.RandomSubspace(network.weights, 2, seed=1)}
+    spaces = {"a": subbayes.subspace.RandomSubspace(network.weights, 4, seed=0),
+              "b": subbayes.subspace.CoordinateSubspace(network.weights, torch.tensor([9, 2, 20])),
+              "c": subbayes.subspace.RandomSubspace(network.weights, 2, seed=1)}
     precise, columns = precisions(psi, spaces), all_along(judged.X, spaces)
     for name, space in spaces.items():
         found = judged.nested(precise[name], columns[name], [space.rank])[str(space.rank)]

@@ -110,7 +110,7 @@ def test_the_noise_of_the_largest_evidence(network, prior_precision):
     best = float(np.ravel(experiment.noisy(net, network[1], plan).noise)[0])
 
     def evidence(noise):
-        return linearised_laplace(net, subbayes.Gaussian(noise), (x, y),
+        return linearised_laplace(net, subbayes.likelihoods.Gaussian(noise), (x, y),
                                   prior_precision=prior_precision).log_marginal_likelihood()
 
     for factor in (0.9, 0.99, 1.01, 1.1):

@@ -41,8 +41,8 @@ def test_ellipses_about_another_gaussian_leave_the_posterior_as_it_is():
     y = x @ torch.tensor([0.5, -1.0], dtype=torch.float64) + 0.3 * torch.from_numpy(
         rng.normal(size=200))
     network = subbayes.Network(nn.Linear(2, 1, bias=False).double())
-    posterior = subbayes.Posterior(network, subbayes.Gaussian(0.3), (x, y),
-                                   subbayes.FullSubspace(torch.zeros(2, dtype=torch.float64)))
+    posterior = subbayes.Posterior(network, subbayes.likelihoods.Gaussian(0.3), (x, y),
+                                   subbayes.subspace.FullSubspace(torch.zeros(2, dtype=torch.float64)))
     draws = experiment.recentred(posterior, draws=500, chains=4, warmup=10, seed=0, wider=1.3,
                                  progress=False)
     covariance = np.linalg.inv((x.T @ x).numpy() / 0.09 + np.eye(2))

@@ -43,7 +43,7 @@ def test_one_run_gives_the_solution_and_the_trajectory_of_its_later_epochs(diabe
     c = a_case(diabetes)
     run = uci_large.trained(c, TINY, 1e-3, "cpu")
     seen = []
-    other = subbayes.train(
+    other = subbayes.training.train(
         uci_large.initial(c.table, TINY), c.table.likelihood, (c.table.inputs, c.table.y),
         epochs=8, learning_rate=1e-3, optimizer="sgd", momentum=0.9, batch_size=30,
         weight_decay=1e-4, bias_lr_factor=2.0, seed=0, progress=False,

@@ -13,10 +13,10 @@ from oracles import LinearGaussian, check_moments
 from scipy import stats
 
 import subbayes
-from subbayes import Normal
 from subbayes.diagnostics import ess_mean
 from subbayes.inference import adapters
 from subbayes.inference.samplers.nuts import nuts
+from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
 PRIOR = Normal(covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))
@@ -137,10 +137,10 @@ def test_our_nuts_agrees_on_a_small_network(name):
     x = torch.linspace(-2, 2, 60)[:, None].double()
     y = torch.sin(2 * x[:, 0]) + 0.3 * torch.from_numpy(np.random.default_rng(0).normal(size=60))
     module = subbayes.MLP(1, (8,), 1, activation="tanh", seed=0).double()
-    trained = subbayes.train(module, subbayes.Gaussian(0.3), (x, y), epochs=100, progress=False)
-    space = subbayes.RandomSubspace(trained.network.weights, 3)
+    trained = subbayes.training.train(module, subbayes.likelihoods.Gaussian(0.3), (x, y), epochs=100, progress=False)
+    space = subbayes.subspace.RandomSubspace(trained.network.weights, 3)
     posterior = subbayes.Posterior(
-        trained.network, subbayes.Gaussian(0.3), (x, y), space, subbayes.Normal(0.3), 2.0)
+        trained.network, subbayes.likelihoods.Gaussian(0.3), (x, y), space, subbayes.priors.Normal(0.3), 2.0)
     ours = nuts(posterior, draws=500, chains=16, warmup=300, progress=False)
     assert not ours.warnings()
     theirs = sampled(name, posterior, draws=600, chains=8)

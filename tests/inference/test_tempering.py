@@ -8,8 +8,7 @@ import torch
 from oracles import LinearGaussian
 from scipy import stats
 
-from subbayes import choose_temperature
-from subbayes.inference.tempering import TemperatureChoice
+from subbayes.inference.tempering import TemperatureChoice, choose_temperature
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations

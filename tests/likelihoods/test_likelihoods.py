@@ -17,18 +17,18 @@ from torch import Tensor
 from torch.func import jacrev
 
 import subbayes
-from subbayes import (
+from subbayes import InputError
+from subbayes.curvature.jacobian import curvature_root
+from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
     Gaussian,
     HeteroscedasticGaussian,
-    InputError,
     Likelihood,
     Poisson,
     Standardized,
+    from_config,
 )
-from subbayes.curvature.jacobian import curvature_root
-from subbayes.likelihoods import from_config
 
 each = pytest.mark.parametrize("name", cases.LIKELIHOODS)
 ORDERED = [n for n in cases.LIKELIHOODS if n not in ("categorical", "bernoulli")]

@@ -183,7 +183,7 @@ def test_columns_can_be_taken_as_they_are():
 def test_options_reach_the_fit(options, monkeypatch):
     from functools import partial
 
-    from subbayes import choose_temperature
+    from subbayes.inference.tempering import choose_temperature
 
     monkeypatch.setattr("subbayes.models.fit.choose_temperature",
                         partial(choose_temperature, draws=4, chains=2))

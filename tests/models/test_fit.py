@@ -20,27 +20,14 @@ from oracles import LinearGaussian, check_moments
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import (
-    MLP,
-    Categorical,
-    DenseSubspace,
-    FittedModel,
-    FullSubspace,
-    Gaussian,
-    HeteroscedasticGaussian,
-    InputError,
-    InputTypeError,
-    Network,
-    Normal,
-    Posterior,
-    Standardized,
-    Training,
-    choose_temperature,
-    elliptical_slice,
-    fit,
-    load,
-)
+from subbayes import MLP, InputError, InputTypeError, Network, Posterior, Training, fit, load
+from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.inference.tempering import choose_temperature
+from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Standardized
 from subbayes.models.fit import ENGINES, build_subspace, forget, train_trajectory
+from subbayes.models.fitted import FittedModel
+from subbayes.priors import Normal
+from subbayes.subspace import DenseSubspace, FullSubspace
 
 QUICK = Training(epochs=4, swa_epochs=6, batch_size=16, swa_learning_rate=1e-2)
 OPTIONS = dict(rank=2, draws=20, chains=3, training=QUICK, progress=False)
@@ -263,7 +250,7 @@ SCRIPT = textwrap.dedent("""
     sys.path[:0] = {tests!r}
     import torch
     torch.set_num_threads(1)
-    from subbayes import elliptical_slice
+    from subbayes.inference.samplers.elliptical_slice import elliptical_slice
     from test_fit import OPTIONS, data, fit, net
     engine = partial(elliptical_slice, checkpoint_seconds=0.02)
     fit(net(), data(), inference=engine, checkpoint=sys.argv[1], **OPTIONS | dict(draws=300))

@@ -10,26 +10,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import (
-    MLP,
-    Categorical,
-    Data,
-    FittedModel,
-    Gaussian,
-    InputError,
-    InputTypeError,
-    Poisson,
-    Training,
-    choose_temperature,
-    fit,
-    sparse,
-    train,
-)
+from subbayes import MLP, InputError, InputTypeError, Training, fit, sparse
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.map import point
 from subbayes.baselines.temperature_scaling import temperature_scaling
+from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
+from subbayes.inference.tempering import choose_temperature
+from subbayes.likelihoods import Categorical, Gaussian, Poisson
+from subbayes.models.fitted import FittedModel
 from subbayes.models.method_comparison import METHODS, compare_methods, shown
+from subbayes.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 

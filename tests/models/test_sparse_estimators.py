@@ -213,7 +213,7 @@ def test_baselines_are_saved(posterior, tmp_path):
 
 
 def sparse_likelihood():
-    from subbayes import Categorical
+    from subbayes.likelihoods import Categorical
 
     return Categorical(2)
 

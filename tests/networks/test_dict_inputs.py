@@ -11,8 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import subbayes
-from subbayes import Categorical, Data, InputTypeError, Network, linearised_laplace, optimal
-from subbayes.subspaces.optimal import optimal_for
+from subbayes import InputTypeError, Network
+from subbayes.data.data import Data
+from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.likelihoods import Categorical
+from subbayes.subspaces.optimal import optimal, optimal_for
 from subbayes.subspaces.subnetwork import masked, subnetwork
 
 N, NEW, LENGTH, WORDS, CLASSES = 12, 5, 6, 11, 3

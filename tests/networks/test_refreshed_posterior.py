@@ -9,18 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes import (
-    Categorical,
-    Curve,
-    Gaussian,
-    Network,
-    Posterior,
-    RandomSubspace,
-    RefreshedPosterior,
-    curve_losses,
-    elliptical_slice,
-    nuts,
-)
+from subbayes import Network, Posterior
+from subbayes.inference.refreshed_posterior import RefreshedPosterior
+from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.inference.samplers.nuts import nuts
+from subbayes.likelihoods import Categorical, Gaussian
+from subbayes.subspace import RandomSubspace
+from subbayes.subspaces.curve import Curve, curve_losses
 from subbayes.utils.checks import InputError
 
 N, ROWS = 2500, 1024  # batches of 1024, 1024 and 452

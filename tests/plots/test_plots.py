@@ -16,29 +16,18 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from scipy import stats
 
-from subbayes import (
-    Bernoulli,
-    Categorical,
-    Draws,
-    FullSubspace,
-    Gaussian,
-    InputError,
-    InputTypeError,
-    Network,
-    Normal,
-    Poisson,
-    Posterior,
-    Predictive,
-    TrajectoryRecorder,
-    plots,
-)
+from subbayes import Draws, InputError, InputTypeError, Network, Posterior, Predictive, plots
 from subbayes.curvature import Eigenpairs, SpectralDensity
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.metrics import wilson_interval
 from subbayes.inference.tempering import TemperatureChoice
+from subbayes.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from subbayes.plots.approximations import ellipse, gaussian, log_prob_on
 from subbayes.plots.chains import correlations, rank_histogram
 from subbayes.plots.style import limits, new_axes
+from subbayes.priors import Normal
+from subbayes.subspace import FullSubspace
+from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.utils.files import ArtifactError
 
 

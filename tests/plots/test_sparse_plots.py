@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes import Gaussian, InputError, SparseRegressor, plots, sparse
+from subbayes import InputError, SparseRegressor, plots, sparse
+from subbayes.likelihoods import Gaussian
 from subbayes.utils.checks import InputTypeError
 
 

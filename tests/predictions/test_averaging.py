@@ -9,11 +9,12 @@ import torch
 from jacobians import problem
 from torch.utils.data import DataLoader
 
-from subbayes import CoordinateSubspace, DenseSubspace, Training, fit
+from subbayes import Training, fit
 from subbayes.curvature import subspace_precision as restricted
 from subbayes.curvature.subspace_precision import along, along_in_parts
 from subbayes.inference.laplace.engine import predict_linearised
 from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.subspace import CoordinateSubspace, DenseSubspace
 
 
 def spaces(net):
@@ -78,8 +79,8 @@ import resource, sys, torch, subbayes
 from subbayes.subspaces.subnetwork import masked
 net = subbayes.Network(subbayes.MLP(5, (400,), 1, seed=0))
 x = torch.randn(50, 5)
-posterior = subbayes.linearised_laplace(
-    net, subbayes.Gaussian(0.1), (x, x[:, 0]), masked(net, torch.arange(2000)))
+posterior = subbayes.inference.linearised_laplace(
+    net, subbayes.likelihoods.Gaussian(0.1), (x, x[:, 0]), masked(net, torch.arange(2000)))
 posterior.predict(torch.randn(3000, 5))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 posterior.predict(torch.randn(int(sys.argv[1]), 5))

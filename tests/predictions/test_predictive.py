@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 from torch import Tensor
 
-from subbayes import (
+from subbayes import InputError, Predictive
+from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
     Gaussian,
     HeteroscedasticGaussian,
-    InputError,
     Poisson,
-    Predictive,
     Standardized,
 )
 

@@ -13,25 +13,20 @@ import torch
 from matplotlib.image import imread
 
 import subbayes
-from subbayes import (
-    MLP,
-    Bernoulli,
-    Categorical,
-    Draws,
-    Gaussian,
-    HeteroscedasticGaussian,
-    InputError,
-    InputTypeError,
-    Normal,
-    Poisson,
-    Standardized,
-    Training,
-    fit,
-)
+from subbayes import MLP, Draws, InputError, InputTypeError, Training, fit
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.diagnostics import metrics
+from subbayes.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Poisson,
+    Standardized,
+)
 from subbayes.models.method_comparison import compare_methods
 from subbayes.plots.style import new_axes, png
+from subbayes.priors import Normal
 from subbayes.reports import html
 from subbayes.reports.model_report import WORDS, describe, write_report
 from subbayes.utils.files import ArtifactError

@@ -395,7 +395,7 @@ def test_models_are_compared_by_leave_one_out(fitted):
     frame, model = fitted
     plain = SemiStructuredRegression("y ~ 1").fit(
         frame, draws=40, warmup=60, chains=2, progress=False)
-    choice = subbayes.compare({"plain": plain, "all": model})
+    choice = subbayes.diagnostics.model_comparison.compare({"plain": plain, "all": model})
     assert [row.name for row in choice.rows] == ["all", "plain"]
     assert model.loo(quiet=True).elpd > plain.loo(quiet=True).elpd
     held = model.score_samples(frame.iloc[:5])

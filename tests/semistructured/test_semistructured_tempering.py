@@ -206,7 +206,7 @@ def test_tempering_widens_the_networks_and_leaves_the_effects():
 
 def test_tempered_marginal_of_a_linear_network_is_known():
     """y = theta + phi w(u) + noise: p(D | phi) and its tempered posterior in closed form."""
-    from subbayes import elliptical_slice
+    from subbayes.inference.samplers.elliptical_slice import elliptical_slice
     from subbayes.priors import Normal
     from subbayes.semistructured.tempering import TemperedNetworks
 

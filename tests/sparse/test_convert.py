@@ -24,7 +24,7 @@ def thinned(module, share=0.8, seed=0):
             out[: len(out) // 4] = True
             layer.logits.mean.copy_(torch.where(out, -5.0, 5.0))
             layer.bias_mean.add_(torch.randn(layer.bias_mean.shape, generator=generator))
-    return sparse.SparseNetwork(made, subbayes.Gaussian(1.0))
+    return sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
 
 
 def outputs(network, x):
@@ -225,10 +225,10 @@ class Recomputing(nn.Module):
 def test_activation_checkpointing_is_refused(mode):
     data = torch.randn(60, 3), torch.randn(60)
     with pytest.raises(InputError, match="activation checkpointing, or name its layers in keep="):
-        sparse.fit(sparse.convert(Recomputing()), subbayes.Gaussian(), data, epochs=60,
+        sparse.fit(sparse.convert(Recomputing()), subbayes.likelihoods.Gaussian(), data, epochs=60,
                    mode=mode, progress=False)
     kept = sparse.convert(Recomputing(), keep="a")
-    sparse.fit(kept, subbayes.Gaussian(), data, epochs=1, mode=mode, progress=False)
+    sparse.fit(kept, subbayes.likelihoods.Gaussian(), data, epochs=1, mode=mode, progress=False)
 
 
 # --- what modules hold ----------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_what_a_module_replaces_is_replaced_when_steps_could_be_traced(buffers):
     x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)) + 30
     net = nn.Sequential(Statistics(buffers), nn.Linear(4, 1))
     found = {mode: sparse.fit(
-        sparse.convert(net), subbayes.Gaussian(), (x, x[:, 0]), epochs=60, mode=mode,
+        sparse.convert(net), subbayes.likelihoods.Gaussian(), (x, x[:, 0]), epochs=60, mode=mode,
         progress=False) for mode in ("trace", "eager")}
     one, other = (found[mode].module[0] for mode in ("trace", "eager"))
     assert torch.equal(one.center, other.center)
@@ -286,7 +286,7 @@ def test_a_run_of_a_module_that_prints_an_address_resumes(tmp_path):
     options = {"epochs": 3, "progress": False, "checkpoint": tmp_path / "run.pt"}
     first, second = Addressed(), Addressed()
     second.load_state_dict(first.state_dict())
-    made = [sparse.fit(sparse.convert(net), subbayes.Gaussian(), data, **options)
+    made = [sparse.fit(sparse.convert(net), subbayes.likelihoods.Gaussian(), data, **options)
             for net in (first, second)]
     assert made[0].history == made[1].history
 
@@ -299,7 +299,7 @@ def test_norms_do_not_undo_what_indicators_of_a_batch_do(options, trained):
     if trained:
         net.train()(x)
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    found = sparse.fit(sparse.convert(net, **options), subbayes.Gaussian(), (x, x[:, 0]),
+    found = sparse.fit(sparse.convert(net, **options), subbayes.likelihoods.Gaussian(), (x, x[:, 0]),
                        epochs=3, progress=False).module[1]
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     if options and trained:
@@ -322,7 +322,7 @@ def test_recurrent_layers_are_not_traced(recwarn):
             return self.head(self.rnn(x)[0][:, -1])
 
     data = torch.randn(40, 5, 3), torch.randn(40)
-    sparse.fit(sparse.convert(Net()), subbayes.Gaussian(), data, epochs=60, progress=False)
+    sparse.fit(sparse.convert(Net()), subbayes.likelihoods.Gaussian(), data, epochs=60, progress=False)
     assert not [w for w in recwarn if "tracing" in str(w.message)]
 
 
@@ -334,7 +334,7 @@ def test_what_is_frozen_in_a_converted_module_stays_as_it_is():
     made = sparse.convert(nn.Linear(3, 1))
     for frozen in (made.inclusion, made.slab, made.logits):
         frozen.requires_grad_(False)
-    found = sparse.fit(made, subbayes.Gaussian(), data, epochs=5, progress=False).module
+    found = sparse.fit(made, subbayes.likelihoods.Gaussian(), data, epochs=5, progress=False).module
     for name, value in made.named_parameters():
         moved = not torch.equal(value, dict(found.named_parameters())[name])
         assert moved == value.requires_grad, name
@@ -355,7 +355,7 @@ def test_frozen_biases_are_points(posterior, structure, tmp_path):
         own = alpha * layer._slab_kl(layer.bias_mean, layer.bias_sd)
         torch.testing.assert_close(made[0].kl(), layer.kl() - own.sum())
     data = torch.randn(60, 3), torch.randn(60)
-    result = sparse.fit(made, subbayes.Gaussian(), data, epochs=3, progress=False)
+    result = sparse.fit(made, subbayes.likelihoods.Gaussian(), data, epochs=3, progress=False)
     assert torch.equal(result.module[0].bias_mean, net[0].bias)
     vectors = result.weights("all" if posterior == "all" else "sample", "sample", draws=5)
     drawn = vectors[:, result.network.spans["0.bias"]]
@@ -379,7 +379,7 @@ def test_scales_of_the_horseshoe_stand_still_at_the_end(post):
         layer = network.layers[""]
         seen[epoch] = [getattr(layer, name).detach().clone() for name in layer.scales]
 
-    sparse.fit(made, subbayes.Gaussian(), data, epochs=4, post=post, post_epochs=3,
+    sparse.fit(made, subbayes.likelihoods.Gaussian(), data, epochs=4, post=post, post_epochs=3,
                batch_size=20, progress=False, callback=note)
     assert all(map(torch.equal, seen[4], seen[7]))
     assert not any(map(torch.equal, seen[3], seen[4]))
@@ -402,7 +402,7 @@ class Wide(nn.Module):
 
 
 def test_inclusion_of_inputs_is_that_through_a_layer():
-    network = sparse.SparseNetwork(sparse.convert(Wide(), inclusion=0.3), subbayes.Gaussian(1.0))
+    network = sparse.SparseNetwork(sparse.convert(Wide(), inclusion=0.3), subbayes.likelihoods.Gaussian(1.0))
     with pytest.warns(UserWarning, match="may be read by 'wide' too: .* through layer 'body'"):
         found = network.feature_inclusion()
     np.testing.assert_array_equal(found, network.feature_inclusion("body"))
@@ -410,7 +410,7 @@ def test_inclusion_of_inputs_is_that_through_a_layer():
 
 
 def test_the_first_layer_is_the_one_that_reads_the_inputs(recwarn):
-    network = sparse.SparseNetwork(sparse.convert(Wide(deep_only=True)), subbayes.Gaussian(1.0))
+    network = sparse.SparseNetwork(sparse.convert(Wide(deep_only=True)), subbayes.likelihoods.Gaussian(1.0))
     assert network.feature_inclusion().shape == (3,)
     assert not recwarn
 
@@ -424,7 +424,7 @@ def test_skips_are_told_of():
         def forward(self, x):
             return x + torch.tanh(self.a(x))
 
-    network = sparse.SparseNetwork(sparse.convert(Skip()), subbayes.Gaussian(1.0))
+    network = sparse.SparseNetwork(sparse.convert(Skip()), subbayes.likelihoods.Gaussian(1.0))
     with pytest.warns(UserWarning, match="something beside converted layers too"):
         network.feature_inclusion()
 
@@ -459,9 +459,9 @@ def test_options_of_convert_that_cannot_be(options, said):
     (lambda: Rates.alike(0.1, 0), "steps: expected a whole number of at least 1, got 0"),
     (lambda: Rates.paced(-5), "steps: expected a whole number of at least 1, got -5"),
     (lambda: sparse.MixtureSlab(share="a"), "share: expected a number strictly between 0 and 1"),
-    (lambda: sparse.SparseNetwork(nn.Linear(2, 1), subbayes.Gaussian(1.0)),
+    (lambda: sparse.SparseNetwork(nn.Linear(2, 1), subbayes.likelihoods.Gaussian(1.0)),
      "module: expected a module that convert"),
-    (lambda: sparse.fit(sparse.convert(nn.Linear(2, 1)), subbayes.Gaussian(),
+    (lambda: sparse.fit(sparse.convert(nn.Linear(2, 1)), subbayes.likelihoods.Gaussian(),
                         (torch.zeros(4, 2), torch.zeros(4)), callback=3),
      "callback: expected a function of")])
 def test_more_that_is_refused_in_a_line(make, said):
@@ -482,7 +482,7 @@ def test_wide_starts_are_no_overflow():
 def test_batches_that_do_not_fit_the_elbo(y, options, said):
     made = sparse.convert(nn.Linear(2, 1)).train()
     with pytest.raises(InputError, match=said):
-        sparse.elbo(made, subbayes.Gaussian(1.0), torch.zeros(6, 2), y, **{"n": 60} | options)
+        sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), torch.zeros(6, 2), y, **{"n": 60} | options)
     with pytest.raises(InputError, match="expected"):
-        sparse.elbo(sparse.convert(nn.Linear(2, 3)).train(), subbayes.Categorical(3),
+        sparse.elbo(sparse.convert(nn.Linear(2, 3)).train(), subbayes.likelihoods.Categorical(3),
                     torch.zeros(6, 2), torch.full((6,), 3), 60)

@@ -81,7 +81,7 @@ def network(kind, posterior, structure):
         for layer in sparse.sparse_layers(made).values():
             noise = torch.randn(layer.logits.mean.shape, generator=generator)
             layer.logits.mean += noise if torch.isfinite(layer.logits.mean).all() else 0.0
-    return sparse.SparseNetwork(made.eval(), subbayes.Categorical(3))
+    return sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Categorical(3))
 
 
 @pytest.mark.parametrize("kind", list(NETS))
@@ -305,7 +305,7 @@ def test_dense_layers_among_sparse_ones_take_tiles_as_they_lie(kept, bias, monke
 def test_kept_layers_of_predictions_and_files_take_tiles_as_they_lie(monkeypatch, tmp_path):
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(700, 30), nn.ReLU(), nn.Linear(30, 3))
-    result = sparse.SparseNetwork(sparse.convert(net, keep=["2"]).eval(), subbayes.Gaussian(1.0))
+    result = sparse.SparseNetwork(sparse.convert(net, keep=["2"]).eval(), subbayes.likelihoods.Gaussian(1.0))
     result.layers["0"].logits.mean.data[:, ::2] = -9.0
     x, asked = torch.randn(1000, 700), dict(structure="median", draws=3)
     dense = result.predict(x, **asked).outputs

@@ -24,7 +24,7 @@ def network(module, posterior="mean-field", inclusion=0.4, seed=0, **options):
         for name, parameter in made.named_parameters():
             if name.endswith("logits.mean"):
                 parameter.add_(torch.randn(parameter.shape, generator=generator))
-    return sparse.SparseNetwork(made, subbayes.Gaussian(1.0))
+    return sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
 
 
 def test_all_structures_of_a_small_network():

@@ -262,7 +262,7 @@ def test_the_estimators_gradients_agree_in_expectation():
         sums = []
         for _ in range(2000):
             made.zero_grad()
-            (-sparse.elbo(made, subbayes.Gaussian(1.0), x, y, 20)).backward()
+            (-sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), x, y, 20)).backward()
             sums.append(torch.cat([p.grad.reshape(-1) for p in (
                 made.mean, made.raw_sd, made.logits.mean)]))
         grads = torch.stack(sums)
@@ -315,7 +315,7 @@ def test_an_orthogonal_design_has_its_exact_posterior():
         sparse.NormalSlab(slab), sparse.Bernoulli(prior)))
     data = torch.from_numpy(x), torch.from_numpy(y)
     result = sparse.fit(
-        made, subbayes.Gaussian(noise=sigma), data, epochs=3000, early_epochs=0, batch_size=None,
+        made, subbayes.likelihoods.Gaussian(noise=sigma), data, epochs=3000, early_epochs=0, batch_size=None,
         rates=sparse.Rates(weights=5e-3, inclusion=1e-2), progress=False)
     tuned = result.module.probability().numpy()[0]
     np.testing.assert_allclose(tuned, exact, atol=0.04)
@@ -348,7 +348,7 @@ def test_training_runs_in_every_form(posterior, structure, post):
     before = {name: value.clone() for name, value in base.state_dict().items()}
     state = torch.random.get_rng_state()
     made = sparse.convert(base, posterior, structure=structure)
-    result = sparse.fit(made, subbayes.Categorical(2), (x, y), post=post, post_epochs=2, **QUICK)
+    result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), post=post, post_epochs=2, **QUICK)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(base.state_dict()[name], value) for name, value in before.items())
     assert len(result.history["elbo"]) == (4 if post == "none" else 6)
@@ -364,7 +364,7 @@ def test_training_runs_in_every_form(posterior, structure, post):
 @pytest.mark.usefixtures("unchecked")
 def test_draws_of_weights_have_the_moments_of_the_posterior():
     made = layer().eval()
-    result = sparse.SparseNetwork(made, subbayes.Categorical(6))
+    result = sparse.SparseNetwork(made, subbayes.likelihoods.Categorical(6))
     drawn = result.weights(draws=20_000)
     alpha, mean, sd = made.probability(), made.mean.detach(), made.sd.detach()
     weight = drawn[:, result.network.spans["weight"]].reshape(-1, 6, 4)
@@ -381,7 +381,7 @@ def test_a_useful_input_is_found_among_noise():
     x, y = blobs(400)
     made = sparse.convert(nn.Linear(4, 2), inclusion=0.5, sd=0.1,
                           prior=sparse.SpikeSlab(sparse.NormalSlab(1.0), sparse.Bernoulli(0.1)))
-    result = sparse.fit(made, subbayes.Categorical(2), (x, y), epochs=150, early_epochs=0,
+    result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), epochs=150, early_epochs=0,
                         rates=sparse.Rates(weights=1e-2, inclusion=3e-2), progress=False)
     found = result.feature_inclusion()
     assert found[0] > 0.95
@@ -399,7 +399,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path):
     x, y = blobs()
     made = sparse.convert(net(dtype=torch.float32), "low-rank")
     settings = {**QUICK, "post": "median", "post_epochs": 2}
-    whole = sparse.fit(made, subbayes.Categorical(2), (x, y), **settings)
+    whole = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), **settings)
 
     class Stop(Exception):
         pass
@@ -410,17 +410,17 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path):
 
     path = tmp_path / "run.pt"
     with pytest.raises(Stop):
-        sparse.fit(made, subbayes.Categorical(2), (x, y), checkpoint=path, callback=stop,
+        sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, callback=stop,
                    **settings)
-    again = sparse.fit(made, subbayes.Categorical(2), (x, y), checkpoint=path, **settings)
+    again = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, **settings)
     assert again.history == whole.history
     for a, b in zip(again.module.parameters(), whole.module.parameters(), strict=True):
         assert torch.equal(a, b)
     with pytest.raises(InputError, match="checkpoint: expected a checkpoint of a run with these"):
-        sparse.fit(made, subbayes.Categorical(2), (x, y), checkpoint=path, seed=1, **settings)
+        sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, seed=1, **settings)
     path.write_text("no checkpoint")
     with pytest.raises(InputError, match="checkpoint: .* got another file, or a damaged one: "):
-        sparse.fit(made, subbayes.Categorical(2), (x, y), checkpoint=path, **settings)
+        sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, **settings)
     assert path.read_text() == "no checkpoint"
 
 
@@ -428,7 +428,7 @@ def test_an_elbo_that_is_no_number_ends_training_with_the_last_good_network():
     x, y = blobs()
     made = sparse.convert(net(dtype=torch.float32))
     with pytest.warns(UserWarning, match="The ELBO is no number in epoch 1, by"):
-        result = sparse.fit(made, subbayes.Categorical(2), (x, y),
+        result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y),
                             rates=sparse.Rates(weights=1e30), **QUICK)
     for name, parameter in result.module.named_parameters():
         assert bool(torch.isfinite(parameter).all()), name
@@ -458,12 +458,12 @@ def test_bad_modules_are_refused():
 
     x, y = blobs()
     with pytest.raises(InputError, match="layers that are used once"):
-        sparse.fit(sparse.convert(Loop()), subbayes.Categorical(2), (x, y), **QUICK)
+        sparse.fit(sparse.convert(Loop()), subbayes.likelihoods.Categorical(2), (x, y), **QUICK)
     kept = sparse.convert(Loop(), keep=["inner"])
     assert list(sparse.sparse_layers(kept)) == ["head"]
-    sparse.fit(kept, subbayes.Categorical(2), (x, y), **QUICK)
+    sparse.fit(kept, subbayes.likelihoods.Categorical(2), (x, y), **QUICK)
     with pytest.raises(InputError, match="a module that convert"):
-        sparse.fit(Loop(), subbayes.Categorical(2), (x, y), **QUICK)
+        sparse.fit(Loop(), subbayes.likelihoods.Categorical(2), (x, y), **QUICK)
 
 
 @pytest.mark.parametrize(("make", "said"), [
@@ -482,7 +482,7 @@ def test_bad_modules_are_refused():
     (lambda: sparse.StudentTSlab(rate=-1.0), "rate: expected"),
     (lambda: sparse.Bernoulli(1.0), "probability: expected"),
     (lambda: sparse.Rates(weights=0.0), "weights: expected"),
-    (lambda: sparse.SparseNetwork(sparse.convert(net()), subbayes.Categorical(2)).weights(
+    (lambda: sparse.SparseNetwork(sparse.convert(net()), subbayes.likelihoods.Categorical(2)).weights(
         "all", "sample"), "weights: expected 'mean' where all weights are in"),
 ])
 def test_bad_settings_are_refused(make, said):
@@ -504,7 +504,7 @@ def test_layers_that_stay():
     frozen = net(dtype=torch.float32)
     frozen[0].requires_grad_(False)
     x, y = blobs()
-    made = sparse.fit(sparse.convert(frozen), subbayes.Categorical(2), (x, y), **QUICK).module
+    made = sparse.fit(sparse.convert(frozen), subbayes.likelihoods.Categorical(2), (x, y), **QUICK).module
     assert list(sparse.sparse_layers(made)) == ["2"]
     assert torch.equal(made[0].weight, frozen[0].weight)
 
@@ -515,7 +515,7 @@ def test_attention_keeps_its_layers():
     made = sparse.convert(module)
     assert list(sparse.sparse_layers(made)) == ["1.linear1", "1.linear2", "3"]
     x, y = blobs()
-    result = sparse.fit(made, subbayes.Categorical(2), (x, y), **QUICK)
+    result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), **QUICK)
     assert result.module(x).shape == (200, 2)  # torch reads weights there, in evaluation mode
     assert result.predict(x[:5], draws=3).n_draws == 3
     layer = made[3].train()
@@ -527,7 +527,7 @@ def test_an_empty_median_model_is_warned_of():
     made = sparse.convert(net(dtype=torch.float32), inclusion=0.01)
     x, y = blobs()
     with pytest.warns(UserWarning, match="nothing in in layers '0', '2', whose"):
-        sparse.fit(made, subbayes.Categorical(2), (x, y),
+        sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y),
                    **QUICK | {"epochs": 1, "early_epochs": 1})
 
 
@@ -541,15 +541,15 @@ def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
     monkeypatch.setattr(training._Run, "_step", noted)
     x, y = blobs(100)
     asked = QUICK | {"epochs": 3, "early_epochs": 0}
-    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), (x, y), kl_epochs=2,
+    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.likelihoods.Categorical(2), (x, y), kl_epochs=2,
                **asked)
     np.testing.assert_allclose(seen, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
     seen.clear()
-    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), (x, y), kl_epochs=0,
+    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.likelihoods.Categorical(2), (x, y), kl_epochs=0,
                **asked)
     assert seen == [1.0] * 6
     seen.clear()
-    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), (x, y),
+    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.likelihoods.Categorical(2), (x, y),
                **asked | {"epochs": 5})
     np.testing.assert_allclose(seen[:4], [0.25, 0.5, 0.75, 1.0])
 
@@ -557,7 +557,7 @@ def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
 @pytest.mark.parametrize("name", ["early_epochs", "kl_epochs"])
 def test_no_phase_is_longer_than_the_training(name):
     with pytest.raises(InputError, match=f"{name}: expected at most the number of epochs, 4, got"):
-        sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), blobs(100),
+        sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.likelihoods.Categorical(2), blobs(100),
                    **QUICK | {name: 5})
 
 
@@ -567,7 +567,7 @@ def test_many_weights_and_few_rows_leave_a_small_network_that_predicts():
     x = torch.randn(900, 100, generator=generator)
     y = (x[:, 0].abs() - x[:, 1] + x[:, 2] > 0.8).long()
     made = sparse.convert(subbayes.MLP(100, (60,), 2, "relu", seed=0))
-    result = sparse.fit(made, subbayes.Categorical(2), (x[:700], y[:700]), epochs=150,
+    result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x[:700], y[:700]), epochs=150,
                         batch_size=50, progress=False)
     found = result.predict(x[700:], structure="median", weights="mean").probabilities.argmax(1)
     assert 0 < result.density() < 0.05
@@ -584,7 +584,7 @@ def test_rates_are_paced_by_the_number_of_steps():
     assert (few.weights, few.inclusion, few.slab) == (0.01, 0.02, sparse.Rates().slab)
     x, y = blobs(60)
     for data in ((x, y), DataLoader(TensorDataset(x, y), 20)):
-        run = training._Run(sparse.convert(nn.Linear(4, 2)), subbayes.Categorical(2), data, None,
+        run = training._Run(sparse.convert(nn.Linear(4, 2)), subbayes.likelihoods.Categorical(2), data, None,
                             4, 20, 0, "eager")
         assert run.rates == sparse.Rates.paced(12)
 
@@ -595,7 +595,7 @@ def test_few_steps_do_not_throw_everything_out():
     x = torch.randn(400, 10, generator=generator)
     y = (x[:, 0] + x[:, 1] > 0).long()
     made = sparse.convert(subbayes.MLP(10, (100,), 2, "relu", seed=0))
-    result = sparse.fit(made, subbayes.Categorical(2), (x, y), epochs=100, progress=False)
+    result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), epochs=100, progress=False)
     assert 0 < result.density() < 0.2
     assert result.history["accuracy"][-1] > 0.9
     assert set(np.argsort(-result.feature_inclusion())[:2]) == {0, 1}

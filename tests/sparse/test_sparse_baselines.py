@@ -125,7 +125,7 @@ def test_training_draws_outputs_of_the_posteriors_moments(posterior):
     base = linear()
     x = torch.randn(1, 4, dtype=DOUBLE)
     made, n = made_of(base, posterior, inclusion=0.7, sd=0.3), 6000
-    result = sparse.SparseNetwork(made, subbayes.Categorical(base(x).shape[1]))
+    result = sparse.SparseNetwork(made, subbayes.likelihoods.Categorical(base(x).shape[1]))
     with torch.no_grad():
         drawn = made(x.expand(n, 4))
         mean = made.eval()(x)[0]
@@ -138,7 +138,7 @@ def test_training_draws_outputs_of_the_posteriors_moments(posterior):
 
 def test_horseshoe_draws_share_the_layers_scale():
     made = made_of(linear(), "horseshoe", sd=0.3)
-    drawn = sparse.SparseNetwork(made, subbayes.Gaussian(1.0)).weights(draws=8000)
+    drawn = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)).weights(draws=8000)
     _, own, shared = made.log_scales()
     logs = made._drawn_scales(8000, lambda shape: made.noise.normal(shape, made.mean)).log()
     found = np.cov(logs.detach().T.numpy())
@@ -152,7 +152,7 @@ def test_pruned_inputs_are_those_with_small_scales():
     with torch.no_grad():
         made.log_mean[:, 1] = math.log(0.1)  # a scale of 0.1
         made.log_mean[:, 3] = math.log(0.4)
-    result = sparse.SparseNetwork(made, subbayes.Gaussian(1.0))
+    result = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
     whole, pruned = (result.weights(s, "mean")[0, :12].reshape(3, 4) for s in ("all", "median"))
     assert pruned[:, [1, 3]].abs().max() == 0
     torch.testing.assert_close(pruned[:, [0, 2]], whole[:, [0, 2]])
@@ -175,7 +175,7 @@ def test_an_orthogonal_design_has_its_exact_posterior():
     made = sparse.convert(nn.Linear(p, 1, bias=False).double(), "all", sd=0.1,
                           prior=sparse.SpikeSlab(sparse.NormalSlab(scale)))
     data = torch.from_numpy(x), torch.from_numpy(y)
-    result = sparse.fit(made, subbayes.Gaussian(noise=sigma), data, epochs=1000, early_epochs=0,
+    result = sparse.fit(made, subbayes.likelihoods.Gaussian(noise=sigma), data, epochs=1000, early_epochs=0,
                         batch_size=None, rates=sparse.Rates(weights=1e-2), progress=False)
     layer = result.module
     np.testing.assert_allclose(layer.mean.detach()[0], x.T @ y / sigma**2 / precision, atol=0.04)
@@ -195,7 +195,7 @@ def test_baselines_train_and_predict_in_every_mode(posterior, post):
     torch.manual_seed(0)
     base = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     result = sparse.fit(
-        sparse.convert(base, posterior), subbayes.Categorical(2), (x, torch.from_numpy(y)),
+        sparse.convert(base, posterior), subbayes.likelihoods.Categorical(2), (x, torch.from_numpy(y)),
         epochs=8, early_epochs=1, post=post, post_epochs=2, batch_size=50,
         rates=sparse.Rates(weights=3e-2), progress=False)
     modes = [("sample", "sample"), ("all", "mean"), ("median", "sample"), ("median", "mean")]

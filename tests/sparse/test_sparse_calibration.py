@@ -32,7 +32,7 @@ def fitted(posterior, estimator, inclusion, seed):
         estimator=estimator,
         prior=sparse.SpikeSlab(sparse.NormalSlab(SLAB), sparse.Bernoulli(inclusion)))
     result = sparse.fit(
-        made, subbayes.Gaussian(noise=SIGMA), (torch.from_numpy(x), torch.from_numpy(y)),
+        made, subbayes.likelihoods.Gaussian(noise=SIGMA), (torch.from_numpy(x), torch.from_numpy(y)),
         epochs=3000, early_epochs=0, batch_size=None, progress=False,
         rates=sparse.Rates(weights=5e-3, inclusion=1e-2))
     return truth, inside, result
@@ -106,7 +106,7 @@ def test_whole_units_have_their_exact_probabilities():
         nn.Linear(p, UNITS, bias=False).double(), structure="units", sd=0.1, inclusion=0.5,
         prior=sparse.SpikeSlab(sparse.NormalSlab(slab), sparse.Bernoulli(INCLUSION)))
     result = sparse.fit(
-        made, subbayes.Gaussian(noise=sigma), (torch.from_numpy(x), torch.from_numpy(y)),
+        made, subbayes.likelihoods.Gaussian(noise=sigma), (torch.from_numpy(x), torch.from_numpy(y)),
         epochs=3000, early_epochs=0, batch_size=None, progress=False,
         rates=sparse.Rates(weights=5e-3, inclusion=1e-2))
     found = result.module.probability().numpy()[:, 0]

@@ -26,7 +26,7 @@ def thinned(module, share=0.8, seed=0):
             logits.copy_(torch.where(out, -5.0, 5.0))
             if layer.bias_mean is not None:
                 layer.bias_mean.add_(torch.randn(layer.bias_mean.shape, generator=generator))
-    return sparse.SparseNetwork(made, subbayes.Categorical(2))
+    return sparse.SparseNetwork(made, subbayes.likelihoods.Categorical(2))
 
 
 class Functional(nn.Module):
@@ -149,7 +149,7 @@ def test_the_posterior_of_the_surviving_weights_is_that_of_the_subnetwork():
         made.logits.mean.copy_(torch.tensor([[3.0, -3.0, 3.0, -3.0]]))
     x = torch.randn(30, 4, dtype=torch.float64)
     y = x[:, 0] + 0.3 * torch.randn(30, dtype=torch.float64)
-    result = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(noise=0.3))
+    result = sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Gaussian(noise=0.3))
     posterior = result.posterior((x, y))
     assert posterior.rank == 2
     own = x[:, [0, 2]].numpy()
@@ -258,7 +258,7 @@ def test_the_export_of_sequences_predicts_as_the_median_model():
     made = sparse.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(),
                                         nn.Linear(15, 2)).double()).eval()
     made[0].logits.mean.data[1] = -9
-    result = sparse.SparseNetwork(made, subbayes.Gaussian(1.0))
+    result = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
     x = torch.randn(6, 5, 4, dtype=torch.float64)
     expected = result.predict(x, structure="median", weights="mean").outputs[0]
     torch.testing.assert_close(result.export().module(x), expected, atol=1e-6, rtol=0)

@@ -27,7 +27,7 @@ def network():
             out = torch.rand(layer.logits.mean.shape) < 0.6
             out[: len(out) // 3] = True
             layer.logits.mean.copy_(torch.where(out, -5.0, 5.0))
-    return module, sparse.SparseNetwork(made, subbayes.Categorical(3))
+    return module, sparse.SparseNetwork(made, subbayes.likelihoods.Categorical(3))
 
 
 INPUTS = torch.randn(7, 2, 6, generator=torch.Generator().manual_seed(1))
@@ -49,7 +49,7 @@ def test_a_saved_small_network_gives_the_same_outputs(tmp_path, layout):
 
 
 def test_a_saved_layer_that_is_the_whole_network_gives_the_same_outputs(tmp_path):
-    whole = sparse.SparseNetwork(sparse.convert(nn.Linear(6, 2)).eval(), subbayes.Categorical(2))
+    whole = sparse.SparseNetwork(sparse.convert(nn.Linear(6, 2)).eval(), subbayes.likelihoods.Categorical(2))
     x = torch.randn(30, 6)
     small = whole.export(x, "csr")
     back = sparse.load_exported(small.save(tmp_path / "small.safetensors"), nn.Linear(6, 2))
@@ -163,7 +163,7 @@ def test_an_onnx_file_of_several_inputs(tmp_path, named):
 
 def trained(labels, outputs=3, likelihood=None):
     net = sparse.convert(nn.Linear(2, outputs))
-    return sparse.fit(net, likelihood or subbayes.Categorical(), (torch.randn(len(labels), 2),
+    return sparse.fit(net, likelihood or subbayes.likelihoods.Categorical(), (torch.randn(len(labels), 2),
                       torch.tensor(labels)), epochs=1, progress=False)
 
 
@@ -171,16 +171,16 @@ def test_a_class_without_rows_is_named():
     with pytest.warns(UserWarning, match="no row of class 1, for which the network has an output"):
         trained([0, 2, 2, 0])
     with pytest.warns(UserWarning, match="no row of classes 1, 2, for which"):
-        trained([0, 0], likelihood=subbayes.Categorical(3))
+        trained([0, 0], likelihood=subbayes.likelihoods.Categorical(3))
     with pytest.warns(UserWarning, match="no row of class 0, "):
-        trained([1, 1, 1], 1, subbayes.Bernoulli())
+        trained([1, 1, 1], 1, subbayes.likelihoods.Bernoulli())
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.filterwarnings("ignore:The median model has nothing in")  # in a single epoch
 def test_classes_that_are_all_there_warn_of_nothing():
     trained([0, 1, 2])
-    trained([0, 1, 1], 1, subbayes.Bernoulli())
+    trained([0, 1, 1], 1, subbayes.likelihoods.Bernoulli())
 
 
 def test_more_labels_than_outputs_are_refused():
@@ -188,12 +188,12 @@ def test_more_labels_than_outputs_are_refused():
                                          r"got 4"):
         trained([0, 4, 1])
     with pytest.raises(InputError, match=r"module: expected 5 outputs for .*got 3"):
-        trained([0, 4, 1], likelihood=subbayes.Categorical(5))
+        trained([0, 4, 1], likelihood=subbayes.likelihoods.Categorical(5))
 
 
 def test_a_module_of_other_layers_is_refused_by_its_architecture(tmp_path):
     module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
-    network = sparse.SparseNetwork(sparse.convert(module), subbayes.Gaussian(1.0))
+    network = sparse.SparseNetwork(sparse.convert(module), subbayes.likelihoods.Gaussian(1.0))
     folder = sparse.save(network, tmp_path / "saved")
     for other in (nn.Linear(5, 1), network.module):
         with pytest.raises(InputError, match="module: expected the saved architecture Sequential"):
@@ -206,7 +206,7 @@ def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
     made = sparse.convert(subbayes.MLP(3, (20, 6), 1, seed=0), "low-rank", keep="layers.4",
                           estimator="relaxed", temperature=0.4)
     made = sparse.convert(made, "dropout", temperature=0.2)
-    network = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(1.0))
+    network = sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Gaussian(1.0))
     assert [layer.posterior for layer in network.layers.values()] == [
         "low-rank", "low-rank", "dropout"]
     back, _ = sparse.load(sparse.save(network, tmp_path / "saved"))
@@ -223,14 +223,14 @@ def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
 @pytest.mark.parametrize("posterior", sparse.FACTORS + sparse.BASELINES)
 def test_layers_of_a_loaded_network_draw_from_one_stream(posterior, tmp_path):
     made = sparse.convert(subbayes.MLP(3, (4,), 1, seed=0), posterior)
-    folder = sparse.save(sparse.SparseNetwork(made, subbayes.Gaussian(1.0)), tmp_path / "saved")
+    folder = sparse.save(sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)), tmp_path / "saved")
     first, second = sparse.load(folder)[0].layers.values()
     assert first.noise is second.noise
 
 
 def test_files_with_one_posterior_for_all_layers_are_read(tmp_path):
     made = sparse.convert(subbayes.MLP(3, (20,), 1, seed=0), "low-rank")
-    network = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(1.0))
+    network = sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Gaussian(1.0))
     tensors, meta = artifact.read(sparse.save(network, tmp_path / "new"))
     common = ("posterior", "structure", "estimator", "temperature")
     meta |= {key: meta["layers"]["layers.0"][key] for key in common} | {"rank": 3}
@@ -256,7 +256,7 @@ def test_a_network_that_was_moved_is_one_of_its_new_dtype():
         plain[0].weight += 1
     assert not torch.equal(plain[0].weight, made[0].mean)
     x = torch.randn(20, 2, 6, dtype=torch.float64)
-    result = sparse.fit(made, subbayes.Gaussian(), (x, x[:, 0, 0]), epochs=1, progress=False)
+    result = sparse.fit(made, subbayes.likelihoods.Gaussian(), (x, x[:, 0, 0]), epochs=1, progress=False)
     assert result.network.dtype == torch.float64
 
 
@@ -276,8 +276,8 @@ def test_layers_are_made_where_their_module_is_and_leave_with_it(posterior):
 def test_a_posterior_on_a_gpu_is_that_on_the_cpu():
     x, y = torch.randn(20, 3), torch.randn(20)
     made = sparse.convert(nn.Linear(3, 1)).eval()
-    here = sparse.SparseNetwork(made, subbayes.Gaussian(1.0)).posterior((x, y))
-    there = sparse.SparseNetwork(made.cuda(), subbayes.Gaussian(1.0)).posterior(
+    here = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)).posterior((x, y))
+    there = sparse.SparseNetwork(made.cuda(), subbayes.likelihoods.Gaussian(1.0)).posterior(
         (x.cuda(), y.cuda()))
     assert there.subspace.shift.is_cuda
     np.testing.assert_allclose(there.prior.mean, here.prior.mean)
@@ -295,7 +295,7 @@ def test_the_posteriors_prior_has_each_layers_slab(structure):
     with torch.no_grad():  # one weight of each layer is out, or one unit
         for layer in sparse.sparse_layers(made).values():
             layer.logits.mean.view(-1)[1] = -3.0
-    result = sparse.SparseNetwork(made.eval(), subbayes.Gaussian(1.0))
+    result = sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Gaussian(1.0))
     data = torch.zeros(2, 3), torch.zeros(2)
     prior = result.posterior(data).prior
     each = 11 if structure == "weights" else 8  # with biases

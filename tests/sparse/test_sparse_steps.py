@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes import Categorical, Gaussian, sparse
+from subbayes import sparse
+from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.sparse import steps
 from subbayes.utils.checks import InputError
 

@@ -49,7 +49,7 @@ def test_outputs_at_all_positions_vary_together(what, posterior, structure):
     made = sparse.convert(nn.Sequential(make(), nn.Flatten()).double(), posterior,
                           structure=structure, inclusion=0.7, sd=0.3, temperature=0.01)
     made.eval()
-    network = sparse.SparseNetwork(made, subbayes.Categorical(made(x).shape[1]))
+    network = sparse.SparseNetwork(made, subbayes.likelihoods.Categorical(made(x).shape[1]))
     naive = network.predict(x, draws=n).outputs[:, 0].numpy()
     made.train()
     with torch.no_grad():  # rows of a batch share some of what is drawn
@@ -93,7 +93,7 @@ def test_a_pooled_weight_has_its_exact_posterior(convolution):
     x = torch.ones(50, 1, 25) if convolution else torch.ones(50, 25, 1)
     prior = sparse.SpikeSlab(sparse.NormalSlab(1.0), sparse.Bernoulli(0.5))
     result = sparse.fit(
-        sparse.convert(Pooled(convolution), "all", prior=prior, sd=0.1), subbayes.Gaussian(1.0),
+        sparse.convert(Pooled(convolution), "all", prior=prior, sd=0.1), subbayes.likelihoods.Gaussian(1.0),
         (x, torch.full((50,), 0.5)), epochs=1500, early_epochs=0, kl_epochs=0, batch_size=None,
         rates=sparse.Rates(weights=1e-2), progress=False)
     layer = result.layers["layer"]
@@ -124,7 +124,7 @@ def test_the_elbo_is_one_whatever_shape_outputs_have():
         def forward(self, x):
             return self.net(x)[:, 0]
 
-    found = [float(sparse.elbo(sparse.convert(module).train(), subbayes.Gaussian(1.0), x, y, 600))
+    found = [float(sparse.elbo(sparse.convert(module).train(), subbayes.likelihoods.Gaussian(1.0), x, y, 600))
              for module in (net(), Squeezed())]
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
@@ -134,7 +134,7 @@ def test_the_elbo_needs_draws():
     made = sparse.convert(net())
     made[2].eval()
     with pytest.raises(InputError, match="module: .*in evaluation mode: '2'. Call module.train"):
-        sparse.elbo(made, subbayes.Gaussian(1.0), x, y, 60)
+        sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), x, y, 60)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -148,7 +148,7 @@ def test_the_elbo_of_what_is_no_batch(change, error, said):
     x, y = data()
     made = sparse.convert(net()).train()
     with pytest.raises(error, match=said):
-        sparse.elbo(made, subbayes.Gaussian(1.0), *change(x, y), 60)
+        sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), *change(x, y), 60)
 
 
 def test_an_empty_dataset_is_refused():
@@ -157,7 +157,7 @@ def test_an_empty_dataset_is_refused():
             return 0
 
     with pytest.raises(InputError, match="data: expected at least one row, got an empty dataset"):
-        sparse.fit(sparse.convert(net()), subbayes.Gaussian(), Empty(), progress=False)
+        sparse.fit(sparse.convert(net()), subbayes.likelihoods.Gaussian(), Empty(), progress=False)
 
 
 def test_the_divergence_is_that_of_the_parameters_as_they_are():
@@ -196,15 +196,15 @@ def logits(out):
 def test_inputs_and_outputs_may_have_names(tmp_path):
     x, y = data()
     named = {"a": x[:, :2], "b": x[:, 2:]}
-    plain = sparse.elbo(sparse.convert(net()).train(), subbayes.Gaussian(1.0), x, y, 600)
+    plain = sparse.elbo(sparse.convert(net()).train(), subbayes.likelihoods.Gaussian(1.0), x, y, 600)
     made = sparse.convert(Named()).train()
-    found = sparse.elbo(made, subbayes.Gaussian(1.0), named, y, 600, output=logits)
+    found = sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), named, y, 600, output=logits)
     assert float(found.detach()) == pytest.approx(float(plain.detach()), rel=1e-6)
     with pytest.raises(TypeError, match="module: expected one tensor as its output, got dict"):
-        sparse.fit(made, subbayes.Gaussian(1.0), (named, y), epochs=2, progress=False)
+        sparse.fit(made, subbayes.likelihoods.Gaussian(1.0), (named, y), epochs=2, progress=False)
     settings = {"epochs": 2, "progress": False, "mode": "eager"}
-    result = sparse.fit(made, subbayes.Gaussian(1.0), (named, y), output=logits, **settings)
-    theirs = sparse.fit(sparse.convert(net()), subbayes.Gaussian(1.0), (x, y), **settings)
+    result = sparse.fit(made, subbayes.likelihoods.Gaussian(1.0), (named, y), output=logits, **settings)
+    theirs = sparse.fit(sparse.convert(net()), subbayes.likelihoods.Gaussian(1.0), (x, y), **settings)
     expected = theirs.predict(x, draws=3).outputs
     torch.testing.assert_close(result.predict(named, draws=3).outputs, expected)
     sparse.save(result, tmp_path / "saved")
@@ -218,7 +218,7 @@ def test_the_weight_is_that_of_the_divergence():
     values = []
     for weight in (0.0, 0.5, 1.0):
         made[0].noise.generator.manual_seed(0)
-        values.append(float(sparse.elbo(made, subbayes.Gaussian(1.0), x, y, 60, weight=weight)))
+        values.append(float(sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), x, y, 60, weight=weight)))
     kl = float(sparse.kl(made))
     assert values[0] - values[1] == pytest.approx(0.5 * kl, rel=1e-5)
     assert values[0] - values[2] == pytest.approx(kl, rel=1e-5)
@@ -253,7 +253,7 @@ class Twice(nn.Module):
 @pytest.mark.parametrize("epochs", [2, 60])  # eager steps, traced ones
 def test_a_layer_used_twice_is_refused(epochs):
     with pytest.raises(InputError, match="layers that are used once"):
-        sparse.fit(sparse.convert(Twice()), subbayes.Gaussian(), data(), epochs=epochs,
+        sparse.fit(sparse.convert(Twice()), subbayes.likelihoods.Gaussian(), data(), epochs=epochs,
                    batch_size=30, progress=False)
 
 
@@ -275,7 +275,7 @@ def test_hooks_go_on_to_the_sparse_layer_and_the_network():
     made = sparse.convert(module).eval()
     x = data()[0]
     assert float(made(x).mean().detach()) > 90
-    result = sparse.SparseNetwork(made, subbayes.Gaussian(1.0))
+    result = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
     assert float(result.predict(x, draws=2).outputs.mean()) > 90
 
 
@@ -288,7 +288,7 @@ def test_hooks_go_on_to_the_sparse_layer_and_the_network():
     (lambda: sparse.Bernoulli("a"), "probability: expected a number above 0, got 'a'"),
     (lambda: sparse.prune(net(), "a"), "density: expected a share above 0 and at"),
     (lambda: sparse.fit(sparse.convert(net()), "gaussian", data()), "likelihood: expected a like"),
-    (lambda: sparse.fit(sparse.convert(net()), subbayes.Gaussian(), data(), rates=0.1),
+    (lambda: sparse.fit(sparse.convert(net()), subbayes.likelihoods.Gaussian(), data(), rates=0.1),
      "rates: expected Rates, such as"),
 ])
 def test_what_is_of_a_wrong_kind_is_refused_in_a_line(make, said):
@@ -300,7 +300,7 @@ def test_frozen_layers_stay_frozen():
     module = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1))
     module[:2].requires_grad_(False)
     module[1].eval()
-    result = sparse.fit(sparse.convert(module), subbayes.Gaussian(), data(), epochs=2,
+    result = sparse.fit(sparse.convert(module), subbayes.likelihoods.Gaussian(), data(), epochs=2,
                         progress=False)
     assert torch.equal(result.module[1].running_mean, module[1].running_mean)
     assert not any(p.requires_grad for p in result.module[:2].parameters())
@@ -315,7 +315,7 @@ def test_a_run_that_is_finished_is_taken_up_as_it_was(tmp_path):
     settings = {"epochs": 3, "post": "median", "post_epochs": 2, "batch_size": None,
                 "rates": sparse.Rates(inclusion=0.5, early_inclusion=0.5), "progress": False,
                 "checkpoint": tmp_path / "run.pt"}
-    first, again = (sparse.fit(sparse.convert(net()), subbayes.Gaussian(), data(), **settings)
+    first, again = (sparse.fit(sparse.convert(net()), subbayes.likelihoods.Gaussian(), data(), **settings)
                     for _ in range(2))
     assert [layer.phase for layer in again.layers.values()] == ["median", "median"]
     assert again.density("sample") == first.density("sample")
@@ -334,12 +334,12 @@ def of(**options):
     {"made": lambda: of(prior=sparse.SpikeSlab(inclusion=sparse.Bernoulli(0.3)))},
     {"made": lambda: of(module=nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1)))},
     {"rows": (data()[0] + 1e-3, data()[1])},
-    {"likelihood": subbayes.Gaussian(0.3)},
+    {"likelihood": subbayes.likelihoods.Gaussian(0.3)},
 ])
 def test_the_checkpoint_of_another_run_is_refused(tmp_path, other):
     settings = {"epochs": 2, "progress": False, "checkpoint": tmp_path / "run.pt"}
 
-    def fit(made=of, likelihood=subbayes.Gaussian(0.5), rows=None):  # noqa: B008
+    def fit(made=of, likelihood=subbayes.likelihoods.Gaussian(0.5), rows=None):
         return sparse.fit(made(), likelihood, data() if rows is None else rows, **settings)
 
     with warnings.catch_warnings():

@@ -12,34 +12,18 @@ from hypothesis import strategies as st
 from sklearn.datasets import make_moons
 from torch import nn
 
-from subbayes import (
-    MLP,
-    Categorical,
-    Curve,
-    Data,
-    FittedModel,
-    Gaussian,
-    InputError,
-    InputTypeError,
-    Network,
-    Poisson,
-    Standardized,
-    Training,
-    connect,
-    curve_losses,
-    fit,
-    plots,
-    swa,
-    train,
-    train_curve,
-)
+from subbayes import MLP, InputError, InputTypeError, Network, Training, fit, plots
+from subbayes.data.data import Data
+from subbayes.likelihoods import Categorical, Gaussian, Poisson, Standardized
 from subbayes.models.fit import build_subspace, train_second_end, train_trajectory
+from subbayes.models.fitted import FittedModel
 from subbayes.models.method_comparison import compare_methods
-from subbayes.subspaces.curve import CurveLosses, coefficients
-from subbayes.training.curve import restarted
+from subbayes.subspaces.curve import Curve, CurveLosses, coefficients, curve_losses
+from subbayes.training.curve import connect, restarted, train_curve
 from subbayes.training.curve_steps import ControlPoints, CurveRun
 from subbayes.training.minibatches import Feed
 from subbayes.training.optimizer import Plan
+from subbayes.training.trainer import swa, train
 
 
 def points(count=4, size=9, seed=0, dtype=torch.float64):

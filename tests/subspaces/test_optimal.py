@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jacobians import dense, problem
 
 import subbayes
-from subbayes import DenseSubspace, InputError, InputTypeError, Network
+from subbayes import InputError, InputTypeError, Network
 from subbayes.curvature.precision_factory import precision
 from subbayes.curvature.subspace_precision import Restricted
 from subbayes.inference.laplace.linearised import linearised_laplace
@@ -27,6 +27,7 @@ from subbayes.inference.laplace.subspace_error import (
     wasserstein,
 )
 from subbayes.plots import judgements
+from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal, optimal_for
 
 
@@ -71,12 +72,12 @@ def test_laws_for_any_subspace(seed, rank, classes):
 def test_the_full_and_coordinate_subspaces():
     net, likelihood, data, new = problem(1)
     psi = precision(net, likelihood, data)
-    everything = Restricted(psi.V, subbayes.FullSubspace(net.weights), 1.0)
+    everything = Restricted(psi.V, subbayes.subspace.FullSubspace(net.weights), 1.0)
     torch.testing.assert_close(everything.covariance(new), psi.covariance(new))
     torch.testing.assert_close(everything.variances(), psi.variances())
     assert math.isclose(everything.logdet(), psi.logdet(), rel_tol=1e-9)
     assert math.isclose(everything.logdet(2.0), psi.logdet(2.0), rel_tol=1e-9)
-    some = subbayes.CoordinateSubspace(net.weights, torch.tensor([5, 1, 20]))
+    some = subbayes.subspace.CoordinateSubspace(net.weights, torch.tensor([5, 1, 20]))
     same = DenseSubspace(net.weights, some.basis())
     chosen, as_dense = (Restricted(psi.V, space, 1.0) for space in (some, same))
     for what in ("covariance", "blocks"):
@@ -90,8 +91,8 @@ def test_the_full_and_coordinate_subspaces():
 def test_a_subspace_of_what_the_primal_form_holds(kind):
     net, likelihood, data, new = problem(2)
     psi = precision(net, likelihood, data, "primal")
-    space = (subbayes.RandomSubspace(net.weights, 5, seed=0) if kind == "dense" else
-             subbayes.CoordinateSubspace(net.weights, torch.tensor([9, 2, 30])))
+    space = (subbayes.subspace.RandomSubspace(net.weights, 5, seed=0) if kind == "dense" else
+             subbayes.subspace.CoordinateSubspace(net.weights, torch.tensor([9, 2, 30])))
     streamed = Restricted(psi.V, space, psi.prior_precision)
     torch.testing.assert_close(Restricted.of(psi, space).covariance(new), streamed.covariance(new))
 
@@ -114,7 +115,7 @@ def test_covariances_input_by_input_and_draws(form):
 def test_draws_in_a_subspace():
     net, likelihood, data, new = problem(2, 3)
     psi = precision(net, likelihood, data)
-    inside = Restricted(psi.V, subbayes.RandomSubspace(net.weights, 4), 1.0)
+    inside = Restricted(psi.V, subbayes.subspace.RandomSubspace(net.weights, 4), 1.0)
     z = inside.coordinates(4000, torch.Generator().manual_seed(0))
     truth, scale = inside.z_covariance, inside.z_covariance.diagonal().sqrt()
     assert ((z.T.cov() - truth).abs() < 5 * (2 / 4000) ** 0.5 * scale[:, None] * scale).all()
@@ -140,7 +141,7 @@ def test_approximate_covariances_choose_good_subspaces_too():
     spaces = {"diagonal": optimal(net, likelihood, data, inputs=new, rank=4,
                                   covariance="diagonal"),
               "exact": optimal(net, likelihood, data, inputs=new, rank=4),
-              "random": subbayes.RandomSubspace(net.weights, 4)}
+              "random": subbayes.subspace.RandomSubspace(net.weights, 4)}
     by_name = {j.name: j for j in judge(psi, spaces, new, noise=0.3)}
     assert by_name["exact"].relative_error < by_name["diagonal"].relative_error
     assert by_name["diagonal"].relative_error < by_name["random"].relative_error
@@ -168,7 +169,7 @@ def test_dead_parameters_are_counted():
         net[0].bias.copy_(torch.tensor([-100.0, 100.0, 100.0]))  # one dead unit
     network = Network(net)
     data = (torch.randn(5, 2), torch.randn(5))
-    psi = precision(network, subbayes.Gaussian(1.0), data)
+    psi = precision(network, subbayes.likelihoods.Gaussian(1.0), data)
     assert math.isclose(dead_fraction(psi.jacobian(data[0])), 4 / 13, rel_tol=1e-6)
 
 
@@ -176,10 +177,10 @@ def test_what_cannot_be_judged():
     net, likelihood, data, new = problem(5)
     psi = precision(net, likelihood, data, "diagonal")
     with pytest.raises(InputError, match="psi: expected an exact precision, dual or primal, got d"):
-        judge(psi, {"random": subbayes.RandomSubspace(net.weights, 2)}, new)
+        judge(psi, {"random": subbayes.subspace.RandomSubspace(net.weights, 2)}, new)
     with pytest.raises(InputError, match="subspaces: expected at least one, got none"):
         judge(precision(net, likelihood, data), {}, new)
-    exact, spaces = precision(net, likelihood, data), {"r": subbayes.RandomSubspace(net.weights, 2)}
+    exact, spaces = precision(net, likelihood, data), {"r": subbayes.subspace.RandomSubspace(net.weights, 2)}
     for ranks, got in (((5,), "5"), ((), "none")):
         with pytest.raises(InputError, match="ranks: expected at least one of at most 2, the la.*"
                            f"got {got}"):
@@ -190,13 +191,13 @@ def test_what_cannot_be_judged():
     with pytest.raises(InputError, match="psi: expected an exact precision, .* got subspace"):
         judge(linearised_laplace(net, likelihood, data, spaces["r"]), spaces, new)
     with pytest.raises(InputError, match="subspace: expected 31 weights, as the network has"):
-        Restricted(psi.V, subbayes.RandomSubspace(torch.zeros(7), 2), 1.0)
+        Restricted(psi.V, subbayes.subspace.RandomSubspace(torch.zeros(7), 2), 1.0)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_other_types_cannot_be_judged():
     net, likelihood, data, new = problem(5)
-    psi, space = precision(net, likelihood, data), subbayes.RandomSubspace(net.weights, 2)
+    psi, space = precision(net, likelihood, data), subbayes.subspace.RandomSubspace(net.weights, 2)
     with pytest.raises(InputTypeError, match="subspaces: expected a dict of subspaces by name, "
                        "got list"):
         judge(psi, [space], new)
@@ -209,7 +210,7 @@ def test_other_types_cannot_be_judged():
 def test_a_posterior_is_judged_by_its_precision():
     net, likelihood, data, new = problem(5)
     posterior = linearised_laplace(net, likelihood, data, prior_precision=0.7)
-    spaces = {"random": subbayes.RandomSubspace(net.weights, 2)}
+    spaces = {"random": subbayes.subspace.RandomSubspace(net.weights, 2)}
     found, expected = (judge(p, spaces, new, noise=0.3) for p in (posterior, posterior.precision))
     assert [j.trace for j in found] == [j.trace for j in expected]
 
@@ -246,8 +247,8 @@ def test_with_targets_predictives_are_scored(classes):
 def test_noise_scales_come_with_the_targets():
     net, _, (x, y), new = problem(9)
     scales = torch.linspace(0.5, 2, 15).double(), torch.linspace(0.2, 1, 8).double()
-    likelihood = subbayes.Gaussian(noise="per-observation")
-    data, space = (x, (y, scales[0])), subbayes.RandomSubspace(net.weights, 3)
+    likelihood = subbayes.likelihoods.Gaussian(noise="per-observation")
+    data, space = (x, (y, scales[0])), subbayes.subspace.RandomSubspace(net.weights, 3)
     psi = precision(net, likelihood, data)
     found, = judge(psi, {"random": space}, new, targets=(new[:, 0], scales[1]))
     predictive = linearised_laplace(net, likelihood, data, space).predict(new, noise=scales[1])
@@ -257,7 +258,7 @@ def test_noise_scales_come_with_the_targets():
 def test_targets_that_do_not_fit():
     net, likelihood, data, new = problem(8, 3)
     psi = precision(net, likelihood, data)
-    spaces = {"random": subbayes.RandomSubspace(net.weights, 2)}
+    spaces = {"random": subbayes.subspace.RandomSubspace(net.weights, 2)}
     for y, message in (
         (torch.zeros(5).long(), "inputs and targets: expected the same number of rows, got 8 and"),
         (torch.arange(8) - 3, "y: expected labels"),
@@ -271,7 +272,7 @@ def test_judgements_against_the_rank_are_drawn():
     net, likelihood, data, new = problem(6)
     psi = precision(net, likelihood, data)
     spaces = {"optimal": optimal_for(psi, new, 6)[0],
-              "random": subbayes.RandomSubspace(net.weights, 4)}
+              "random": subbayes.subspace.RandomSubspace(net.weights, 4)}
     found = judge(psi, spaces, new, ranks=(1, 2, 4, 6), noise=0.1, targets=new[:, 0])
     assert [(j.name, j.rank) for j in found][-2:] == [("random", 2), ("random", 4)]
     for what in ("relative_error", "trace", "log_trace", "wasserstein", "kl", "nll"):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes import Network, TrajectoryRecorder
-from subbayes.subspaces.pca import pca
+from subbayes import Network
+from subbayes.subspaces.pca import TrajectoryRecorder, pca
 from subbayes.subspaces.random import random
 from subbayes.utils.checks import InputError, InputTypeError
 

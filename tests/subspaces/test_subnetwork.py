@@ -11,10 +11,11 @@ from sklearn.datasets import load_diabetes
 from torch import nn
 
 import subbayes
-from subbayes import Categorical, Gaussian, InputError, InputTypeError, Network
+from subbayes import InputError, InputTypeError, Network
 from subbayes.curvature.precision_factory import precision
 from subbayes.curvature.subspace_precision import Restricted
 from subbayes.inference.laplace.subspace_error import relative_error
+from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspaces.subnetwork import (
     masked,
     ranked,
@@ -95,8 +96,8 @@ def test_the_first_weights_of_a_subnetwork_are_judged_as_the_smaller_subnetwork(
     spaces = {rank: subnetwork(network, Categorical(), (x, y), rank=rank, **options)
               for rank in (3, 9)}
     psi = precision(network, Categorical(), (x, y), prior_precision=LAMBDA)
-    first, = subbayes.judge(psi, {"nine": spaces[9]}, x[:5], ranks=(3,))
-    alone, = subbayes.judge(psi, {"three": spaces[3]}, x[:5])
+    first, = subbayes.inference.judge(psi, {"nine": spaces[9]}, x[:5], ranks=(3,))
+    alone, = subbayes.inference.judge(psi, {"three": spaces[3]}, x[:5])
     assert first.trace == pytest.approx(alone.trace, rel=1e-9)
 
 
@@ -132,7 +133,7 @@ def test_magnitude_and_swag():
     network, _, _ = model()
     expected = network.weights.abs().argsort(descending=True)[:5].sort().values
     assert chosen(rank=5, by="magnitude").equal(expected)
-    recorder = subbayes.TrajectoryRecorder()
+    recorder = subbayes.subspaces.TrajectoryRecorder()
     spread = torch.randperm(network.size).double()
     for step in (-1.0, 1.0, 3.0):
         recorder.update(network.weights + step * spread)
@@ -177,7 +178,7 @@ def diabetes():
     module = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(),
                            nn.Linear(32, 1)).double()
     data = X[:300], y[:300]
-    trained = subbayes.train(module, Gaussian(), data, epochs=60, learning_rate=5e-3,
+    trained = subbayes.training.train(module, Gaussian(), data, epochs=60, learning_rate=5e-3,
                              prior_scale=1.0, progress=False)
     psi = precision(trained.network, trained.likelihood, data)
     return trained.network, trained.likelihood, data, X[300:], psi, psi.covariance(X[300:])
@@ -223,7 +224,7 @@ def test_what_a_selection_needs():
         subnetwork(network, rank=2, by="variance")
     with pytest.raises(InputTypeError, match="trajectory: expected a TrajectoryRecorder"):
         subnetwork(network, rank=2, by="swag")
-    other = subbayes.TrajectoryRecorder()
+    other = subbayes.subspaces.TrajectoryRecorder()
     other.update(torch.zeros(3))
     with pytest.raises(InputError, match="trajectory: expected 51 weights"):
         subnetwork(network, rank=2, by="swag", trajectory=other)

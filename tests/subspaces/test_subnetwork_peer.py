@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import Categorical, Gaussian, Network
+from subbayes import Network
 from subbayes.curvature.ggn_diagonal import columns_squared
 from subbayes.curvature.precision_factory import root
 from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspaces.subnetwork import masked, subnetwork
 
 pytestmark = pytest.mark.skipif(

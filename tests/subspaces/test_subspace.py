@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
 
-from subbayes import (
+from subbayes import InputError, subspace
+from subbayes.subspace import (
     CoordinateSubspace,
     DenseSubspace,
     FullSubspace,
-    InputError,
     RandomSubspace,
     Subspace,
-    subspace,
+    from_config,
 )
-from subbayes.subspace import from_config
 
 D, K = 7, 3
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own

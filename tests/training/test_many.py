@@ -5,18 +5,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import (
+from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
     Gaussian,
     HeteroscedasticGaussian,
     Poisson,
     Standardized,
-    swa,
-    train,
 )
 from subbayes.training import many_steps
 from subbayes.training.many import swa_many, train_many
+from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError
 from subbayes.utils.seeding import forked
 

@@ -9,20 +9,18 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import (
+from subbayes import Network, sparse
+from subbayes.data.data import Data
+from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
-    Data,
     Gaussian,
     HeteroscedasticGaussian,
-    Network,
     Poisson,
     Standardized,
-    TrajectoryRecorder,
-    sparse,
-    swa,
-    train,
 )
+from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError, InputTypeError
 
 

@@ -15,13 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from subbayes.draws import Draws
-from subbayes.inference.adapters.common import (
-    Value,
-    check_counts,
-    check_gradient,
-    finished,
-    needed,
-)
+from subbayes.inference.adapters.common import Value, check_counts, check_gradient, finished, needed
 from subbayes.inference.samplers.chains import start_points, streams
 from subbayes.inference.samplers.hamiltonian import GradientDensity
 
@@ -63,10 +57,11 @@ def blackjax(
 
     Example:
         >>> import subbayes, torch
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
-        >>> space = subbayes.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> space = subbayes.subspace.FullSubspace(net.weights)
+        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
         >>> blackjax(posterior, draws=50, chains=2).z.shape  # doctest: +SKIP
         (2, 50, 2)
     """

@@ -15,13 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.draws import Draws
-from subbayes.inference.adapters.common import (
-    Value,
-    check_counts,
-    finished,
-    needed,
-    on_terminal,
-)
+from subbayes.inference.adapters.common import Value, check_counts, finished, needed, on_terminal
 from subbayes.inference.samplers.chains import Density
 from subbayes.utils.checks import fail
 
@@ -68,10 +62,11 @@ def dynesty(
 
     Example:
         >>> import subbayes, torch
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
-        >>> space = subbayes.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> space = subbayes.subspace.FullSubspace(net.weights)
+        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
         >>> draws = dynesty(posterior, draws=100, live=30, tolerance=1, progress=False)
         >>> draws.z.shape, draws.meta["log_evidence_error"] < 2
         ((4, 100, 2), True)

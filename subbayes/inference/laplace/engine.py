@@ -61,10 +61,11 @@ def laplace_linearised(
 
     Example:
         >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
-        >>> space = subbayes.FullSubspace(net.weights)
-        >>> posterior = Posterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> space = subbayes.subspace.FullSubspace(net.weights)
+        >>> posterior = Posterior(net, Gaussian(noise=1.0), data, space)
         >>> laplace_linearised(posterior, draws=100, chains=2).z.shape
         (2, 100, 2)
     """

@@ -180,12 +180,12 @@ def cross_validated(
             subspace or with `validation`.
 
     Example:
-        >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 60).double()[:, None]
         >>> y = x[:, 0] + 0.5 * torch.randn(60, generator=torch.Generator().manual_seed(0))
         >>> net = Network(torch.nn.Linear(1, 1).double())
         >>> posterior, scores = cross_validated(
-        ...     net, subbayes.Gaussian(0.5), (x[::2], y[::2]), validation=(x[1::2], y[1::2]),
+        ...     net, Gaussian(0.5), (x[::2], y[::2]), validation=(x[1::2], y[1::2]),
         ...     prior_precisions=(0.01, 0.1, 1.0, 10.0, 100.0))
         >>> len(scores)
         5

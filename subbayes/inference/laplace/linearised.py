@@ -76,9 +76,10 @@ def linearised_laplace(
 
     Example:
         >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = Network(subbayes.MLP(2, (8,), 1, "tanh", seed=0).double())
         >>> x = torch.linspace(-1, 1, 100).double().reshape(50, 2)
-        >>> posterior = linearised_laplace(net, subbayes.Gaussian(0.1), (x, x[:, 0]))
+        >>> posterior = linearised_laplace(net, Gaussian(0.1), (x, x[:, 0]))
         >>> near, far = posterior.predict(torch.tensor([[0.0, 0.0], [5.0, -5.0]]).double()).std
         >>> bool(near < 0.15 < far)
         True

@@ -177,11 +177,12 @@ def judge(
         >>> import subbayes
         >>> from subbayes.curvature.precision_factory import precision
         >>> from subbayes.subspaces.optimal import optimal_for
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(subbayes.MLP(2, (8,), 1, seed=0).double())
         >>> x, new = torch.randn(50, 2).double(), torch.randn(9, 2).double()
-        >>> psi = precision(net, subbayes.Gaussian(0.1), (x, x[:, 0]))
+        >>> psi = precision(net, Gaussian(0.1), (x, x[:, 0]))
         >>> spaces = {"optimal": optimal_for(psi, new, 5)[0],
-        ...           "random": subbayes.RandomSubspace(net.weights, 5)}
+        ...           "random": subbayes.subspace.RandomSubspace(net.weights, 5)}
         >>> best, other = judge(psi, spaces, new)
         >>> abs(best.relative_error - best.bound) < 1e-8, best.trace > other.trace
         (True, True)

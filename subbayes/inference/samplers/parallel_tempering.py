@@ -408,10 +408,11 @@ def parallel_tempering(
 
     Example:
         >>> import subbayes, torch
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
-        >>> space = subbayes.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> space = subbayes.subspace.FullSubspace(net.weights)
+        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
         >>> parallel_tempering(posterior, draws=50, chains=2, rungs=4, warmup=50,
         ...                    progress=False).z.shape
         (2, 50, 2)

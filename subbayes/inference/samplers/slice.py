@@ -258,10 +258,11 @@ def slice_sampling(
 
     Example:
         >>> import subbayes, torch
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
-        >>> space = subbayes.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> space = subbayes.subspace.FullSubspace(net.weights)
+        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
         >>> slice_sampling(posterior, draws=50, chains=4, progress=False).z.shape
         (4, 50, 2)
     """

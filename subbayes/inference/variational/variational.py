@@ -114,10 +114,11 @@ def variational_fit(
 
     Example:
         >>> import subbayes, torch
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
-        >>> space = subbayes.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> space = subbayes.subspace.FullSubspace(net.weights)
+        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
         >>> q = variational_fit(posterior, family="full-rank", steps=200, progress=False)
         >>> q.log_prob(q.sample(5)).shape
         (5,)
@@ -248,10 +249,11 @@ def variational(
 
     Example:
         >>> import subbayes, torch
+        >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(1, 1))
         >>> data = torch.randn(30, 1), torch.randn(30)
-        >>> space = subbayes.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, subbayes.Gaussian(noise=1.0), data, space)
+        >>> space = subbayes.subspace.FullSubspace(net.weights)
+        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
         >>> found = variational(posterior, draws=100, chains=2, steps=300, progress=False)
         >>> found.z.shape, found.meta["elbo"] <= found.meta["log_evidence"]
         ((2, 100, 2), True)

@@ -8,8 +8,8 @@ from densities import Banana, Bimodal, Toy
 from oracles import LinearGaussian, check_moments
 from scipy import stats
 
-from subbayes import Normal
 from subbayes.inference.laplace.laplace import laplace
+from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
 MODELS = {

@@ -11,11 +11,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import subbayes
-from subbayes import DenseSubspace, InputError, InputTypeError, Network, judge
+from subbayes import InputError, InputTypeError, Network
 from subbayes.cli import run
 from subbayes.curvature.precision_factory import precision
 from subbayes.inference.laplace.evidence import cross_validated
 from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.subspace_error import judge
+from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal
 from subbayes.subspaces.subnetwork import masked, subnetwork
 
@@ -307,7 +309,7 @@ def test_fit_goes_on_in_the_lower_rank(inference):
 def test_duplicate_training_rows_count_as_often_as_they_are_there():
     net, likelihood, (x, y), new = problem(0)
     often = x.repeat(4, 1), y.repeat(4)
-    wider = subbayes.Gaussian(0.3 / 2)  # four rows of one noise are one row of half of it
+    wider = subbayes.likelihoods.Gaussian(0.3 / 2)  # four rows of one noise are one row of half of it
     for form in ("dual", "primal", "diagonal", "kfac"):
         one, other = (precision(net, noise, data, form).covariance(new)
                       for noise, data in ((likelihood, often), (wider, (x, y))))

@@ -36,7 +36,7 @@ def test_a_linear_network_is_bayesian_linear_regression():
         net.weight.copy_(torch.from_numpy(w[None, :3]))
         net.bias.copy_(torch.from_numpy(w[3:]))
     data = torch.from_numpy(x), torch.from_numpy(y)
-    posterior = linearised_laplace(Network(net), subbayes.Gaussian(0.3), data,
+    posterior = linearised_laplace(Network(net), subbayes.likelihoods.Gaussian(0.3), data,
                                    prior_precision=2.0)
     predictive = posterior.predict(torch.from_numpy(new), joint=True)
     assert predictive.kind == "gaussian"
@@ -62,7 +62,7 @@ def test_every_likelihood_predicts_from_the_dense_moments(case):
     new = take(built.inputs, slice(0, 4))
     V = dense_rows(built.network, built.likelihood, built.inputs, built.y)
     J = dense(built.network, new).flatten(0, 1)
-    space = subbayes.RandomSubspace(built.network.weights, 3)
+    space = subbayes.subspace.RandomSubspace(built.network.weights, 3)
     P = space.basis()
     full = J @ torch.linalg.inv(V.T @ V + 0.5 * torch.eye(V.shape[1]).double()) @ J.T
     inner = P @ (V.T @ V + 0.5 * torch.eye(V.shape[1]).double()) @ P.T
@@ -92,7 +92,7 @@ def test_every_likelihood_predicts_from_the_dense_moments(case):
 def test_joint_regression_with_two_targets():
     net, _, (x, _), new = problem(0, 2)
     y = x[:, :2]
-    posterior = linearised_laplace(net, subbayes.Gaussian((0.5, 2.0)), (x, y))
+    posterior = linearised_laplace(net, subbayes.likelihoods.Gaussian((0.5, 2.0)), (x, y))
     predictive = posterior.predict(new, joint=True)
     sigma = posterior.covariance(new)
     np.testing.assert_allclose(predictive.covariance, sigma.numpy(), rtol=1e-10)
@@ -200,7 +200,7 @@ def test_evidence_against_a_dense_computation(classes):
     V = dense_rows(net, likelihood, *data)
     f = net(net.weights, data[0]).detach()
     fit = float(likelihood.log_prob(f, data[1]).sum())
-    space = subbayes.RandomSubspace(net.weights, 4)
+    space = subbayes.subspace.RandomSubspace(net.weights, 4)
     P = space.basis()
     for lam in (0.3, 20.0):
         eye = torch.eye(net.size).double()
@@ -220,7 +220,7 @@ def test_evidence_against_a_dense_computation(classes):
 @pytest.mark.parametrize("subspace", [None, 4])
 def test_tuning_finds_the_largest_evidence(subspace):
     net, likelihood, data, new = problem(4)
-    space = None if subspace is None else subbayes.RandomSubspace(net.weights, subspace)
+    space = None if subspace is None else subbayes.subspace.RandomSubspace(net.weights, subspace)
     start = linearised_laplace(net, likelihood, data, space)
     tuned = start.tuned()
     best = tuned.log_marginal_likelihood()
@@ -238,7 +238,7 @@ def test_tuning_finds_the_largest_evidence(subspace):
 
 def test_evidence_in_other_units_of_y():
     net, likelihood, (x, y), _ = problem(5)
-    other = subbayes.Standardized(likelihood, (3.0,), (10.0,))
+    other = subbayes.likelihoods.Standardized(likelihood, (3.0,), (10.0,))
     plain = linearised_laplace(net, likelihood, (x, y))
     scaled = linearised_laplace(net, other, (x, 3 + 10 * y))
     a, b = Evidence.of(plain), Evidence.of(scaled)
@@ -277,14 +277,14 @@ def overfitted():
 
 
 def trained_on(rows):
-    return subbayes.train(subbayes.MLP(2, (16,), 2, "tanh", seed=0).double(),
-                          subbayes.Categorical(), rows, epochs=400, learning_rate=0.02,
+    return subbayes.training.train(subbayes.MLP(2, (16,), 2, "tanh", seed=0).double(),
+                          subbayes.likelihoods.Categorical(), rows, epochs=400, learning_rate=0.02,
                           prior_scale=100.0, progress=False).network
 
 
 def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
     net, data, validation = overfitted()
-    likelihood = subbayes.Categorical()
+    likelihood = subbayes.likelihoods.Categorical()
     with pytest.warns(UserWarning, match="pass validation=, rows that training ") as warned:
         seen, _ = cross_validated(net, likelihood, data)
     assert seen.prior_precision == 1e4
@@ -317,7 +317,7 @@ def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
 @pytest.mark.usefixtures("unchecked")
 def test_how_rows_are_held_out_is_said():
     net, likelihood, data, _ = problem(7, 3)
-    space = subbayes.RandomSubspace(net.weights, 2)
+    space = subbayes.subspace.RandomSubspace(net.weights, 2)
     with pytest.raises(InputError, match="validation and retrain: expected one of the two, got b"):
         cross_validated(net, likelihood, data, retrain=trained_on, validation=data)
     with pytest.raises(InputError, match="subspace: expected None with retrain, got Random"):
@@ -348,7 +348,7 @@ def test_modules_in_training_mode_are_left_alone():
                                  torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)).double().train()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     x = torch.randn(20, 3).double()
-    posterior = linearised_laplace(Network(module), subbayes.Gaussian(1.0), (x, x[:, 0]))
+    posterior = linearised_laplace(Network(module), subbayes.likelihoods.Gaussian(1.0), (x, x[:, 0]))
     first, again = (posterior.predict(x).std for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert module.training
@@ -369,7 +369,7 @@ def test_what_does_not_fit_is_said():
         posterior.rescaled(1.0, 2.0)
     with pytest.raises(InputError, match="inputs: expected what the module takes|mat1 and mat2"):
         posterior.predict(torch.randn(4, 2).double())
-    away = subbayes.RandomSubspace(net.weights + 1, 2)
+    away = subbayes.subspace.RandomSubspace(net.weights + 1, 2)
     with pytest.raises(InputError, match="subspace: expected a centre at the network's weights"):
         linearised_laplace(net, likelihood, data, away)
     with pytest.raises(InputError, match="prior_precision: expected a finite number above 0"):
@@ -384,7 +384,7 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(InputError, match="method: expected 'auto' or 'monte-carlo' for other"):
         linearised_laplace(net, likelihood, data).predict(new, method="probit")
     with pytest.raises(InputError, match="likelihood: expected all parameters learned or given"):
-        linearised_laplace(net, subbayes.Gaussian(), data)
+        linearised_laplace(net, subbayes.likelihoods.Gaussian(), data)
 
 
 # --- as an engine of fit ------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_what_does_not_fit_is_said():
 
 @pytest.mark.parametrize(("temperature", "rank"), [(1.0, 2), (3.0, None)])
 def test_as_an_engine_it_is_exact_for_linear_networks(temperature, rank):
-    model = LinearGaussian(rank=rank, temperature=temperature, prior=subbayes.Normal(0.8))
+    model = LinearGaussian(rank=rank, temperature=temperature, prior=subbayes.priors.Normal(0.8))
     posterior = model.posterior()
     draws = laplace_linearised(posterior, draws=500, chains=4, step=True)
     mean, covariance = model.moments()
@@ -425,18 +425,18 @@ def test_fit_leaves_a_trained_module_where_it_is(subspace):
     """No epoch at all: the same predictive as that of `linearised_laplace` in that subspace."""
     torch.manual_seed(0)
     x, new = torch.randn(60, 2).double(), torch.randn(9, 2).double()
-    trained = subbayes.train(subbayes.MLP(2, (6,), 1, "tanh", seed=0).double(),
-                             subbayes.Gaussian(0.5), (x, x[:, 0].clone()), epochs=5,
+    trained = subbayes.training.train(subbayes.MLP(2, (6,), 1, "tanh", seed=0).double(),
+                             subbayes.likelihoods.Gaussian(0.5), (x, x[:, 0].clone()), epochs=5,
                              prior_scale=0.7)
     network = trained.network
     options = {} if subspace == "full" else {"rank": 4, "inputs": new}
     model = subbayes.fit(
-        network.module_with(), (x, x[:, 0].clone()), likelihood=subbayes.Gaussian(0.5),
+        network.module_with(), (x, x[:, 0].clone()), likelihood=subbayes.likelihoods.Gaussian(0.5),
         subspace=subspace, prior=0.7, inference="laplace-linearised", draws=20, progress=False,
         training=subbayes.Training(epochs=0, swa_epochs=0), **options)
     torch.testing.assert_close(model.network.weights, network.weights)
     space = None if subspace == "full" else model.subspace
-    direct = linearised_laplace(network, subbayes.Gaussian(0.5), (x, x[:, 0].clone()), space,
+    direct = linearised_laplace(network, subbayes.likelihoods.Gaussian(0.5), (x, x[:, 0].clone()), space,
                                 prior_precision=0.7**-2).predict(new)
     found = model.predict(new)
     np.testing.assert_allclose(found.mean, direct.mean, rtol=1e-9)
@@ -453,7 +453,7 @@ def test_a_trajectory_needs_epochs():
         with pytest.raises(InputError, match="swa_epochs: expected a"):
             subbayes.fit(net, data, rank=rank, training=still)
     with pytest.raises(InputError, match="swa_epochs: expected at least 1 for 'swag'"):
-        compare_methods(net, subbayes.Gaussian(), data, data, ["swag"], training=still)
+        compare_methods(net, subbayes.likelihoods.Gaussian(), data, data, ["swag"], training=still)
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "categorical"])
@@ -483,10 +483,10 @@ def test_inputs_where_none_are_given():
     space = optimal(net, likelihood, data, rank=4)
     same = optimal(net, likelihood, data, rank=4, seed=0)
     assert torch.equal(space.basis(), same.basis())
-    table = subbayes.Data.of((torch.tensor([[0.0, 5.0], [1.0, 6.0]]), torch.zeros(2)))
+    table = subbayes.data.Data.of((torch.tensor([[0.0, 5.0], [1.0, 6.0]]), torch.zeros(2)))
     rows = recombined(table, 50)
     assert sorted(map(tuple, rows.unique(dim=0).tolist())) == [(0, 5), (0, 6), (1, 5), (1, 6)]
-    words = subbayes.Data.of((torch.arange(12).reshape(6, 2), torch.zeros(6)))
+    words = subbayes.data.Data.of((torch.arange(12).reshape(6, 2), torch.zeros(6)))
     assert recombined(words, 4).shape == (4, 2)
 
 

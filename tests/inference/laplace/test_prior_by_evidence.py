@@ -23,7 +23,7 @@ def rows(n=60):
 
 @pytest.fixture(scope="module")
 def trained():
-    return subbayes.train(subbayes.MLP(3, (6,), 1, "tanh", seed=0).double(), subbayes.Gaussian(),
+    return subbayes.training.train(subbayes.MLP(3, (6,), 1, "tanh", seed=0).double(), subbayes.likelihoods.Gaussian(),
                           rows(), epochs=30, prior_scale=1.0)
 
 

@@ -7,10 +7,12 @@ import torch
 from oracles import check_moments
 
 import subbayes
-from subbayes import CoordinateSubspace, InputError, Network, Normal, SubspaceRegressor, Training
+from subbayes import InputError, Network, SubspaceRegressor, Training
 from subbayes.cli import run
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.models.data_frame_model import TableModel
+from subbayes.priors import Normal
+from subbayes.subspace import CoordinateSubspace
 from subbayes.subspaces.subnetwork import scaled_prior_precision, subnetwork
 
 PLAN = Training(epochs=3, swa_epochs=2)
@@ -47,7 +49,7 @@ def test_a_linear_network_has_the_posterior_in_closed_form():
     x, y = rows()
     linear = torch.nn.Linear(3, 1).double()
     space = CoordinateSubspace(Network(linear).weights, torch.tensor([0, 2]))
-    model = subbayes.fit(linear, (x, y), likelihood=subbayes.Gaussian(0.5), subspace=space,
+    model = subbayes.fit(linear, (x, y), likelihood=subbayes.likelihoods.Gaussian(0.5), subspace=space,
                          prior=0.3, scale_prior=True, draws=1000, progress=False)
     phi = x[:, [0, 2]].numpy()
     precision = phi.T @ phi / 0.25 + np.eye(2) / (0.3**2 * 4 / 2)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from oracles import LinearGaussian
 
-from subbayes import elliptical_slice
+from subbayes.inference.samplers.elliptical_slice import elliptical_slice
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -27,7 +27,7 @@ SCRIPT = textwrap.dedent(f"""
     import torch
     torch.set_num_threads(1)
     from oracles import LinearGaussian
-    from subbayes import elliptical_slice
+    from subbayes.inference.samplers.elliptical_slice import elliptical_slice
     print("go", flush=True)
     elliptical_slice(LinearGaussian().posterior(), draws={DRAWS}, chains=3, warmup=10,
                      checkpoint=sys.argv[1], checkpoint_seconds=0.01, progress=False)

@@ -7,7 +7,8 @@ import pytest
 from oracles import LinearGaussian, check_moments
 from scipy import stats
 
-from subbayes import Normal, elliptical_slice
+from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations

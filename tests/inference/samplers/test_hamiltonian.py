@@ -8,11 +8,11 @@ from densities import Banana, Bimodal, Toy
 from oracles import LinearGaussian, check_moments
 from scipy import stats
 
-from subbayes import Normal
 from subbayes.draws import Draws
 from subbayes.inference.samplers.adaptation import Schedule, _cholesky
 from subbayes.inference.samplers.hmc import hmc
 from subbayes.inference.samplers.nuts import NUTS, _tables, nuts
+from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations

@@ -7,8 +7,9 @@ import pytest
 from densities import Banana, Bimodal, LogisticTwins, Narrow, Toy
 from oracles import LinearGaussian, check_moments, check_uniform_ranks
 
-from subbayes import Normal, elliptical_slice
+from subbayes.inference.samplers.elliptical_slice import elliptical_slice
 from subbayes.inference.samplers.parallel_tempering import _equal_rates, parallel_tempering
+from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations

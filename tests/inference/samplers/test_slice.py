@@ -7,8 +7,8 @@ import pytest
 from densities import Banana, Bimodal, LogisticTwins, Toy
 from oracles import LinearGaussian, check_moments, check_uniform_ranks
 
-from subbayes import Normal
 from subbayes.inference.samplers.slice import slice_sampling
+from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations

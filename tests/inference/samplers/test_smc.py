@@ -8,8 +8,8 @@ from densities import Banana, Bimodal, Narrow, Toy
 from oracles import LinearGaussian, check_moments
 from scipy import stats
 
-from subbayes import Normal
 from subbayes.inference.samplers.smc import _Reference, _systematic, smc
+from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations

@@ -13,7 +13,7 @@ from densities import Banana, Bimodal, Toy
 from oracles import LinearGaussian, check_moments
 from scipy import stats
 
-from subbayes import Draws, Normal
+from subbayes import Draws
 from subbayes.inference.importance import evidence
 from subbayes.inference.variational.elbo import ascend
 from subbayes.inference.variational.flows import Flow
@@ -24,6 +24,7 @@ from subbayes.inference.variational.variational import (
     variational,
     variational_fit,
 )
+from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")

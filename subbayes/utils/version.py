@@ -1,0 +1,10 @@
+"""The version of the package, from its metadata."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["__version__"]
+
+try:
+    __version__ = version("subbayes")
+except PackageNotFoundError:  # run from sources that are not installed
+    __version__ = "0+unknown"
