@@ -103,7 +103,8 @@ test-oldest: constraints-oldest.txt ## run the tests with the oldest supported v
 	  -e ".[dev,arviz,parquet]" "torch==$(TORCH_OLDEST)" -c constraints-oldest.txt
 	@$(ONE_THREAD) .venv-oldest/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
-lint: $(DEV) ## ruff, with docstring rules
+lint: $(DEV) ## ruff: formatting, and rules for code and docstrings
+	@$(BIN)/ruff format --check --quiet . || { echo "Run: .venv/bin/ruff format ." >&2; exit 1; }
 	@$(BIN)/ruff check .
 
 types: $(DEV) ## mypy on the package

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 # Examples of adapters run where the packages are installed.
-collect_ignore = [f"subbayes/inference/adapters/{package}.py"
-                  for package in ("blackjax", "dynesty", "emcee", "nutpie")
-                  if find_spec(package) is None]
+collect_ignore = [
+    f"subbayes/inference/adapters/{package}.py"
+    for package in ("blackjax", "dynesty", "emcee", "nutpie")
+    if find_spec(package) is None
+]
+
 
 def pytest_configure(config):
     # Two processes of many threads each are slower than two of one; sums come out the same too.

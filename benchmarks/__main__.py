@@ -34,9 +34,19 @@ def main() -> int:
     run = importlib.import_module(f"benchmarks.{options.name}").run
     results, bars = run(quick=options.quick, data_dir=options.data_dir, say=say)
     say(harness.bars_as_text(bars))
-    print(json.dumps({"name": options.name, "quick": options.quick,
-                      "versions": harness.versions(), "threads": options.threads,
-                      "machine": harness.machine(), "results": results, "bars": bars}))
+    print(
+        json.dumps(
+            {
+                "name": options.name,
+                "quick": options.quick,
+                "versions": harness.versions(),
+                "threads": options.threads,
+                "machine": harness.machine(),
+                "results": results,
+                "bars": bars,
+            }
+        )
+    )
     return 0 if all(bar["holds"] for bar in bars) else 1
 
 

@@ -31,8 +31,9 @@ class CrossEntropy(Categorical):
     def log_prob(self, outputs: Tensor, y: Any) -> Tensor:
         """Log probability of each label, shape (..., N)."""
         labels = y.long().expand(outputs.shape[:-1])
-        flat = functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]),
-                                        labels.reshape(-1), reduction="none")
+        flat = functional.cross_entropy(
+            outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1), reduction="none"
+        )
         return -flat.reshape(outputs.shape[:-1])
 
 
@@ -41,6 +42,7 @@ PEERS = {"ours": Categorical, "cross-entropy": CrossEntropy}
 
 def terms(likelihood: Categorical, outputs: Tensor, y: Tensor) -> Callable[[], float]:
     """Seconds of one log density and gradient of outputs."""
+
     def once() -> None:
         for _ in range(REPEATS):
             at = outputs.detach().requires_grad_()
@@ -79,11 +81,15 @@ def run(quick: bool = False, say: Callable[..., Any] = print, **_: Any) -> tuple
         cases = {f"{name}, terms": terms(one, outputs, y) for name, one in made.items()}
         cases |= {f"{name}, whole": whole(one, x, y) for name, one in made.items()}
         found = {name: summary(values) for name, values in in_turns(cases, rounds).items()}
-        ratios = {part: found[f"cross-entropy, {part}"]["median"] / found[f"ours, {part}"]["median"]
-                  for part in ("terms", "whole")}
+        ratios = {
+            part: found[f"cross-entropy, {part}"]["median"] / found[f"ours, {part}"]["median"]
+            for part in ("terms", "whole")
+        }
         results[f"{k} classes"] = {"seconds": found, "times faster": ratios}
-        say(f"{k} classes: terms {ratios['terms']:.2f}, whole {ratios['whole']:.2f} times faster "
-            f"({1e3 * found['ours, whole']['median']:.2f} ms)")
+        say(
+            f"{k} classes: terms {ratios['terms']:.2f}, whole {ratios['whole']:.2f} times faster "
+            f"({1e3 * found['ours, whole']['median']:.2f} ms)"
+        )
         if k < 16:
             bars.append(bar(f"{k} classes: whole density, times faster", ratios["whole"], 1.0))
     return results, bars

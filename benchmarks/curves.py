@@ -62,8 +62,9 @@ def autograd(
     """The loop one would write down: one tensor of control points, one optimiser, autograd."""
     network = Network(module)
     x, y = data
-    points = nn.Parameter(torch.stack(
-        [Network(MLP(**module.settings, seed=i)).weights for i in range(degree + 1)]))
+    points = nn.Parameter(
+        torch.stack([Network(MLP(**module.settings, seed=i)).weights for i in range(degree + 1)])
+    )
     raw = nn.Parameter(torch.zeros(1))
     optimizer, clock = torch.optim.Adam([points, raw], lr=1e-3, fused=True), Clock()
     for _ in range(epochs):
@@ -78,33 +79,51 @@ def autograd(
     return clock.seconds
 
 
-def curve(
-    module: nn.Module, data: Any, degree: int, epochs: int, batch_size: int | None
-) -> float:
+def curve(module: nn.Module, data: Any, degree: int, epochs: int, batch_size: int | None) -> float:
     """Ours."""
     clock = Clock()
-    train_curve(module, Gaussian(), data, degree=degree, epochs=epochs, batch_size=batch_size,
-                progress=False, callback=None if batch_size is None else clock)
+    train_curve(
+        module,
+        Gaussian(),
+        data,
+        degree=degree,
+        epochs=epochs,
+        batch_size=batch_size,
+        progress=False,
+        callback=None if batch_size is None else clock,
+    )
     return clock.seconds if clock.ticks else 0.0
 
 
 def plain(module: nn.Module, data: Any, epochs: int, batch_size: int | None) -> float:
     """One network, no curve."""
     clock = Clock()
-    train(module, Gaussian(), data, epochs=epochs, batch_size=batch_size, progress=False,
-          callback=clock)
+    train(
+        module,
+        Gaussian(),
+        data,
+        epochs=epochs,
+        batch_size=batch_size,
+        progress=False,
+        callback=clock,
+    )
     return clock.seconds
 
 
 def memory(how: str, degree: int) -> float:
     """Peak memory in MiB of three steps of training a large network."""
     inputs, hidden = LARGE
-    begin = ("import torch; torch.set_num_threads(1)\n"
-             "from benchmarks import curves\nfrom subbayes import MLP\n"
-             f"module = MLP({inputs}, {hidden}, 1, seed=0)\n"
-             f"data = torch.randn(24, {inputs}), torch.randn(24)\n")
-    work = ("curves.plain(module, data, 3, None)" if how == "plain" else
-            f"curves.{how}(module, data, {degree}, 3, None)")
+    begin = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from benchmarks import curves\nfrom subbayes import MLP\n"
+        f"module = MLP({inputs}, {hidden}, 1, seed=0)\n"
+        f"data = torch.randn(24, {inputs}), torch.randn(24)\n"
+    )
+    work = (
+        "curves.plain(module, data, 3, None)"
+        if how == "plain"
+        else f"curves.{how}(module, data, {degree}, 3, None)"
+    )
     return peak_memory(begin + work)
 
 
@@ -117,8 +136,10 @@ def run(
     for name, hidden in NETWORKS.items():
         module = MLP(4, hidden, 1, seed=0)
         found = _times(module, data, epochs, rounds)
-        results[name] = {"weights": Network(module).size, "seconds_per_epoch": {
-            case: summary(values) for case, values in found.items()}}
+        results[name] = {
+            "weights": Network(module).size,
+            "seconds_per_epoch": {case: summary(values) for case, values in found.items()},
+        }
         for case, values in found.items():
             say(f"{name:9s} {case:16s} {1e3 * summary(values)['median']:8.1f} ms/epoch")
         bars += _time_bars(name, found)
@@ -127,9 +148,7 @@ def run(
     return results, bars + _memory_bars(found_memory, weights)
 
 
-def _times(
-    module: nn.Module, data: Any, epochs: int, rounds: int
-) -> dict[str, list[float]]:
+def _times(module: nn.Module, data: Any, epochs: int, rounds: int) -> dict[str, list[float]]:
     cases = {"plain": partial(plain, module, data, epochs, BATCH)}
     for k in DEGREES:
         cases[f"curve, k = {k}"] = partial(curve, module, data, k, epochs, BATCH)
@@ -139,18 +158,32 @@ def _times(
 
 def _time_bars(name: str, found: dict[str, list[float]]) -> list[dict[str, Any]]:
     """Ratios round by round, so that the machine's drift cancels, and their medians."""
+
     def ratio(a: list[float], b: list[float]) -> float:
         return float(np.median(np.divide(a, b)))
 
     ours = np.array([np.divide(found[f"curve, k = {k}"], found["plain"]) for k in DEGREES])
     slope = float(np.median(np.polyfit(DEGREES, ours, 1)[0]))
     return [
-        bar(f"{name}: k = 1 over plain training", ratio(found["curve, k = 1"], found["plain"]),
-            1.6, "lower"),
-        bar(f"{name}: added by a control point, in epochs of plain training", slope,
-            0.03 if name == "16-16-16" else 0.15, "lower"),
-        bar(f"{name}: k = 15 over autograd through the control points",
-            ratio(found["curve, k = 15"], found["autograd, k = 15"]), 1.1, "lower")]
+        bar(
+            f"{name}: k = 1 over plain training",
+            ratio(found["curve, k = 1"], found["plain"]),
+            1.6,
+            "lower",
+        ),
+        bar(
+            f"{name}: added by a control point, in epochs of plain training",
+            slope,
+            0.03 if name == "16-16-16" else 0.15,
+            "lower",
+        ),
+        bar(
+            f"{name}: k = 15 over autograd through the control points",
+            ratio(found["curve, k = 15"], found["autograd, k = 15"]),
+            1.1,
+            "lower",
+        ),
+    ]
 
 
 def _memory(quick: bool, say: Callable[..., None]) -> tuple[dict[str, dict[str, float]], int]:
@@ -167,11 +200,17 @@ def _memory(quick: bool, say: Callable[..., None]) -> tuple[dict[str, dict[str, 
 
 def _memory_bars(found: dict[str, dict[str, float]], weights: int) -> list[dict[str, Any]]:
     """Copies of the weights for each further control point, by least squares."""
+
     def copies(how: str) -> float:
         k = np.array([int(k) for k in found[how]])
         return float(np.polyfit(k, list(found[how].values()), 1)[0] * 2**20 / (4 * weights))
 
-    return [bar("copies of the weights for each control point (Adam needs 3)", copies("curve"),
-                3.1, "lower"),
-            bar("the same over that of autograd", copies("curve") / copies("autograd"), 0.8,
-                "lower")]
+    return [
+        bar(
+            "copies of the weights for each control point (Adam needs 3)",
+            copies("curve"),
+            3.1,
+            "lower",
+        ),
+        bar("the same over that of autograd", copies("curve") / copies("autograd"), 0.8, "lower"),
+    ]

@@ -47,8 +47,9 @@ def build(data_dir: str | None, mode: str = "trace") -> tuple[Posterior, str]:
     x, y, source = concrete(data_dir)
     likelihood = Standardized.of(HeteroscedasticGaussian(), y)
     training = Training(epochs=60, swa_epochs=40, batch_size=len(y) // 10, max_snapshots=40)
-    trained = train_trajectory(MLP(x.shape[1], (50,), 2, seed=0), likelihood, (x, y), training,
-                               progress=False)
+    trained = train_trajectory(
+        MLP(x.shape[1], (50,), 2, seed=0), likelihood, (x, y), training, progress=False
+    )
     space = trained.swa.recorder.pca(RANK)
     return Posterior(trained.network, trained.likelihood, (x, y), space, mode=mode), source
 
@@ -91,9 +92,11 @@ def plain_density(posterior: Posterior, batch_size: int | None) -> Callable[[np.
     def log_likelihood(z: np.ndarray) -> float:
         with torch.no_grad():
             torch.nn.utils.vector_to_parameters(
-                shift + torch.from_numpy(z).float() @ basis, parameters)
-            return sum(float(posterior.likelihood.log_prob(module(a), b).double().sum())
-                       for a, b in loader)
+                shift + torch.from_numpy(z).float() @ basis, parameters
+            )
+            return sum(
+                float(posterior.likelihood.log_prob(module(a), b).double().sum()) for a, b in loader
+            )
 
     return log_likelihood
 
@@ -114,17 +117,29 @@ def run(
     full, loader = plain_density(posterior, None), plain_density(posterior, n // 10)
     agreement = abs(full(starts[0]) - posterior.log_likelihood(starts[:1])[0])
 
-    results: dict[str, Any] = {"data": source, "n": n, "weights": posterior.network.size,
-                               "rank": RANK, "draws_per_chain": draws, "rounds": rounds,
-                               "log_density_difference_to_plain": float(agreement)}
+    results: dict[str, Any] = {
+        "data": source,
+        "n": n,
+        "weights": posterior.network.size,
+        "rank": RANK,
+        "draws_per_chain": draws,
+        "rounds": rounds,
+        "log_density_difference_to_plain": float(agreement),
+    }
     evaluations: dict[str, list[float]] = {}
     cases: dict[str, Callable[[], float]] = {}
 
     def ours(name: str, density: Posterior, chains: int) -> Callable[[], float]:
         def measure() -> float:
-            out = elliptical_slice(density, draws=draws, chains=chains, warmup=0,
-                                   initial=starts[:chains], progress=False,
-                                   seed=len(evaluations.get(name, [])))
+            out = elliptical_slice(
+                density,
+                draws=draws,
+                chains=chains,
+                warmup=0,
+                initial=starts[:chains],
+                progress=False,
+                seed=len(evaluations.get(name, [])),
+            )
             evaluations.setdefault(name, []).append(out.meta["batched_evaluations"] / draws)
             return chains * draws / out.meta["seconds"]
 
@@ -143,8 +158,9 @@ def run(
     cases["plain (b) loader N/10"] = plain("plain (b) loader N/10", loader, max(draws // 10, 30))
     preparation = {}
     for mode in ("trace", "compile"):
-        density = Posterior(posterior.network, posterior.likelihood, posterior.data,
-                            posterior.subspace, mode=mode)
+        density = Posterior(
+            posterior.network, posterior.likelihood, posterior.data, posterior.subspace, mode=mode
+        )
         for chains in CHAINS:
             name = f"{mode}, {chains} chain{'s' * (chains > 1)}"
             points = starts[:chains]
@@ -153,19 +169,26 @@ def run(
     rates = in_turns(cases, rounds)
     single = float(np.median(evaluations["plain (a) full batch"]))
     results["cases"] = {
-        name: {"draws_per_second": summary(values),
-               "evaluations_per_draw": summary(evaluations[name]),
-               "first_call_seconds": preparation.get(name)}
-        for name, values in rates.items()}
+        name: {
+            "draws_per_second": summary(values),
+            "evaluations_per_draw": summary(evaluations[name]),
+            "first_call_seconds": preparation.get(name),
+        }
+        for name, values in rates.items()
+    }
     results["peak_memory_mib"] = {
         f"{c} chains": peak_memory(
             "import torch; torch.set_num_threads(1)\n"
             "import numpy as np\nfrom benchmarks.ess import build, RANK\n"
-            f"p, _ = build({data_dir!r})\np.log_likelihood(np.zeros(({c}, RANK)))")
-        for c in CHAINS}
+            f"p, _ = build({data_dir!r})\np.log_likelihood(np.zeros(({c}, RANK)))"
+        )
+        for c in CHAINS
+    }
     for name, case in results["cases"].items():
-        say(f"{name:24s} {case['draws_per_second']['median']:9.1f} draws/s   "
-            f"{case['evaluations_per_draw']['median']:5.2f} evaluations/draw")
+        say(
+            f"{name:24s} {case['draws_per_second']['median']:9.1f} draws/s   "
+            f"{case['evaluations_per_draw']['median']:5.2f} evaluations/draw"
+        )
     return results, bars(rates, evaluations, single)
 
 
@@ -173,6 +196,7 @@ def bars(
     rates: dict[str, list[float]], evaluations: dict[str, list[float]], single: float
 ) -> list[dict[str, Any]]:
     """Ratios round by round, so that the machine's drift cancels, and their medians."""
+
     def ratio(ours: str, theirs: str) -> float:
         return float(np.median(np.divide(rates[ours], rates[theirs])))
 
@@ -184,7 +208,12 @@ def bars(
     ]
     for chains in CHAINS:
         name = f"trace, {chains} chain{'s' * (chains > 1)}"
-        found.append(bar(
-            f"evaluations per draw of {chains} chain{'s' * (chains > 1)} over one plain chain's",
-            float(np.median(evaluations[name])) / single, 1.1, "lower"))
+        found.append(
+            bar(
+                f"evaluations per draw of {chains} chain{'s' * (chains > 1)} over one plain chain",
+                float(np.median(evaluations[name])) / single,
+                1.1,
+                "lower",
+            )
+        )
     return found

@@ -17,8 +17,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["bar", "bars_as_text", "in_turns", "machine", "own_peak", "peak_memory", "use_threads",
-           "versions"]
+__all__ = [
+    "bar",
+    "bars_as_text",
+    "in_turns",
+    "machine",
+    "own_peak",
+    "peak_memory",
+    "use_threads",
+    "versions",
+]
 
 
 def use_threads(count: int) -> None:
@@ -46,8 +54,11 @@ def versions(*packages: str) -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """Processor, cores, and the load average at the end, which tells a busy machine."""
-    return {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(),
-            "load": round(os.getloadavg()[0], 2)}
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+    }
 
 
 def in_turns(cases: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -72,8 +83,13 @@ def summary(values: list[float]) -> dict[str, float]:
 def bar(what: str, measured: float, limit: float, better: str = "higher") -> dict[str, Any]:
     """A figure beside the bar it is held to."""
     holds = measured >= limit if better == "higher" else measured <= limit
-    return {"what": what, "measured": round(measured, 4), "bar": limit, "better": better,
-            "holds": bool(holds)}
+    return {
+        "what": what,
+        "measured": round(measured, 4),
+        "bar": limit,
+        "better": better,
+        "holds": bool(holds),
+    }
 
 
 def bars_as_text(bars: list[dict[str, Any]]) -> str:
@@ -81,7 +97,9 @@ def bars_as_text(bars: list[dict[str, Any]]) -> str:
     signs = {"higher": ">=", "lower": "<="}
     return "\n".join(
         f"{'holds ' if b['holds'] else 'MISSED'}  {b['what']}: {b['measured']:g} "
-        f"{signs[b['better']]} {b['bar']:g}" for b in bars)
+        f"{signs[b['better']]} {b['bar']:g}"
+        for b in bars
+    )
 
 
 def peak_memory(code: str) -> float:

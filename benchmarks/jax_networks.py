@@ -21,8 +21,8 @@ def mlp(widths: Sequence[int], activation: str) -> Callable[[Any, Any], Any]:
     def outputs(weights: Any, x: Any) -> Any:
         at, h = 0, x
         for i, (a, b) in enumerate(shapes):
-            matrix = weights[at:at + a * b].reshape(b, a)
-            bias = weights[at + a * b:at + a * b + b]
+            matrix = weights[at : at + a * b].reshape(b, a)
+            bias = weights[at + a * b : at + a * b + b]
             at += a * b + b
             h = h @ matrix.T + bias
             if i < len(shapes) - 1:

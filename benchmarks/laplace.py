@@ -69,17 +69,23 @@ def straightforward(rows: int, width: int, ranks: tuple[int, ...] = RANKS) -> di
 
     def jacobian(inputs: Tensor) -> Tensor:
         w = network.weights.clone().requires_grad_()
-        return torch.cat([torch.autograd.grad(network(w, row[None])[0, 0], w)[0][None]
-                          for row in inputs])
+        return torch.cat(
+            [torch.autograd.grad(network(w, row[None])[0, 0], w)[0][None] for row in inputs]
+        )
 
     J, J_new = jacobian(x) / 0.1, jacobian(new)
     inverse = torch.linalg.inv(J.T @ J + torch.eye(network.size, dtype=torch.float64))
     side = inverse @ J_new.T
     full = J_new @ side
     values, vectors = torch.linalg.eigh((full + full.T) / 2)
-    spaces = {s: DenseSubspace(network.weights, (side @ vectors[:, -s:].flip(1)).T / values[
-        -s:].flip(0).sqrt().unsqueeze(1)) for s in ranks}
-    return {"covariance": full, "values": values.flip(0)[:max(ranks)], "spaces": spaces}
+    spaces = {
+        s: DenseSubspace(
+            network.weights,
+            (side @ vectors[:, -s:].flip(1)).T / values[-s:].flip(0).sqrt().unsqueeze(1),
+        )
+        for s in ranks
+    }
+    return {"covariance": full, "values": values.flip(0)[: max(ranks)], "spaces": spaces}
 
 
 def case_a(rows: int, width: int, plain: bool) -> dict[str, Any]:
@@ -91,8 +97,9 @@ def case_a(rows: int, width: int, plain: bool) -> dict[str, Any]:
     found = way(rows, width)
     figures = {"seconds": time.perf_counter() - start, "mib": own_peak()}
     bases = {s: space.basis() for s, space in found["spaces"].items()}
-    torch.save({"covariance": found["covariance"], "spaces": bases},
-               "plain.pt" if plain else "ours.pt")
+    torch.save(
+        {"covariance": found["covariance"], "spaces": bases}, "plain.pt" if plain else "ours.pt"
+    )
     return figures
 
 
@@ -104,8 +111,12 @@ def difference(rows: int, width: int) -> dict[str, float]:
     away = float((mine["covariance"] - plain["covariance"]).norm() / plain["covariance"].norm())
     apart = []
     for s in RANKS:
-        a, b = (Restricted(psi.V, DenseSubspace(psi.network.weights, kept["spaces"][s]), 1.0
-                           ).covariance(X) for kept in (mine, plain))
+        a, b = (
+            Restricted(
+                psi.V, DenseSubspace(psi.network.weights, kept["spaces"][s]), 1.0
+            ).covariance(X)
+            for kept in (mine, plain)
+        )
         apart.append(float((a - b).norm() / b.norm()))
     return {"covariance": away, "subspaces": max(apart)}
 
@@ -133,13 +144,29 @@ def case_b(rows: int, rank: int) -> dict[str, Any]:
 
 def resnet18(classes: int = 10) -> nn.Module:
     """The layers of ResNet-18."""
-    blocks = [Block(before, after, stride) for before, after, stride in (
-        (64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1),
-        (256, 512, 2), (512, 512, 1))]
+    blocks = [
+        Block(before, after, stride)
+        for before, after, stride in (
+            (64, 64, 1),
+            (64, 64, 1),
+            (64, 128, 2),
+            (128, 128, 1),
+            (128, 256, 2),
+            (256, 256, 1),
+            (256, 512, 2),
+            (512, 512, 1),
+        )
+    ]
     return nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, 2, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(512, classes))
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, classes),
+    )
 
 
 def case_c(rows: int, new: int, rank: int) -> dict[str, Any]:
@@ -161,10 +188,15 @@ def case_c(rows: int, new: int, rank: int) -> dict[str, Any]:
     inside = Restricted(psi.V, space, 1.0).covariance(X)
     kept = torch.diag(values)
     found = torch.linalg.eigvalsh(inside).flip(0)[:rank]
-    return {"weights": network.size, "seconds": time.perf_counter() - start,
-            "seconds_kernel": kernel, "seconds_to_basis": basis, "seconds_forward": forward,
-            "mib": own_peak(), "bound_missed_by": float((found - kept.diagonal()).norm()
-                                                    / values.norm())}
+    return {
+        "weights": network.size,
+        "seconds": time.perf_counter() - start,
+        "seconds_kernel": kernel,
+        "seconds_to_basis": basis,
+        "seconds_forward": forward,
+        "mib": own_peak(),
+        "bound_missed_by": float((found - kept.diagonal()).norm() / values.norm()),
+    }
 
 
 # --- case d ------------------------------------------------------------------------------------
@@ -181,17 +213,28 @@ def case_d(rows: int, width: int, rank: int) -> dict[str, Any]:
     linearised_laplace(network, Gaussian(0.1), (data[0][:9], data[1][:9]), space).predict(new[:2])
     start, before = time.perf_counter(), own_peak()
     linearised_laplace(network, Gaussian(0.1), data, space, memory_limit=2**26).predict(new)
-    return {"weights": network.size, "seconds": time.perf_counter() - start, "mib": own_peak(),
-            "mib_added": own_peak() - before}
+    return {
+        "weights": network.size,
+        "seconds": time.perf_counter() - start,
+        "mib": own_peak(),
+        "mib_added": own_peak() - before,
+    }
 
 
 def alone(case: str, *arguments: Any, folder: str = ".") -> dict[str, Any]:
     """One case in a fresh process, and what it returns."""
-    code = ("import json, sys, torch; torch.set_num_threads(1); sys.path.insert(0, sys.argv[1])\n"
-            "from benchmarks import laplace\n"
-            f"print(json.dumps(laplace.{case}(*json.loads(sys.argv[2]))))")
-    out = subprocess.run([sys.executable, "-c", code, _home(), json.dumps(arguments)],
-                         capture_output=True, text=True, check=True, cwd=folder)
+    code = (
+        "import json, sys, torch; torch.set_num_threads(1); sys.path.insert(0, sys.argv[1])\n"
+        "from benchmarks import laplace\n"
+        f"print(json.dumps(laplace.{case}(*json.loads(sys.argv[2]))))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code, _home(), json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
+    )
     return json.loads(out.stdout.splitlines()[-1])
 
 
@@ -212,8 +255,9 @@ def run(
     found = alone("case_b", 50 if quick else 500, 20)
     results["basis vectors"] = found
     say(f"b: {found['passes']:.1f} forward passes for a basis vector")
-    bars.append(bar("b: forward passes for each of 20 basis vectors", found["passes"], 5.0,
-                    "lower"))
+    bars.append(
+        bar("b: forward passes for each of 20 basis vectors", found["passes"], 5.0, "lower")
+    )
     results["c"], more = _run_c(quick, say)
     bars += more
     results["d"], more = _run_d(quick, say)
@@ -231,19 +275,30 @@ def _run_a(quick: bool, say: Callable[..., None]) -> tuple[dict[str, Any], list[
         apart = alone("difference", rows, width, folder=folder)
     median = statistics.median(found["seconds"] for found in mine)
     mib = max(found["mib"] for found in mine)
-    say(f"a: {median:.2f} s, {mib:.0f} MiB; straightforward {plain['seconds']:.1f} s, "
-        f"{plain['mib']:.0f} MiB; apart by {apart['covariance']:.1e}, {apart['subspaces']:.1e}")
-    return {"width": width, "rows": rows, "ours": mine, "straightforward": plain,
-            "relative_difference": apart}, [
-        bar("a: seconds", median, 2.0, "lower"), bar("a: peak MiB", mib, 400.0, "lower"),
+    say(
+        f"a: {median:.2f} s, {mib:.0f} MiB; straightforward {plain['seconds']:.1f} s, "
+        f"{plain['mib']:.0f} MiB; apart by {apart['covariance']:.1e}, {apart['subspaces']:.1e}"
+    )
+    return {
+        "width": width,
+        "rows": rows,
+        "ours": mine,
+        "straightforward": plain,
+        "relative_difference": apart,
+    }, [
+        bar("a: seconds", median, 2.0, "lower"),
+        bar("a: peak MiB", mib, 400.0, "lower"),
         _small("a: covariances apart by", apart["covariance"]),
-        _small("a: covariances within subspaces apart by", apart["subspaces"])]
+        _small("a: covariances within subspaces apart by", apart["subspaces"]),
+    ]
 
 
 def _small(what: str, measured: float, limit: float = 1e-8) -> dict[str, Any]:
     """A bar on a number that rounding to four digits would hide."""
-    return bar(what, measured, limit, "lower") | {"measured": float(f"{measured:.2g}"),
-                                                 "holds": measured <= limit}
+    return bar(what, measured, limit, "lower") | {
+        "measured": float(f"{measured:.2g}"),
+        "holds": measured <= limit,
+    }
 
 
 def _run_c(quick: bool, say: Callable[..., None]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -254,14 +309,12 @@ def _run_c(quick: bool, say: Callable[..., None]) -> tuple[dict[str, Any], list[
 
 def _run_d(quick: bool, say: Callable[..., None]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     base = {"N": 8000, "width": 128, "s": 20}
-    grid = {"N": (8000, 16000, 32000, 64000), "width": (64, 128, 256, 512),
-            "s": (10, 20, 40, 80)}
+    grid = {"N": (8000, 16000, 32000, 64000), "width": (64, 128, 256, 512), "s": (10, 20, 40, 80)}
     if quick:
         grid = {"N": (8000, 32000), "width": (64, 128), "s": (20, 80)}
     results: dict[str, Any] = {}
     for name, sizes in grid.items():
-        results[name] = {size: alone("case_d", *(base | {name: size}).values())
-                         for size in sizes}
+        results[name] = {size: alone("case_d", *(base | {name: size}).values()) for size in sizes}
         for size, found in results[name].items():
             say(f"d: {name} = {size:6d} {found['seconds']:.3f} s, {found['mib']:.0f} MiB")
     return results, _growth(results)
@@ -269,6 +322,7 @@ def _run_d(quick: bool, say: Callable[..., None]) -> tuple[dict[str, Any], list[
 
 def _growth(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Exponents of the time against N, D and s; what N adds to the memory."""
+
     def exponent(name: str) -> float:
         cases = results[name]
         size = [found["weights"] if name == "width" else size for size, found in cases.items()]
@@ -276,7 +330,13 @@ def _growth(results: dict[str, Any]) -> list[dict[str, Any]]:
 
     (least, first), *_, (most, last) = results["N"].items()
     added = (last["mib"] - first["mib"]) * 2**20 / (most - least)
-    return [bar("d: exponent of the time in N", exponent("N"), 1.15, "lower"),
-            bar("d: exponent of the time in D", exponent("width"), 1.15, "lower"),
-            bar("d: memory that a further row adds, in % of a row of the Jacobian",
-                100 * added / (8 * first["weights"]), 1.0, "lower")]
+    return [
+        bar("d: exponent of the time in N", exponent("N"), 1.15, "lower"),
+        bar("d: exponent of the time in D", exponent("width"), 1.15, "lower"),
+        bar(
+            "d: memory that a further row adds, in % of a row of the Jacobian",
+            100 * added / (8 * first["weights"]),
+            1.0,
+            "lower",
+        ),
+    ]

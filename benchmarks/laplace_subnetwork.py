@@ -51,8 +51,13 @@ class Block(nn.Module):
         self.first = nn.Conv2d(before, after, 3, stride, 1, bias=False)
         self.second = nn.Conv2d(after, after, 3, 1, 1, bias=False)
         self.norms = nn.ModuleList([nn.BatchNorm2d(after), nn.BatchNorm2d(after)])
-        self.short = nn.Identity() if before == after else nn.Sequential(
-            nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+        self.short = (
+            nn.Identity()
+            if before == after
+            else nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, before, h, w) to (n, after, h / stride, w / stride)."""
@@ -63,9 +68,18 @@ class Block(nn.Module):
 def residual_cnn() -> nn.Module:
     """622,058 weights."""
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-        Block(32, 32), Block(32, 32), Block(32, 64, 2), Block(64, 128, 2), Block(128, 128),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+        nn.Conv2d(1, 32, 3, 1, 1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        Block(32, 32),
+        Block(32, 32),
+        Block(32, 64, 2),
+        Block(64, 128, 2),
+        Block(128, 128),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
 
 
 def images(rows: int, data_dir: str | None) -> tuple[Tensor, Tensor]:
@@ -86,8 +100,9 @@ def images(rows: int, data_dir: str | None) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(x).float(), torch.from_numpy(y)
 
 
-def prepare(folder: Path, steps: int, rows: int, new: int, part: tuple[int, int],
-            data_dir: str | None) -> dict[str, Any]:
+def prepare(
+    folder: Path, steps: int, rows: int, new: int, part: tuple[int, int], data_dir: str | None
+) -> dict[str, Any]:
     """Train for a few steps, and leave network and data in a folder."""
     torch.manual_seed(0)
     module, (x, y) = residual_cnn(), images(rows + new, data_dir)
@@ -100,8 +115,10 @@ def prepare(folder: Path, steps: int, rows: int, new: int, part: tuple[int, int]
         optimizer.step()
     with torch.no_grad():
         right = (module.eval()(x[rows:]).argmax(1) == y[rows:]).float().mean()
-    torch.save({"state": module.state_dict(), "x": x, "y": y, "rows": rows, "part": part},
-               folder / "problem.pt")
+    torch.save(
+        {"state": module.state_dict(), "x": x, "y": y, "rows": rows, "part": part},
+        folder / "problem.pt",
+    )
     return {"weights": sum(p.numel() for p in module.parameters()), "accuracy": float(right)}
 
 
@@ -112,7 +129,7 @@ def problem(folder: Path, part: bool) -> tuple[nn.Module, Tensor, Tensor, Tensor
     module.load_state_dict(kept["state"])
     rows, x, y = kept["rows"], kept["x"], kept["y"]
     fit, new = kept["part"] if part else (rows, len(x) - rows)
-    return module.eval(), x[:fit], y[:fit], x[rows:rows + new]
+    return module.eval(), x[:fit], y[:fit], x[rows : rows + new]
 
 
 def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -144,15 +161,25 @@ def theirs(folder: Path) -> dict[str, Any]:
     kept = {"variance": variance, "masks": masks(variance)}
     del found
     for name, mask in kept["masks"].items():
-        fit, posterior = seconds(lambda mask=mask: fitted(
-            "full", subset_of_weights="subnetwork", subnetwork_indices=mask))
-        predict, rows = seconds(lambda posterior=posterior: [
-            posterior(row[None], link_approx="probit").detach() for row in new])
+        fit, posterior = seconds(
+            lambda mask=mask: fitted(
+                "full", subset_of_weights="subnetwork", subnetwork_indices=mask
+            )
+        )
+        predict, rows = seconds(
+            lambda posterior=posterior: [
+                posterior(row[None], link_approx="probit").detach() for row in new
+            ]
+        )
         figures[name] = {"fit": fit / len(x), "predict": predict / len(new)}
-        some = torch.cat([posterior._glm_predictive_distribution(row[None])[1].detach()
-                          for row in new[:5]])
-        kept[name] = {"precision": posterior.posterior_precision.detach(),
-                      "covariance": some, "probabilities": torch.cat(rows)}
+        some = torch.cat(
+            [posterior._glm_predictive_distribution(row[None])[1].detach() for row in new[:5]]
+        )
+        kept[name] = {
+            "precision": posterior.posterior_precision.detach(),
+            "covariance": some,
+            "probabilities": torch.cat(rows),
+        }
     figures["mib"] = own_peak()
     torch.save(kept, folder / "theirs.pt")
     return figures
@@ -163,8 +190,11 @@ def masks(variance: Tensor) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     order = variance.argsort(descending=True)
     shuffled = torch.randperm(len(variance), generator=generator)
-    return {f"{size} {how}": which[:size].sort().values for size in SIZES
-            for how, which in (("selected", order), ("at random", shuffled))}
+    return {
+        f"{size} {how}": which[:size].sort().values
+        for size in SIZES
+        for how, which in (("selected", order), ("at random", shuffled))
+    }
 
 
 def ours(folder: Path) -> dict[str, Any]:
@@ -180,17 +210,22 @@ def ours(folder: Path) -> dict[str, Any]:
     data = DataLoader(TensorDataset(x, y), batch_size=BATCH)
     batches = DataLoader(TensorDataset(new), batch_size=BATCH)
     subnetwork(network, likelihood, (x[:8], y[:8]), rank=10, by="variance")  # not counted
-    spent, space = seconds(lambda: subnetwork(
-        network, likelihood, data, rank=SIZES[0], by="variance"))
+    spent, space = seconds(
+        lambda: subnetwork(network, likelihood, data, rank=SIZES[0], by="variance")
+    )
     figures: dict[str, Any] = {"select": spent / len(x)}
     kept = folder / "theirs.pt"
     chosen = torch.load(kept)["masks"] if kept.exists() else {f"{SIZES[0]} selected": space.indices}
     for name, mask in chosen.items():
         space = masked(network, mask)
-        fit, posterior = seconds(lambda space=space: linearised_laplace(
-            network, likelihood, data, space))
-        predict, _ = seconds(lambda posterior=posterior: [
-            posterior.predict(batch, method="probit").probabilities for (batch,) in batches])
+        fit, posterior = seconds(
+            lambda space=space: linearised_laplace(network, likelihood, data, space)
+        )
+        predict, _ = seconds(
+            lambda posterior=posterior: [
+                posterior.predict(batch, method="probit").probabilities for (batch,) in batches
+            ]
+        )
         figures[name] = {"fit": fit / len(x), "predict": predict / len(new)}
     return figures | {"mib": own_peak()}
 
@@ -211,8 +246,11 @@ def findings(folder: Path) -> dict[str, float]:
     for name, mask in peer["masks"].items():
         posterior = linearised_laplace(network, likelihood, (x, y), masked(network, mask))
         inside = posterior.precision
-        found = {"precision": inside.matrix + inside.metric, "covariance": inside.blocks(new[:5]),
-                 "probabilities": torch.from_numpy(posterior.predict(new).probabilities)}
+        found = {
+            "precision": inside.matrix + inside.metric,
+            "covariance": inside.blocks(new[:5]),
+            "probabilities": torch.from_numpy(posterior.predict(new).probabilities),
+        }
         for what, value in found.items():
             apart[what] = max(apart.get(what, 0.0), _apart(value, peer[name][what]))
     return apart
@@ -232,12 +270,25 @@ def base() -> float:
 
 def alone(side: str, folder: Path) -> Any:
     """One side in a fresh process, on one thread."""
-    line = ("import json, sys, pathlib, torch; torch.set_num_threads(1)\n"
-            "sys.path.insert(0, sys.argv[1])\nfrom benchmarks import laplace_subnetwork as b\n"
-            f"print(json.dumps(b.{side}({'' if side == 'base' else 'pathlib.Path(sys.argv[2])'})))")
+    line = (
+        "import json, sys, pathlib, torch; torch.set_num_threads(1)\n"
+        "sys.path.insert(0, sys.argv[1])\nfrom benchmarks import laplace_subnetwork as b\n"
+        f"print(json.dumps(b.{side}({'' if side == 'base' else 'pathlib.Path(sys.argv[2])'})))"
+    )
     out = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", line, str(Path(__file__).parent.parent),
-         str(folder)], capture_output=True, text=True, check=False)
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            line,
+            str(Path(__file__).parent.parent),
+            str(folder),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if out.returncode:
         raise RuntimeError(out.stderr[-2000:])
     return json.loads(out.stdout.splitlines()[-1])
@@ -269,8 +320,11 @@ def run(
 
 def _line(side: dict[str, Any]) -> str:
     parts = [f"select {1e3 * side['select']:.1f} ms a row"]
-    parts += [f"{name}: fit {1e3 * found['fit']:.1f}, predict {1e3 * found['predict']:.1f}"
-              for name, found in side.items() if isinstance(found, dict)]
+    parts += [
+        f"{name}: fit {1e3 * found['fit']:.1f}, predict {1e3 * found['predict']:.1f}"
+        for name, found in side.items()
+        if isinstance(found, dict)
+    ]
     return "; ".join([*parts, f"peak {side['mib']:.0f} MiB"])
 
 
@@ -279,24 +333,44 @@ def _bars(results: dict[str, Any]) -> list[dict[str, Any]]:
     bars = []
     for size in SIZES:
         a, b = mine[f"{size} selected"], peer[f"{size} selected"]
-        bars += [bar(f"b: {size} weights, selection and fit, times faster",
-                     (peer["select"] + b["fit"]) / (mine["select"] + a["fit"]), 4.0),
-                 bar(f"b: {size} weights, fit, times faster", b["fit"] / a["fit"], 3.0),
-                 bar(f"b: {size} weights, prediction, times faster",
-                     b["predict"] / a["predict"], 3.0)]
+        bars += [
+            bar(
+                f"b: {size} weights, selection and fit, times faster",
+                (peer["select"] + b["fit"]) / (mine["select"] + a["fit"]),
+                4.0,
+            ),
+            bar(f"b: {size} weights, fit, times faster", b["fit"] / a["fit"], 3.0),
+            bar(f"b: {size} weights, prediction, times faster", b["predict"] / a["predict"], 3.0),
+        ]
     worst = max(results["apart"].values())
-    bars.append(bar("b: largest relative difference from the peer's findings", worst, 1e-4, "lower")
-                | {"measured": float(f"{worst:.2g}")})
-    return [*bars, bar("b: peak MiB at batch 64, the peer's at batch 1 as the bar", mine["mib"],
-                       round(peer["mib"], 1), "lower")]
+    bars.append(
+        bar("b: largest relative difference from the peer's findings", worst, 1e-4, "lower")
+        | {"measured": float(f"{worst:.2g}")}
+    )
+    return [
+        *bars,
+        bar(
+            "b: peak MiB at batch 64, the peer's at batch 1 as the bar",
+            mine["mib"],
+            round(peer["mib"], 1),
+            "lower",
+        ),
+    ]
 
 
 def _absent() -> list[dict[str, Any]]:
     """Bars that could not be measured do not hold, and say why."""
-    names = [f"b: {size} weights, {what}, times faster" for size in SIZES
-             for what in ("selection and fit", "fit", "prediction")]
+    names = [
+        f"b: {size} weights, {what}, times faster"
+        for size in SIZES
+        for what in ("selection and fit", "fit", "prediction")
+    ]
     limits = [4.0, 3.0, 3.0] * len(SIZES)
-    found = [bar(f"{name} ({PEER} is not installed)", 0.0, limit)
-             for name, limit in zip(names, limits, strict=True)]
-    return [*found, bar(f"b: peak MiB at batch 64 ({PEER} is not installed)", 0.0, 0.0)
-            | {"holds": False}]
+    found = [
+        bar(f"{name} ({PEER} is not installed)", 0.0, limit)
+        for name, limit in zip(names, limits, strict=True)
+    ]
+    return [
+        *found,
+        bar(f"b: peak MiB at batch 64 ({PEER} is not installed)", 0.0, 0.0) | {"holds": False},
+    ]

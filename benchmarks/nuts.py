@@ -41,10 +41,16 @@ def build(rank: int, mode: str = "trace") -> Posterior:
     y = np.sin(2 * x[:, 0]) + 0.5 * x[:, 1] * x[:, 2] + noise * rng.normal(size=1000)
     data = torch.from_numpy(x).float(), torch.from_numpy(y).float()
     training = Training(epochs=60, swa_epochs=40, batch_size=100, max_snapshots=40)
-    trained = train_trajectory(MLP(4, HIDDEN, 2, activation="tanh", seed=0),
-                               HeteroscedasticGaussian(), data, training, progress=False)
-    return Posterior(trained.network, trained.likelihood, data,
-                     trained.swa.recorder.pca(rank), mode=mode)
+    trained = train_trajectory(
+        MLP(4, HIDDEN, 2, activation="tanh", seed=0),
+        HeteroscedasticGaussian(),
+        data,
+        training,
+        progress=False,
+    )
+    return Posterior(
+        trained.network, trained.likelihood, data, trained.swa.recorder.pca(rank), mode=mode
+    )
 
 
 def jax_log_density(posterior: Posterior) -> Callable[[Any], Any]:
@@ -71,14 +77,26 @@ def jax_log_density(posterior: Posterior) -> Callable[[Any], Any]:
 
 
 def ours(
-    posterior: Posterior, chains: int, warmup: int, draws: int, metric: str, seed: int,
+    posterior: Posterior,
+    chains: int,
+    warmup: int,
+    draws: int,
+    metric: str,
+    seed: int,
     initial: str | np.ndarray = "prior",
 ) -> Any:
     """Warm up into a checkpoint, then time the run that goes on from it."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"chains": chains, "warmup": warmup, "seed": seed, "progress": False,
-                    "metric": metric, "initial": initial,
-                    "checkpoint": f"{folder}/run", "checkpoint_seconds": 1e9}
+        settings = {
+            "chains": chains,
+            "warmup": warmup,
+            "seed": seed,
+            "progress": False,
+            "metric": metric,
+            "initial": initial,
+            "checkpoint": f"{folder}/run",
+            "checkpoint_seconds": 1e9,
+        }
         nuts(posterior, draws=1, **settings)
         start = time.perf_counter()
         out = nuts(posterior, draws=draws + 1, **settings)
@@ -96,8 +114,14 @@ class Numpyro:
         from numpyro.infer import MCMC, NUTS
 
         kernel = NUTS(potential_fn=lambda z: -log_density(z), dense_mass=metric == "dense")
-        self.mcmc = MCMC(kernel, num_warmup=warmup, num_samples=draws, num_chains=chains,
-                         chain_method="vectorized", progress_bar=False)
+        self.mcmc = MCMC(
+            kernel,
+            num_warmup=warmup,
+            num_samples=draws,
+            num_chains=chains,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
         self.start = jax.random.normal(jax.random.key(7), (chains, k) if chains > 1 else (k,))
         self.keys = lambda seed: jax.random.split(jax.random.key(seed), 2)
 
@@ -169,8 +193,14 @@ def pyro(posterior: Posterior, warmup: int, draws: int, metric: str, seed: int) 
 
     kernel = NUTS(potential_fn=potential, jit_compile=False, full_mass=metric == "dense")
     kernel.initial_params = {"z": torch.zeros(posterior.rank, dtype=torch.float64)}
-    mcmc = MCMC(kernel, num_samples=draws, warmup_steps=warmup, disable_progbar=True,
-                initial_params=kernel.initial_params, hook_fn=note)
+    mcmc = MCMC(
+        kernel,
+        num_samples=draws,
+        warmup_steps=warmup,
+        disable_progbar=True,
+        initial_params=kernel.initial_params,
+        hook_fn=note,
+    )
     mcmc.run()
     z = mcmc.get_samples()["z"].numpy()[None]
     return z, time.perf_counter() - began[0], float(gradients[0] - began[1])
@@ -182,8 +212,12 @@ def pyro(posterior: Posterior, warmup: int, draws: int, metric: str, seed: int) 
 def rate(z: np.ndarray, spent: float, gradients: float) -> dict[str, float]:
     """Minimum bulk effective samples per second, and gradients for one of them."""
     ess = float(np.min(diagnostics.ess_bulk(z)))
-    return {"ess_per_second": ess / spent, "gradients_per_ess": gradients / ess,
-            "rhat": float(np.max(diagnostics.rhat(z))), "seconds": spent}
+    return {
+        "ess_per_second": ess / spent,
+        "gradients_per_ess": gradients / ess,
+        "rhat": float(np.max(diagnostics.rhat(z))),
+        "seconds": spent,
+    }
 
 
 def run(
@@ -200,8 +234,9 @@ def run(
         posterior = build(k, "compile")
         log_density = jax_log_density(posterior)
         _check_same(posterior, log_density)
-        for chains, metric in [(c, m) for m in METRICS for c in CHAINS
-                               if m == "dense" or (k, c) == diagonal]:
+        for chains, metric in [
+            (c, m) for m in METRICS for c in CHAINS if m == "dense" or (k, c) == diagonal
+        ]:
             samplers, prepared = _prepare(posterior, log_density, chains, warmup, draws, metric)
             found: dict[str, list[dict[str, float]]] = {name: [] for name in samplers}
             for seed in range(1, rounds + 1):
@@ -212,16 +247,25 @@ def run(
                 label += ", diagonal" if metric == "diagonal" else ""
                 cases[label] = {key: summary([v[key] for v in values]) for key in values[0]}
                 cases[label]["first_call_seconds"] = prepared.get(name)
-                say(f"{label:42s} {cases[label]['ess_per_second']['median']:8.1f} ESS/s  "
+                say(
+                    f"{label:42s} {cases[label]['ess_per_second']['median']:8.1f} ESS/s  "
                     f"{cases[label]['gradients_per_ess']['median']:7.1f} gradients/ESS  "
-                    f"R-hat {cases[label]['rhat']['median']:.3f}")
+                    f"R-hat {cases[label]['rhat']['median']:.3f}"
+                )
             bars += _bars(k, chains, found, cases) if metric == "dense" else []
-    memory = peak_memory("import torch; torch.set_num_threads(1)\nimport numpy as np\n"
-                         "from benchmarks.nuts import build\n"
-                         "build(20).value_and_grad(np.zeros((16, 20)))")
-    results = {"warmup": warmup, "draws": draws, "rounds": rounds, "cases": cases,
-               "peak_memory_mib": memory,
-               "peers": versions("numpyro", "blackjax", "jax", "pyro-ppl")}
+    memory = peak_memory(
+        "import torch; torch.set_num_threads(1)\nimport numpy as np\n"
+        "from benchmarks.nuts import build\n"
+        "build(20).value_and_grad(np.zeros((16, 20)))"
+    )
+    results = {
+        "warmup": warmup,
+        "draws": draws,
+        "rounds": rounds,
+        "cases": cases,
+        "peak_memory_mib": memory,
+        "peers": versions("numpyro", "blackjax", "jax", "pyro-ppl"),
+    }
     return results, bars
 
 
@@ -235,7 +279,11 @@ def _check_same(posterior: Posterior, log_density: Callable[[Any], Any]) -> None
 
 
 def _prepare(
-    posterior: Posterior, log_density: Callable[[Any], Any], chains: int, warmup: int, draws: int,
+    posterior: Posterior,
+    log_density: Callable[[Any], Any],
+    chains: int,
+    warmup: int,
+    draws: int,
     metric: str,
 ) -> tuple[dict[str, Callable[[int], Any]], dict[str, float]]:
     """The samplers as functions of a seed, compiled, and the seconds that took."""
@@ -262,6 +310,7 @@ def _bars(
     k: int, chains: int, found: dict[str, list[dict[str, float]]], cases: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Ratios round by round; Pyro's one chain counts for any number, run one after another."""
+
     def rates(name: str) -> np.ndarray:
         return np.array([v["ess_per_second"] for v in found[name]])
 
@@ -269,8 +318,13 @@ def _bars(
     ratio = float(np.median(rates("subbayes") / best))
     if chains == 1:
         return []
-    bars = [bar(f"k = {k}, {chains} chains: over the better of numpyro and blackjax", ratio,
-                1.0 if chains == 4 else 1.5)]
+    bars = [
+        bar(
+            f"k = {k}, {chains} chains: over the better of numpyro and blackjax",
+            ratio,
+            1.0 if chains == 4 else 1.5,
+        )
+    ]
     alone = cases[f"k = {k}, 1 chains, pyro"]["ess_per_second"]["median"]
     over = float(np.median(rates("subbayes"))) / alone
     return [*bars, bar(f"k = {k}, {chains} chains: over Pyro", over, 5.0)]

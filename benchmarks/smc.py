@@ -69,8 +69,11 @@ def linear() -> tuple[Posterior, float]:
     shift, basis = rng.normal(size=features + 1) * 0.2, rng.normal(size=(RANK, features + 1))
     network = Network(torch.nn.Linear(features, 1).double())
     posterior = Posterior(
-        network, Gaussian(noise), (torch.from_numpy(x), torch.from_numpy(y)),
-        DenseSubspace(torch.from_numpy(shift), torch.from_numpy(basis)))
+        network,
+        Gaussian(noise),
+        (torch.from_numpy(x), torch.from_numpy(y)),
+        DenseSubspace(torch.from_numpy(shift), torch.from_numpy(basis)),
+    )
     phi = np.column_stack([x, np.ones(n)])
     a, residual = phi @ basis.T, y - phi @ shift
     covariance = noise**2 * np.eye(n) + a @ a.T
@@ -89,8 +92,9 @@ def by_smc(density: Counted, seed: int, particles: int) -> tuple[float, float]:
 
 def by_tempering(density: Counted, seed: int, draws: int) -> tuple[float, float]:
     """Four ladders of sixteen rungs."""
-    meta = parallel_tempering(density, draws=draws, warmup=draws, chains=4, rungs=16,
-                              seed=seed, progress=False).meta
+    meta = parallel_tempering(
+        density, draws=draws, warmup=draws, chains=4, rungs=16, seed=seed, progress=False
+    ).meta
     return meta["log_evidence"], meta["log_evidence_error"]
 
 
@@ -107,7 +111,10 @@ def by_dynesty(density: Counted, seed: int, live: int) -> tuple[float, float]:
     sampler = NestedSampler(
         lambda z: float(density.log_likelihood(z[None])[0]) / density.temperature,
         lambda u: prior.mean + prior.from_standard(ndtri(u)),
-        density.rank, nlive=live, rstate=np.random.default_rng(seed))
+        density.rank,
+        nlive=live,
+        rstate=np.random.default_rng(seed),
+    )
     sampler.run_nested(print_progress=False, dlogz=0.1)
     return float(sampler.results.logz[-1]), float(sampler.results.logzerr[-1])
 
@@ -118,7 +125,8 @@ def methods(quick: bool) -> dict[str, Callable[[Counted, int], tuple[float, floa
     found: dict[str, Any] = {
         "smc": lambda d, s: by_smc(d, s, particles),
         "parallel tempering": lambda d, s: by_tempering(d, s, draws),
-        "laplace": by_laplace}
+        "laplace": by_laplace,
+    }
     if versions("dynesty")["dynesty"] != "not installed":
         found["dynesty"] = lambda d, s: by_dynesty(d, s, live)
     return found
@@ -140,9 +148,14 @@ def measured(
         values.append(value)
         errors.append(error)
         points.append(float(density.points))
-    return {"log_evidence": summary(values), "own_standard_error": summary(errors),
-            "spread_over_seeds": float(np.std(values, ddof=1)), "seconds": summary(spent),
-            "density_evaluations": summary(points), "values": values}
+    return {
+        "log_evidence": summary(values),
+        "own_standard_error": summary(errors),
+        "spread_over_seeds": float(np.std(values, ddof=1)),
+        "seconds": summary(spent),
+        "density_evaluations": summary(points),
+        "values": values,
+    }
 
 
 def run(
@@ -159,19 +172,31 @@ def run(
             case = measured(posterior, estimate, seeds)
             if posterior is line:
                 case["root_mean_square_error"] = float(
-                    np.sqrt(np.mean((np.array(case["values"]) - exact) ** 2)))
+                    np.sqrt(np.mean((np.array(case["values"]) - exact) ** 2))
+                )
             cases[f"{name}, {method}"] = case
-            say(f"{name + ', ' + method:36s} {case['log_evidence']['median']:10.2f} "
+            say(
+                f"{name + ', ' + method:36s} {case['log_evidence']['median']:10.2f} "
                 f"spread {case['spread_over_seeds']:6.3f}  "
                 f"own error {case['own_standard_error']['median']:6.3f}  "
                 f"off by {case.get('root_mean_square_error', float('nan')):6.3f}  "
                 f"{case['seconds']['median']:7.2f} s  "
-                f"{case['density_evaluations']['median']:9.0f} evaluations")
+                f"{case['density_evaluations']['median']:9.0f} evaluations"
+            )
     memory = peak_memory(
         "import torch; torch.set_num_threads(1)\nfrom benchmarks.smc import by_smc, Counted\n"
-        "from benchmarks.nuts import build\nby_smc(Counted(build(5)), 0, 300)")
-    return ({"exact": exact, "rank": RANK, "cases": cases,
-             "peak_memory_mib": memory, "peers": versions("dynesty")}, _bars(cases))
+        "from benchmarks.nuts import build\nby_smc(Counted(build(5)), 0, 300)"
+    )
+    return (
+        {
+            "exact": exact,
+            "rank": RANK,
+            "cases": cases,
+            "peak_memory_mib": memory,
+            "peers": versions("dynesty"),
+        },
+        _bars(cases),
+    )
 
 
 def _bars(cases: dict[str, Any]) -> list[dict[str, Any]]:
@@ -179,10 +204,23 @@ def _bars(cases: dict[str, Any]) -> list[dict[str, Any]]:
     bars = []
     for method, limit in (("smc", 0.2), ("parallel tempering", 0.5)):
         case = cases[f"linear-Gaussian, {method}"]
-        bars.append(bar(f"linear-Gaussian, {method}: root mean square error, nats",
-                        case["root_mean_square_error"], limit, better="lower"))
-    medians = [cases[f"MLP 3x16, {m}"]["log_evidence"]["median"]
-               for m in ("smc", "parallel tempering")]
-    bars.append(bar("MLP 3x16: SMC and parallel tempering differ by, nats",
-                    abs(medians[0] - medians[1]), 0.5, better="lower"))
+        bars.append(
+            bar(
+                f"linear-Gaussian, {method}: root mean square error, nats",
+                case["root_mean_square_error"],
+                limit,
+                better="lower",
+            )
+        )
+    medians = [
+        cases[f"MLP 3x16, {m}"]["log_evidence"]["median"] for m in ("smc", "parallel tempering")
+    ]
+    bars.append(
+        bar(
+            "MLP 3x16: SMC and parallel tempering differ by, nats",
+            abs(medians[0] - medians[1]),
+            0.5,
+            better="lower",
+        )
+    )
     return bars

@@ -55,8 +55,10 @@ def network(sizes: tuple[int, ...]) -> nn.Module:
 def rows(sizes: tuple[int, ...], n: int) -> tuple[Tensor, Tensor]:
     """Random inputs and labels."""
     generator = torch.Generator().manual_seed(0)
-    return (torch.rand(n, sizes[0], generator=generator),
-            torch.randint(0, sizes[-1], (n,), generator=generator))
+    return (
+        torch.rand(n, sizes[0], generator=generator),
+        torch.randint(0, sizes[-1], (n,), generator=generator),
+    )
 
 
 # --- (a) steps -----------------------------------------------------------------------------------
@@ -86,9 +88,17 @@ def sparse_seconds(sizes: tuple[int, ...], posterior: str, mode: str, epochs: in
         ticks.append(time.perf_counter())
         return epoch == epochs
 
-    sparse.fit(sparse.convert(network(sizes), posterior), Categorical(sizes[-1]),
-               rows(sizes, STEPS * BATCH), epochs=LONG, early_epochs=0, batch_size=BATCH, mode=mode,
-               callback=stop, progress=False)
+    sparse.fit(
+        sparse.convert(network(sizes), posterior),
+        Categorical(sizes[-1]),
+        rows(sizes, STEPS * BATCH),
+        epochs=LONG,
+        early_epochs=0,
+        batch_size=BATCH,
+        mode=mode,
+        callback=stop,
+        progress=False,
+    )
     return float(np.median(np.diff(ticks))) / STEPS
 
 
@@ -96,16 +106,29 @@ def steps(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[str, An
     """Part (a)."""
     sizes, epochs = (QUICK, 3) if quick else (SIZES, 8)
     cases: dict[str, Callable[[], float]] = {"plain": partial(plain_seconds, sizes, epochs)}
-    cases |= {f"{name}, {mode}": partial(sparse_seconds, sizes, posterior, mode, epochs)
-              for name, posterior in POSTERIORS.items() for mode in MODES}
+    cases |= {
+        f"{name}, {mode}": partial(sparse_seconds, sizes, posterior, mode, epochs)
+        for name, posterior in POSTERIORS.items()
+        for mode in MODES
+    }
     found = in_turns(cases, 1 if quick else 3)
-    ratios = {name: float(np.median(np.divide(values, found["plain"])))
-              for name, values in found.items()}
+    ratios = {
+        name: float(np.median(np.divide(values, found["plain"]))) for name, values in found.items()
+    }
     for name, values in found.items():
-        say(f"step, {name:18s} {1e3 * summary(values)['median']:8.2f} ms, "
-            f"{ratios[name]:5.2f} plain steps")
-    bars = [bar(f"(a) step of {name}, compiled, in plain steps", ratios[f"{name}, compile"], limit,
-                "lower") for name, limit in BARS.items()]
+        say(
+            f"step, {name:18s} {1e3 * summary(values)['median']:8.2f} ms, "
+            f"{ratios[name]:5.2f} plain steps"
+        )
+    bars = [
+        bar(
+            f"(a) step of {name}, compiled, in plain steps",
+            ratios[f"{name}, compile"],
+            limit,
+            "lower",
+        )
+        for name, limit in BARS.items()
+    ]
     return {"seconds": {name: summary(v) for name, v in found.items()}, "ratios": ratios}, bars
 
 
@@ -129,9 +152,14 @@ def sparse_network(sizes: tuple[int, ...]) -> sparse.SparseNetwork:
 def trained_network(sizes: tuple[int, ...], epochs: int) -> sparse.SparseNetwork:
     """One trained on all but the last 297 digits."""
     x, y = digits(sizes)
-    return sparse.fit(sparse.convert(network(sizes)), Categorical(sizes[-1]),
-                      (x[:-HELD_OUT], y[:-HELD_OUT]), epochs=epochs, batch_size=BATCH,
-                      progress=False)
+    return sparse.fit(
+        sparse.convert(network(sizes)),
+        Categorical(sizes[-1]),
+        (x[:-HELD_OUT], y[:-HELD_OUT]),
+        epochs=epochs,
+        batch_size=BATCH,
+        progress=False,
+    )
 
 
 def digits(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -152,8 +180,10 @@ def small_beside_plain(
     plain = result.network.module_with().eval()
     exported = result.export(example=x)
     check_same(exported.module(x), result.predict(x, structure="median", weights="mean").outputs[0])
-    return exported, {"plain": measured(lambda: plain(x)),
-                      "exported": measured(lambda: exported.module(x))}
+    return exported, {
+        "plain": measured(lambda: plain(x)),
+        "exported": measured(lambda: exported.module(x)),
+    }
 
 
 def measured(work: Callable[[], Any]) -> Callable[[], float]:
@@ -161,9 +191,11 @@ def measured(work: Callable[[], Any]) -> Callable[[], float]:
 
     The work has been done once before.
     """
+
     def once() -> float:
         with torch.no_grad():
             return seconds(lambda: [work() for _ in range(IN_A_ROW)]) / IN_A_ROW
+
     once()
     return once
 
@@ -180,22 +212,35 @@ def predictions(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[s
     for kind, result, inputs in (("random", at_random, x), ("trained", trained, images[:ROWS])):
         exported, cases = small_beside_plain(result, inputs)
         if kind == "random":
-            cases["median, ten draws"] = measured(lambda: at_random.predict(
-                x, structure="median", weights="sample", draws=DRAWS).probabilities)
+            cases["median, ten draws"] = measured(
+                lambda: (
+                    at_random.predict(
+                        x, structure="median", weights="sample", draws=DRAWS
+                    ).probabilities
+                )
+            )
         times = in_turns(cases, turns)
         for name, values in times.items():
-            say(f"{kind}, density {result.density():.4f}, batch {ROWS}, {name:18s} "
-                f"{1e3 * summary(values)['median']:8.2f} ms")
-        facts[kind] = {"density": result.density(), "units": exported.units,
-                       "layouts": exported.layouts, "weights": exported.weights,
-                       "seconds": {name: summary(values) for name, values in times.items()}}
+            say(
+                f"{kind}, density {result.density():.4f}, batch {ROWS}, {name:18s} "
+                f"{1e3 * summary(values)['median']:8.2f} ms"
+            )
+        facts[kind] = {
+            "density": result.density(),
+            "units": exported.units,
+            "layouts": exported.layouts,
+            "weights": exported.weights,
+            "seconds": {name: summary(values) for name, values in times.items()},
+        }
         faster = float(np.median(np.divide(times["plain"], times["exported"])))
-        bars.append(bar(f"(b) the exported network, {kind}, times faster than the plain one",
-                        faster, 3.0))
+        bars.append(
+            bar(f"(b) the exported network, {kind}, times faster than the plain one", faster, 3.0)
+        )
         if kind == "random":
             slower = float(np.median(np.divide(times["median, ten draws"], times["plain"])))
-            bars.append(bar(f"(c) {DRAWS} draws of the median model, in plain passes", slower, 4.0,
-                            "lower"))
+            bars.append(
+                bar(f"(c) {DRAWS} draws of the median model, in plain passes", slower, 4.0, "lower")
+            )
     return facts, bars
 
 
@@ -213,12 +258,15 @@ def memory(quick: bool, say: Callable[..., None]) -> dict[str, float]:
     """Part (d)."""
     sizes = QUICK if quick else SIZES
     calls = {"import": "", "plain": f"plain_seconds({sizes}, 2)"}
-    calls |= {name: f"sparse_seconds({sizes}, {posterior!r}, 'eager', 2)"
-              for name, posterior in POSTERIORS.items()}
-    head = (f"import torch; torch.set_num_threads({torch.get_num_threads()})\n"
-            "from benchmarks.sparse import plain_seconds, sparse_seconds\n")
-    found = {name: peak_memory(f"{head}{call}")
-             for name, call in calls.items()}
+    calls |= {
+        name: f"sparse_seconds({sizes}, {posterior!r}, 'eager', 2)"
+        for name, posterior in POSTERIORS.items()
+    }
+    head = (
+        f"import torch; torch.set_num_threads({torch.get_num_threads()})\n"
+        "from benchmarks.sparse import plain_seconds, sparse_seconds\n"
+    )
+    found = {name: peak_memory(f"{head}{call}") for name, call in calls.items()}
     for name, peak in found.items():
         say(f"memory, {name:9s} {peak:7.0f} MiB")
     return {name: math.ceil(peak) for name, peak in found.items()}
@@ -231,5 +279,9 @@ def run(
     del data_dir
     stepped, bars = steps(quick, say)
     predicted, more = predictions(quick, say)
-    return {"sizes": QUICK if quick else SIZES, "steps": stepped, "predictions": predicted,
-            "peak_memory_mib": memory(quick, say)}, bars + more
+    return {
+        "sizes": QUICK if quick else SIZES,
+        "steps": stepped,
+        "predictions": predicted,
+        "peak_memory_mib": memory(quick, say),
+    }, bars + more

@@ -51,8 +51,7 @@ def lesions(n: int = IMAGES) -> SemiStructuredRegression:
     frame = pd.DataFrame({"age": rng.normal(size=n), "melanoma": rng.integers(0, 2, n)})
     torch.manual_seed(0)
     network = ssr_lesions.network_of(ssr_lesions.Plan())
-    model = SemiStructuredRegression("melanoma ~ age", family="bernoulli",
-                                     deep={"image": network})
+    model = SemiStructuredRegression("melanoma ~ age", family="bernoulli", deep={"image": network})
     images = torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     model.fittable = model.specification.on(frame, {"image": images})
     return model
@@ -63,11 +62,25 @@ def epoch_seconds(model: SemiStructuredRegression, degree: int, epochs: int) -> 
     rows = model.fittable
     assert rows.deep is not None
     ticks: list[float] = []
-    fitting = replace(ssr_lesions.Plan().fitting(), epochs=epochs, batch_size=BATCH, patience=None,
-                      validation=None)
-    trained(rows.structure, rows.deep, rows.family, rows.data,
-            np.zeros(rows.structure.size), degree, fitting, 0, False,
-            callback=lambda *_: ticks.append(time.perf_counter()))
+    fitting = replace(
+        ssr_lesions.Plan().fitting(),
+        epochs=epochs,
+        batch_size=BATCH,
+        patience=None,
+        validation=None,
+    )
+    trained(
+        rows.structure,
+        rows.deep,
+        rows.family,
+        rows.data,
+        np.zeros(rows.structure.size),
+        degree,
+        fitting,
+        0,
+        False,
+        callback=lambda *_: ticks.append(time.perf_counter()),
+    )
     return float(np.median(np.diff(ticks)))
 
 
@@ -80,8 +93,11 @@ def construction(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[
         say(f"construction, {name:6s} {1e3 * summary(values)['median']:8.1f} ms/epoch")
     ratios = np.array([np.divide(found[f"k = {k}"], found["k = 0"]) for k in DEGREES])
     slope = float(np.median(np.polyfit(DEGREES, ratios, 1)[0]))
-    results = {"weights": model.fittable.n_weights, "images": len(model.fittable.frame),
-               "seconds_per_epoch": {name: summary(v) for name, v in found.items()}}
+    results = {
+        "weights": model.fittable.n_weights,
+        "images": len(model.fittable.frame),
+        "seconds_per_epoch": {name: summary(v) for name, v in found.items()},
+    }
     return results, [bar("(a) added by a control point, in plain epochs", slope, 0.05, "lower")]
 
 
@@ -104,8 +120,11 @@ def jax_log_density(model: SemiStructuredRegression) -> Callable[[Any], Any]:
     def log_density(z: Any) -> Any:
         f = network(PLAN.weight_scale * z[:-3], u)[:, 0]
         eta = design @ (PLAN.effect_scale * z[-3:]) + scale * f
-        return (-0.5 * jnp.square(y - eta).sum() - 0.5 * len(y) * jnp.log(2 * jnp.pi)
-                - 0.5 * jnp.square(z).sum())
+        return (
+            -0.5 * jnp.square(y - eta).sum()
+            - 0.5 * len(y) * jnp.log(2 * jnp.pi)
+            - 0.5 * jnp.square(z).sum()
+        )
 
     return log_density
 
@@ -123,10 +142,16 @@ def scored(theta: np.ndarray, seconds: float, whole: float, gradients: float) ->
     """Smallest bulk effective sample size of the effects, per second, and their moments."""
     ess = float(diagnostics.ess_bulk(theta).min())
     flat = theta.reshape(-1, theta.shape[-1])
-    return {"ess_per_second": ess / seconds, "ess_per_second_of_the_whole": ess / whole,
-            "seconds": seconds, "whole_seconds": whole,
-            "gradients_per_ess": gradients / ess, "rhat": float(diagnostics.rhat(theta).max()),
-            "mean": flat.mean(0).tolist(), "sd": flat.std(0, ddof=1).tolist()}
+    return {
+        "ess_per_second": ess / seconds,
+        "ess_per_second_of_the_whole": ess / whole,
+        "seconds": seconds,
+        "whole_seconds": whole,
+        "gradients_per_ess": gradients / ess,
+        "rhat": float(diagnostics.rhat(theta).max()),
+        "mean": flat.mean(0).tolist(),
+        "sd": flat.std(0, ddof=1).tolist(),
+    }
 
 
 def subspace_cases(
@@ -151,8 +176,9 @@ def subspace_cases(
 
     def measured(initial: np.ndarray, seed: int) -> dict[str, Any]:
         begun = time.perf_counter()
-        z, seconds, gradients = ours(sampler.posterior, len(initial), warmup,
-                                     draws // len(initial), "dense", seed, initial)
+        z, seconds, gradients = ours(
+            sampler.posterior, len(initial), warmup, draws // len(initial), "dense", seed, initial
+        )
         whole = built + time.perf_counter() - begun
         return scored(PLAN.effect_scale * z[..., rank:], seconds, whole, gradients)
 
@@ -168,21 +194,24 @@ def full_cases(
     frame: pd.DataFrame, chains: Sequence[int], draws: int, warmup: int
 ) -> dict[str, Case]:
     """Numpyro over all unknowns as functions of a seed, compiled; arguments as for ours."""
-    model = ssr_simulation.fitted("all weights", "normal", 0,
-                                  replace(PLAN, epochs=1, draws=2, warmup=2), frame)
+    model = ssr_simulation.fitted(
+        "all weights", "normal", 0, replace(PLAN, epochs=1, draws=2, warmup=2), frame
+    )
     log_density = jax_log_density(model)
     check_same(model, log_density)
 
     def measured(sampler: Numpyro, seed: int) -> dict[str, Any]:
         begun = time.perf_counter()
         z, seconds, gradients = sampler(seed)
-        return scored(PLAN.effect_scale * z[..., -3:], seconds, time.perf_counter() - begun,
-                      gradients)
+        return scored(
+            PLAN.effect_scale * z[..., -3:], seconds, time.perf_counter() - begun, gradients
+        )
 
     cases: dict[str, Case] = {}
     for number in chains:
-        sampler = Numpyro(log_density, model.posterior.rank, number, warmup, draws // number,
-                          "diagonal")
+        sampler = Numpyro(
+            log_density, model.posterior.rank, number, warmup, draws // number, "diagonal"
+        )
         sampler(0)
         cases[f"numpyro, {number} chains"] = partial(measured, sampler)
     return cases
@@ -190,8 +219,10 @@ def full_cases(
 
 def best(found: dict[str, list[dict[str, Any]]], whose: str) -> list[dict[str, Any]]:
     """What was measured with the number of chains that gave the most effective samples."""
-    return max((values for name, values in found.items() if name.startswith(whose)),
-               key=lambda values: float(np.median([v["ess_per_second"] for v in values])))
+    return max(
+        (values for name, values in found.items() if name.startswith(whose)),
+        key=lambda values: float(np.median([v["ess_per_second"] for v in values])),
+    )
 
 
 def sampling(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[str, Any]]]:
@@ -201,36 +232,62 @@ def sampling(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[str,
     bars = []
     for n, chains in CHAINS.items():
         frame, truth = ssr_simulation.simulated("normal", 0, replace(PLAN, rows=n))
-        cases = (subspace_cases(frame, chains, draws, warmup)
-                 | full_cases(frame, chains, draws, warmup))
-        found = {name: [case(seed) for seed in range(1, rounds + 1)]
-                 for name, case in cases.items()}
+        cases = subspace_cases(frame, chains, draws, warmup) | full_cases(
+            frame, chains, draws, warmup
+        )
+        found = {
+            name: [case(seed) for seed in range(1, rounds + 1)] for name, case in cases.items()
+        }
         own, theirs = best(found, "subspace"), best(found, "numpyro")
         results[f"n = {n}"] = {"truth": truth.tolist()} | {
-            name: {key: summary([v[key] for v in values]) for key in values[0]
-                   if key not in ("mean", "sd")}
+            name: {
+                key: summary([v[key] for v in values])
+                for key in values[0]
+                if key not in ("mean", "sd")
+            }
             | {key: np.mean([v[key] for v in values], 0).tolist() for key in ("mean", "sd")}
-            for name, values in found.items()}
+            for name, values in found.items()
+        }
         for name, values in found.items():
-            middle = {key: summary([v[key] for v in values])["median"]
-                      for key in ("ess_per_second", "ess_per_second_of_the_whole",
-                                  "gradients_per_ess", "rhat")}
-            say(f"n = {n:4d}, {name:22s} {middle['ess_per_second']:8.1f} ESS/s "
+            middle = {
+                key: summary([v[key] for v in values])["median"]
+                for key in (
+                    "ess_per_second",
+                    "ess_per_second_of_the_whole",
+                    "gradients_per_ess",
+                    "rhat",
+                )
+            }
+            say(
+                f"n = {n:4d}, {name:22s} {middle['ess_per_second']:8.1f} ESS/s "
                 f"({middle['ess_per_second_of_the_whole']:.1f} of the whole), "
-                f"{middle['gradients_per_ess']:.1f} gradients/ESS, R-hat {middle['rhat']:.3f}")
-        mean, sd = ([np.mean([v[key] for v in values], 0) for values in (own, theirs)]
-                    for key in ("mean", "sd"))
+                f"{middle['gradients_per_ess']:.1f} gradients/ESS, R-hat {middle['rhat']:.3f}"
+            )
+        mean, sd = (
+            [np.mean([v[key] for v in values], 0) for values in (own, theirs)]
+            for key in ("mean", "sd")
+        )
         bias, widths = (mean[0] - mean[1]) / sd[1], sd[0] / sd[1]
-        results[f"n = {n}"] |= {"bias_of_means_in_sd": bias.tolist(),
-                                "ratio_of_sds": widths.tolist()}
-        say(f"n = {n:4d}, bias of the effects' means in sd {np.round(bias, 2).tolist()}, "
-            f"ratio of sds {np.round(widths, 2).tolist()}")
-        ratio = np.median([a["ess_per_second"] / b["ess_per_second"]
-                           for a, b in zip(own, theirs, strict=True)])
-        bars.append(bar(f"(b) n = {n}: ESS per second of the effects over numpyro's",
-                        float(ratio), 5.0))
-    return results | {"draws": draws, "warmup": warmup, "rounds": rounds,
-                      "peers": versions("numpyro", "jax")}, bars
+        results[f"n = {n}"] |= {
+            "bias_of_means_in_sd": bias.tolist(),
+            "ratio_of_sds": widths.tolist(),
+        }
+        say(
+            f"n = {n:4d}, bias of the effects' means in sd {np.round(bias, 2).tolist()}, "
+            f"ratio of sds {np.round(widths, 2).tolist()}"
+        )
+        ratio = np.median(
+            [a["ess_per_second"] / b["ess_per_second"] for a, b in zip(own, theirs, strict=True)]
+        )
+        bars.append(
+            bar(f"(b) n = {n}: ESS per second of the effects over numpyro's", float(ratio), 5.0)
+        )
+    return results | {
+        "draws": draws,
+        "warmup": warmup,
+        "rounds": rounds,
+        "peers": versions("numpyro", "jax"),
+    }, bars
 
 
 def run(

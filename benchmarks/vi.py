@@ -39,8 +39,11 @@ RANKS = (3, 5, 20)
 BATCHES = (100, None)
 SAMPLES = 16
 STEPS = 2000
-RATES = {"mean-field": (0.003, 0.01, 0.03), "full-rank": (0.003, 0.01, 0.03),
-         "realnvp": (0.001, 0.005, 0.02)}
+RATES = {
+    "mean-field": (0.003, 0.01, 0.03),
+    "full-rank": (0.003, 0.01, 0.03),
+    "realnvp": (0.001, 0.005, 0.02),
+}
 """Of the plain loop; the library has its defaults, 0.05 in its own scale and 0.005."""
 
 
@@ -59,8 +62,9 @@ class Plain:
         self.posterior = posterior
         gaussian = start.frame if isinstance(start, Flow) else start
         assert isinstance(gaussian, (MeanField, FullRank))
-        factor = torch.tensor(gaussian.factor if isinstance(gaussian, FullRank)
-                              else np.diag(gaussian.sd))
+        factor = torch.tensor(
+            gaussian.factor if isinstance(gaussian, FullRank) else np.diag(gaussian.sd)
+        )
         self.mean, self.log_diagonal = torch.tensor(gaussian.mean), factor.diagonal().log()
         self.below = factor.tril(-1)
         self.couplings = None
@@ -94,7 +98,8 @@ class Plain:
                 parameter.copy_(part.view(parameter.shape))
         terms = self.posterior.likelihood.log_prob(self.module(x), y)
         likelihood = terms.double().sum() * (
-            self.posterior.data.n / len(y) / self.posterior.temperature)
+            self.posterior.data.n / len(y) / self.posterior.temperature
+        )
         pieces = torch.autograd.grad(likelihood, self.weights)
         slope = self.basis @ torch.cat([piece.reshape(-1) for piece in pieces])
         prior = -0.5 * (z.square() + math.log(2 * math.pi)).sum()
@@ -107,8 +112,9 @@ class Plain:
             x, y = x[rows], y[rows]
         z, log_q = self.draw(eps)
         fixed = z.detach()
-        value, slope = map(torch.stack, zip(*(self.log_joint(point, x, y) for point in fixed),
-                                            strict=True))
+        value, slope = map(
+            torch.stack, zip(*(self.log_joint(point, x, y) for point in fixed), strict=True)
+        )
         return (value + ((z - fixed) * slope).sum(1) - log_q).mean()
 
     def climb(self, steps: int, rate: float, batch: int | None, seed: int) -> list[float]:
@@ -156,9 +162,15 @@ def ours(
     """The library's ascent; the seconds each step took."""
     ticks = [time.process_time()]
     rng = np.random.default_rng((seed, 0))
-    done = ascend(start, _target(posterior, batch, rng), steps=steps, samples=SAMPLES, rate=rate,
-                  rng=np.random.default_rng((seed, 1)),
-                  tell=lambda: ticks.append(time.process_time()))
+    done = ascend(
+        start,
+        _target(posterior, batch, rng),
+        steps=steps,
+        samples=SAMPLES,
+        rate=rate,
+        rng=np.random.default_rng((seed, 1)),
+        tell=lambda: ticks.append(time.process_time()),
+    )
     return done, np.diff(ticks).tolist()
 
 
@@ -184,31 +196,52 @@ def run(
         starts = _starts(posterior)
         for name, figures in _times(posterior, starts, quick).items():
             results[f"k = {k}, {name}"] = figures
-            say(f"k = {k:2d}, {name:28s} {figures['ours_ms']['median']:6.2f} ms, plain "
-                f"{figures['plain_ms']['median']:6.2f} ms, ratio {figures['ratio']:.2f}")
+            say(
+                f"k = {k:2d}, {name:28s} {figures['ours_ms']['median']:6.2f} ms, plain "
+                f"{figures['plain_ms']['median']:6.2f} ms, ratio {figures['ratio']:.2f}"
+            )
             if "100 rows" in name or "mean-field" in name:
-                bars.append(bar(f"k = {k}, {name}: over the plain loop", figures["ratio"],
-                                2.0 if "100 rows" in name else 1.5))
+                bars.append(
+                    bar(
+                        f"k = {k}, {name}: over the plain loop",
+                        figures["ratio"],
+                        2.0 if "100 rows" in name else 1.5,
+                    )
+                )
         for family, start in starts.items():
             figures = _reached(posterior, family, start, quick)
             results[f"k = {k}, {family}, bound reached"] = figures
-            say(f"k = {k:2d}, {family:10s} after {figures['steps']} steps: ELBO "
+            say(
+                f"k = {k:2d}, {family:10s} after {figures['steps']} steps: ELBO "
                 f"{figures['ours']:.3f} ± {figures['ours_error']:.3f}, plain "
-                f"{figures['plain']:.3f} ± {figures['plain_error']:.3f}")
-            bars.append(bar(f"k = {k}, {family}: ELBO above the plain loop's, nats",
-                            figures["ours"] - figures["plain"], -0.05))
+                f"{figures['plain']:.3f} ± {figures['plain_error']:.3f}"
+            )
+            bars.append(
+                bar(
+                    f"k = {k}, {family}: ELBO above the plain loop's, nats",
+                    figures["ours"] - figures["plain"],
+                    -0.05,
+                )
+            )
     memory = {} if quick else {how: _memory(how) for how in ("neither", "ours", "plain")}
     say(*(f"{how} {value:.0f} MiB" for how, value in memory.items()))
-    return {"cases": results, "samples": SAMPLES, "peak_memory_mib": memory,
-            "peers": versions("zuko")}, bars
+    return {
+        "cases": results,
+        "samples": SAMPLES,
+        "peak_memory_mib": memory,
+        "peers": versions("zuko"),
+    }, bars
 
 
 def _starts(posterior: Posterior) -> dict[str, Family]:
     """Where the fit of each family starts: the flow on a full-rank fit."""
     start = start_of(posterior)
     frame, _ = ours(posterior, FullRank.of(start), 0.05, STEPS, 100, 0)
-    return {"mean-field": start, "full-rank": FullRank.of(start),
-            "realnvp": Flow.on(frame.member, 0)}
+    return {
+        "mean-field": start,
+        "full-rank": FullRank.of(start),
+        "realnvp": Flow.on(frame.member, 0),
+    }
 
 
 def _times(
@@ -227,8 +260,11 @@ def _times(
     figures: dict[str, dict[str, Any]] = {}
     for name in (case.removeprefix("ours, ") for case in cases if case.startswith("ours")):
         mine, theirs = found[f"ours, {name}"], found[f"plain, {name}"]
-        figures[name] = {"ours_ms": summary(mine), "plain_ms": summary(theirs),
-                         "ratio": float(np.median(np.divide(theirs, mine)))}
+        figures[name] = {
+            "ours_ms": summary(mine),
+            "plain_ms": summary(theirs),
+            "ratio": float(np.median(np.divide(theirs, mine))),
+        }
     return figures
 
 
@@ -243,8 +279,9 @@ def _plain_ms(posterior: Posterior, start: Family, steps: int, batch: int | None
 def _reached(posterior: Posterior, family: str, start: Family, quick: bool) -> dict[str, Any]:
     """The bounds after as many steps, on minibatches of 100 rows."""
     draws = 1000 if quick else 4000
-    done, _ = ours(posterior, start, 0.005 if family == "realnvp" else 0.05,
-                   400 if quick else STEPS, 100, 1)
+    done, _ = ours(
+        posterior, start, 0.005 if family == "realnvp" else 0.05, 400 if quick else STEPS, 100, 1
+    )
     eps = np.random.default_rng(7).standard_normal((draws, posterior.rank))
     mine, error = bound(posterior, *done.member.place(eps)[:2])
     tried = {}
@@ -253,13 +290,21 @@ def _reached(posterior: Posterior, family: str, start: Family, quick: bool) -> d
         loop.climb(len(done.elbo), rate, 100, 1)
         tried[rate] = bound(posterior, *loop.sample(draws))
     best = max(tried, key=lambda rate: tried[rate][0])
-    return {"steps": len(done.elbo), "ours": mine, "ours_error": error,
-            "plain": tried[best][0], "plain_error": tried[best][1], "plain_rate": best,
-            "plain_at_each_rate": {str(rate): value for rate, (value, _) in tried.items()}}
+    return {
+        "steps": len(done.elbo),
+        "ours": mine,
+        "ours_error": error,
+        "plain": tried[best][0],
+        "plain_error": tried[best][1],
+        "plain_rate": best,
+        "plain_at_each_rate": {str(rate): value for rate, (value, _) in tried.items()},
+    }
 
 
 def _memory(how: str) -> float:
     """Peak MiB of a process that takes twenty steps on all rows, mean-field, k = 20."""
     work = f"vi._{how}_ms(posterior, vi.start_of(posterior), 20, None)"
-    return peak_memory("import torch; torch.set_num_threads(1)\nfrom benchmarks import nuts, vi\n"
-                       f"posterior = nuts.build(20)\n{'' if how == 'neither' else work}")
+    return peak_memory(
+        "import torch; torch.set_num_threads(1)\nfrom benchmarks import nuts, vi\n"
+        f"posterior = nuts.build(20)\n{'' if how == 'neither' else work}"
+    )

@@ -45,7 +45,8 @@ class SubspaceRecorder(lightning.Callback):
     def load_state_dict(self, state):
         """Go on from a checkpoint."""
         self.recorder = subbayes.subspaces.TrajectoryRecorder.from_state(
-            state["tensors"], state["config"], self.recorder.parameters)
+            state["tensors"], state["config"], self.recorder.parameters
+        )
 
 
 class Regression(lightning.LightningModule):
@@ -77,8 +78,14 @@ def main(epochs: int = 90, draws: int = 2000) -> subbayes.Predictive:
 
     module, callback = Regression(), SubspaceRecorder(start=epochs // 3, network="net")
     trainer = lightning.Trainer(
-        max_epochs=epochs, callbacks=[callback], accelerator="cpu", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+        max_epochs=epochs,
+        callbacks=[callback],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(module, loader)
 
     subspace = callback.recorder.pca(rank=3)

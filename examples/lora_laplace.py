@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import subbayes
 from subbayes.diagnostics.metrics import score
+from subbayes.subspaces.optimal import optimal
 
 WORDS, LENGTH, CLASSES = 24, 10, 3
 
@@ -49,8 +50,10 @@ class Block(nn.Module):
     def forward(self, h: Tensor, mask: Tensor) -> Tensor:
         """Tokens see those that are not masked."""
         x = self.norm_1(h)
-        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                   for layer in (self.query, self.key, self.value))
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
         seen = mask[:, None, None, :].bool()
         attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         h = h + self.out(attended.transpose(1, 2).flatten(2))
@@ -102,25 +105,39 @@ def main(n: int = 200, epochs: int = 150, rank: int = 30) -> dict[str, subbayes.
     data, (new, labels) = sentences(n, seed=1), sentences(400, seed=2)
 
     trained = subbayes.training.train(
-        model, subbayes.likelihoods.Categorical(), data, epochs=epochs, prior_scale=1.0,
-        parameters="*.lora_*", output=lambda out: out.logits, seed=0, progress=False)
+        model,
+        subbayes.likelihoods.Categorical(),
+        data,
+        epochs=epochs,
+        prior_scale=1.0,
+        parameters="*.lora_*",
+        output=lambda out: out.logits,
+        seed=0,
+        progress=False,
+    )
     network, likelihood = trained.network, trained.likelihood
     print(network)
 
     every = subbayes.inference.linearised_laplace(network, likelihood, data).tuned()
     chosen = {"prior_precision": every.prior_precision}
-    space = subbayes.subspaces.optimal.optimal(network, likelihood, data, inputs=new, rank=rank, **chosen)
+    space = optimal(network, likelihood, data, inputs=new, rank=rank, **chosen)
     inside = subbayes.inference.linearised_laplace(network, likelihood, data, space, **chosen)
     print(every, inside, sep="\n")
 
     point = subbayes.Predictive(network(network.weights, new).detach()[None], likelihood)
-    predictives = {"adapters at the maximum": point, "all adapter weights": every.predict(new),
-                   f"optimal subspace, rank {space.rank}": inside.predict(new)}
+    predictives = {
+        "adapters at the maximum": point,
+        "all adapter weights": every.predict(new),
+        f"optimal subspace, rank {space.rank}": inside.predict(new),
+    }
     for name, found in predictives.items():
         scores = score(found, labels)
         print(f"{name:30} " + "  ".join(f"{key} {value:.3f}" for key, value in scores.items()))
-    print("class probabilities of the first sentences:", inside.predict(new).probabilities[:4]
-          .round(2), sep="\n")
+    print(
+        "class probabilities of the first sentences:",
+        inside.predict(new).probabilities[:4].round(2),
+        sep="\n",
+    )
     return predictives
 
 

@@ -2,8 +2,8 @@ r"""Trains many small networks of one shape at once, each as `subbayes.training.
 
 A step of a network of a few hundred weights costs the interpreter far more than it costs the
 processor. Here the networks of all splits and settings are rows of one matrix, so that a step
-is paid once for all of them: the same loss, shuffling, Adam and SGD as `subbayes.training.train` and
-`subbayes.training.swa`, which the tests compare member by member.
+is paid once for all of them: the same loss, shuffling, Adam and SGD as
+`subbayes.training.train` and `subbayes.training.swa`, which the tests compare member by member.
 """
 
 from __future__ import annotations
@@ -152,11 +152,23 @@ def average(
             if bool(torch.isfinite(row).all()):
                 recorder.update(row[:-1])
 
-    _run(start, epochs, batch_size, weight_decay, lambda _: rates, sgd.step, clip_norm, snapshot,
-         progress)
+    _run(
+        start,
+        epochs,
+        batch_size,
+        weight_decay,
+        lambda _: rates,
+        sgd.step,
+        clip_norm,
+        snapshot,
+        progress,
+    )
     return [
         SwaResult(start.network_at(s, r.mean), start.likelihood(s, raw[s] / epochs), r, {})
-        if r.n == epochs else None for s, r in enumerate(recorders)]
+        if r.n == epochs
+        else None
+        for s, r in enumerate(recorders)
+    ]
 
 
 def _initial(table: Table, hidden: tuple[int, ...]) -> Float[Tensor, " P"]:

@@ -21,9 +21,7 @@ Corruption = Callable[[Images, np.random.Generator], Images]
 # --- shapes ---------------------------------------------------------------------------------------
 
 
-def warped(
-    images: Images, matrices: np.ndarray, shifts: np.ndarray | None = None
-) -> Images:
+def warped(images: Images, matrices: np.ndarray, shifts: np.ndarray | None = None) -> Images:
     """Affine maps around the middle of each image; what comes in from outside is black.
 
     Args:
@@ -33,9 +31,12 @@ def warped(
     """
     middle = (np.array(images.shape[1:]) - 1) / 2
     shifts = np.zeros((len(images), 2)) if shifts is None else shifts
-    return np.stack([
-        ndimage.affine_transform(image, matrix, middle - matrix @ middle + shift, order=1)
-        for image, matrix, shift in zip(images, matrices, shifts, strict=True)]).clip(0, 1)
+    return np.stack(
+        [
+            ndimage.affine_transform(image, matrix, middle - matrix @ middle + shift, order=1)
+            for image, matrix, shift in zip(images, matrices, shifts, strict=True)
+        ]
+    ).clip(0, 1)
 
 
 def _turns(angles: np.ndarray) -> np.ndarray:
@@ -97,17 +98,23 @@ def _glass_blur(images: Images, rng: np.random.Generator) -> Images:
     rows, columns = np.mgrid[:h, :w]
     for _ in range(2):
         near = rng.integers(-1, 2, (2, n, h, w))
-        found = found[np.arange(n)[:, None, None], (rows + near[0]).clip(0, h - 1),
-                      (columns + near[1]).clip(0, w - 1)]
+        found = found[
+            np.arange(n)[:, None, None],
+            (rows + near[0]).clip(0, h - 1),
+            (columns + near[1]).clip(0, w - 1),
+        ]
     return ndimage.gaussian_filter(found, (0, 0.7, 0.7)).clip(0, 1)
 
 
 def _motion_blur(images: Images, rng: np.random.Generator) -> Images:
     """The mean along a short way in a random direction."""
     angles, way = rng.uniform(0, np.pi, len(images)), np.linspace(-4, 4, 9)
-    return np.stack([np.mean([ndimage.shift(image, (r * np.sin(a), r * np.cos(a)), order=1)
-                              for r in way], 0)
-                     for image, a in zip(images, angles, strict=True)]).clip(0, 1)
+    return np.stack(
+        [
+            np.mean([ndimage.shift(image, (r * np.sin(a), r * np.cos(a)), order=1) for r in way], 0)
+            for image, a in zip(images, angles, strict=True)
+        ]
+    ).clip(0, 1)
 
 
 # --- light and what lies over the image -----------------------------------------------------------
@@ -119,8 +126,10 @@ def _brightness(images: Images, rng: np.random.Generator) -> Images:
 
 def _fog(images: Images, rng: np.random.Generator) -> Images:
     """Clouds of several sizes."""
-    clouds = sum(size * ndimage.gaussian_filter(rng.normal(size=images.shape), (0, size, size))
-                 for size in (2, 4, 8))
+    clouds = sum(
+        size * ndimage.gaussian_filter(rng.normal(size=images.shape), (0, size, size))
+        for size in (2, 4, 8)
+    )
     low, high = (f(clouds, axis=(1, 2), keepdims=True) for f in (np.min, np.max))
     return (0.5 * images + 0.7 * (clouds - low) / (high - low)).clip(0, 1)
 
@@ -134,7 +143,7 @@ def _spatter(images: Images, rng: np.random.Generator) -> Images:
 def _stripe(images: Images, rng: np.random.Generator) -> Images:
     """The middle is turned into its negative."""
     found, w = images.copy(), images.shape[2]
-    found[:, :, w // 4: 3 * w // 4] = 1 - found[:, :, w // 4: 3 * w // 4]
+    found[:, :, w // 4 : 3 * w // 4] = 1 - found[:, :, w // 4 : 3 * w // 4]
     return found
 
 
@@ -177,9 +186,20 @@ def _zigzag(images: Images, rng: np.random.Generator) -> Images:
 
 
 CORRUPTIONS: dict[str, Corruption] = {
-    "brightness": _brightness, "canny edges": _canny_edges, "dotted line": _dotted_line,
-    "fog": _fog, "glass blur": _glass_blur, "impulse noise": _impulse_noise,
-    "motion blur": _motion_blur, "rotate": _rotate, "scale": _scale, "shear": _shear,
-    "shot noise": _shot_noise, "spatter": _spatter, "stripe": _stripe, "translate": _translate,
-    "zigzag": _zigzag}
+    "brightness": _brightness,
+    "canny edges": _canny_edges,
+    "dotted line": _dotted_line,
+    "fog": _fog,
+    "glass blur": _glass_blur,
+    "impulse noise": _impulse_noise,
+    "motion blur": _motion_blur,
+    "rotate": _rotate,
+    "scale": _scale,
+    "shear": _shear,
+    "shot noise": _shot_noise,
+    "spatter": _spatter,
+    "stripe": _stripe,
+    "translate": _translate,
+    "zigzag": _zigzag,
+}
 """By name, in the order of MNIST-C."""

@@ -37,8 +37,9 @@ def load(name: str, data_dir: str | None = None) -> Images:
     with np.load(find_file("cifar10/cifar10_labels.npz", data_dir)) as file:
         y, y_new = file["y_train"], file["y_test"]
     sheets = [_sheet(f"cifar10/cifar10_train_{k:02d}.webp", data_dir) for k in range(_SHEETS)]
-    return Images(np.concatenate(sheets), y, _sheet("cifar10/cifar10_test_00.webp", data_dir),
-                  y_new)
+    return Images(
+        np.concatenate(sheets), y, _sheet("cifar10/cifar10_test_00.webp", data_dir), y_new
+    )
 
 
 def lesions(data_dir: str | None = None) -> tuple[pd.DataFrame, np.ndarray]:
@@ -50,7 +51,7 @@ def lesions(data_dir: str | None = None) -> tuple[pd.DataFrame, np.ndarray]:
     rows = pd.read_csv(find_file("ham10000/HAM10000_metadata.csv.gz", data_dir))
     sheets = -(-len(rows) // (_ROWS * _COLUMNS))
     found = [_sheet(f"ham10000/ham10000_32x32_{k:02d}.webp", data_dir) for k in range(sheets)]
-    return rows, np.concatenate(found)[:len(rows)]
+    return rows, np.concatenate(found)[: len(rows)]
 
 
 def _sheet(name: str, data_dir: str | None) -> np.ndarray:
@@ -94,8 +95,11 @@ class SmallCNN(nn.Module):
 
 
 def _block(channels: int, out: int, pool: bool = False) -> nn.Sequential:
-    layers: list[nn.Module] = [nn.Conv2d(channels, out, 3, padding=1), nn.BatchNorm2d(out),
-                               nn.ReLU()]
+    layers: list[nn.Module] = [
+        nn.Conv2d(channels, out, 3, padding=1),
+        nn.BatchNorm2d(out),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))
 
 
@@ -116,5 +120,3 @@ class ResNet9(nn.Module):
         x = self.first(x)
         x = self.second(self.residual(x) + x)
         return self.head((self.last(x) + x).amax((2, 3)))
-
-

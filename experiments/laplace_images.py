@@ -104,16 +104,39 @@ class Plan:
 PLANS = {
     "mnist": Plan(),
     "fashion_mnist": Plan(
-        held_out=100, inputs=100, ranks=(10, 20, 50, 100, 200, 500), large=(5000, 9000),
-        corrupted=0, corrupted_ranks=()),
+        held_out=100,
+        inputs=100,
+        ranks=(10, 20, 50, 100, 200, 500),
+        large=(5000, 9000),
+        corrupted=0,
+        corrupted_ranks=(),
+    ),
     "cifar10": Plan(
-        channels=16, train=10000, epochs=6, learning_rate=5e-3, curvature=300, held_out=100,
-        inputs=100, ranks=(10, 20, 50, 100, 200, 500), large=(), corrupted=0, corrupted_ranks=(),
-        path_epochs=1),
+        channels=16,
+        train=10000,
+        epochs=6,
+        learning_rate=5e-3,
+        curvature=300,
+        held_out=100,
+        inputs=100,
+        ranks=(10, 20, 50, 100, 200, 500),
+        large=(),
+        corrupted=0,
+        corrupted_ranks=(),
+        path_epochs=1,
+    ),
 }
 QUICK = {
-    "channels": 8, "train": 200, "epochs": 5, "curvature": 100, "held_out": 20, "inputs": 20,
-    "ranks": (5, 20), "large": (500,), "path_epochs": 2}
+    "channels": 8,
+    "train": 200,
+    "epochs": 5,
+    "curvature": 100,
+    "held_out": 20,
+    "inputs": 20,
+    "ranks": (5, 20),
+    "large": (500,),
+    "path_epochs": 2,
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -122,8 +145,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=1, help="number of trainings")
     parser.add_argument("--quick", action="store_true", help="a small size, to see it run")
     parser.add_argument("--figures", default=None, metavar="FOLDER", help="draw into this folder")
-    parser.add_argument("--write", default=None, metavar="PAGE",
-                        help="put the tables between the marks of this page")
+    parser.add_argument(
+        "--write",
+        default=None,
+        metavar="PAGE",
+        help="put the tables between the marks of this page",
+    )
 
 
 def run(
@@ -134,8 +161,16 @@ def run(
     for seed in range(options.seeds):
         for name in options.datasets:
             plan = (PLANS if plans is None else plans)[name]
-            plan = replace(plan, **QUICK, corrupted=min(plan.corrupted, 10),
-                           corrupted_ranks=plan.corrupted_ranks[:1]) if options.quick else plan
+            plan = (
+                replace(
+                    plan,
+                    **QUICK,
+                    corrupted=min(plan.corrupted, 10),
+                    corrupted_ranks=plan.corrupted_ranks[:1],
+                )
+                if options.quick
+                else plan
+            )
             key = key_of(f"{name}-{seed}", asdict(plan))
             store = Store(Path(options.results) / f"{name}-{seed}.json")
             if key not in store:
@@ -147,8 +182,9 @@ def run(
         tables.figures(found, options.figures)
     if options.write:
         tables.write(found, options.write)
-    return {name: {"seeds": len(records), **tables.averages(records)}
-            for name, records in found.items()}
+    return {
+        name: {"seeds": len(records), **tables.averages(records)} for name, records in found.items()
+    }
 
 
 # --- images ---------------------------------------------------------------------------------------
@@ -170,15 +206,30 @@ class Rows:
 def rows_of(name: str, seed: int, plan: Plan, data_dir: str | None) -> Rows:
     """Images drawn by the seed; the corruptions and what augments are drawn by it too."""
     found, rng = pictures.load(name, data_dir), np.random.default_rng(seed)
-    train = rng.permutation(len(found.x))[:plan.train]
+    train = rng.permutation(len(found.x))[: plan.train]
     order = rng.permutation(len(found.x_new))
-    new, other = order[:plan.held_out], order[plan.held_out:][:plan.corrupted]
-    images = {kind: pictures.as_inputs(corrupt(found.x_new[other] / 255, rng))
-              for kind, corrupt in CORRUPTIONS.items()} if len(other) else {}
-    y, y_new, y_other = (torch.from_numpy(labels.astype(np.int64)) for labels in (
-        found.y[train], found.y_new[new], found.y_new[other]))
-    return Rows(pictures.as_inputs(found.x[train]), y, pictures.as_inputs(found.x_new[new]), y_new,
-                pictures.as_inputs(_augmented(found.x[train[:plan.inputs]], rng)), images, y_other)
+    new, other = order[: plan.held_out], order[plan.held_out :][: plan.corrupted]
+    images = (
+        {
+            kind: pictures.as_inputs(corrupt(found.x_new[other] / 255, rng))
+            for kind, corrupt in CORRUPTIONS.items()
+        }
+        if len(other)
+        else {}
+    )
+    y, y_new, y_other = (
+        torch.from_numpy(labels.astype(np.int64))
+        for labels in (found.y[train], found.y_new[new], found.y_new[other])
+    )
+    return Rows(
+        pictures.as_inputs(found.x[train]),
+        y,
+        pictures.as_inputs(found.x_new[new]),
+        y_new,
+        pictures.as_inputs(_augmented(found.x[train[: plan.inputs]], rng)),
+        images,
+        y_other,
+    )
 
 
 def _augmented(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -198,51 +249,83 @@ def network_of(name: str, seed: int, plan: Plan) -> nn.Module:
     """The paper's network, untrained."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return (pictures.ResNet9(plan.channels) if name == "cifar10" else
-                pictures.SmallCNN(channels=plan.channels))
+        return (
+            pictures.ResNet9(plan.channels)
+            if name == "cifar10"
+            else pictures.SmallCNN(channels=plan.channels)
+        )
 
 
 # --- one run --------------------------------------------------------------------------------------
 
 
-def one(
-    name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..., None]
-) -> Record:
+def one(name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..., None]) -> Record:
     """All measures of all subspaces, for one training."""
     clock = _Clock(lambda *line: say(f"{name}, seed {seed}:", *line))
     rows, likelihood = rows_of(name, seed, plan, data_dir), subbayes.likelihoods.Categorical(10)
     options = {"prior_scale": plan.prior_precision**-0.5, "seed": seed, "progress": False}
     trained = subbayes.training.train(
-        network_of(name, seed, plan), likelihood, (rows.x, rows.y), epochs=plan.epochs,
+        network_of(name, seed, plan),
+        likelihood,
+        (rows.x, rows.y),
+        epochs=plan.epochs,
         batch_size=BATCH,
-        learning_rate=plan.learning_rate, schedule="cosine", **options)
+        learning_rate=plan.learning_rate,
+        schedule="cosine",
+        **options,
+    )
     clock("training")
     steps = plan.path_epochs * -(-plan.train // BATCH)
     path = subbayes.training.swa(
-        trained, likelihood, (rows.x, rows.y), epochs=plan.path_epochs, batch_size=BATCH,
-        learning_rate=plan.path_rate, clip_norm=1.0, unit="steps", every=max(1, steps // SNAPSHOTS),
-        **options)
+        trained,
+        likelihood,
+        (rows.x, rows.y),
+        epochs=plan.path_epochs,
+        batch_size=BATCH,
+        learning_rate=plan.path_rate,
+        clip_norm=1.0,
+        unit="steps",
+        every=max(1, steps // SNAPSHOTS),
+        **options,
+    )
     clock("trajectory")
     network, share = trained.network, plan.curvature / plan.train
-    data = rows.x[:plan.curvature], rows.y[:plan.curvature]
+    data = rows.x[: plan.curvature], rows.y[: plan.curvature]
     rest = {"prior_precision": plan.prior_precision * share}  # Ψ is `share` of that of these rows
-    psi = {form: precision(network, likelihood, data, form, **rest)
-           for form in dict.fromkeys(form for form, _ in LOW_RANK.values())}
+    psi = {
+        form: precision(network, likelihood, data, form, **rest)
+        for form in dict.fromkeys(form for form, _ in LOW_RANK.values())
+    }
     exact = psi["exact"]
     clock(f"covariances, {exact.form}")
-    inputs = {"new": rows.new, "training": rows.x[:plan.inputs], "augmented": rows.augmented}
+    inputs = {"new": rows.new, "training": rows.x[: plan.inputs], "augmented": rows.augmented}
     X = {where: exact.jacobian(some) for where, some in inputs.items()}
     judged = Judged(exact, X["new"], _scores(X["new"], rows.y_new, share))
     spaces: dict[str, Subspace] = {
-        label: low_rank(psi[form], X[where], plan.ranks[-1],
-                        judged.full if (form, where) == ("exact", "new") else None)
-        for label, (form, where) in LOW_RANK.items()}
+        label: low_rank(
+            psi[form],
+            X[where],
+            plan.ranks[-1],
+            judged.full if (form, where) == ("exact", "new") else None,
+        )
+        for label, (form, where) in LOW_RANK.items()
+    }
     clock("low-rank subspaces")
     for label, (by, place) in SUBSETS.items():
         size = max(plan.ranks[-1], *plan.large) if plan.large and label in LARGE else plan.ranks[-1]
-        spaces[label] = CoordinateSubspace(network.weights, ranked(
-            network, likelihood, data, rank=size, by=by, trajectory=path,
-            inputs=None if place is None else inputs[place], **rest))
+        spaces[label] = CoordinateSubspace(
+            network.weights,
+            ranked(
+                network,
+                likelihood,
+                data,
+                rank=size,
+                by=by,
+                trajectory=path,
+                inputs=None if place is None else inputs[place],
+                **rest,
+            ),
+        )
     clock("subnetworks")
     precise = precisions(exact, spaces)
     found = _at(judged, precise, spaces, [*plan.ranks, *plan.large])
@@ -253,13 +336,19 @@ def one(
     clock("corruptions")
     measure = judged.score
     return {
-        "weights": network.size, "train": plan.train, "curvature": plan.curvature,
-        "held_out": plan.held_out, "form": exact.form,
+        "weights": network.size,
+        "train": plan.train,
+        "curvature": plan.curvature,
+        "held_out": plan.held_out,
+        "form": exact.form,
         "log_trace": float((share * judged.full.trace()).log()),
         "scores": {"all weights": measure(judged.full), "none": measure(0 * judged.full)},
         "test_accuracy": _test_accuracy(network, name, data_dir),
         "bound": {str(rank): eckart_young(judged.full, rank) for rank in plan.ranks},
-        "subspaces": found, "corrupted": elsewhere, "seconds": clock.total}
+        "subspaces": found,
+        "corrupted": elsewhere,
+        "seconds": clock.total,
+    }
 
 
 def _scores(
@@ -271,7 +360,9 @@ def _scores(
 
     def scores(covariance: Matrix) -> tuple[float, float, float]:
         blocks = covariance.reshape(n, c, n, c).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-        found = ClassPredictive(mean, share * blocks, subbayes.likelihoods.Categorical(c), n_draws=1)
+        found = ClassPredictive(
+            mean, share * blocks, subbayes.likelihoods.Categorical(c), n_draws=1
+        )
         return -log_likelihood(found, y), accuracy(found, y), ece(found, y)
 
     return scores
@@ -282,14 +373,21 @@ def _at(
 ) -> dict[str, dict[str, list[float]]]:
     """Measures of all subspaces at the ranks they have."""
     columns = all_along(judged.X, spaces)
-    return {name: judged.nested(precise[name], columns[name],
-                                [rank for rank in ranks if rank <= space.rank])
-            for name, space in spaces.items()}
+    return {
+        name: judged.nested(
+            precise[name], columns[name], [rank for rank in ranks if rank <= space.rank]
+        )
+        for name, space in spaces.items()
+    }
 
 
 def _elsewhere(
-    psi: dict[str, Precision], images: Tensor, y: Int[Tensor, " l"], precise: dict[str, Tensor],
-    spaces: dict[str, Subspace], plan: Plan,
+    psi: dict[str, Precision],
+    images: Tensor,
+    y: Int[Tensor, " l"],
+    precise: dict[str, Tensor],
+    spaces: dict[str, Subspace],
+    plan: Plan,
 ) -> Record:
     """Relative error and share of the trace under a corruption; KFAC subspaces for it too."""
     exact, most = psi["exact"], plan.corrupted_ranks[-1]
@@ -299,15 +397,21 @@ def _elsewhere(
     for name, space in spaces.items():
         if "inputs to predict" in name:
             continue
-        some[name] = (CoordinateSubspace(space.shift, space.indices[:most])
-                      if isinstance(space, CoordinateSubspace) else space)
+        some[name] = (
+            CoordinateSubspace(space.shift, space.indices[:most])
+            if isinstance(space, CoordinateSubspace)
+            else space
+        )
     own = {"KFAC, inputs to predict": low_rank(psi["kfac"], X, most)}
     right = float((X.outputs().argmax(1) == y).double().mean())
     return {
-        "accuracy": right, "trace": float(plan.curvature / plan.train * judged.full.trace()),
+        "accuracy": right,
+        "trace": float(plan.curvature / plan.train * judged.full.trace()),
         "bound": {str(rank): eckart_young(judged.full, rank) for rank in plan.corrupted_ranks},
-        "subspaces": _at(judged, precise | precisions(exact, own), some | own,
-                         list(plan.corrupted_ranks))}
+        "subspaces": _at(
+            judged, precise | precisions(exact, own), some | own, list(plan.corrupted_ranks)
+        ),
+    }
 
 
 def _test_accuracy(network: subbayes.Network, name: str, data_dir: str | None) -> float:

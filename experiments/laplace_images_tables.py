@@ -37,15 +37,28 @@ def averages(records: list[Record]) -> Record:
     plain = ("weights", "train", "curvature", "held_out", "log_trace", "test_accuracy", "seconds")
     kinds = first["corrupted"]
     return {
-        **{key: float(np.mean([r[key] for r in records])) for key in plain}, "form": first["form"],
-        **{score: {key: float(np.mean([r["scores"][key][k] for r in records]))
-                   for key in first["scores"]} for k, score in enumerate(SCORES)},
-        "bound": {rank: float(np.mean([r["bound"][rank] for r in records]))
-                  for rank in first["bound"]},
-        "subspaces": {name: {rank: mean_measures(records, name, rank) for rank in at
-                             if all(rank in r["subspaces"][name] for r in records)}
-                      for name, at in first["subspaces"].items()},
-        "corrupted": {kind: _corrupted([r["corrupted"][kind] for r in records]) for kind in kinds}}
+        **{key: float(np.mean([r[key] for r in records])) for key in plain},
+        "form": first["form"],
+        **{
+            score: {
+                key: float(np.mean([r["scores"][key][k] for r in records]))
+                for key in first["scores"]
+            }
+            for k, score in enumerate(SCORES)
+        },
+        "bound": {
+            rank: float(np.mean([r["bound"][rank] for r in records])) for rank in first["bound"]
+        },
+        "subspaces": {
+            name: {
+                rank: mean_measures(records, name, rank)
+                for rank in at
+                if all(rank in r["subspaces"][name] for r in records)
+            }
+            for name, at in first["subspaces"].items()
+        },
+        "corrupted": {kind: _corrupted([r["corrupted"][kind] for r in records]) for kind in kinds},
+    }
 
 
 def _corrupted(records: list[Record]) -> Record:
@@ -53,12 +66,18 @@ def _corrupted(records: list[Record]) -> Record:
     return {
         "accuracy": float(np.mean([r["accuracy"] for r in records])),
         "log_trace": float(np.mean([math.log(r["trace"]) for r in records])),
-        "bound": {rank: float(np.mean([r["bound"][rank] for r in records]))
-                  for rank in first["bound"]},
-        "subspaces": {name: {
-            rank: np.mean([r["subspaces"][name][rank] for r in records], 0).tolist()
-            for rank in at if all(rank in r["subspaces"][name] for r in records)}
-            for name, at in first["subspaces"].items()}}
+        "bound": {
+            rank: float(np.mean([r["bound"][rank] for r in records])) for rank in first["bound"]
+        },
+        "subspaces": {
+            name: {
+                rank: np.mean([r["subspaces"][name][rank] for r in records], 0).tolist()
+                for rank in at
+                if all(rank in r["subspaces"][name] for r in records)
+            }
+            for name, at in first["subspaces"].items()
+        },
+    }
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -68,8 +87,12 @@ def page(found: Found) -> str:
     """All tables."""
     means = {name: averages(records) for name, records in found.items()}
     counts = ", ".join(f"{TITLES[name]} {len(records)}" for name, records in found.items())
-    parts = [f"Seeds: {counts}. Means over seeds.", _networks(means),
-             *(_measure(means, k) for k in range(3)), _large(means)]
+    parts = [
+        f"Seeds: {counts}. Means over seeds.",
+        _networks(means),
+        *(_measure(means, k) for k in range(3)),
+        _large(means),
+    ]
     for name, m in means.items():
         if m["corrupted"]:
             parts += [_by_corruption(name, m), _over_corruptions(name, m)]
@@ -82,16 +105,44 @@ def write(found: Found, path: str | Path) -> None:
 
 
 def _networks(means: Record) -> str:
-    rows = [[TITLES[name], thousands(m["weights"]), WEIGHTS[name], thousands(m["train"]),
-             thousands(m["curvature"]), m["form"], thousands(m["held_out"]),
-             f"{100 * m['test_accuracy']:.1f} %",
-             *(number(m[score][key], 3) for score in ("nll", "ece")
-               for key in ("none", "all weights")), thousands(m["seconds"])]
-            for name, m in means.items()]
-    return table("Weights (table 4), and how the networks are", [
-        "data", "weights", "paper", "images learned from", "of these behind Ψ", "form", "held out",
-        "test accuracy", "NLL without epistemic variance", "of all weights",
-        "ECE without epistemic variance", "of all weights", "seconds a seed"], rows)
+    rows = [
+        [
+            TITLES[name],
+            thousands(m["weights"]),
+            WEIGHTS[name],
+            thousands(m["train"]),
+            thousands(m["curvature"]),
+            m["form"],
+            thousands(m["held_out"]),
+            f"{100 * m['test_accuracy']:.1f} %",
+            *(
+                number(m[score][key], 3)
+                for score in ("nll", "ece")
+                for key in ("none", "all weights")
+            ),
+            thousands(m["seconds"]),
+        ]
+        for name, m in means.items()
+    ]
+    return table(
+        "Weights (table 4), and how the networks are",
+        [
+            "data",
+            "weights",
+            "paper",
+            "images learned from",
+            "of these behind Ψ",
+            "form",
+            "held out",
+            "test accuracy",
+            "NLL without epistemic variance",
+            "of all weights",
+            "ECE without epistemic variance",
+            "of all weights",
+            "seconds a seed",
+        ],
+        rows,
+    )
 
 
 def shown(m: Record) -> list[str]:
@@ -104,17 +155,24 @@ def _measure(means: Record, k: int) -> str:
     names = list(next(iter(means.values()))["subspaces"])
     cells = [(m, rank) for m in means.values() for rank in shown(m)]
     digits = (3, 1, 3)[k]
-    rows = [[name, *(_cell(m["subspaces"][name], rank, k, digits) for m, rank in cells)]
-            for name in names]
-    last = {0: ("Eckart–Young bound", lambda m, rank: m["bound"][rank]),
-            1: ("all weights", lambda m, _: m["log_trace"]),
-            2: ("all weights", lambda m, _: m["nll"]["all weights"])}[k]
+    rows = [
+        [name, *(_cell(m["subspaces"][name], rank, k, digits) for m, rank in cells)]
+        for name in names
+    ]
+    last = {
+        0: ("Eckart–Young bound", lambda m, rank: m["bound"][rank]),
+        1: ("all weights", lambda m, _: m["log_trace"]),
+        2: ("all weights", lambda m, _: m["nll"]["all weights"]),
+    }[k]
     rows.append([last[0], *(number(last[1](m, rank), digits) for m, rank in cells)])
     if k == 2:
         rows.append(["none", *(number(m["nll"]["none"], digits) for m, _ in cells)])
     head = [f"{TITLES[name]}, {rank}" for name, m in means.items() for rank in shown(m)]
-    return table(f"{MEASURES[k][0].upper() + MEASURES[k][1:]} by rank s; {BETTER[k]}",
-                 ["subspace", *head], rows)
+    return table(
+        f"{MEASURES[k][0].upper() + MEASURES[k][1:]} by rank s; {BETTER[k]}",
+        ["subspace", *head],
+        rows,
+    )
 
 
 def _cell(found: Record, rank: str, k: int, digits: int) -> str:
@@ -130,9 +188,15 @@ def _large(means: Record) -> str:
         for label, found in m["subspaces"].items():
             if sizes and sizes[0] in found:
                 rows.setdefault(label, []).extend(number(found[size][0], 3) for size in sizes)
-    return table("Relative error of large subnetworks (figure 5); lower is better",
-                 ["subnetwork", *head], [[label, *cells] for label, cells in rows.items()]
-                 ) if rows else ""
+    return (
+        table(
+            "Relative error of large subnetworks (figure 5); lower is better",
+            ["subnetwork", *head],
+            [[label, *cells] for label, cells in rows.items()],
+        )
+        if rows
+        else ""
+    )
 
 
 def _by_corruption(name: str, m: Record) -> str:
@@ -140,11 +204,21 @@ def _by_corruption(name: str, m: Record) -> str:
     some = next(iter(kinds.values()))
     rank = list(some["bound"])[min(CORRUPTED_RANK, len(some["bound"]) - 1)]
     labels = [label for label, found in some["subspaces"].items() if rank in found]
-    rows = [[kind, percent(c["accuracy"]), number(c["log_trace"], 1), number(c["bound"][rank], 2),
-             *(number(c["subspaces"][label][rank][0], 2) for label in labels)]
-            for kind, c in kinds.items()]
-    return table(f"{TITLES[name]} under corruptions (figure 3): relative error at s = {rank}", [
-        "corruption", "accuracy", "log-trace of all weights", "Eckart–Young bound", *labels], rows)
+    rows = [
+        [
+            kind,
+            percent(c["accuracy"]),
+            number(c["log_trace"], 1),
+            number(c["bound"][rank], 2),
+            *(number(c["subspaces"][label][rank][0], 2) for label in labels),
+        ]
+        for kind, c in kinds.items()
+    ]
+    return table(
+        f"{TITLES[name]} under corruptions (figure 3): relative error at s = {rank}",
+        ["corruption", "accuracy", "log-trace of all weights", "Eckart–Young bound", *labels],
+        rows,
+    )
 
 
 def _over_corruptions(name: str, m: Record) -> str:
@@ -152,14 +226,29 @@ def _over_corruptions(name: str, m: Record) -> str:
     ranks = list(kinds[0]["bound"])
     rows = []
     for label, found in kinds[0]["subspaces"].items():
-        rows.append([label, *(
-            number(float(np.mean([c["subspaces"][label][rank][k] for c in kinds])), 3)
-            if rank in found else "" for k in (0, 1) for rank in ranks)])
+        rows.append(
+            [
+                label,
+                *(
+                    number(float(np.mean([c["subspaces"][label][rank][k] for c in kinds])), 3)
+                    if rank in found
+                    else ""
+                    for k in (0, 1)
+                    for rank in ranks
+                ),
+            ]
+        )
     bounds = [float(np.mean([c["bound"][rank] for c in kinds])) for rank in ranks]
     rows.append(["Eckart–Young bound", *(number(v, 3) for v in bounds), *[""] * len(ranks)])
-    return table(f"{TITLES[name]}, means over corruptions", [
-        "subspace", *(f"relative error, {rank}" for rank in ranks),
-        *(f"share of the trace, {rank}" for rank in ranks)], rows)
+    return table(
+        f"{TITLES[name]}, means over corruptions",
+        [
+            "subspace",
+            *(f"relative error, {rank}" for rank in ranks),
+            *(f"share of the trace, {rank}" for rank in ranks),
+        ],
+        rows,
+    )
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -184,11 +273,17 @@ def _lines() -> dict[str, tuple[str, str]]:
     from subbayes.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY
 
     return {
-        "exact, inputs to predict": (INK, "-."), "exact, augmented": (GREEN, "-"),
-        "exact, training inputs": (GREY, "-"), "KFAC, training inputs": (BLUE, "-"),
-        "diagonal, training inputs": (PURPLE, "-"), "KFAC, inputs to predict": (SKY, "-"),
-        "variance": (PURPLE, "--"), "magnitude": (ORANGE, "--"), "SWAG variance": (RED, "--"),
-        "predictive, inputs to predict": (GREEN, "--")}
+        "exact, inputs to predict": (INK, "-."),
+        "exact, augmented": (GREEN, "-"),
+        "exact, training inputs": (GREY, "-"),
+        "KFAC, training inputs": (BLUE, "-"),
+        "diagonal, training inputs": (PURPLE, "-"),
+        "KFAC, inputs to predict": (SKY, "-"),
+        "variance": (PURPLE, "--"),
+        "magnitude": (ORANGE, "--"),
+        "SWAG variance": (RED, "--"),
+        "predictive, inputs to predict": (GREEN, "--"),
+    }
 
 
 def _figure3(m: Record, path: Path) -> None:
@@ -204,16 +299,30 @@ def _figure3(m: Record, path: Path) -> None:
             for k in range(2):
                 y = [point[k] for point in points]
                 if any(math.isfinite(value) for value in y):
-                    axes[k][0].scatter(range(len(y)), y, s=size, c=color, alpha=0.75,
-                                       marker="s" if style == "--" else "o", linewidths=0,
-                                       label=label if rank == ranks[-1] and k == 0 else None)
+                    axes[k][0].scatter(
+                        range(len(y)),
+                        y,
+                        s=size,
+                        c=color,
+                        alpha=0.75,
+                        marker="s" if style == "--" else "o",
+                        linewidths=0,
+                        label=label if rank == ranks[-1] and k == 0 else None,
+                    )
     axes[0][0].set_ylim(-0.03, 1.05)
     for k in range(2):
-        axes[k][0].set_xticks(range(len(kinds)), list(kinds) if k else [""] * len(kinds),
-                              rotation=40, ha="right")
+        axes[k][0].set_xticks(
+            range(len(kinds)), list(kinds) if k else [""] * len(kinds), rotation=40, ha="right"
+        )
         labelled(axes[k][0], "", MEASURES[k])
-    axes[1][0].scatter(range(len(kinds)), [c["log_trace"] for c in kinds.values()], marker="_",
-                       s=150, c=INK, label="all weights")
+    axes[1][0].scatter(
+        range(len(kinds)),
+        [c["log_trace"] for c in kinds.values()],
+        marker="_",
+        s=150,
+        c=INK,
+        label="all weights",
+    )
     save(axes, path)
 
 

@@ -110,36 +110,60 @@ class Plan:
     def settings(self) -> dict[str, Any]:
         """What a record is filed by; choices that came later count where they are others."""
         plain = Plan()
-        return {name: value for name, value in asdict(self).items()
-                if name not in ("noise", "extra") or value != getattr(plain, name)}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("noise", "extra") or value != getattr(plain, name)
+        }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this experiment."""
     parser.add_argument("--data", nargs="+", default=list(EPOCHS), choices=list(EPOCHS))
     parser.add_argument("--seeds", type=int, default=5, help="number of splits and trainings")
-    parser.add_argument("--noise", default="training", choices=NOISES,
-                        help="residuals of which rows the noise is that of, or the evidence")
-    parser.add_argument("--inputs", nargs="*", default=[], choices=list(EXTRA),
-                        help="further inputs behind low-rank subspaces")
+    parser.add_argument(
+        "--noise",
+        default="training",
+        choices=NOISES,
+        help="residuals of which rows the noise is that of, or the evidence",
+    )
+    parser.add_argument(
+        "--inputs",
+        nargs="*",
+        default=[],
+        choices=list(EXTRA),
+        help="further inputs behind low-rank subspaces",
+    )
     parser.add_argument("--figure", default=None, metavar="PNG", help="write a figure to this file")
-    parser.add_argument("--write", default=None, metavar="PAGE",
-                        help="put the tables between the marks of this page")
+    parser.add_argument(
+        "--write",
+        default=None,
+        metavar="PAGE",
+        help="put the tables between the marks of this page",
+    )
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
     """Compute what is missing, seed by seed, and print the tables."""
-    plan = replace(Plan() if plan is None else plan, noise=options.noise,
-                   extra=tuple(options.inputs))
+    plan = replace(
+        Plan() if plan is None else plan, noise=options.noise, extra=tuple(options.inputs)
+    )
     if options.write and plan.settings() != replace(plan, noise="training", extra=()).settings():
-        fail("write", "the noise and the inputs of the page", f"{plan.noise}, {plan.extra}",
-             "Leave --noise and --inputs out, or print the tables")
+        fail(
+            "write",
+            "the noise and the inputs of the page",
+            f"{plan.noise}, {plan.extra}",
+            "Leave --noise and --inputs out, or print the tables",
+        )
     stores = {name: Store(Path(options.results) / f"{name}.json") for name in options.data}
     found: dict[str, list[Record]] = {name: [] for name in options.data}
     for seed in range(options.seeds):
         for name, store in stores.items():
-            own = replace(plan, epochs=plan.epochs or EPOCHS[name],
-                          learning_rate=plan.learning_rate or RATES[name])
+            own = replace(
+                plan,
+                epochs=plan.epochs or EPOCHS[name],
+                learning_rate=plan.learning_rate or RATES[name],
+            )
             key = key_of(f"{name}-{seed}", own.settings())
             if key not in store:
                 store.put(key, one(split(name, seed, own, options.data_dir), seed, own))
@@ -150,8 +174,9 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         tables.figure(found, options.figure)
     if options.write:
         tables.write(found, options.write)
-    return {name: {"seeds": len(records), **tables.averages(records)}
-            for name, records in found.items()}
+    return {
+        name: {"seeds": len(records), **tables.averages(records)} for name, records in found.items()
+    }
 
 
 def split(name: str, seed: int, plan: Plan, data_dir: str | None) -> Split:
@@ -162,7 +187,7 @@ def split(name: str, seed: int, plan: Plan, data_dir: str | None) -> Split:
     else:
         X, y, _ = load_uci(name, data_dir)
     order, tenth = np.random.default_rng(seed).permutation(len(X)), max(1, len(X) // 10)
-    new, train = order[:tenth][:plan.held_out], order[tenth:][:plan.train]
+    new, train = order[:tenth][: plan.held_out], order[tenth:][: plan.train]
     varies = np.ptp(X, 0) > 1e-9 * np.abs(X).max(0)
     X = X[:, varies]
     X = (X - X[train].mean(0)) / X[train].std(0).clip(1e-12)
@@ -179,10 +204,14 @@ def noisy(network: Network, rows: Split, plan: Plan) -> Gaussian:
         likelihood = Gaussian().estimated(network(network.weights, some), targets)
     if plan.noise != "evidence":
         return likelihood
-    evidence = Evidence.of(linearised_laplace(
-        network, likelihood, (x, y), prior_precision=plan.prior_precision))
-    found = minimize_scalar(lambda at: -evidence.log_marginal_likelihood(
-        plan.prior_precision, float(np.exp(at))), bounds=(-7, 7), method="bounded")
+    evidence = Evidence.of(
+        linearised_laplace(network, likelihood, (x, y), prior_precision=plan.prior_precision)
+    )
+    found = minimize_scalar(
+        lambda at: -evidence.log_marginal_likelihood(plan.prior_precision, float(np.exp(at))),
+        bounds=(-7, 7),
+        method="bounded",
+    )
     return replace(likelihood, noise=float(np.ravel(likelihood.noise)[0] * np.exp(found.x)))
 
 
@@ -205,14 +234,24 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
     x, y, new, y_new = rows
     module = subbayes.MLP(x.shape[1], plan.hidden, 1, "relu", seed=seed).double()
     trained = subbayes.training.train(
-        module, subbayes.likelihoods.Gaussian(), (x, y), epochs=plan.epochs or 1, batch_size=None,
-        learning_rate=plan.learning_rate or 1e-2, schedule="cosine",
-        prior_scale=plan.prior_precision**-0.5, seed=seed, progress=False)
+        module,
+        subbayes.likelihoods.Gaussian(),
+        (x, y),
+        epochs=plan.epochs or 1,
+        batch_size=None,
+        learning_rate=plan.learning_rate or 1e-2,
+        schedule="cosine",
+        prior_scale=plan.prior_precision**-0.5,
+        seed=seed,
+        progress=False,
+    )
     network, data = trained.network, (x, y)
     likelihood = noisy(network, rows, plan)
     chosen = LOW_RANK | dict(EXTRA[name] for name in plan.extra)
-    psi = {form: precision(network, likelihood, data, form, prior_precision=plan.prior_precision)
-           for form in dict.fromkeys(form for form, _ in chosen.values())}
+    psi = {
+        form: precision(network, likelihood, data, form, prior_precision=plan.prior_precision)
+        for form in dict.fromkeys(form for form, _ in chosen.values())
+    }
     exact, noise = psi["exact"], float(np.ravel(likelihood.noise)[0])
     J, X = exact.jacobian(x), exact.jacobian(new)
     there = jacobian_rank(J)
@@ -221,30 +260,63 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
     def nll(covariance: Float[Tensor, "m m"]) -> float:
         """Mean negative log density of the held-out targets, eq. (30)."""
         variance = covariance.diagonal() + noise**2
-        return float(0.5 * (torch.log(2 * torch.pi * variance)
-                            + residuals.square() / variance).mean())
+        return float(
+            0.5 * (torch.log(2 * torch.pi * variance) + residuals.square() / variance).mean()
+        )
 
     judged = Judged(exact, X, lambda part: [nll(part)])
     ranks = [rank for rank in plan.ranks if rank <= there]
-    at = {"new": X, "training": exact.jacobian(x[:plan.inputs]), "drawn": exact.jacobian(
-        recombined(Data.of(data), plan.inputs, seed))} | {
-            name: exact.jacobian(spread(x, name, plan.inputs, seed)) for name in plan.extra}
-    subspaces = {name: judged.leading(low_rank(psi[form], at[inputs], ranks[-1]), ranks)
-                 for name, (form, inputs) in chosen.items()}
+    at = {
+        "new": X,
+        "training": exact.jacobian(x[: plan.inputs]),
+        "drawn": exact.jacobian(recombined(Data.of(data), plan.inputs, seed)),
+    } | {name: exact.jacobian(spread(x, name, plan.inputs, seed)) for name in plan.extra}
+    subspaces = {
+        name: judged.leading(low_rank(psi[form], at[inputs], ranks[-1]), ranks)
+        for name, (form, inputs) in chosen.items()
+    }
     path = subbayes.training.swa(
-        trained, likelihood, data, epochs=plan.path_epochs, learning_rate=plan.path_rate,
-        prior_scale=plan.prior_precision**-0.5, clip_norm=1.0, seed=seed, progress=False)
-    inputs = {"new": new, "training": x[:plan.inputs], None: None}
+        trained,
+        likelihood,
+        data,
+        epochs=plan.path_epochs,
+        learning_rate=plan.path_rate,
+        prior_scale=plan.prior_precision**-0.5,
+        clip_norm=1.0,
+        seed=seed,
+        progress=False,
+    )
+    inputs = {"new": new, "training": x[: plan.inputs], None: None}
     for name, (by, where) in SUBSETS.items():
-        subspaces[name] = {str(rank): judged(subnetwork(
-            network, likelihood, data, rank=rank, by=by, inputs=inputs[where],
-            prior_precision=plan.prior_precision, trajectory=path)) for rank in ranks}
+        subspaces[name] = {
+            str(rank): judged(
+                subnetwork(
+                    network,
+                    likelihood,
+                    data,
+                    rank=rank,
+                    by=by,
+                    inputs=inputs[where],
+                    prior_precision=plan.prior_precision,
+                    trajectory=path,
+                )
+            )
+            for rank in ranks
+        }
     return {
-        "weights": network.size, "columns": x.shape[1], "train": len(x),
-        "held_out": len(new), "rank": there, "held_out_rank": jacobian_rank(X),
-        "dead": dead_fraction(J), "nearly_dead": dead_fraction(J, 1e-3 * len(x) ** 0.5),
-        "noise": noise, "rmse": float(residuals.square().mean().sqrt()),
+        "weights": network.size,
+        "columns": x.shape[1],
+        "train": len(x),
+        "held_out": len(new),
+        "rank": there,
+        "held_out_rank": jacobian_rank(X),
+        "dead": dead_fraction(J),
+        "nearly_dead": dead_fraction(J, 1e-3 * len(x) ** 0.5),
+        "noise": noise,
+        "rmse": float(residuals.square().mean().sqrt()),
         "log_trace": float(judged.full.trace().log()),
         "nll": {"all weights": nll(judged.full), "none": nll(0 * judged.full)},
         "bound": {str(rank): eckart_young(judged.full, rank) for rank in ranks},
-        "subspaces": subspaces, "seconds": time.perf_counter() - began}
+        "subspaces": subspaces,
+        "seconds": time.perf_counter() - began,
+    }

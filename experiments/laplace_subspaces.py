@@ -33,8 +33,11 @@ def low_rank(
 
 def all_along(J: Jacobian, spaces: Spaces) -> dict[str, Float[Tensor, "m k"]]:
     """J P of several subspaces, with one pass over the inputs for all that have a basis."""
-    found = {name: along(J, space) for name, space in spaces.items()
-             if isinstance(space, CoordinateSubspace)}
+    found = {
+        name: along(J, space)
+        for name, space in spaces.items()
+        if isinstance(space, CoordinateSubspace)
+    }
     dense = {name: space for name, space in spaces.items() if name not in found}
     if dense:
         columns = J.push(torch.cat([space.basis() for space in dense.values()])).T
@@ -77,8 +80,11 @@ class Judged:
 
     def of(self, part: Matrix) -> list[float]:
         """Of one covariance."""
-        return [relative_error(part, self.full), trace_criterion(part, self.full),
-                *self.score(part)]
+        return [
+            relative_error(part, self.full),
+            trace_criterion(part, self.full),
+            *self.score(part),
+        ]
 
     def __call__(self, space: Subspace) -> list[float]:
         """Of one subspace."""
@@ -87,15 +93,18 @@ class Judged:
     def leading(self, space: Subspace, ranks: Sequence[int]) -> dict[str, list[float]]:
         """Of the first vectors of a subspace."""
         inside = Restricted.of(self.psi, space)
-        return self.nested(inside.matrix + inside.prior_precision * inside.metric,
-                           inside.along(self.X), ranks)
+        return self.nested(
+            inside.matrix + inside.prior_precision * inside.metric, inside.along(self.X), ranks
+        )
 
     def nested(
         self, precise: Float[Tensor, "k k"], columns: Float[Tensor, "m k"], ranks: Sequence[int]
     ) -> dict[str, list[float]]:
         """The same, from the precision of the coordinates and J_X P."""
-        return {str(rank): self.of(part)
-                for rank, part in zip(ranks, _leading(precise, columns, ranks), strict=True)}
+        return {
+            str(rank): self.of(part)
+            for rank, part in zip(ranks, _leading(precise, columns, ranks), strict=True)
+        }
 
 
 def _leading(
@@ -103,5 +112,6 @@ def _leading(
 ) -> Iterator[Matrix]:
     for rank in ranks:
         half = torch.linalg.solve_triangular(
-            cholesky(precise[:rank, :rank], "subspace"), columns[:, :rank].T, upper=False)
+            cholesky(precise[:rank, :rank], "subspace"), columns[:, :rank].T, upper=False
+        )
         yield half.T @ half

@@ -52,23 +52,36 @@ def agreement(m: Record, k: int) -> float:
 
 def wins(m: Record, name: str) -> str:
     """At how many ranks a subspace has a larger trace than all subnetworks of the paper."""
+
     def trace(one: str, rank: str) -> float:
         found = m["subspaces"][one][rank][1]
         return -math.inf if found is None else found
 
     ranks = [rank for rank in m["bound"] if rank in m["subspaces"][name]]
-    won = [rank for rank in ranks
-           if trace(name, rank) > max(trace(other, rank) for other in RIVALS)]
+    won = [
+        rank for rank in ranks if trace(name, rank) > max(trace(other, rank) for other in RIVALS)
+    ]
     return f"{len(won)} of {len(ranks)}" + (f" (s = {', '.join(won)})" if won else "")
 
 
 def rankings(means: Record, titles: Mapping[str, str]) -> str:
     """Whether measures agree on an order, and low-rank subspaces against subnetworks."""
-    rows = [[f"pairs of subspaces of one rank that the {MEASURES[k]} orders as the relative error "
-             "does", *(percent(agreement(m, k)) for m in means.values())] for k in (1, 2)]
-    rows += [[f"ranks at which the log-trace of '{name}' is above that of variance, magnitude and "
-              "SWAG variance", *(wins(m, name) for m in means.values())]
-             for name in ("KFAC, training inputs", "diagonal, training inputs")]
+    rows = [
+        [
+            f"pairs of subspaces of one rank that the {MEASURES[k]} orders as the relative error "
+            "does",
+            *(percent(agreement(m, k)) for m in means.values()),
+        ]
+        for k in (1, 2)
+    ]
+    rows += [
+        [
+            f"ranks at which the log-trace of '{name}' is above that of variance, magnitude and "
+            "SWAG variance",
+            *(wins(m, name) for m in means.values()),
+        ]
+        for name in ("KFAC, training inputs", "diagonal, training inputs")
+    ]
     return table("Orders", ["", *(titles[name] for name in means)], rows)
 
 
@@ -102,8 +115,12 @@ def percent(value: float) -> str:
 
 
 def curves(
-    column: Sequence[Any], records: list[Record], means: Record,
-    lines: Mapping[str, tuple[str, str]], *, first: bool,
+    column: Sequence[Any],
+    records: list[Record],
+    means: Record,
+    lines: Mapping[str, tuple[str, str]],
+    *,
+    first: bool,
 ) -> None:
     """Measures against s in the axes of one data set, one below another.
 
@@ -126,13 +143,28 @@ def curves(
         if label != "variance":
             lowest = min(lowest, float(np.nanmin(middle[:, 1])))
         for k, ax in enumerate(column):
-            ax.plot(s, middle[:, k], color=color, linestyle=style, marker="o", markersize=3,
-                    linewidth=1.4, label=label if first and k == 0 else None)
+            ax.plot(
+                s,
+                middle[:, k],
+                color=color,
+                linestyle=style,
+                marker="o",
+                markersize=3,
+                linewidth=1.4,
+                label=label if first and k == 0 else None,
+            )
             if k < 2:  # the level of the NLL differs between seeds by more than subspaces do
-                ax.fill_between(s, middle[:, k] - error[:, k], middle[:, k] + error[:, k],
-                                color=color, alpha=0.15, linewidth=0)
-    column[1].axhline(means["log_trace"], color=INK, linestyle=":",
-                      label="all weights" if first else None)
+                ax.fill_between(
+                    s,
+                    middle[:, k] - error[:, k],
+                    middle[:, k] + error[:, k],
+                    color=color,
+                    alpha=0.15,
+                    linewidth=0,
+                )
+    column[1].axhline(
+        means["log_trace"], color=INK, linestyle=":", label="all weights" if first else None
+    )
     column[2].axhline(means["nll"]["all weights"], color=INK, linestyle=":")
     column[0].set_ylim(-0.03, 1.05)
     column[1].set_ylim(lowest - 0.8, means["log_trace"] + 0.8)
@@ -146,6 +178,7 @@ def save(axes: Sequence[Sequence[Any]], path: str | Path) -> None:
     from subbayes.plots import style
 
     columns = int(axes[0][0].figure.get_figwidth() // 2.2)
-    axes[0][0].figure.legend(loc="outside upper center", ncols=min(4, columns), frameon=False,
-                             fontsize=9)
+    axes[0][0].figure.legend(
+        loc="outside upper center", ncols=min(4, columns), frameon=False, fontsize=9
+    )
     style.save(axes[0][0].figure, path)

@@ -27,8 +27,10 @@ DATASETS = ("mnist", "fashion_mnist")
 def rows_of(name: str, data_dir: str | None) -> Rows:
     """Pixels in [0, 1] as rows."""
     images = load(name, data_dir)
-    x, x_new = ((of.reshape(len(of), -1) / np.float32(255)).astype(np.float32)
-                for of in (images.x, images.x_new))
+    x, x_new = (
+        (of.reshape(len(of), -1) / np.float32(255)).astype(np.float32)
+        for of in (images.x, images.x_new)
+    )
     return Rows(x, images.y.astype(np.int64), x_new, images.y_new.astype(np.int64), 10)
 
 
@@ -48,6 +50,8 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         own = replace(plan, densities=tuple(sparse_networks_tables.PRUNED[name]))
         cases = [(name, method, seed) for seed in range(seeds) for method in options.methods]
         found += sparse_networks.computed(
-            cases, lambda name, _: rows_of(name, options.data_dir), options, own, say)
+            cases, lambda name, _: rows_of(name, options.data_dir), options, own, say
+        )
     return sparse_networks.said(
-        found, "sparse_images", sparse_networks_tables.markdown(found), options.write, say)
+        found, "sparse_images", sparse_networks_tables.markdown(found), options.write, say
+    )

@@ -24,8 +24,7 @@ from subbayes.likelihoods import Bernoulli, Categorical, Likelihood
 from subbayes.training.trainer import train
 from subbayes.utils.checks import check_count
 
-__all__ = ["METHODS", "MODES", "Plan", "Rows", "add_options", "computed", "one", "plan_of",
-           "said"]
+__all__ = ["METHODS", "MODES", "Plan", "Rows", "add_options", "computed", "one", "plan_of", "said"]
 
 METHODS: dict[str, Record] = {
     "LBBNN-SSP-MF": {"posterior": "mean-field"},
@@ -44,9 +43,12 @@ METHODS: dict[str, Record] = {
 _BASELINE = {"weights": 1e-4, "early_inclusion": 1e-4, "inclusion": 1e-4}
 
 MODES: dict[str, tuple[str, str, int]] = {
-    "SIM SIM 1": ("sample", "sample", 1), "SIM SIM 10": ("sample", "sample", 10),
-    "ALL MEA 1": ("all", "mean", 1), "MED SIM 1": ("median", "sample", 1),
-    "MED SIM 10": ("median", "sample", 10), "MED MEA 1": ("median", "mean", 1),
+    "SIM SIM 1": ("sample", "sample", 1),
+    "SIM SIM 10": ("sample", "sample", 10),
+    "ALL MEA 1": ("all", "mean", 1),
+    "MED SIM 1": ("median", "sample", 1),
+    "MED SIM 10": ("median", "sample", 10),
+    "MED MEA 1": ("median", "mean", 1),
 }
 """Structure, weights and draws R."""
 
@@ -115,56 +117,86 @@ def one(rows: Rows, method: str, seed: int, plan: Plan, checkpoint: Path) -> Rec
         plan: settings.
         checkpoint: a file for training to go on from; removed at the end.
     """
-    data = torch.from_numpy(rows.x[:plan.rows]), torch.from_numpy(rows.y[:plan.rows]).long()
+    data = torch.from_numpy(rows.x[: plan.rows]), torch.from_numpy(rows.y[: plan.rows]).long()
     likelihood: Likelihood = Bernoulli() if rows.classes == 2 else Categorical(rows.classes)
-    net = MLP(rows.x.shape[1], plan.hidden, 1 if rows.classes == 2 else rows.classes, "relu",
-              seed=seed)
+    net = MLP(
+        rows.x.shape[1], plan.hidden, 1 if rows.classes == 2 else rows.classes, "relu", seed=seed
+    )
     begun, clock = time.perf_counter(), time.process_time()
     found = (_point if method == "FNN" else _sparse)(
-        net, likelihood, data, rows, method, seed, plan, checkpoint)
+        net, likelihood, data, rows, method, seed, plan, checkpoint
+    )
     checkpoint.unlink(missing_ok=True)
-    return {"train": len(data[1]), "test": len(rows.y_new), "versions": versions(),
-            "seconds_in_all": round(time.perf_counter() - begun, 1),
-            "processor_seconds_in_all": round(time.process_time() - clock, 1), **found}
+    return {
+        "train": len(data[1]),
+        "test": len(rows.y_new),
+        "versions": versions(),
+        "seconds_in_all": round(time.perf_counter() - begun, 1),
+        "processor_seconds_in_all": round(time.process_time() - clock, 1),
+        **found,
+    }
 
 
 def _sparse(
-    net: MLP, likelihood: Likelihood, data: Any, rows: Rows, method: str, seed: int, plan: Plan,
+    net: MLP,
+    likelihood: Likelihood,
+    data: Any,
+    rows: Rows,
+    method: str,
+    seed: int,
+    plan: Plan,
     checkpoint: Path,
 ) -> Record:
     """Train, and score in every mode."""
     settings = METHODS[method]
     posterior = settings["posterior"]
     baseline = posterior in sparse.BASELINES
-    early, rising = (0 if baseline else min(count, plan.epochs)
-                     for count in (plan.early_epochs, plan.kl_epochs))
+    early, rising = (
+        0 if baseline else min(count, plan.epochs) for count in (plan.early_epochs, plan.kl_epochs)
+    )
     prior = sparse.SpikeSlab(sparse.MixtureSlab()) if "mixture" in settings else None
     ticks = [time.process_time()]
     result = sparse.fit(
-        sparse.convert(net, posterior, prior=prior, seed=seed), likelihood, data,
-        epochs=plan.epochs, early_epochs=early, kl_epochs=rising, post=plan.post,
-        post_epochs=plan.post_epochs, rates=_rates(plan, len(data[1]), baseline),
-        batch_size=plan.batch_size, seed=seed, mode=plan.mode, checkpoint=checkpoint,
+        sparse.convert(net, posterior, prior=prior, seed=seed),
+        likelihood,
+        data,
+        epochs=plan.epochs,
+        early_epochs=early,
+        kl_epochs=rising,
+        post=plan.post,
+        post_epochs=plan.post_epochs,
+        rates=_rates(plan, len(data[1]), baseline),
+        batch_size=plan.batch_size,
+        seed=seed,
+        mode=plan.mode,
+        checkpoint=checkpoint,
         progress=False,
-        callback=lambda *_: ticks.append(time.process_time()))
+        callback=lambda *_: ticks.append(time.process_time()),
+    )
     x_new = torch.from_numpy(rows.x_new)
     modes: Record = {}
     for name in _MODES.get(posterior, tuple(MODES)):
         structure, weights, draws = MODES[name]
-        predictive = result.predict(x_new, structure=structure, weights=weights, draws=draws,
-                                    seed=seed)
+        predictive = result.predict(
+            x_new, structure=structure, weights=weights, draws=draws, seed=seed
+        )
         modes[name] = _scores(predictive, rows.y_new, plan.threshold) | {
-            "density": result.density(structure)}
+            "density": result.density(structure)
+        }
     table = result.inclusion()
     epochs = np.diff(ticks)
     return {
-        "modes": modes, "epochs": len(result.history["elbo"]),
+        "modes": modes,
+        "epochs": len(result.history["elbo"]),
         "epoch_seconds": float(np.median(epochs)) if len(epochs) else None,
-        "elbo": result.history["elbo"][-1], "kl": result.history["kl"][-1],
+        "elbo": result.history["elbo"][-1],
+        "kl": result.history["kl"][-1],
         "layers": {name: row.to_dict() for name, row in table.iterrows()},
-        "histogram": {name: np.histogram(layer.probability().cpu().numpy(), _BINS,
-                                         (0.0, 1.0))[0].tolist()
-                      for name, layer in result.layers.items()}}
+        "histogram": {
+            name: np.histogram(layer.probability().cpu().numpy(), _BINS, (0.0, 1.0))[0].tolist()
+            for name, layer in result.layers.items()
+        },
+    }
 
 
 def _rates(plan: Plan, rows: int, baseline: bool) -> sparse.Rates:
@@ -176,14 +208,28 @@ def _rates(plan: Plan, rows: int, baseline: bool) -> sparse.Rates:
 
 
 def _point(
-    net: MLP, likelihood: Likelihood, data: Any, rows: Rows, method: str, seed: int, plan: Plan,
+    net: MLP,
+    likelihood: Likelihood,
+    data: Any,
+    rows: Rows,
+    method: str,
+    seed: int,
+    plan: Plan,
     checkpoint: Path,
 ) -> Record:
     """Train a point network, and score it pruned to several densities."""
     del method, checkpoint
     clock = time.process_time()
-    trained = train(net, likelihood, data, epochs=plan.epochs, learning_rate=plan.baseline_rate,
-                    batch_size=plan.batch_size, seed=seed, progress=False)
+    trained = train(
+        net,
+        likelihood,
+        data,
+        epochs=plan.epochs,
+        learning_rate=plan.baseline_rate,
+        batch_size=plan.batch_size,
+        seed=seed,
+        progress=False,
+    )
     seconds = (time.process_time() - clock) / plan.epochs
     x_new = torch.from_numpy(rows.x_new)
     modes: Record = {}
@@ -192,8 +238,8 @@ def _point(
             with torch.no_grad():
                 outputs = sparse.prune(trained.module, density, structure)(x_new)
             modes[f"{structure} {density:g}"] = _scores(
-                Predictive(outputs[None], likelihood), rows.y_new, plan.threshold) | {
-                    "density": density}
+                Predictive(outputs[None], likelihood), rows.y_new, plan.threshold
+            ) | {"density": density}
     return {"modes": modes, "epochs": plan.epochs, "epoch_seconds": seconds}
 
 
@@ -201,8 +247,11 @@ def _scores(predictive: Predictive, y: np.ndarray, threshold: float) -> Record:
     """Accuracy of all labels, and number and accuracy of those that are decided."""
     labels = predictive.decide(threshold)
     sure = labels >= 0
-    return {"accuracy": accuracy(predictive, y), "decided": int(sure.sum()),
-            "decided_accuracy": float((labels == y)[sure].mean()) if sure.any() else None}
+    return {
+        "accuracy": accuracy(predictive, y),
+        "decided": int(sure.sum()),
+        "decided_accuracy": float((labels == y)[sure].mean()) if sure.any() else None,
+    }
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -212,11 +261,19 @@ def add_options(parser: argparse.ArgumentParser, methods: tuple[str, ...]) -> No
     """Options of all these experiments."""
     parser.add_argument("--methods", nargs="+", default=list(methods), choices=list(METHODS))
     parser.add_argument("--epochs", type=int, default=None, help="fewer than the paper's 250")
-    parser.add_argument("--post", choices=("none", "fixed", "median"), default="none",
-                        help="train on with the structure as it is (tables A8 to A10)")
+    parser.add_argument(
+        "--post",
+        choices=("none", "fixed", "median"),
+        default="none",
+        help="train on with the structure as it is (tables A8 to A10)",
+    )
     parser.add_argument("--mode", choices=("trace", "compile", "eager"), default="trace")
-    parser.add_argument("--write", default=None, metavar="PAGE",
-                        help="put the tables between the marks of this page of the docs")
+    parser.add_argument(
+        "--write",
+        default=None,
+        metavar="PAGE",
+        help="put the tables between the marks of this page of the docs",
+    )
 
 
 def plan_of(options: argparse.Namespace, plan: Plan) -> Plan:
@@ -226,8 +283,11 @@ def plan_of(options: argparse.Namespace, plan: Plan) -> Plan:
 
 
 def computed(
-    cases: list[tuple[str, str, int]], rows_of: Callable[[str, int], Rows],
-    options: argparse.Namespace, plan: Plan, say: Callable[..., None],
+    cases: list[tuple[str, str, int]],
+    rows_of: Callable[[str, int], Rows],
+    options: argparse.Namespace,
+    plan: Plan,
+    say: Callable[..., None],
 ) -> list[Record]:
     """Compute the records that are missing, in the order given; all of them.
 
@@ -242,8 +302,14 @@ def computed(
     store = Store(folder / "records.json")
     found = []
     for name, method, seed in cases:
-        settings = {"dataset": name, "method": method, "seed": seed, "options": METHODS[method],
-                    "procedure": PROCEDURE, "plan": asdict(plan)}
+        settings = {
+            "dataset": name,
+            "method": method,
+            "seed": seed,
+            "options": METHODS[method],
+            "procedure": PROCEDURE,
+            "plan": asdict(plan),
+        }
         key = key_of(f"{name}-{method}-{seed}", settings)
         if key not in store:
             folder.mkdir(parents=True, exist_ok=True)

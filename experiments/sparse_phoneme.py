@@ -27,7 +27,7 @@ def rows_of(seed: int, data_dir: str | None) -> Rows:
     with np.load(find_file("phoneme/phoneme.npz", data_dir), allow_pickle=False) as file:
         x, y, classes = file["X"], file["y"].astype(np.int64), len(file["classes"])
     order = np.random.default_rng(seed).permutation(len(y))
-    train, test = order[:TRAIN], order[TRAIN:TRAIN + TEST]
+    train, test = order[:TRAIN], order[TRAIN : TRAIN + TEST]
     center, scale = x[train].mean(0), x[train].std(0)
     x = ((x - center) / scale).astype(np.float32)
     return Rows(x[train], y[train], x[test], y[test], classes)
@@ -41,11 +41,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
     """Compute what is missing, seed by seed and method by method, and print the tables."""
-    plan = replace(sparse_networks.plan_of(options, Plan() if plan is None else plan),
-                   densities=tuple(sparse_networks_tables.PRUNED["phoneme"]))
-    cases = [("phoneme", method, seed) for seed in range(check_count("seeds", options.seeds))
-             for method in options.methods]
+    plan = replace(
+        sparse_networks.plan_of(options, Plan() if plan is None else plan),
+        densities=tuple(sparse_networks_tables.PRUNED["phoneme"]),
+    )
+    cases = [
+        ("phoneme", method, seed)
+        for seed in range(check_count("seeds", options.seeds))
+        for method in options.methods
+    ]
     found = sparse_networks.computed(
-        cases, lambda _, seed: rows_of(seed, options.data_dir), options, plan, say)
+        cases, lambda _, seed: rows_of(seed, options.data_dir), options, plan, say
+    )
     return sparse_networks.said(
-        found, "sparse_phoneme", sparse_networks_tables.markdown(found), options.write, say)
+        found, "sparse_phoneme", sparse_networks_tables.markdown(found), options.write, say
+    )

@@ -22,8 +22,14 @@ from experiments.uci import asked
 from subbayes.data.datasets import find_file
 from subbayes.utils.checks import check_count
 
-DATASETS = {"credit_approval": "A16", "raisin": "Class", "pistachio": "Class", "dry_bean": "Class",
-            "bank_marketing": "y", "adult": "income"}
+DATASETS = {
+    "credit_approval": "A16",
+    "raisin": "Class",
+    "pistachio": "Class",
+    "dry_bean": "Class",
+    "bank_marketing": "y",
+    "adult": "income",
+}
 """The column of labels, from the least table to the largest."""
 
 METHODS = ("LBBNN-SSP-MF", "LBBNN-SSP-MVN", "LBBNN-SSP-LFMVN", "BNN-GP-MF")
@@ -74,9 +80,15 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
     """Compute what is missing, table by table and method by method, and print the table."""
     plan = sparse_networks.plan_of(options, _PLAN if plan is None else plan)
     folds = range(min(FOLDS, check_count("folds", options.folds)))
-    cases = [(name, method, fold) for name in asked(options.datasets, tuple(DATASETS))
-             for method in options.methods for fold in folds]
+    cases = [
+        (name, method, fold)
+        for name in asked(options.datasets, tuple(DATASETS))
+        for method in options.methods
+        for fold in folds
+    ]
     found = sparse_networks.computed(
-        cases, lambda name, fold: rows_of(name, fold, options.data_dir), options, plan, say)
-    return sparse_networks.said(found, "sparse_tabular",
-                                sparse_networks_tables.tabular_markdown(found), options.write, say)
+        cases, lambda name, fold: rows_of(name, fold, options.data_dir), options, plan, say
+    )
+    return sparse_networks.said(
+        found, "sparse_tabular", sparse_networks_tables.tabular_markdown(found), options.write, say
+    )

@@ -41,8 +41,10 @@ FOLDS = 6
 EFFECT = "decades"
 """The effect's name: log odds of melanoma for ten years of age."""
 
-PAPER = {"subspace, k = 2": ("0.841 ± 0.003", "−0.072 ± 0.001"),
-         "Laplace, last layer": ("0.795 ± 0.004", "−0.076 ± 0.001")}
+PAPER = {
+    "subspace, k = 2": ("0.841 ± 0.003", "−0.072 ± 0.001"),
+    "Laplace, last layer": ("0.795 ± 0.004", "−0.076 ± 0.001"),
+}
 """AUC and log predictive density of the paper, which are those of other data."""
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -95,9 +97,14 @@ class Plan:
 
     def fitting(self) -> Fitting:
         """How the network is trained."""
-        return Fitting(epochs=self.epochs, learning_rate=self.learning_rate,
-                       batch_size=self.batch_size, weight_decay=self.weight_decay,
-                       validation=self.validation, patience=self.epochs)
+        return Fitting(
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            batch_size=self.batch_size,
+            weight_decay=self.weight_decay,
+            validation=self.validation,
+            patience=self.epochs,
+        )
 
 
 # --- images and folds -----------------------------------------------------------------------------
@@ -114,8 +121,11 @@ class Pictures(Dataset[tuple[Tensor, int]]):
     """
 
     def __init__(
-        self, images: UInt8[np.ndarray, "n h w c"], labels: np.ndarray,
-        mean: Float[np.ndarray, " c"], scale: Float[np.ndarray, " c"],
+        self,
+        images: UInt8[np.ndarray, "n h w c"],
+        labels: np.ndarray,
+        mean: Float[np.ndarray, " c"],
+        scale: Float[np.ndarray, " c"],
     ) -> None:
         self.images, self.labels, self.mean, self.scale = images, labels, mean, scale
 
@@ -147,30 +157,46 @@ def fold_of(number: int, plan: Plan, data_dir: str | None) -> Fold:
     frame = frame.assign(melanoma=(frame["dx"] == "mel").astype(int), **{EFFECT: frame["age"] / 10})
     pixels = pixels[known]
     splits = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=0).split(
-        frame, frame["melanoma"], frame["lesion_id"])
+        frame, frame["melanoma"], frame["lesion_id"]
+    )
     train, test = list(splits)[number]
     some = pixels[train] / 255
     mean, scale = some.mean((0, 1, 2)), some.std((0, 1, 2))
     parts = [(frame.iloc[rows].reset_index(drop=True), rows) for rows in (train, test)]
-    return Fold(*(part for part, _ in parts),
-                *(Pictures(pixels[rows], part["melanoma"].to_numpy(), mean, scale)
-                  for part, rows in parts))
+    return Fold(
+        *(part for part, _ in parts),
+        *(Pictures(pixels[rows], part["melanoma"].to_numpy(), mean, scale) for part, rows in parts),
+    )
 
 
 def network_of(plan: Plan) -> nn.Sequential:
     """Listing 1 of the paper made smaller: strided convolution, tanh, maximum; another; dense."""
     first, second = plan.channels
     return nn.Sequential(
-        nn.Conv2d(3, first, 3, stride=2), nn.Tanh(), nn.MaxPool2d(2),
-        nn.Conv2d(first, second, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(4 * second, plan.hidden), nn.Tanh(), nn.Linear(plan.hidden, 1))
+        nn.Conv2d(3, first, 3, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 3),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * second, plan.hidden),
+        nn.Tanh(),
+        nn.Linear(plan.hidden, 1),
+    )
 
 
 # --- sampling -------------------------------------------------------------------------------------
 
 
 def recentred(
-    posterior: Posterior, *, draws: int, chains: int, warmup: int, seed: int, wider: float,
+    posterior: Posterior,
+    *,
+    draws: int,
+    chains: int,
+    warmup: int,
+    seed: int,
+    wider: float,
     progress: bool | None = None,
 ) -> Draws:
     """Elliptical slice sampling about the Laplace approximation, `wider` times as wide.
@@ -178,14 +204,20 @@ def recentred(
     Chains start at draws of this Gaussian. Where there is none, for want of curvature at the mode,
     ellipses are drawn from the prior.
     """
-    options: dict[str, Any] = {"draws": draws, "chains": chains, "warmup": warmup, "seed": seed,
-                               "progress": progress}
+    options: dict[str, Any] = {
+        "draws": draws,
+        "chains": chains,
+        "warmup": warmup,
+        "seed": seed,
+        "progress": progress,
+    }
     try:
         found = laplace(posterior, draws=50, chains=1, seed=seed, starts=2, progress=progress)
     except InputError:
         return elliptical_slice(posterior, **options)
-    near = Normal(mean=np.array(found.meta["mode"]),
-                  covariance=wider**2 * np.array(found.meta["covariance"]))
+    near = Normal(
+        mean=np.array(found.meta["mode"]), covariance=wider**2 * np.array(found.meta["covariance"])
+    )
     drawn = elliptical_slice(posterior, around=near, **options)
     drawn.meta["pareto_k"] = found.meta["pareto_k"]
     return drawn
@@ -198,16 +230,28 @@ def fitted(name: str, fold: Fold, seed: int, plan: Plan) -> SemiStructuredRegres
     """A method on the training rows of a fold."""
     if name == "age only":
         return SemiStructuredRegression(f"melanoma ~ {EFFECT}", family="bernoulli", seed=seed).fit(
-            fold.train, draws=plan.age_draws, chains=plan.chains, progress=False)
+            fold.train, draws=plan.age_draws, chains=plan.chains, progress=False
+        )
     torch.manual_seed(seed)
-    model = SemiStructuredRegression(f"melanoma ~ {EFFECT}", family="bernoulli", seed=seed,
-                                     deep={"image": network_of(plan)})
+    model = SemiStructuredRegression(
+        f"melanoma ~ {EFFECT}", family="bernoulli", seed=seed, deep={"image": network_of(plan)}
+    )
     options: dict[str, Any] = {"draws": plan.laplace_draws, "inference": "laplace", "starts": 1}
     if METHODS[name]["subspace"] == "curve":
-        options = {"draws": plan.draws, "warmup": plan.warmup,
-                   "inference": partial(recentred, wider=plan.wider)}
-    return model.fit(fold.train, inputs={"image": fold.x_train}, chains=plan.chains,
-                     fitting=plan.fitting(), progress=False, **METHODS[name], **options)
+        options = {
+            "draws": plan.draws,
+            "warmup": plan.warmup,
+            "inference": partial(recentred, wider=plan.wider),
+        }
+    return model.fit(
+        fold.train,
+        inputs={"image": fold.x_train},
+        chains=plan.chains,
+        fitting=plan.fitting(),
+        progress=False,
+        **METHODS[name],
+        **options,
+    )
 
 
 def one(name: str, number: int, plan: Plan, data_dir: str | None) -> Record:
@@ -224,11 +268,18 @@ def one(name: str, number: int, plan: Plan, data_dir: str | None) -> Record:
     k = float(draws.meta.get("pareto_k", np.nan))
     held_out = history.get("validation_log_likelihood", [])
     return {
-        "method": name, "fold": number, "seconds": seconds,
-        "train": len(fold.train), "test": len(fold.test), "weights": model.fittable.n_weights,
-        "auc": metrics.auroc(found, y.astype(int)), "lppd": float(found.log_prob(y).mean()),
-        "mean": float(theta.mean()), "sd": float(theta.std(ddof=1)),
-        "rhat": float(summary.loc[EFFECT, "rhat"]), "rhat_all": float(np.nanmax(draws.rhat())),
+        "method": name,
+        "fold": number,
+        "seconds": seconds,
+        "train": len(fold.train),
+        "test": len(fold.test),
+        "weights": model.fittable.n_weights,
+        "auc": metrics.auroc(found, y.astype(int)),
+        "lppd": float(found.log_prob(y).mean()),
+        "mean": float(theta.mean()),
+        "sd": float(theta.std(ddof=1)),
+        "rhat": float(summary.loc[EFFECT, "rhat"]),
+        "rhat_all": float(np.nanmax(draws.rhat())),
         "ess": float(summary.loc[EFFECT, "ess_bulk"]),
         "evaluations": float(np.mean(draws.stats.get("evaluations", 0))),
         "pareto_k": k if np.isfinite(k) else None,
@@ -242,10 +293,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this experiment."""
     parser.add_argument("--folds", type=int, default=FOLDS, help="run the first so many of six")
     parser.add_argument("--methods", nargs="+", default=list(USUAL), choices=list(METHODS))
-    parser.add_argument("--figure", default=None, metavar="PNG",
-                        help="write figures 6 and 13 to this file")
-    parser.add_argument("--write", default=None, metavar="PAGE",
-                        help="put the tables between the marks of this page")
+    parser.add_argument(
+        "--figure", default=None, metavar="PNG", help="write figures 6 and 13 to this file"
+    )
+    parser.add_argument(
+        "--write",
+        default=None,
+        metavar="PAGE",
+        help="put the tables between the marks of this page",
+    )
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
@@ -260,8 +316,10 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
             key = key_of(f"{name}, fold {fold + 1}", asdict(plan) | METHODS[name])
             if key not in store:
                 store.put(key, one(name, fold, plan, options.data_dir))
-                say(f"{name}, fold {fold + 1}: {store[key]['seconds']:.0f} s, "
-                    f"AUC {store[key]['auc']:.3f}, log predictive density {store[key]['lppd']:.4f}")
+                say(
+                    f"{name}, fold {fold + 1}: {store[key]['seconds']:.0f} s, "
+                    f"AUC {store[key]['auc']:.3f}, log predictive density {store[key]['lppd']:.4f}"
+                )
             found[name].append(store[key])
     lines = [*table(found), "", *by_fold(found)]
     for line in lines:
@@ -273,16 +331,28 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         from subbayes.plots.style import save
 
         say(f"wrote {save(figure(found), options.figure)}")
-    keep = ("auc", "lppd", "mean", "sd", "rhat", "rhat_all", "ess", "evaluations", "epoch",
-            "seconds")
+    keep = (
+        "auc",
+        "lppd",
+        "mean",
+        "sd",
+        "rhat",
+        "rhat_all",
+        "ess",
+        "evaluations",
+        "epoch",
+        "seconds",
+    )
     return {name: [{k: r[k] for k in keep} for r in records] for name, records in found.items()}
 
 
 def table(found: Mapping[str, Sequence[Record]]) -> list[str]:
     """A Markdown table: means and standard errors over folds, beside those of the paper."""
-    lines = ["| | AUC | paper | log predictive density | paper "
-             "| age effect: mean, sd | means of folds | R-hat: age, all | ESS of age | seconds |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| | AUC | paper | log predictive density | paper "
+        "| age effect: mean, sd | means of folds | R-hat: age, all | ESS of age | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
     for name, records in found.items():
         auc, lppd = PAPER.get(name, ("", ""))
         means = [r["mean"] for r in records]
@@ -293,7 +363,8 @@ def table(found: Mapping[str, Sequence[Record]]) -> list[str]:
             f"| {min(means):.3f} to {max(means):.3f} "
             f"| {max(r['rhat'] for r in records):.3f}, {max(r['rhat_all'] for r in records):.3f} "
             f"| {min(r['ess'] for r in records):.0f} "
-            f"| {np.mean([r['seconds'] for r in records]):.0f} |")
+            f"| {np.mean([r['seconds'] for r in records]):.0f} |"
+        )
     return lines
 
 
@@ -305,12 +376,22 @@ def by_fold(found: Mapping[str, Sequence[Record]]) -> list[str]:
     """
     lines = [f"| fold | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
     for fold in range(min(len(records) for records in found.values())):
-        cells = [f"{r['auc']:.3f}, {r['lppd']:.3f}; {r['mean']:.3f}, {r['sd']:.3f}"
-                 for r in (records[fold] for records in found.values())]
+        cells = [
+            f"{r['auc']:.3f}, {r['lppd']:.3f}; {r['mean']:.3f}, {r['sd']:.3f}"
+            for r in (records[fold] for records in found.values())
+        ]
         lines.append(f"| {fold + 1} | {' | '.join(cells)} |".replace("-", "−"))
     first, *others = found.values()
-    gaps = ["", *(", ".join(_average([r[k] - f[k] for r, f in zip(records, first, strict=True)])
-                            for k in ("auc", "lppd")) for records in others)]
+    gaps = [
+        "",
+        *(
+            ", ".join(
+                _average([r[k] - f[k] for r, f in zip(records, first, strict=True)])
+                for k in ("auc", "lppd")
+            )
+            for records in others
+        ),
+    ]
     return [*lines, f"| difference | {' | '.join(gaps)} |"]
 
 

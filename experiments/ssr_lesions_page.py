@@ -12,8 +12,12 @@ from experiments.store import Record
 from subbayes.plots import style
 
 _COLUMNS = 4
-COLORS = {"subspace, k = 2": style.BLUE, "subspace, k = 5": style.GREEN,
-          "Laplace, last layer": style.ORANGE, "age only": style.GREY}
+COLORS = {
+    "subspace, k = 2": style.BLUE,
+    "subspace, k = 5": style.GREEN,
+    "Laplace, last layer": style.ORANGE,
+    "age only": style.GREY,
+}
 
 
 def figure(found: Mapping[str, Sequence[Record]]) -> Figure:
@@ -34,14 +38,14 @@ def figure(found: Mapping[str, Sequence[Record]]) -> Figure:
     grid = np.linspace(*style.limits(every), 300)
     for i, (ax, place) in enumerate(zip(cells, places, strict=False)):
         for name, each in draws.items():
-            chosen = each if place == 0 else each[place - 1: place]
+            chosen = each if place == 0 else each[place - 1 : place]
             if chosen:
                 _curve(ax, grid, np.concatenate(chosen), name)
         ax.set_title(f"fold {place}" if place else "all folds together", fontsize=10)
         ax.set_yticks([])
         ax.set_ylim(bottom=0)
         style.labelled(ax, "log odds for 10 years", "density" if i % columns == 0 else "")
-    for ax in cells[len(places):]:
+    for ax in cells[len(places) :]:
         ax.set_axis_off()
     handles, names = cells[0].get_legend_handles_labels()
     cells[len(places)].legend(handles, names, loc="center left", frameon=False)

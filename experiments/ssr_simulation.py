@@ -33,7 +33,8 @@ RANKS = (2, 4, 8, 12, 16)
 REFERENCE = "all weights"
 METHODS: dict[str, dict[str, Any]] = {
     **{f"k = {k}": {"subspace": "curve", "rank": k} for k in RANKS},
-    REFERENCE: {"subspace": "full"}}
+    REFERENCE: {"subspace": "full"},
+}
 MOMENTS = ("mean", "sd", "skewness", "kurtosis")
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 EFFECTS = ("x1", "x2", "x3")
@@ -72,9 +73,14 @@ class Plan:
 
     def fitting(self) -> Fitting:
         """How the network is trained."""
-        return Fitting(epochs=self.epochs, learning_rate=self.learning_rate, batch_size=None,
-                       weight_decay=self.weight_decay, validation=self.validation,
-                       patience=self.patience)
+        return Fitting(
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            batch_size=None,
+            weight_decay=self.weight_decay,
+            validation=self.validation,
+            patience=self.patience,
+        )
 
 
 def simulated(family: str, run: int, plan: Plan) -> tuple[pd.DataFrame, np.ndarray]:
@@ -84,8 +90,7 @@ def simulated(family: str, run: int, plan: Plan) -> tuple[pd.DataFrame, np.ndarr
     network = MLP(4, (16, 16), 1, "relu", seed=0)
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter.copy_(torch.from_numpy(
-                plan.weight_scale * rng.normal(size=parameter.shape)))
+            parameter.copy_(torch.from_numpy(plan.weight_scale * rng.normal(size=parameter.shape)))
         f = network(torch.from_numpy(u).float()).double().numpy()[:, 0]
     effects = plan.effect_scale * rng.normal(size=3)
     eta = f + x @ effects
@@ -101,12 +106,22 @@ def fitted(
     right = "0 + " + " + ".join(EFFECTS)
     model = SemiStructuredRegression(
         {"mu": f"y ~ {right}", "sigma": "0"} if family == "normal" else f"y ~ {right}",
-        family=family, orthogonal=False, seed=run,
+        family=family,
+        orthogonal=False,
+        seed=run,
         priors=dict.fromkeys(EFFECTS, plan.effect_scale),
-        deep={"net": Deep(MLP(4, (16, 16), 1, "relu", seed=0), columns=list(INPUTS))})
-    return model.fit(frame, draws=plan.draws, warmup=plan.warmup, chains=plan.chains,
-                     fitting=plan.fitting(), weight_scale=plan.weight_scale,
-                     progress=False, **METHODS[method])
+        deep={"net": Deep(MLP(4, (16, 16), 1, "relu", seed=0), columns=list(INPUTS))},
+    )
+    return model.fit(
+        frame,
+        draws=plan.draws,
+        warmup=plan.warmup,
+        chains=plan.chains,
+        fitting=plan.fitting(),
+        weight_scale=plan.weight_scale,
+        progress=False,
+        **METHODS[method],
+    )
 
 
 def one(method: str, family: str, run: int, plan: Plan) -> Record:
@@ -118,15 +133,21 @@ def one(method: str, family: str, run: int, plan: Plan) -> Record:
     effects, summary = model.effects(), model.summary()
     draws = np.stack([effects[name].reshape(-1) for name in EFFECTS])
     return {
-        "method": method, "family": family, "run": run, "seconds": seconds,
-        "truth": truth.tolist(), "below": (draws < truth[:, None]).mean(1).tolist(),
-        "mean": draws.mean(1).tolist(), "sd": draws.std(1, ddof=1).tolist(),
+        "method": method,
+        "family": family,
+        "run": run,
+        "seconds": seconds,
+        "truth": truth.tolist(),
+        "below": (draws < truth[:, None]).mean(1).tolist(),
+        "mean": draws.mean(1).tolist(),
+        "sd": draws.std(1, ddof=1).tolist(),
         "skewness": stats.skew(draws, axis=1).tolist(),
         "kurtosis": stats.kurtosis(draws, axis=1).tolist(),
         "rhat": float(summary.loc[list(EFFECTS), "rhat"].max()),
         "ess": float(summary.loc[list(EFFECTS), "ess_bulk"].min()),
         "rhat_all": float(np.nanmax(model.draws.rhat())),
-        "epochs": len(model.space.history.get("train_loss", ()))}
+        "epochs": len(model.space.history.get("train_loss", ())),
+    }
 
 
 def covered(records: Sequence[Record], level: float) -> tuple[float, int]:
@@ -135,9 +156,7 @@ def covered(records: Sequence[Record], level: float) -> tuple[float, int]:
     return float(np.mean(inside)), len(inside)
 
 
-def differences(
-    records: Sequence[Record], reference: Sequence[Record], moment: str
-) -> np.ndarray:
+def differences(records: Sequence[Record], reference: Sequence[Record], moment: str) -> np.ndarray:
     """Of a moment from the reference's, in its standard deviations for mean and sd, (runs, 3)."""
     own, theirs = (np.array([r[moment] for r in some]) for some in (records, reference))
     scale = np.array([r["sd"] for r in reference]) if moment in ("mean", "sd") else 1.0
@@ -148,8 +167,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this experiment."""
     parser.add_argument("--runs", type=int, default=50, help="number of data sets (default: 50)")
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
-    parser.add_argument("--figure", default=None, metavar="PNG",
-                        help="write figures 4, 5 and 10 to 12 to this file")
+    parser.add_argument(
+        "--figure", default=None, metavar="PNG", help="write figures 4, 5 and 10 to 12 to this file"
+    )
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
@@ -169,10 +189,14 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
                 if key(method, family, i) not in store:
                     store.put(key(method, family, i), one(method, family, i, plan))
                     found = store[key(method, family, i)]
-                    say(f"run {i}, {family}, {method}: {found['seconds']:.0f} s, R-hat of the "
-                        f"effects {found['rhat']:.3f}")
-    results = {family: {method: [store[key(method, family, i)] for i in runs]
-                        for method in METHODS} for family in options.families}
+                    say(
+                        f"run {i}, {family}, {method}: {found['seconds']:.0f} s, R-hat of the "
+                        f"effects {found['rhat']:.3f}"
+                    )
+    results = {
+        family: {method: [store[key(method, family, i)] for i in runs] for method in METHODS}
+        for family in options.families
+    }
     for family, by_method in results.items():
         for line in ("", f"{family}, {len(runs)} runs", "", *table(by_method)):
             say(line)
@@ -193,7 +217,8 @@ def summarised(by_method: Mapping[str, Sequence[Record]]) -> Record:
         found[method] = {
             "coverage of 90 %": [share, float(low), float(high)],
             "seconds": float(np.median([r["seconds"] for r in records])),
-            "rhat": float(max(r["rhat"] for r in records))}
+            "rhat": float(max(r["rhat"] for r in records)),
+        }
         for moment in MOMENTS:
             away = differences(records, by_method[REFERENCE], moment)
             found[method][moment] = np.quantile(away, [0.25, 0.5, 0.75]).tolist()
@@ -202,16 +227,20 @@ def summarised(by_method: Mapping[str, Sequence[Record]]) -> Record:
 
 def table(by_method: Mapping[str, Sequence[Record]]) -> list[str]:
     """A Markdown table: differences from the reference (median and quartiles) and coverage."""
-    lines = ["| | mean | sd | skewness | excess kurtosis | coverage of 50 % | of 90 % "
-             "| largest R-hat | seconds |",
-             "|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| | mean | sd | skewness | excess kurtosis | coverage of 50 % | of 90 % "
+        "| largest R-hat | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for method, records in by_method.items():
         moments = []
         for moment in MOMENTS:
             low, middle, high = np.quantile(
-                differences(records, by_method[REFERENCE], moment), [0.25, 0.5, 0.75])
-            moments.append("" if method == REFERENCE
-                           else f"{middle:+.2f} ({low:+.2f}, {high:+.2f})")
+                differences(records, by_method[REFERENCE], moment), [0.25, 0.5, 0.75]
+            )
+            moments.append(
+                "" if method == REFERENCE else f"{middle:+.2f} ({low:+.2f}, {high:+.2f})"
+            )
         shares = []
         for level in (0.5, 0.9):
             share, count = covered(records, level)
@@ -220,5 +249,6 @@ def table(by_method: Mapping[str, Sequence[Record]]) -> list[str]:
         lines.append(
             f"| {method} | {' | '.join(moments)} | {' | '.join(shares)} "
             f"| {max(r['rhat'] for r in records):.3f} "
-            f"| {np.median([r['seconds'] for r in records]):.0f} |")
+            f"| {np.median([r['seconds'] for r in records]):.0f} |"
+        )
     return lines

@@ -17,17 +17,27 @@ def figure(results: Mapping[str, Mapping[str, Sequence[Record]]]) -> Figure:
     from experiments.ssr_simulation import LEVELS, MOMENTS, REFERENCE, covered, differences
 
     axes = style.grid(len(results), 5, width=2.8, height=3.2)
-    units = {"mean": "mean / sd", "sd": "sd, relative", "skewness": "skewness",
-             "kurtosis": "excess kurtosis"}
+    units = {
+        "mean": "mean / sd",
+        "sd": "sd, relative",
+        "skewness": "skewness",
+        "kurtosis": "excess kurtosis",
+    }
     for row, (family, by_method) in zip(axes, results.items(), strict=True):
         subspaces = [m for m in by_method if m != REFERENCE]
         for ax, moment in zip(row, MOMENTS, strict=False):
-            away = [differences(by_method[m], by_method[REFERENCE], moment).reshape(-1)
-                    for m in subspaces]
+            away = [
+                differences(by_method[m], by_method[REFERENCE], moment).reshape(-1)
+                for m in subspaces
+            ]
             ax.axhline(0, color=style.GREY, linewidth=1)
-            ax.boxplot(away, tick_labels=[m.removeprefix("k = ") for m in subspaces],
-                       widths=0.55, flierprops={"markersize": 2},
-                       medianprops={"color": style.BLUE, "linewidth": 1.6})
+            ax.boxplot(
+                away,
+                tick_labels=[m.removeprefix("k = ") for m in subspaces],
+                widths=0.55,
+                flierprops={"markersize": 2},
+                medianprops={"color": style.BLUE, "linewidth": 1.6},
+            )
             style.labelled(ax, "k", units[moment])
             if moment == "mean":
                 ax.set_title(f"{family}, differences from all weights", fontsize=10, loc="left")

@@ -72,8 +72,14 @@ class Plan:
 
     def fitting(self) -> Fitting:
         """How the network is trained."""
-        return Fitting(epochs=self.epochs, learning_rate=self.learning_rate, batch_size=None,
-                       weight_decay=self.weight_decay, validation=self.validation, patience=None)
+        return Fitting(
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            batch_size=None,
+            weight_decay=self.weight_decay,
+            validation=self.validation,
+            patience=None,
+        )
 
 
 def tables(seed: int, plan: Plan, data_dir: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -85,8 +91,10 @@ def tables(seed: int, plan: Plan, data_dir: str | None) -> tuple[pd.DataFrame, p
     frame = frame_of(points[:, 0], np.array(["a", "b", "c"])[category])
     frame["y"] = points[:, 1] + shift
     order = rng.permutation(len(points))
-    return tuple(frame.iloc[np.sort(part)].reset_index(drop=True)
-                 for part in (order[: plan.rows], order[plan.rows:]))
+    return tuple(
+        frame.iloc[np.sort(part)].reset_index(drop=True)
+        for part in (order[: plan.rows], order[plan.rows :])
+    )
 
 
 def frame_of(u: np.ndarray, category: Any) -> pd.DataFrame:
@@ -98,14 +106,25 @@ def fitted(name: str, train: pd.DataFrame, seed: int, plan: Plan) -> SemiStructu
     """A method on the training rows."""
     torch.manual_seed(seed)
     model = SemiStructuredRegression(
-        "y ~ C(category)", orthogonal=False, seed=seed,
-        deep={"net": Deep(MLP(2, (16, 16), 1, "relu"), columns=["half", "square"])})
+        "y ~ C(category)",
+        orthogonal=False,
+        seed=seed,
+        deep={"net": Deep(MLP(2, (16, 16), 1, "relu"), columns=["half", "square"])},
+    )
     options = dict(METHODS[name])
     nuts = options.get("inference", "nuts") == "nuts"
     more = {"target_acceptance": plan.target_acceptance} if nuts else {}
-    return model.fit(train, draws=plan.draws, warmup=plan.warmup if nuts else None,
-                     chains=plan.chains, fitting=plan.fitting(), progress=False,
-                     mode="compile" if nuts else "trace", **options, **more)
+    return model.fit(
+        train,
+        draws=plan.draws,
+        warmup=plan.warmup if nuts else None,
+        chains=plan.chains,
+        fitting=plan.fitting(),
+        progress=False,
+        mode="compile" if nuts else "trace",
+        **options,
+        **more,
+    )
 
 
 def one(name: str, seed: int, plan: Plan, data_dir: str | None) -> Record:
@@ -121,9 +140,13 @@ def one(name: str, seed: int, plan: Plan, data_dir: str | None) -> Record:
     curve = model.predict(frame_of(GRID, "a"))
     low, high = curve.interval(0.95)
     return {
-        "method": name, "seed": seed, "seconds": seconds,
-        "lppd": float(scores.mean()), "lppd_se": float(scores.std(ddof=1) / len(scores) ** 0.5),
-        "mean": theta.mean(1).tolist(), "sd": theta.std(1, ddof=1).tolist(),
+        "method": name,
+        "seed": seed,
+        "seconds": seconds,
+        "lppd": float(scores.mean()),
+        "lppd_se": float(scores.std(ddof=1) / len(scores) ** 0.5),
+        "mean": theta.mean(1).tolist(),
+        "sd": theta.std(1, ddof=1).tolist(),
         "correlation": float(np.corrcoef(theta)[0, 1]),
         "rhat": float(summary.loc[names, "rhat"].max()),
         "rhat_all": float(np.nanmax(model.draws.rhat())),
@@ -139,10 +162,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this experiment."""
     parser.add_argument("--seeds", type=int, default=2, help="number of samples of 35 points")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--figure", default=None, metavar="PNG",
-                        help="write figures 1 and 9 of the first seed to this file")
-    parser.add_argument("--write", default=None, metavar="PAGE",
-                        help="put the table between the marks of this page")
+    parser.add_argument(
+        "--figure",
+        default=None,
+        metavar="PNG",
+        help="write figures 1 and 9 of the first seed to this file",
+    )
+    parser.add_argument(
+        "--write", default=None, metavar="PAGE", help="put the table between the marks of this page"
+    )
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
@@ -154,10 +182,17 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
             key = key_of(f"{name}, seed {seed}", asdict(plan) | METHODS[name])
             if key not in store:
                 store.put(key, one(name, seed, plan, options.data_dir))
-                say(f"{name}, seed {seed}: {store[key]['seconds']:.0f} s, log predictive density "
-                    f"{store[key]['lppd']:.2f}")
-    found = {name: [store[key_of(f"{name}, seed {s}", asdict(plan) | METHODS[name])]
-                    for s in range(options.seeds)] for name in options.methods}
+                say(
+                    f"{name}, seed {seed}: {store[key]['seconds']:.0f} s, log predictive density "
+                    f"{store[key]['lppd']:.2f}"
+                )
+    found = {
+        name: [
+            store[key_of(f"{name}, seed {s}", asdict(plan) | METHODS[name])]
+            for s in range(options.seeds)
+        ]
+        for name in options.methods
+    }
     lines = table(found)
     for line in lines:
         say(line)
@@ -176,19 +211,33 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
 def table(found: dict[str, Sequence[Record]]) -> list[str]:
     """A Markdown table: means over seeds, beside the paper's log predictive density."""
     reference = found.get(REFERENCE)
-    lines = ["| | log predictive density | by seed | paper | theta 1: mean, sd | theta 2: mean, sd "
-             "| sd over that of all weights | R-hat of theta, of all | seconds |",
-             "|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| | log predictive density | by seed | paper | theta 1: mean, sd | theta 2: mean, sd "
+        "| sd over that of all weights | R-hat of theta, of all | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for name, records in found.items():
         each = ", ".join(f"{r['lppd']:.2f}" for r in records)
         mean, sd = (np.mean([r[k] for r in records], 0) for k in ("mean", "sd"))
-        share = "" if reference is None else ", ".join(f"{v:.2f}" for v in np.mean(
-            [np.array(r["sd"]) / np.array(f["sd"])
-             for r, f in zip(records, reference, strict=True)], 0))
+        share = (
+            ""
+            if reference is None
+            else ", ".join(
+                f"{v:.2f}"
+                for v in np.mean(
+                    [
+                        np.array(r["sd"]) / np.array(f["sd"])
+                        for r, f in zip(records, reference, strict=True)
+                    ],
+                    0,
+                )
+            )
+        )
         lines.append(
             f"| {name} | {np.mean([r['lppd'] for r in records]):.2f} | {each} "
             f"| {PAPER.get(name, '')} "
             f"| {mean[0]:.3f}, {sd[0]:.3f} | {mean[1]:.3f}, {sd[1]:.3f} | {share} "
             f"| {max(r['rhat'] for r in records):.3f}, {max(r['rhat_all'] for r in records):.2f} "
-            f"| {np.mean([r['seconds'] for r in records]):.0f} |")
+            f"| {np.mean([r['seconds'] for r in records]):.0f} |"
+        )
     return lines

@@ -34,8 +34,13 @@ def figure(records: Mapping[str, Record], train: pd.DataFrame) -> Figure:
         top.set_title(name, fontsize=10)
         style.labelled(top, "u", "y of the first category" if column == 0 else "")
         if REFERENCE in records:
-            below.plot(*np.array(records[REFERENCE]["theta"]), ".", color=style.GREY,
-                       markersize=1.5, alpha=0.5)
+            below.plot(
+                *np.array(records[REFERENCE]["theta"]),
+                ".",
+                color=style.GREY,
+                markersize=1.5,
+                alpha=0.5,
+            )
         below.plot(*np.array(record["theta"]), ".", color=style.BLUE, markersize=1.5, alpha=0.5)
         below.plot(*TRUTH, "x", color=style.RED, markersize=7)
         center = np.array(records[next(iter(records))]["mean"])

@@ -92,10 +92,14 @@ class Plan:
         steps = longer * (self.steps if curve else self.single_steps)
         kept = n - round(n * (validation or 0.0))
         each = 1 if curve else math.ceil(kept / self.batch_size)
-        return Fitting(epochs=math.ceil(steps / each), learning_rate=self.learning_rate,
-                       batch_size=None if curve else self.batch_size, weight_decay=0.0,
-                       validation=validation,
-                       patience=None if validation is None else math.ceil(self.patience / each))
+        return Fitting(
+            epochs=math.ceil(steps / each),
+            learning_rate=self.learning_rate,
+            batch_size=None if curve else self.batch_size,
+            weight_decay=0.0,
+            validation=validation,
+            patience=None if validation is None else math.ceil(self.patience / each),
+        )
 
 
 def tables(name: str, data_dir: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -110,7 +114,11 @@ def tables(name: str, data_dir: str | None) -> tuple[pd.DataFrame, pd.DataFrame]
 
 
 def fitted(
-    method: str, net: str, train: pd.DataFrame, seed: int, plan: Plan,
+    method: str,
+    net: str,
+    train: pd.DataFrame,
+    seed: int,
+    plan: Plan,
     starts: np.ndarray | None = None,
 ) -> SemiStructuredRegression:
     """A method on the training rows.
@@ -127,27 +135,42 @@ def fitted(
     module = MLP(len(columns), NETS[net], 1, "tanh", seed=seed)
     weights = sum(p.numel() for p in module.parameters())
     model = SemiStructuredRegression(
-        "y ~ 0", deep={"net": Deep(module, columns=columns)}, orthogonal=False, seed=seed,
-        priors={"sigma.Intercept": stats.lognorm(1.0)})
+        "y ~ 0",
+        deep={"net": Deep(module, columns=columns)},
+        orthogonal=False,
+        seed=seed,
+        priors={"sigma.Intercept": stats.lognorm(1.0)},
+    )
     options: dict[str, Any] = dict((METHODS | VARIANTS)[method])
     curve = options.get("subspace") == "curve"
-    fitting = plan.fitting(len(train), curve, options.pop("longer", 1),
-                           options.pop("validation", plan.validation))
+    fitting = plan.fitting(
+        len(train), curve, options.pop("longer", 1), options.pop("validation", plan.validation)
+    )
     if curve:
-        options |= {"rank": min(options["rank"], weights), "draws": plan.draws,
-                    "warmup": plan.warmup, "chains": plan.chains}
+        options |= {
+            "rank": min(options["rank"], weights),
+            "draws": plan.draws,
+            "warmup": plan.warmup,
+            "chains": plan.chains,
+        }
     elif method == "deep ensemble":
         options |= {"members": plan.members}
     elif method == "MCMC":
         assert starts is not None
         fitting = Fitting(epochs=1, validation=None, patience=None)
-        options |= {"draws": plan.mcmc_draws, "warmup": plan.mcmc_warmup, "chains": len(starts),
-                    "initial": starts, "max_depth": plan.mcmc_depth, "mode": plan.mcmc_mode}
+        options |= {
+            "draws": plan.mcmc_draws,
+            "warmup": plan.mcmc_warmup,
+            "chains": len(starts),
+            "initial": starts,
+            "max_depth": plan.mcmc_depth,
+            "mode": plan.mcmc_mode,
+        }
     return model.fit(train, fitting=fitting, progress=False, **options)
 
 
 def one(
-    name: str, net: str, method: str, seed: int, plan: Plan, data_dir: str | None, folder: Path,
+    name: str, net: str, method: str, seed: int, plan: Plan, data_dir: str | None, folder: Path
 ) -> Record:
     """The record of a method with a network on a data set.
 
@@ -170,7 +193,8 @@ def one(
     sigma = model.effects()["sigma"]
     validation = model.space.history.get("validation_log_likelihood", [])
     return {
-        "seconds": round(seconds, 1), "versions": versions(),
+        "seconds": round(seconds, 1),
+        "versions": versions(),
         "lppd": float(density.mean()),
         "lppd_se": float(density.std(ddof=1) / len(density) ** 0.5),
         "lppd_train": float(model.score_samples(train).mean()),
@@ -178,8 +202,10 @@ def one(
         "worst": float(density.min()),
         "sigma": float(sigma.mean()),
         "rank": model.space.subspace.rank - 1,
-        "trained": len(validation), "best": int(np.argmax(validation)) + 1 if validation else None,
-        **_sampling(model, predictive.outputs[..., 0].numpy(), sigma)}
+        "trained": len(validation),
+        "best": int(np.argmax(validation)) + 1 if validation else None,
+        **_sampling(model, predictive.outputs[..., 0].numpy(), sigma),
+    }
 
 
 def _keep(file: Path, ensemble: SemiStructuredRegression) -> None:
@@ -187,30 +213,36 @@ def _keep(file: Path, ensemble: SemiStructuredRegression) -> None:
     np.save(file, ensemble.draws.z[0])
 
 
-def _sampling(
-    model: SemiStructuredRegression, means: np.ndarray, sigma: np.ndarray
-) -> Record:
+def _sampling(model: SemiStructuredRegression, means: np.ndarray, sigma: np.ndarray) -> Record:
     """How the chains went: R-hat of sigma and of the mean of each test row."""
     draws = model.draws
     if "divergent" not in draws.stats:
         return {}
     spread = np.asarray(rhat(means.reshape(draws.n_chains, draws.n_draws, -1)))
-    return {"rhat_sigma": float(rhat(sigma[..., None])[0]),
-            "rhat_mean": float(np.nanmedian(spread)), "rhat_worst": float(np.nanmax(spread)),
-            "divergent": float(np.mean(draws.stats["divergent"])),
-            "evaluations": float(np.mean(draws.stats["evaluations"])),
-            "acceptance": float(np.mean(draws.stats["acceptance"]))}
+    return {
+        "rhat_sigma": float(rhat(sigma[..., None])[0]),
+        "rhat_mean": float(np.nanmedian(spread)),
+        "rhat_worst": float(np.nanmax(spread)),
+        "divergent": float(np.mean(draws.stats["divergent"])),
+        "evaluations": float(np.mean(draws.stats["evaluations"])),
+        "acceptance": float(np.mean(draws.stats["acceptance"])),
+    }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this experiment."""
     parser.add_argument("--datasets", default=",".join(DATASETS), help="with commas between")
     parser.add_argument("--nets", default=",".join(NETS), help="with commas between")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS),
-                        choices=[*METHODS, *VARIANTS])
+    parser.add_argument(
+        "--methods", nargs="+", default=list(METHODS), choices=[*METHODS, *VARIANTS]
+    )
     parser.add_argument("--seeds", type=int, default=1, help="of training and sampling")
-    parser.add_argument("--write", default=None, metavar="PAGE",
-                        help="put the tables between the marks of this page of the docs")
+    parser.add_argument(
+        "--write",
+        default=None,
+        metavar="PAGE",
+        help="put the tables between the marks of this page of the docs",
+    )
 
 
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
@@ -220,18 +252,30 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
     names, nets = asked(options.datasets, DATASETS), options.nets.split(",")
     for net in nets:
         check_choice("nets", net, NETS)
-    cases = [(method, net, name, seed) for method in options.methods for net in nets
-             for name in names for seed in range(check_count("seeds", options.seeds))]
+    cases = [
+        (method, net, name, seed)
+        for method in options.methods
+        for net in nets
+        for name in names
+        for seed in range(check_count("seeds", options.seeds))
+    ]
     for method, net, name, seed in cases:
         key, settings = _asked_for(method, net, name, seed, plan)
         if key not in store:
             record = one(name, net, method, seed, plan, options.data_dir, folder / "arrays")
             store.put(key, settings | record)
-            say(f"{name} {net} {method}: {record['lppd']:.2f} ± {record['lppd_se']:.2f}, "
-                f"{record['seconds']:.0f} s")
-    found = [r for m in (METHODS | VARIANTS) for n in NETS for d in DATASETS
-             for s in range(options.seeds)
-             for r in _stored(store, _asked_for(m, n, d, s, plan)[0])]
+            say(
+                f"{name} {net} {method}: {record['lppd']:.2f} ± {record['lppd_se']:.2f}, "
+                f"{record['seconds']:.0f} s"
+            )
+    found = [
+        r
+        for m in (METHODS | VARIANTS)
+        for n in NETS
+        for d in DATASETS
+        for s in range(options.seeds)
+        for r in _stored(store, _asked_for(m, n, d, s, plan)[0])
+    ]
     text = ssr_uci_tables.markdown(found)
     say(text)
     if options.write:
@@ -243,10 +287,15 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
 def _asked_for(method: str, net: str, name: str, seed: int, plan: Plan) -> tuple[str, Record]:
     """The key of a record, and the settings it stands for."""
     mcmc = method == "MCMC"
-    settings = {"dataset": name, "net": net, "method": method, "seed": seed,
-                "options": (METHODS | VARIANTS)[method], "procedure": PROCEDURE,
-                "plan": {k: v for k, v in asdict(plan).items()
-                         if mcmc or not k.startswith("mcmc")}}
+    settings = {
+        "dataset": name,
+        "net": net,
+        "method": method,
+        "seed": seed,
+        "options": (METHODS | VARIANTS)[method],
+        "procedure": PROCEDURE,
+        "plan": {k: v for k, v in asdict(plan).items() if mcmc or not k.startswith("mcmc")},
+    }
     return key_of(f"{name}-{net}-{method.replace(' ', '')}-{seed}", settings), settings
 
 

@@ -41,11 +41,19 @@ class Store:
         try:
             records = json.loads(self.path.read_text())
         except (OSError, ValueError) as error:
-            fail("results", f"a JSON file of records at '{self.path}'", str(error),
-                 "Delete it to start again")
+            fail(
+                "results",
+                f"a JSON file of records at '{self.path}'",
+                str(error),
+                "Delete it to start again",
+            )
         if not (isinstance(records, dict) and all(isinstance(r, dict) for r in records.values())):
-            fail("results", f"an object of records in '{self.path}'", type(records).__name__,
-                 "Delete it to start again")
+            fail(
+                "results",
+                f"an object of records in '{self.path}'",
+                type(records).__name__,
+                "Delete it to start again",
+            )
         return records
 
     def __contains__(self, key: str) -> bool:
@@ -80,5 +88,9 @@ def key_of(name: str, settings: Record) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what the numbers may depend on."""
-    return {"subbayes": subbayes.__version__, "torch": torch.__version__,
-            "numpy": np.__version__, "python": platform.python_version()}
+    return {
+        "subbayes": subbayes.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }

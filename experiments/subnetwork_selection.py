@@ -31,11 +31,21 @@ from subbayes.utils.checks import InputError
 
 DATA = ("diabetes", "energy", "wine_red")
 SIZES = (20, 50, 100, 200, 500, 1000)
-SELECTIONS = {"variance": "largest variance", "magnitude": "magnitude",
-              "predictive, inputs of the data": "predictive, inputs of the data",
-              "predictive, held-out inputs": "predictive, held-out inputs"}
-SETTINGS = {"hidden": [128, 128], "epochs": 100, "learning_rate": 3e-3, "train": 800, "new": 150,
-            "prior_precision": 1.0, "procedure": 1}
+SELECTIONS = {
+    "variance": "largest variance",
+    "magnitude": "magnitude",
+    "predictive, inputs of the data": "predictive, inputs of the data",
+    "predictive, held-out inputs": "predictive, held-out inputs",
+}
+SETTINGS = {
+    "hidden": [128, 128],
+    "epochs": 100,
+    "learning_rate": 3e-3,
+    "train": 800,
+    "new": 150,
+    "prior_precision": 1.0,
+    "procedure": 1,
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,8 +85,8 @@ def split(name: str, seed: int, data_dir: str | None) -> tuple[torch.Tensor, ...
     else:
         X, y, _ = load_uci(name, data_dir)
     order = np.random.default_rng(seed).permutation(len(X))
-    train = order[:min(SETTINGS["train"], int(0.8 * len(X)))]
-    new = order[len(train):len(train) + SETTINGS["new"]]
+    train = order[: min(SETTINGS["train"], int(0.8 * len(X)))]
+    new = order[len(train) : len(train) + SETTINGS["new"]]
     X = (X - X[train].mean(0)) / X[train].std(0).clip(1e-12)
     y = (y - y[train].mean()) / y[train].std()
     return torch.from_numpy(X[train]), torch.from_numpy(y[train]), torch.from_numpy(X[new])
@@ -87,24 +97,49 @@ def one(name: str, seed: int, data_dir: str | None) -> dict[str, Any]:
     x, y, new = split(name, seed, data_dir)
     module = subbayes.MLP(x.shape[1], tuple(SETTINGS["hidden"]), 1, "relu", seed=seed).double()
     trained = subbayes.training.train(
-        module, subbayes.likelihoods.Gaussian(), (x, y), epochs=SETTINGS["epochs"], seed=seed,
-        learning_rate=SETTINGS["learning_rate"], prior_scale=1.0, progress=False)
+        module,
+        subbayes.likelihoods.Gaussian(),
+        (x, y),
+        epochs=SETTINGS["epochs"],
+        seed=seed,
+        learning_rate=SETTINGS["learning_rate"],
+        prior_scale=1.0,
+        progress=False,
+    )
     network, likelihood = trained.network, trained.likelihood
     psi = precision(network, likelihood, (x, y), prior_precision=SETTINGS["prior_precision"])
     full = psi.covariance(new)
-    common = {"network": network, "likelihood": likelihood, "data": (x, y),
-              "prior_precision": SETTINGS["prior_precision"]}
+    common = {
+        "network": network,
+        "likelihood": likelihood,
+        "data": (x, y),
+        "prior_precision": SETTINGS["prior_precision"],
+    }
     errors: dict[str, Any] = {}
     began, spent = time.perf_counter(), {}
     for selection in SELECTIONS:
         by, _, where = selection.partition(", ")
-        errors[selection] = [judged(psi, full, new, rank=size, by=by, **common, inputs=(
-            new if "held-out" in where else None)) for size in SIZES]
+        errors[selection] = [
+            judged(
+                psi,
+                full,
+                new,
+                rank=size,
+                by=by,
+                **common,
+                inputs=(new if "held-out" in where else None),
+            )
+            for size in SIZES
+        ]
         spent[selection] = time.perf_counter() - began - sum(spent.values())
     errors["last layer"] = judged(psi, full, new, by="last-layer", **common)
     errors["best subspace"] = [eckart_young(full, size) for size in SIZES]
-    return {"errors": errors, "seconds": spent, "weights": network.size,
-            "noise": float(np.ravel(likelihood.noise)[0])}
+    return {
+        "errors": errors,
+        "seconds": spent,
+        "weights": network.size,
+        "noise": float(np.ravel(likelihood.noise)[0]),
+    }
 
 
 def judged(psi: Precision, full: torch.Tensor, new: torch.Tensor, **options: Any) -> list[float]:
@@ -116,19 +151,27 @@ def judged(psi: Precision, full: torch.Tensor, new: torch.Tensor, **options: Any
 
 def averages(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Means over seeds."""
-    return {name: np.mean([record["errors"][name] for record in records], 0).round(4).tolist()
-            for name in records[0]["errors"]}
+    return {
+        name: np.mean([record["errors"][name] for record in records], 0).round(4).tolist()
+        for name in records[0]["errors"]
+    }
 
 
 def table(name: str, records: list[dict[str, Any]]) -> str:
     """Mean relative errors as text."""
     found = averages(records)
-    lines = [f"{name} ({records[0]['weights']} weights, {len(records)} seeds), relative error",
-             " " * 32 + "".join(f"{size:8d}" for size in SIZES)]
-    lines += [f"{label:32s}" + "".join(f"{error:8.3f}" for error, _ in found[key])
-              for key, label in SELECTIONS.items()]
-    lines.append(f"{'best subspace of the rank':32s}" + "".join(
-        f"{error:8.3f}" for error in found["best subspace"]))
+    lines = [
+        f"{name} ({records[0]['weights']} weights, {len(records)} seeds), relative error",
+        " " * 32 + "".join(f"{size:8d}" for size in SIZES),
+    ]
+    lines += [
+        f"{label:32s}" + "".join(f"{error:8.3f}" for error, _ in found[key])
+        for key, label in SELECTIONS.items()
+    ]
+    lines.append(
+        f"{'best subspace of the rank':32s}"
+        + "".join(f"{error:8.3f}" for error in found["best subspace"])
+    )
     return "\n".join([*lines, f"the last layer: {found['last layer'][0]:.3f}", ""])
 
 
@@ -140,8 +183,14 @@ def figure(results: dict[str, Any], path: Path) -> None:
     for ax, (name, records) in zip(axes, results.items(), strict=True):
         found = averages(records)
         for color, (key, label) in zip(COLORS, SELECTIONS.items(), strict=False):
-            ax.plot(SIZES, [error for error, _ in found[key]], color=color, marker="o",
-                    markersize=4, label=label if ax is axes[0] else None)
+            ax.plot(
+                SIZES,
+                [error for error, _ in found[key]],
+                color=color,
+                marker="o",
+                markersize=4,
+                label=label if ax is axes[0] else None,
+            )
         ax.set_xscale("log")
         ax.set_ylim(0, 1.03)
         ax.text(0.03, 0.04, name.replace("_", " "), transform=ax.transAxes)

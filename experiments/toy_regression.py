@@ -140,8 +140,12 @@ def twin(seed: int, like: Points, plan: Plan) -> Points:
         f, grid = (module(features(at))[:, 0].double().numpy() for at in (like.x, GRID))
     scale, shift = like.y.std() / f.std(), like.y.mean()
     noise = plan.noise * np.random.default_rng([seed, 2]).standard_normal(len(f))
-    return Points(f"twin {seed}", like.x, shift + scale * (f - f.mean()) + noise,
-                  shift + scale * (grid - f.mean()))
+    return Points(
+        f"twin {seed}",
+        like.x,
+        shift + scale * (f - f.mean()) + noise,
+        shift + scale * (grid - f.mean()),
+    )
 
 
 # --- training ---------------------------------------------------------------------------------
@@ -166,41 +170,85 @@ def trained(points: Points, plan: Plan, seed: int, keep: Keep) -> Trained:
     """Two runs of SGD, each averaged along a constant rate, and a curve between them."""
     module = MLP(2, plan.hidden, 1, seed=0)
     fixed = asdict(plan)
-    settings = {name: fixed[name] for name in (
-        "hidden", "epochs", "path_epochs", "learning_rate", "momentum", "batch_size", "snapshots",
-        "curve_epochs")} | {"data": points.name, "seed": seed}
-    kept = keep(f"{points.name} training", settings,
-                lambda: _train(points, plan, derive(seed, 11)))
+    settings = {
+        name: fixed[name]
+        for name in (
+            "hidden",
+            "epochs",
+            "path_epochs",
+            "learning_rate",
+            "momentum",
+            "batch_size",
+            "snapshots",
+            "curve_epochs",
+        )
+    } | {"data": points.name, "seed": seed}
+    kept = keep(f"{points.name} training", settings, lambda: _train(points, plan, derive(seed, 11)))
     recorder = TrajectoryRecorder(max_snapshots=plan.snapshots)
     for weights in torch.from_numpy(kept["snapshots"]):
         recorder.update(weights)
     network = Network(module).with_weights(recorder.mean)
-    return Trained(network, float(kept["noise"][0]), recorder,
-                   Curve(torch.from_numpy(kept["points"])))
+    return Trained(
+        network, float(kept["noise"][0]), recorder, Curve(torch.from_numpy(kept["points"]))
+    )
 
 
 def _train(points: Points, plan: Plan, seed: int) -> tuple[Arrays, Record]:
     unit = Gaussian(noise=1.0)  # half the squared error, as the authors train
-    options: dict[str, Any] = {"learning_rate": plan.learning_rate, "momentum": plan.momentum,
-                               "batch_size": plan.batch_size, "progress": False}
+    options: dict[str, Any] = {
+        "learning_rate": plan.learning_rate,
+        "momentum": plan.momentum,
+        "batch_size": plan.batch_size,
+        "progress": False,
+    }
     results = []
     for s in range(2):
-        first = train(MLP(2, plan.hidden, 1, seed=derive(seed, s)), unit, points.data,
-                      optimizer="sgd", epochs=plan.epochs, seed=derive(seed, s), **options)
-        results.append(swa(first, unit, points.data, epochs=plan.path_epochs,
-                           every=plan.path_epochs // plan.snapshots,
-                           max_snapshots=plan.snapshots, seed=derive(seed, s), **options))
-    curve = train_curve(results[0].network, unit, points.data, optimizer="sgd", seed=seed,
-                        ends=[r.network for r in results], epochs=plan.curve_epochs, **options)
+        first = train(
+            MLP(2, plan.hidden, 1, seed=derive(seed, s)),
+            unit,
+            points.data,
+            optimizer="sgd",
+            epochs=plan.epochs,
+            seed=derive(seed, s),
+            **options,
+        )
+        results.append(
+            swa(
+                first,
+                unit,
+                points.data,
+                epochs=plan.path_epochs,
+                every=plan.path_epochs // plan.snapshots,
+                max_snapshots=plan.snapshots,
+                seed=derive(seed, s),
+                **options,
+            )
+        )
+    curve = train_curve(
+        results[0].network,
+        unit,
+        points.data,
+        optimizer="sgd",
+        seed=seed,
+        ends=[r.network for r in results],
+        epochs=plan.curve_epochs,
+        **options,
+    )
     path, network = results[0].recorder, results[0].network
     inputs, y = points.data
     with torch.no_grad():
         residuals = y - network(network.weights, inputs)[:, 0]
     noise = float(residuals.double().std())
-    arrays = {"noise": np.array([noise]), "points": curve.curve.points.numpy(),
-              "snapshots": (path.deviations.double() + path.mean.double()).float().numpy()}
-    return arrays, {"noise": noise, "length": curve.curve.length(),
-                    "distance": float((curve.curve.points[0] - curve.curve.points[-1]).norm())}
+    arrays = {
+        "noise": np.array([noise]),
+        "points": curve.curve.points.numpy(),
+        "snapshots": (path.deviations.double() + path.mean.double()).float().numpy(),
+    }
+    return arrays, {
+        "noise": noise,
+        "length": curve.curve.length(),
+        "distance": float((curve.curve.points[0] - curve.curve.points[-1]).norm()),
+    }
 
 
 # --- the methods --------------------------------------------------------------------------------
@@ -223,8 +271,14 @@ def posterior_of(name: str, points: Points, model: Trained, plan: Plan, seed: in
     `TrajectoryRecorder.pca` by those over the square root of M - 1: the prior makes up for it.
     """
     scale = (plan.snapshots - 1) ** 0.5 if name == "PCA" else 1.0
-    return Posterior(model.network, model.likelihood, points.data,
-                     subspace_of(name, model, plan, seed), Normal(scale), plan.temperature)
+    return Posterior(
+        model.network,
+        model.likelihood,
+        points.data,
+        subspace_of(name, model, plan, seed),
+        Normal(scale),
+        plan.temperature,
+    )
 
 
 def sampled(engine: str, posterior: Posterior, plan: Plan, seed: int) -> Draws:
@@ -235,8 +289,9 @@ def sampled(engine: str, posterior: Posterior, plan: Plan, seed: int) -> Draws:
     if engine == "NUTS":
         return nuts(posterior, draws=plan.draws // 4, warmup=plan.draws // 4, **options)
     family = {"VI": "mean-field", "RealNVP": "realnvp"}[engine]
-    return variational(posterior, family=family, draws=plan.draws // 4, steps=plan.vi_steps,
-                       **options)
+    return variational(
+        posterior, family=family, draws=plan.draws // 4, steps=plan.vi_steps, **options
+    )
 
 
 def _facts(draws: Draws) -> Record:
@@ -244,16 +299,19 @@ def _facts(draws: Draws) -> Record:
     facts: Record = {"draws": draws.n_chains * draws.n_draws}
     if "elbo" in draws.meta:
         return facts | {k: _number(draws.meta[k]) for k in ("elbo", "log_evidence", "pareto_k")}
-    return facts | {"rhat": _number(np.nanmax(draws.rhat())),
-                    "ess_bulk": _number(np.nanmin(draws.ess_bulk()))}
+    return facts | {
+        "rhat": _number(np.nanmax(draws.rhat())),
+        "ess_bulk": _number(np.nanmin(draws.ess_bulk())),
+    }
 
 
 def _number(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def run_method(method: str, points: Points, model: Trained, plan: Plan,
-               seed: int) -> tuple[Arrays, Record]:
+def run_method(
+    method: str, points: Points, model: Trained, plan: Plan, seed: int
+) -> tuple[Arrays, Record]:
     """Curves of a method on the grid, (S, 201), with the coordinates drawn where it has any."""
     if method == "GP":
         return _gp(points, derive(seed, 7))
@@ -279,10 +337,18 @@ def _full_vi(points: Points, model: Trained, plan: Plan, seed: int) -> tuple[Arr
     """Mean-field variational inference over all weights, with prior N(0, s^2 I) around 0."""
     center = model.network.weights
     prior = Normal(plan.full_prior, mean=-center.double().numpy())
-    posterior = Posterior(model.network, model.likelihood, points.data, FullSubspace(center),
-                          prior, plan.temperature)
-    draws = variational(posterior, draws=125, chains=4, steps=plan.full_steps,
-                        samples=plan.full_samples, seed=seed, progress=False)
+    posterior = Posterior(
+        model.network, model.likelihood, points.data, FullSubspace(center), prior, plan.temperature
+    )
+    draws = variational(
+        posterior,
+        draws=125,
+        chains=4,
+        steps=plan.full_steps,
+        samples=plan.full_samples,
+        seed=seed,
+        progress=False,
+    )
     weights = posterior.subspace.weights(torch.from_numpy(draws.flat()))
     return {"curves": _curves(model, weights)}, _facts(draws)
 
@@ -293,17 +359,21 @@ def _gp(points: Points, seed: int) -> tuple[Arrays, Record]:
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
     kernel = ConstantKernel(0.5) * RBF(1.0) + WhiteKernel(1e-2, (1e-5, 1.0))
-    gp = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=2,
-                                  random_state=seed % 2**32).fit(points.x[:, None], points.y)
+    gp = GaussianProcessRegressor(
+        kernel, normalize_y=True, n_restarts_optimizer=2, random_state=seed % 2**32
+    ).fit(points.x[:, None], points.y)
     scale = float(gp._y_train_std)
-    noise = scale * gp.kernel_.k2.noise_level ** 0.5
+    noise = scale * gp.kernel_.k2.noise_level**0.5
     mean, covariance = gp.predict(GRID[:, None], return_cov=True)
     covariance -= np.eye(len(GRID)) * noise**2  # of the function, not of observations
     values, vectors = np.linalg.eigh(covariance)
     eps = np.random.default_rng(seed).standard_normal((500, len(GRID)))
     curves = mean + (eps * np.sqrt(values.clip(0))) @ vectors.T
     return {"curves": curves.astype(np.float32)}, {
-        "draws": 500, "noise": noise, "length_scale": float(gp.kernel_.k1.k2.length_scale)}
+        "draws": 500,
+        "noise": noise,
+        "length_scale": float(gp.kernel_.k1.k2.length_scale),
+    }
 
 
 # --- what is said of them -----------------------------------------------------------------------
@@ -327,8 +397,9 @@ def summary(curves: Array, points: Points, noise: float) -> Record:
         found[f"growth {name}"] = found[f"sd {name}"] / found["sd near"]
     if points.truth is not None:
         inside = (low <= points.truth) & (points.truth <= high)
-        found |= {f"coverage {name}": float(inside[mask].mean())
-                  for name, mask in regions().items()}
+        found |= {
+            f"coverage {name}": float(inside[mask].mean()) for name, mask in regions().items()
+        }
     return found
 
 
@@ -350,8 +421,9 @@ class Keep:
         """Where the arrays of a step are."""
         return self.folder / "arrays" / f"{key}.safetensors"
 
-    def __call__(self, name: str, settings: Record,
-                 make: Callable[[], tuple[Arrays, Record]]) -> Arrays:
+    def __call__(
+        self, name: str, settings: Record, make: Callable[[], tuple[Arrays, Record]]
+    ) -> Arrays:
         """Arrays of a step: as kept, or made and kept."""
         key = _key(name, settings)
         path = self.path(key)
@@ -365,8 +437,9 @@ class Keep:
         seconds = round(time.process_time() - started, 1)
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, path)
-        self.store.put(key, settings | {"kind": name, "seconds": seconds, "versions": versions()}
-                       | record)
+        self.store.put(
+            key, settings | {"kind": name, "seconds": seconds, "versions": versions()} | record
+        )
         self.say(f"{name}: {seconds} s")
         return arrays
 
@@ -388,8 +461,9 @@ class Found:
         return self.train()
 
 
-def run_points(points: Points, methods: tuple[str, ...], plan: Plan, seed: int, keep: Keep,
-               pictures: bool) -> Found:
+def run_points(
+    points: Points, methods: tuple[str, ...], plan: Plan, seed: int, keep: Keep, pictures: bool
+) -> Found:
     """Train and run every method; what is on record is run again only for pictures of it."""
     torch.set_num_threads(1)
     model = functools.cache(lambda: trained(points, plan, seed, keep))
@@ -399,14 +473,16 @@ def run_points(points: Points, methods: tuple[str, ...], plan: Plan, seed: int, 
         settings = asdict(plan) | {"data": points.name, "seed": seed, "method": method}
         key = _key(name, settings)
         if pictures or key not in keep.store:
-            arrays[method] = keep(name, settings, functools.partial(
-                _with_summary, method, points, model, plan, seed))
+            arrays[method] = keep(
+                name, settings, functools.partial(_with_summary, method, points, model, plan, seed)
+            )
         records[method] = keep.store[key]
     return Found(points, plan, seed, records, arrays, model)
 
 
-def _with_summary(method: str, points: Points, model: Callable[[], Trained], plan: Plan,
-                  seed: int) -> tuple[Arrays, Record]:
+def _with_summary(
+    method: str, points: Points, model: Callable[[], Trained], plan: Plan, seed: int
+) -> tuple[Arrays, Record]:
     arrays, facts = run_method(method, points, model(), plan, seed)
     return arrays, facts | summary(arrays["curves"], points, facts.get("noise", model().noise))
 
@@ -424,17 +500,35 @@ def spectra_of(found: Found, keep: Keep) -> dict[str, Any]:
     def make() -> tuple[Arrays, Record]:
         arrays, record = {}, {}
         for kind in ("hessian", "fisher"):
-            product = curvature.Curvature(network, found.model.likelihood, inputs, kind,
-                                          batch_size=400)
-            pairs = curvature.eigenvalues(product, min(40, product.size), which="magnitude",
-                                          basis=80, restarts=3, tolerance=1e-3, progress=False)
+            product = curvature.Curvature(
+                network, found.model.likelihood, inputs, kind, batch_size=400
+            )
+            pairs = curvature.eigenvalues(
+                product,
+                min(40, product.size),
+                which="magnitude",
+                basis=80,
+                restarts=3,
+                tolerance=1e-3,
+                progress=False,
+            )
             arrays[kind] = np.stack([pairs.values, pairs.residuals])
-            record[kind] = {"products": pairs.products, "largest": float(pairs.values[0]),
-                            "residual": float(pairs.residuals.max())}
+            record[kind] = {
+                "products": pairs.products,
+                "largest": float(pairs.values[0]),
+                "residual": float(pairs.residuals.max()),
+            }
         return arrays, record
 
-    return keep(f"{found.points.name} spectra", {"data": found.points.name,
-                "noise": found.model.noise, "weights": float(network.weights.sum())}, make)
+    return keep(
+        f"{found.points.name} spectra",
+        {
+            "data": found.points.name,
+            "noise": found.model.noise,
+            "weights": float(network.weights.sum()),
+        },
+        make,
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -443,11 +537,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--twins", type=int, default=2, help="data sets with a known function")
     parser.add_argument("--temperature", type=float, default=Plan.temperature)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--page", default=None, metavar="FILE",
-                        help="write the gallery to this HTML file")
-    parser.add_argument("--write", default=None, metavar="PAGE",
-                        help="put the tables between the marks of this page of the docs, and the "
-                             "main pictures beside it")
+    parser.add_argument(
+        "--page", default=None, metavar="FILE", help="write the gallery to this HTML file"
+    )
+    parser.add_argument(
+        "--write",
+        default=None,
+        metavar="PAGE",
+        help="put the tables between the marks of this page of the docs, and the "
+        "main pictures beside it",
+    )
 
 
 def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Record:
@@ -461,11 +560,15 @@ def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Reco
     plan = Plan(temperature=options.temperature) if plan is None else plan
     keep = Keep(Path(options.results), say)
     paper = paper_points(options.data_dir)
-    sets = [paper, *(twin(s, paper, plan) for s in range(
-        1, 1 + check_count("twins", options.twins, 0)))]
+    sets = [
+        paper,
+        *(twin(s, paper, plan) for s in range(1, 1 + check_count("twins", options.twins, 0))),
+    ]
     wanted = bool(options.page or options.write)
-    found = [run_points(points, methods, plan, options.seed, keep, wanted and points is paper)
-             for points in sets]
+    found = [
+        run_points(points, methods, plan, options.seed, keep, wanted and points is paper)
+        for points in sets
+    ]
     say(page.markdown(found))
     if wanted:
         page.write(found, spectra_of(found[0], keep), options.page, options.write)

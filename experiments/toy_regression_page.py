@@ -30,21 +30,26 @@ FIGURES = {
     "figure1": (
         "Figure 1: elliptical slice sampling in a random subspace of rank 10 (above) and in the "
         "subspace of a curve between two solutions (below). Left the predictions, right the "
-        "log density over the first two coordinates with the draws."),
+        "log density over the first two coordinates with the draws."
+    ),
     "figure3": (
         "Figure 3: elliptical slice sampling in three subspaces (above); variational inference "
-        "over all weights, SWAG and a Gaussian process (below)."),
+        "over all weights, SWAG and a Gaussian process (below)."
+    ),
     "figure8": "Figure 8: every engine (rows) in every subspace (columns).",
     "figure9": (
         "Figure 9: the log density over the first two coordinates, with the draws of every engine "
-        "(rows) in every subspace (columns)."),
+        "(rows) in every subspace (columns)."
+    ),
     "together": (
         "The engines on one surface: draws of the two samplers, and outlines of the two "
-        "approximations (their means and covariances, at two standard deviations)."),
+        "approximations (their means and covariances, at two standard deviations)."
+    ),
     "spectra": (
         "Figures 6 and 7: the largest eigenvalues of the Hessian and of the Fisher information at "
         "the first solution, by Lanczos, and of the covariance of the trajectory; each divided by "
-        "the sum of those shown."),
+        "the sum of those shown."
+    ),
 }
 
 
@@ -61,8 +66,11 @@ def pictures(found: Found, spectra: dict[str, Any]) -> dict[str, Figure]:
         "together": (lambda: _together(found), sum(_all(), [])),
         "spectra": (lambda: _spectra(found, spectra), ()),
     }
-    return {name: make() for name, (make, needed) in makers.items()
-            if all(method in found.arrays for method in needed)}
+    return {
+        name: make()
+        for name, (make, needed) in makers.items()
+        if all(method in found.arrays for method in needed)
+    }
 
 
 _FIGURE3 = [["random + ESS", "PCA + ESS", "curve + ESS"], ["full-space VI", "SWAG", "GP"]]
@@ -78,8 +86,13 @@ def _band(found: Found, method: str, ax: Axes, key: bool) -> None:
     from experiments.toy_regression import GRID, predictive_of
 
     points, noise = found.points, found.records[method]["noise"]
-    plots.bands(predictive_of(found.arrays[method]["curves"], noise), GRID, curves=8, ax=ax,
-                data=(points.x, points.y))
+    plots.bands(
+        predictive_of(found.arrays[method]["curves"], noise),
+        GRID,
+        curves=8,
+        ax=ax,
+        data=(points.x, points.y),
+    )
     if points.truth is not None:
         ax.plot(GRID, points.truth, "--", color=plots.style.RED, linewidth=1.2)
     ax.set_ylim(*_Y)
@@ -92,8 +105,15 @@ def _titled(ax: Axes, title: str, key: bool) -> None:
     legend = ax.get_legend()
     if legend is not None and not key:
         legend.remove()
-    ax.annotate(title, (0.03, 0.96), xycoords="axes fraction", va="top", weight="bold", size=10,
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 2})
+    ax.annotate(
+        title,
+        (0.03, 0.96),
+        xycoords="axes fraction",
+        va="top",
+        weight="bold",
+        size=10,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 2},
+    )
 
 
 def _bands(found: Found, methods: Sequence[Sequence[str]]) -> Figure:
@@ -113,8 +133,9 @@ def _shared_legend(ax: Axes) -> None:
     """One legend for a figure, above it."""
     figure = ax.figure
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False,
-                  fontsize=9.5)
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9.5
+    )
 
 
 def _figure(axes: Sequence[Sequence[Axes]]) -> Figure:
@@ -146,8 +167,9 @@ def _figure1(found: Found) -> Figure:
     for row, subspace in zip(axes, ("random", "curve"), strict=True):
         method = f"{subspace} + ESS"
         _band(found, method, row[0], key=False)
-        plots.density(_posterior(found, subspace), _draws(found, method), n_draws=300, size=31,
-                      ax=row[1])
+        plots.density(
+            _posterior(found, subspace), _draws(found, method), n_draws=300, size=31, ax=row[1]
+        )
         _titled(row[1], method, key=False)
     _shared_legend(axes[0][0])
     return _figure(axes)
@@ -159,8 +181,14 @@ def _densities(found: Found) -> Figure:
     for row, methods in zip(axes, names, strict=True):
         for ax, method in zip(row, methods, strict=True):
             subspace = method.split(" + ")[0]
-            plots.density(_posterior(found, subspace), _draws(found, method), n_draws=250,
-                          size=31, spans=_spans(found, subspace), ax=ax)
+            plots.density(
+                _posterior(found, subspace),
+                _draws(found, method),
+                n_draws=250,
+                size=31,
+                spans=_spans(found, subspace),
+                ax=ax,
+            )
             _titled(ax, method, key=False)
     return _figure(axes)
 
@@ -170,19 +198,31 @@ def _together(found: Found) -> Figure:
 
     axes = plots.grid(1, len(SUBSPACES), width=4.6, height=3.9)
     for ax, subspace in zip(axes[0], SUBSPACES, strict=True):
+
         def of(engine: str, subspace: str = subspace) -> Draws:
             return _draws(found, f"{subspace} + {engine}")
 
-        plots.density(_posterior(found, subspace), {e: of(e) for e in ("ESS", "NUTS")},
-                      approximations={e: of(e) for e in ("VI", "RealNVP")}, n_draws=200,
-                      spans=_spans(found, subspace), ax=ax)
+        plots.density(
+            _posterior(found, subspace),
+            {e: of(e) for e in ("ESS", "NUTS")},
+            approximations={e: of(e) for e in ("VI", "RealNVP")},
+            n_draws=200,
+            spans=_spans(found, subspace),
+            ax=ax,
+        )
         _titled(ax, subspace, key=ax is axes[0][0])
     return _figure(axes)
 
 
 def _spectra(found: Found, spectra: dict[str, Any]) -> Figure:
-    ax = plots.spectra({"Hessian": spectra["hessian"][0], "Fisher information":
-                        spectra["fisher"][0], "trajectory": found.model.recorder}, share=True)
+    ax = plots.spectra(
+        {
+            "Hessian": spectra["hessian"][0],
+            "Fisher information": spectra["fisher"][0],
+            "trajectory": found.model.recorder,
+        },
+        share=True,
+    )
     figure = ax.figure
     assert isinstance(figure, Figure)
     return figure
@@ -193,14 +233,24 @@ def small_png(figure: Figure, dpi: int = 95) -> bytes:
     with Image.open(io.BytesIO(plots.png(figure, dpi))) as picture:
         buffer = io.BytesIO()
         picture.convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE).save(
-            buffer, "png", optimize=True)
+            buffer, "png", optimize=True
+        )
     return buffer.getvalue()
 
 
 # --- tables -------------------------------------------------------------------------------------
 
-_HEAD = ("method", "sd near the data", "in the gaps", "beyond", "growth in the gaps",
-         "growth beyond", "RMSE at the data", "R-hat or Pareto k", "CPU s")
+_HEAD = (
+    "method",
+    "sd near the data",
+    "in the gaps",
+    "beyond",
+    "growth in the gaps",
+    "growth beyond",
+    "RMSE at the data",
+    "R-hat or Pareto k",
+    "CPU s",
+)
 _COVERED = ("method", "near the data", "in the gaps", "beyond")
 
 
@@ -210,43 +260,70 @@ def _number(value: float | None, digits: int) -> str:
 
 def rows(records: dict[str, Record]) -> list[list[str]]:
     """One row a method: how its uncertainty grows, how it fits, and how the run went."""
-    return [[method, *(_number(r[f"sd {name}"], 4) for name in ("near", "gaps", "beyond")),
-             *(_number(r[f"growth {name}"], 1) + " ×" for name in ("gaps", "beyond")),
-             _number(r["rmse"], 4),
-             f"R-hat {r['rhat']:.2f}" if r.get("rhat") else
-             f"k {r['pareto_k']:.2f}" if r.get("pareto_k") else "",
-             _number(r["seconds"], 0)] for method, r in records.items()]
+    return [
+        [
+            method,
+            *(_number(r[f"sd {name}"], 4) for name in ("near", "gaps", "beyond")),
+            *(_number(r[f"growth {name}"], 1) + " ×" for name in ("gaps", "beyond")),
+            _number(r["rmse"], 4),
+            f"R-hat {r['rhat']:.2f}"
+            if r.get("rhat")
+            else f"k {r['pareto_k']:.2f}"
+            if r.get("pareto_k")
+            else "",
+            _number(r["seconds"], 0),
+        ]
+        for method, r in records.items()
+    ]
 
 
 def coverage_rows(twins: Sequence[Found]) -> list[list[str]]:
     """Share of each region in which 95 % of the curves hold the true function, over twins."""
-    return [[method, *(_number(float(np.mean([
-        one.records[method][f"coverage {name}"] for one in twins])), 2)
-        for name in ("near", "gaps", "beyond"))] for method in twins[0].records]
+    return [
+        [
+            method,
+            *(
+                _number(
+                    float(np.mean([one.records[method][f"coverage {name}"] for one in twins])), 2
+                )
+                for name in ("near", "gaps", "beyond")
+            ),
+        ]
+        for method in twins[0].records
+    ]
 
 
 def markdown(found: Sequence[Found]) -> str:
     """Both tables."""
     paper, twins = found[0], found[1:]
-    parts = ["**Standard deviation of the curves (epistemic), and how it grows**", "",
-             _table(_HEAD, rows(paper.records))]
+    parts = [
+        "**Standard deviation of the curves (epistemic), and how it grows**",
+        "",
+        _table(_HEAD, rows(paper.records)),
+    ]
     if twins:
-        parts += ["", "**How often 95 % of the curves hold the true function, on "
-                  f"{len(twins)} twin{'s' * (len(twins) > 1)} of the data**", "",
-                  _table(_COVERED, coverage_rows(twins))]
+        parts += [
+            "",
+            "**How often 95 % of the curves hold the true function, on "
+            f"{len(twins)} twin{'s' * (len(twins) > 1)} of the data**",
+            "",
+            _table(_COVERED, coverage_rows(twins)),
+        ]
     return "\n".join(parts)
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |"
-                     for cells in (head, ["---"] * len(head), *lines))
+    return "\n".join(
+        "| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)
+    )
 
 
 # --- pages --------------------------------------------------------------------------------------
 
 
-def write(found: Sequence[Found], spectra: dict[str, Any], gallery: str | None,
-          page: str | None) -> None:
+def write(
+    found: Sequence[Found], spectra: dict[str, Any], gallery: str | None, page: str | None
+) -> None:
     """Write the gallery, and tables and pictures into a page of the docs.
 
     Args:
@@ -270,8 +347,7 @@ def write(found: Sequence[Found], spectra: dict[str, Any], gallery: str | None,
         block = f"{_MARKS[0]}\n\n{markdown(found)}\n\n{_MARKS[1]}"
         for name, data in drawn.items():
             atomic_write_bytes(path.parent / "images" / "toy_regression" / f"{name}.png", data)
-        atomic_write_text(path, re.sub(f"{begin}.*{end}", lambda _: block, text,
-                                       flags=re.DOTALL))
+        atomic_write_text(path, re.sub(f"{begin}.*{end}", lambda _: block, text, flags=re.DOTALL))
 
 
 def _gallery(found: Sequence[Found], drawn: dict[str, bytes]) -> str:
@@ -281,20 +357,37 @@ def _gallery(found: Sequence[Found], drawn: dict[str, bytes]) -> str:
         html.paragraphs(
             "The 400 points of Izmailov et al. (2019), a network with hidden layers of 200, 50, "
             "50 and 50, and what each subspace and each engine makes of the places without data.",
-            kind="lead"),
-        *(html.section(FIGURES[name].split(":")[0] if name != "together" else "Side by side",
-                       html.figure(data, FIGURES[name])) for name, data in drawn.items()),
-        html.section("How much uncertainty grows away from the data",
-                     html.table(_HEAD, rows(paper.records),
-                                "Standard deviation of the curves, averaged over the places near "
-                                "the data, in the two gaps, and beyond; growth is relative to "
-                                "near the data. Noise: "
-                                f"{paper.model.noise:.3f}.")),
+            kind="lead",
+        ),
+        *(
+            html.section(
+                FIGURES[name].split(":")[0] if name != "together" else "Side by side",
+                html.figure(data, FIGURES[name]),
+            )
+            for name, data in drawn.items()
+        ),
+        html.section(
+            "How much uncertainty grows away from the data",
+            html.table(
+                _HEAD,
+                rows(paper.records),
+                "Standard deviation of the curves, averaged over the places near "
+                "the data, in the two gaps, and beyond; growth is relative to "
+                "near the data. Noise: "
+                f"{paper.model.noise:.3f}.",
+            ),
+        ),
     ]
     if twins:
-        body.append(html.section(
-            "Does the interval hold the truth?",
-            html.table(_COVERED, coverage_rows(twins),
-                       "Share of each region in which 95 % of the curves hold the true function, "
-                       f"on {len(twins)} data sets drawn from networks with random weights.")))
+        body.append(
+            html.section(
+                "Does the interval hold the truth?",
+                html.table(
+                    _COVERED,
+                    coverage_rows(twins),
+                    "Share of each region in which 95 % of the curves hold the true function, "
+                    f"on {len(twins)} data sets drawn from networks with random weights.",
+                ),
+            )
+        )
     return html.page("Toy regression", body).replace("max-width: 36rem", "max-width: 64rem")

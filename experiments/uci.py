@@ -84,10 +84,13 @@ def scores(predictive: Predictive, y: Array) -> dict[str, float]:
     """Scores on test rows; coverages of the mixture and of the Gaussian with its moments."""
     below = predictive.cdf(y)  # inside the central interval of the mixture: cheaper than its ends
     inside = np.abs(y - predictive.mean) <= 1.959963984540054 * predictive.std
-    return {"log_likelihood": moment_matched(predictive, y),
-            "log_likelihood_mixture": log_likelihood(predictive, y),
-            "rmse": rmse(predictive, y), "coverage": float(inside.mean()),
-            "coverage_mixture": float(((below >= 0.025) & (below <= 0.975)).mean())}
+    return {
+        "log_likelihood": moment_matched(predictive, y),
+        "log_likelihood_mixture": log_likelihood(predictive, y),
+        "rmse": rmse(predictive, y),
+        "coverage": float(inside.mean()),
+        "coverage_mixture": float(((below >= 0.025) & (below <= 0.975)).mean()),
+    }
 
 
 # --- choices --------------------------------------------------------------------------------------
@@ -146,8 +149,10 @@ def verdict(score: str, paper: Figure, ours: Figure, n: int, n_paper: int | None
         n: splits behind ours,
         n_paper: and behind the paper's, by default as many.
     """
-    badness = [abs(m - 0.95) if score == "coverage" else m if score == "rmse" else -m
-               for m, _ in (paper, ours)]
+    badness = [
+        abs(m - 0.95) if score == "coverage" else m if score == "rmse" else -m
+        for m, _ in (paper, ours)
+    ]
     error = (paper[1] ** 2 / (n_paper or n) + ours[1] ** 2 / n) ** 0.5
     gap = badness[1] - badness[0]
     if abs(gap) <= 2 * error:
@@ -168,14 +173,25 @@ def spread(found: np.ndarray) -> Figure:
 
 def summary_of(found: dict[str, list[Record]]) -> Record:
     """Means and deviations by data set, method and score, for the JSON line."""
-    return {name: {
-        "splits": len(records), "chosen": records[0]["chosen"], "plan": records[0]["plan"],
-        "rhat": max(r["sampling"]["rhat"] for r in records),
-        "seconds": round(sum(sum(r["seconds"].values()) for r in records), 1),
-        "methods": {method: {
-            score: dict(zip(("mean", "sd"), spread(values(records, method, score)), strict=True))
-            for score in records[0]["methods"][method]} for method in records[0]["methods"]}}
-        for name, records in found.items()}
+    return {
+        name: {
+            "splits": len(records),
+            "chosen": records[0]["chosen"],
+            "plan": records[0]["plan"],
+            "rhat": max(r["sampling"]["rhat"] for r in records),
+            "seconds": round(sum(sum(r["seconds"].values()) for r in records), 1),
+            "methods": {
+                method: {
+                    score: dict(
+                        zip(("mean", "sd"), spread(values(records, method, score)), strict=True)
+                    )
+                    for score in records[0]["methods"][method]
+                }
+                for method in records[0]["methods"]
+            },
+        }
+        for name, records in found.items()
+    }
 
 
 def write_between(page: str | Path, name: str, text: str) -> None:

@@ -49,8 +49,17 @@ from subbayes.utils.seeding import derive
 
 DATASETS = ("elevators", "skillcraft", "pol", "protein", "keggdirected", "keggundirected")
 METHODS = ("SGD", "SWAG", "PCA + ESS", "PCA + VI")
-TRAINING = ("hidden", "epochs", "path_start", "batch_size", "momentum", "weight_decay",
-            "bias_lr_factor", "snapshots", "rank")
+TRAINING = (
+    "hidden",
+    "epochs",
+    "path_start",
+    "batch_size",
+    "momentum",
+    "weight_decay",
+    "bias_lr_factor",
+    "snapshots",
+    "rank",
+)
 TUNING = ("validation", "tuning_chains", "tuning_draws")
 FINAL = ("chains", "draws", "vi_steps", "vi_samples", "vi_batch_size", "vi_draws", "swag_draws")
 
@@ -110,15 +119,28 @@ class Plan:
 
 
 PLANS = {
-    "elevators": Plan(epochs=100, path_start=40, temperatures=(20000.0,), draws=10, vi_steps=250,
-                      vi_draws=30, swag_draws=30),
+    "elevators": Plan(
+        epochs=100,
+        path_start=40,
+        temperatures=(20000.0,),
+        draws=10,
+        vi_steps=250,
+        vi_draws=30,
+        swag_draws=30,
+    ),
     "pol": Plan(temperatures=(5000.0,)),
     "keggdirected": Plan(batch_size=400, path_start=160),
     "keggundirected": Plan(batch_size=400, path_start=160),
-    "skillcraft": Plan(hidden=(1000, 500, 50, 2), epochs=100, batch_size=400,
-                       learning_rates=(1e-3, 3e-3, 1e-2),
-                       temperatures=(30.0, 300.0, 3000.0, 30000.0), vi_steps=300,
-                       vi_batch_size=400)}
+    "skillcraft": Plan(
+        hidden=(1000, 500, 50, 2),
+        epochs=100,
+        batch_size=400,
+        learning_rates=(1e-3, 3e-3, 1e-2),
+        temperatures=(30.0, 300.0, 3000.0, 30000.0),
+        vi_steps=300,
+        vi_batch_size=400,
+    ),
+}
 """As in the authors' script, but for two: its rate leaves skillcraft unfinished, which has grids;
 elevators has half the epochs and short runs, so that a split takes five minutes of one core."""
 
@@ -154,11 +176,21 @@ def trained(c: Case, plan: Plan, learning_rate: float, device: str) -> Run:
             recorder.update(module)
 
     table = c.table
-    sgd = train(initial(table, plan).to(device), table.likelihood, (table.inputs, table.y),
-                optimizer="sgd", epochs=plan.epochs, learning_rate=learning_rate,
-                momentum=plan.momentum, batch_size=plan.batch_size,
-                weight_decay=plan.weight_decay, bias_lr_factor=plan.bias_lr_factor,
-                seed=table.seed, callback=snapshot, progress=False)
+    sgd = train(
+        initial(table, plan).to(device),
+        table.likelihood,
+        (table.inputs, table.y),
+        optimizer="sgd",
+        epochs=plan.epochs,
+        learning_rate=learning_rate,
+        momentum=plan.momentum,
+        batch_size=plan.batch_size,
+        weight_decay=plan.weight_decay,
+        bias_lr_factor=plan.bias_lr_factor,
+        seed=table.seed,
+        callback=snapshot,
+        progress=False,
+    )
     network = sgd.network.with_weights(recorder.mean.to(sgd.network.weights))
     return Run(sgd, SwaResult(network, sgd.likelihood, recorder, sgd.history))
 
@@ -176,30 +208,41 @@ def initial(table: Table, plan: Plan) -> MLP:
             alive = (module.layers[:-1](rows) > 0).double().mean(0)
         if float(alive.min()) >= 0.1:
             return module
-    raise InputError("hidden: expected units that are positive somewhere, got none in 100 "
-                     "networks.")
+    raise InputError(
+        "hidden: expected units that are positive somewhere, got none in 100 networks."
+    )
 
 
 def sampled(posterior: Posterior, chains: int, draws: int, seed: int) -> Draws:
     """Elliptical slice sampling, after half as many draws for warm-up."""
-    return elliptical_slice(posterior, chains=chains, draws=draws, warmup=draws // 2, seed=seed,
-                            progress=False)
+    return elliptical_slice(
+        posterior, chains=chains, draws=draws, warmup=draws // 2, seed=seed, progress=False
+    )
 
 
 def fitted(posterior: Posterior, plan: Plan, seed: int) -> Draws:
     """Draws of the mean-field Gaussian fitted on minibatches."""
-    return variational(posterior, family="mean-field", chains=1, draws=plan.vi_draws,
-                       steps=plan.vi_steps, samples=plan.vi_samples,
-                       batch_size=min(plan.vi_batch_size, posterior.data.n), seed=seed,
-                       progress=False)
+    return variational(
+        posterior,
+        family="mean-field",
+        chains=1,
+        draws=plan.vi_draws,
+        steps=plan.vi_steps,
+        samples=plan.vi_samples,
+        batch_size=min(plan.vi_batch_size, posterior.data.n),
+        seed=seed,
+        progress=False,
+    )
 
 
 def normalised(predictive: Predictive, c: Case) -> dict[str, float]:
     """Scores on test rows, log-likelihoods as for targets of variance 1 (the paper's table 6)."""
     found = scores(predictive, c.y)
     (scale,) = c.table.likelihood.scale
-    return {name: value + math.log(scale) if name.startswith("log") else value
-            for name, value in found.items()}
+    return {
+        name: value + math.log(scale) if name.startswith("log") else value
+        for name, value in found.items()
+    }
 
 
 # --- choosing ---------------------------------------------------------------------------------
@@ -229,8 +272,10 @@ def tried(c: Case, plan: Plan, learning_rate: float, device: str) -> list[Record
     for temperature in plan.temperatures:
         tempered = posterior.with_temperature(temperature)
         draws = sampled(tempered, plan.tuning_chains, plan.tuning_draws, c.table.seed)
-        rows.append({"method": "PCA + ESS", "temperature": temperature}
-                    | _score(tempered.predict(draws, c.inputs), c))
+        rows.append(
+            {"method": "PCA + ESS", "temperature": temperature}
+            | _score(tempered.predict(draws, c.inputs), c)
+        )
     return rows
 
 
@@ -238,13 +283,15 @@ def _score(predictive: Predictive, c: Case) -> Record:
     return summary([normalised(predictive, c)["log_likelihood"]])
 
 
-def chosen(name: str, X: Array, y: Array, mask: Array, plan: Plan, store: Store, device: str,
-           say: Say) -> Chosen:
+def chosen(
+    name: str, X: Array, y: Array, mask: Array, plan: Plan, store: Store, device: str, say: Say
+) -> Chosen:
     """The rate best for SGD, then the temperature; what was tried is on record."""
     if len(plan.learning_rates) == len(plan.temperatures) == 1:
         return Chosen(plan.learning_rates[0], plan.temperatures[0])
     fixed = {"dataset": name, "procedure": PROCEDURE} | fields_of(
-        plan, *TRAINING, *TUNING, "temperatures")
+        plan, *TRAINING, *TUNING, "temperatures"
+    )
     firsts, found = [], {}
     for rate in plan.learning_rates:
         settings = fixed | {"learning_rate": rate}
@@ -252,23 +299,42 @@ def chosen(name: str, X: Array, y: Array, mask: Array, plan: Plan, store: Store,
         if key not in store:
             started = time.process_time()
             rows = tried(tuning_case(X, y, mask, plan), plan, rate, device)
-            store.put(key, settings | {"kind": "tuning", "tried": rows, "versions": versions(),
-                                       "seconds": round(time.process_time() - started, 1)})
+            store.put(
+                key,
+                settings
+                | {
+                    "kind": "tuning",
+                    "tried": rows,
+                    "versions": versions(),
+                    "seconds": round(time.process_time() - started, 1),
+                },
+            )
             say(f"{name} learning rate {rate:g}: {rows}")
         first, *found[rate] = store[key]["tried"]
         firsts.append(first | {"learning_rate": rate})
     rate = best(firsts)["learning_rate"]
     if not found[rate]:
-        raise InputError("learning_rates: expected a rate at which training stays finite, got "
-                         "none. Lower the grid.")
+        raise InputError(
+            "learning_rates: expected a rate at which training stays finite, got "
+            "none. Lower the grid."
+        )
     return Chosen(rate, best(found[rate])["temperature"])
 
 
 # --- the splits -------------------------------------------------------------------------------
 
 
-def run_table(name: str, X: Array, y: Array, masks: Array, splits: int, folder: str, plan: Plan,
-              say: Say, device: str = "cpu") -> list[Record]:
+def run_table(
+    name: str,
+    X: Array,
+    y: Array,
+    masks: Array,
+    splits: int,
+    folder: str,
+    plan: Plan,
+    say: Say,
+    device: str = "cpu",
+) -> list[Record]:
     """The first splits of a data set; those on record are not run again.
 
     Args:
@@ -287,8 +353,12 @@ def run_table(name: str, X: Array, y: Array, masks: Array, splits: int, folder: 
     torch.set_num_threads(1)
     store = Store(Path(folder) / f"{name}.json")
     choice = chosen(name, X, y, masks[0], plan, store, device, say)
-    settings = {"dataset": name, "chosen": dataclasses.asdict(choice), "procedure": PROCEDURE,
-                "plan": fields_of(plan, *TRAINING, *FINAL)}
+    settings = {
+        "dataset": name,
+        "chosen": dataclasses.asdict(choice),
+        "procedure": PROCEDURE,
+        "plan": fields_of(plan, *TRAINING, *FINAL),
+    }
     records = []
     for split, mask in enumerate(masks[:splits]):
         key = key_of(f"{name}-{split:02d}", settings | {"split": split})
@@ -297,8 +367,10 @@ def run_table(name: str, X: Array, y: Array, masks: Array, splits: int, folder: 
             record = run_split(c, plan, choice, device)
             store.put(key, settings | {"kind": "split", "split": split} | record)
             found = record["methods"]
-            say(f"{name} {split}: " + ", ".join(
-                f"{m} {found[m]['log_likelihood']:.3f}" for m in METHODS))
+            say(
+                f"{name} {split}: "
+                + ", ".join(f"{m} {found[m]['log_likelihood']:.3f}" for m in METHODS)
+            )
         records.append(store[key])
     return records
 
@@ -323,16 +395,28 @@ def run_split(c: Case, plan: Plan, choice: Chosen, device: str = "cpu") -> Recor
         "SWA": point(run.swa).predict(c.inputs),
         "SWAG": swag(run.swa, plan.swag_draws, seed=seed).predict(c.inputs),
         "PCA + ESS": posterior.predict(draws, c.inputs),
-        "PCA + VI": posterior.predict(approximate, c.inputs)}
+        "PCA + VI": posterior.predict(approximate, c.inputs),
+    }
     found = {method: normalised(predictive, c) for method, predictive in methods.items()}
     seconds["scoring"] = lap()
-    sampling = {"rank": posterior.rank, "draws": draws.n_draws, "rhat": worst_rhat(draws),
-                "ess_bulk": float(np.nanmin(draws.ess_bulk())),
-                "evaluations_per_draw": float(draws.stats["evaluations"].mean())}
-    fit = {name: _number(approximate.meta[name])
-           for name in ("elbo", "pareto_k", "steps", "converged")}
-    return {"methods": found, "sampling": sampling, "vi": fit, "versions": versions(),
-            "seconds": seconds, "device": device}
+    sampling = {
+        "rank": posterior.rank,
+        "draws": draws.n_draws,
+        "rhat": worst_rhat(draws),
+        "ess_bulk": float(np.nanmin(draws.ess_bulk())),
+        "evaluations_per_draw": float(draws.stats["evaluations"].mean()),
+    }
+    fit = {
+        name: _number(approximate.meta[name]) for name in ("elbo", "pareto_k", "steps", "converged")
+    }
+    return {
+        "methods": found,
+        "sampling": sampling,
+        "vi": fit,
+        "versions": versions(),
+        "seconds": seconds,
+        "device": device,
+    }
 
 
 def _number(value: Any) -> float | None:
@@ -347,8 +431,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--datasets", default=",".join(DATASETS), help="with commas between")
     parser.add_argument("--splits", type=int, default=10, help="of the 10 usual ones")
     parser.add_argument("--device", default="cpu", help="where the networks run")
-    parser.add_argument("--write", default=None, metavar="PAGE",
-                        help="put the tables between the marks of this page of the docs")
+    parser.add_argument(
+        "--write",
+        default=None,
+        metavar="PAGE",
+        help="put the tables between the marks of this page of the docs",
+    )
 
 
 def run(options: argparse.Namespace, say: Say) -> Record:
@@ -356,8 +444,17 @@ def run(options: argparse.Namespace, say: Say) -> Record:
     found = {}
     for name in asked(options.datasets, DATASETS):
         X, y, masks = load_uci(name, options.data_dir)
-        found[name] = run_table(name, X, y, masks, options.splits, options.results,
-                                PLANS.get(name, Plan()), say, options.device)
+        found[name] = run_table(
+            name,
+            X,
+            y,
+            masks,
+            options.splits,
+            options.results,
+            PLANS.get(name, Plan()),
+            say,
+            options.device,
+        )
     say(uci_large_tables.markdown(found))
     if options.write:
         uci_large_tables.write(options.write, found)

@@ -19,19 +19,22 @@ PAPER: dict[str, dict[str, tuple[Figure, ...]]] = {
         "boston": ((-2.752, 0.132), (-2.761, 0.132), (-2.719, 0.132), (-2.716, 0.133)),
         "energy": ((-1.736, 1.613), (-1.679, 1.488), (-1.563, 1.243), (-1.715, 1.588)),
         "concrete": ((-3.178, 0.198), (-3.013, 0.086), (-3.007, 0.086), (-2.994, 0.095)),
-        "naval": ((6.567, 0.185), (6.708, 0.105), (6.541, 0.095), (6.708, 0.105))},
+        "naval": ((6.567, 0.185), (6.708, 0.105), (6.541, 0.095), (6.708, 0.105)),
+    },
     "rmse": {
         "yacht": ((0.973, 0.374), (0.973, 0.375), (0.972, 0.375), (0.973, 0.375)),
         "boston": ((3.504, 0.975), (3.517, 0.981), (3.453, 0.953), (3.457, 0.951)),
         "energy": ((1.602, 0.275), (1.594, 0.273), (1.598, 0.274), (1.587, 0.272)),
         "concrete": ((5.194, 0.446), (5.233, 0.417), (5.194, 0.448), (5.142, 0.418)),
-        "naval": ((0.001, 0.000), (0.001, 0.000), (0.001, 0.000), (0.001, 0.000))},
+        "naval": ((0.001, 0.000), (0.001, 0.000), (0.001, 0.000), (0.001, 0.000)),
+    },
     "coverage": {
         "yacht": ((0.895, 0.069), (0.898, 0.067), (0.948, 0.040), (0.898, 0.067)),
         "boston": ((0.986, 0.018), (0.986, 0.018), (0.985, 0.017), (0.984, 0.017)),
         "energy": ((0.947, 0.026), (0.951, 0.027), (0.953, 0.027), (0.949, 0.027)),
         "concrete": ((0.864, 0.029), (0.933, 0.024), (0.941, 0.021), (0.934, 0.019)),
-        "naval": ((0.948, 0.051), (0.967, 0.008), (0.978, 0.006), (0.967, 0.008))},
+        "naval": ((0.948, 0.051), (0.967, 0.008), (0.978, 0.006), (0.967, 0.008)),
+    },
 }
 """Tables 2, 3 and 4 of Izmailov et al. (2019): SGD, SWAG, PCA + ESS, PCA + VI; mean and
 deviation."""
@@ -41,9 +44,14 @@ RERUN: dict[str, dict[str, dict[str, tuple[float, float | None]]]] = {
         "yacht": {"SWAG": (-1.15, None), "PCA + ESS": (-0.50, 0.18)},
         "boston": {"SWAG": (-2.66, None), "PCA + ESS": (-2.65, 0.03)},
         "energy": {"SWAG": (-2.42, None), "PCA + ESS": (-2.39, 0.04)},
-        "concrete": {"SWAG": (-3.05, None), "PCA + ESS": (-3.09, 0.07)}},
-    "rmse": {"yacht": {"PCA + ESS": (0.58, None)}, "boston": {"PCA + ESS": (2.86, None)},
-             "energy": {"PCA + ESS": (2.48, None)}, "concrete": {"PCA + ESS": (5.43, None)}},
+        "concrete": {"SWAG": (-3.05, None), "PCA + ESS": (-3.09, 0.07)},
+    },
+    "rmse": {
+        "yacht": {"PCA + ESS": (0.58, None)},
+        "boston": {"PCA + ESS": (2.86, None)},
+        "energy": {"PCA + ESS": (2.48, None)},
+        "concrete": {"PCA + ESS": (5.43, None)},
+    },
     "coverage": {},
 }
 """The authors' published code with its own settings, run again on five splits."""
@@ -51,7 +59,8 @@ RERUN: dict[str, dict[str, dict[str, tuple[float, float | None]]]] = {
 TITLES = {
     "log_likelihood": "Test log-likelihood, not normalised (table 2); higher is better",
     "rmse": "Test RMSE (table 3); lower is better",
-    "coverage": "Coverage of the 95 % interval (table 4); nearer to 0.95 is better"}
+    "coverage": "Coverage of the 95 % interval (table 4); nearer to 0.95 is better",
+}
 
 
 def _row(name: str, records: list[Record], method: str, score: str) -> str:
@@ -77,28 +86,49 @@ def _table(score: str, found: dict[str, list[Record]]) -> str:
     head += ["ours, mixture"] if score == "log_likelihood" else []
     head += ["authors' code, run again", "ours is"]
     lines = [f"**{TITLES[score]}**", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    lines += [_row(name, records, method, score)
-              for name, records in found.items() for method in METHODS]
+    lines += [
+        _row(name, records, method, score) for name, records in found.items() for method in METHODS
+    ]
     return "\n".join(lines)
 
 
 def _settings(found: dict[str, list[Record]]) -> str:
-    head = ["data", "SGD", "SWAG", "PCA + ESS and VI", "temperature: ESS, VI", "rank", "draws",
-            "R-hat: median, worst", "seconds a split", "Pareto k of VI: median, worst"]
-    lines = ["**Settings chosen on validation rows, and how the sampling went** (epochs, learning "
-             "rate, weight decay; then the constant rate)", "",
-             "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    head = [
+        "data",
+        "SGD",
+        "SWAG",
+        "PCA + ESS and VI",
+        "temperature: ESS, VI",
+        "rank",
+        "draws",
+        "R-hat: median, worst",
+        "seconds a split",
+        "Pareto k of VI: median, worst",
+    ]
+    lines = [
+        "**Settings chosen on validation rows, and how the sampling went** (epochs, learning "
+        "rate, weight decay; then the constant rate)",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|---" * len(head) + "|",
+    ]
     for name, records in found.items():
         c = records[0]["chosen"]
         rhat = np.array([r["sampling"]["rhat"] for r in records])
         seconds = np.mean([sum(r["seconds"].values()) for r in records])
         shapes = [r["vi"]["pareto_k"] for r in records if r["vi"]["pareto_k"] is not None]
-        cells = [name, _phase(c["sgd"]), f"{_phase(c['swag'])}; {c['swag_rate']:g}",
-                 f"{_phase(c['pca'])}; {c['pca_rate']:g}",
-                 f"{c['temperature']:g}, {records[0]['vi']['temperature']:g}",
-                 min(r["sampling"]["rank"] for r in records), _lengths(records),
-                 f"{np.median(rhat):.3f}, {rhat.max():.3f}", f"{seconds:.1f}",
-                 f"{np.median(shapes):.2f}, {max(shapes):.2f}" if shapes else ""]
+        cells = [
+            name,
+            _phase(c["sgd"]),
+            f"{_phase(c['swag'])}; {c['swag_rate']:g}",
+            f"{_phase(c['pca'])}; {c['pca_rate']:g}",
+            f"{c['temperature']:g}, {records[0]['vi']['temperature']:g}",
+            min(r["sampling"]["rank"] for r in records),
+            _lengths(records),
+            f"{np.median(rhat):.3f}, {rhat.max():.3f}",
+            f"{seconds:.1f}",
+            f"{np.median(shapes):.2f}, {max(shapes):.2f}" if shapes else "",
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 

@@ -30,9 +30,26 @@ _NAMES = {
     "fit": "models.fit",
     "load": "models.fitted",
 }
-_ROOMS = ("baselines", "curvature", "data", "diagnostics", "inference", "likelihoods", "models",
-          "networks", "plots", "posterior", "predictions", "priors", "reports", "semistructured",
-          "sparse", "subspace", "subspaces", "training")
+_ROOMS = (
+    "baselines",
+    "curvature",
+    "data",
+    "diagnostics",
+    "inference",
+    "likelihoods",
+    "models",
+    "networks",
+    "plots",
+    "posterior",
+    "predictions",
+    "priors",
+    "reports",
+    "semistructured",
+    "sparse",
+    "subspace",
+    "subspaces",
+    "training",
+)
 
 __all__ = sorted(_NAMES)
 __getattr__, __dir__ = lazy(__name__, _NAMES, _ROOMS)

@@ -97,8 +97,15 @@ class Draws:
         flat = self.flat()
         low, high = np.quantile(flat, [0.025, 0.975], axis=0)
         return pd.DataFrame(
-            {"mean": flat.mean(0), "sd": flat.std(0, ddof=1), "2.5%": low, "97.5%": high,
-             "ess_bulk": self.ess_bulk(), "ess_tail": self.ess_tail(), "rhat": self.rhat()},
+            {
+                "mean": flat.mean(0),
+                "sd": flat.std(0, ddof=1),
+                "2.5%": low,
+                "97.5%": high,
+                "ess_bulk": self.ess_bulk(),
+                "ess_tail": self.ess_tail(),
+                "rhat": self.rhat(),
+            },
             index=pd.Index([f"z[{i}]" for i in range(self.rank)], name="coordinate"),
         )
 
@@ -113,8 +120,10 @@ class Draws:
             return ["fewer than 4 draws per chain: run longer (draws=...)"]
         said = [] if self.independent else self._chain_warnings()
         if self.meta.get("pareto_k", 0.0) > 0.7:
-            said.append(f"Pareto k of the approximation is {self.meta['pareto_k']:.2f}, above 0.7: "
-                        "it misses a part of the posterior; use inference='nuts'")
+            said.append(
+                f"Pareto k of the approximation is {self.meta['pareto_k']:.2f}, above 0.7: "
+                "it misses a part of the posterior; use inference='nuts'"
+            )
         if self.meta.get("converged") is False:
             said.append("the ELBO was still rising at the last step: raise steps=...")
         return said + self._energy_warnings()
@@ -125,23 +134,31 @@ class Draws:
         rhat, ess = self.rhat(), self.ess_bulk()
         known = ~np.isnan(rhat)
         if not known.all():
-            said.append(f"{int((~known).sum())} of {self.rank} coordinates never moved or are not "
-                        "finite: start elsewhere (initial=...) or check the prior")
+            said.append(
+                f"{int((~known).sum())} of {self.rank} coordinates never moved or are not "
+                "finite: start elsewhere (initial=...) or check the prior"
+            )
         worst = float(rhat[known].max(initial=1.0))
         least, enough = float(ess[known].min(initial=np.inf)), 100 * self.n_chains
         about = rounded_up(self.n_draws * max(2.0, enough / least))
         high = np.ceil(worst * 1e3) / 1e3  # as shown, too, above what it is held to
         said += self._stuck_warnings(worst)
         if worst > 1.2 and not said:
-            said.append(f"R-hat is {high:.3f}, above 1.01: chains are in different places; "
-                        f"{self._follow}lower the rank, raise the temperature or warm up longer "
-                        "(warmup=...)")
+            said.append(
+                f"R-hat is {high:.3f}, above 1.01: chains are in different places; "
+                f"{self._follow}lower the rank, raise the temperature or warm up longer "
+                "(warmup=...)"
+            )
         elif 1.01 < worst <= 1.2:
-            said.append(f"R-hat is {high:.3f}, above 1.01: chains disagree; run longer "
-                        f"(draws=..., about {about}), {self._follow}or lower the rank")
+            said.append(
+                f"R-hat is {high:.3f}, above 1.01: chains disagree; run longer "
+                f"(draws=..., about {about}), {self._follow}or lower the rank"
+            )
         if least < enough:
-            said.append(f"bulk effective sample size is {least:.0f}, below {enough}: run longer "
-                        f"(draws=..., about {about})")
+            said.append(
+                f"bulk effective sample size is {least:.0f}, below {enough}: run longer "
+                f"(draws=..., about {about})"
+            )
         return said
 
     def _stuck_warnings(self, worst: float) -> list[str]:
@@ -149,9 +166,11 @@ class Draws:
         still = np.ptp(self.z, axis=1).max(1) == 0
         n = int(still.sum())
         if n and n < self.n_chains:
-            return [f"{n} of {self.n_chains} chains never moved (the first is chain "
-                    f"{int(still.argmax())}): start them elsewhere (initial=...), or use "
-                    "another engine (inference='slice')"]
+            return [
+                f"{n} of {self.n_chains} chains never moved (the first is chain "
+                f"{int(still.argmax())}): start them elsewhere (initial=...), or use "
+                "another engine (inference='slice')"
+            ]
         if n or not worst > 1.2:
             return []
         heights = self.stats.get("log_density", self.stats.get("log_likelihood"))
@@ -160,11 +179,17 @@ class Draws:
         if len(groups) == 1:
             return []
         sizes = " and ".join(str(len(group)) for group in groups[:4])
-        where = "" if heights is None else ", of mean log density " + " and ".join(
-            f"{heights[group].mean():.1f}" for group in groups[:4])
-        return [f"chains are stuck in {len(groups)} modes ({sizes} chains{where}; R-hat is "
-                f"{worst:.3f}): their shares are not to be trusted; sample with inference='smc' or "
-                "'parallel-tempering', raise the temperature, or lower the rank"]
+        where = (
+            ""
+            if heights is None
+            else ", of mean log density "
+            + " and ".join(f"{heights[group].mean():.1f}" for group in groups[:4])
+        )
+        return [
+            f"chains are stuck in {len(groups)} modes ({sizes} chains{where}; R-hat is "
+            f"{worst:.3f}): their shares are not to be trusted; sample with inference='smc' or "
+            "'parallel-tempering', raise the temperature, or lower the rank"
+        ]
 
     @property
     def _follow(self) -> str:
@@ -177,13 +202,17 @@ class Draws:
         said = []
         n = int(self.stats["divergent"].sum()) if "divergent" in self.stats else 0
         if n:
-            said.append(f"{n} of {self.z.shape[0] * self.z.shape[1]} trajectories diverged: raise "
-                        "target_acceptance=..., or lower the rank")
+            said.append(
+                f"{n} of {self.z.shape[0] * self.z.shape[1]} trajectories diverged: raise "
+                "target_acceptance=..., or lower the rank"
+            )
         if "energy" in self.stats:
             low = float(np.nanmin(diagnostics.ebfmi(self.stats["energy"])))
             if low < 0.3:
-                said.append(f"E-BFMI is {low:.2f}, below 0.3: the tails are reached slowly; run "
-                            "longer (draws=...), or warm up longer (warmup=...)")
+                said.append(
+                    f"E-BFMI is {low:.2f}, below 0.3: the tails are reached slowly; run "
+                    "longer (draws=...), or warm up longer (warmup=...)"
+                )
         return said
 
     def to_arviz(self, posterior: Posterior | None = None, *, seed: int = 0) -> Any:

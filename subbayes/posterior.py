@@ -97,17 +97,18 @@ class Posterior:
         self.network = network
         self.likelihood = likelihood
         self.data = Data.of(data).to(network.device)
-        self.subspace = (subspace if subspace.shift.device == network.device
-                         else subspace.to(network.device))
+        self.subspace = (
+            subspace if subspace.shift.device == network.device else subspace.to(network.device)
+        )
         self.prior = Normal() if prior is None else prior
         self.temperature = check_positive("temperature", temperature)
         self.mode = mode
         self.memory_limit = memory_limit
-        self.batch_size = batch_size if batch_size is None else check_count(
-            "batch_size", batch_size)
+        self.batch_size = (
+            batch_size if batch_size is None else check_count("batch_size", batch_size)
+        )
         self._check()
-        self._row_bytes = bytes_per_row(
-            network, to_device(self.data.first()[0], network.device))
+        self._row_bytes = bytes_per_row(network, to_device(self.data.first()[0], network.device))
         self._evaluators: dict[str, Batched] = {}
         reuse_memory()
         self._observations_last = True
@@ -115,12 +116,20 @@ class Posterior:
     def _check(self) -> None:
         """Everything must fit together before anything long starts."""
         if self.subspace.size != self.network.size:
-            fail("subspace", f"{self.network.size} weights, as the network has",
-                 self.subspace.size, "Build it from this network's weights")
+            fail(
+                "subspace",
+                f"{self.network.size} weights, as the network has",
+                self.subspace.size,
+                "Build it from this network's weights",
+            )
         self.prior.check_rank(self.rank)
         if not self.likelihood.learned:
-            fail("likelihood", "all parameters learned or given", repr(self.likelihood),
-                 "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")
+            fail(
+                "likelihood",
+                "all parameters learned or given",
+                repr(self.likelihood),
+                "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)",
+            )
         check_fit(self.network, self.likelihood, self.data)
 
     @property
@@ -129,8 +138,10 @@ class Posterior:
         return self.subspace.rank
 
     def __repr__(self) -> str:
-        return (f"Posterior(n={self.data.n}, {self.subspace!r}, {self.prior!r}, "
-                f"temperature={self.temperature:g})")
+        return (
+            f"Posterior(n={self.data.n}, {self.subspace!r}, {self.prior!r}, "
+            f"temperature={self.temperature:g})"
+        )
 
     def with_temperature(self, temperature: float) -> Posterior:
         """The same posterior at another temperature; traced graphs are shared."""
@@ -151,7 +162,8 @@ class Posterior:
     def _gradient(self, place: Tensor, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor]:
         """Gradient and value: the score of the outputs, pulled back."""
         outputs, pull = torch.func.vjp(  # type: ignore[misc]
-            lambda w: self._outputs(w, inputs), self._weights(place, inside=True))
+            lambda w: self._outputs(w, inputs), self._weights(place, inside=True)
+        )
         (gradient,) = pull(self.likelihood.score(outputs, y))
         value = self.likelihood.log_prob(outputs, y).double().sum()
         return self._pulled(gradient, inside=True), value
@@ -162,8 +174,9 @@ class Posterior:
 
     def _pulled(self, gradient: Tensor, inside: bool) -> Tensor:
         """The gradient in z, found inside the traced density or after it."""
-        return (self.subspace.pull(gradient).double() if inside is self.subspace.traceable
-                else gradient)
+        return (
+            self.subspace.pull(gradient).double() if inside is self.subspace.traceable else gradient
+        )
 
     def _outputs(self, weights: Tensor, inputs: Inputs) -> Tensor:
         """Network outputs, with observations last in memory where the module bears it."""
@@ -188,9 +201,12 @@ class Posterior:
         row = self._row_bytes * chains * factor
         rows = self.memory_limit // row
         if rows < 1:
-            fail("memory_limit",
-                 f"at least {row / 2**20:.3g} MiB for one row of {chains} chains",
-                 f"{self.memory_limit / 2**20:.3g} MiB", "Run fewer chains or raise the limit")
+            fail(
+                "memory_limit",
+                f"at least {row / 2**20:.3g} MiB for one row of {chains} chains",
+                f"{self.memory_limit / 2**20:.3g} MiB",
+                "Run fewer chains or raise the limit",
+            )
         if self.network.device.type == "cpu":
             rows = min(rows, max(_LEAST_ROWS, _RECYCLED_BYTES // row))
         pieces = math.ceil(self.data.n / rows)
@@ -206,13 +222,14 @@ class Posterior:
             return
         for inputs, y in data.batches(size):
             if n_rows(y) <= size:
-                yield (to_device(inputs, self.network.device),
-                       to_device(y, self.network.device))
+                yield (to_device(inputs, self.network.device), to_device(y, self.network.device))
                 continue
             for start in range(0, n_rows(y), size):  # a loader's batches may be larger
                 rows = slice(start, start + size)
-                yield (to_device(take(inputs, rows), self.network.device),
-                       to_device(take(y, rows), self.network.device))
+                yield (
+                    to_device(take(inputs, rows), self.network.device),
+                    to_device(take(y, rows), self.network.device),
+                )
 
     def _coordinates(self, z: Any) -> Tensor:
         array = np.ascontiguousarray(z, dtype=np.float64)
@@ -273,8 +290,11 @@ class Posterior:
     def _some(self, rows: Int[np.ndarray, "b"]) -> Data:
         """The given rows of the data."""
         if len(rows) == 0 or rows.min() < 0 or rows.max() >= self.data.n:
-            fail("rows", f"positions in 0..{self.data.n - 1}",
-                 "none" if len(rows) == 0 else f"{rows.min()}..{rows.max()}")
+            fail(
+                "rows",
+                f"positions in 0..{self.data.n - 1}",
+                "none" if len(rows) == 0 else f"{rows.min()}..{rows.max()}",
+            )
         return self.data.rows(torch.from_numpy(rows).to(self.network.device))
 
     def log_prob(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S"]:
@@ -293,10 +313,18 @@ class Posterior:
         points = self._coordinates(z)
         evaluate = self._evaluator("pointwise")
         with torch.no_grad():
-            return np.concatenate([
-                torch.cat([evaluate(self._weights(part, inside=False), x, y).cpu()
-                           for x, y in self._batches(len(part))], 1).numpy()
-                for part in points.split(64)])
+            return np.concatenate(
+                [
+                    torch.cat(
+                        [
+                            evaluate(self._weights(part, inside=False), x, y).cpu()
+                            for x, y in self._batches(len(part))
+                        ],
+                        1,
+                    ).numpy()
+                    for part in points.split(64)
+                ]
+            )
 
     # --- prediction -------------------------------------------------------------------------
 
@@ -328,9 +356,16 @@ class Posterior:
         z = rows if n_draws is None else Draws(rows[None]).flat(n_draws)
         points = self._coordinates(z)
         return average(
-            self.network, self.likelihood, lambda rows: self.subspace.weights(points[rows]),
-            inputs, count=len(points), noise=noise, memory_limit=self.memory_limit,
-            refresh_batchnorm=self.data if refresh_batchnorm else None, progress=progress)
+            self.network,
+            self.likelihood,
+            lambda rows: self.subspace.weights(points[rows]),
+            inputs,
+            count=len(points),
+            noise=noise,
+            memory_limit=self.memory_limit,
+            refresh_batchnorm=self.data if refresh_batchnorm else None,
+            progress=progress,
+        )
 
     def compare(
         self,
@@ -371,24 +406,37 @@ class Posterior:
         """
         from subbayes.diagnostics.model_comparison import reweighted
 
-        return reweighted(self, draws, temperatures=temperatures, prior_scales=prior_scales,
-                          most_draws=most_draws)
+        return reweighted(
+            self, draws, temperatures=temperatures, prior_scales=prior_scales, most_draws=most_draws
+        )
 
     # --- identity ---------------------------------------------------------------------------
 
     def fingerprint(self) -> str:
         """A digest of all that defines this density, to tell whether a checkpoint is its own."""
-        facts = {"architecture": self.network.architecture, "names": self.network.names,
-                 "likelihood": self.likelihood.to_config(), "prior": self.prior.to_config(),
-                 "subspace": self.subspace.config(), "temperature": self.temperature,
-                 "n": self.data.n}
-        parts = [("subspace", self.subspace.tensors()), ("frozen", self.network.frozen),
-                 ("mask", self.network.masks)]
-        batches = ((kind, named_leaves(part)) for pair in self.data.batches(4096)
-                   for kind, part in zip(("inputs", "targets"), pair, strict=True))
+        facts = {
+            "architecture": self.network.architecture,
+            "names": self.network.names,
+            "likelihood": self.likelihood.to_config(),
+            "prior": self.prior.to_config(),
+            "subspace": self.subspace.config(),
+            "temperature": self.temperature,
+            "n": self.data.n,
+        }
+        parts = [
+            ("subspace", self.subspace.tensors()),
+            ("frozen", self.network.frozen),
+            ("mask", self.network.masks),
+        ]
+        batches = (
+            (kind, named_leaves(part))
+            for pair in self.data.batches(4096)
+            for kind, part in zip(("inputs", "targets"), pair, strict=True)
+        )
         digests = _digests(chain(parts, batches))
         return hashlib.sha256(
-            json.dumps([facts, digests], sort_keys=True, default=repr).encode()).hexdigest()
+            json.dumps([facts, digests], sort_keys=True, default=repr).encode()
+        ).hexdigest()
 
 
 def _digests(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, str]:

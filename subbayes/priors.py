@@ -34,9 +34,7 @@ class Normal:
         array([-1.6121])
     """
 
-    def __init__(
-        self, scale: Any = 1.0, *, covariance: Any = None, mean: Any = 0.0
-    ) -> None:
+    def __init__(self, scale: Any = 1.0, *, covariance: Any = None, mean: Any = 0.0) -> None:
         self.mean = _numbers("mean", mean, "a number or a vector", (0, 1))
         self.scale = _numbers("scale", scale, "a number or a vector", (0, 1))
         self.factor: Float[np.ndarray, "k k"] | None = None
@@ -67,8 +65,11 @@ class Normal:
     def check_rank(self, rank: int) -> None:
         """Raise `InputError` if the prior is for another number of coordinates."""
         if self.covariance is not None and len(self.covariance) != rank:
-            fail("prior covariance", f"shape ({rank}, {rank}) for a subspace of rank {rank}",
-                 self.covariance.shape)
+            fail(
+                "prior covariance",
+                f"shape ({rank}, {rank}) for a subspace of rank {rank}",
+                self.covariance.shape,
+            )
         for name, size in (("scale", self.scale.size), ("mean", self.mean.size)):
             if size not in (1, rank):
                 fail(f"prior {name}", f"1 or {rank} numbers for a subspace of rank {rank}", size)
@@ -144,8 +145,12 @@ class Normal:
     def to_config(self) -> dict[str, Any]:
         """A JSON-able description; `Normal.from_config` reads it back."""
         covariance = None if self.covariance is None else self.covariance.tolist()
-        return {"name": "Normal", "scale": self.scale.tolist(), "mean": self.mean.tolist(),
-                "covariance": covariance}
+        return {
+            "name": "Normal",
+            "scale": self.scale.tolist(),
+            "mean": self.mean.tolist(),
+            "covariance": covariance,
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Normal:
@@ -179,11 +184,18 @@ def _cholesky(sigma: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, "k 
     if sigma.shape[0] != sigma.shape[1]:
         fail("covariance", "a (k, k) matrix", f"shape {sigma.shape}")
     if not np.allclose(sigma, sigma.T):
-        fail("covariance", "a symmetric matrix",
-             f"entries that differ by {np.abs(sigma - sigma.T).max():.3g} from their mirror images")
+        fail(
+            "covariance",
+            "a symmetric matrix",
+            f"entries that differ by {np.abs(sigma - sigma.T).max():.3g} from their mirror images",
+        )
     try:
         return np.linalg.cholesky(sigma)
     except np.linalg.LinAlgError:
         smallest = float(np.linalg.eigvalsh(sigma)[0])
-        fail("covariance", "a positive definite matrix", f"smallest eigenvalue {smallest:.3g}",
-             "Add a small multiple of the identity")
+        fail(
+            "covariance",
+            "a positive definite matrix",
+            f"smallest eigenvalue {smallest:.3g}",
+            "Add a small multiple of the identity",
+        )

@@ -104,14 +104,24 @@ class DenseSubspace(Subspace):
 
     def __init__(self, shift: Tensor, basis: Tensor) -> None:
         if shift.ndim != 1 or basis.ndim != 2 or basis.shape[1] != shift.shape[0]:
-            fail("basis", f"shape (k, {shift.numel()}) for a shift of {shift.numel()} weights",
-                 tuple(basis.shape))
+            fail(
+                "basis",
+                f"shape (k, {shift.numel()}) for a shift of {shift.numel()} weights",
+                tuple(basis.shape),
+            )
         if not 1 <= basis.shape[0] <= basis.shape[1]:
-            fail("basis", f"at least 1 and at most {basis.shape[1]} rows, the number of weights",
-                 basis.shape[0])
+            fail(
+                "basis",
+                f"at least 1 and at most {basis.shape[1]} rows, the number of weights",
+                basis.shape[0],
+            )
         if not all(bool(torch.isfinite(row).all()) for row in (shift, *basis)):  # no copies
-            fail("basis", "finite numbers", "NaN or infinite entries",
-                 "The training that made it diverged: lower its learning rate")
+            fail(
+                "basis",
+                "finite numbers",
+                "NaN or infinite entries",
+                "The training that made it diverged: lower its learning rate",
+            )
         self.shift = shift.detach()
         self.rank = basis.shape[0]
         self._basis = basis.detach().to(shift)
@@ -162,14 +172,21 @@ class CoordinateSubspace(Subspace):
     def __init__(self, shift: Tensor, indices: Tensor) -> None:
         indices = torch.as_tensor(indices)
         if indices.is_floating_point() or indices.dtype == torch.bool:
-            fail("indices", "whole numbers", indices.dtype,
-                 "Turn a mask into positions with mask.nonzero().flatten()")
+            fail(
+                "indices",
+                "whole numbers",
+                indices.dtype,
+                "Turn a mask into positions with mask.nonzero().flatten()",
+            )
         in_range = indices.numel() > 0 and 0 <= int(indices.min()) <= int(indices.max()) < len(
             shift
         )
         if indices.ndim != 1 or not in_range or len(indices.unique()) < len(indices):
-            fail("indices", f"distinct positions in 0..{len(shift) - 1}",
-                 f"{indices.numel()} of shape {tuple(indices.shape)}")
+            fail(
+                "indices",
+                f"distinct positions in 0..{len(shift) - 1}",
+                f"{indices.numel()} of shape {tuple(indices.shape)}",
+            )
         self.shift = shift.detach()
         self.indices: Int[Tensor, "k"] = indices.long().to(shift.device)
         self.rank = len(indices)

@@ -47,7 +47,8 @@ def with_dropout(c: int) -> nn.Module:
 
 def weight_normed(c: int) -> nn.Module:
     return nn.Sequential(
-        nn.Linear(3, 4), nn.Tanh(), nn.utils.parametrizations.weight_norm(nn.Linear(4, c)))
+        nn.Linear(3, 4), nn.Tanh(), nn.utils.parametrizations.weight_norm(nn.Linear(4, c))
+    )
 
 
 class CNN(nn.Module):
@@ -199,8 +200,10 @@ def sequences(width: int) -> Callable[[np.random.Generator, int], Tensor]:
 
 
 def by_name(rng: np.random.Generator, n: int) -> dict[str, Tensor]:
-    return {"numbers": torch.from_numpy(rng.normal(size=(n, 2))),
-            "codes": torch.from_numpy(rng.integers(5, size=n))}
+    return {
+        "numbers": torch.from_numpy(rng.normal(size=(n, 2))),
+        "codes": torch.from_numpy(rng.integers(5, size=n)),
+    }
 
 
 def by_position(rng: np.random.Generator, n: int) -> tuple[Tensor, ...]:
@@ -275,14 +278,15 @@ LIKELIHOODS = {
     "heteroscedastic": Noise(HeteroscedasticGaussian(global_variance=0.3), real, 2),
     "heteroscedastic-2": Noise(HeteroscedasticGaussian((0.3, 0.0)), real_pairs, 4),
     "categorical": Noise(
-        Categorical(), lambda rng, n: torch.from_numpy(rng.permutation(np.arange(n) % 3)), 3),
+        Categorical(), lambda rng, n: torch.from_numpy(rng.permutation(np.arange(n) % 3)), 3
+    ),
     "bernoulli": Noise(Bernoulli(), lambda rng, n: torch.from_numpy(rng.integers(2, size=n)), 1),
     "poisson": Noise(Poisson(), lambda rng, n: torch.from_numpy(rng.poisson(2, size=n)), 1),
-    "poisson-2": Noise(
-        Poisson(), lambda rng, n: torch.from_numpy(rng.poisson(2, size=(n, 2))), 2),
+    "poisson-2": Noise(Poisson(), lambda rng, n: torch.from_numpy(rng.poisson(2, size=(n, 2))), 2),
     "standardized": Noise(Standardized(Gaussian(noise=0.4), (300.0,), (50.0,)), large, 1),
     "standardized-heteroscedastic": Noise(
-        Standardized(HeteroscedasticGaussian(global_variance=0.2), (300.0,), (50.0,)), large, 2),
+        Standardized(HeteroscedasticGaussian(global_variance=0.2), (300.0,), (50.0,)), large, 2
+    ),
 }
 
 
@@ -314,8 +318,11 @@ def reference_log_prob(likelihood: Likelihood, f: np.ndarray, y: Any) -> np.ndar
     f = np.asarray(f, dtype=np.float64)
     if isinstance(likelihood, Categorical):
         p = np.exp(f) / np.exp(f).sum(-1, keepdims=True)
-        return np.log(np.take_along_axis(p, np.broadcast_to(
-            np.asarray(y)[:, None], (*f.shape[:-1], 1)), -1)[..., 0])
+        return np.log(
+            np.take_along_axis(p, np.broadcast_to(np.asarray(y)[:, None], (*f.shape[:-1], 1)), -1)[
+                ..., 0
+            ]
+        )
     if isinstance(y, tuple):
         return stats.norm(f[..., 0], np.asarray(y[1])).logpdf(np.asarray(y[0]))
     column = np.asarray(y).reshape(len(y), -1)
@@ -379,8 +386,11 @@ class Built:
 
     def posterior(self, **options: Any) -> Posterior:
         weights = self.network.weights
-        space = RandomSubspace(weights, min(4, len(weights))) if len(weights) > 3 else (
-            FullSubspace(weights))
+        space = (
+            RandomSubspace(weights, min(4, len(weights)))
+            if len(weights) > 3
+            else (FullSubspace(weights))
+        )
         return Posterior(self.network, self.likelihood, self.data, space, **options)
 
 
@@ -412,8 +422,11 @@ class Case:
         rng = np.random.default_rng(seed)
         inputs = cast(architecture.inputs(rng, n), self.dtype)
         y = noise.targets(rng, n)
-        data = (inputs, y) if self.data == "memory" else (
-            DataLoader(Rows(inputs, y), batch_size=3, shuffle=self.data == "shuffled"))
+        data = (
+            (inputs, y)
+            if self.data == "memory"
+            else (DataLoader(Rows(inputs, y), batch_size=3, shuffle=self.data == "shuffled"))
+        )
         network = Network(module, **architecture.options)
         return Built(module, network, inputs, y, noise.likelihood, data)
 

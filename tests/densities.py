@@ -33,8 +33,10 @@ class Toy:
     def value_and_grad(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tempered log density and its gradient."""
         value, grad = self.likelihood(z)
-        return (value / self.temperature + self.prior.log_prob(z),
-                grad / self.temperature + self.prior.gradient(z))
+        return (
+            value / self.temperature + self.prior.log_prob(z),
+            grad / self.temperature + self.prior.gradient(z),
+        )
 
     def fingerprint(self) -> str:
         """Its name is enough here."""

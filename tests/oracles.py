@@ -51,8 +51,9 @@ class LinearGaussian:
         else:
             space = DenseSubspace(shift, torch.from_numpy(self.basis))
         data = (torch.from_numpy(self.x), torch.from_numpy(self.y))
-        return Posterior(network, Gaussian(self.noise), data, space, self.prior,
-                         self.temperature, **options)
+        return Posterior(
+            network, Gaussian(self.noise), data, space, self.prior, self.temperature, **options
+        )
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and covariance of the tempered posterior over z."""
@@ -63,8 +64,9 @@ class LinearGaussian:
         s2 = self.noise**2 * self.temperature
         covariance = np.linalg.inv(a.T @ a / s2 + prior_precision)
         residual = self.y - self.phi @ self.shift
-        mean = covariance @ (a.T @ residual / s2
-                             + prior_precision @ np.broadcast_to(self.prior.mean, k))
+        mean = covariance @ (
+            a.T @ residual / s2 + prior_precision @ np.broadcast_to(self.prior.mean, k)
+        )
         return mean, covariance
 
     def log_evidence(self) -> float:

@@ -13,10 +13,18 @@ from oracles import LinearGaussian
 from subbayes.models.fit import ENGINES
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.skipif(
-        name == "realnvp" and find_spec("zuko") is None, reason="needs zuko"))
-    for name in ENGINES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                name == "realnvp" and find_spec("zuko") is None, reason="needs zuko"
+            ),
+        )
+        for name in ENGINES
+    ],
+)
 def test_arrays_have_the_shapes_the_annotations_say(name):
     module, function = ENGINES[name].split(":")
     engine = getattr(importlib.import_module(module), function)

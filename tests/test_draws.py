@@ -22,10 +22,14 @@ arviz = pytest.importorskip("arviz")
 
 def some(chains: int = 4, draws: int = 250, k: int = 3, seed: int = 0) -> Draws:
     rng = np.random.default_rng(seed)
-    return Draws(rng.normal(size=(chains, draws, k)),
-                 {"log_likelihood": rng.normal(size=(chains, draws)),
-                  "evaluations": rng.integers(1, 9, size=(chains, draws))},
-                 {"sampler": "made up", "seed": seed})
+    return Draws(
+        rng.normal(size=(chains, draws, k)),
+        {
+            "log_likelihood": rng.normal(size=(chains, draws)),
+            "evaluations": rng.integers(1, 9, size=(chains, draws)),
+        },
+        {"sampler": "made up", "seed": seed},
+    )
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -108,6 +112,7 @@ def test_chains_that_disagree():
 
 def test_how_many_draws_would_do_is_said():
     """Autoregressive chains: of twice the draws named, the effective sample is large enough."""
+
     def chains(n):
         rng, z = np.random.default_rng(3), np.zeros((4, n, 1))
         for i in range(1, n):
@@ -127,8 +132,9 @@ def test_chains_that_move_slowly():
     assert any("bulk effective sample size" in s and "below 400: run longer" in s for s in said)
 
 
-@pytest.mark.parametrize("z", [
-    np.zeros((2, 50, 1)), np.full((2, 50, 3), np.nan), np.full((1, 50, 2), 7.0)])
+@pytest.mark.parametrize(
+    "z", [np.zeros((2, 50, 1)), np.full((2, 50, 3), np.nan), np.full((1, 50, 2), 7.0)]
+)
 def test_chains_that_never_move(z):
     draws = Draws(z)
     with warnings.catch_warnings():
@@ -136,8 +142,10 @@ def test_chains_that_never_move(z):
         (said,) = draws.warnings()
         repr(draws)
     k = z.shape[2]
-    assert said == (f"{k} of {k} coordinates never moved or are not finite: start elsewhere "
-                    "(initial=...) or check the prior")
+    assert said == (
+        f"{k} of {k} coordinates never moved or are not finite: start elsewhere "
+        "(initial=...) or check the prior"
+    )
 
 
 def test_one_coordinate_that_never_moves_beside_good_ones():
@@ -156,8 +164,10 @@ def test_a_chain_that_never_moved_beside_good_ones():
     draws = some(4, 1000)
     draws.z[2] = draws.z[2, 0]
     first = draws.warnings()[0]
-    assert first == ("1 of 4 chains never moved (the first is chain 2): start them elsewhere "
-                     "(initial=...), or use another engine (inference='slice')")
+    assert first == (
+        "1 of 4 chains never moved (the first is chain 2): start them elsewhere "
+        "(initial=...), or use another engine (inference='slice')"
+    )
 
 
 def test_chains_stuck_in_a_mode_each(unchecked):
@@ -194,8 +204,7 @@ def test_too_few_draws_to_judge():
     assert "fewer than 4" in repr(draws)
 
 
-@pytest.mark.parametrize("function", [diagnostics.rhat, diagnostics.ess_bulk,
-                                      diagnostics.ess_tail])
+@pytest.mark.parametrize("function", [diagnostics.rhat, diagnostics.ess_bulk, diagnostics.ess_tail])
 def test_diagnostics_of_what_never_moves_are_unknown(function):
     assert np.isnan(function(np.zeros((2, 50, 3)))).all()
     assert np.isnan(function(np.zeros((2, 50))))
@@ -218,8 +227,7 @@ def test_to_arviz():
     np.testing.assert_array_equal(posterior["z"].values, draws.z)
     stats = group(data, "sample_stats")
     np.testing.assert_array_equal(stats["evaluations"].values, draws.stats["evaluations"])
-    np.testing.assert_array_equal(stats["log_likelihood_sum"].values,
-                                  draws.stats["log_likelihood"])
+    np.testing.assert_array_equal(stats["log_likelihood_sum"].values, draws.stats["log_likelihood"])
     assert arviz.summary(data, var_names=["z"]).shape[0] == 3
 
 
@@ -227,8 +235,12 @@ def test_to_arviz_without_statistics():
     assert group(Draws(some().z).to_arviz(), "posterior")["z"].shape == (4, 250, 3)
 
 
-@cases.parametrize(cases.Case("mlp", "heteroscedastic"), cases.Case("mlp", "categorical", "loader"),
-                   cases.Case("mlp", "per-observation"), cases.Case("mlp", "gaussian-2"))
+@cases.parametrize(
+    cases.Case("mlp", "heteroscedastic"),
+    cases.Case("mlp", "categorical", "loader"),
+    cases.Case("mlp", "per-observation"),
+    cases.Case("mlp", "gaussian-2"),
+)
 def test_to_arviz_with_the_log_likelihood_and_the_targets(case):
     built = case.build()
     posterior = built.posterior()
@@ -255,17 +267,28 @@ def test_replicated_targets_have_the_moments_of_each_draws_prediction():
     for chain in range(2):
         mean = posterior.predict(z[chain, :1], torch.from_numpy(model.x)).mean
         np.testing.assert_allclose(y[chain].mean(0), mean, atol=5 * model.noise / np.sqrt(4000))
-        np.testing.assert_allclose(np.cov(y[chain], rowvar=False), model.noise**2 * np.eye(6),
-                                   atol=5 * model.noise**2 * np.sqrt(2 / 4000))
+        np.testing.assert_allclose(
+            np.cov(y[chain], rowvar=False),
+            model.noise**2 * np.eye(6),
+            atol=5 * model.noise**2 * np.sqrt(2 / 4000),
+        )
 
 
 def test_to_arviz_uses_arvizs_names():
     z = np.random.default_rng(0).normal(size=(2, 50, 3))
-    blank = {name: np.zeros((2, 50)) for name in
-             ("log_density", "divergent", "depth", "acceptance", "energy", "step_size")}
+    blank = {
+        name: np.zeros((2, 50))
+        for name in ("log_density", "divergent", "depth", "acceptance", "energy", "step_size")
+    }
     stats = group(Draws(z, blank).to_arviz(), "sample_stats")
     assert set(stats.data_vars) == {
-        "lp", "diverging", "tree_depth", "acceptance_rate", "energy", "step_size"}
+        "lp",
+        "diverging",
+        "tree_depth",
+        "acceptance_rate",
+        "energy",
+        "step_size",
+    }
 
 
 def test_arvizs_loo_equals_ours():
@@ -341,7 +364,7 @@ def test_ebfmi_equals_arvizs():
 def test_a_poor_approximation_is_said():
     z = np.random.default_rng(0).normal(size=(4, 500, 2))
     assert Draws(z, meta={"pareto_k": 0.3}).warnings() == []
-    said, = Draws(z, meta={"pareto_k": 0.9}).warnings()
+    (said,) = Draws(z, meta={"pareto_k": 0.9}).warnings()
     assert said.startswith("Pareto k of the approximation is 0.90, above 0.7")
 
 

@@ -14,8 +14,19 @@ import pytest
 import subbayes
 
 ROOT = Path(__file__).parent.parent
-OPTIONAL = ["arviz", "pyarrow", "lightning", "pytorch_lightning", "beartype", "hypothesis",
-            "blackjax", "jax", "dynesty", "emcee", "nutpie"]
+OPTIONAL = [
+    "arviz",
+    "pyarrow",
+    "lightning",
+    "pytorch_lightning",
+    "beartype",
+    "hypothesis",
+    "blackjax",
+    "jax",
+    "dynesty",
+    "emcee",
+    "nutpie",
+]
 HEAVY = [
     *("sklearn", "pandas", "matplotlib", "scipy.stats", "scoringrules", "typer", "rich"),
     *("torch._dynamo", "torchvision"),
@@ -32,8 +43,7 @@ def run(code):
 
 def test_importing_loads_nothing_heavy():
     before = "import torch, sys; before = set(sys.modules); import subbayes;"
-    loaded = run(before + f"print([m for m in {HEAVY} if m in sys.modules and "
-                 "m not in before])")
+    loaded = run(before + f"print([m for m in {HEAVY} if m in sys.modules and m not in before])")
     assert loaded == "[]"
 
 
@@ -85,9 +95,7 @@ def test_oldest_versions_are_the_declared_ones():
     torch_oldest = re.search(r"^TORCH_OLDEST \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)[1]
     lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if "==" in line) | {"torch": torch_oldest}
-    assert {k: _release(v) for k, v in pinned.items()} == {
-        k: _release(v) for k, v in lower.items()
-    }
+    assert {k: _release(v) for k, v in pinned.items()} == {k: _release(v) for k, v in lower.items()}
 
 
 def _release(text):
@@ -97,8 +105,11 @@ def _release(text):
 
 def test_modules_import_downwards():
     """No room imports the rooms above it."""
-    for low, high in [("networks", "posterior"), ("likelihoods", "networks"),
-                      ("posterior", "models")]:
+    for low, high in [
+        ("networks", "posterior"),
+        ("likelihoods", "networks"),
+        ("posterior", "models"),
+    ]:
         module = importlib.import_module(f"subbayes.{low}")
         folder = Path(module.__file__)
         files = folder.parent.rglob("*.py") if folder.name == "__init__.py" else [folder]

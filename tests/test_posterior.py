@@ -65,8 +65,10 @@ def naive_terms(built: cases.Built, posterior: Posterior, z: np.ndarray) -> np.n
         weights = (shift + row @ basis).to(built.network.dtype)
         module = built.network.module_with(weights)
         with torch.no_grad():
-            f = [built.call(module, take(built.inputs, slice(n, n + 1))).numpy()
-                 for n in range(posterior.data.n)]
+            f = [
+                built.call(module, take(built.inputs, slice(n, n + 1))).numpy()
+                for n in range(posterior.data.n)
+            ]
         y = tuple(t.numpy() for t in built.y) if isinstance(built.y, tuple) else built.y.numpy()
         terms.append(cases.reference_log_prob(built.likelihood, np.concatenate(f), y))
     return np.stack(terms)
@@ -160,8 +162,7 @@ def test_a_loader_equals_memory(name):
     z = points(memory)
     for size, shuffle in ((2, False), (3, True), (50, False)):
         loader = DataLoader(cases.Rows(built.inputs, built.y), size, shuffle=shuffle)
-        streamed = Posterior(built.network, built.likelihood, loader, memory.subspace,
-                             mode="eager")
+        streamed = Posterior(built.network, built.likelihood, loader, memory.subspace, mode="eager")
         np.testing.assert_allclose(streamed.value(z), memory.value(z), rtol=1e-12)
         for a, b in zip(streamed.value_and_grad(z), memory.value_and_grad(z), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-10)
@@ -178,19 +179,22 @@ def test_chains_do_not_see_each_other():
 def test_more_draws_than_one_chunk():
     posterior = MLP.build().posterior()
     z = points(posterior, 130)
-    np.testing.assert_allclose(posterior.pointwise(z).sum(1), posterior.log_likelihood(z),
-                               rtol=1e-12)
+    np.testing.assert_allclose(
+        posterior.pointwise(z).sum(1), posterior.log_likelihood(z), rtol=1e-12
+    )
     outputs = posterior.predict(z, MLP.build().inputs).outputs
     assert outputs.shape == (130, cases.N, 1)
-    torch.testing.assert_close(outputs[100:101],
-                               posterior.predict(z[100:101], MLP.build().inputs).outputs)
+    torch.testing.assert_close(
+        outputs[100:101], posterior.predict(z[100:101], MLP.build().inputs).outputs
+    )
 
 
 def test_sums_in_float64_keep_what_float32_loses():
     x = torch.ones(200_000, 1)
     network = Network(nn.Linear(1, 1, bias=False))
-    posterior = Posterior(network, Gaussian(noise=1.0), (x, torch.zeros(len(x))),
-                          FullSubspace(torch.zeros(1)))
+    posterior = Posterior(
+        network, Gaussian(noise=1.0), (x, torch.zeros(len(x))), FullSubspace(torch.zeros(1))
+    )
     value = posterior.log_likelihood(np.array([[1.0]]))[0]
     term = float(Gaussian(noise=1.0).log_prob(torch.ones(1, 1), torch.zeros(1)).double())
     assert abs(value - 200_000 * term) < 1e-6
@@ -198,19 +202,25 @@ def test_sums_in_float64_keep_what_float32_loses():
 
 
 @cases.parametrize(MLP, cases.Case("mlp", "categorical"))
-@pytest.mark.parametrize("make", [
-    lambda w: FullSubspace(w),
-    lambda w: CoordinateSubspace(w, torch.tensor([5, 0, 7])),
-    lambda w: DenseSubspace(w, torch.eye(len(w), dtype=w.dtype)[:4] * 2),
-    lambda w: RandomSubspace(w, 3, seed=1),
-], ids=["full", "coordinate", "dense", "random"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w: FullSubspace(w),
+        lambda w: CoordinateSubspace(w, torch.tensor([5, 0, 7])),
+        lambda w: DenseSubspace(w, torch.eye(len(w), dtype=w.dtype)[:4] * 2),
+        lambda w: RandomSubspace(w, 3, seed=1),
+    ],
+    ids=["full", "coordinate", "dense", "random"],
+)
 def test_every_subspace(case, make):
     built = case.build()
-    posterior = Posterior(built.network, built.likelihood, built.data,
-                          make(built.network.weights), mode="eager")
+    posterior = Posterior(
+        built.network, built.likelihood, built.data, make(built.network.weights), mode="eager"
+    )
     z = points(posterior)
-    np.testing.assert_allclose(posterior.log_likelihood(z),
-                               naive_terms(built, posterior, z).sum(1), rtol=1e-11)
+    np.testing.assert_allclose(
+        posterior.log_likelihood(z), naive_terms(built, posterior, z).sum(1), rtol=1e-11
+    )
     value, grad = posterior.value_and_grad(z)
     np.testing.assert_allclose(grad, finite_differences(posterior, z), rtol=1e-6, atol=1e-6)
 
@@ -226,10 +236,12 @@ def test_directions_too_many_to_keep(monkeypatch, mode):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_allclose(posterior.value(z), kept.value(z), rtol=1e-12)
-        np.testing.assert_allclose(posterior.value_and_grad(z)[1], kept.value_and_grad(z)[1],
-                                   rtol=1e-9)
-        np.testing.assert_allclose(posterior.log_prob(torch.from_numpy(z)), kept.value(z),
-                                   rtol=1e-12)
+        np.testing.assert_allclose(
+            posterior.value_and_grad(z)[1], kept.value_and_grad(z)[1], rtol=1e-9
+        )
+        np.testing.assert_allclose(
+            posterior.log_prob(torch.from_numpy(z)), kept.value(z), rtol=1e-12
+        )
     assert posterior.fingerprint() == kept.fingerprint()
 
 
@@ -238,8 +250,7 @@ def test_directions_too_many_to_keep(monkeypatch, mode):
 
 def finite_differences(posterior: Posterior, z: np.ndarray, h: float = 1e-5) -> np.ndarray:
     steps = h * np.eye(posterior.rank)
-    return np.stack([(posterior.value(z + e) - posterior.value(z - e)) / (2 * h)
-                     for e in steps], 1)
+    return np.stack([(posterior.value(z + e) - posterior.value(z - e)) / (2 * h) for e in steps], 1)
 
 
 @cases.parametrize(*EACH, *(cases.Case("mlp", name) for name in OTHERS))
@@ -296,8 +307,9 @@ def test_temperature_divides_the_likelihood_alone(temperature):
     likelihood, prior = posterior.log_likelihood(z), stats.norm(0.1, 0.8).logpdf(z).sum(1)
     np.testing.assert_allclose(tempered.value(z), likelihood / temperature + prior, rtol=1e-12)
     np.testing.assert_allclose(tempered.log_likelihood(z), likelihood, rtol=0)
-    np.testing.assert_allclose(tempered.log_prob(torch.from_numpy(z)), tempered.value(z),
-                               rtol=1e-12)
+    np.testing.assert_allclose(
+        tempered.log_prob(torch.from_numpy(z)), tempered.value(z), rtol=1e-12
+    )
 
 
 def test_all_subsets_of_rows_together_are_the_data():
@@ -327,13 +339,18 @@ def test_rows_that_cannot_be():
 def test_any_gaussian_prior():
     sigma = np.array([[2.0, 0.3], [0.3, 0.5]])
     built = MLP.build()
-    posterior = Posterior(built.network, built.likelihood, built.data,
-                          RandomSubspace(built.network.weights, 2),
-                          Normal(covariance=sigma, mean=[1.0, -1.0]))
+    posterior = Posterior(
+        built.network,
+        built.likelihood,
+        built.data,
+        RandomSubspace(built.network.weights, 2),
+        Normal(covariance=sigma, mean=[1.0, -1.0]),
+    )
     z = points(posterior)
     expected = stats.multivariate_normal([1, -1], sigma).logpdf(z)
-    np.testing.assert_allclose(posterior.value(z) - posterior.log_likelihood(z), expected,
-                               rtol=1e-9)
+    np.testing.assert_allclose(
+        posterior.value(z) - posterior.log_likelihood(z), expected, rtol=1e-9
+    )
 
 
 # --- values that are not numbers -----------------------------------------------------------------
@@ -386,8 +403,13 @@ def test_memory_is_bounded_in_memory_and_streamed(streamed):
     data = DataLoader(TensorDataset(x, y), batch_size=64) if streamed else (x, y)
     network = Network(Largest().double())
     make = lambda **options: Posterior(  # noqa: E731
-        network, Gaussian(noise=1.0), data, RandomSubspace(network.weights, 2), mode="eager",
-        **options)
+        network,
+        Gaussian(noise=1.0),
+        data,
+        RandomSubspace(network.weights, 2),
+        mode="eager",
+        **options,
+    )
     z = np.zeros((4, 2))
     expected = make().value(z)
     row = 8 * (50 + 50 + 1)  # bytes of activations, at least
@@ -402,8 +424,11 @@ def test_memory_is_bounded_in_memory_and_streamed(streamed):
 
 def test_too_little_memory_is_said_before_starting():
     posterior = MLP.build().posterior(memory_limit=1000)
-    with pytest.raises(InputError, match=r"memory_limit: expected at least 0\.0\d+ MiB for one row "
-                                         r"of 32 chains, got 0\.000954 MiB\. Run fewer chains"):
+    with pytest.raises(
+        InputError,
+        match=r"memory_limit: expected at least 0\.0\d+ MiB for one row "
+        r"of 32 chains, got 0\.000954 MiB\. Run fewer chains",
+    ):
         posterior.value(np.zeros((32, posterior.rank)))
 
 
@@ -441,25 +466,27 @@ class Untraceable(nn.Module):
 def test_what_cannot_be_traced_is_evaluated_without_with_one_warning():
     network = Network(Untraceable().double())
     x = torch.arange(12.0, dtype=torch.float64).reshape(4, 3) - 4
-    posterior = Posterior(network, Gaussian(noise=1.0), (x, x[:, 0]),
-                          FullSubspace(network.weights), batch_size=1)
+    posterior = Posterior(
+        network, Gaussian(noise=1.0), (x, x[:, 0]), FullSubspace(network.weights), batch_size=1
+    )
     z = points(posterior)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         value = posterior.value(z)
         assert np.array_equal(posterior.value(z), value)
-    assert [str(w.message).partition(" (")[0] for w in caught] == [
-        "tracing the log density failed"]
+    assert [str(w.message).partition(" (")[0] for w in caught] == ["tracing the log density failed"]
     built = cases.Built(network.module_with(), network, x, x[:, 0], posterior.likelihood, None)
-    np.testing.assert_allclose(posterior.log_likelihood(z),
-                               naive_terms(built, posterior, z).sum(1), rtol=1e-12)
+    np.testing.assert_allclose(
+        posterior.log_likelihood(z), naive_terms(built, posterior, z).sum(1), rtol=1e-12
+    )
 
 
 def test_errors_of_the_module_come_through_without_a_word_on_vectorising():
     x = torch.ones(4, 3)
     network = Network(cases.mlp(1))
-    posterior = Posterior(network, Gaussian(noise=1.0), (x, x[:, 0]),
-                          RandomSubspace(network.weights, 2))
+    posterior = Posterior(
+        network, Gaussian(noise=1.0), (x, x[:, 0]), RandomSubspace(network.weights, 2)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(InputError, match="inputs: expected what the module takes"):
@@ -471,15 +498,21 @@ def test_errors_of_the_module_come_through_without_a_word_on_vectorising():
 
 def switches() -> dict[str, Any]:
     return {
-        "dtype": torch.get_default_dtype(), "grad": torch.is_grad_enabled(),
-        "inference": torch.is_inference_mode_enabled(), "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "threads": torch.get_num_threads(),
         "fastpath": torch.backends.mha.get_fastpath_enabled(),
-        "sdp": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(),
-                torch.backends.cuda.mem_efficient_sdp_enabled()),
+        "sdp": (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+        ),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "random": torch.get_rng_state().tolist(),
         "numpy": np.random.get_state()[1].tolist(),  # noqa: NPY002
-        "anomaly": torch.is_anomaly_enabled(), "device": torch.get_default_device(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "device": torch.get_default_device(),
         "validation": torch.distributions.Distribution._validate_args,
     }
 
@@ -512,8 +545,9 @@ def test_module_and_data_are_left_alone():
     posterior.predict(z, built.inputs, refresh_batchnorm=True)
     assert torch.equal(built.inputs, inputs)
     assert torch.equal(built.y, y)
-    for (name, a), b in zip(built.module.state_dict().items(), module.state_dict().values(),
-                            strict=True):
+    for (name, a), b in zip(
+        built.module.state_dict().items(), module.state_dict().values(), strict=True
+    ):
         assert torch.equal(a, b), name
     assert np.array_equal(posterior.value(z), first)
     with torch.no_grad():
@@ -561,12 +595,15 @@ def test_predictions_from_draws_or_from_evenly_spaced_ones():
     inputs = MLP.build().inputs
     z = points(posterior, 12)
     draws = Draws(z.reshape(3, 4, -1))
-    assert torch.equal(posterior.predict(draws, inputs).outputs,
-                       posterior.predict(z, inputs).outputs)
+    assert torch.equal(
+        posterior.predict(draws, inputs).outputs, posterior.predict(z, inputs).outputs
+    )
     some = z[[0, 6, 11]]  # evenly spaced rows 0, 5.5 and 11
     for given_draws in (draws, z):
-        torch.testing.assert_close(posterior.predict(given_draws, inputs, n_draws=3).outputs,
-                                   posterior.predict(some, inputs).outputs)
+        torch.testing.assert_close(
+            posterior.predict(given_draws, inputs, n_draws=3).outputs,
+            posterior.predict(some, inputs).outputs,
+        )
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -586,8 +623,9 @@ def test_predictions_of_dicts_and_tuples_from_a_loader():
         posterior = built.posterior()
         z = points(posterior)
         loader = DataLoader(cases.Rows(built.inputs, built.y), 3)
-        torch.testing.assert_close(posterior.predict(z, loader).outputs,
-                                   posterior.predict(z, built.inputs).outputs)
+        torch.testing.assert_close(
+            posterior.predict(z, loader).outputs, posterior.predict(z, built.inputs).outputs
+        )
 
 
 def test_known_noise_of_new_rows():
@@ -598,16 +636,20 @@ def test_known_noise_of_new_rows():
     np.testing.assert_allclose(predictive.aleatoric, scale**2)
     f = predictive.outputs[..., 0].numpy()
     y = built.y[0].numpy()
-    np.testing.assert_allclose(predictive.log_prob(y),
-                               np.log(stats.norm(f, scale).pdf(y).mean(0)), rtol=1e-9)
+    np.testing.assert_allclose(
+        predictive.log_prob(y), np.log(stats.norm(f, scale).pdf(y).mean(0)), rtol=1e-9
+    )
     np.testing.assert_allclose(posterior.predict(z, built.inputs, noise=2.0).aleatoric, 4.0)
-    np.testing.assert_allclose(posterior.predict(z, built.inputs).log_prob((y, scale)),
-                               predictive.log_prob(y), rtol=1e-9)
+    np.testing.assert_allclose(
+        posterior.predict(z, built.inputs).log_prob((y, scale)), predictive.log_prob(y), rtol=1e-9
+    )
     with pytest.raises(InputError, match=r"noise scale.*posterior.predict\(..., noise=...\)"):
         posterior.predict(z, built.inputs).variance
-    for bad, what in ((scale[:3], "noise: expected one scale for each of 7 inputs, got 3"),
-                      (-scale, "noise: expected numbers above 0, got -2"),
-                      (np.full(7, np.nan), "noise: expected numbers above 0, got nan")):
+    for bad, what in (
+        (scale[:3], "noise: expected one scale for each of 7 inputs, got 3"),
+        (-scale, "noise: expected numbers above 0, got -2"),
+        (np.full(7, np.nan), "noise: expected numbers above 0, got nan"),
+    ):
         with pytest.raises(InputError, match=what):
             posterior.predict(z, built.inputs, noise=bad)
 
@@ -615,12 +657,18 @@ def test_known_noise_of_new_rows():
 def test_known_noise_of_a_likelihood_without():
     built = MLP.build()
     posterior = built.posterior()
-    for likelihood in (Gaussian(0.3), HeteroscedasticGaussian(0.1), Poisson(),
-                       Standardized(HeteroscedasticGaussian(0.1), (0.0,), (1.0,)),
-                       Standardized(Gaussian(0.3), (0.0,), (1.0,))):
+    for likelihood in (
+        Gaussian(0.3),
+        HeteroscedasticGaussian(0.1),
+        Poisson(),
+        Standardized(HeteroscedasticGaussian(0.1), (0.0,), (1.0,)),
+        Standardized(Gaussian(0.3), (0.0,), (1.0,)),
+    ):
         posterior.likelihood = likelihood
-        with pytest.raises(InputError, match="noise: expected nothing, since the likelihood has no "
-                                             "noise per observation"):
+        with pytest.raises(
+            InputError,
+            match="noise: expected nothing, since the likelihood has no noise per observation",
+        ):
             posterior.predict(points(posterior), built.inputs, noise=np.ones(cases.N))
 
 
@@ -638,7 +686,8 @@ def test_refreshed_batchnorm_in_predictions():
     z = points(plain.posterior(), 2)
     torch.testing.assert_close(
         plain.posterior().predict(z, plain.inputs, refresh_batchnorm=True).outputs,
-        plain.posterior().predict(z, plain.inputs).outputs)
+        plain.posterior().predict(z, plain.inputs).outputs,
+    )
 
 
 def test_a_progress_bar_only_on_request(capsys):
@@ -647,17 +696,22 @@ def test_a_progress_bar_only_on_request(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("inputs", "what"), [
-    (torch.zeros(0, 3, dtype=torch.float64), "inputs: expected at least one row, got an empty"),
-    (torch.full((2, 3), float("nan"), dtype=torch.float64), "inputs: expected finite numbers"),
-    (torch.zeros(2, 3, dtype=torch.int64), "inputs: expected what the module takes"),
-    (torch.zeros(2, 4, dtype=torch.float64), "inputs: expected what the module takes"),
-    (torch.tensor(1.0), "inputs: expected tensors with one row per observation, got a scalar"),
-    (np.array([["a", "b", "c"]]), "inputs: expected numbers"),
-    ((torch.zeros(2, 3), torch.zeros(3, 3)),
-     r"inputs\[0\] and inputs\[1\]: expected the same number of rows"),
-    ({}, "inputs: expected at least one tensor"),
-])
+@pytest.mark.parametrize(
+    ("inputs", "what"),
+    [
+        (torch.zeros(0, 3, dtype=torch.float64), "inputs: expected at least one row, got an empty"),
+        (torch.full((2, 3), float("nan"), dtype=torch.float64), "inputs: expected finite numbers"),
+        (torch.zeros(2, 3, dtype=torch.int64), "inputs: expected what the module takes"),
+        (torch.zeros(2, 4, dtype=torch.float64), "inputs: expected what the module takes"),
+        (torch.tensor(1.0), "inputs: expected tensors with one row per observation, got a scalar"),
+        (np.array([["a", "b", "c"]]), "inputs: expected numbers"),
+        (
+            (torch.zeros(2, 3), torch.zeros(3, 3)),
+            r"inputs\[0\] and inputs\[1\]: expected the same number of rows",
+        ),
+        ({}, "inputs: expected at least one tensor"),
+    ],
+)
 def test_inputs_that_cannot_be(inputs, what):
     posterior = MLP.build().posterior()
     with pytest.raises(InputError, match=what) as e:
@@ -681,8 +735,11 @@ def test_the_fingerprint_is_of_what_defines_the_density():
         "shuffled": cases.Case("mlp", "gaussian", "shuffled").build().posterior(),
         "temperature and back": base.with_temperature(2.0).with_temperature(1.0),
         "other centre of the network": Posterior(
-            base.network.with_weights(base.network.weights + 1), base.likelihood, base.data,
-            base.subspace),
+            base.network.with_weights(base.network.weights + 1),
+            base.likelihood,
+            base.data,
+            base.subspace,
+        ),
     }
     after_use = MLP.build().posterior()
     after_use.value_and_grad(points(after_use))
@@ -696,8 +753,13 @@ def test_the_fingerprint_tells_densities_apart():
     w = built.network.weights
     x, y = built.data
 
-    def make(network: Any = built.network, likelihood: Any = built.likelihood, data: Any = (x, y),
-             space: Any = None, **options: Any) -> str:
+    def make(
+        network: Any = built.network,
+        likelihood: Any = built.likelihood,
+        data: Any = (x, y),
+        space: Any = None,
+        **options: Any,
+    ) -> str:
         space = RandomSubspace(w, 4) if space is None else space
         return Posterior(network, likelihood, data, space, **options).fingerprint()
 
@@ -747,8 +809,9 @@ def test_the_fingerprint_survives_saving_the_prior():
 
 def test_says_what_it_is_in_one_line():
     text = repr(MLP.build().posterior(temperature=2.0))
-    assert text == ("Posterior(n=7, RandomSubspace(rank=4, size=21), Normal(scale=1.0), "
-                    "temperature=2)")
+    assert text == (
+        "Posterior(n=7, RandomSubspace(rank=4, size=21), Normal(scale=1.0), temperature=2)"
+    )
 
 
 # --- bad input -----------------------------------------------------------------------------------
@@ -756,41 +819,72 @@ def test_says_what_it_is_in_one_line():
 
 def build(**changes: Any) -> Posterior:
     built = MLP.build()
-    parts = {"network": built.network, "likelihood": built.likelihood, "data": built.data,
-             "subspace": RandomSubspace(built.network.weights, 2)} | changes
-    return Posterior(parts.pop("network"), parts.pop("likelihood"), parts.pop("data"),
-                     parts.pop("subspace"), **parts)
+    parts = {
+        "network": built.network,
+        "likelihood": built.likelihood,
+        "data": built.data,
+        "subspace": RandomSubspace(built.network.weights, 2),
+    } | changes
+    return Posterior(
+        parts.pop("network"),
+        parts.pop("likelihood"),
+        parts.pop("data"),
+        parts.pop("subspace"),
+        **parts,
+    )
 
 
 X, Y = MLP.build().data
 
 
-@pytest.mark.parametrize(("changes", "what"), [
-    ({"subspace": FullSubspace(torch.zeros(5))},
-     "subspace: expected 21 weights, as the network has, got 5"),
-    ({"prior": Normal(np.ones(3))}, "prior scale: expected 1 or 2 numbers.*got 3"),
-    ({"prior": Normal(mean=np.ones(3))}, "prior mean: expected 1 or 2 numbers.*got 3"),
-    ({"prior": Normal(covariance=np.eye(3))}, r"prior covariance: expected .*rank 2, got \(3, 3\)"),
-    ({"prior": Normal(covariance=np.eye(1))}, r"prior covariance: expected .*rank 2, got \(1, 1\)"),
-    ({"likelihood": Gaussian()}, "likelihood: expected all parameters learned or given"),
-    ({"likelihood": HeteroscedasticGaussian()}, "likelihood: expected all parameters learned"),
-    ({"likelihood": HeteroscedasticGaussian(0.1)}, "module: expected 2 outputs for Hetero.*got 1"),
-    ({"likelihood": Categorical(), "data": (X, torch.zeros(7).long())},
-     "module: expected at least 2 outputs for Categorical, got 1. Use Bernoulli"),
-    ({"data": (X, torch.zeros(7, 2))}, "module: expected 2 outputs for Gaussian.*got 1"),
-    ({"likelihood": Gaussian(noise=(0.1, 0.2))}, "noise: expected 1 .*got 2"),
-    ({"likelihood": Gaussian(noise="per-observation")}, r"y: expected a pair \(y, noise scale\)"),
-    ({"likelihood": Bernoulli(), "data": (X, Y)}, "y: expected labels 0 and 1, got"),
-    ({"likelihood": Poisson(), "data": (X, Y)}, "y: expected counts"),
-    ({"data": (X, Y[:3])}, "data inputs and data targets: expected the same number of rows"),
-    ({"data": (X.float(), Y)}, r"inputs: expected what the module takes.*\.to\(torch.float64\)"),
-    ({"data": (X[:, :2], Y)}, "inputs: expected what the module takes"),
-    ({"temperature": 0.0}, "temperature: expected a finite number above 0, got 0.0"),
-    ({"temperature": -1.0}, "temperature: expected"),
-    ({"temperature": float("nan")}, "temperature: expected"),
-    ({"temperature": float("inf")}, "temperature: expected"),
-    ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
-])
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        (
+            {"subspace": FullSubspace(torch.zeros(5))},
+            "subspace: expected 21 weights, as the network has, got 5",
+        ),
+        ({"prior": Normal(np.ones(3))}, "prior scale: expected 1 or 2 numbers.*got 3"),
+        ({"prior": Normal(mean=np.ones(3))}, "prior mean: expected 1 or 2 numbers.*got 3"),
+        (
+            {"prior": Normal(covariance=np.eye(3))},
+            r"prior covariance: expected .*rank 2, got \(3, 3\)",
+        ),
+        (
+            {"prior": Normal(covariance=np.eye(1))},
+            r"prior covariance: expected .*rank 2, got \(1, 1\)",
+        ),
+        ({"likelihood": Gaussian()}, "likelihood: expected all parameters learned or given"),
+        ({"likelihood": HeteroscedasticGaussian()}, "likelihood: expected all parameters learned"),
+        (
+            {"likelihood": HeteroscedasticGaussian(0.1)},
+            "module: expected 2 outputs for Hetero.*got 1",
+        ),
+        (
+            {"likelihood": Categorical(), "data": (X, torch.zeros(7).long())},
+            "module: expected at least 2 outputs for Categorical, got 1. Use Bernoulli",
+        ),
+        ({"data": (X, torch.zeros(7, 2))}, "module: expected 2 outputs for Gaussian.*got 1"),
+        ({"likelihood": Gaussian(noise=(0.1, 0.2))}, "noise: expected 1 .*got 2"),
+        (
+            {"likelihood": Gaussian(noise="per-observation")},
+            r"y: expected a pair \(y, noise scale\)",
+        ),
+        ({"likelihood": Bernoulli(), "data": (X, Y)}, "y: expected labels 0 and 1, got"),
+        ({"likelihood": Poisson(), "data": (X, Y)}, "y: expected counts"),
+        ({"data": (X, Y[:3])}, "data inputs and data targets: expected the same number of rows"),
+        (
+            {"data": (X.float(), Y)},
+            r"inputs: expected what the module takes.*\.to\(torch.float64\)",
+        ),
+        ({"data": (X[:, :2], Y)}, "inputs: expected what the module takes"),
+        ({"temperature": 0.0}, "temperature: expected a finite number above 0, got 0.0"),
+        ({"temperature": -1.0}, "temperature: expected"),
+        ({"temperature": float("nan")}, "temperature: expected"),
+        ({"temperature": float("inf")}, "temperature: expected"),
+        ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
+    ],
+)
 def test_parts_that_do_not_fit(changes, what):
     with pytest.raises(InputError, match=what) as e:
         build(**changes)
@@ -803,8 +897,13 @@ def test_arguments_that_cannot_be():
         build(mode="fast")
     posterior = build()
     for z in (np.zeros(2), np.zeros((3, 1)), np.zeros((1, 2, 2)), np.zeros((0, 2))):
-        for call in (posterior.value, posterior.value_and_grad, posterior.log_likelihood,
-                     posterior.pointwise, lambda z: posterior.predict(z, X)):
+        for call in (
+            posterior.value,
+            posterior.value_and_grad,
+            posterior.log_likelihood,
+            posterior.pointwise,
+            lambda z: posterior.predict(z, X),
+        ):
             with pytest.raises(InputError, match=r"z: expected shape \(chains, 2\), got \("):
                 call(z)
     with pytest.raises(InputError, match=r"z: expected shape \(..., 2\), got \(3, 4\)"):
@@ -841,12 +940,14 @@ def test_a_module_that_reads_rows_through_python_is_no_trace():
     z = np.random.default_rng(0).normal(size=(3, 2))
     found = {}
     for mode in ("eager", "trace"):
-        p = Posterior(net, Gaussian(noise=0.5), (x, x[:, 0]), space, Normal(1.0), mode=mode,
-                      batch_size=30)
+        p = Posterior(
+            net, Gaussian(noise=0.5), (x, x[:, 0]), space, Normal(1.0), mode=mode, batch_size=30
+        )
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             found[mode] = p.value(z), p.value_and_grad(z)[1], p.value(z + 1)
-        assert any("its result differs on other rows" in str(w.message)
-                   for w in heard) == (mode == "trace")
+        assert any("its result differs on other rows" in str(w.message) for w in heard) == (
+            mode == "trace"
+        )
     for eager, traced in zip(*found.values(), strict=True):
         np.testing.assert_allclose(traced, eager, rtol=1e-5)

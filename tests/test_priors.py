@@ -51,8 +51,9 @@ def test_tensors_give_the_same_and_differentiate(prior, mean, sigma):
 def test_gradient_equals_finite_differences(prior, mean, sigma):
     z = np.random.default_rng(2).normal(size=(2, 4, K))
     h = 1e-5
-    numeric = np.stack([(prior.log_prob(z + h * e) - prior.log_prob(z - h * e)) / (2 * h)
-                        for e in np.eye(K)], -1)
+    numeric = np.stack(
+        [(prior.log_prob(z + h * e) - prior.log_prob(z - h * e)) / (2 * h) for e in np.eye(K)], -1
+    )
     np.testing.assert_allclose(prior.gradient(z), numeric, rtol=1e-7, atol=1e-7)
 
 
@@ -65,8 +66,10 @@ def test_moments_of_draws(prior, mean, sigma):
     # Var of a sample covariance of Gaussians: (s_ij^2 + s_ii s_jj) / n
     spread = np.sqrt((sigma**2 + np.outer(np.diag(sigma), np.diag(sigma))) / n)
     assert (np.abs(np.cov(z, rowvar=False) - sigma) < 4.5 * spread).all()
-    np.testing.assert_array_equal(prior.sample((2, K), np.random.default_rng(5)),
-                                  prior.sample((2, K), np.random.default_rng(5)))
+    np.testing.assert_array_equal(
+        prior.sample((2, K), np.random.default_rng(5)),
+        prior.sample((2, K), np.random.default_rng(5)),
+    )
     assert prior.sample((2, 5, K), np.random.default_rng(0)).shape == (2, 5, K)
 
 
@@ -129,9 +132,14 @@ def test_induced_equals_conditioning_in_weight_space(k, seed, scale):
     np.testing.assert_allclose(prior.covariance, covariance, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("make", [
-    lambda w: FullSubspace(w), lambda w: RandomSubspace(w, 3, seed=2),
-    lambda w: CoordinateSubspace(w, torch.tensor([4, 0]))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w: FullSubspace(w),
+        lambda w: RandomSubspace(w, 3, seed=2),
+        lambda w: CoordinateSubspace(w, torch.tensor([4, 0])),
+    ],
+)
 def test_induced_on_other_subspaces(make):
     shift = torch.linspace(-1, 1, 6, dtype=torch.float64)
     space = make(shift)
@@ -154,41 +162,63 @@ def test_induced_density_differs_from_the_weights_density_by_a_constant():
 # --- bad input -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("make", "what"), [
-    (lambda: Normal(0.0), r"scale: expected finite numbers above 0, got 0\."),
-    (lambda: Normal(-1.0), "scale: expected finite numbers above 0"),
-    (lambda: Normal(float("nan")), "scale: expected finite numbers, got NaN"),
-    (lambda: Normal(float("inf")), "scale: expected finite numbers, got NaN or infinite"),
-    (lambda: Normal([1.0, 0.0]), "scale: expected finite numbers above 0"),
-    (lambda: Normal(np.ones((2, 2))), r"scale: expected a number or a vector, got shape \(2, 2\)"),
-    (lambda: Normal([]), "scale: expected a number or a vector, got shape"),
-    (lambda: Normal("wide"), "scale: expected a number or a vector, got 'wide'"),
-    (lambda: Normal(None), "scale: expected finite numbers, got NaN|scale: expected a number"),
-    (lambda: Normal(mean=np.ones((2, 2))), "mean: expected a number or a vector"),
-    (lambda: Normal(mean=float("nan")), "mean: expected finite numbers"),
-    (lambda: Normal(covariance=np.ones(3)), r"covariance: expected a \(k, k\) matrix, got shape"),
-    (lambda: Normal(covariance=np.ones((2, 3))), r"covariance: expected a \(k, k\) matrix"),
-    (lambda: Normal(covariance=[[1.0, 0.5], [0.0, 1.0]]),
-     "covariance: expected a symmetric matrix, got entries that differ by 0.5"),
-    (lambda: Normal(covariance=[[1.0, 2.0], [2.0, 1.0]]),
-     "covariance: expected a positive definite matrix, got smallest eigenvalue -1. Add a small"),
-    (lambda: Normal(covariance=np.zeros((2, 2))), "covariance: expected a positive definite"),
-    (lambda: Normal(covariance=[[np.nan, 0], [0, 1]]), "covariance: expected finite numbers"),
-    (lambda: Normal.induced(FullSubspace(torch.zeros(2)), 0.0), "scale: expected a finite number"),
-])
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: Normal(0.0), r"scale: expected finite numbers above 0, got 0\."),
+        (lambda: Normal(-1.0), "scale: expected finite numbers above 0"),
+        (lambda: Normal(float("nan")), "scale: expected finite numbers, got NaN"),
+        (lambda: Normal(float("inf")), "scale: expected finite numbers, got NaN or infinite"),
+        (lambda: Normal([1.0, 0.0]), "scale: expected finite numbers above 0"),
+        (
+            lambda: Normal(np.ones((2, 2))),
+            r"scale: expected a number or a vector, got shape \(2, 2\)",
+        ),
+        (lambda: Normal([]), "scale: expected a number or a vector, got shape"),
+        (lambda: Normal("wide"), "scale: expected a number or a vector, got 'wide'"),
+        (lambda: Normal(None), "scale: expected finite numbers, got NaN|scale: expected a number"),
+        (lambda: Normal(mean=np.ones((2, 2))), "mean: expected a number or a vector"),
+        (lambda: Normal(mean=float("nan")), "mean: expected finite numbers"),
+        (
+            lambda: Normal(covariance=np.ones(3)),
+            r"covariance: expected a \(k, k\) matrix, got shape",
+        ),
+        (lambda: Normal(covariance=np.ones((2, 3))), r"covariance: expected a \(k, k\) matrix"),
+        (
+            lambda: Normal(covariance=[[1.0, 0.5], [0.0, 1.0]]),
+            "covariance: expected a symmetric matrix, got entries that differ by 0.5",
+        ),
+        (
+            lambda: Normal(covariance=[[1.0, 2.0], [2.0, 1.0]]),
+            "covariance: expected a positive definite matrix, got smallest eigenvalue -1. Add a",
+        ),
+        (lambda: Normal(covariance=np.zeros((2, 2))), "covariance: expected a positive definite"),
+        (lambda: Normal(covariance=[[np.nan, 0], [0, 1]]), "covariance: expected finite numbers"),
+        (
+            lambda: Normal.induced(FullSubspace(torch.zeros(2)), 0.0),
+            "scale: expected a finite number",
+        ),
+    ],
+)
 def test_priors_that_cannot_be(make, what):
     with pytest.raises(InputError, match=what) as e:
         make()
     assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize(("prior", "what"), [
-    (Normal(np.ones(3)), "prior scale: expected 1 or 2 numbers for a subspace of rank 2, got 3"),
-    (Normal(mean=np.ones(3)), "prior mean: expected 1 or 2 numbers"),
-    (Normal(covariance=np.eye(3)), r"prior covariance: expected shape \(2, 2\) .*got \(3, 3\)"),
-    (Normal(covariance=np.eye(1)), "prior covariance: expected"),
-    (Normal(covariance=np.eye(2), mean=np.ones(3)), "prior mean: expected"),
-])
+@pytest.mark.parametrize(
+    ("prior", "what"),
+    [
+        (
+            Normal(np.ones(3)),
+            "prior scale: expected 1 or 2 numbers for a subspace of rank 2, got 3",
+        ),
+        (Normal(mean=np.ones(3)), "prior mean: expected 1 or 2 numbers"),
+        (Normal(covariance=np.eye(3)), r"prior covariance: expected shape \(2, 2\) .*got \(3, 3\)"),
+        (Normal(covariance=np.eye(1)), "prior covariance: expected"),
+        (Normal(covariance=np.eye(2), mean=np.ones(3)), "prior mean: expected"),
+    ],
+)
 def test_priors_of_another_rank(prior, what):
     with pytest.raises(InputError, match=what):
         prior.check_rank(2)

@@ -64,8 +64,9 @@ def deep_ensemble(
     """
     seeds = [derive(seed, s) for s in range(check_count("members", members))]
     starts = [fresh(module, factory, own) for own in seeds]
-    return combined(train_many(starts, likelihood, data, seeds=seeds, progress=progress,
-                               **training))
+    return combined(
+        train_many(starts, likelihood, data, seeds=seeds, progress=progress, **training)
+    )
 
 
 def combined(results: Sequence[TrainingResult], name: str = "deep ensemble") -> WeightSamples:
@@ -83,13 +84,12 @@ def combined(results: Sequence[TrainingResult], name: str = "deep ensemble") -> 
     first = results[0].network
     weights = torch.stack([first.flatten(one.module) for one in results])
     own = [one.network.frozen for one in results]
-    return WeightSamples(first, weights, stacked([one.likelihood for one in results]), name,
-                         own if own[0] else None)
+    return WeightSamples(
+        first, weights, stacked([one.likelihood for one in results]), name, own if own[0] else None
+    )
 
 
-def fresh(
-    module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int
-) -> nn.Module:
+def fresh(module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int) -> nn.Module:
     """A module with initial weights of a seed."""
     if factory is None:
         return reinitialised(module, seed)
@@ -139,5 +139,9 @@ def _reset(name: str, layer: nn.Module) -> None:
         reset()
     elif own:
         where = f"{type(layer).__name__} {name}".strip()
-        fail("module", "a reset_parameters method in every layer with parameters",
-             f"none in {where}", "Add one, or pass factory=a function that makes a fresh module")
+        fail(
+            "module",
+            "a reset_parameters method in every layer with parameters",
+            f"none in {where}",
+            "Add one, or pass factory=a function that makes a fresh module",
+        )

@@ -52,13 +52,20 @@ class WeightSamples:
 
     def __post_init__(self) -> None:
         if self.weights.ndim != 2 or self.weights.shape[1] != self.network.size:
-            fail("weights", f"shape (S, {self.network.size}), as the network has",
-                 tuple(self.weights.shape))
+            fail(
+                "weights",
+                f"shape (S, {self.network.size}), as the network has",
+                tuple(self.weights.shape),
+            )
         if len(self.weights) == 0:
             fail("weights", "at least one weight vector", "none")
         if not bool(torch.isfinite(self.weights).all()):
-            fail("weights", "finite weights", "NaN or infinite ones",
-                 "The training that made them diverged: lower its learning rate")
+            fail(
+                "weights",
+                "finite weights",
+                "NaN or infinite ones",
+                "The training that made them diverged: lower its learning rate",
+            )
 
     def predict(
         self,
@@ -79,15 +86,31 @@ class WeightSamples:
             memory_limit: bytes of activations held at once.
             progress: show a progress bar; None shows it on a terminal.
         """
-        refresh = None if refresh_batchnorm is None else Data.of(
-            refresh_batchnorm, "refresh_batchnorm")
+        refresh = (
+            None if refresh_batchnorm is None else Data.of(refresh_batchnorm, "refresh_batchnorm")
+        )
         if self.frozen is None:
-            return average(self.network, self.likelihood, self.weights, inputs, noise=noise,
-                           refresh_batchnorm=refresh, memory_limit=memory_limit,
-                           progress=progress)
-        parts = [average(self.network.with_buffers(own), self.likelihood, row[None], inputs,
-                         refresh_batchnorm=refresh, memory_limit=memory_limit).outputs
-                 for own, row in zip(self.frozen, self.weights, strict=True)]
+            return average(
+                self.network,
+                self.likelihood,
+                self.weights,
+                inputs,
+                noise=noise,
+                refresh_batchnorm=refresh,
+                memory_limit=memory_limit,
+                progress=progress,
+            )
+        parts = [
+            average(
+                self.network.with_buffers(own),
+                self.likelihood,
+                row[None],
+                inputs,
+                refresh_batchnorm=refresh,
+                memory_limit=memory_limit,
+            ).outputs
+            for own, row in zip(self.frozen, self.weights, strict=True)
+        ]
         outputs = torch.cat(parts)
         return Predictive(outputs, with_noise(self.likelihood, noise, outputs.shape[1]))
 
@@ -124,7 +147,11 @@ def stacked(likelihoods: Sequence[Likelihood]) -> Likelihood:
 
 def _stack(values: Sequence[Any]) -> Tensor:
     if any(isinstance(value, str) for value in values):
-        fail("likelihoods", "learned parameters", "one still to be learned",
-             "Use the likelihood that train(...) returns")
+        fail(
+            "likelihoods",
+            "learned parameters",
+            "one still to be learned",
+            "Use the likelihood that train(...) returns",
+        )
     rows = [torch.as_tensor(value, dtype=torch.float64).reshape(-1) for value in values]
     return torch.stack(rows).unsqueeze(1)

@@ -32,5 +32,6 @@ def point(result: Any, name: str | None = None) -> WeightSamples:
     if not isinstance(result, (TrainingResult, SwaResult)):
         fail_type("result", "what train(...) or swa(...) returns", result)
     default = "SWA" if isinstance(result, SwaResult) else "MAP"
-    return WeightSamples(result.network, result.network.weights[None], result.likelihood,
-                         name or default)
+    return WeightSamples(
+        result.network, result.network.weights[None], result.likelihood, name or default
+    )

@@ -75,8 +75,12 @@ def mc_dropout(
     module = network.module_with()
     masks = _replace(module, seed)
     if not masks:
-        fail("module", "at least one dropout layer with p above 0", "none",
-             "Train a module with nn.Dropout layers")
+        fail(
+            "module",
+            "at least one dropout layer with p above 0",
+            "none",
+            "Train a module with nn.Dropout layers",
+        )
     return McDropout(network, module, likelihood, n_draws, tuple(masks))
 
 
@@ -115,14 +119,13 @@ class McDropout:
             for batch in input_batches(inputs):
                 rows = to_device(batch, self.network.device)
                 self.network.check(rows)
-                parts.append(torch.stack([self._draw(s, rows, batch_size)
-                                          for s in range(self.n_draws)]))
+                parts.append(
+                    torch.stack([self._draw(s, rows, batch_size) for s in range(self.n_draws)])
+                )
         outputs = torch.cat(parts, 1)
         return Predictive(outputs, with_noise(self.likelihood, noise, outputs.shape[1]))
 
-    def _draw(
-        self, s: int, inputs: Inputs, batch_size: int | None
-    ) -> Float[Tensor, "N C"]:
+    def _draw(self, s: int, inputs: Inputs, batch_size: int | None) -> Float[Tensor, "N C"]:
         n = n_rows(inputs)
         size = n if batch_size is None else check_count("batch_size", batch_size)
         parts = []

@@ -122,8 +122,12 @@ def scaled(predictive: Predictive, tau: float) -> Predictive:
     if likelihood.kind == "classification":
         return Predictive(predictive.outputs / tau, likelihood)
     if predictive.components() is None:
-        fail("likelihood", "classes or Gaussian noise, which have a scale", repr(likelihood),
-             "Temperature scaling has no meaning for counts")
+        fail(
+            "likelihood",
+            "classes or Gaussian noise, which have a scale",
+            repr(likelihood),
+            "Temperature scaling has no meaning for counts",
+        )
     return Predictive(predictive.outputs, ScaledNoise(likelihood, tau))
 
 
@@ -138,10 +142,14 @@ def _minimum(score: Callable[[float], float], reach: float = math.log(1e4)) -> f
     """The minimum in (-reach, reach)."""
     from scipy.optimize import minimize_scalar
 
-    found = minimize_scalar(score, bounds=(-reach, reach), method="bounded",
-                            options={"xatol": 1e-8})
+    found = minimize_scalar(
+        score, bounds=(-reach, reach), method="bounded", options={"xatol": 1e-8}
+    )
     if not found.fun < min(score(-reach), score(reach)):
-        fail("validation", "held-out data that determine a temperature",
-             f"data for which none from {math.exp(-reach):g} to {math.exp(reach):g} is best",
-             "Use more held-out data, which the model has not been trained on")
+        fail(
+            "validation",
+            "held-out data that determine a temperature",
+            f"data for which none from {math.exp(-reach):g} to {math.exp(reach):g} is best",
+            "Use more held-out data, which the model has not been trained on",
+        )
     return float(found.x)

@@ -23,9 +23,14 @@ EXIT_CODES = """Exit codes: 0 done; 1 an unexpected error; 2 a wrong option or b
 line that says what to do; 130 interrupted (143 by SIGTERM)."""
 
 app = typer.Typer(
-    name="subbayes", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="subbayes",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EXIT_CODES,
+)
 for room in (demo, fit, predict, evaluate, compare, report, export):
     app.command(room.NAME, epilog=f"Example: {room.EXAMPLE}")(getattr(room, room.NAME))
 
@@ -40,10 +45,15 @@ def _show_version(asked: bool) -> bool:
 @app.callback()
 def _root(
     version: bool = typer.Option(
-        False, "--version", help="Print the version and stop.", callback=_show_version,
-        is_eager=True),
+        False,
+        "--version",
+        help="Print the version and stop.",
+        callback=_show_version,
+        is_eager=True,
+    ),
     debug: bool = typer.Option(
-        False, "--debug", help="Show the stack of an error; may stand anywhere."),
+        False, "--debug", help="Show the stack of an error; may stand anywhere."
+    ),
 ) -> None:
     """Bayesian inference over the part of a neural network that matters.
 
@@ -103,7 +113,11 @@ def _interrupted() -> int:
 
 
 def _warn(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None,
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
     line: str | None = None,
 ) -> None:
     if issubclass(category, UserWarning):

@@ -72,22 +72,43 @@ _D = Settings()
 
 def compare(
     table: Table,
-    models: Annotated[list[Path] | None, typer.Argument(
-        help="Folders that `subbayes fit --out` wrote from TABLE: compare these, fit nothing.",
-        show_default=False)] = None,
-    target: Annotated[str | None, typer.Option(
-        help="Column to predict; needed without MODELS.", rich_help_panel=DATA,
-        show_default=False)] = None,
-    methods: Annotated[str, typer.Option(
-        help="Some of map, swa, swag, ensemble, mc-dropout, temperature-scaling, pca, random, "
-        "curve, optimal, optimal-laplace, subnetwork, subnetwork-laplace, sparse.",
-        metavar="NAME,NAME,...")] = "map,swa,swag,ensemble,pca,random",
-    test: Annotated[Path | None, typer.Option(
-        help="Table to score on; by default a random part of TABLE.", rich_help_panel=DATA,
-        show_default=False)] = None,
-    test_fraction: Annotated[float, typer.Option(
-        help="Part of the rows to score on, where there is no --test.",
-        rich_help_panel=DATA)] = 0.2,
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Folders that `subbayes fit --out` wrote from TABLE: compare these, fit nothing.",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Column to predict; needed without MODELS.",
+            rich_help_panel=DATA,
+            show_default=False,
+        ),
+    ] = None,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Some of map, swa, swag, ensemble, mc-dropout, temperature-scaling, pca, random, "
+            "curve, optimal, optimal-laplace, subnetwork, subnetwork-laplace, sparse.",
+            metavar="NAME,NAME,...",
+        ),
+    ] = "map,swa,swag,ensemble,pca,random",
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table to score on; by default a random part of TABLE.",
+            rich_help_panel=DATA,
+            show_default=False,
+        ),
+    ] = None,
+    test_fraction: Annotated[
+        float,
+        typer.Option(
+            help="Part of the rows to score on, where there is no --test.", rich_help_panel=DATA
+        ),
+    ] = 0.2,
     task: AskedTask = None,
     ignore: Ignore = None,
     categorical: Categories = None,
@@ -117,9 +138,12 @@ def compare(
     members: Members = _D.members,
     seed: Seed = _D.seed,
     level: Level = 0.95,
-    out: Annotated[Path | None, typer.Option(
-        help="CSV file for the table as well.", rich_help_panel=OUTPUT,
-        show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV file for the table as well.", rich_help_panel=OUTPUT, show_default=False
+        ),
+    ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -143,22 +167,39 @@ def compare(
         rank_models(table, models, target, separator, out, overwrite, console)
         return
     if target is None:
-        raise typer.BadParameter("the column to predict, or folders of models",
-                                 param_hint="--target")
+        raise typer.BadParameter(
+            "the column to predict, or folders of models", param_hint="--target"
+        )
     settings = make_settings(
-        hidden=hidden, activation=activation, likelihood=likelihood, temperature=temperature,
-        prior_scale=prior_scale, dropout=dropout, epochs=epochs, learning_rate=learning_rate,
-        batch_size=batch_size, patience=patience, validation_fraction=validation_fraction,
-        swa_epochs=swa_epochs, swa_learning_rate=swa_learning_rate, rank=rank,
-        covariance=covariance.value, draws=draws, chains=chains, warmup=warmup,
-        members=members, seed=seed)
+        hidden=hidden,
+        activation=activation,
+        likelihood=likelihood,
+        temperature=temperature,
+        prior_scale=prior_scale,
+        dropout=dropout,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        patience=patience,
+        validation_fraction=validation_fraction,
+        swa_epochs=swa_epochs,
+        swa_learning_rate=swa_learning_rate,
+        rank=rank,
+        covariance=covariance.value,
+        draws=draws,
+        chains=chains,
+        warmup=warmup,
+        members=members,
+        seed=seed,
+    )
     check_new_file(out, overwrite, ".csv")
     names = _names(methods)
     frame = read_training_table(table, target, missing_values, separator, ignore)
     rows = _split(frame, target, test, test_fraction, missing_values, separator, seed)
     encoder = make_encoder(unknown, missing, missing_values, categorical, max_categories)
-    found = _compared(rows, target, None if task is None else task.value, names, settings, encoder,
-                      level, console)
+    found = _compared(
+        rows, target, None if task is None else task.value, names, settings, encoder, level, console
+    )
     for method, warnings in found.warnings().items():
         for warning in warnings:
             say(f"warning: {method}: {as_options(warning)}")
@@ -166,10 +207,23 @@ def compare(
         from subbayes.utils.files import atomic_write_text
 
         atomic_write_text(out, found.table.to_csv(index=False))
-    console.result({"table": str(table), "target": target, "n_train": len(rows[0])}
-                   | found.to_dict(), found.to_text())
-    data = typed_again(("target", "task", "ignore", "separator", "unknown", "missing",
-                        "missing_values", "categorical", "max_categories"))
+    console.result(
+        {"table": str(table), "target": target, "n_train": len(rows[0])} | found.to_dict(),
+        found.to_text(),
+    )
+    data = typed_again(
+        (
+            "target",
+            "task",
+            "ignore",
+            "separator",
+            "unknown",
+            "missing",
+            "missing_values",
+            "categorical",
+            "max_categories",
+        )
+    )
     console.hint(f"subbayes fit {shlex.quote(str(table))} {data} --out runs/{Path(table).stem}")
 
 
@@ -181,14 +235,23 @@ def _names(methods: str) -> list[str]:
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names or [""]:
         if name not in METHODS:
-            fail("methods", f"some of {', '.join(METHODS)}", f"'{name}'",
-                 closest(name, list(METHODS)))
+            fail(
+                "methods",
+                f"some of {', '.join(METHODS)}",
+                f"'{name}'",
+                closest(name, list(METHODS)),
+            )
     return names
 
 
 def _split(
-    frame: pd.DataFrame, target: str, test: Path | None, fraction: float,
-    marks: list[str] | None, separator: str | None, seed: int,
+    frame: pd.DataFrame,
+    target: str,
+    test: Path | None,
+    fraction: float,
+    marks: list[str] | None,
+    separator: str | None,
+    seed: int,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rows to learn from and rows to score on: two tables, or a random split of one."""
     import numpy as np
@@ -197,8 +260,9 @@ def _split(
     from subbayes.utils.checks import check_count, fail
 
     if test is not None:
-        return frame, read_table(test, target=target, missing_values=marks or [],
-                                 separator=separator, min_rows=1)
+        return frame, read_table(
+            test, target=target, missing_values=marks or [], separator=separator, min_rows=1
+        )
     n = round(len(frame) * fraction)
     if not 0 < n <= len(frame) - 2:
         fail("test_fraction", f"a part that leaves rows to learn from of {len(frame)}", fraction)
@@ -207,8 +271,14 @@ def _split(
 
 
 def _compared(
-    rows: tuple[pd.DataFrame, pd.DataFrame], column: str, task: str | None, names: list[str],
-    settings: Settings, encoder: TabularEncoder, level: float, console: Console,
+    rows: tuple[pd.DataFrame, pd.DataFrame],
+    column: str,
+    task: str | None,
+    names: list[str],
+    settings: Settings,
+    encoder: TabularEncoder,
+    level: float,
+    console: Console,
 ) -> Comparison:
     """Encode by the training rows, fit and score."""
     from subbayes.data.tables import split_target
@@ -225,11 +295,25 @@ def _compared(
     validation = None
     if "temperature-scaling" in names or settings.temperature == "validation":
         data, validation = held_out(data[0], data[1], settings)
-    likelihood = make_likelihood(settings.likelihood, target.task, data[1],
-                                 len(target.classes) or None)
+    likelihood = make_likelihood(
+        settings.likelihood, target.task, data[1], len(target.classes) or None
+    )
     return compare_methods(
-        make_module(settings, likelihood, *data), likelihood, data, test, names,
-        training=settings.training(target.task), rank=settings.rank,
-        covariance=settings.covariance, temperature=settings.temperature, validation=validation,
-        draws=settings.draws, chains=settings.chains, warmup=settings.warmup,
-        members=settings.members, level=level, seed=settings.seed, progress=console.progress)
+        make_module(settings, likelihood, *data),
+        likelihood,
+        data,
+        test,
+        names,
+        training=settings.training(target.task),
+        rank=settings.rank,
+        covariance=settings.covariance,
+        temperature=settings.temperature,
+        validation=validation,
+        draws=settings.draws,
+        chains=settings.chains,
+        warmup=settings.warmup,
+        members=settings.members,
+        level=level,
+        seed=settings.seed,
+        progress=console.progress,
+    )

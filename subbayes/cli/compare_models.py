@@ -17,8 +17,13 @@ __all__ = ["rank_models"]
 
 
 def rank_models(
-    table: Path, models: list[Path], target: str | None, separator: str | None, out: Path | None,
-    overwrite: bool, console: Console,
+    table: Path,
+    models: list[Path],
+    target: str | None,
+    separator: str | None,
+    out: Path | None,
+    overwrite: bool,
+    console: Console,
 ) -> None:
     """Rank saved models by leave-one-out scores, and print the table.
 
@@ -40,8 +45,9 @@ def rank_models(
     check_new_file(out, overwrite, ".csv")
     if len(set(models)) < len(models):
         fail("models", "each folder once", ", ".join(map(str, models)))
-    found = compare({str(folder): _candidate(folder, table, target, separator)
-                     for folder in models})
+    found = compare(
+        {str(folder): _candidate(folder, table, target, separator) for folder in models}
+    )
     if out is not None:
         from subbayes.utils.files import atomic_write_text
 
@@ -64,21 +70,26 @@ def _candidate(
     if target not in (None, model.column):
         fail("models", f"models that predict '{target}'", f"'{model.column}' in '{folder}'")
     if (fitted.settings.get("temperatures") or {}).get("by") == "validation":
-        fail("models", "models fitted to all rows of the table",
-             f"one that held out rows to choose its temperature: '{folder}'",
-             "Fit with --temperature loo or a number, or use `subbayes evaluate` on other rows")
+        fail(
+            "models",
+            "models fitted to all rows of the table",
+            f"one that held out rows to choose its temperature: '{folder}'",
+            "Fit with --temperature loo or a number, or use `subbayes evaluate` on other rows",
+        )
     if fitted.draws is None:
         fail("models", "a posterior with draws", f"none in '{model_path(folder)}'")
     for warning in fitted.warnings():
         say(f"warning: {folder}: {as_options(warning)}")
     features, values = split_target(
-        read_rows(model, table, separator, scored=True, min_rows=2), model.column)
+        read_rows(model, table, separator, scored=True, min_rows=2), model.column
+    )
     y = numbers(model.target, values)
     if (other := differing(fitted, y)) is not None:
         _fail_rows(folder, *other)
     data = model.encoder.transform(features), y
-    posterior = Posterior(fitted.network, fitted.likelihood, data, fitted.subspace, fitted.prior,
-                          fitted.temperature)
+    posterior = Posterior(
+        fitted.network, fitted.likelihood, data, fitted.subspace, fitted.prior, fitted.temperature
+    )
     _check_rows(posterior, fitted.draws, folder)
     return posterior, fitted.draws
 
@@ -99,5 +110,9 @@ def _check_rows(posterior: Posterior, draws: Draws, folder: Path) -> None:
 def _fail_rows(folder: Path, expected: str, got: str) -> NoReturn:
     from subbayes.utils.checks import fail
 
-    fail("table", f"{expected} that '{folder}' was fitted to, for leave-one-out", got,
-         "Name the table it was fitted to, or use `subbayes evaluate` on other rows")
+    fail(
+        "table",
+        f"{expected} that '{folder}' was fitted to, for leave-one-out",
+        got,
+        "Name the table it was fitted to, or use `subbayes evaluate` on other rows",
+    )

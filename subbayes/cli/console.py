@@ -15,8 +15,18 @@ from typing import Any
 
 import typer
 
-__all__ = ["COMMAND", "Console", "SUBJECT", "as_options", "complain", "in_one_line",
-           "in_their_words", "lines", "reading", "say"]
+__all__ = [
+    "COMMAND",
+    "Console",
+    "SUBJECT",
+    "as_options",
+    "complain",
+    "in_one_line",
+    "in_their_words",
+    "lines",
+    "reading",
+    "say",
+]
 
 COMMAND: ContextVar[str] = ContextVar("COMMAND", default="subbayes")
 """The command under way, as it was typed."""
@@ -100,8 +110,10 @@ def complain(error: Exception) -> int:
     if isinstance(error, ImportError) and "pip install" in reason:
         say(f"error: {reason}")
         return _BAD_INPUT
-    say(f"error: unexpected {type(error).__name__}: {reason[:300]}. Run it again with --debug to "
-        "see where.")
+    say(
+        f"error: unexpected {type(error).__name__}: {reason[:300]}. Run it again with --debug to "
+        "see where."
+    )
     return _UNEXPECTED
 
 
@@ -121,18 +133,55 @@ def in_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-_OPTIONS = frozenset((
-    "activation", "batch_size", "chains", "covariance", "draws", "dropout", "early_epochs",
-    "epochs", "hidden", "ignore", "inference", "keep", "learning_rate", "level", "likelihood",
-    "max_categories", "members", "out", "patience", "posterior", "prior", "prior_inclusion",
-    "prior_scale", "rank", "scale_prior", "seed", "separator", "slab", "structure", "swa_epochs",
-    "swa_learning_rate", "target", "task", "temperature", "threshold", "validation_fraction",
-    "warmup", "weights"))
+_OPTIONS = frozenset(
+    (
+        "activation",
+        "batch_size",
+        "chains",
+        "covariance",
+        "draws",
+        "dropout",
+        "early_epochs",
+        "epochs",
+        "hidden",
+        "ignore",
+        "inference",
+        "keep",
+        "learning_rate",
+        "level",
+        "likelihood",
+        "max_categories",
+        "members",
+        "out",
+        "patience",
+        "posterior",
+        "prior",
+        "prior_inclusion",
+        "prior_scale",
+        "rank",
+        "scale_prior",
+        "seed",
+        "separator",
+        "slab",
+        "structure",
+        "swa_epochs",
+        "swa_learning_rate",
+        "target",
+        "task",
+        "temperature",
+        "threshold",
+        "validation_fraction",
+        "warmup",
+        "weights",
+    )
+)
 _AFTER_FIT = ("predict", "evaluate")
 _ONLY_FIT = ("unknown", "missing", "categorical", "missing_values", "max_categories", "task")
-_OPTION = re.compile(r"\b(unknown|missing|task|separator|categorical|missing_values|overwrite|"
-                     r"max_categories|draws|warmup|inference|structure|weights)="
-                     r"(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)")
+_OPTION = re.compile(
+    r"\b(unknown|missing|task|separator|categorical|missing_values|overwrite|"
+    r"max_categories|draws|warmup|inference|structure|weights)="
+    r"(\[[^\]]*\]|'[^']*'|\w+|\.\.\.)"
+)
 
 
 def in_their_words(text: str) -> str:

@@ -16,10 +16,14 @@ EXAMPLE = "subbayes demo --out runs/demo"
 
 
 def demo(
-    out: Annotated[Path, typer.Option(
-        help="Folder for the posterior, predictions, plots and report. Of the files in it only "
-        "those the demo wrote itself are overwritten.", rich_help_panel=OUTPUT,
-    )] = Path("runs/demo"),
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for the posterior, predictions, plots and report. Of the files in it only "
+            "those the demo wrote itself are overwritten.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = Path("runs/demo"),
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -47,14 +47,45 @@ SCALES = (0.1, 0.2, 0.3, 0.5, 1.0)
 PARTS = (0.6, 0.2)  # training, validation; the rest is for the test
 
 SETTINGS = Settings(
-    hidden=(50,), rank=5, temperature="validation", epochs=100, learning_rate=1e-2,
-    swa_epochs=50, swa_learning_rate=2e-2, draws=1000, chains=8, warmup=300)
+    hidden=(50,),
+    rank=5,
+    temperature="validation",
+    epochs=100,
+    learning_rate=1e-2,
+    swa_epochs=50,
+    swa_learning_rate=2e-2,
+    draws=1000,
+    chains=8,
+    warmup=300,
+)
 """How the demo is fitted. The prior's scale is chosen among `SCALES`."""
 
-PLOTS = ("scores", "coverage", "intervals", "calibration", "pit", "density",
-         "spectrum", "trace", "ranks", "autocorrelation", "ess", "training", "temperature")
-FILES = ("model/manifest.json", "train.csv", "validation.csv", "test.csv", "predictions.csv",
-         "scores.csv", "scores.json", "report.html", *(f"plots/{name}.png" for name in PLOTS))
+PLOTS = (
+    "scores",
+    "coverage",
+    "intervals",
+    "calibration",
+    "pit",
+    "density",
+    "spectrum",
+    "trace",
+    "ranks",
+    "autocorrelation",
+    "ess",
+    "training",
+    "temperature",
+)
+FILES = (
+    "model/manifest.json",
+    "train.csv",
+    "validation.csv",
+    "test.csv",
+    "predictions.csv",
+    "scores.csv",
+    "scores.json",
+    "report.html",
+    *(f"plots/{name}.png" for name in PLOTS),
+)
 
 
 @dataclass(frozen=True)
@@ -80,8 +111,11 @@ class Demo:
     def to_dict(self) -> dict[str, Any]:
         """Scores and choices, as JSON-able values."""
         return self.comparison.to_dict() | {
-            "folder": str(self.folder), "prior_scale": self.prior_scale,
-            "linear_rmse": self.linear_rmse, "total_seconds": self.seconds}
+            "folder": str(self.folder),
+            "prior_scale": self.prior_scale,
+            "linear_rmse": self.linear_rmse,
+            "total_seconds": self.seconds,
+        }
 
     def to_text(self) -> str:
         """The table, with what is needed to read it."""
@@ -90,23 +124,36 @@ class Demo:
         draws = model.draws
         assert draws is not None
         gap = self.comparison.differences()["se"].max()
-        return "\n".join([
-            f"Disease progression of {n} test patients", "", self.comparison.to_text(), "",
-            "Log-likelihood in nats a patient, of the whole mixture; differences below about "
-            f"{2 * gap:.2f} are noise here.",
-            f"For orientation: linear regression has an RMSE of {self.linear_rmse:.2f}.",
-            f"PCA + ESS: R-hat at most {draws.rhat().max():.3f}, effective sample size at least "
-            f"{draws.ess_bulk().min():.0f}.",
-            *(f"Warning, {key}: {line}" for key, lines in self.comparison.warnings().items()
-              for line in lines)])
+        return "\n".join(
+            [
+                f"Disease progression of {n} test patients",
+                "",
+                self.comparison.to_text(),
+                "",
+                "Log-likelihood in nats a patient, of the whole mixture; differences below about "
+                f"{2 * gap:.2f} are noise here.",
+                f"For orientation: linear regression has an RMSE of {self.linear_rmse:.2f}.",
+                f"PCA + ESS: R-hat at most {draws.rhat().max():.3f}, effective sample size at "
+                f"least {draws.ess_bulk().min():.0f}.",
+                *(
+                    f"Warning, {key}: {line}"
+                    for key, lines in self.comparison.warnings().items()
+                    for line in lines
+                ),
+            ]
+        )
 
     def hint(self) -> str:
         """What to do next."""
-        return "\n".join([
-            f"  open {self.folder / 'report.html'} in a browser",
-            f"  subbayes predict {self.folder} {self.folder / 'test.csv'} --out predictions.csv",
-            "  subbayes fit YOUR.csv --target COLUMN --out runs/yours",
-            f"  in Python: subbayes.load('{self.folder / 'model'}').draws.summary()"])
+        return "\n".join(
+            [
+                f"  open {self.folder / 'report.html'} in a browser",
+                f"  subbayes predict {self.folder} {self.folder / 'test.csv'} "
+                "--out predictions.csv",
+                "  subbayes fit YOUR.csv --target COLUMN --out runs/yours",
+                f"  in Python: subbayes.load('{self.folder / 'model'}').draws.summary()",
+            ]
+        )
 
 
 def run(
@@ -152,25 +199,33 @@ def _one_thread() -> Iterator[None]:
 
 
 def _run(
-    files: OwnFiles, seed: int, progress: bool | None, settings: Settings,
-    scales: Sequence[float], members: int, show: bool,
+    files: OwnFiles,
+    seed: int,
+    progress: bool | None,
+    settings: Settings,
+    scales: Sequence[float],
+    members: int,
+    show: bool,
 ) -> Demo:
     started, out = time.perf_counter(), files.folder
     say = _speaker(show)
     rows = _Rows.of(seed)
     settings = dataclasses.replace(settings, seed=seed)
-    say(f"[1/4] diabetes: {len(rows.train)} rows to train on, {len(rows.validation)} to choose "
-        f"with, {len(rows.test)} to test on")
+    say(
+        f"[1/4] diabetes: {len(rows.train)} rows to train on, {len(rows.validation)} to choose "
+        f"with, {len(rows.test)} to test on"
+    )
     scale = _prior_scale(rows, settings, scales, progress)
     settings = dataclasses.replace(settings, prior_scale=scale)
-    say(f"[2/4] prior N(0, {scale:g}²) on each weight fits the validation rows best; now the six "
-        "methods")
+    say(
+        f"[2/4] prior N(0, {scale:g}²) on each weight fits the validation rows best; now the six "
+        "methods"
+    )
     comparison = _compare(rows, settings, members, progress)
     fitted = comparison.models["pca"]
     assert isinstance(fitted, FittedModel)
     model = TableModel(fitted, rows.encoder, rows.target, COLUMN)
-    demo = Demo(comparison, model, out, scale, rows.linear_rmse(),
-                time.perf_counter() - started)
+    demo = Demo(comparison, model, out, scale, rows.linear_rmse(), time.perf_counter() - started)
     say(f"[3/4] writing {out}")
     files.begin()
     _write(demo, rows, seed, progress)
@@ -210,8 +265,9 @@ class _Rows:
         table = load_diabetes(as_frame=True, scaled=False).frame.rename(columns={"target": COLUMN})
         order = np.random.default_rng(seed).permutation(len(table))
         first, second = np.cumsum([round(part * len(table)) for part in PARTS])
-        train, validation, test = (table.iloc[np.sort(index)]
-                                   for index in np.split(order, [first, second]))
+        train, validation, test = (
+            table.iloc[np.sort(index)] for index in np.split(order, [first, second])
+        )
         features, values = split_target(train, COLUMN)
         return cls(train, validation, test, TabularEncoder().fit(features), Target.infer(values))
 
@@ -241,30 +297,50 @@ def _prior_scale(
     """The scale of the prior whose network predicts the validation rows best."""
     from subbayes.baselines.map import point
 
-    data, (x, y), likelihood = rows.encoded(rows.train), rows.encoded(rows.validation), (
-        rows.likelihood())
+    data, (x, y), likelihood = (
+        rows.encoded(rows.train),
+        rows.encoded(rows.validation),
+        (rows.likelihood()),
+    )
     module, plan = make_module(settings, likelihood, *data), settings.training()
     scores = []
     with bar(len(scales), "Choosing the prior", progress, "scales") as steps:
         for scale in scales:
-            result = train(module, likelihood, data, epochs=plan.epochs,
-                           learning_rate=plan.learning_rate, batch_size=plan.batch_size,
-                           prior_scale=scale, clip_norm=plan.clip_norm, seed=settings.seed,
-                           progress=False)
+            result = train(
+                module,
+                likelihood,
+                data,
+                epochs=plan.epochs,
+                learning_rate=plan.learning_rate,
+                batch_size=plan.batch_size,
+                prior_scale=scale,
+                clip_norm=plan.clip_norm,
+                seed=settings.seed,
+                progress=False,
+            )
             scores.append(metrics.log_likelihood(point(result).predict(x), y))
             steps.update(1)
     return float(scales[int(np.argmax(scores))])
 
 
-def _compare(
-    rows: _Rows, settings: Settings, members: int, progress: bool | None
-) -> Comparison:
+def _compare(rows: _Rows, settings: Settings, members: int, progress: bool | None) -> Comparison:
     data, likelihood = rows.encoded(rows.train), rows.likelihood()
     return compare_methods(
-        make_module(settings, likelihood, *data), likelihood, data, rows.encoded(rows.test),
-        training=settings.training(), rank=settings.rank, temperature=settings.temperature,
-        validation=rows.encoded(rows.validation), draws=settings.draws, chains=settings.chains,
-        warmup=settings.warmup, members=members, seed=settings.seed, progress=progress)
+        make_module(settings, likelihood, *data),
+        likelihood,
+        data,
+        rows.encoded(rows.test),
+        training=settings.training(),
+        rank=settings.rank,
+        temperature=settings.temperature,
+        validation=rows.encoded(rows.validation),
+        draws=settings.draws,
+        chains=settings.chains,
+        warmup=settings.warmup,
+        members=members,
+        seed=settings.seed,
+        progress=progress,
+    )
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -292,9 +368,14 @@ def _write(demo: Demo, rows: _Rows, seed: int, progress: bool | None) -> None:
             plots.save(draw(), folder / "plots" / f"{name}.png")
             steps.update(1)
         write_report(
-            comparison, folder / "report.html", title="Disease progression, and how sure we are",
-            name="disease progression", method="pca", command=_command(demo, seed),
-            notes=_notes(demo, rows, seed))
+            comparison,
+            folder / "report.html",
+            title="Disease progression, and how sure we are",
+            name="disease progression",
+            method="pca",
+            command=_command(demo, seed),
+            notes=_notes(demo, rows, seed),
+        )
         steps.update(1)
 
 
@@ -331,12 +412,14 @@ def _drawings(demo: Demo) -> dict[str, Callable[[], Axes]]:
 
 
 def _command(demo: Demo, seed: int) -> str:
-    return (f"subbayes demo --seed {seed}\n\n"
-            f"# the posterior, in Python\nimport subbayes\n"
-            f"model = subbayes.load({str(demo.folder / 'model')!r})\n"
-            f"print(model.draws.summary())\n\n"
-            f"# predictions for a table with the same columns\n"
-            f"subbayes predict {demo.folder} {demo.folder / 'test.csv'} --out predictions.csv")
+    return (
+        f"subbayes demo --seed {seed}\n\n"
+        f"# the posterior, in Python\nimport subbayes\n"
+        f"model = subbayes.load({str(demo.folder / 'model')!r})\n"
+        f"print(model.draws.summary())\n\n"
+        f"# predictions for a table with the same columns\n"
+        f"subbayes predict {demo.folder} {demo.folder / 'test.csv'} --out predictions.csv"
+    )
 
 
 def _notes(demo: Demo, rows: _Rows, seed: int) -> list[str]:
@@ -347,14 +430,16 @@ def _notes(demo: Demo, rows: _Rows, seed: int) -> list[str]:
         "on the second part; the third was used once, for this table.",
         f"For orientation: linear regression on the same training rows has a test RMSE of "
         f"{demo.linear_rmse:.2f}. These data are close to linear and noisy, so methods that are "
-        "fitted sensibly lie close together."]
+        "fitted sensibly lie close together.",
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """`python -m subbayes.cli.demonstration`."""
     parser = argparse.ArgumentParser(
         prog="python -m subbayes.cli.demonstration",
-        description="Fit, compare, save and report on scikit-learn's diabetes data.")
+        description="Fit, compare, save and report on scikit-learn's diabetes data.",
+    )
     parser.add_argument("--out", default="runs/demo", help="folder for the results")
     parser.add_argument("--seed", type=int, default=0, help="of split, training and sampling")
     given = parser.parse_args(arguments)

@@ -41,7 +41,12 @@ def evaluate(
     fitted = load_model(model)
     frame = read_rows(fitted, table, separator, scored=True)
     scores = fitted.evaluate(frame, level, max_draws, **sparse_mode(structure, weights))
-    facts = {"model": str(model), "table": str(table), "rows": len(frame), "level": level,
-             "scores": scores}
+    facts = {
+        "model": str(model),
+        "table": str(table),
+        "rows": len(frame),
+        "level": level,
+        "scores": scores,
+    }
     console.result(facts, lines({"rows": len(frame)} | {k: f"{v:.4f}" for k, v in scores.items()}))
     console.hint(f"subbayes report {model} {table} --out report.html")

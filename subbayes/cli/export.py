@@ -18,14 +18,28 @@ EXAMPLE = "subbayes export runs/people --out small.onnx"
 
 def export(
     model: Model,
-    out: Annotated[Path, typer.Option(
-        help="ONNX or safetensors file to write.", rich_help_panel=OUTPUT, show_default=False)],
-    table: Annotated[Path | None, typer.Option(
-        "--table", help="As many rows as will be predicted at once, to choose layouts with: CSV, "
-        "TSV or Parquet. Without them layers are dense.", show_default=False)] = None,
-    layout: Annotated[Layout, typer.Option(
-        help="How weights are stored in safetensors: dense, as compressed sparse rows (csr), or "
-        "whichever is faster.")] = Layout.auto,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="ONNX or safetensors file to write.", rich_help_panel=OUTPUT, show_default=False
+        ),
+    ],
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            "--table",
+            help="As many rows as will be predicted at once, to choose layouts with: CSV, "
+            "TSV or Parquet. Without them layers are dense.",
+            show_default=False,
+        ),
+    ] = None,
+    layout: Annotated[
+        Layout,
+        typer.Option(
+            help="How weights are stored in safetensors: dense, as compressed sparse rows (csr), "
+            "or whichever is faster."
+        ),
+    ] = Layout.auto,
     separator: Separator = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -56,14 +70,28 @@ def export(
     else:
         small.save(out, overwrite=overwrite)
     before, after = small.weights
-    facts = {"model": str(model), "out": str(out), "inputs": small.inputs,
-             "outputs": small.outputs, "units": small.units, "layouts": small.layouts,
-             "weights": small.weights, "fills": small.fills}
-    words = {"out": out, "weights": f"{after} of {before}", "inputs": ", ".join(small.inputs),
-             "outputs": ", ".join(small.outputs)}
+    facts = {
+        "model": str(model),
+        "out": str(out),
+        "inputs": small.inputs,
+        "outputs": small.outputs,
+        "units": small.units,
+        "layouts": small.layouts,
+        "weights": small.weights,
+        "fills": small.fills,
+    }
+    words = {
+        "out": out,
+        "weights": f"{after} of {before}",
+        "inputs": ", ".join(small.inputs),
+        "outputs": ", ".join(small.outputs),
+    }
     if small.fills:
-        words["for missing values"] = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}"
-                                                for k, v in small.fills.items())
-    words |= {name: f"{kept} of {count} units, {small.layouts[name]}"
-              for name, (count, kept) in small.units.items()}
+        words["for missing values"] = ", ".join(
+            f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in small.fills.items()
+        )
+    words |= {
+        name: f"{kept} of {count} units, {small.layouts[name]}"
+        for name, (count, kept) in small.units.items()
+    }
     console.result(facts, lines(words))

@@ -80,10 +80,30 @@ if TYPE_CHECKING:
 NAME = "fit"
 EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing impute"
 
-Method = StrEnum("Method", ["pca", "random", "curve", "optimal", "subnetwork", "full", "map",
-                            "swa", "swag", "ensemble", "sparse"])
-SUBSPACES = (Method.pca, Method.random, Method.curve, Method.optimal, Method.subnetwork,
-             Method.full)
+Method = StrEnum(
+    "Method",
+    [
+        "pca",
+        "random",
+        "curve",
+        "optimal",
+        "subnetwork",
+        "full",
+        "map",
+        "swa",
+        "swag",
+        "ensemble",
+        "sparse",
+    ],
+)
+SUBSPACES = (
+    Method.pca,
+    Method.random,
+    Method.curve,
+    Method.optimal,
+    Method.subnetwork,
+    Method.full,
+)
 
 _D = Settings()
 
@@ -91,9 +111,14 @@ _D = Settings()
 def fit(
     table: Table,
     target: Target,
-    out: Annotated[Path, typer.Option(
-        help="Folder for the model; an interrupted fit goes on from there.",
-        rich_help_panel=OUTPUT, show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for the model; an interrupted fit goes on from there.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ],
     task: AskedTask = None,
     ignore: Ignore = None,
     categorical: Categories = None,
@@ -114,14 +139,19 @@ def fit(
     validation_fraction: ValidationFraction = _D.validation_fraction,
     swa_epochs: SwaEpochs = _D.swa_epochs,
     swa_learning_rate: SwaLearningRate = _D.swa_learning_rate,
-    method: Annotated[Method, typer.Option(
-        "--subspace", "--method",
-        help="What is random: the principal directions of the trajectory (pca), random "
-        "directions, a curve of low loss to a second solution, what keeps most of the predictive "
-        "covariance (optimal), the weights that keep most of the predictive variance "
-        "(subnetwork), all weights (full); a sparse network, in which each weight is in or out "
-        "(sparse); or a baseline without a posterior.",
-        rich_help_panel=POSTERIOR)] = Method[_D.subspace],
+    method: Annotated[
+        Method,
+        typer.Option(
+            "--subspace",
+            "--method",
+            help="What is random: the principal directions of the trajectory (pca), random "
+            "directions, a curve of low loss to a second solution, what keeps most of the "
+            "predictive covariance (optimal), the weights that keep most of the predictive "
+            "variance (subnetwork), all weights (full); a sparse network, in which each weight is in or out "
+            "(sparse); or a baseline without a posterior.",
+            rich_help_panel=POSTERIOR,
+        ),
+    ] = Method[_D.subspace],
     rank: Rank = None,
     covariance: Covariance = COVARIANCE,
     prior: Prior = PRIOR,
@@ -154,21 +184,50 @@ def fit(
     for name in given(unread(method.value)):
         say(f"warning: {name} makes no difference to --method {method.value}")
     settings = make_settings(
-        hidden=hidden, activation=activation, likelihood=likelihood, temperature=temperature,
-        prior_scale=prior_scale, dropout=dropout, epochs=epochs, learning_rate=learning_rate,
-        batch_size=batch_size, patience=patience, validation_fraction=validation_fraction,
-        swa_epochs=swa_epochs, swa_learning_rate=swa_learning_rate, rank=rank, draws=draws,
-        chains=chains, warmup=warmup, members=members, seed=seed, inference=inference.value,
-        covariance=covariance.value, scale_prior=scale_prior,
-        prior=number_or("--prior", prior, "evidence"), structure=structure.value,
-        posterior=posterior.value, slab=slab.value, prior_inclusion=prior_inclusion,
+        hidden=hidden,
+        activation=activation,
+        likelihood=likelihood,
+        temperature=temperature,
+        prior_scale=prior_scale,
+        dropout=dropout,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        patience=patience,
+        validation_fraction=validation_fraction,
+        swa_epochs=swa_epochs,
+        swa_learning_rate=swa_learning_rate,
+        rank=rank,
+        draws=draws,
+        chains=chains,
+        warmup=warmup,
+        members=members,
+        seed=seed,
+        inference=inference.value,
+        covariance=covariance.value,
+        scale_prior=scale_prior,
+        prior=number_or("--prior", prior, "evidence"),
+        structure=structure.value,
+        posterior=posterior.value,
+        slab=slab.value,
+        prior_inclusion=prior_inclusion,
         early_epochs=early_epochs,
-        subspace=method.value if method in SUBSPACES else _D.subspace)
+        subspace=method.value if method in SUBSPACES else _D.subspace,
+    )
     _check_free(out, overwrite)
     frame = read_training_table(table, target, missing_values, separator, ignore)
     encoder = make_encoder(unknown, missing, missing_values, categorical, max_categories)
-    job = _Job(frame, target, settings, None if task is None else task.value,
-               None if method in SUBSPACES else method.value, encoder, out, overwrite, console)
+    job = _Job(
+        frame,
+        target,
+        settings,
+        None if task is None else task.value,
+        None if method in SUBSPACES else method.value,
+        encoder,
+        out,
+        overwrite,
+        console,
+    )
     model = job.run()
     model.save(out / "model", overwrite=overwrite, facts={"command": COMMAND.get()})
     job.clear()
@@ -186,16 +245,27 @@ def _check_free(out: Path, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         fail("out", "a folder", f"a file: '{out}'", "Choose another path")
     if artifact.is_artifact(out / "model") and not overwrite:
-        fail("out", "a folder without a model", f"one that has a model: '{out}'",
-             "Pass --overwrite to replace it, or choose another path")
+        fail(
+            "out",
+            "a folder without a model",
+            f"one that has a model: '{out}'",
+            "Pass --overwrite to replace it, or choose another path",
+        )
 
 
 class _Job:
     """One fit, which goes on from the checkpoint in its folder."""
 
     def __init__(
-        self, frame: pd.DataFrame, target: str, settings: Settings, task: str | None,
-        method: str | None, encoder: TabularEncoder, out: Path, overwrite: bool,
+        self,
+        frame: pd.DataFrame,
+        target: str,
+        settings: Settings,
+        task: str | None,
+        method: str | None,
+        encoder: TabularEncoder,
+        out: Path,
+        overwrite: bool,
         console: Console,
     ) -> None:
         self.frame, self.target, self.settings = frame, target, settings
@@ -221,16 +291,26 @@ class _Job:
             return self.fitted()
         except BaseException as error:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                say(f"the same command goes on from {self.checkpoint}" if self.checkpoint.exists()
-                    else "nothing is kept of a training under way; the same command starts again")
+                say(
+                    f"the same command goes on from {self.checkpoint}"
+                    if self.checkpoint.exists()
+                    else "nothing is kept of a training under way; the same command starts again"
+                )
             raise
 
     def fitted(self) -> TableModel:
         from subbayes.models.data_frame_model import TableModel
 
         return TableModel.fit(
-            self.frame, self.target, self.settings, task=self.task, method=self.method,
-            encoder=self.encoder, checkpoint=self.checkpoint, progress=self.console.progress)
+            self.frame,
+            self.target,
+            self.settings,
+            task=self.task,
+            method=self.method,
+            encoder=self.encoder,
+            checkpoint=self.checkpoint,
+            progress=self.console.progress,
+        )
 
     def clear(self) -> None:
         """Remove what `fit` keeps in its checkpoint, and nothing of anybody else's."""
@@ -243,12 +323,17 @@ def _facts(model: TableModel, out: Path, frame: pd.DataFrame) -> dict[str, Any]:
     """What was fitted, as JSON-able values."""
     fitted = model.model
     return {
-        "model": str(out), "target": model.column, "task": model.target.task,
-        "classes": list(model.target.classes), "rows": len(frame),
+        "model": str(out),
+        "target": model.column,
+        "task": model.target.task,
+        "classes": list(model.target.classes),
+        "rows": len(frame),
         "columns": len(model.encoder.columns_),
         "features": len(model.encoder.get_feature_names_out()),
-        "likelihood": fitted.likelihood.to_config(), "weights": fitted.network.size,
-        **_sampling(model)}
+        "likelihood": fitted.likelihood.to_config(),
+        "weights": fitted.network.size,
+        **_sampling(model),
+    }
 
 
 def _sampling(model: TableModel) -> dict[str, Any]:
@@ -257,8 +342,12 @@ def _sampling(model: TableModel) -> dict[str, Any]:
 
     fitted = model.model
     if isinstance(fitted, SparseNetwork):
-        return {"method": "sparse", "density": fitted.density(),
-                "inclusion": fitted.inclusion()["mean probability"].to_dict(), "warnings": []}
+        return {
+            "method": "sparse",
+            "density": fitted.density(),
+            "inclusion": fitted.inclusion()["mean probability"].to_dict(),
+            "warnings": [],
+        }
     if not isinstance(fitted, FittedModel):
         return {"method": fitted.name, "networks": len(fitted.weights), "warnings": []}
     draws = fitted.draws
@@ -266,10 +355,15 @@ def _sampling(model: TableModel) -> dict[str, Any]:
     approximation = {"pareto_k": draws.meta["pareto_k"]} if "pareto_k" in draws.meta else {}
     return approximation | {
         "independent": draws.independent,
-        "method": fitted.settings["subspace"], "rank": fitted.subspace.rank,
-        "temperature": fitted.temperature, "chains": draws.n_chains, "draws": draws.n_draws,
-        "rhat": float(draws.rhat().max()), "ess_bulk": float(draws.ess_bulk().min()),
-        "warnings": [as_options(warning) for warning in fitted.warnings()]}
+        "method": fitted.settings["subspace"],
+        "rank": fitted.subspace.rank,
+        "temperature": fitted.temperature,
+        "chains": draws.n_chains,
+        "draws": draws.n_draws,
+        "rhat": float(draws.rhat().max()),
+        "ess_bulk": float(draws.ess_bulk().min()),
+        "warnings": [as_options(warning) for warning in fitted.warnings()],
+    }
 
 
 def _summary(facts: dict[str, Any]) -> dict[str, str]:
@@ -279,28 +373,40 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
         "model": facts["model"],
         "target": f"{facts['target']} ({facts['task']}{classes})",
         "data": f"{facts['rows']} rows, {facts['columns']} columns, {facts['features']} features",
-        "network": f"{facts['weights']} weights, {_name(facts['likelihood'])} likelihood"}
+        "network": f"{facts['weights']} weights, {_name(facts['likelihood'])} likelihood",
+    }
     if "density" in facts:
         return words | {"method": f"sparse, {100 * facts['density']:.3g} % of the weights in"}
     if "rank" not in facts:
-        return words | {"method": f"{facts['method']}, {facts['networks']} weight vector"
-                                  f"{'s' * (facts['networks'] > 1)}"}
-    if facts["independent"]:
-        fit = {"fit": f"Pareto k {facts['pareto_k']:.2f} (up to 0.7 is good)"} if (
-            "pareto_k" in facts) else {}
         return words | {
-            "posterior": f"{facts['method']} subspace of rank {facts['rank']}, temperature "
-                         f"{facts['temperature']:g}, {facts['chains'] * facts['draws']} "
-                         "independent draws of an approximation"} | fit
+            "method": f"{facts['method']}, {facts['networks']} weight vector"
+            f"{'s' * (facts['networks'] > 1)}"
+        }
+    if facts["independent"]:
+        fit = (
+            {"fit": f"Pareto k {facts['pareto_k']:.2f} (up to 0.7 is good)"}
+            if ("pareto_k" in facts)
+            else {}
+        )
+        return (
+            words
+            | {
+                "posterior": f"{facts['method']} subspace of rank {facts['rank']}, temperature "
+                f"{facts['temperature']:g}, {facts['chains'] * facts['draws']} "
+                "independent draws of an approximation"
+            }
+            | fit
+        )
     return words | {
         "posterior": f"{facts['method']} subspace of rank {facts['rank']}, temperature "
-                     f"{facts['temperature']:g}, {facts['chains']} chains of {facts['draws']} "
-                     "draws",
-        "mixing": f"R-hat {facts['rhat']:.3f}, bulk effective sample size "
-                  f"{facts['ess_bulk']:.0f}"}
+        f"{facts['temperature']:g}, {facts['chains']} chains of {facts['draws']} "
+        "draws",
+        "mixing": f"R-hat {facts['rhat']:.3f}, bulk effective sample size {facts['ess_bulk']:.0f}",
+    }
 
 
 def _name(likelihood: dict[str, Any]) -> str:
     inner = likelihood.get("likelihood", likelihood)
-    return str({"HeteroscedasticGaussian": "heteroscedastic"}.get(
-        inner["name"], inner["name"].lower()))
+    return str(
+        {"HeteroscedasticGaussian": "heteroscedastic"}.get(inner["name"], inner["name"].lower())
+    )

@@ -28,10 +28,17 @@ def model_path(folder: Path) -> Path:
         if artifact.is_artifact(path):
             return path
     if (folder / "checkpoint").is_dir():
-        fail("model", "a finished fit", f"one that was interrupted: '{folder}'",
-             "Run the same `subbayes fit` command again: it goes on from there")
-    got = "a folder without one" if folder.is_dir() else (
-        "a file" if folder.exists() else "no such folder")
+        fail(
+            "model",
+            "a finished fit",
+            f"one that was interrupted: '{folder}'",
+            "Run the same `subbayes fit` command again: it goes on from there",
+        )
+    got = (
+        "a folder without one"
+        if folder.is_dir()
+        else ("a file" if folder.exists() else "no such folder")
+    )
     fail("model", "a folder that `subbayes fit` wrote", f"{got}: '{folder}'", "Check the path")
 
 
@@ -65,9 +72,17 @@ def read_rows(
     from subbayes.utils.checks import fail
 
     with reading(path):
-        frame = read_table(path, separator=separator, min_rows=min_rows,
-                           missing_values=list(fitted.encoder.missing_values))
+        frame = read_table(
+            path,
+            separator=separator,
+            min_rows=min_rows,
+            missing_values=list(fitted.encoder.missing_values),
+        )
         if scored and fitted.column not in frame:
-            fail("path", f"a column '{fitted.column}', which the model predicts, to score against",
-                 "a table without it", "Name another table; `subbayes predict` needs no target")
+            fail(
+                "path",
+                f"a column '{fitted.column}', which the model predicts, to score against",
+                "a table without it",
+                "Name another table; `subbayes predict` needs no target",
+            )
     return frame

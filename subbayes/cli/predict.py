@@ -37,14 +37,24 @@ EXAMPLE = "subbayes predict runs/people new.csv --keep name --out predictions.cs
 def predict(
     model: Model,
     table: Table,
-    out: Annotated[Path | None, typer.Option(
-        help="CSV, TSV or Parquet file to write; by default CSV to standard output.",
-        rich_help_panel=OUTPUT, show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV, TSV or Parquet file to write; by default CSV to standard output.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
     level: Level = 0.95,
     threshold: Threshold = 0.95,
-    keep: Annotated[list[str] | None, typer.Option(
-        help="Column of the table to copy in front of its predictions; may be repeated.",
-        rich_help_panel=OUTPUT, show_default=False)] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column of the table to copy in front of its predictions; may be repeated.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
     max_draws: ManyDraws = None,
     structure: StructureUsed = None,
     weights: WeightsUsed = None,
@@ -65,8 +75,9 @@ def predict(
     fitted = load_model(model)
     frame = read_rows(fitted, table, separator, scored=False)
     kept = _kept(frame, keep or [])
-    predictions = fitted.frame(frame, level, threshold, max_draws,
-                               **sparse_mode(structure, weights))
+    predictions = fitted.frame(
+        frame, level, threshold, max_draws, **sparse_mode(structure, weights)
+    )
     for place, (name, values) in enumerate(kept.items()):
         predictions.insert(place, str(name), values.to_numpy(), allow_duplicates=True)
     if out is None:
@@ -75,9 +86,15 @@ def predict(
         return
     _write(predictions, out)
     interval = f", with {100 * level:g} % intervals" if "lower" in predictions else ""
-    console.result({"rows": len(predictions), "out": str(out),
-                    "columns": list(predictions.columns), "level": level},
-                   f"{len(predictions)} predictions in {out}{interval}")
+    console.result(
+        {
+            "rows": len(predictions),
+            "out": str(out),
+            "columns": list(predictions.columns),
+            "level": level,
+        },
+        f"{len(predictions)} predictions in {out}{interval}",
+    )
     if fitted.column in frame:
         console.hint(f"subbayes evaluate {model} {table}")
 
@@ -100,5 +117,4 @@ def _write(predictions: pd.DataFrame, out: Path) -> None:
         atomic_write_bytes(out, predictions.to_parquet(index=False))
     else:
         separator = "\t" if out.name.lower().endswith(".tsv") else ","
-        atomic_write_text(out, predictions.to_csv(
-            index=False, sep=separator, float_format=_DIGITS))
+        atomic_write_text(out, predictions.to_csv(index=False, sep=separator, float_format=_DIGITS))

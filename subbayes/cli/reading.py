@@ -17,7 +17,10 @@ __all__ = ["check_new_file", "make_encoder", "read_training_table"]
 
 
 def read_training_table(
-    path: Path, target: str, marks: list[str] | None, separator: str | None,
+    path: Path,
+    target: str,
+    marks: list[str] | None,
+    separator: str | None,
     ignore: list[str] | None,
 ) -> pd.DataFrame:
     """A table without the columns to ignore.
@@ -32,21 +35,32 @@ def read_training_table(
         frame = read_table(path, target=target, missing_values=marks or [], separator=separator)
     for name in ignore or []:
         if name not in frame or name == target:
-            fail("ignore", "another column of the table than the target", f"'{name}'",
-                 closest(name, [c for c in frame if c != target]))
+            fail(
+                "ignore",
+                "another column of the table than the target",
+                f"'{name}'",
+                closest(name, [c for c in frame if c != target]),
+            )
     return frame.drop(columns=ignore or [])
 
 
 def make_encoder(
-    unknown: Unknown, missing: Missing, marks: list[str] | None, categorical: list[str] | None,
+    unknown: Unknown,
+    missing: Missing,
+    marks: list[str] | None,
+    categorical: list[str] | None,
     max_categories: int,
 ) -> TabularEncoder:
     """The encoder the options describe, not fitted yet."""
     from subbayes.data.encoder import TabularEncoder
 
     return TabularEncoder(
-        unknown=unknown.value, missing=missing.value, missing_values=marks or [],
-        categorical=categorical or [], max_categories=max_categories)
+        unknown=unknown.value,
+        missing=missing.value,
+        missing_values=marks or [],
+        categorical=categorical or [],
+        max_categories=max_categories,
+    )
 
 
 def check_new_file(out: Path | None, overwrite: bool, *suffixes: str) -> None:
@@ -64,5 +78,9 @@ def check_new_file(out: Path | None, overwrite: bool, *suffixes: str) -> None:
     if out.is_dir():
         fail("out", "a file", f"a folder: '{out}'", "Choose another path")
     if out.exists() and not overwrite:
-        fail("out", "a new file", f"one that is there: '{out}'",
-             "Pass --overwrite to replace it, or choose another path")
+        fail(
+            "out",
+            "a new file",
+            f"one that is there: '{out}'",
+            "Pass --overwrite to replace it, or choose another path",
+        )

@@ -23,13 +23,22 @@ EXAMPLE = "subbayes report runs/people test.csv --train people.csv --out report.
 
 def report(
     model: Model,
-    table: Annotated[Path | None, typer.Argument(
-        help="Rows with known targets to score: CSV, TSV or Parquet.", show_default=False)] = None,
-    out: Annotated[Path, typer.Option(
-        help="HTML file to write.", rich_help_panel=OUTPUT)] = Path("report.html"),
-    train: Annotated[Path | None, typer.Option(
-        help="The table the model was fitted to, for the surface of the posterior.",
-        show_default=False)] = None,
+    table: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Rows with known targets to score: CSV, TSV or Parquet.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="HTML file to write.", rich_help_panel=OUTPUT)] = Path(
+        "report.html"
+    ),
+    train: Annotated[
+        Path | None,
+        typer.Option(
+            help="The table the model was fitted to, for the surface of the posterior.",
+            show_default=False,
+        ),
+    ] = None,
     title: Annotated[str, typer.Option(help="Heading.", show_default=False)] = "",
     unit: Annotated[str, typer.Option(help="Unit of the target.", show_default=False)] = "",
     separator: Separator = None,
@@ -58,8 +67,17 @@ def report(
     data = None if train is None else _rows(fitted, train, separator, 2)
     from subbayes.reports.model_report import write_report
 
-    write_report(subject, out, data=data, test=test, title=title, name=fitted.column, unit=unit,
-                 command=str(command), features=fitted.encoder.get_feature_names_out().tolist())
+    write_report(
+        subject,
+        out,
+        data=data,
+        test=test,
+        title=title,
+        name=fitted.column,
+        unit=unit,
+        command=str(command),
+        features=fitted.encoder.get_feature_names_out().tolist(),
+    )
     console.result({"model": str(model), "out": str(out)}, f"report in {out}")
     console.hint(f"open {out} in a browser")
 

@@ -9,5 +9,12 @@ from subbayes.curvature.lanczos import (
 )
 from subbayes.curvature.products import Curvature, Kind
 
-__all__ = ["Curvature", "Eigenpairs", "Kind", "Operator", "SpectralDensity", "eigenvalues",
-           "spectral_density"]
+__all__ = [
+    "Curvature",
+    "Eigenpairs",
+    "Kind",
+    "Operator",
+    "SpectralDensity",
+    "eigenvalues",
+    "spectral_density",
+]

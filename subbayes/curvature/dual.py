@@ -79,7 +79,8 @@ class Dual(Precision):
         for places, columns in self.V.columns():
             half = torch.linalg.solve_triangular(self.factor, columns, upper=False)
             parts = ((1 - half.square().sum(0)) / self.prior_precision).split(
-                [place.stop - place.start for place in places])
+                [place.stop - place.start for place in places]
+            )
             for place, part in zip(places, parts, strict=True):
                 variances[place] = part
         return variances
@@ -90,14 +91,16 @@ class Dual(Precision):
 
     def eigenvalues(self) -> Float[Tensor, "m"]:
         """Those of the Gram matrix, at most D of them."""
-        return self._eigenvalues[-self.size:]
+        return self._eigenvalues[-self.size :]
 
     def logdet(self, noise: float = 1.0) -> float:
         """By the determinant lemma."""
         if noise != 1:
             return super().logdet(noise)
-        return float(2 * self.factor.diagonal().log().sum()
-                     + (self.size - self.V.rows) * math.log(self.prior_precision))
+        return float(
+            2 * self.factor.diagonal().log().sum()
+            + (self.size - self.V.rows) * math.log(self.prior_precision)
+        )
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Dual:
         """One more factorisation."""

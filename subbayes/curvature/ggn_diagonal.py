@@ -127,9 +127,11 @@ class _Squares:
         """Pairs (place in the flat vector, sums of squares (1, size))."""
         whole = self.whole if self.pairs is None else self._from_pairs()
         sums = (whole, self.bias)
-        return [(span.place, span.selected(values.reshape(1, -1)))
-                for span, values in zip((self.layer.weight, self.layer.bias), sums, strict=True)
-                if span is not None and values is not None]
+        return [
+            (span.place, span.selected(values.reshape(1, -1)))
+            for span, values in zip((self.layer.weight, self.layer.bias), sums, strict=True)
+            if span is not None and values is not None
+        ]
 
     def _from_pairs(self) -> Float[Tensor, "groups o i"]:
         assert self.pairs is not None

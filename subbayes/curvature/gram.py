@@ -55,8 +55,18 @@ class Piece:
         """The gradients themselves, in the order of `spans`."""
         if _is_matrix(self):
             return torch.cat([self._matrices(some) for some in self._few(rows)], 1)
-        return torch.stack([torch.cat([part.double() for _, part in LayerGradients(
-            self.layer, left, self.right).parts(rows)], 1) for left in self.left])
+        return torch.stack(
+            [
+                torch.cat(
+                    [
+                        part.double()
+                        for _, part in LayerGradients(self.layer, left, self.right).parts(rows)
+                    ],
+                    1,
+                )
+                for left in self.left
+            ]
+        )
 
     def _few(self, rows: slice) -> Iterator[slice]:
         """Rows so few at once that what went in (patches, say) stays small."""
@@ -68,8 +78,11 @@ class Piece:
         """Gradients of a weight matrix, and of its bias."""
         left = self.left[:, rows]
         whole = torch.einsum("rntgo,ntgi->rngoi", left, self.right(rows)).flatten(2).double()
-        return whole if self.layer.bias is None else torch.cat(
-            [whole, left.sum(2).flatten(2).double()], 2)
+        return (
+            whole
+            if self.layer.bias is None
+            else torch.cat([whole, left.sum(2).flatten(2).double()], 2)
+        )
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -121,7 +134,7 @@ class Block:
             start, columns = 0, piece.dense(rows)
             for span in piece.spans:
                 width = span.place.stop - span.place.start
-                whole[:, :, span.place] = columns[..., start: start + width].transpose(0, 1)
+                whole[:, :, span.place] = columns[..., start : start + width].transpose(0, 1)
                 start += width
         return whole.flatten(0, 1)
 
@@ -132,9 +145,7 @@ class Block:
         return (first.left if isinstance(first, Piece) else first.rows).device
 
 
-def block(
-    plan: Layers, inputs: Inputs, root: Float[Tensor, "N C R"] | None = None
-) -> Block:
+def block(plan: Layers, inputs: Inputs, root: Float[Tensor, "N C R"] | None = None) -> Block:
     """The rows of a batch; by default one row for each output.
 
     Args:
@@ -144,11 +155,15 @@ def block(
     """
     batch = plan.capture(inputs)
     count = batch.outputs.shape[1]
-    columns = (torch.eye(count).to(batch.outputs).expand(n_rows(inputs), -1, -1)
-               if root is None else root.to(batch.outputs))
+    columns = (
+        torch.eye(count).to(batch.outputs).expand(n_rows(inputs), -1, -1)
+        if root is None
+        else root.to(batch.outputs)
+    )
     pulled = [batch.pull(columns[..., r]) for r in range(columns.shape[-1])]
-    return Block(len(batch), len(pulled), tuple(
-        _stacked(same) for same in zip(*pulled, strict=True)))
+    return Block(
+        len(batch), len(pulled), tuple(_stacked(same) for same in zip(*pulled, strict=True))
+    )
 
 
 def _stacked(same: tuple[LayerGradients | RestGradients, ...]) -> Piece | RestPiece:
@@ -160,9 +175,7 @@ def _stacked(same: tuple[LayerGradients | RestGradients, ...]) -> Piece | RestPi
     return RestPiece(first.layer, torch.stack(rows))
 
 
-def gram(
-    a: Block, b: Block, scale: Float[Tensor, "D"] | None = None
-) -> Float[Tensor, "m l"]:
+def gram(a: Block, b: Block, scale: Float[Tensor, "D"] | None = None) -> Float[Tensor, "m l"]:
     """Products of all rows of two blocks, input by input, in float64: (N R, M S).
 
     Args:
@@ -172,8 +185,12 @@ def gram(
     """
     total = torch.zeros(a.roots, a.n, b.roots, b.n, dtype=torch.float64, device=a.device)
     for mine, other in zip(a.pieces, b.pieces, strict=True):
-        if scale is None and isinstance(mine, Piece) and isinstance(other, Piece) and (
-                _factored(mine, other)):
+        if (
+            scale is None
+            and isinstance(mine, Piece)
+            and isinstance(other, Piece)
+            and (_factored(mine, other))
+        ):
             _add_factored(total, mine, other)
         else:
             _add_dense(total, mine, other, scale)
@@ -204,7 +221,10 @@ def _add_factored(total: Float[Tensor, "R N S M"], a: Piece, b: Piece) -> None:
 
 
 def _add(
-    total: Float[Tensor, "R N S M"], mine: slice, other: slice, part: Float[Tensor, "R n S m"],
+    total: Float[Tensor, "R N S M"],
+    mine: slice,
+    other: slice,
+    part: Float[Tensor, "R n S m"],
     mirrored: bool,
 ) -> None:
     """Add a part; of a symmetric matrix the part across the diagonal too."""
@@ -238,7 +258,9 @@ def _right_gram(a: Piece, b: Piece, mine: slice, other: slice) -> Float[Tensor, 
 
 
 def _add_dense(
-    total: Float[Tensor, "R N S M"], a: Piece | RestPiece, b: Piece | RestPiece,
+    total: Float[Tensor, "R N S M"],
+    a: Piece | RestPiece,
+    b: Piece | RestPiece,
     scale: Float[Tensor, "D"] | None,
 ) -> None:
     """By the gradients themselves, so many columns at once that each is formed once."""
@@ -280,9 +302,13 @@ def narrowed(
     for some in _slices(outs, most * outs // piece.size):
         cut = replace(piece, left=piece.left[..., some])
         widths = [(place.stop - place.start) // outs for place in places]
-        yield [slice(place.start + some.start * width,
-                     place.start + min(some.stop, outs) * width)
-               for place, width in zip(places, widths, strict=True)], cut
+        yield (
+            [
+                slice(place.start + some.start * width, place.start + min(some.stop, outs) * width)
+                for place, width in zip(places, widths, strict=True)
+            ],
+            cut,
+        )
 
 
 def pushed(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
@@ -306,9 +332,7 @@ def pushed(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
     return total.flatten(1)
 
 
-def pulled(
-    part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, "s D"]
-) -> None:
+def pulled(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, "s D"]) -> None:
     """Add to weight vectors the combinations of all rows with s vectors of coefficients.
 
     Args:
@@ -334,12 +358,17 @@ def _formed(piece: Piece, k: int) -> bool:
 
 
 def _is_matrix(piece: Piece) -> bool:
-    return (piece.layer.kind.name in ("linear", "conv") and piece.layer.weight is not None
-            and all(span.keep is None for span in piece.spans))
+    return (
+        piece.layer.kind.name in ("linear", "conv")
+        and piece.layer.weight is not None
+        and all(span.keep is None for span in piece.spans)
+    )
 
 
 def _along(
-    piece: Piece, left: Float[Tensor, "R n t groups o"], right: Float[Tensor, "n t groups i"],
+    piece: Piece,
+    left: Float[Tensor, "R n t groups o"],
+    right: Float[Tensor, "n t groups i"],
     vectors: Float[Tensor, "k p"],
 ) -> Float[Tensor, "k n R"]:
     """Sum over places of g (W a + b) for tangents (W, b) of a layer."""
@@ -347,5 +376,5 @@ def _along(
     matrix = vectors[:, : groups * o * i].reshape(-1, groups, o, i).to(right)
     change = torch.einsum("ntgi,kgoi->nktgo", right, matrix)
     if piece.layer.bias is not None:
-        change += vectors[:, groups * o * i:].reshape(-1, 1, groups, o).to(right)
+        change += vectors[:, groups * o * i :].reshape(-1, 1, groups, o).to(right)
     return torch.einsum("nkp,rnp->knr", change.flatten(2), left.flatten(2)).double()

@@ -55,8 +55,7 @@ class Jacobian:
     """
 
     def __init__(
-        self, plan: Layers, pairs: Pairs, n: int, likelihood: Likelihood | None,
-        memory_limit: int,
+        self, plan: Layers, pairs: Pairs, n: int, likelihood: Likelihood | None, memory_limit: int
     ) -> None:
         self.plan, self._pairs, self.n, self.likelihood = plan, pairs, n, likelihood
         self.memory_limit = memory_limit
@@ -77,8 +76,13 @@ class Jacobian:
             memory_limit: bytes of gradients held at once.
         """
         batches = list(input_batches(inputs))
-        return cls(plan, lambda: ((batch, None) for batch in batches),
-                   sum(map(n_rows, batches)), None, memory_limit)
+        return cls(
+            plan,
+            lambda: ((batch, None) for batch in batches),
+            sum(map(n_rows, batches)),
+            None,
+            memory_limit,
+        )
 
     @classmethod
     def of_data(
@@ -155,12 +159,14 @@ class Jacobian:
                 first = place.start + start * self.roots
                 yield slice(first, first + len(rows)), rows
 
-    def columns(
-        self, most: int = 2**26
-    ) -> Iterator[tuple[list[slice], Float[Tensor, "m p"]]]:
+    def columns(self, most: int = 2**26) -> Iterator[tuple[list[slice], Float[Tensor, "m p"]]]:
         """Columns of all rows, in float64, with their places; holds the factors of all rows."""
-        check_memory("data", f"the gradients of {self.n} rows", self.n * self.row_bytes,
-                     "Use fewer rows, or the diagonal form")
+        check_memory(
+            "data",
+            f"the gradients of {self.n} rows",
+            self.n * self.row_bytes,
+            "Use fewer rows, or the diagonal form",
+        )
         parts = [part for _, part in self.blocks()]
         for pieces in zip(*(part.pieces for part in parts), strict=True):
             for cuts in zip(*(narrowed(p, most // (8 * self.rows)) for p in pieces), strict=True):
@@ -170,8 +176,9 @@ class Jacobian:
     def outputs(self) -> Float[Tensor, "N C"]:
         """The network's outputs at all inputs."""
         with torch.no_grad():
-            return torch.cat([self.network(self.network.weights, inputs)
-                              for _, inputs, _ in self.batches()])
+            return torch.cat(
+                [self.network(self.network.weights, inputs) for _, inputs, _ in self.batches()]
+            )
 
     # --- products -------------------------------------------------------------------------------
 
@@ -197,8 +204,7 @@ class Jacobian:
 
     def push(self, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
         """Products of all rows with k vectors, in float64."""
-        total = torch.zeros(len(basis), self.rows, dtype=torch.float64,
-                            device=self.network.device)
+        total = torch.zeros(len(basis), self.rows, dtype=torch.float64, device=self.network.device)
         for rows, part in self.blocks():
             total[:, rows] = pushed(part, basis)
         return total
@@ -212,8 +218,9 @@ class Jacobian:
             cotangents: the coefficients.
             onto: add to these in place, where s x D numbers are much.
         """
-        total = self.network.weights.new_zeros(len(cotangents), self.size) if (
-            onto is None) else onto
+        total = (
+            self.network.weights.new_zeros(len(cotangents), self.size) if (onto is None) else onto
+        )
         if len(cotangents) > _MANY * self.roots:  # the rows themselves cost less
             for rows, part in self.blocks():
                 some = cotangents[:, rows].to(total.device)
@@ -222,7 +229,7 @@ class Jacobian:
         for place, inputs, y in self.batches():
             batch = self.plan.capture(inputs)
             root = self.root(inputs, y, batch.outputs)
-            some = cotangents[:, place.start * self.roots: place.stop * self.roots]
+            some = cotangents[:, place.start * self.roots : place.stop * self.roots]
             u = some.reshape(len(cotangents), -1, self.roots).to(batch.outputs)
             u = u if root is None else torch.einsum("ncr,snr->snc", root.to(u), u)
             for row, one in enumerate(u):
@@ -236,8 +243,12 @@ def _kind(inputs: Inputs) -> tuple[Any, ...]:
 
 def check_joint(X: Jacobian) -> None:
     """Check that a covariance of all outputs fits into memory."""
-    check_memory("inputs", f"the covariance of {X.rows} outputs", 24 * X.rows**2,
-                 "Pass fewer inputs at once, or predict row by row")
+    check_memory(
+        "inputs",
+        f"the covariance of {X.rows} outputs",
+        24 * X.rows**2,
+        "Pass fewer inputs at once, or predict row by row",
+    )
 
 
 def curvature_root(
@@ -252,14 +263,21 @@ def curvature_root(
         likelihood = likelihood.given_noise(leaves(y)[1])  # it comes with the targets
     curvature = likelihood.curvature(outputs.double())
     if not bool(torch.isfinite(curvature).all()):
-        fail("likelihood", "finite curvature at the network's outputs", "NaN or infinite entries",
-             "Train the network further, or compute in float64")
+        fail(
+            "likelihood",
+            "finite curvature at the network's outputs",
+            "NaN or infinite entries",
+            "Train the network further, or compute in float64",
+        )
     diagonal = curvature.diagonal(dim1=-2, dim2=-1)
     if torch.equal(curvature, torch.diag_embed(diagonal)) and bool((diagonal >= 0).all()):
         return torch.diag_embed(diagonal.sqrt())
     values, vectors = torch.linalg.eigh(curvature)
     if bool((values[..., 0] < -1e-8 * values[..., -1].clamp_min(1e-300)).any()):
-        fail("likelihood", "a positive semi-definite curvature",
-             f"an eigenvalue of {float(values.min()):.3g}",
-             "Give the likelihood its expected curvature (the Fisher information)")
+        fail(
+            "likelihood",
+            "a positive semi-definite curvature",
+            f"an eigenvalue of {float(values.min()):.3g}",
+            "Give the likelihood its expected curvature (the Fisher information)",
+        )
     return vectors * values.clamp_min(0).sqrt().unsqueeze(-2)

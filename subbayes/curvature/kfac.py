@@ -99,7 +99,9 @@ class Kfac(Precision):
     form = "kfac"
 
     def __init__(
-        self, V: Jacobian, prior_precision: float,
+        self,
+        V: Jacobian,
+        prior_precision: float,
         factors: tuple[tuple[Factors, ...], Float[Tensor, "D"]] | None = None,
     ) -> None:
         super().__init__(V, prior_precision)
@@ -171,8 +173,10 @@ def _factorised(V: Jacobian) -> tuple[tuple[Factors, ...], Float[Tensor, "D"]]:
                 outer += sums[piece.layer.name][1]
                 inner += sums[piece.layer.name][2]
             sums[piece.layer.name] = piece.layer, outer, inner, piece.left.shape[2]
-    factors = tuple(_eigenbasis(layer, outer / (V.n * places), inner)
-                    for layer, outer, inner, places in sums.values())
+    factors = tuple(
+        _eigenbasis(layer, outer / (V.n * places), inner)
+        for layer, outer, inner, places in sums.values()
+    )
     diagonal = torch.zeros(V.size, dtype=torch.float64, device=V.network.device)
     if others:
         diagonal = columns_squared(V)
@@ -183,8 +187,11 @@ def _factorised(V: Jacobian) -> tuple[tuple[Factors, ...], Float[Tensor, "D"]]:
 
 
 def _is_factored(layer: Layer) -> bool:
-    return (layer.kind.name in ("linear", "conv") and layer.weight is not None
-            and all(span.keep is None for span in layer.spans))
+    return (
+        layer.kind.name in ("linear", "conv")
+        and layer.weight is not None
+        and all(span.keep is None for span in layer.spans)
+    )
 
 
 def _products(piece: Piece) -> tuple[Float[Tensor, "g o o"], Float[Tensor, "g i i"]]:

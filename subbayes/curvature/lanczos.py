@@ -74,10 +74,15 @@ class Eigenpairs:
     converged: bool
 
     def __repr__(self) -> str:
-        how = "converged" if self.converged else (
-            f"not converged (largest residual {self.residuals.max():.2g}): raise restarts")
-        return (f"Eigenpairs({len(self.values)} from {self.values[0]:.4g} to "
-                f"{self.values[-1]:.4g}, {self.products} products, {how})")
+        how = (
+            "converged"
+            if self.converged
+            else (f"not converged (largest residual {self.residuals.max():.2g}): raise restarts")
+        )
+        return (
+            f"Eigenpairs({len(self.values)} from {self.values[0]:.4g} to "
+            f"{self.values[-1]:.4g}, {self.products} products, {how})"
+        )
 
 
 def eigenvalues(
@@ -142,15 +147,20 @@ def eigenvalues(
                 break
             krylov.shrink(values, vectors, min(count + (room - count) // 3, room - 1))
     rows = vectors[:, :count].T @ krylov.Q[:room]
-    return Eigenpairs(values[:count].numpy(), residuals[:count].numpy(), rows,
-                      krylov.products, done)
+    return Eigenpairs(
+        values[:count].numpy(), residuals[:count].numpy(), rows, krylov.products, done
+    )
 
 
 def _check_memory(rows: int, size: int, limit: int) -> None:
     needed = 8 * (rows + 1) * size
     if needed > limit:
-        fail("memory_limit", f"at least {needed / 2**30:.3g} GiB for {rows} vectors of {size} "
-             "weights", f"{limit / 2**30:.3g} GiB", "Ask for fewer eigenvalues or a smaller basis")
+        fail(
+            "memory_limit",
+            f"at least {needed / 2**30:.3g} GiB for {rows} vectors of {size} weights",
+            f"{limit / 2**30:.3g} GiB",
+            "Ask for fewer eigenvalues or a smaller basis",
+        )
 
 
 class _Krylov:
@@ -159,8 +169,7 @@ class _Krylov:
     def __init__(self, operator: Operator, room: int, seed: list[int]) -> None:
         self.operator, self.room = operator, room
         self.rng = np.random.default_rng(seed)
-        self.Q = torch.zeros(room + 1, operator.size, dtype=torch.float64,
-                             device=operator.device)
+        self.Q = torch.zeros(room + 1, operator.size, dtype=torch.float64, device=operator.device)
         self.T = torch.zeros(room, room, dtype=torch.float64)
         self.filled, self.products, self.beta = 0, 0, 0.0
         self.Q[0] = self._new(0)
@@ -198,8 +207,10 @@ class _Krylov:
     def ritz(self, which: Which) -> tuple[Tensor, Tensor, Tensor]:
         """Ritz values, their vectors in the basis as columns, and residuals; wanted ones first."""
         values, vectors = torch.linalg.eigh(self.T)
-        order = torch.argsort({"largest": values, "smallest": -values,
-                               "magnitude": values.abs()}[which], descending=True)
+        order = torch.argsort(
+            {"largest": values, "smallest": -values, "magnitude": values.abs()}[which],
+            descending=True,
+        )
         residuals = self.beta * vectors[-1, order].abs()
         return values[order], vectors[:, order], residuals
 
@@ -285,5 +296,6 @@ def spectral_density(
             weights.append((s[0] ** 2).numpy() / probes)
             shown.update(1)
     order = np.argsort(np.concatenate(nodes))
-    return SpectralDensity(np.concatenate(nodes)[order], np.concatenate(weights)[order],
-                           operator.size)
+    return SpectralDensity(
+        np.concatenate(nodes)[order], np.concatenate(weights)[order], operator.size
+    )

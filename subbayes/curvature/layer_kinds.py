@@ -20,8 +20,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["KINDS", "Joined", "Kind", "Patches", "Right", "columns", "contract", "kind_of",
-           "scattered"]
+__all__ = [
+    "KINDS",
+    "Joined",
+    "Kind",
+    "Patches",
+    "Right",
+    "columns",
+    "contract",
+    "kind_of",
+    "scattered",
+]
 
 Rows = slice
 Right = Callable[[Rows], Float[Tensor, "n t groups i"]]
@@ -64,10 +73,14 @@ class Patches:
 
     def __init__(self, module: nn.Conv1d | nn.Conv2d, x: Tensor) -> None:
         self.x, self.groups, flat = x, module.groups, isinstance(module, nn.Conv1d)
-        self.padding, self.mode = module._reversed_padding_repeated_twice, (
-            "constant" if module.padding_mode == "zeros" else module.padding_mode)
-        self.kernel, self.dilation, self.stride = ((1, *size) if flat else size for size in (
-            module.kernel_size, module.dilation, module.stride))
+        self.padding, self.mode = (
+            module._reversed_padding_repeated_twice,
+            ("constant" if module.padding_mode == "zeros" else module.padding_mode),
+        )
+        self.kernel, self.dilation, self.stride = (
+            (1, *size) if flat else size
+            for size in (module.kernel_size, module.dilation, module.stride)
+        )
 
     def _windows(self, rows: Rows) -> Float[Tensor, "n c kh kw h w"]:
         padded = F.pad(self.x[rows], self.padding, mode=self.mode)
@@ -75,7 +88,7 @@ class Patches:
         for axis in (0, 1):
             reach = (self.kernel[axis] - 1) * self.dilation[axis] + 1
             windows = windows.unfold(2 + axis, reach, self.stride[axis])
-        return windows[..., ::self.dilation[0], ::self.dilation[1]].movedim((4, 5), (2, 3))
+        return windows[..., :: self.dilation[0], :: self.dilation[1]].movedim((4, 5), (2, 3))
 
     def __call__(self, rows: Rows) -> Float[Tensor, "n t groups i"]:
         """All of it, for some rows."""
@@ -86,7 +99,8 @@ class Patches:
         """Entries (group and input, as one number) for all rows, without the others."""
         height, width = self.kernel
         chosen = self._windows(slice(None))[
-            :, which // (height * width), which // width % height, which % width]
+            :, which // (height * width), which // width % height, which % width
+        ]
         return chosen.flatten(2)
 
 
@@ -141,8 +155,9 @@ def _norm_right(module: nn.Module, x: Tensor, n: int) -> Right:
     assert isinstance(module, nn.LayerNorm)
     size = module.normalized_shape
     rows_first = x.reshape(n, -1, *size)
-    return lambda rows: F.layer_norm(rows_first[rows], size, eps=module.eps).flatten(
-        2).unsqueeze(-1)
+    return lambda rows: (
+        F.layer_norm(rows_first[rows], size, eps=module.eps).flatten(2).unsqueeze(-1)
+    )
 
 
 def _columns(x: Tensor) -> Tensor:
@@ -170,10 +185,16 @@ KINDS: dict[type[nn.Module], Kind] = {
     nn.Conv1d: Kind("conv", lambda m: 3, _conv_right, _conv_left),
     nn.Conv2d: Kind("conv", lambda m: 4, _conv_right, _conv_left),
     nn.Embedding: Kind("embedding", lambda m: 1, _embedding_right, _linear_left),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm),
-                    Kind("norm", lambda m: 2, _norm_right, _norm_left)),
-    nn.LayerNorm: Kind("norm", lambda m: 1 + len(m.normalized_shape), _norm_right,  # type: ignore
-                       _norm_left),
+    **dict.fromkeys(
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm),
+        Kind("norm", lambda m: 2, _norm_right, _norm_left),
+    ),
+    nn.LayerNorm: Kind(
+        "norm",
+        lambda m: 1 + len(m.normalized_shape),  # type: ignore[arg-type]
+        _norm_right,
+        _norm_left,
+    ),
 }
 
 
@@ -198,9 +219,7 @@ def contract(
     return torch.einsum("ntgo,ntgi->ngoi", left, right).flatten(1)
 
 
-def scattered(
-    left: Float[Tensor, "n t one e"], index: Tensor, size: int
-) -> Float[Tensor, "n p"]:
+def scattered(left: Float[Tensor, "n t one e"], index: Tensor, size: int) -> Float[Tensor, "n p"]:
     """The gradient of an embedding for each row, flat: each place adds to the row it looked up."""
     n, t, _, e = left.shape
     rows = left.new_zeros(n, size + 1, e)  # the last is for index -1

@@ -32,8 +32,16 @@ from subbayes.networks.network import Network, plain_attention
 from subbayes.networks.tracing.vectorised import say
 from subbayes.utils.types import Inputs
 
-__all__ = ["Captured", "Layer", "LayerGradients", "Layers", "Rest", "RestGradients", "Span",
-           "captured"]
+__all__ = [
+    "Captured",
+    "Layer",
+    "LayerGradients",
+    "Layers",
+    "Rest",
+    "RestGradients",
+    "Span",
+    "captured",
+]
 
 Part = tuple[slice, Float[Tensor, "n p"]]
 _TRIED = 3
@@ -108,8 +116,11 @@ class LayerGradients:
         left, layer = self.left[rows], self.layer
         if layer.weight is not None:
             right = self.right(rows)
-            whole = (scattered(left, right, layer.weight.shape[0])
-                     if layer.kind.name == "embedding" else contract(left, right))
+            whole = (
+                scattered(left, right, layer.weight.shape[0])
+                if layer.kind.name == "embedding"
+                else contract(left, right)
+            )
             yield layer.weight.place, layer.weight.selected(whole)
         if layer.bias is not None:
             yield layer.bias.place, layer.bias.selected(left.sum(1).flatten(1))
@@ -202,9 +213,14 @@ class Layers:
 
     def _spans(self) -> dict[str, Span]:
         masks, frozen = self.network.masks, self.network.unflatten(self.network.weights)
-        return {name: Span(place, frozen[name].shape, masks[name].flatten().nonzero().flatten()
-                           if name in masks else None)
-                for name, place in self.network.spans.items()}
+        return {
+            name: Span(
+                place,
+                frozen[name].shape,
+                masks[name].flatten().nonzero().flatten() if name in masks else None,
+            )
+            for name, place in self.network.spans.items()
+        }
 
     def _candidates(self) -> tuple[Layer, ...]:
         """Layers of a known kind that do not share weights."""
@@ -212,11 +228,23 @@ class Layers:
         uses = [path for _, _, chosen in owners for path in chosen.values()]
         found = []
         for name, module, chosen in owners:
-            kind, mine = kind_of(module), {own: path for own, path in chosen.items()
-                                           if own in ("weight", "bias") and uses.count(path) == 1}
+            kind, mine = (
+                kind_of(module),
+                {
+                    own: path
+                    for own, path in chosen.items()
+                    if own in ("weight", "bias") and uses.count(path) == 1
+                },
+            )
             if kind is not None and mine:
-                found.append(Layer(name, module, kind, *(
-                    spans[mine[own]] if own in mine else None for own in ("weight", "bias"))))
+                found.append(
+                    Layer(
+                        name,
+                        module,
+                        kind,
+                        *(spans[mine[own]] if own in mine else None for own in ("weight", "bias")),
+                    )
+                )
         return tuple(found)
 
     def _trusted(self, inputs: Inputs) -> tuple[Layer, ...]:
@@ -226,8 +254,12 @@ class Layers:
         generator = torch.Generator().manual_seed(0)
         u = torch.randn(batch.outputs.shape, generator=generator, dtype=torch.float64)
         u = u.to(batch.outputs)
-        truth = torch.stack([batch.total(u * (torch.arange(len(u), device=u.device) == n)[:, None])
-                             for n in range(len(u))])
+        truth = torch.stack(
+            [
+                batch.total(u * (torch.arange(len(u), device=u.device) == n)[:, None])
+                for n in range(len(u))
+            ]
+        )
         return tuple(layer for layer in seen if _agrees(batch, layer, u, truth))
 
     # --- the rest ---------------------------------------------------------------------------
@@ -261,8 +293,12 @@ class Layers:
             except RuntimeError as error:
                 self._loops = True
                 say("vectorising over rows", error, "differentiating them one at a time")
-        return torch.stack([self._one_row(take(inputs, slice(n, n + 1)), cotangents[n: n + 1],
-                                          where) for n in range(len(cotangents))])
+        return torch.stack(
+            [
+                self._one_row(take(inputs, slice(n, n + 1)), cotangents[n : n + 1], where)
+                for n in range(len(cotangents))
+            ]
+        )
 
     def _one_row(self, row: Inputs, u: Float[Tensor, "one C"], where: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -278,9 +314,11 @@ def _agrees(batch: Captured, layer: Layer, u: Tensor, truth: Float[Tensor, "n D"
     except (RuntimeError, AssertionError):  # shapes other than those of rows
         return False
     tolerance = 100 * torch.finfo(truth.dtype).eps ** 0.75
-    return all(rows.shape == truth[:, place].shape
-               and bool(((rows - truth[:, place]).norm() <= tolerance * truth.norm()).all())
-               for place, rows in parts)
+    return all(
+        rows.shape == truth[:, place].shape
+        and bool(((rows - truth[:, place]).norm() <= tolerance * truth.norm()).all())
+        for place, rows in parts
+    )
 
 
 def _bytes(plan: Layers, inputs: Inputs) -> tuple[int, int]:
@@ -298,7 +336,8 @@ def _bytes(plan: Layers, inputs: Inputs) -> tuple[int, int]:
         counts.append(sum(sizes))
     outputs = batch.outputs
     return max(counts[1] - counts[0], outputs[0].nbytes), (
-        batch.output_numbers // len(batch) * outputs.element_size())
+        batch.output_numbers // len(batch) * outputs.element_size()
+    )
 
 
 class Captured:
@@ -342,7 +381,8 @@ class Captured:
                 if layer.weight is not None:
                     with torch.no_grad():
                         self._rights.setdefault(layer.name, []).append(
-                            layer.kind.right(module, x.detach(), n))
+                            layer.kind.right(module, x.detach(), n)
+                        )
 
         return hook
 
@@ -356,14 +396,22 @@ class Captured:
             layers: of these layers alone; by default of all of them and of the rest.
         """
         wanted = self.plan.layers if layers is None else layers
-        missing = [layer.name for layer in wanted
-                   if len(self._edges.get(layer.name, ())) < max(1, self.calls[layer.name])]
+        missing = [
+            layer.name
+            for layer in wanted
+            if len(self._edges.get(layer.name, ())) < max(1, self.calls[layer.name])
+        ]
         assert not missing or layers is not None, f"layers that treat rows otherwise: {missing}"
         if missing:
             raise RuntimeError("a layer that treats rows otherwise")
         edges = [edge for layer in wanted for edge in self._edges[layer.name]]
-        found = iter(torch.autograd.grad(self._outputs, edges, cotangents, retain_graph=True,
-                                         allow_unused=True) if edges else ())
+        found = iter(
+            torch.autograd.grad(
+                self._outputs, edges, cotangents, retain_graph=True, allow_unused=True
+            )
+            if edges
+            else ()
+        )
         gradients: list[Gradients] = []
         for layer in wanted:
             runs = [next(found) for _ in self._edges[layer.name]]
@@ -377,12 +425,14 @@ class Captured:
         """Gradients of what came out of a layer, run by run (or None), beside what went in."""
         used = [k for k, g in enumerate(runs) if g is not None]
         lefts = [layer.kind.left(layer.module, runs[k], len(self)) for k in used]
-        rights = [self._rights[layer.name][k] for k in used] if layer.weight is not None else [
-            _none]
+        rights = (
+            [self._rights[layer.name][k] for k in used] if layer.weight is not None else [_none]
+        )
         if len(lefts) == 1:
             return LayerGradients(layer, lefts[0], rights[0])
-        return LayerGradients(layer, torch.cat(lefts, 1),
-                              rights[0] if layer.weight is None else Joined(rights))
+        return LayerGradients(
+            layer, torch.cat(lefts, 1), rights[0] if layer.weight is None else Joined(rights)
+        )
 
     def total(self, cotangents: Float[Tensor, "N C"]) -> Float[Tensor, "D"]:
         """The sum over rows of u_n J_n."""

@@ -63,8 +63,15 @@ class LowRank(Precision):
     form = "low-rank"
 
     def __init__(
-        self, V: Jacobian, prior_precision: float, rank: int | None = None, *,
-        tolerance: float | None = 1e-6, iterations: int = 200, rounds: int = 2, seed: int = 0,
+        self,
+        V: Jacobian,
+        prior_precision: float,
+        rank: int | None = None,
+        *,
+        tolerance: float | None = 1e-6,
+        iterations: int = 200,
+        rounds: int = 2,
+        seed: int = 0,
         pairs: Pairs | None = None,
     ) -> None:
         super().__init__(V, prior_precision)
@@ -74,16 +81,22 @@ class LowRank(Precision):
             fail("rank", f"at most {most}, the rank the Gauss-Newton matrix can have", rank)
         self.rank, self.iterations = rank, check_count("iterations", iterations)
         self.tolerance = None if tolerance is None else check_positive("tolerance", tolerance)
-        self._options = {"tolerance": tolerance, "iterations": iterations, "rounds": rounds,
-                         "seed": seed}
+        self._options = {
+            "tolerance": tolerance,
+            "iterations": iterations,
+            "rounds": rounds,
+            "seed": seed,
+        }
         self._pairs = _eigenpairs(V, rank, rounds, seed) if pairs is None else pairs
         self.values, self.vectors, self.residual = self._pairs
         self.solved: tuple[float, int] = (0.0, 0)
 
     def __repr__(self) -> str:
-        return (f"LowRank(rank={self.rank} of {self.size}, eigenvalues from "
-                f"{float(self.values[0]):.3g} to {float(self.values[-1]):.3g}, residual "
-                f"{self.residual:.2g})")
+        return (
+            f"LowRank(rank={self.rank} of {self.size}, eigenvalues from "
+            f"{float(self.values[0]):.3g} to {float(self.values[-1]):.3g}, residual "
+            f"{self.residual:.2g})"
+        )
 
     def _approximately(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """By the low-rank approximation."""
@@ -114,13 +127,18 @@ class LowRank(Precision):
             p, steps = y + (power / before.clamp_min(1e-300)).unsqueeze(1) * p, steps + 1
         self.solved = float((r.norm(dim=1) / size).max()), steps
         if not math.isfinite(self.solved[0]):
-            fail("prior_precision", "one for which conjugate gradients converge",
-                 f"{self.prior_precision:g}, where they overflow",
-                 "Raise it, or use the exact form")
+            fail(
+                "prior_precision",
+                "one for which conjugate gradients converge",
+                f"{self.prior_precision:g}, where they overflow",
+                "Raise it, or use the exact form",
+            )
         if self.solved[0] > self.tolerance:
-            warnings.warn(f"tolerance: conjugate gradients stopped after {steps} steps at a "
-                          f"residual of {self.solved[0]:.2g}; raise iterations or rank",
-                          stacklevel=2)
+            warnings.warn(
+                f"tolerance: conjugate gradients stopped after {steps} steps at a "
+                f"residual of {self.solved[0]:.2g}; raise iterations or rank",
+                stacklevel=2,
+            )
         return x.to(vectors)
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:

@@ -81,17 +81,30 @@ class Entries:
     def __init__(self, plan: Layers, indices: Int[Tensor, "k"]) -> None:
         size = plan.network.size
         if len(indices) == 0 or int(indices.min()) < 0 or int(indices.max()) >= size:
-            fail("indices", f"positions in 0..{size - 1}", _extent(indices),
-                 "Select them for this network")
+            fail(
+                "indices",
+                f"positions in 0..{size - 1}",
+                _extent(indices),
+                "Select them for this network",
+            )
         self.plan = plan
         self.indices = indices.to(plan.network.device)
-        self._of_layer = {layer.name: tuple(None if span is None else self._inside(span)
-                                            for span in (layer.weight, layer.bias))
-                          for layer in plan.layers}
-        self._layers = tuple(layer for layer in plan.layers if any(
-            found is not None and len(found[0]) for found in self._of_layer[layer.name]))
-        self._rest = torch.cat([self._inside(span)[0] for span in plan.rest.spans]
-                               ) if plan.rest else self.indices[:0]
+        self._of_layer = {
+            layer.name: tuple(
+                None if span is None else self._inside(span) for span in (layer.weight, layer.bias)
+            )
+            for layer in plan.layers
+        }
+        self._layers = tuple(
+            layer
+            for layer in plan.layers
+            if any(found is not None and len(found[0]) for found in self._of_layer[layer.name])
+        )
+        self._rest = (
+            torch.cat([self._inside(span)[0] for span in plan.rest.spans])
+            if plan.rest
+            else self.indices[:0]
+        )
         self._picks: dict[str, _Pick] = {}
 
     def _inside(self, span: Span) -> tuple[Int[Tensor, "p"], Int[Tensor, "p"]]:
@@ -109,9 +122,7 @@ class Entries:
 
     # --- one batch ------------------------------------------------------------------------------
 
-    def gather(
-        self, batch: Captured, cotangents: Float[Tensor, "R N C"]
-    ) -> Float[Tensor, "N R k"]:
+    def gather(self, batch: Captured, cotangents: Float[Tensor, "R N C"]) -> Float[Tensor, "N R k"]:
         """Entries of $u_{rn}^T J_n$ for R cotangents of each row.
 
         Args:
@@ -127,7 +138,8 @@ class Entries:
                 self._of_bias(gradients, found[:, r])
             if len(self._rest):
                 found[:, r, self._rest] = self.plan.by_rows(
-                    batch.inputs, u, self.indices[self._rest])
+                    batch.inputs, u, self.indices[self._rest]
+                )
         return found
 
     def _of_weight(
@@ -202,9 +214,7 @@ class Entries:
         return total
 
 
-def jacobian_at(
-    network: Network, inputs: Any, indices: Int[Tensor, "k"]
-) -> Float[Tensor, "N C k"]:
+def jacobian_at(network: Network, inputs: Any, indices: Int[Tensor, "k"]) -> Float[Tensor, "N C k"]:
     """Chosen columns of the Jacobian of a network at some inputs.
 
     Args:
@@ -240,8 +250,9 @@ def rows_at_once(rows: Jacobian, limit: int = _LIMIT) -> int:
     reuse_memory()
     _, inputs, _ = next(rows.batches(1))
     batch = rows.plan.capture(inputs)
-    gradients = [g for g in batch.pull(torch.ones_like(batch.outputs))
-                 if isinstance(g, LayerGradients)]
+    gradients = [
+        g for g in batch.pull(torch.ones_like(batch.outputs)) if isinstance(g, LayerGradients)
+    ]
     held = sum(2 * g.left.nbytes for g in gradients)
     held += sum(g.right(slice(None)).nbytes for g in gradients if g.layer.weight is not None)
     rest = rows.plan.rest

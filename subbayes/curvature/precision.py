@@ -57,8 +57,10 @@ class Precision(ABC):
         return self.V.size
 
     def __repr__(self) -> str:
-        return (f"{type(self).__name__}(size={self.size}, rows={self.V.rows}, "
-                f"prior_precision={self.prior_precision:g})")
+        return (
+            f"{type(self).__name__}(size={self.size}, rows={self.V.rows}, "
+            f"prior_precision={self.prior_precision:g})"
+        )
 
     def jacobian(self, inputs: Any) -> Jacobian:
         """J_X at inputs, for the products below (or what is one already)."""
@@ -112,15 +114,19 @@ class Precision(ABC):
     def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
         """Covariance of the outputs of each input, without those between inputs."""
         X = self.jacobian(inputs)
-        parts = [_diagonal(self.covariance(part), X.roots)
-                 for _, part, _ in X.batches(max(1, _AT_ONCE // X.roots))]
+        parts = [
+            _diagonal(self.covariance(part), X.roots)
+            for _, part, _ in X.batches(max(1, _AT_ONCE // X.roots))
+        ]
         return torch.cat(parts)
 
     def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
         r"""Draws from $N(0, \Psi)$: $\Psi (V^\top \epsilon + \sqrt\lambda\, \eta)$."""
         some = self.network.weights
-        rows, weights = (torch.randn(count, size, generator=generator, dtype=torch.float64)
-                         for size in (self.V.rows, self.size))
+        rows, weights = (
+            torch.randn(count, size, generator=generator, dtype=torch.float64)
+            for size in (self.V.rows, self.size)
+        )
         pulled = self.V.pull(rows.to(some.device))
         return self.solve(pulled + self.prior_precision**0.5 * weights.to(some))
 
@@ -144,19 +150,31 @@ def cholesky(matrix: Float[Tensor, "m m"], what: str) -> Float[Tensor, "m m"]:
         InputError: a matrix that is not positive definite beyond rounding, or not finite.
     """
     if not bool(torch.isfinite(matrix).all()):
-        fail(what, "finite numbers", "NaN or infinite entries",
-             "Train the network further, or compute in float64")
+        fail(
+            what,
+            "finite numbers",
+            "NaN or infinite entries",
+            "Train the network further, or compute in float64",
+        )
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not bool(failed):
         return factor
     scale = float(matrix.diagonal().abs().max())
     for jitter in (scale * 10.0**k for k in range(-15, -6)):
         factor, failed = torch.linalg.cholesky_ex(
-            matrix + jitter * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
+            matrix + jitter * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        )
         if not bool(failed):
-            warnings.warn(f"{what}: not positive definite; added jitter {jitter:.2g} to the "
-                          f"diagonal, {jitter / scale:.0e} of its largest entry", stacklevel=3)
+            warnings.warn(
+                f"{what}: not positive definite; added jitter {jitter:.2g} to the "
+                f"diagonal, {jitter / scale:.0e} of its largest entry",
+                stacklevel=3,
+            )
             return factor
     least = float(torch.linalg.eigvalsh(matrix)[0])
-    fail(what, "a positive definite matrix", f"smallest eigenvalue {least:.3g}",
-         "Raise the prior precision, or compute in float64")
+    fail(
+        what,
+        "a positive definite matrix",
+        f"smallest eigenvalue {least:.3g}",
+        "Raise the prior precision, or compute in float64",
+    )

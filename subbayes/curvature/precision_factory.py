@@ -87,9 +87,12 @@ def check_options(form: str, options: Mapping[str, Any]) -> None:
     known, what = _OPTIONS.get(form, ()), repr(form) if form in FORMS else form
     for name in options:
         if name not in known:
-            fail(name, f"an option of {what}" + (": " + ", ".join(known) if known else
-                                                  ", which has none"),
-                 "another" if known else "one", "Leave it out, or use the form it belongs to")
+            fail(
+                name,
+                f"an option of {what}" + (": " + ", ".join(known) if known else ", which has none"),
+                "another" if known else "one",
+                "Leave it out, or use the form it belongs to",
+            )
 
 
 def root(
@@ -107,19 +110,23 @@ def root(
     if not isinstance(likelihood, Likelihood):
         fail_type("likelihood", "a Likelihood such as Gaussian(0.1)", likelihood)
     if not likelihood.learned:
-        fail("likelihood", "all parameters learned or given", repr(likelihood),
-             "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")
+        fail(
+            "likelihood",
+            "all parameters learned or given",
+            repr(likelihood),
+            "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)",
+        )
     network.warn_of_mode()
     data = Data.of(data).to(network.device)
     check_fit(network, likelihood, data)
     plan = Layers(network, to_device(data.first()[0], network.device))
-    return Jacobian.of_data(plan, likelihood, data,
-                            2**28 if memory_limit is None else memory_limit // 4)
+    return Jacobian.of_data(
+        plan, likelihood, data, 2**28 if memory_limit is None else memory_limit // 4
+    )
 
 
 def exact(
-    V: Jacobian, prior_precision: float, covariance: str = "exact",
-    memory_limit: int | None = None,
+    V: Jacobian, prior_precision: float, covariance: str = "exact", memory_limit: int | None = None
 ) -> Dual | Primal:
     """The exact precision: dual for N C rows below D, else primal; refused where it cannot fit."""
     chosen = check_exact(covariance, V.n, V.roots, V.size, memory_limit)
@@ -147,13 +154,18 @@ def check_exact(
     needed = {name: 24 * rows**2 for name, rows in sizes.items()}
     chosen = min(sizes, key=lambda name: sizes[name]) if covariance == "exact" else covariance
     free = available()
-    limit = memory_limit if memory_limit is not None else (
-        float("inf") if free is None else 0.8 * free)
+    limit = (
+        memory_limit if memory_limit is not None else (float("inf") if free is None else 0.8 * free)
+    )
     if needed[chosen] > limit:
         fits = [name for name in needed if needed[name] <= limit]
-        fail("covariance", f"one that fits into {in_words(limit)}",
-             f"the {chosen} form with {names[chosen]}, {in_words(needed[chosen])}",
-             f"The {fits[0]} form with {names[fits[0]]} fits: {in_words(needed[fits[0]])}" if fits
-             else "Use 'kfac', 'low-rank' or 'diagonal', which hold no such matrix, or at most "
-             f"{int((limit / 24) ** 0.5) // outputs} observations")
+        fail(
+            "covariance",
+            f"one that fits into {in_words(limit)}",
+            f"the {chosen} form with {names[chosen]}, {in_words(needed[chosen])}",
+            f"The {fits[0]} form with {names[fits[0]]} fits: {in_words(needed[fits[0]])}"
+            if fits
+            else "Use 'kfac', 'low-rank' or 'diagonal', which hold no such matrix, or at most "
+            f"{int((limit / 24) ** 0.5) // outputs} observations",
+        )
     return chosen

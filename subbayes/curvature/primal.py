@@ -47,8 +47,13 @@ class Primal(Precision):
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
         """By the Cholesky factor."""
         X = self.jacobian(inputs)
-        half = torch.cat([torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
-                          for _, rows in X.dense()], 1)
+        half = torch.cat(
+            [
+                torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
+                for _, rows in X.dense()
+            ],
+            1,
+        )
         return half.T @ half
 
     def variances(self) -> Float[Tensor, "D"]:
@@ -77,7 +82,7 @@ def _squared(V: Jacobian) -> Float[Tensor, "D D"]:
     for _, rows in V.dense():
         for start in range(0, V.size, _COLUMNS):
             some = slice(start, start + _COLUMNS)
-            total[some, :some.stop].addmm_(rows[:, some].T, rows[:, :some.stop])
+            total[some, : some.stop].addmm_(rows[:, some].T, rows[:, : some.stop])
     for start in range(0, V.size, _COLUMNS):
         some = slice(start, start + _COLUMNS)
         total[:start, some] = total[some, :start].T

@@ -92,8 +92,12 @@ class Curvature:
     ) -> None:
         check_choice("kind", kind, _KINDS)
         if not likelihood.learned:
-            fail("likelihood", "all parameters learned or given", repr(likelihood),
-                 "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)")
+            fail(
+                "likelihood",
+                "all parameters learned or given",
+                repr(likelihood),
+                "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)",
+            )
         self.network = network if weights is None else network.with_weights(weights)
         self.likelihood = likelihood
         self.data = Data.of(data).to(network.device)
@@ -140,8 +144,12 @@ class Curvature:
             for inputs, y in self._batches():
                 total += self._part(v, inputs, y).double()
         if not bool(torch.isfinite(total).all()):
-            fail("weights", "finite curvature", "NaN or infinite entries",
-                 "Lower the learning rate of the training, or compute in float64")
+            fail(
+                "weights",
+                "finite curvature",
+                "NaN or infinite entries",
+                "Lower the learning rate of the training, or compute in float64",
+            )
         self.products += 1
         return total.to(vector.dtype)
 
@@ -156,8 +164,10 @@ class Curvature:
         for inputs, y in self.data.batches(self.batch_size):
             for start in range(0, n_rows(y), self.batch_size):  # a loader's may be larger
                 rows = slice(start, start + self.batch_size)
-                yield (to_device(take(inputs, rows), self.device),
-                       to_device(take(y, rows), self.device))
+                yield (
+                    to_device(take(inputs, rows), self.device),
+                    to_device(take(y, rows), self.device),
+                )
 
     def _part(self, v: Tensor, inputs: Inputs, y: Targets) -> Tensor:
         w = self.network.weights
@@ -180,8 +190,9 @@ class Curvature:
 
     def _likelihood_at(self, y: Targets) -> Likelihood:
         """The likelihood as its curvature needs it: with the noise that comes with the targets."""
-        return self.likelihood if isinstance(y, Tensor) else self.likelihood.given_noise(
-            leaves(y)[1])
+        return (
+            self.likelihood if isinstance(y, Tensor) else self.likelihood.given_noise(leaves(y)[1])
+        )
 
     def _along(
         self, function: Callable[[Tensor], Tensor], w: Tensor, v: Tensor, symmetric: bool = False
@@ -220,7 +231,10 @@ def _check_symmetric(
     other = _in_reverse(slope, w, u, symmetric=True)[1]
     gap = float((u @ product - v @ other).abs() / (u.norm() * product.norm()).clamp_min(1e-30))
     if gap > 1e-3:
-        fail("module", "layers that torch can differentiate twice",
-             f"a Hessian that is not symmetric (by {gap:.2g}), in the reverse mode that a layer "
-             "without a forward-mode rule needs",
-             "Use kind='fisher', or write the layer (weight norm, say) in plain operations")
+        fail(
+            "module",
+            "layers that torch can differentiate twice",
+            f"a Hessian that is not symmetric (by {gap:.2g}), in the reverse mode that a layer "
+            "without a forward-mode rule needs",
+            "Use kind='fisher', or write the layer (weight norm, say) in plain operations",
+        )

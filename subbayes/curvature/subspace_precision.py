@@ -56,27 +56,45 @@ class Restricted(Precision):
     form = "subspace"
 
     def __init__(
-        self, V: Jacobian, subspace: Subspace, prior_precision: float,
+        self,
+        V: Jacobian,
+        subspace: Subspace,
+        prior_precision: float,
         matrices: Matrices | None = None,
     ) -> None:
         super().__init__(V, prior_precision)
         if subspace.size != V.size:
-            fail("subspace", f"{V.size} weights, as the network has", subspace.size,
-                 "Build it from this network's weights")
-        check_memory("subspace", f"the {subspace.rank} x {subspace.rank} covariance of its "
-                     "coordinates", 24 * subspace.rank**2, "Lower its rank")
+            fail(
+                "subspace",
+                f"{V.size} weights, as the network has",
+                subspace.size,
+                "Build it from this network's weights",
+            )
+        check_memory(
+            "subspace",
+            f"the {subspace.rank} x {subspace.rank} covariance of its coordinates",
+            24 * subspace.rank**2,
+            "Lower its rank",
+        )
         self.subspace = subspace
-        self.matrix, self.metric = (_squared(V, subspace), _metric(subspace)
-                                    ) if matrices is None else matrices
+        self.matrix, self.metric = (
+            (_squared(V, subspace), _metric(subspace)) if matrices is None else matrices
+        )
         self.factor = cholesky(self.matrix + self.prior_precision * self.metric, "subspace")
 
     def leading(self, rank: int) -> Restricted:
         """Within the span of the first basis vectors of a subspace with a basis."""
-        space = (CoordinateSubspace(self.subspace.shift, self.subspace.indices[:rank])
-                 if isinstance(self.subspace, CoordinateSubspace) else
-                 DenseSubspace(self.subspace.shift, self.subspace.basis()[:rank]))
-        return Restricted(self.V, space, self.prior_precision,
-                          (self.matrix[:rank, :rank], self.metric[:rank, :rank]))
+        space = (
+            CoordinateSubspace(self.subspace.shift, self.subspace.indices[:rank])
+            if isinstance(self.subspace, CoordinateSubspace)
+            else DenseSubspace(self.subspace.shift, self.subspace.basis()[:rank])
+        )
+        return Restricted(
+            self.V,
+            space,
+            self.prior_precision,
+            (self.matrix[:rank, :rank], self.metric[:rank, :rank]),
+        )
 
     @classmethod
     def of(cls, psi: Precision, subspace: Subspace) -> Restricted:
@@ -137,7 +155,8 @@ class Restricted(Precision):
         """Draws of the coordinates."""
         eps = torch.randn(self.subspace.rank, count, generator=generator, dtype=torch.float64)
         return torch.linalg.solve_triangular(
-            self.factor.T, eps.to(self.factor.device), upper=True).T
+            self.factor.T, eps.to(self.factor.device), upper=True
+        ).T
 
     @cached_property
     def _whitened(self) -> tuple[Float[Tensor, "r"], float]:
@@ -159,8 +178,7 @@ class Restricted(Precision):
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Restricted:
         """One more factorisation, of k x k."""
-        other = Restricted(V, self.subspace, prior_precision,
-                           (factor * self.matrix, self.metric))
+        other = Restricted(V, self.subspace, prior_precision, (factor * self.matrix, self.metric))
         if "_whitened" in self.__dict__:
             other.__dict__["_whitened"] = self._whitened[0] * factor, self._whitened[1]
         return other
@@ -206,8 +224,7 @@ def _squared(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:
     """(V P)'(V P), summed over blocks of the data."""
     if isinstance(subspace, CoordinateSubspace):
         return Entries(V.plan, subspace.indices).gram(V).double()
-    total = torch.zeros(subspace.rank, subspace.rank, dtype=torch.float64,
-                        device=V.network.device)
+    total = torch.zeros(subspace.rank, subspace.rank, dtype=torch.float64, device=V.network.device)
     basis = subspace.basis()
     for _, part in V.blocks():
         rows = pushed(part, basis)
@@ -220,5 +237,7 @@ def _metric(subspace: Subspace) -> Float[Tensor, "k k"]:
         return torch.eye(subspace.rank, dtype=torch.float64, device=subspace.shift.device)
     basis = subspace.basis()
     parts = basis.split(max(1, _AT_ONCE // len(basis)), 1)
-    return sum((part.double() @ part.double().T for part in parts[1:]),
-               parts[0].double() @ parts[0].double().T)
+    return sum(
+        (part.double() @ part.double().T for part in parts[1:]),
+        parts[0].double() @ parts[0].double().T,
+    )

@@ -12,8 +12,16 @@ from jaxtyping import Float64, Shaped
 
 from subbayes.utils.checks import fail, fail_type
 
-__all__ = ["Kind", "as_frame", "as_labels", "as_numbers", "kind_of", "mask_markers", "on_host",
-           "quoted"]
+__all__ = [
+    "Kind",
+    "as_frame",
+    "as_labels",
+    "as_numbers",
+    "kind_of",
+    "mask_markers",
+    "on_host",
+    "quoted",
+]
 
 Kind: TypeAlias = Literal["numeric", "categorical"]
 
@@ -55,8 +63,12 @@ def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, bool]:
         (['x0', 'x1'], False)
     """
     if isinstance(X, pd.Series):
-        fail(argument, "a table with two axes", "a single column",
-             "Pass X[['name']] for one column, X.to_frame().T for one row")
+        fail(
+            argument,
+            "a table with two axes",
+            "a single column",
+            "Pass X[['name']] for one column, X.to_frame().T for one row",
+        )
     if not isinstance(X, pd.DataFrame):
         X = X.to_pandas() if hasattr(X, "to_pandas") else _from_array(X, argument)
     if 0 in X.shape:
@@ -87,8 +99,12 @@ def _from_array(X: Any, argument: str) -> pd.DataFrame:
     array = X if isinstance(X, (list, tuple)) else np.asarray(on_host(X))
     shape = np.shape(np.asarray(array, dtype=object))
     if len(shape) != 2:
-        fail(argument, "a table with two axes", f"shape {shape}",
-             "Reshape your data: reshape(-1, 1) for one column, reshape(1, -1) for one row")
+        fail(
+            argument,
+            "a table with two axes",
+            f"shape {shape}",
+            "Reshape your data: reshape(-1, 1) for one column, reshape(1, -1) for one row",
+        )
     return pd.DataFrame(array if isinstance(array, np.ndarray) else [list(row) for row in array])
 
 
@@ -156,8 +172,12 @@ def _content(column: pd.Series, place: str, argument: str) -> Literal[Kind, "tex
         return "categorical"
     inferred = pd.api.types.infer_dtype(column, skipna=True)
     if inferred in _DATES or dtype.kind in "mM":
-        fail(argument, f"numbers or categories in {place}", f"dates or times ({dtype})",
-             "Turn them into numbers, such as days since a fixed date, or drop the column")
+        fail(
+            argument,
+            f"numbers or categories in {place}",
+            f"dates or times ({dtype})",
+            "Turn them into numbers, such as days since a fixed date, or drop the column",
+        )
     if inferred == "boolean":
         return "categorical"
     if inferred in _NUMERIC or dtype.kind in "iuf":
@@ -166,14 +186,16 @@ def _content(column: pd.Series, place: str, argument: str) -> Literal[Kind, "tex
     odd = [] if inferred == "string" else [v for v in column.dropna() if not isinstance(v, scalars)]
     if inferred not in _MIXED or odd:
         got = f"a {type(odd[0]).__name__}" if odd else f"values of type {inferred}"
-        fail(argument, f"numbers, text, booleans or categories in {place}", got,
-             "Convert or drop the column")
+        fail(
+            argument,
+            f"numbers, text, booleans or categories in {place}",
+            got,
+            "Convert or drop the column",
+        )
     return "text"
 
 
-def as_numbers(
-    column: pd.Series, place: str, argument: str = "X"
-) -> Float64[np.ndarray, "n"]:
+def as_numbers(column: pd.Series, place: str, argument: str = "X") -> Float64[np.ndarray, "n"]:
     """The column in float64, NaN where missing; text is read as numbers.
 
     Raises:
@@ -194,18 +216,25 @@ def as_numbers(
         values = pd.to_numeric(text.where(text.isna(), text.map(str))).to_numpy(dtype=np.float64)
     infinite = int(np.isinf(values).sum())
     if infinite:
-        fail(argument, f"finite numbers in {place}",
-             f"{infinite} infinite value{'s' * (infinite > 1)} (first in row "
-             f"{int(np.isinf(values).argmax())})", "Correct or drop those rows")
+        fail(
+            argument,
+            f"finite numbers in {place}",
+            f"{infinite} infinite value{'s' * (infinite > 1)} (first in row "
+            f"{int(np.isinf(values).argmax())})",
+            "Correct or drop those rows",
+        )
     return values
 
 
 def _not_numbers(bad: pd.Series, column: pd.Series, place: str, argument: str) -> None:
     """Refuse text among numbers, with the three ways out."""
     values = [str(value) for value in bad.index]
-    ways = (f"Correct them, declare them missing with missing_values={values[:3]!r}, or name the "
-            "column in categorical=[...]" if argument == "X" else
-            "Correct them, or use task='classification' for labels")
+    ways = (
+        f"Correct them, declare them missing with missing_values={values[:3]!r}, or name the "
+        "column in categorical=[...]"
+        if argument == "X"
+        else "Correct them, or use task='classification' for labels"
+    )
     first = int(column.isin(list(bad.index)).to_numpy().argmax())
     rows = f"{int(bad.sum())} of {len(column)} rows (first in row {first})"
     fail(argument, f"numbers in {place}", f"{quoted(values, 3)} in {rows}", ways)

@@ -45,8 +45,12 @@ def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
     except ValueError:
         fail(argument, "rows of one length", "a ragged list", "Pad or cut the rows")
     if array.dtype.kind not in "biuf":
-        fail(argument, "numbers", f"an array of dtype {array.dtype}",
-             "Encode strings and categories first (subbayes.data.encoder.TabularEncoder does)")
+        fail(
+            argument,
+            "numbers",
+            f"an array of dtype {array.dtype}",
+            "Encode strings and categories first (subbayes.data.encoder.TabularEncoder does)",
+        )
     if not (array.flags.writeable and min(array.strides, default=0) >= 0):
         array = array.copy()  # torch takes neither read-only arrays nor reversed ones
     tensor = torch.as_tensor(array)
@@ -118,8 +122,12 @@ def to_device(values: Any, device: torch.device) -> Any:
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device.type not in ("cpu", torch.device(device).type):
-        fail("data", f"tensors on the CPU or on {device}, where the module is", tensor.device,
-             "Move the module or the data with .to(device)")
+        fail(
+            "data",
+            f"tensors on the CPU or on {device}, where the module is",
+            tensor.device,
+            "Move the module or the data with .to(device)",
+        )
     return tensor.to(device, non_blocking=True)
 
 
@@ -129,8 +137,11 @@ def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
     Raises:
         InputError: no tensors, scalars, different lengths, NaN or infinite values.
     """
-    named = [(_labelled(name, key, part), tensor) for name, part in parts.items()
-             for key, tensor in named_leaves(part).items()]
+    named = [
+        (_labelled(name, key, part), tensor)
+        for name, part in parts.items()
+        for key, tensor in named_leaves(part).items()
+    ]
     for name, part in parts.items():
         if not leaves(part):
             fail(name, "at least one tensor", "an empty collection")
@@ -283,8 +294,12 @@ class Data:
             InputError: if the data are streamed.
         """
         if not self.in_memory:
-            fail("data", "tensors in memory to take rows from", "a loader",
-                 "Pass a loader of the wanted rows instead")
+            fail(
+                "data",
+                "tensors in memory to take rows from",
+                "a loader",
+                "Pass a loader of the wanted rows instead",
+            )
         return Data(len(index), take(self.inputs, index), take(self.y, index))
 
 
@@ -294,8 +309,12 @@ def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
         batch = without_labels(batch), batch["labels"]
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
         either = ", or a dict with 'labels'" if isinstance(batch, Mapping) else ""
-        fail_type(f"{argument} batch", f"a pair (inputs, y){either}", batch,
-                  "Set a collate_fn that returns one")
+        fail_type(
+            f"{argument} batch",
+            f"a pair (inputs, y){either}",
+            batch,
+            "Set a collate_fn that returns one",
+        )
     x, y = batch
     inputs = to_inputs(tuple(x) if isinstance(x, list) else x, f"{argument} inputs")
     targets = to_targets(tuple(y) if isinstance(y, list) else y, f"{argument} targets")
@@ -321,10 +340,15 @@ def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
     if not (shuffled or loader.drop_last):
         return loader
     streamed = isinstance(loader.dataset, IterableDataset)
-    return DataLoader(loader.dataset, batch_size=loader.batch_size,
-                      sampler=None if shuffled or streamed else loader.sampler,
-                      collate_fn=loader.collate_fn, num_workers=loader.num_workers,
-                      pin_memory=loader.pin_memory, worker_init_fn=loader.worker_init_fn)
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        sampler=None if shuffled or streamed else loader.sampler,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+    )
 
 
 def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:
@@ -332,8 +356,11 @@ def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:
     first, second = next(iter(loader), None), next(iter(loader), None)
     if first is None or second is None:
         fail(argument, "a loader that can be read again", "one that is used up after a pass")
-    pairs = zip(*(sum(map(leaves, as_pair(b, argument)), []) for b in (first, second)),
-                strict=True)
+    pairs = zip(*(sum(map(leaves, as_pair(b, argument)), []) for b in (first, second)), strict=True)
     if not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs):
-        fail(argument, "the same rows at each pass", "other values when read again",
-             "Turn off shuffling and random augmentation for inference")
+        fail(
+            argument,
+            "the same rows at each pass",
+            "other values when read again",
+            "Turn off shuffling and random augmentation for inference",
+        )

@@ -87,8 +87,15 @@ _SOURCES = {
 }
 _SPLITS = {"protein": 5}
 _MAX_BYTES = 50_000_000
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, http.client.HTTPException,
-           zipfile.BadZipFile, zlib.error)
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    http.client.HTTPException,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def cache_dir() -> Path:
@@ -121,8 +128,12 @@ def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
         if value is not None and str(value):
             folder = Path(value).expanduser()
             if not folder.is_dir():
-                fail(argument, "a folder that exists", f"'{folder}'",
-                     f"Correct the path, or leave it out to use the cache '{cache_dir()}'")
+                fail(
+                    argument,
+                    "a folder that exists",
+                    f"'{folder}'",
+                    f"Correct the path, or leave it out to use the cache '{cache_dir()}'",
+                )
             return folder
     return cache_dir()
 
@@ -155,8 +166,12 @@ nothing there. Pass a data_dir that has it (--data-dir) or set SUBBAYES_DATA.
 
 
 def _absent(name: str, folder: Path, why: str = "") -> str:
-    return message("data_dir", f"the file '{name}' in '{folder}'", f"nothing there{why}",
-                   f"Pass a data_dir that has it (--data-dir) or set {VARIABLE}")
+    return message(
+        "data_dir",
+        f"the file '{name}' in '{folder}'",
+        f"nothing there{why}",
+        f"Pass a data_dir that has it (--data-dir) or set {VARIABLE}",
+    )
 
 
 def load_uci(
@@ -222,7 +237,7 @@ def usual_splits(n: int, splits: int) -> Bool[np.ndarray, "splits n"]:
     generator = np.random.RandomState(1)
     masks = np.zeros((splits, n), dtype=bool)
     for mask in masks:
-        mask[generator.choice(n, n, replace=False)[round(n * 0.9):]] = True
+        mask[generator.choice(n, n, replace=False)[round(n * 0.9) :]] = True
     return masks
 
 
@@ -232,14 +247,22 @@ def _read(name: str, path: Path) -> tuple[Any, Any, Any]:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
     except _DAMAGE as error:
-        fail("data_dir", f"an .npz archive at '{path}'", f"an unreadable file ({_one_line(error)})",
-             "Delete it and fetch it again")
+        fail(
+            "data_dir",
+            f"an .npz archive at '{path}'",
+            f"an unreadable file ({_one_line(error)})",
+            "Delete it and fetch it again",
+        )
     prefix = "gal_" if "gal_X" in arrays else ""
     masks = "gal_test_mask" if name in RAW else "test_mask"
     missing = [key for key in (f"{prefix}X", f"{prefix}y", masks) if key not in arrays]
     if missing:
-        fail("data_dir", f"the arrays {', '.join(missing)} in '{path}'",
-             ", ".join(sorted(arrays)) or "none", "Replace the file by an intact copy")
+        fail(
+            "data_dir",
+            f"the arrays {', '.join(missing)} in '{path}'",
+            ", ".join(sorted(arrays)) or "none",
+            "Replace the file by an intact copy",
+        )
     X, y = arrays[f"{prefix}X"].astype(np.float64), arrays[f"{prefix}y"].astype(np.float64)
     return X, y.reshape(-1), np.ascontiguousarray(arrays[masks].astype(bool).T)
 
@@ -277,8 +300,12 @@ def _parse(content: bytes, source: _Source) -> np.ndarray:
         content = zipfile.ZipFile(io.BytesIO(content)).read(source.member)
     if not content.strip():
         raise ValueError("it is empty")
-    table = np.loadtxt(io.BytesIO(content.strip()), delimiter=source.separator,
-                       skiprows=int(source.header), ndmin=2)
+    table = np.loadtxt(
+        io.BytesIO(content.strip()),
+        delimiter=source.separator,
+        skiprows=int(source.header),
+        ndmin=2,
+    )
     target = source.target % table.shape[1]
     features = [j for j in range(table.shape[1]) if j != target and j not in source.drop]
     return table[:, [*features, target]]
@@ -305,8 +332,12 @@ def _write(path: Path, X: np.ndarray, y: np.ndarray, masks: np.ndarray) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> NoReturn:
-    fail("XDG_CACHE_HOME", f"a cache that can be written, for '{path}'",
-         error.strerror or _one_line(error), "Free space there, or point it to another folder")
+    fail(
+        "XDG_CACHE_HOME",
+        f"a cache that can be written, for '{path}'",
+        error.strerror or _one_line(error),
+        "Free space there, or point it to another folder",
+    )
 
 
 def _one_line(error: BaseException) -> str:

@@ -104,8 +104,12 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             fail("X", "at least 2 rows to learn from", f"{len(frame)} row")
         absent = [name for name in self.categorical if name not in frame]
         if absent:
-            fail("categorical", f"columns of the table: {quoted(frame.columns, 20)}",
-                 quoted(absent), closest(absent[0], list(frame.columns)))
+            fail(
+                "categorical",
+                f"columns of the table: {quoted(frame.columns, 20)}",
+                quoted(absent),
+                closest(absent[0], list(frame.columns)),
+            )
         table = self._typed(frame)
         self._check_missing(table)
         dropped = _constant(table)
@@ -114,8 +118,11 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         _warn_of_row_numbers(table)
         self._named, self.columns_, self.dropped_ = named, list(frame.columns), dropped
         self._set_sklearn_names()
-        self._build(table, {name: sorted(table[name].dropna().unique()) for name in _text(table)},
-                    [name for name in table if self._flags(table[name])])
+        self._build(
+            table,
+            {name: sorted(table[name].dropna().unique()) for name in _text(table)},
+            [name for name in table if self._flags(table[name])],
+        )
         _check_scales(self._scaler(), self._numeric)
         return self
 
@@ -141,9 +148,12 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             matrix = self.pipeline_.transform(table).astype(np.float32)
         if not np.isfinite(matrix).all():
             column = int((~np.isfinite(matrix)).any(0).argmax())
-            fail("X", "numbers that float32 can hold after standardising",
-                 f"larger ones in column '{self.get_feature_names_out()[column]}'",
-                 "Correct or drop those rows")
+            fail(
+                "X",
+                "numbers that float32 can hold after standardising",
+                f"larger ones in column '{self.get_feature_names_out()[column]}'",
+                "Correct or drop those rows",
+            )
         return matrix
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
@@ -183,12 +193,18 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             {'columns': ['x0'], 'median': [1.0], 'mean': [1.0], 'variance': [1.0], 'scale': [1.0]}
         """
         check_is_fitted(self, "pipeline_")
-        options = {**self.get_params(deep=False), "missing_values": list(self.missing_values),
-                   "categorical": list(self.categorical)}
+        options = {
+            **self.get_params(deep=False),
+            "missing_values": list(self.missing_values),
+            "categorical": list(self.categorical),
+        }
         scaler = self._scaler()
         return {
-            "format": _FORMAT, "options": options, "columns": self.columns_,
-            "named": self._named, "dropped": self.dropped_,
+            "format": _FORMAT,
+            "options": options,
+            "columns": self.columns_,
+            "named": self._named,
+            "dropped": self.dropped_,
             "numeric": {
                 "columns": self._numeric,
                 "median": self._fills("numeric"),
@@ -197,7 +213,8 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                 "scale": scaler.scale_.tolist() if scaler else [],
             },
             "categorical": {
-                "columns": list(self._levels), "levels": list(self._levels.values()),
+                "columns": list(self._levels),
+                "levels": list(self._levels.values()),
                 "most_frequent": self._fills("categorical"),
             },
             "flagged": self._flagged,
@@ -220,15 +237,20 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         """
         try:
             if config["format"] != _FORMAT:
-                fail("config", f"format {_FORMAT}", f"format {config['format']}",
-                     "Use the version of subbayes that wrote it")
+                fail(
+                    "config",
+                    f"format {_FORMAT}",
+                    f"format {config['format']}",
+                    "Use the version of subbayes that wrote it",
+                )
             encoder = cls(**config["options"])
             encoder._restore(config)
         except InputError:
             raise
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            fail("config", "what TabularEncoder.to_config gives",
-                 f"{type(error).__name__}: {error}")
+            fail(
+                "config", "what TabularEncoder.to_config gives", f"{type(error).__name__}: {error}"
+            )
         return encoder
 
     def __sklearn_tags__(self) -> Any:
@@ -254,8 +276,9 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             column, place = mask_markers(column, self.missing_values), f"column '{name}'"
             forced = name in self.categorical
             kind = "categorical" if forced else kind_of(column, place)
-            columns[str(name)] = _text_column(column) if kind == "categorical" else as_numbers(
-                column, place)
+            columns[str(name)] = (
+                _text_column(column) if kind == "categorical" else as_numbers(column, place)
+            )
         return pd.DataFrame(columns)
 
     def _check_missing(self, table: pd.DataFrame) -> None:
@@ -265,8 +288,12 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         if self.missing == "error" and len(counts):
             got = [f"{n} in column '{name}'" for name, n in counts.items()]
             more = f" and in {len(got) - 5} more columns" if len(got) > 5 else ""
-            fail("X", "no missing values", ", ".join(got[:5]) + more,
-                 "Use missing='impute', or drop those rows")
+            fail(
+                "X",
+                "no missing values",
+                ", ".join(got[:5]) + more,
+                "Use missing='impute', or drop those rows",
+            )
 
     def _check_levels(self, table: pd.DataFrame, frame: pd.DataFrame) -> None:
         """Refuse identifiers and columns of too many categories."""
@@ -274,32 +301,47 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             levels, n = table[name].nunique(), int(table[name].notna().sum())
             chosen = name in self.categorical or isinstance(frame[name].dtype, pd.CategoricalDtype)
             if levels > self.max_categories:
-                fail("X", f"at most {self.max_categories} categories in column '{name}'",
-                     f"{levels} in {n} rows",
-                     "Drop the column if it identifies rows, group its values, or raise "
-                     "max_categories")
+                fail(
+                    "X",
+                    f"at most {self.max_categories} categories in column '{name}'",
+                    f"{levels} in {n} rows",
+                    "Drop the column if it identifies rows, group its values, or raise "
+                    "max_categories",
+                )
             if levels == n >= _RECUR and not chosen:
-                fail("X", f"text that recurs in column '{name}'", f"{levels} values in {n} rows",
-                     "Drop the column if it identifies rows, or name it in categorical=[...]")
+                fail(
+                    "X",
+                    f"text that recurs in column '{name}'",
+                    f"{levels} values in {n} rows",
+                    "Drop the column if it identifies rows, or name it in categorical=[...]",
+                )
 
     def _flags(self, column: pd.Series) -> bool:
         return self.missing == "impute" and self.missing_indicator and bool(column.isna().any())
 
-    def _build(
-        self, table: pd.DataFrame, levels: dict[str, list[str]], flagged: list[str]
-    ) -> None:
+    def _build(self, table: pd.DataFrame, levels: dict[str, list[str]], flagged: list[str]) -> None:
         """Fit the scikit-learn objects to a typed table, the categories being known."""
         self._numeric = [name for name in table if name not in levels]
         self._levels, self._flagged = levels, flagged
-        numbers = Pipeline([("impute", SimpleImputer(strategy="median")),
-                            ("scale", StandardScaler())])
-        encode = OneHotEncoder(categories=[np.array(v, dtype=object) for v in levels.values()],
-                               handle_unknown="ignore", sparse_output=False)
-        categories = Pipeline([("impute", SimpleImputer(strategy="most_frequent")),
-                               ("encode", encode)])
+        numbers = Pipeline(
+            [("impute", SimpleImputer(strategy="median")), ("scale", StandardScaler())]
+        )
+        encode = OneHotEncoder(
+            categories=[np.array(v, dtype=object) for v in levels.values()],
+            handle_unknown="ignore",
+            sparse_output=False,
+        )
+        categories = Pipeline(
+            [("impute", SimpleImputer(strategy="most_frequent")), ("encode", encode)]
+        )
         pipeline = ColumnTransformer(
-            [("numeric", numbers, self._numeric), ("categorical", categories, list(levels)),
-             ("missing", MissingIndicator(features="all"), flagged)], sparse_threshold=0)
+            [
+                ("numeric", numbers, self._numeric),
+                ("categorical", categories, list(levels)),
+                ("missing", MissingIndicator(features="all"), flagged),
+            ],
+            sparse_threshold=0,
+        )
         with np.errstate(over="ignore", invalid="ignore"):  # `_check_scales` says it better
             self.pipeline_ = pipeline.set_output(transform="default").fit(table)
 
@@ -319,22 +361,32 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         kept = [name for name in self.columns_ if name not in self.dropped_]
         if not (named and self._named):
             if frame.shape[1] != len(self.columns_):
-                fail("X", f"the {len(self.columns_)} columns it was fitted with",
-                     f"{frame.shape[1]} columns")
+                fail(
+                    "X",
+                    f"the {len(self.columns_)} columns it was fitted with",
+                    f"{frame.shape[1]} columns",
+                )
             return frame.set_axis(self.columns_, axis=1)[kept]
         absent = [name for name in kept if name not in frame]
         if absent:
             others = [name for name in frame if name not in self.columns_]
-            fail("X", "the columns it was fitted with", f"none named {quoted(absent)}",
-                 closest(absent[0], others) or "Add them to the table")
+            fail(
+                "X",
+                "the columns it was fitted with",
+                f"none named {quoted(absent)}",
+                closest(absent[0], others) or "Add them to the table",
+            )
         return frame[kept]
 
     def _typed_as_fitted(self, frame: pd.DataFrame) -> pd.DataFrame:
         columns: dict[str, Any] = {}
         for name, column in frame.items():
             column = mask_markers(column, self.missing_values)
-            columns[str(name)] = _text_column(column) if name in self._levels else as_numbers(
-                column, f"column '{name}'")
+            columns[str(name)] = (
+                _text_column(column)
+                if name in self._levels
+                else as_numbers(column, f"column '{name}'")
+            )
         return pd.DataFrame(columns)
 
     def _check_known(self, table: pd.DataFrame) -> None:
@@ -343,11 +395,16 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         for name, levels in self._levels.items():
             new = table[name][~table[name].isin(levels) & table[name].notna()]
             if len(new):
-                found.append(f"{quoted(new.unique())} in column '{name}' ({len(new)} of "
-                             f"{len(table)} rows)")
+                found.append(
+                    f"{quoted(new.unique())} in column '{name}' ({len(new)} of {len(table)} rows)"
+                )
         if found:
-            fail("X", "the categories seen in fitting", "; ".join(found),
-                 "Correct them, fit with rows that have them, or use unknown='ignore'")
+            fail(
+                "X",
+                "the categories seen in fitting",
+                "; ".join(found),
+                "Correct them, fit with rows that have them, or use unknown='ignore'",
+            )
 
     # state
 
@@ -368,8 +425,13 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         check_is_fitted(self, "pipeline_")
         if self.missing == "error":
             return {}
-        return dict(zip((*self._numeric, *self._levels),
-                        (*self._fills("numeric"), *self._fills("categorical")), strict=True))
+        return dict(
+            zip(
+                (*self._numeric, *self._levels),
+                (*self._fills("numeric"), *self._fills("categorical")),
+                strict=True,
+            )
+        )
 
     def _fills(self, part: str) -> list[Any]:
         if not (self._numeric if part == "numeric" else self._levels):
@@ -380,7 +442,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
     def _restore(self, config: dict[str, Any]) -> None:
         numeric, categorical = config["numeric"], config["categorical"]
         parts = [*numeric.values(), *categorical.values()]
-        groups = (parts[:len(numeric)], parts[len(numeric):])
+        groups = (parts[: len(numeric)], parts[len(numeric) :])
         if any(len({len(values) for values in group}) > 1 for group in groups):
             fail("config", "as many medians, means and levels as columns", "lists of other lengths")
         self._check_options()
@@ -395,16 +457,15 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             scaler.scale_ = np.array(numeric["scale"], dtype=np.float64)
 
 
-def _one_row(
-    config: dict[str, Any],
-) -> tuple[pd.DataFrame, dict[str, list[str]], list[str]]:
+def _one_row(config: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, list[str]], list[str]]:
     """A row whose median and mode are the stored ones, and what else `_build` needs.
 
     The columns are in the order of fitting.
     """
     numeric, categorical = config["numeric"], config["categorical"]
-    row: dict[str, Any] = {n: [float(v)] for n, v in zip(numeric["columns"], numeric["median"],
-                                                         strict=True)}
+    row: dict[str, Any] = {
+        n: [float(v)] for n, v in zip(numeric["columns"], numeric["median"], strict=True)
+    }
     for name, value in zip(categorical["columns"], categorical["most_frequent"], strict=True):
         row[name] = pd.Series([value], dtype=object)
     kept = [name for name in config["columns"] if name not in config["dropped"]]
@@ -424,26 +485,46 @@ def _constant(table: pd.DataFrame) -> list[str]:
     """Columns with fewer than two values, with one warning; refuses a table of nothing else."""
     dropped = [str(name) for name in table if table[name].nunique() < 2]
     if len(dropped) == table.shape[1]:
-        fail("X", "a column that varies", f"a single value in each of {quoted(dropped)}",
-             "Check the table")
+        fail(
+            "X",
+            "a column that varies",
+            f"a single value in each of {quoted(dropped)}",
+            "Check the table",
+        )
     if dropped:
-        warnings.warn(f"X: left out, as they hold a single value: {quoted(dropped, 20)}.",
-                      UserWarning, stacklevel=3)
+        warnings.warn(
+            f"X: left out, as they hold a single value: {quoted(dropped, 20)}.",
+            UserWarning,
+            stacklevel=3,
+        )
     return dropped
 
 
 def _warn_of_row_numbers(table: pd.DataFrame) -> None:
     """A column that counts the rows one by one is an index someone saved."""
-    counters = [str(name) for name in table if table[name].dtype != object
-                and len(table) >= _RECUR and (np.diff(table[name].to_numpy()) == 1).all()]
+    counters = [
+        str(name)
+        for name in table
+        if table[name].dtype != object
+        and len(table) >= _RECUR
+        and (np.diff(table[name].to_numpy()) == 1).all()
+    ]
     if counters:
-        warnings.warn(f"X: {quoted(counters, 20)} only number the rows. Drop them unless the order "
-                      "of the rows carries meaning.", UserWarning, stacklevel=3)
+        warnings.warn(
+            f"X: {quoted(counters, 20)} only number the rows. Drop them unless the order "
+            "of the rows carries meaning.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _check_scales(scaler: StandardScaler | None, names: list[str]) -> None:
     variances: Float64[np.ndarray, "d"] = np.ones(0) if scaler is None else scaler.var_
     bad = [name for name, v in zip(names, variances, strict=True) if not np.isfinite(v)]
     if bad:
-        fail("X", "columns whose variance float64 can hold", f"overflow in {quoted(bad)}",
-             "Divide them by a constant first")
+        fail(
+            "X",
+            "columns whose variance float64 can hold",
+            f"overflow in {quoted(bad)}",
+            "Divide them by a constant first",
+        )

@@ -69,13 +69,21 @@ def read_table(
         else:
             table = _read_text(path, separator or ("\t" if "tsv" in suffix else ","), marks)
     except ImportError:
-        fail("path", "a CSV file, as no Parquet reader is installed", f"'{path}'",
-             "Install pyarrow: pip install 'subbayes[parquet]'")
+        fail(
+            "path",
+            "a CSV file, as no Parquet reader is installed",
+            f"'{path}'",
+            "Install pyarrow: pip install 'subbayes[parquet]'",
+        )
     except InputError:
         raise
     except _DAMAGE as error:
-        fail("path", f"a {suffix} file that can be read", f"'{path}': {_one_line(error)}",
-             "Check its format, encoding (UTF-8) and separator")
+        fail(
+            "path",
+            f"a {suffix} file that can be read",
+            f"'{path}': {_one_line(error)}",
+            "Check its format, encoding (UTF-8) and separator",
+        )
     _check_rows(table, path, min_rows)
     if target is not None:
         _check_target(table, target)
@@ -116,8 +124,12 @@ def _suffix(path: Path) -> str:
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         if name.endswith(suffix):
             return suffix
-    fail("path", f"a name that ends in {', '.join(SUFFIXES)}", f"'{path.name}'",
-         "Convert the table, or rename the file if its format is one of these")
+    fail(
+        "path",
+        f"a name that ends in {', '.join(SUFFIXES)}",
+        f"'{path.name}'",
+        "Convert the table, or rename the file if its format is one of these",
+    )
 
 
 def _read_text(path: Path, separator: str, marks: list[Any]) -> pd.DataFrame:
@@ -125,8 +137,12 @@ def _read_text(path: Path, separator: str, marks: list[Any]) -> pd.DataFrame:
     names = _header(path, options)
     table = pd.read_csv(path, na_values=marks, low_memory=False, **options)
     if not isinstance(table.index, pd.RangeIndex):
-        fail("path", f"{len(names)} cells a row, as in the header of '{path}'", "rows with more",
-             "Check the separator, and quote cells that contain it")
+        fail(
+            "path",
+            f"{len(names)} cells a row, as in the header of '{path}'",
+            "rows with more",
+            "Check the separator, and quote cells that contain it",
+        )
     return table
 
 
@@ -136,12 +152,20 @@ def _header(path: Path, options: dict[str, Any]) -> list[str]:
     names = [str(name) for name in first.iloc[0]]
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
-        fail("path", "one column of each name", f"several named {quoted(twice)} in '{path}'",
-             "Rename them")
+        fail(
+            "path",
+            "one column of each name",
+            f"several named {quoted(twice)} in '{path}'",
+            "Rename them",
+        )
     others = [mark for mark in (";", "\t", ",", "|") if mark in names[0]]
     if len(names) == 1 and others:
-        fail("separator", f"a character that parts the cells of '{path}'",
-             f"{options['sep']!r}, found nowhere in its header", f"Try separator={others[0]!r}")
+        fail(
+            "separator",
+            f"a character that parts the cells of '{path}'",
+            f"{options['sep']!r}, found nowhere in its header",
+            f"Try separator={others[0]!r}",
+        )
     return names
 
 
@@ -160,8 +184,12 @@ def _check_rows(table: pd.DataFrame, path: Path, min_rows: int) -> None:
 
 def _check_target(table: pd.DataFrame, target: str) -> None:
     if target not in table.columns:
-        fail("target", f"one of the columns {quoted(table.columns, 20)}", f"'{target}'",
-             closest(target, list(table.columns)) or "Name the column to predict")
+        fail(
+            "target",
+            f"one of the columns {quoted(table.columns, 20)}",
+            f"'{target}'",
+            closest(target, list(table.columns)) or "Name the column to predict",
+        )
 
 
 def _one_line(error: BaseException) -> str:

@@ -126,8 +126,11 @@ rows. Correct those labels, or fit with rows of every class.
             return values
         outside = (values < -1) | (values >= len(self.classes))
         if outside.any():
-            fail("values", f"class indices from 0 to {len(self.classes) - 1}, or -1",
-                 str(values[outside][0]))
+            fail(
+                "values",
+                f"class indices from 0 to {len(self.classes) - 1}, or -1",
+                str(values[outside][0]),
+            )
         decided = np.array(self.classes)
         if not (values == -1).any():
             return decided[values.astype(int)]
@@ -140,8 +143,12 @@ rows. Correct those labels, or fit with rows of every class.
             >>> Target("count").to_config()
             {'task': 'count', 'shift': 0.0, 'scale': 1.0, 'classes': []}
         """
-        return {"task": self.task, "shift": self.shift, "scale": self.scale,
-                "classes": list(self.classes)}
+        return {
+            "task": self.task,
+            "shift": self.shift,
+            "scale": self.scale,
+            "classes": list(self.classes),
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Target:
@@ -156,8 +163,12 @@ rows. Correct those labels, or fit with rows of every class.
             True
         """
         try:
-            target = cls(config["task"], float(config["shift"]), float(config["scale"]),
-                         tuple(config["classes"]))
+            target = cls(
+                config["task"],
+                float(config["shift"]),
+                float(config["scale"]),
+                tuple(config["classes"]),
+            )
             known = target.task in TASKS
             labels = all(isinstance(label, (str, int)) for label in target.classes)
             enough = len(target.classes) > 1 or target.task != "classification"
@@ -172,9 +183,12 @@ rows. Correct those labels, or fit with rows of every class.
         labels = _labels(column)
         unknown = [label for label in labels if label not in position]
         if unknown:
-            fail("y", f"only the classes {quoted(self.classes, 10)}",
-                 f"{quoted(dict.fromkeys(unknown))} in {len(unknown)} of {len(labels)} rows",
-                 "Correct those labels, or fit with rows of every class")
+            fail(
+                "y",
+                f"only the classes {quoted(self.classes, 10)}",
+                f"{quoted(dict.fromkeys(unknown))} in {len(unknown)} of {len(labels)} rows",
+                "Correct those labels, or fit with rows of every class",
+            )
         return np.array([position[label] for label in labels], dtype=np.int64)
 
 
@@ -185,16 +199,25 @@ def _column(y: Any) -> pd.Series:
         if array.ndim == 2 and array.shape[1] == 1:
             array = np.asarray(array).ravel() if not isinstance(y, pd.DataFrame) else y.iloc[:, 0]
         if array.ndim != 1:
-            fail("y", "one target a row, shape (n,)", f"shape {tuple(array.shape)}",
-                 "Pass one column; fit one model per target")
+            fail(
+                "y",
+                "one target a row, shape (n,)",
+                f"shape {tuple(array.shape)}",
+                "Pass one column; fit one model per target",
+            )
         y = pd.Series(array)
     column = y.reset_index(drop=True)
     if column.empty:
         fail("y", "targets", "none")
     missing = int(column.isna().sum())
     if missing:
-        fail("y", "no missing targets", f"{missing} of {len(column)} missing (first in row "
-             f"{int(column.isna().to_numpy().argmax())})", "Drop those rows")
+        fail(
+            "y",
+            "no missing targets",
+            f"{missing} of {len(column)} missing (first in row "
+            f"{int(column.isna().to_numpy().argmax())})",
+            "Drop those rows",
+        )
     return column
 
 
@@ -231,8 +254,12 @@ def _moments(values: Float64[np.ndarray, "n"]) -> tuple[float, float]:
     """Mean and standard deviation of targets that vary."""
     shift, scale = float(values.mean()), float(values.std())
     if values.min() == values.max() or not 0 < scale < np.inf:
-        fail("y", "targets that vary, of a scale float64 holds",
-             f"values from {values.min():g} to {values.max():g}", "Check the target column")
+        fail(
+            "y",
+            "targets that vary, of a scale float64 holds",
+            f"values from {values.min():g} to {values.max():g}",
+            "Check the target column",
+        )
     return shift, scale
 
 
@@ -240,9 +267,12 @@ def _counts(column: pd.Series) -> Int64[np.ndarray, "n"]:
     values = _numbers(column)
     bad = (values < 0) | (values != np.round(values)) | (values > 2**53)
     if bad.any():
-        fail("y", "counts: whole numbers of at least 0",
-             f"{values[bad][0]:g} in row {int(bad.argmax())}",
-             "Correct the column, or use task='regression'")
+        fail(
+            "y",
+            "counts: whole numbers of at least 0",
+            f"{values[bad][0]:g} in row {int(bad.argmax())}",
+            "Correct the column, or use task='regression'",
+        )
     return values.astype(np.int64)
 
 
@@ -251,13 +281,21 @@ def _classes(column: pd.Series) -> tuple[Label, ...]:
     labels = list(dict.fromkeys(_labels(column)))
     types = {type(label).__name__ for label in labels}
     if len(types) > 1:
-        fail("y", "labels of one type", f"{' and '.join(sorted(types))}: {quoted(labels)}",
-             "Convert them all to text")
+        fail(
+            "y",
+            "labels of one type",
+            f"{' and '.join(sorted(types))}: {quoted(labels)}",
+            "Convert them all to text",
+        )
     if len(labels) < 2:
         fail("y", "at least 2 classes", f"{quoted(labels)} alone", "Fit with rows of every class")
     if len(labels) == len(column) > MOST_CLASSES:
-        fail("y", "classes that recur", f"a different label in each of the {len(column)} rows",
-             "Name another target column, or use task='regression' for numbers")
+        fail(
+            "y",
+            "classes that recur",
+            f"a different label in each of the {len(column)} rows",
+            "Name another target column, or use task='regression' for numbers",
+        )
     return tuple(sorted(labels))
 
 
@@ -271,10 +309,18 @@ def _label(value: Any) -> Label:
         return bool(value)
     if isinstance(value, (float, np.floating, int, np.integer)):
         if value != round(value) if np.isfinite(value) else True:
-            fail("y", "labels that are text, whole numbers or booleans", f"{value:g}",
-                 "Use task='regression' for numbers with a fraction")
+            fail(
+                "y",
+                "labels that are text, whole numbers or booleans",
+                f"{value:g}",
+                "Use task='regression' for numbers with a fraction",
+            )
         return int(value)
     if not isinstance(value, str):
-        fail("y", "labels that are text, whole numbers or booleans", f"a {type(value).__name__}",
-             "Convert them to text")
+        fail(
+            "y",
+            "labels that are text, whole numbers or booleans",
+            f"a {type(value).__name__}",
+            "Convert them to text",
+        )
     return str(value)

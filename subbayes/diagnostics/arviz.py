@@ -38,15 +38,20 @@ def to_arviz(draws: Draws, posterior: Posterior | None = None, *, seed: int = 0)
         groups["log_likelihood"] = {"y": posterior.pointwise(draws.flat()).reshape(*shape, -1)}
         y = _values(posterior.data.targets()).numpy()
         groups["posterior_predictive"] = {
-            "y": _replicated(draws, posterior, seed).reshape(*shape, *y.shape)}
+            "y": _replicated(draws, posterior, seed).reshape(*shape, *y.shape)
+        }
         groups["observed_data"] = {"y": y}
-    return converted(draws, {"z": draws.z}, {"coordinate": np.arange(draws.rank)},
-                     {"z": ["coordinate"]}, groups)
+    return converted(
+        draws, {"z": draws.z}, {"coordinate": np.arange(draws.rank)}, {"z": ["coordinate"]}, groups
+    )
 
 
 def converted(
-    draws: Draws, variables: dict[str, np.ndarray], coords: dict[str, Any],
-    dims: dict[str, list[str]], groups: dict[str, Any],
+    draws: Draws,
+    variables: dict[str, np.ndarray],
+    coords: dict[str, Any],
+    dims: dict[str, list[str]],
+    groups: dict[str, Any],
 ) -> Any:
     """ArviZ data of named variables of the posterior, with the draws' statistics.
 

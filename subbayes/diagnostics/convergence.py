@@ -20,8 +20,17 @@ from jaxtyping import Float, Num
 
 from subbayes.utils.checks import fail
 
-__all__ = ["average_ranks", "blocks", "ebfmi", "ess_bulk", "ess_mean", "ess_tail", "mcse_mean",
-           "rhat", "separate_groups"]
+__all__ = [
+    "average_ranks",
+    "blocks",
+    "ebfmi",
+    "ess_bulk",
+    "ess_mean",
+    "ess_tail",
+    "mcse_mean",
+    "rhat",
+    "separate_groups",
+]
 
 Chains: TypeAlias = Float[np.ndarray, "k chains draws"]
 PerCoordinate: TypeAlias = Float[np.ndarray, "k"]
@@ -244,8 +253,12 @@ def _per_coordinate(
     """Apply `statistic` to blocks of (k, chains, draws); nan where it cannot be known."""
     x = np.asarray(x)
     if x.ndim < 2:
-        fail("x", "draws of shape (chains, draws) or (chains, draws, k)", f"shape {x.shape}",
-             "Add an axis for the chains, as in x[None]")
+        fail(
+            "x",
+            "draws of shape (chains, draws) or (chains, draws, k)",
+            f"shape {x.shape}",
+            "Add an axis for the chains, as in x[None]",
+        )
     flat = np.moveaxis(x.reshape(*x.shape[:2], math.prod(x.shape[2:])), 2, 0)
     result = np.full(len(flat), np.nan)
     if x.shape[0] > 0 and x.shape[1] >= 4:

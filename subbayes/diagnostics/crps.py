@@ -88,8 +88,9 @@ def crps_gaussian_mixture(
     """
     m, s, t = (torch.from_numpy(np.ascontiguousarray(part.T)) for part in (means, stds, y))
     s = s.clamp_min(torch.finfo(torch.float64).tiny)
-    error = torch.cat([_absolute_moment(t[b, None] - m[b], s[b]).mean(1)
-                       for b in blocks(len(t), m.shape[1])])
+    error = torch.cat(
+        [_absolute_moment(t[b, None] - m[b], s[b]).mean(1) for b in blocks(len(t), m.shape[1])]
+    )
     return (error - _mean_distance(m, s) / 2).numpy()
 
 
@@ -109,8 +110,11 @@ def _mean_distance(m: Float[Tensor, "n S"], s: Float[Tensor, "n S"]) -> Float[Te
     distance = torch.empty(len(m), dtype=m.dtype)
     for count in nodes.unique().long().tolist():
         rows = nodes == count
-        distance[rows] = (_distance_on_grid(m[rows], s[rows], low[rows], high[rows], count)
-                          if count else _distance_of_pairs(m[rows], s[rows]))
+        distance[rows] = (
+            _distance_on_grid(m[rows], s[rows], low[rows], high[rows], count)
+            if count
+            else _distance_of_pairs(m[rows], s[rows])
+        )
     return distance
 
 

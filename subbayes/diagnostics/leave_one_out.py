@@ -54,8 +54,10 @@ class LooResult:
         return int((self.pareto_k > self.good_k).sum())
 
     def __repr__(self) -> str:
-        return (f"LooResult(elpd={self.elpd:.1f}, se={self.se:.1f}, p_loo={self.p_loo:.1f}; "
-                f"{self.n_bad} of {len(self.pareto_k)} Pareto k above {self.good_k:.2f})")
+        return (
+            f"LooResult(elpd={self.elpd:.1f}, se={self.se:.1f}, p_loo={self.p_loo:.1f}; "
+            f"{self.n_bad} of {len(self.pareto_k)} Pareto k above {self.good_k:.2f})"
+        )
 
 
 class Comparison(NamedTuple):
@@ -113,8 +115,12 @@ def psis(
         (array([1., 1.]), array([False,  True]))
     """
     if log_ratios.ndim != 2 or len(log_ratios) == 0:
-        fail("log_ratios", "shape (draws, points)", f"shape {log_ratios.shape}",
-             "Stack the chains with reshape(-1, points)")
+        fail(
+            "log_ratios",
+            "shape (draws, points)",
+            f"shape {log_ratios.shape}",
+            "Stack the chains with reshape(-1, points)",
+        )
     _check_points("log_ratios", np.isfinite(log_ratios.max(axis=0)))
     n_draws, n = log_ratios.shape
     tails = _tail_lengths(n_draws, _efficiency(reff, n))
@@ -185,12 +191,14 @@ def loo(
         efficiency = _relative_efficiency(part) if given is None else given[block]
         columns = np.ascontiguousarray(part.reshape(n_draws, -1).T)
         weights, pareto_k[block] = _smooth(
-            base - columns / temperature, _tail_lengths(n_draws, efficiency))
+            base - columns / temperature, _tail_lengths(n_draws, efficiency)
+        )
         pointwise[block] = _logsumexp(weights + columns)
         in_sample[block] = _logsumexp(base + columns)
     elpd = float(pointwise.sum())
-    result = LooResult(elpd, sum_se(pointwise), float(in_sample.sum()) - elpd, pointwise,
-                       pareto_k, n_draws)
+    result = LooResult(
+        elpd, sum_se(pointwise), float(in_sample.sum()) - elpd, pointwise, pareto_k, n_draws
+    )
     if not quiet:
         _warn_unreliable(result)
     return result
@@ -222,37 +230,59 @@ def compare(results: dict[str, LooResult]) -> list[Comparison]:
     """
     lengths = {name: len(result.pointwise) for name, result in results.items()}
     if len(set(lengths.values())) != 1:
-        fail("results", "at least one result, all on the same observations",
-             ", ".join(f"{name} with {n}" for name, n in lengths.items()) or "none",
-             "Compute each with loo on the same data")
+        fail(
+            "results",
+            "at least one result, all on the same observations",
+            ", ".join(f"{name} with {n}" for name, n in lengths.items()) or "none",
+            "Compute each with loo on the same data",
+        )
     ranked = sorted(results.items(), key=lambda item: -item[1].elpd)
     best = ranked[0][1]
     return [
-        Comparison(name, one.elpd, one.se, one.elpd - best.elpd,
-                   sum_se(one.pointwise - best.pointwise), one.p_loo, one.n_bad)
+        Comparison(
+            name,
+            one.elpd,
+            one.se,
+            one.elpd - best.elpd,
+            sum_se(one.pointwise - best.pointwise),
+            one.p_loo,
+            one.n_bad,
+        )
         for name, one in ranked
     ]
 
 
 def _by_chain(log_lik: np.ndarray) -> Num[np.ndarray, "chains draws N"]:
     if log_lik.ndim not in (2, 3) or 0 in log_lik.shape:
-        fail("log_lik", "shape (draws, points) or (chains, draws, points)",
-             f"shape {log_lik.shape}", "Compute it with posterior.pointwise")
+        fail(
+            "log_lik",
+            "shape (draws, points) or (chains, draws, points)",
+            f"shape {log_lik.shape}",
+            "Compute it with posterior.pointwise",
+        )
     return log_lik if log_lik.ndim == 3 else log_lik[None]
 
 
 def _check_points(argument: str, good: np.ndarray) -> None:
     if not good.all():
-        fail(argument, "finite numbers", f"NaN or infinite values at {(~good).sum()} of "
-             f"{len(good)} points (first at point {good.argmin()})",
-             "Leave out the draws that produced them")
+        fail(
+            argument,
+            "finite numbers",
+            f"NaN or infinite values at {(~good).sum()} of "
+            f"{len(good)} points (first at point {good.argmin()})",
+            "Leave out the draws that produced them",
+        )
 
 
 def _efficiency(reff: float | np.ndarray, n: int) -> Float[np.ndarray, "n"]:
     values = np.asarray(reff, dtype=np.float64)
     if values.shape not in ((), (1,), (n,)) or not (np.isfinite(values) & (values > 0)).all():
-        fail("reff", f"a positive number, or {n} of them", f"{reff!r}",
-             "Divide the effective sample size by the number of draws")
+        fail(
+            "reff",
+            f"a positive number, or {n} of them",
+            f"{reff!r}",
+            "Divide the effective sample size by the number of draws",
+        )
     return np.broadcast_to(values, (n,))
 
 
@@ -374,4 +404,6 @@ def _warn_unreliable(result: LooResult) -> None:
         warnings.warn(
             f"loo: Pareto k is above {result.good_k:.2f} at {result.n_bad} of "
             f"{len(result.pareto_k)} points, whose terms are unreliable. Draw more, or score on "
-            "held-out data instead.", stacklevel=3)
+            "held-out data instead.",
+            stacklevel=3,
+        )

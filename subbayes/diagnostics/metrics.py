@@ -225,8 +225,7 @@ def wilson_interval(
     """
     z, share = 1.96, np.asarray(share, dtype=np.float64)
     middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * np.sqrt(
-        share * (1 - share) / count + z**2 / (4 * count**2))
+    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     low, high = np.minimum(middle - half, share), np.maximum(middle + half, share)
     return np.asarray(low), np.asarray(high)
 
@@ -382,9 +381,11 @@ def auroc(predictive: Predictive, y: object) -> float:
     p, labels = _classes(predictive, y, "auroc")
     missing = np.setdiff1d(np.arange(p.shape[1]), labels)
     if len(missing):
-        warnings.warn(f"auroc: y lacks {len(missing)} of {p.shape[1]} classes (first: "
-                      f"{missing[0]}), so it is nan. Score on data that hold every class.",
-                      stacklevel=2)
+        warnings.warn(
+            f"auroc: y lacks {len(missing)} of {p.shape[1]} classes (first: "
+            f"{missing[0]}), so it is nan. Score on data that hold every class.",
+            stacklevel=2,
+        )
         return math.nan
     classes = [1] if p.shape[1] == 2 else range(p.shape[1])
     return float(np.mean([_area(p[:, k], labels == k) for k in classes]))
@@ -416,10 +417,7 @@ class CalibrationCurve:
 
 
 def calibration_curve(
-    predictive: Predictive,
-    y: object,
-    levels: Float[np.ndarray, "m"] | None = None,
-    bins: int = 15,
+    predictive: Predictive, y: object, levels: Float[np.ndarray, "m"] | None = None, bins: int = 15
 ) -> CalibrationCurve:
     r"""Observed against expected coverage, or accuracy against confidence for classes.
 
@@ -486,8 +484,12 @@ def _reliability(
 
 def _require_ordered(predictive: Predictive, name: str) -> None:
     if predictive.likelihood.kind == "classification":
-        fail("predictive", f"regression or counts for {name}", "classification",
-             "Use accuracy, brier or ece")
+        fail(
+            "predictive",
+            f"regression or counts for {name}",
+            "classification",
+            "Use accuracy, brier or ece",
+        )
 
 
 def _classes(
@@ -495,14 +497,22 @@ def _classes(
 ) -> tuple[Float[np.ndarray, "N K"], Int[np.ndarray, "N"]]:
     """Class probabilities and labels."""
     if predictive.likelihood.kind != "classification":
-        fail("predictive", f"classification for {name}", predictive.likelihood.kind,
-             "Use rmse, crps or coverage")
+        fail(
+            "predictive",
+            f"classification for {name}",
+            predictive.likelihood.kind,
+            "Use rmse, crps or coverage",
+        )
     p = predictive.probabilities
     values = _values(predictive, y)
     bad = (values < 0) | (values >= p.shape[1]) | (values != np.floor(values))
     if bad.any():
-        fail("y", f"labels 0 to {p.shape[1] - 1}", f"{values[bad][0]:g}",
-             "Encode classes as they were in training")
+        fail(
+            "y",
+            f"labels 0 to {p.shape[1] - 1}",
+            f"{values[bad][0]:g}",
+            "Encode classes as they were in training",
+        )
     return p, values.astype(np.int64)
 
 
@@ -514,8 +524,12 @@ def _values(predictive: Predictive, y: object) -> Float[np.ndarray, "..."]:
     classes = predictive.likelihood.kind == "classification"
     shape = (len(predictive),) if classes else predictive.mean.shape
     if values.shape not in (shape, (*shape, 1)):
-        fail("y", f"shape {shape}, one target per prediction", f"shape {values.shape}",
-             "Score the rows that were predicted")
+        fail(
+            "y",
+            f"shape {shape}, one target per prediction",
+            f"shape {values.shape}",
+            "Score the rows that were predicted",
+        )
     if values.size == 0:
         fail("y", "at least one target", "none", "Score a table that has rows")
     check_finite("y", values)

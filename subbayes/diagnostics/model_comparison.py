@@ -112,22 +112,41 @@ class Choice:
 
     def to_dict(self) -> dict[str, Any]:
         """The rows as JSON-able values; unknown numbers are None."""
-        rows = [{key: None if isinstance(value, float) and not np.isfinite(value) else value
-                 for key, value in asdict(row).items()} for row in self.rows]
+        rows = [
+            {
+                key: None if isinstance(value, float) and not np.isfinite(value) else value
+                for key, value in asdict(row).items()
+            }
+            for row in self.rows
+        ]
         return {"n": self.n, "best": self.best, "rows": rows}
 
     def to_text(self) -> str:
         """A table in plain text."""
         heads = ["", "elpd", "difference", "p_loo", "bad k", "log evidence", ""]
-        cells = [heads, *([row.name, f"{row.elpd:.1f} ± {row.se:.1f}",
-                           f"{row.difference:.1f} ± {row.difference_se:.1f}", f"{row.p_loo:.1f}",
-                           str(row.n_bad), _evidence_text(row), _remark(row)]
-                          for row in self.rows)]
+        cells = [
+            heads,
+            *(
+                [
+                    row.name,
+                    f"{row.elpd:.1f} ± {row.se:.1f}",
+                    f"{row.difference:.1f} ± {row.difference_se:.1f}",
+                    f"{row.p_loo:.1f}",
+                    str(row.n_bad),
+                    _evidence_text(row),
+                    _remark(row),
+                ]
+                for row in self.rows
+            ),
+        ]
         widths = [max(len(row[j]) for row in cells) for j in range(len(heads))]
-        return "\n".join("  ".join(
-            cell.ljust(width) if j in (0, len(heads) - 1) else cell.rjust(width)
-            for j, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-            for row in cells)
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if j in (0, len(heads) - 1) else cell.rjust(width)
+                for j, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in cells
+        )
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -161,15 +180,29 @@ class _Candidate:
 
     def row(self) -> tuple[Row, LooResult]:
         """The row, but for its difference from the best."""
-        found = diagnostics.loo(self.terms, temperature=self.temperature, quiet=True,
-                                log_weights=self.log_weights)
+        found = diagnostics.loo(
+            self.terms, temperature=self.temperature, quiet=True, log_weights=self.log_weights
+        )
         evidence, error, k = self._evidence()
         own = float(self.meta.get("pareto_k", np.nan))
         sampler = str(self.meta.get("sampler", "unknown"))
         return Row(
-            self.name, found.elpd, found.se, 0.0, 0.0, found.p_loo, found.n_bad, k, evidence,
-            error, self.temperature, self.rank, sampler,
-            found.n_draws, not (k > _BAD_K or own > _BAD_K or sampler == _LINEARISED)), found
+            self.name,
+            found.elpd,
+            found.se,
+            0.0,
+            0.0,
+            found.p_loo,
+            found.n_bad,
+            k,
+            evidence,
+            error,
+            self.temperature,
+            self.rank,
+            sampler,
+            found.n_draws,
+            not (k > _BAD_K or own > _BAD_K or sampler == _LINEARISED),
+        ), found
 
     def _evidence(self) -> tuple[float, float, float]:
         """Log evidence, its error and Pareto k; weighted by the mean of the weights."""
@@ -212,20 +245,31 @@ def compare(models: Mapping[str, Any], *, most_draws: int | None = None) -> Choi
         >>> for rank in (1, 2):
         ...     space = subbayes.subspace.RandomSubspace(net.weights, rank)
         ...     posterior = Posterior(net, Gaussian(1.0), (x, y), space)
-        ...     found[f"rank {rank}"] = posterior, subbayes.inference.elliptical_slice(posterior, draws=50)
+        ...     draws = subbayes.inference.elliptical_slice(posterior, draws=50)
+        ...     found[f"rank {rank}"] = posterior, draws
         >>> sorted(row.rank for row in compare(found).rows)
         [1, 2]
     """
     if not isinstance(models, Mapping):
-        fail_type("models", "a dict from names to pairs (posterior, draws) or fitted models",
-                  models)
+        fail_type(
+            "models", "a dict from names to pairs (posterior, draws) or fitted models", models
+        )
     if not models:
         fail("models", "at least one posterior with its draws", "none")
     pairs = {name: _pair(name, model) for name, model in models.items()}
     _check_same_observations({name: posterior for name, (posterior, _) in pairs.items()})
-    return _ranked([_Candidate(name, _terms(posterior, draws, most_draws)[0],
-                               posterior.temperature, posterior.rank, draws.meta)
-                    for name, (posterior, draws) in pairs.items()])
+    return _ranked(
+        [
+            _Candidate(
+                name,
+                _terms(posterior, draws, most_draws)[0],
+                posterior.temperature,
+                posterior.rank,
+                draws.meta,
+            )
+            for name, (posterior, draws) in pairs.items()
+        ]
+    )
 
 
 def reweighted(
@@ -246,16 +290,26 @@ def reweighted(
     for temperature in [posterior.temperature] if temperatures is None else _several(temperatures):
         check_positive("temperatures", temperature)
         for scale in [None] if prior_scales is None else _several(prior_scales):
-            prior = posterior.prior if scale is None else Normal(
-                check_positive("prior_scales", scale), mean=posterior.prior.mean)
+            prior = (
+                posterior.prior
+                if scale is None
+                else Normal(check_positive("prior_scales", scale), mean=posterior.prior.mean)
+            )
             weights = total / temperature + prior.log_prob(z) - here
             if np.ptp(weights) > 0:
-                name = ", ".join(part for part, asked in (
-                    (f"T = {temperature:g}", temperatures is not None),
-                    (f"prior scale {scale:g}" if scale is not None else "", scale is not None))
-                    if asked)
-                found.append(replace(as_sampled, name=name, temperature=float(temperature),
-                                     log_weights=weights))
+                name = ", ".join(
+                    part
+                    for part, asked in (
+                        (f"T = {temperature:g}", temperatures is not None),
+                        (f"prior scale {scale:g}" if scale is not None else "", scale is not None),
+                    )
+                    if asked
+                )
+                found.append(
+                    replace(
+                        as_sampled, name=name, temperature=float(temperature), log_weights=weights
+                    )
+                )
     return _ranked(found)
 
 
@@ -265,12 +319,19 @@ def _several(values: float | Sequence[float]) -> Sequence[float]:
 
 
 def _ranked(candidates: Sequence[_Candidate]) -> Choice:
-    pairs = sorted((candidate.row() for candidate in candidates),
-                   key=lambda pair: (not pair[0].reliable, -pair[0].elpd))
+    pairs = sorted(
+        (candidate.row() for candidate in candidates),
+        key=lambda pair: (not pair[0].reliable, -pair[0].elpd),
+    )
     best = pairs[0][1]
-    rows = [replace(row, difference=found.elpd - best.elpd,
-                    difference_se=diagnostics.sum_se(found.pointwise - best.pointwise))
-            for row, found in pairs]
+    rows = [
+        replace(
+            row,
+            difference=found.elpd - best.elpd,
+            difference_se=diagnostics.sum_se(found.pointwise - best.pointwise),
+        )
+        for row, found in pairs
+    ]
     return Choice(tuple(rows), len(best.pointwise))
 
 
@@ -287,11 +348,18 @@ def _terms(
 
 
 def _pair(name: str, model: Any) -> tuple[Posterior, Draws]:
-    pair = model if isinstance(model, tuple) else (
-        getattr(model, "posterior", None), getattr(model, "draws", None))
+    pair = (
+        model
+        if isinstance(model, tuple)
+        else (getattr(model, "posterior", None), getattr(model, "draws", None))
+    )
     if len(pair) != 2 or not isinstance(pair[0], Posterior) or not isinstance(pair[1], Draws):
-        fail_type(f"models[{name!r}]", "a pair (posterior, draws), or a fitted model with data",
-                  model, "Load models with load(path, data=...)")
+        fail_type(
+            f"models[{name!r}]",
+            "a pair (posterior, draws), or a fitted model with data",
+            model,
+            "Load models with load(path, data=...)",
+        )
     _check_own(f"models[{name!r}]", *pair)
     return pair
 
@@ -302,8 +370,12 @@ def _check_own(argument: str, posterior: Posterior, draws: Draws) -> None:
         fail(argument, f"draws of rank {posterior.rank}, as the posterior", draws.rank)
     sampled = draws.meta.get("temperature", posterior.temperature)
     if sampled != posterior.temperature:
-        fail(argument, f"draws at temperature {posterior.temperature:g}, as the posterior",
-             f"{sampled:g}", "Pass the posterior they were drawn from")
+        fail(
+            argument,
+            f"draws at temperature {posterior.temperature:g}, as the posterior",
+            f"{sampled:g}",
+            "Pass the posterior they were drawn from",
+        )
 
 
 def _check_same_observations(posteriors: Mapping[str, Posterior]) -> None:
@@ -312,9 +384,14 @@ def _check_same_observations(posteriors: Mapping[str, Posterior]) -> None:
     for name in others:
         found = _targets(posteriors[name])
         if found.shape != expected.shape or not torch.equal(found, expected):
-            fail(f"models[{name!r}]", f"the observations of {first!r}, in their order",
-                 "others" if found.shape == expected.shape else
-                 f"{len(found)} instead of {len(expected)}", "Fit all to the same rows")
+            fail(
+                f"models[{name!r}]",
+                f"the observations of {first!r}, in their order",
+                "others"
+                if found.shape == expected.shape
+                else f"{len(found)} instead of {len(expected)}",
+                "Fit all to the same rows",
+            )
 
 
 def _targets(posterior: Posterior) -> Tensor:

@@ -33,8 +33,9 @@ def weighed(
         meta: more facts.
     """
     rows = z.reshape(-1, z.shape[-1])
-    likelihood = np.concatenate([posterior.log_likelihood(rows[i:i + _AT_ONCE])
-                                 for i in range(0, len(rows), _AT_ONCE)])
+    likelihood = np.concatenate(
+        [posterior.log_likelihood(rows[i : i + _AT_ONCE]) for i in range(0, len(rows), _AT_ONCE)]
+    )
     value = likelihood / posterior.temperature + posterior.prior.log_prob(rows)
     ratios = np.maximum(value - log_q.reshape(-1), -1e300)[:, None]
     tail = float(diagnostics.psis(ratios)[1][0]) if len(rows) >= _LEAST else float("nan")

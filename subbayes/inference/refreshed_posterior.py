@@ -76,9 +76,14 @@ class RefreshedPosterior(Posterior):
         with torch.no_grad():
             for weights in self.subspace.weights(self._coordinates(z)):
                 network = self._refreshed(weights)
-                rows.append(torch.cat([
-                    self.likelihood.log_prob(network(weights, x), y).double().cpu()
-                    for x, y in self._moved()]).numpy())
+                rows.append(
+                    torch.cat(
+                        [
+                            self.likelihood.log_prob(network(weights, x), y).double().cpu()
+                            for x, y in self._moved()
+                        ]
+                    ).numpy()
+                )
         return np.stack(rows)
 
     def value_and_grad(self, z: Coordinates, rows: Any = None) -> NoReturn:
@@ -90,7 +95,11 @@ class RefreshedPosterior(Posterior):
         self._no_gradient()
 
     def predict(
-        self, draws: Draws | Coordinates, inputs: Any, *, refresh_batchnorm: bool = True,
+        self,
+        draws: Draws | Coordinates,
+        inputs: Any,
+        *,
+        refresh_batchnorm: bool = True,
         **options: Any,
     ) -> Predictive:
         """Average predictions over draws, each with its own statistics; see `Posterior.predict`."""
@@ -109,5 +118,9 @@ class RefreshedPosterior(Posterior):
             yield to_device(inputs, self.network.device), to_device(y, self.network.device)
 
     def _no_gradient(self) -> NoReturn:
-        fail("posterior", "a density with gradients", "one with BatchNorm statistics of each z",
-             "Use elliptical_slice or slice_sampling, or Posterior, which keeps one set of them")
+        fail(
+            "posterior",
+            "a density with gradients",
+            "one with BatchNorm statistics of each z",
+            "Use elliptical_slice or slice_sampling, or Posterior, which keeps one set of them",
+        )

@@ -55,8 +55,14 @@ class TemperatureChoice:
         """A table with one row per candidate."""
         import pandas as pd
 
-        return pd.DataFrame({"temperature": self.temperatures, "score": self.scores,
-                             "se": self.standard_errors, "pareto_k": self.pareto_k})
+        return pd.DataFrame(
+            {
+                "temperature": self.temperatures,
+                "score": self.scores,
+                "se": self.standard_errors,
+                "pareto_k": self.pareto_k,
+            }
+        )
 
 
 def choose_temperature(
@@ -102,8 +108,7 @@ def choose_temperature(
     if not candidates:
         fail("temperatures", "at least one candidate", "none")
     if by == "validation" and validation is None:
-        fail("validation", "held-out data for by='validation'", None,
-             "Pass data, or use by='loo'")
+        fail("validation", "held-out data for by='validation'", None, "Pass data, or use by='loo'")
     rows = []
     with bar(len(candidates), "Choosing a temperature", progress, "temperatures") as steps:
         for temperature in candidates:
@@ -121,11 +126,11 @@ def choose_temperature(
 
 def _loo_terms(posterior: Posterior, draws: Draws) -> tuple[np.ndarray, float]:
     """Leave-one-out log predictive density of each observation, and the worst Pareto k."""
-    found = diagnostics.loo(posterior.pointwise(draws.flat()), temperature=posterior.temperature,
-                            quiet=True)
+    found = diagnostics.loo(
+        posterior.pointwise(draws.flat()), temperature=posterior.temperature, quiet=True
+    )
     return found.pointwise, float(found.pareto_k.max())
 
 
 def _validation_terms(posterior: Posterior, draws: Draws, data: Data) -> np.ndarray:
-    return np.concatenate([posterior.predict(draws, x).log_prob(y)
-                           for x, y in data.batches(4096)])
+    return np.concatenate([posterior.predict(draws, x).log_prob(y) for x, y in data.batches(4096)])

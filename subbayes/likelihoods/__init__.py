@@ -51,13 +51,16 @@ def from_config(config: dict[str, Any]) -> Likelihood:
         InputError: a name this version does not know; a likelihood of your own has to be
             passed to the loading function instead.
     """
-    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
-                               for k, v in config.items()}
+    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
     name = options.pop("name")
     if name == "Standardized":
         inner = from_config(options.pop("likelihood"))
         return Standardized(inner, **options)
     if name not in _BY_NAME:
-        fail("likelihood", "one of " + ", ".join(sorted(_BY_NAME)), repr(name),
-             "Pass a likelihood object of your own instead")
+        fail(
+            "likelihood",
+            "one of " + ", ".join(sorted(_BY_NAME)),
+            repr(name),
+            "Pass a likelihood object of your own instead",
+        )
     return _BY_NAME[name](**options)

@@ -103,17 +103,25 @@ class Likelihood(ABC):
 
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y | f), shape (..., N, T), for likelihoods of ordered targets."""
-        fail("likelihood", "one with an ordered target for quantiles", type(self).__name__,
-             "Use probabilities instead")
+        fail(
+            "likelihood",
+            "one with an ordered target for quantiles",
+            type(self).__name__,
+            "Use probabilities instead",
+        )
 
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
         """Raise `InputError` if a network with `n_outputs` outputs does not fit the targets."""
         needed = self.n_outputs(y)
         if n_outputs != needed:
             classes = self.kind == "regression" and _like_labels(y, n_outputs)
-            fail("module", f"{needed} output{'s' * (needed > 1)} for {self!r}", n_outputs,
-                 f"Give the last layer {needed} output{'s' * (needed > 1)}"
-                 + '; for class labels pass likelihood="categorical"' * classes)
+            fail(
+                "module",
+                f"{needed} output{'s' * (needed > 1)} for {self!r}",
+                n_outputs,
+                f"Give the last layer {needed} output{'s' * (needed > 1)}"
+                + '; for class labels pass likelihood="categorical"' * classes,
+            )
 
     @property
     def learned(self) -> bool:
@@ -134,8 +142,13 @@ class Likelihood(ABC):
         if raw.numel() == 0:
             return self
         outputs = outputs.detach().double()
-        optimizer = torch.optim.LBFGS([raw], max_iter=200, tolerance_grad=1e-10,
-                                      tolerance_change=1e-14, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            [raw],
+            max_iter=200,
+            tolerance_grad=1e-10,
+            tolerance_change=1e-14,
+            line_search_fn="strong_wolfe",
+        )
 
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -146,8 +159,12 @@ class Likelihood(ABC):
         with torch.enable_grad():
             optimizer.step(closure)
         if not bool(torch.isfinite(raw).all()) or float(raw.detach().min()) < -300:
-            fail("outputs", "residuals to learn the noise from", "outputs equal to the targets",
-                 "Give the noise as a number")
+            fail(
+                "outputs",
+                "residuals to learn the noise from",
+                "outputs equal to the targets",
+                "Give the noise as a number",
+            )
         return self.with_parameters(raw.detach()).frozen()
 
     def frozen(self) -> Likelihood:
@@ -160,8 +177,12 @@ class Likelihood(ABC):
 
     def given_noise(self, scale: Tensor) -> Likelihood:
         """The likelihood of new rows with known noise scales, where the likelihood has them."""
-        fail("noise", "nothing, since the likelihood has no noise per observation",
-             type(self).__name__, "Use Gaussian(noise='per-observation') for known noise")
+        fail(
+            "noise",
+            "nothing, since the likelihood has no noise per observation",
+            type(self).__name__,
+            "Use Gaussian(noise='per-observation') for known noise",
+        )
 
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
         """Mean and standard deviation if y | f is Gaussian, each (..., N, T); else None."""

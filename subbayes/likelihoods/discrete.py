@@ -75,24 +75,39 @@ class Categorical(Likelihood):
         if self.n_classes is not None:
             super().check_outputs(n_outputs, y)
         elif n_outputs < 2:
-            fail("module", "at least 2 outputs for Categorical", n_outputs,
-                 "Use Bernoulli for one logit")
+            fail(
+                "module",
+                "at least 2 outputs for Categorical",
+                n_outputs,
+                "Use Bernoulli for one logit",
+            )
         elif int(y.max()) >= n_outputs:
-            fail("y", f"labels in 0..{n_outputs - 1}, the module's {n_outputs} outputs",
-                 int(y.max()), "Encode labels as 0..K-1 or widen the last layer")
+            fail(
+                "y",
+                f"labels in 0..{n_outputs - 1}, the module's {n_outputs} outputs",
+                int(y.max()),
+                "Encode labels as 0..K-1 or widen the last layer",
+            )
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for labels that are not whole numbers 0..K-1."""
         whole = isinstance(y, Tensor) and y.ndim == 1 and bool((y == y.long()).all())
         if not whole:
-            fail("y", "whole-number labels of shape (N,)",
-                 f"shape {tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else "a tuple")
+            fail(
+                "y",
+                "whole-number labels of shape (N,)",
+                f"shape {tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else "a tuple",
+            )
         assert isinstance(y, Tensor)
         top = self.n_classes - 1 if self.n_classes else math.inf
         if bool((y < 0).any()) or bool((y > top).any()):
             bad = int(y[(y < 0) | (y > top)][0])
-            fail("y", f"labels in 0..{'K-1' if math.isinf(top) else top}", bad,
-                 "Encode the labels as 0..K-1")
+            fail(
+                "y",
+                f"labels in 0..{'K-1' if math.isinf(top) else top}",
+                bad,
+                "Encode the labels as 0..K-1",
+            )
 
     def to_config(self) -> dict[str, Any]:
         """A JSON-able description."""
@@ -105,8 +120,12 @@ def _many_rows(outputs: Outputs) -> bool:
     Fewer than 16 classes do not fill its registers: torch takes them one by one then, in five to
     ten times the time.
     """
-    return (outputs.device.type == "cpu" and outputs.ndim > 1 and outputs.shape[-1] < 16
-            and outputs.shape[-2] >= 64)
+    return (
+        outputs.device.type == "cpu"
+        and outputs.ndim > 1
+        and outputs.shape[-1] < 16
+        and outputs.shape[-2] >= 64
+    )
 
 
 def _softmax(outputs: Outputs) -> Outputs:
@@ -171,8 +190,9 @@ class Bernoulli(_OneOutput):
         assert isinstance(y, Tensor)
         bad = (y != 0) & (y != 1)
         if bool(bad.any()):
-            fail("y", "labels 0 and 1", f"{y[bad][0].item():g}",
-                 "Encode the two classes as 0 and 1")
+            fail(
+                "y", "labels 0 and 1", f"{y[bad][0].item():g}", "Encode the two classes as 0 and 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -217,5 +237,9 @@ class Poisson(_OneOutput):
         assert isinstance(y, Tensor)
         bad = (y < 0) | (y != y.floor())
         if bool(bad.any()):
-            fail("y", "counts (whole numbers of at least 0) for Poisson",
-                 f"{y[bad][0].item():g}", "Use a Gaussian likelihood for real numbers")
+            fail(
+                "y",
+                "counts (whole numbers of at least 0) for Poisson",
+                f"{y[bad][0].item():g}",
+                "Use a Gaussian likelihood for real numbers",
+            )

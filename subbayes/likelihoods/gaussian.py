@@ -122,10 +122,14 @@ class Gaussian(GaussianLike):
 
     def _scale(self, outputs: Tensor) -> Tensor:
         if isinstance(self.noise, str):
-            fail("likelihood", "a noise scale", f"noise={self.noise!r}",
-                 "Learn it with train(...) or likelihood.estimated(outputs, y), or give a number"
-                 if self.noise == "learned" else
-                 "Give the new observations' noise scale: posterior.predict(..., noise=...)")
+            fail(
+                "likelihood",
+                "a noise scale",
+                f"noise={self.noise!r}",
+                "Learn it with train(...) or likelihood.estimated(outputs, y), or give a number"
+                if self.noise == "learned"
+                else "Give the new observations' noise scale: posterior.predict(..., noise=...)",
+            )
         return torch.as_tensor(self.noise, dtype=outputs.dtype, device=outputs.device)
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
@@ -158,8 +162,11 @@ class Gaussian(GaussianLike):
         """Raise `InputError` for targets of another form, or noise scales not above 0."""
         if self._per_observation:
             if isinstance(y, Tensor) or len(y) != 2:
-                fail("y", "a pair (y, noise scale) for noise='per-observation'",
-                     "one tensor" if isinstance(y, Tensor) else f"{len(y)} tensors")
+                fail(
+                    "y",
+                    "a pair (y, noise scale) for noise='per-observation'",
+                    "one tensor" if isinstance(y, Tensor) else f"{len(y)} tensors",
+                )
             if not bool((y[1] > 0).all()):
                 fail("noise scale", "numbers above 0", f"{float(y[1].min()):g}")
             super().check_targets(y[0])
@@ -241,8 +248,12 @@ class HeteroscedasticGaussian(GaussianLike):
     def variance(self, outputs: Outputs) -> Moments:
         """Softplus of the second half of the outputs, plus the global variance."""
         if isinstance(self.global_variance, str):
-            fail("likelihood", "a global variance", "global_variance='learned'",
-                 "Learn it with train(...) or likelihood.estimated(outputs, y), or give a number")
+            fail(
+                "likelihood",
+                "a global variance",
+                "global_variance='learned'",
+                "Learn it with train(...) or likelihood.estimated(outputs, y), or give a number",
+            )
         v = torch.as_tensor(self.global_variance, dtype=outputs.dtype, device=outputs.device)
         return F.softplus(self._raw(outputs)) + v
 

@@ -39,8 +39,11 @@ class Standardized(Likelihood):
         if self.likelihood.kind != "regression":
             fail("likelihood", "a regression likelihood to standardise", repr(self.likelihood))
         if not (self.shift and len(self.shift) == len(self.scale)):
-            fail("shift and scale", "one number each per target",
-                 f"{len(self.shift)} and {len(self.scale)}")
+            fail(
+                "shift and scale",
+                "one number each per target",
+                f"{len(self.shift)} and {len(self.scale)}",
+            )
         if not all(math.isfinite(a) for a in self.shift):
             fail("shift", "finite numbers", repr(self.shift))
         for s in self.scale:
@@ -121,8 +124,11 @@ class Standardized(Likelihood):
         value = y if isinstance(y, Tensor) else y[0]
         targets = 1 if value.ndim == 1 else value.shape[1]
         if targets != len(self.shift):
-            fail("y", f"{len(self.shift)} target{'s' * (len(self.shift) > 1)}, as standardised",
-                 targets)
+            fail(
+                "y",
+                f"{len(self.shift)} target{'s' * (len(self.shift) > 1)}, as standardised",
+                targets,
+            )
 
     @property
     def learned(self) -> bool:
@@ -153,5 +159,9 @@ class Standardized(Likelihood):
 
     def to_config(self) -> dict[str, Any]:
         """A JSON-able description."""
-        return {"name": "Standardized", "likelihood": self.likelihood.to_config(),
-                "shift": list(self.shift), "scale": list(self.scale)}
+        return {
+            "name": "Standardized",
+            "likelihood": self.likelihood.to_config(),
+            "shift": list(self.shift),
+            "scale": list(self.scale),
+        }

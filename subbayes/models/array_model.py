@@ -38,9 +38,22 @@ from subbayes.utils import artifact
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.seeding import derive
 
-__all__ = ["BASELINES", "NETWORKS", "Model", "fit_baseline", "fit_matrix", "fit_sparse", "forget",
-           "held_out", "load_model", "make_likelihood", "make_module", "pieces", "predicted",
-           "save_model"]
+__all__ = [
+    "BASELINES",
+    "NETWORKS",
+    "Model",
+    "fit_baseline",
+    "fit_matrix",
+    "fit_sparse",
+    "forget",
+    "held_out",
+    "load_model",
+    "make_likelihood",
+    "make_module",
+    "pieces",
+    "predicted",
+    "save_model",
+]
 
 _HELD_OUT = 2  # the part of the seed that splits off validation rows
 _AT_ONCE = 2**26  # numbers held at once when predicting in pieces, of which 16 a row and draw
@@ -97,12 +110,25 @@ def fit_matrix(
     likelihood = make_likelihood(settings.likelihood, task, rows[1], n_classes)
     module = make_module(settings, likelihood, *rows)
     return fit(
-        module, rows, likelihood=likelihood, subspace=settings.subspace, rank=settings.rank,
-        covariance=settings.covariance, prior=settings.prior,
-        scale_prior=settings.scale_prior, inference=settings.inference,
-        temperature=settings.temperature, validation=validation, training=settings.training(task),
-        draws=settings.draws, chains=settings.chains, warmup=settings.warmup,
-        seed=settings.seed, checkpoint=checkpoint, progress=progress)
+        module,
+        rows,
+        likelihood=likelihood,
+        subspace=settings.subspace,
+        rank=settings.rank,
+        covariance=settings.covariance,
+        prior=settings.prior,
+        scale_prior=settings.scale_prior,
+        inference=settings.inference,
+        temperature=settings.temperature,
+        validation=validation,
+        training=settings.training(task),
+        draws=settings.draws,
+        chains=settings.chains,
+        warmup=settings.warmup,
+        seed=settings.seed,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
 
 
 def make_likelihood(
@@ -150,8 +176,14 @@ def make_module(
     if isinstance(settings.hidden, (str, int, float)):
         fail("hidden", "widths of hidden layers, such as (50,)", repr(settings.hidden))
     outputs = likelihood.n_outputs(torch.as_tensor(y))
-    module = MLP(x.shape[1], tuple(settings.hidden), outputs, settings.activation,
-                 settings.dropout, seed=settings.seed)
+    module = MLP(
+        x.shape[1],
+        tuple(settings.hidden),
+        outputs,
+        settings.activation,
+        settings.dropout,
+        seed=settings.seed,
+    )
     if isinstance(likelihood, Poisson):
         last = module.layers[-1]
         assert isinstance(last, torch.nn.Linear)
@@ -195,9 +227,16 @@ def fit_baseline(
     settings = settings or Settings()
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
     found = compare_methods(
-        make_module(settings, likelihood, x, y), likelihood, (x, y), (x, y), (method,),
-        training=settings.training(task), members=settings.members, seed=settings.seed,
-        progress=progress).models[method]
+        make_module(settings, likelihood, x, y),
+        likelihood,
+        (x, y),
+        (x, y),
+        (method,),
+        training=settings.training(task),
+        members=settings.members,
+        seed=settings.seed,
+        progress=progress,
+    ).models[method]
     assert isinstance(found, WeightSamples)
     return found
 
@@ -241,24 +280,45 @@ def fit_sparse(
     if chosen is not None and not 0 < chosen < 1:
         fail("prior_inclusion", "a probability strictly between 0 and 1", float(chosen))
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
-    prior = usual_prior("horseshoe") if settings.posterior == "horseshoe" else SpikeSlab(
-        StudentTSlab() if settings.slab == "student-t" else NormalSlab(),
-        BetaBinomial() if settings.prior_inclusion is None else Bernoulli(settings.prior_inclusion))
-    network = convert(make_module(settings, likelihood, x, y), settings.posterior,
-                      structure=settings.structure, prior=prior, seed=settings.seed)
-    batches = 1 if settings.batch_size is None else math.ceil(
-        len(x) / check_count("batch_size", settings.batch_size))
+    prior = (
+        usual_prior("horseshoe")
+        if settings.posterior == "horseshoe"
+        else SpikeSlab(
+            StudentTSlab() if settings.slab == "student-t" else NormalSlab(),
+            BetaBinomial()
+            if settings.prior_inclusion is None
+            else Bernoulli(settings.prior_inclusion),
+        )
+    )
+    network = convert(
+        make_module(settings, likelihood, x, y),
+        settings.posterior,
+        structure=settings.structure,
+        prior=prior,
+        seed=settings.seed,
+    )
+    batches = (
+        1
+        if settings.batch_size is None
+        else math.ceil(len(x) / check_count("batch_size", settings.batch_size))
+    )
     steps = check_count("epochs", settings.epochs) * batches
     return train_sparse(
-        network, likelihood, (x, y), epochs=settings.epochs, early_epochs=settings.early_epochs,
-        rates=Rates.alike(settings.learning_rate, steps), batch_size=settings.batch_size,
-        seed=settings.seed, progress=progress,
-        checkpoint=None if checkpoint is None else Path(checkpoint) / EPOCHS)
+        network,
+        likelihood,
+        (x, y),
+        epochs=settings.epochs,
+        early_epochs=settings.early_epochs,
+        rates=Rates.alike(settings.learning_rate, steps),
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        progress=progress,
+        checkpoint=None if checkpoint is None else Path(checkpoint) / EPOCHS,
+    )
 
 
 def pieces(
-    model: Model, x: Float[np.ndarray, "n features"],
-    n_draws: int | None = None, **mode: Any,
+    model: Model, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
 ) -> Iterator[Predictive]:
     """Predictions of a few rows at a time, so that any number of rows fits into memory.
 
@@ -300,8 +360,12 @@ def predicted(
         InputError: a mode for a model that is no sparse network.
     """
     if mode and not isinstance(model, SparseNetwork):
-        fail(next(iter(mode)), "no such option for a model that is no sparse network",
-             next(iter(mode.values())), "Leave it out, or fit with method 'sparse'")
+        fail(
+            next(iter(mode)),
+            "no such option for a model that is no sparse network",
+            next(iter(mode.values())),
+            "Leave it out, or fit with method 'sparse'",
+        )
     if isinstance(model, WeightSamples):
         return model.predict(x)
     if isinstance(model, SparseNetwork):
@@ -321,8 +385,11 @@ def held_out(
     """
     n = round(len(y) * settings.validation_fraction)
     if not 0 < n < len(y) - 1:
-        fail("validation_fraction", f"a fraction that leaves rows on both sides of {len(y)}",
-             settings.validation_fraction)
+        fail(
+            "validation_fraction",
+            f"a fraction that leaves rows on both sides of {len(y)}",
+            settings.validation_fraction,
+        )
     order = np.random.default_rng(derive(settings.seed, _HELD_OUT)).permutation(len(y))
     held, kept = np.sort(order[:n]), np.sort(order[n:])
     return (x[kept], y[kept]), (x[held], y[held])

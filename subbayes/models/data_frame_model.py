@@ -41,8 +41,19 @@ from subbayes.utils.checks import fail
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["BASELINES", "SPARSE", "TableModel", "differing", "fit_baseline", "fit_matrix",
-           "held_out", "make_likelihood", "make_module", "numbers", "pieces"]
+__all__ = [
+    "BASELINES",
+    "SPARSE",
+    "TableModel",
+    "differing",
+    "fit_baseline",
+    "fit_matrix",
+    "held_out",
+    "make_likelihood",
+    "make_module",
+    "numbers",
+    "pieces",
+]
 
 SPARSE = "sparse"
 """The method that fits a sparse Bayesian network."""
@@ -114,15 +125,30 @@ class TableModel:
         x, n_classes = encoder.transform(features), len(target.classes) or None
         model: Model
         if method is None:
-            model = fit_matrix(x, y, target.task, settings, n_classes=n_classes,
-                               checkpoint=checkpoint, progress=progress)
+            model = fit_matrix(
+                x,
+                y,
+                target.task,
+                settings,
+                n_classes=n_classes,
+                checkpoint=checkpoint,
+                progress=progress,
+            )
             model = dataclasses.replace(model, extra=model.extra | {"rows": _rows_of(y)})
         elif method == SPARSE:
-            model = fit_sparse(x, y, target.task, settings, n_classes=n_classes,
-                               checkpoint=checkpoint, progress=progress)
+            model = fit_sparse(
+                x,
+                y,
+                target.task,
+                settings,
+                n_classes=n_classes,
+                checkpoint=checkpoint,
+                progress=progress,
+            )
         else:
-            model = fit_baseline(x, y, target.task, method, settings, n_classes=n_classes,
-                                 progress=progress)
+            model = fit_baseline(
+                x, y, target.task, method, settings, n_classes=n_classes, progress=progress
+            )
         return cls(model, encoder, target, column)
 
     @property
@@ -133,15 +159,20 @@ class TableModel:
             InputError: it is a baseline or a sparse network.
         """
         if not isinstance(self.model, FittedModel):
-            other = ("a sparse network" if isinstance(self.model, SparseNetwork)
-                     else f"a baseline: {self.model.name}")
-            fail("model", "a posterior with draws", other,
-                 "Fit it in a subspace: pca, random, curve, optimal, subnetwork or full")
+            other = (
+                "a sparse network"
+                if isinstance(self.model, SparseNetwork)
+                else f"a baseline: {self.model.name}"
+            )
+            fail(
+                "model",
+                "a posterior with draws",
+                other,
+                "Fit it in a subspace: pca, random, curve, optimal, subnetwork or full",
+            )
         return self.model
 
-    def predict(
-        self, table: pd.DataFrame, n_draws: int | None = None, **mode: str
-    ) -> Predictive:
+    def predict(self, table: pd.DataFrame, n_draws: int | None = None, **mode: str) -> Predictive:
         """The predictive distribution of each row, in the units of the target.
 
         Args:
@@ -159,8 +190,9 @@ class TableModel:
     ) -> dict[str, float]:
         """Scores on rows with known targets; see `predict` and `metrics.score`."""
         features, values = split_target(table, self.column)
-        return metrics.score(self.predict(features, n_draws, **mode),
-                             numbers(self.target, values), level)
+        return metrics.score(
+            self.predict(features, n_draws, **mode), numbers(self.target, values), level
+        )
 
     def frame(
         self,
@@ -185,9 +217,10 @@ class TableModel:
         """
         import pandas as pd
 
-        parts = [self._part(predictive, level, threshold)
-                 for predictive in pieces(self.model, self.encoder.transform(table), n_draws,
-                                          **mode)]
+        parts = [
+            self._part(predictive, level, threshold)
+            for predictive in pieces(self.model, self.encoder.transform(table), n_draws, **mode)
+        ]
         return pd.concat(parts, ignore_index=True)
 
     def _part(self, predictive: Predictive, level: float, threshold: float) -> pd.DataFrame:
@@ -218,11 +251,21 @@ class TableModel:
         if not isinstance(self.model, SparseNetwork):
             fail("model", "a sparse network", "another model", "Fit it with method 'sparse'")
         mean, scale = self.encoder.scales()
-        rows = None if table is None else torch.from_numpy(
-            (self.encoder.transform(table) * scale + mean).astype(np.float32))
+        rows = (
+            None
+            if table is None
+            else torch.from_numpy((self.encoder.transform(table) * scale + mean).astype(np.float32))
+        )
         return small_in_units(
-            self.model, mean, scale, rows, layout, classes=self.target.classes,
-            inputs=self.encoder.get_feature_names_out().tolist(), fills=self.encoder.fills())
+            self.model,
+            mean,
+            scale,
+            rows,
+            layout,
+            classes=self.target.classes,
+            inputs=self.encoder.get_feature_names_out().tolist(),
+            fills=self.encoder.fills(),
+        )
 
     def save(
         self, path: str | Path, *, overwrite: bool = False, facts: dict[str, Any] | None = None
@@ -237,9 +280,13 @@ class TableModel:
         Raises:
             InputError: the path is taken (pass `overwrite=True`), or cannot be written.
         """
-        extra = (facts or {}) | {"table": {
-            "column": self.column, "target": self.target.to_config(),
-            "encoder": self.encoder.to_config()}}
+        extra = (facts or {}) | {
+            "table": {
+                "column": self.column,
+                "target": self.target.to_config(),
+                "encoder": self.encoder.to_config(),
+            }
+        }
         return save_model(self.model, path, extra, overwrite=overwrite)
 
     @classmethod
@@ -251,11 +298,19 @@ class TableModel:
         """
         model, extra = load_model(path)
         if "table" not in extra:
-            fail("path", "the model of a table", f"a model without one at '{path}'",
-                 "Use subbayes.load for models of a module")
+            fail(
+                "path",
+                "the model of a table",
+                f"a model without one at '{path}'",
+                "Use subbayes.load for models of a module",
+            )
         facts = extra["table"]
-        return cls(model, TabularEncoder.from_config(facts["encoder"]),
-                   Target.from_config(facts["target"]), facts["column"])
+        return cls(
+            model,
+            TabularEncoder.from_config(facts["encoder"]),
+            Target.from_config(facts["target"]),
+            facts["column"],
+        )
 
 
 def _rows_of(y: Shaped[np.ndarray, "n"]) -> dict[str, Any]:

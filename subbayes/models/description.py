@@ -53,11 +53,18 @@ def _network(model: FittedModel) -> str:
     if isinstance(module, MLP):
         s = module.settings
         widths = s["hidden"]
-        hidden = "no hidden layer" if not widths else (
-            f"{'a hidden layer' if len(widths) == 1 else 'hidden layers'} of "
-            f"{' and '.join(map(str, widths))} ({s['activation']})")
-        kind = (f"a multilayer perceptron: {_several(s['n_inputs'], 'input')}, {hidden}, "
-                f"{_several(s['n_outputs'], 'output')}")
+        hidden = (
+            "no hidden layer"
+            if not widths
+            else (
+                f"{'a hidden layer' if len(widths) == 1 else 'hidden layers'} of "
+                f"{' and '.join(map(str, widths))} ({s['activation']})"
+            )
+        )
+        kind = (
+            f"a multilayer perceptron: {_several(s['n_inputs'], 'input')}, {hidden}, "
+            f"{_several(s['n_outputs'], 'output')}"
+        )
     return f"{kind}; {model.network.size} weights"
 
 
@@ -67,13 +74,15 @@ def _several(n: int, what: str) -> str:
 
 def _likelihood(likelihood: Likelihood) -> str:
     if isinstance(likelihood, Standardized):
-        shift, scale = (", ".join(f"{v:.4g}" for v in part)
-                        for part in (likelihood.shift, likelihood.scale))
-        return (f"{_likelihood(likelihood.likelihood)}; the network works on "
-                f"(y - {shift}) / {scale}")
+        shift, scale = (
+            ", ".join(f"{v:.4g}" for v in part) for part in (likelihood.shift, likelihood.scale)
+        )
+        return f"{_likelihood(likelihood.likelihood)}; the network works on (y - {shift}) / {scale}"
     if isinstance(likelihood, HeteroscedasticGaussian):
-        return (f"Gaussian noise with a variance that depends on the input, plus a global "
-                f"variance of {_numbers(likelihood.global_variance)}")
+        return (
+            f"Gaussian noise with a variance that depends on the input, plus a global "
+            f"variance of {_numbers(likelihood.global_variance)}"
+        )
     if isinstance(likelihood, Gaussian) and not isinstance(likelihood.noise, str):
         return f"Gaussian noise with a standard deviation of {_numbers(likelihood.noise)}"
     if isinstance(likelihood, Categorical):
@@ -100,26 +109,33 @@ def _trained(training: Mapping[str, Any] | None) -> str:
         prior = f"weight decay {training['weight_decay']:g}"
     if training.get("clip_norm") is not None:
         prior += f", gradients of norm at most {training['clip_norm']:g}"
-    first = (f"{training['epochs']} epochs of {training['optimizer'].title()} at rate "
-             f"{training['learning_rate']:g}" if training["epochs"] else "trained beforehand")
+    first = (
+        f"{training['epochs']} epochs of {training['optimizer'].title()} at rate "
+        f"{training['learning_rate']:g}"
+        if training["epochs"]
+        else "trained beforehand"
+    )
     if not training["swa_epochs"]:
         return f"{first}, {rows}, {prior}" if training["epochs"] else first
-    return (f"{first}, {rows}, {prior}; then {training['swa_epochs']} epochs of SGD at the "
-            f"constant rate {training['swa_learning_rate']:g}, a snapshot after each")
+    return (
+        f"{first}, {rows}, {prior}; then {training['swa_epochs']} epochs of SGD at the "
+        f"constant rate {training['swa_learning_rate']:g}, a snapshot after each"
+    )
 
 
 def _subspace(model: FittedModel) -> str:
     k, name = model.subspace.rank, model.settings.get("subspace")
-    return {"pca": f"the {k} principal directions of that trajectory, around its mean",
-            "random": f"{k} random directions around the mean of that trajectory",
-            "curve": f"the {k} directions that hold a curve of low loss from that mean to a second "
-                     "solution, trained likewise",
-            "optimal": f"the {k} directions that keep most of the predictive covariance, around "
-                       "the mean of that trajectory",
-            "subnetwork": f"the {k} weights that keep most of the predictive variance, at the "
-                          "mean of that trajectory",
-            "full": f"all {k} weights, around the mean of that trajectory",
-            }.get(str(name), repr(model.subspace))
+    return {
+        "pca": f"the {k} principal directions of that trajectory, around its mean",
+        "random": f"{k} random directions around the mean of that trajectory",
+        "curve": f"the {k} directions that hold a curve of low loss from that mean to a second "
+        "solution, trained likewise",
+        "optimal": f"the {k} directions that keep most of the predictive covariance, around "
+        "the mean of that trajectory",
+        "subnetwork": f"the {k} weights that keep most of the predictive variance, at the "
+        "mean of that trajectory",
+        "full": f"all {k} weights, around the mean of that trajectory",
+    }.get(str(name), repr(model.subspace))
 
 
 def _prior(model: FittedModel) -> str:

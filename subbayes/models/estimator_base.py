@@ -48,7 +48,10 @@ class Estimator(BaseEstimator):
     # --- fitting ----------------------------------------------------------------------------
 
     def _fit(
-        self, X: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n"], task: str,
+        self,
+        X: Float[np.ndarray, "n d"],
+        y: Shaped[np.ndarray, "n"],
+        task: str,
         n_classes: int | None = None,
     ) -> None:
         """Learn the scales of the columns, then the model."""
@@ -58,7 +61,10 @@ class Estimator(BaseEstimator):
 
     @abstractmethod
     def _train(
-        self, x: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n"], task: str,
+        self,
+        x: Float[np.ndarray, "n d"],
+        y: Shaped[np.ndarray, "n"],
+        task: str,
         n_classes: int | None,
     ) -> Model:
         """The model of a standardised matrix."""
@@ -71,9 +77,12 @@ class Estimator(BaseEstimator):
         with np.errstate(over="ignore", invalid="ignore"):
             mean, scale = X.mean(0), X.std(0)
         if not np.isfinite(scale).all():
-            fail("X", "columns whose variance float64 can hold",
-                 f"overflow in column {int((~np.isfinite(scale)).argmax())}",
-                 "Divide it by a constant first")
+            fail(
+                "X",
+                "columns whose variance float64 can hold",
+                f"overflow in column {int((~np.isfinite(scale)).argmax())}",
+                "Divide it by a constant first",
+            )
         # a column that is constant but for rounding carries nothing: it stays near 0
         constant = scale <= 10 * np.finfo(np.float64).eps * np.abs(mean)
         return mean, np.where(constant, 1.0, scale)
@@ -99,21 +108,33 @@ class Estimator(BaseEstimator):
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
         """A finite float64 matrix with the columns of fitting."""
         try:
-            X = validate_data(self, X, dtype=np.float64, ensure_all_finite=False, reset=fitting,
-                              ensure_min_samples=2 if fitting else 1)
+            X = validate_data(
+                self,
+                X,
+                dtype=np.float64,
+                ensure_all_finite=False,
+                reset=fitting,
+                ensure_min_samples=2 if fitting else 1,
+            )
         except ValueError as error:
             if "could not convert string" not in str(error):
                 raise
-            fail("X", "numbers", str(error).removeprefix("could not convert string to float: "),
-                 "Put a subbayes.data.encoder.TabularEncoder before it in a pipeline")
+            fail(
+                "X",
+                "numbers",
+                str(error).removeprefix("could not convert string to float: "),
+                "Put a subbayes.data.encoder.TabularEncoder before it in a pipeline",
+            )
         check_finite("X", X)
         return X
 
     def _check_y(self, y: Any, n: int) -> Shaped[np.ndarray, "n"]:
         """One column without missing values."""
         if y is None:
-            raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but "
-                             "the target y is None.")
+            raise ValueError(
+                f"This {type(self).__name__} estimator requires y to be passed, but "
+                "the target y is None."
+            )
         y = column_or_1d(y, warn=True)
         check_same_length(["X", "y"], [n, len(y)])
         if y.dtype.kind == "f":
@@ -165,9 +186,14 @@ class Estimator(BaseEstimator):
         if not isinstance(self.random_state, (int, np.integer, type(None))):
             params["random_state"] = self.seed_
         names = getattr(self, "feature_names_in_", None)
-        return {"class": type(self).__name__, "params": params, "seed": self.seed_,
-                "mean": self.mean_.tolist(), "scale": self.scale_.tolist(),
-                "feature_names": None if names is None else names.tolist()}
+        return {
+            "class": type(self).__name__,
+            "params": params,
+            "seed": self.seed_,
+            "mean": self.mean_.tolist(),
+            "scale": self.scale_.tolist(),
+            "feature_names": None if names is None else names.tolist(),
+        }
 
     @classmethod
     def load(cls: type[_Estimator], path: str | Path) -> _Estimator:
@@ -179,13 +205,18 @@ class Estimator(BaseEstimator):
         model, extra = load_model(path)
         state = extra.get("estimator", {})
         if state.get("class") != cls.__name__:
-            fail("path", f"a saved {cls.__name__}",
-                 f"{state.get('class') or 'another kind of model'} at '{path}'",
-                 f"Use {state['class']}.load" if state else
-                 "Use subbayes.load, or the command that saved it")
+            fail(
+                "path",
+                f"a saved {cls.__name__}",
+                f"{state.get('class') or 'another kind of model'} at '{path}'",
+                f"Use {state['class']}.load"
+                if state
+                else "Use subbayes.load, or the command that saved it",
+            )
         estimator = cls(**state["params"] | {"hidden": tuple(state["params"]["hidden"])})
-        estimator.model_ = (dataclasses.replace(model, extra={})
-                            if isinstance(model, FittedModel) else model)
+        estimator.model_ = (
+            dataclasses.replace(model, extra={}) if isinstance(model, FittedModel) else model
+        )
         estimator._restore(state)
         return estimator
 
@@ -223,8 +254,12 @@ class Regressor(RegressorMixin, Estimator):
             y = y.astype(np.float64)
         except (TypeError, ValueError):
             other = type(self).__name__.replace("Regressor", "Classifier")
-            fail("y", "numbers", f"values of type {y.dtype}",
-                 f"Convert them, or use {other} for labels")
+            fail(
+                "y",
+                "numbers",
+                f"values of type {y.dtype}",
+                f"Convert them, or use {other} for labels",
+            )
         check_finite("y", y)
         counts = self.likelihood == _COUNTS
         self._fit(X, y, "count" if counts else "regression")
@@ -240,8 +275,7 @@ class Regressor(RegressorMixin, Estimator):
             return_std: return (mean, std), both (n,), in the units of y; the deviation is of a
                 new observation: what the draws disagree about, and the noise.
         """
-        each = [(p.mean, p.std) if return_std else (p.mean,)
-                for p in self._pieces(X)]
+        each = [(p.mean, p.std) if return_std else (p.mean,) for p in self._pieces(X)]
         columns = [np.concatenate(parts) for parts in zip(*each, strict=True)]
         return (columns[0], columns[1]) if return_std else columns[0]
 
@@ -282,8 +316,12 @@ class Classifier(ClassifierMixin, Estimator):
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            fail("y", "at least 2 classes", f"1 class, {self.classes_.tolist()[0]!r}",
-                 "Fit with rows of every class")
+            fail(
+                "y",
+                "at least 2 classes",
+                f"1 class, {self.classes_.tolist()[0]!r}",
+                "Fit with rows of every class",
+            )
         self._fit(X, codes.astype(np.int64), "classification", len(self.classes_))
         return self
 
@@ -305,8 +343,10 @@ class Classifier(ClassifierMixin, Estimator):
         return self.classes_[codes]
 
     def _state(self) -> dict[str, Any]:
-        return super()._state() | {"classes": self.classes_.tolist(),
-                                   "dtype": self.classes_.dtype.str}
+        return super()._state() | {
+            "classes": self.classes_.tolist(),
+            "dtype": self.classes_.dtype.str,
+        }
 
     def _restore(self, state: dict[str, Any]) -> None:
         super()._restore(state)

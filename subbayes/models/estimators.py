@@ -24,11 +24,15 @@ class _Sampled(Estimator):
     model_: FittedModel
 
     def _train(
-        self, x: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n"], task: str,
+        self,
+        x: Float[np.ndarray, "n d"],
+        y: Shaped[np.ndarray, "n"],
+        task: str,
         n_classes: int | None,
     ) -> FittedModel:
-        return fit_matrix(x, y, task, self._settings(), n_classes=n_classes,
-                          progress=bool(self.verbose))
+        return fit_matrix(
+            x, y, task, self._settings(), n_classes=n_classes, progress=bool(self.verbose)
+        )
 
 
 class SubspaceRegressor(_Sampled, Regressor):

@@ -54,9 +54,22 @@ from subbayes.utils.checks import (
 )
 from subbayes.utils.types import Form
 
-__all__ = ["ENGINES", "SUBSPACES", "FittedModel", "Trained", "Training", "build_subspace",
-           "check_sizes", "check_subspace", "fit", "forget", "load", "prior_within",
-           "train_second_end", "train_trajectory"]
+__all__ = [
+    "ENGINES",
+    "SUBSPACES",
+    "FittedModel",
+    "Trained",
+    "Training",
+    "build_subspace",
+    "check_sizes",
+    "check_subspace",
+    "fit",
+    "forget",
+    "load",
+    "prior_within",
+    "train_second_end",
+    "train_trajectory",
+]
 
 CHOICE = "temperature-choice"
 
@@ -169,17 +182,27 @@ def fit(
     _check_sampling(draws, chains, warmup, seed, temperature, validation)
     check_subspace(subspace, rank, network, training)
     if inputs is not None and subspace not in AT_INPUTS:
-        fail("inputs", "subspace='optimal' or 'subnetwork', chosen for inputs", repr(subspace),
-             "Leave them out; predict(inputs) comes later")
+        fail(
+            "inputs",
+            "subspace='optimal' or 'subnetwork', chosen for inputs",
+            repr(subspace),
+            "Leave them out; predict(inputs) comes later",
+        )
     check_sizes(network, data, subspace, rank, inference, inputs, covariance, tunes)
-    widening = widened(1.0 if scale is not None else None, subspace, rank,
-                       network.size) if scale_prior else 1.0
+    widening = (
+        widened(1.0 if scale is not None else None, subspace, rank, network.size)
+        if scale_prior
+        else 1.0
+    )
     scale = None if scale is None else scale * widening
     prior = prior if isinstance(prior, Normal) else Normal(1.0 if scale is None else scale)
     settings: dict[str, Any] = {
-        "likelihood": likelihood.to_config(), "rank": rank, "seed": seed,
+        "likelihood": likelihood.to_config(),
+        "rank": rank,
+        "seed": seed,
         "subspace": subspace if isinstance(subspace, str) else repr(subspace),
-        "training": dataclasses.asdict(training)}
+        "training": dataclasses.asdict(training),
+    }
     if subspace in AT_INPUTS:
         settings |= {"prior_scale": scale, "covariance": covariance}
     if tunes:
@@ -188,29 +211,59 @@ def fit(
     prepared = _resumed(folder, model, parameters, output, data, likelihood, settings, inputs)
     if prepared is None:
         network, likelihood, space, history, scale = _prepared(
-            model, likelihood, source, subspace, rank, training, parameters, output, seed,
-            progress, inputs, scale, covariance, tunes)
+            model,
+            likelihood,
+            source,
+            subspace,
+            rank,
+            training,
+            parameters,
+            output,
+            seed,
+            progress,
+            inputs,
+            scale,
+            covariance,
+            tunes,
+        )
         if scale is not None:
             prior = prior_within(space, scale) if subspace == "optimal" else Normal(scale)
-        prepared = FittedModel(network, likelihood, space, prior, history=history,
-                               settings=settings)
+        prepared = FittedModel(
+            network, likelihood, space, prior, history=history, settings=settings
+        )
         if folder is not None:
             identity = _identity(model, parameters, data, settings, inputs)
             dataclasses.replace(prepared, extra={"identity": identity}).save(
-                folder / "trained", overwrite=True)
+                folder / "trained", overwrite=True
+            )
     if subspace == "optimal" or tunes:
         prior = prepared.prior
-    posterior = Posterior(prepared.network, prepared.likelihood, data, prepared.subspace, prior,
-                          mode=mode)
+    posterior = Posterior(
+        prepared.network, prepared.likelihood, data, prepared.subspace, prior, mode=mode
+    )
     posterior, chosen = _tempered(posterior, temperature, validation, seed, progress, folder)
-    sample = engine(posterior, **arguments_of(
-        engine, draws=draws, chains=chains, warmup=warmup, seed=seed, progress=progress,
-        checkpoint=None if folder is None else folder / "sampling"))
+    sample = engine(
+        posterior,
+        **arguments_of(
+            engine,
+            draws=draws,
+            chains=chains,
+            warmup=warmup,
+            seed=seed,
+            progress=progress,
+            checkpoint=None if folder is None else folder / "sampling",
+        ),
+    )
     name = inference if isinstance(inference, str) else getattr(inference, "__name__", "custom")
     return dataclasses.replace(
-        prepared, prior=prior, temperature=posterior.temperature, draws=sample,
-        posterior=posterior, settings=settings | {"inference": name, "temperatures": chosen},
-        extra={})
+        prepared,
+        prior=prior,
+        temperature=posterior.temperature,
+        draws=sample,
+        posterior=posterior,
+        settings=settings | {"inference": name, "temperatures": chosen},
+        extra={},
+    )
 
 
 def _likelihood(likelihood: str | Likelihood) -> Likelihood:
@@ -218,26 +271,41 @@ def _likelihood(likelihood: str | Likelihood) -> Likelihood:
         return likelihood
     if not isinstance(likelihood, str):
         fail_type("likelihood", "a name or a Likelihood", likelihood)
-    check_choice("likelihood", likelihood,
-                 ("gaussian", "heteroscedastic", "categorical", "bernoulli", "poisson"))
+    check_choice(
+        "likelihood",
+        likelihood,
+        ("gaussian", "heteroscedastic", "categorical", "bernoulli", "poisson"),
+    )
     return likelihoods.from_config({"name": likelihood})
 
 
 def _check_sampling(
-    draws: int, chains: int, warmup: int | None, seed: int, temperature: float | str,
+    draws: int,
+    chains: int,
+    warmup: int | None,
+    seed: int,
+    temperature: float | str,
     validation: Any,
 ) -> None:
     """Refuse now what would be refused after the training."""
-    for name, value, least in (("draws", draws, 1), ("chains", chains, 1), ("seed", seed, 0),
-                               ("warmup", 0 if warmup is None else warmup, 0)):
+    for name, value, least in (
+        ("draws", draws, 1),
+        ("chains", chains, 1),
+        ("seed", seed, 0),
+        ("warmup", 0 if warmup is None else warmup, 0),
+    ):
         check_count(name, value, least)
     if not isinstance(temperature, str):
         check_positive("temperature", temperature)
         return
     check_choice("temperature", temperature, ("loo", "validation"))
     if temperature == "validation" and validation is None:
-        fail("validation", "held-out data for temperature='validation'", None,
-             "Pass data, or use temperature='loo'")
+        fail(
+            "validation",
+            "held-out data for temperature='validation'",
+            None,
+            "Pass data, or use temperature='loo'",
+        )
 
 
 def _prepared(
@@ -260,20 +328,41 @@ def _prepared(
     if isinstance(subspace, Subspace):
         network = Network(model, parameters, output).with_weights(subspace.shift)
         return network, learned(network, likelihood, Data.of(data)), subspace, {}, scale
-    trained = train_trajectory(model, likelihood, data, training, parameters=parameters,
-                               output=output, seed=seed, progress=progress)
+    trained = train_trajectory(
+        model,
+        likelihood,
+        data,
+        training,
+        parameters=parameters,
+        output=output,
+        seed=seed,
+        progress=progress,
+    )
     if tunes and scale is not None:
         likelihood, found = by_evidence(trained.network, trained.likelihood, data, covariance)
         trained, scale = dataclasses.replace(trained, likelihood=likelihood), scale * found
-    space = build_subspace(subspace, trained, rank, seed, data=data, training=training,
-                           progress=progress, inputs=inputs,
-                           prior_scale=1.0 if scale is None else scale, covariance=covariance)
+    space = build_subspace(
+        subspace,
+        trained,
+        rank,
+        seed,
+        data=data,
+        training=training,
+        progress=progress,
+        inputs=inputs,
+        prior_scale=1.0 if scale is None else scale,
+        covariance=covariance,
+    )
     return trained.network, trained.likelihood, space, trained.history, scale
 
 
 def _tempered(
-    posterior: Posterior, temperature: float | str, validation: Any, seed: int,
-    progress: bool | None, folder: Path | None,
+    posterior: Posterior,
+    temperature: float | str,
+    validation: Any,
+    seed: int,
+    progress: bool | None,
+    folder: Path | None,
 ) -> tuple[Posterior, dict[str, Any] | None]:
     """The posterior at its temperature, and how it was chosen; an earlier choice is read back."""
     if not isinstance(temperature, str):
@@ -283,33 +372,48 @@ def _tempered(
     if path is not None and artifact.is_artifact(path):
         _, saved = artifact.read(path, CHOICE)
         if saved["identity"] == identity:
-            facts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
-                                     for k, v in saved["choice"].items()}
+            facts: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in saved["choice"].items()
+            }
             choice = TemperatureChoice(**facts)
     if choice is None:
-        choice = choose_temperature(posterior, by=temperature, validation=validation, seed=seed,
-                                    progress=progress)
+        choice = choose_temperature(
+            posterior, by=temperature, validation=validation, seed=seed, progress=progress
+        )
         if path is not None:
-            artifact.write(path, CHOICE, {}, {
-                "identity": identity, "choice": dataclasses.asdict(choice)}, overwrite=True)
+            artifact.write(
+                path,
+                CHOICE,
+                {},
+                {"identity": identity, "choice": dataclasses.asdict(choice)},
+                overwrite=True,
+            )
     return posterior.with_temperature(choice.best), dataclasses.asdict(choice)
 
 
 def _choice_identity(posterior: Posterior, by: str, validation: Any, seed: int) -> str:
     """A digest of all that determines the choice of a temperature."""
     held_out = {} if validation is None else _tensors(Data.of(validation, "validation"))
-    return artifact.fingerprint(held_out, {
-        "posterior": posterior.with_temperature(1.0).fingerprint(), "by": by, "seed": seed})
+    return artifact.fingerprint(
+        held_out,
+        {"posterior": posterior.with_temperature(1.0).fingerprint(), "by": by, "seed": seed},
+    )
 
 
 def _tensors(data: Data) -> dict[str, Tensor]:
     """All tensors of the data, by names of their own."""
-    return {f"data.{i}.{j}": t for i, (x, y) in enumerate(data.batches(65536))
-            for j, t in enumerate([*leaves(x), *leaves(y)])}
+    return {
+        f"data.{i}.{j}": t
+        for i, (x, y) in enumerate(data.batches(65536))
+        for j, t in enumerate([*leaves(x), *leaves(y)])
+    }
 
 
 def _identity(
-    model: nn.Module, parameters: Selection, data: Data, settings: dict[str, Any],
+    model: nn.Module,
+    parameters: Selection,
+    data: Data,
+    settings: dict[str, Any],
     inputs: Any = None,
 ) -> str:
     """A digest of all that determines the trained subspace."""
@@ -321,9 +425,14 @@ def _identity(
 
 
 def _resumed(
-    folder: Path | None, model: nn.Module, parameters: Selection,
-    output: Callable[[Any], Tensor] | None, data: Data, likelihood: Likelihood,
-    settings: dict[str, Any], inputs: Any = None,
+    folder: Path | None,
+    model: nn.Module,
+    parameters: Selection,
+    output: Callable[[Any], Tensor] | None,
+    data: Data,
+    likelihood: Likelihood,
+    settings: dict[str, Any],
+    inputs: Any = None,
 ) -> FittedModel | None:
     """The trained subspace of an interrupted call, if the folder holds one."""
     if folder is None or not artifact.is_artifact(folder / "trained"):
@@ -335,8 +444,12 @@ def _resumed(
     except InputError as error:
         raise InputError(f"checkpoint: {error}") from error
     if prepared.extra.get("identity") != _identity(model, parameters, data, settings, inputs):
-        fail("checkpoint", "one made with the same model, data and settings",
-             f"another in {folder}", "Delete it to start again, or choose another path")
+        fail(
+            "checkpoint",
+            "one made with the same model, data and settings",
+            f"another in {folder}",
+            "Delete it to start again, or choose another path",
+        )
     return prepared
 
 

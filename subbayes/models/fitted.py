@@ -82,11 +82,25 @@ class FittedModel:
         if self.draws.meta.get("sampler") == "laplace-linearised":  # the network is linear there
             from subbayes.inference.laplace.engine import predict_linearised
 
-            return predict_linearised(self.network, self.likelihood, self.subspace, self.draws,
-                                      inputs, noise=noise, n_draws=n_draws)
+            return predict_linearised(
+                self.network,
+                self.likelihood,
+                self.subspace,
+                self.draws,
+                inputs,
+                noise=noise,
+                n_draws=n_draws,
+            )
         z = torch.from_numpy(self.draws.flat(n_draws).copy()).to(self.network.device)
-        return average(self.network, self.likelihood, lambda rows: self.subspace.weights(z[rows]),
-                       inputs, count=len(z), noise=noise, progress=progress)
+        return average(
+            self.network,
+            self.likelihood,
+            lambda rows: self.subspace.weights(z[rows]),
+            inputs,
+            count=len(z),
+            noise=noise,
+            progress=progress,
+        )
 
     def evaluate(self, inputs: Any, y: Any, level: float = 0.95) -> dict[str, float]:
         """Scores of the predictions on data with known targets; see `metrics.score`."""
@@ -118,13 +132,17 @@ class FittedModel:
             "prior": self.prior.to_config(),
             "temperature": self.temperature,
             "draws": None if self.draws is None else self.draws.meta,
-            "history": self.history, "settings": self.settings, "extra": self.extra,
+            "history": self.history,
+            "settings": self.settings,
+            "extra": self.extra,
         }
         return tensors, meta
 
     def __repr__(self) -> str:
-        return (f"FittedModel({self.network!r}, {self.subspace!r}, "
-                f"temperature={self.temperature:g}, {self.draws!r})")
+        return (
+            f"FittedModel({self.network!r}, {self.subspace!r}, "
+            f"temperature={self.temperature:g}, {self.draws!r})"
+        )
 
 
 def load(
@@ -162,8 +180,18 @@ def load(
     posterior = None
     if data is not None:
         posterior = Posterior(network, likelihood, data, subspace, prior, temperature)
-    return FittedModel(network, likelihood, subspace, prior, temperature, draws, posterior,
-                       meta["history"], meta["settings"], meta["extra"])
+    return FittedModel(
+        network,
+        likelihood,
+        subspace,
+        prior,
+        temperature,
+        draws,
+        posterior,
+        meta["history"],
+        meta["settings"],
+        meta["extra"],
+    )
 
 
 def network_state(network: Network) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -177,8 +205,10 @@ def network_state(network: Network) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors |= {f"mask.{k}": v for k, v in network.masks.items()}
     module = network.module_with()
     return tensors, {
-        "architecture": network.architecture, "names": list(network.names),
-        "module": module.settings if isinstance(module, MLP) else None}
+        "architecture": network.architecture,
+        "names": list(network.names),
+        "module": module.settings if isinstance(module, MLP) else None,
+    }
 
 
 def network_from(
@@ -205,20 +235,34 @@ def network_from(
     """
     if module is None:
         if meta["module"] is None:
-            fail("module", f"a module of the saved architecture for '{path}'", "none",
-                 "Pass load(path, module=...): code is not saved, only weights")
+            fail(
+                "module",
+                f"a module of the saved architecture for '{path}'",
+                "none",
+                "Pass load(path, module=...): code is not saved, only weights",
+            )
         module = MLP(**meta["module"], seed=0)  # weights follow; torch's generator is let be
     chosen = part(tensors, "mask") or meta["names"]
-    known = dict(module.named_parameters(remove_duplicate=False)) if isinstance(
-        module, nn.Module) else chosen
+    known = (
+        dict(module.named_parameters(remove_duplicate=False))
+        if isinstance(module, nn.Module)
+        else chosen
+    )
     if any(name not in known for name in chosen):
-        fail("module", f"the saved architecture {_short(meta['architecture'])}",
-             _short(f"{type(module).__name__}: {module!r}"),
-             "Build it with the same layers and sizes")
+        fail(
+            "module",
+            f"the saved architecture {_short(meta['architecture'])}",
+            _short(f"{type(module).__name__}: {module!r}"),
+            "Build it with the same layers and sizes",
+        )
     network = Network(module, chosen, output)
     if network.architecture != meta["architecture"]:
-        fail("module", f"the saved architecture {_short(meta['architecture'])}",
-             _short(network.architecture), "Build it with the same layers and sizes")
+        fail(
+            "module",
+            f"the saved architecture {_short(meta['architecture'])}",
+            _short(network.architecture),
+            "Build it with the same layers and sizes",
+        )
     if (network.device, network.dtype) != (weights.device, weights.dtype):
         network = network.to(weights.device, weights.dtype)
     return network.with_buffers(part(tensors, "frozen")).with_weights(weights)

@@ -111,40 +111,69 @@ class Comparison:
         """
         terms = {key: predictive.log_prob(self.y) for key, predictive in self.predictives.items()}
         best = max(terms, key=lambda key: terms[key].mean())
-        rows = [(METHODS[key], (values - terms[best]).mean(),
-                 (values - terms[best]).std() / np.sqrt(len(values)))
-                for key, values in terms.items()]
-        return pd.DataFrame(rows, columns=["method", "difference", "se"],
-                            index=pd.Index(list(terms), name="key"))
+        rows = [
+            (
+                METHODS[key],
+                (values - terms[best]).mean(),
+                (values - terms[best]).std() / np.sqrt(len(values)),
+            )
+            for key, values in terms.items()
+        ]
+        return pd.DataFrame(
+            rows, columns=["method", "difference", "se"], index=pd.Index(list(terms), name="key")
+        )
 
     def warnings(self) -> dict[str, list[str]]:
         """What is wrong with the sampling runs, each with a remedy, by method."""
-        said = {key: model.warnings() for key, model in self.models.items()
-                if isinstance(model, FittedModel)}
+        said = {
+            key: model.warnings()
+            for key, model in self.models.items()
+            if isinstance(model, FittedModel)
+        }
         return {key: lines for key, lines in said.items() if lines}
 
     def to_dict(self) -> dict[str, Any]:
         """Scores, differences, warnings and settings, as JSON-able values."""
         rows = self.table.join(self.differences()[["difference", "se"]])
-        scores = [{"key": key} | {name: _plain(value) for name, value in row.items()}
-                  for key, row in rows.to_dict("index").items()]
-        return {"scores": scores, "n_test": len(next(iter(self.predictives.values()))),
-                "warnings": self.warnings(), "settings": self.settings}
+        scores = [
+            {"key": key} | {name: _plain(value) for name, value in row.items()}
+            for key, row in rows.to_dict("index").items()
+        ]
+        return {
+            "scores": scores,
+            "n_test": len(next(iter(self.predictives.values()))),
+            "warnings": self.warnings(),
+            "settings": self.settings,
+        }
 
     def to_text(self) -> str:
         """The table of scores in plain text, for a terminal."""
         percent = f"{100 * self.settings.get('level', 0.95):g} %"
-        heads = {"log_likelihood": "log-likelihood", "rmse": "RMSE", "crps": "CRPS",
-                 "coverage": f"coverage of {percent}", "accuracy": "accuracy", "brier": "Brier",
-                 "ece": "ECE", "auroc": "AUROC", "seconds": "seconds"}
+        heads = {
+            "log_likelihood": "log-likelihood",
+            "rmse": "RMSE",
+            "crps": "CRPS",
+            "coverage": f"coverage of {percent}",
+            "accuracy": "accuracy",
+            "brier": "Brier",
+            "ece": "ECE",
+            "auroc": "AUROC",
+            "seconds": "seconds",
+        }
         kept = [key for key in heads if key in self.table.columns]
         rows = [["method", *(heads[key] for key in kept)]]
-        rows += [[str(row["method"]), *(shown(key, row[key]) for key in kept)]
-                 for row in self.table.to_dict("records")]
+        rows += [
+            [str(row["method"]), *(shown(key, row[key]) for key in kept)]
+            for row in self.table.to_dict("records")
+        ]
         widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
-        lines = ["  ".join(cell.rjust(width) if j else cell.ljust(width)
-                           for j, (cell, width) in enumerate(zip(row, widths, strict=True)))
-                 for row in rows]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if j else cell.ljust(width)
+                for j, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
         return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
     def __repr__(self) -> str:
@@ -168,7 +197,8 @@ def shown(score: str, value: float) -> str:
         return f"{100 * value:.1f} %"
     size = int(np.floor(np.log10(abs(value)))) if value else 0
     digits = {"log_likelihood": 3, "seconds": 1, "auroc": 3, "brier": 4, "ece": 4}.get(
-        score, min(max(3 - size, 0), 8))
+        score, min(max(3 - size, 0), 8)
+    )
     return f"{value:.{digits}f}"
 
 
@@ -259,12 +289,27 @@ def compare_methods(
         ['MAP', 'PCA + ESS']
     """
     bench = _Bench(
-        module=_module(module, seed), likelihood=likelihood, data=Data.of(data),
-        validation=validation, training=training or Training(), prior=prior, rank=rank,
-        inputs=inputs, covariance=covariance, temperature=temperature, draws=draws,
-        chains=chains, warmup=warmup, members=members,
-        n_draws=check_count("n_draws", n_draws), factory=_factory(module), seed=seed,
-        parameters=parameters, output=output, progress=progress)
+        module=_module(module, seed),
+        likelihood=likelihood,
+        data=Data.of(data),
+        validation=validation,
+        training=training or Training(),
+        prior=prior,
+        rank=rank,
+        inputs=inputs,
+        covariance=covariance,
+        temperature=temperature,
+        draws=draws,
+        chains=chains,
+        warmup=warmup,
+        members=members,
+        n_draws=check_count("n_draws", n_draws),
+        factory=_factory(module),
+        seed=seed,
+        parameters=parameters,
+        output=output,
+        progress=progress,
+    )
     rows = Data.of(test, "test")
     bench.check(methods, rows)
     check_count("most_draws", most_draws)
@@ -274,11 +319,17 @@ def compare_methods(
         with _timed(seconds, "prediction_seconds"):
             predictives[key] = _predicted(models[key], rows, most_draws)
         scores = metrics.score(predictives[key], _values(rows.targets()), level)
-        table.append({"method": METHODS[key], **scores, "seconds": sum(seconds.values()),
-                      **seconds})
-    return Comparison(pd.DataFrame(table, index=pd.Index(methods, name="key")), predictives,
-                      models, _values(rows.targets()), bench.settings() | {"level": level},
-                      bench.__dict__.get("trained"))
+        table.append(
+            {"method": METHODS[key], **scores, "seconds": sum(seconds.values()), **seconds}
+        )
+    return Comparison(
+        pd.DataFrame(table, index=pd.Index(methods, name="key")),
+        predictives,
+        models,
+        _values(rows.targets()),
+        bench.settings() | {"level": level},
+        bench.__dict__.get("trained"),
+    )
 
 
 def _engine(key: str) -> str:
@@ -355,27 +406,49 @@ class _Bench:
         if not isinstance(self.prior, Normal):
             check_positive("prior", self.prior)
         if self.validation is None and (
-                "temperature-scaling" in methods or self.temperature == "validation"):
-            fail("validation", "held-out data for temperature scaling or the choice of a "
-                 "temperature", None, "Pass data, or leave them out")
+            "temperature-scaling" in methods or self.temperature == "validation"
+        ):
+            fail(
+                "validation",
+                "held-out data for temperature scaling or the choice of a temperature",
+                None,
+                "Pass data, or leave them out",
+            )
         if "mc-dropout" in methods:
             mc_dropout(self.module, self.likelihood)
         if "sparse" in methods and self.output is not None:
-            fail("output", "none, as sparse networks take modules that return one tensor",
-                 "a function", "Leave 'sparse' out of methods")
-        for key, what in (("ensemble", "an ensemble"), ("curve", "a curve's other end"),
-                          ("sparse", "a sparse network")):
+            fail(
+                "output",
+                "none, as sparse networks take modules that return one tensor",
+                "a function",
+                "Leave 'sparse' out of methods",
+            )
+        for key, what in (
+            ("ensemble", "an ensemble"),
+            ("curve", "a curve's other end"),
+            ("sparse", "a sparse network"),
+        ):
             if key in methods and not self.training.epochs:
-                fail("training", f"epochs above 0 to train {what}", 0,
-                     f"Leave {key!r} out of methods for a module that is trained already")
+                fail(
+                    "training",
+                    f"epochs above 0 to train {what}",
+                    0,
+                    f"Leave {key!r} out of methods for a module that is trained already",
+                )
         for key in ("swa", "swag"):
             if key in methods and not self.training.swa_epochs:
                 fail("swa_epochs", f"at least 1 for {key!r}", 0, f"Leave {key!r} out of methods")
-        for name, given, users in (("inputs", self.inputs is not None, _AT_INPUTS),
-                                   ("covariance", self.covariance != "exact", _AT_INPUTS[:2])):
+        for name, given, users in (
+            ("inputs", self.inputs is not None, _AT_INPUTS),
+            ("covariance", self.covariance != "exact", _AT_INPUTS[:2]),
+        ):
             if given and not set(users) & set(methods):
-                fail(name, f"one of {', '.join(users)} among the methods, which use it",
-                     "others alone", "Leave it out")
+                fail(
+                    name,
+                    f"one of {', '.join(users)} among the methods, which use it",
+                    "others alone",
+                    "Leave it out",
+                )
         network = Network(self.module, self.parameters, self.output)
         if "curve" in methods:
             check_count("rank", 2 if self.rank is None else self.rank, 2)
@@ -391,16 +464,29 @@ class _Bench:
         if name not in SUBSPACES:
             return
         check_subspace(name, self.rank, network, self.training, self.factory)
-        check_sizes(network, self.data, name, self.rank, _engine(key),
-                    self.inputs if key in _AT_INPUTS else None,
-                    self.covariance if name == "optimal" else "exact")
+        check_sizes(
+            network,
+            self.data,
+            name,
+            self.rank,
+            _engine(key),
+            self.inputs if key in _AT_INPUTS else None,
+            self.covariance if name == "optimal" else "exact",
+        )
 
     @cached_property
     def trained(self) -> Trained:
         """The training that methods share."""
         return train_trajectory(
-            self.module, self.likelihood, self.data, self.training, parameters=self.parameters,
-            output=self.output, seed=self.seed, progress=self.progress)
+            self.module,
+            self.likelihood,
+            self.data,
+            self.training,
+            parameters=self.parameters,
+            output=self.output,
+            seed=self.seed,
+            progress=self.progress,
+        )
 
     def run(self, key: str) -> tuple[Any, dict[str, float]]:
         """The fitted method, and the seconds of its training and its inference."""
@@ -417,8 +503,9 @@ class _Bench:
                 _ = self.curve_space  # cached: what trains is timed as training
             seconds["training_seconds"] += seconds.pop("curve_seconds")
         with _timed(seconds, "inference_seconds"):
-            model = self.chosen(key) if key in _AT_INPUTS else (
-                getattr(self, key.replace("-", "_"))())
+            model = (
+                self.chosen(key) if key in _AT_INPUTS else (getattr(self, key.replace("-", "_"))())
+            )
         return model, seconds
 
     def map(self) -> WeightSamples:
@@ -426,8 +513,12 @@ class _Bench:
             return point(self.trained.result)
         network = Network(self.module, self.parameters, self.output)
         weights = network.weights[None]
-        raw = average(network, self.likelihood, weights,
-                      self.data.inputs if self.data.in_memory else self.data.loader)
+        raw = average(
+            network,
+            self.likelihood,
+            weights,
+            self.data.inputs if self.data.in_memory else self.data.loader,
+        )
         learned = self.likelihood.estimated(raw.outputs[0], self.data.targets())
         return WeightSamples(network, weights, learned, "MAP")
 
@@ -440,36 +531,66 @@ class _Bench:
     def ensemble(self) -> WeightSamples:
         plan = self.training
         return deep_ensemble(
-            self.module, self.likelihood, self.data, members=self.members, factory=self.factory,
-            seed=self.seed, progress=self.progress, epochs=plan.epochs,
-            learning_rate=plan.learning_rate, optimizer=plan.optimizer,
-            batch_size=plan.batch_size, prior_scale=plan.prior_scale,
-            weight_decay=plan.weight_decay, clip_norm=plan.clip_norm,
-            validation=plan.validation, patience=plan.patience,
-            parameters=self.parameters, output=self.output)
+            self.module,
+            self.likelihood,
+            self.data,
+            members=self.members,
+            factory=self.factory,
+            seed=self.seed,
+            progress=self.progress,
+            epochs=plan.epochs,
+            learning_rate=plan.learning_rate,
+            optimizer=plan.optimizer,
+            batch_size=plan.batch_size,
+            prior_scale=plan.prior_scale,
+            weight_decay=plan.weight_decay,
+            clip_norm=plan.clip_norm,
+            validation=plan.validation,
+            patience=plan.patience,
+            parameters=self.parameters,
+            output=self.output,
+        )
 
     def sparse(self) -> WeightSamples:
         plan, names = self.training, Network(self.module, self.parameters).spans
         module = copy.deepcopy(self.module)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name in names)
-        keep = [name for name, layer in module.named_modules()
-                if f"{name}.weight" not in names and hasattr(layer, "weight")]
+        keep = [
+            name
+            for name, layer in module.named_modules()
+            if f"{name}.weight" not in names and hasattr(layer, "weight")
+        ]
         batches = 1 if plan.batch_size is None else math.ceil(self.data.n / plan.batch_size)
         found = sparse.fit(
-            sparse.convert(module, keep=keep, seed=self.seed), self.likelihood, self.data,
-            epochs=plan.epochs, batch_size=plan.batch_size, seed=self.seed,
+            sparse.convert(module, keep=keep, seed=self.seed),
+            self.likelihood,
+            self.data,
+            epochs=plan.epochs,
+            batch_size=plan.batch_size,
+            seed=self.seed,
             rates=sparse.Rates.alike(plan.learning_rate, plan.epochs * batches),
-            progress=self.progress)
-        return WeightSamples(found.network, found.weights(draws=self.n_draws, seed=self.seed),
-                             found.likelihood, METHODS["sparse"])
+            progress=self.progress,
+        )
+        return WeightSamples(
+            found.network,
+            found.weights(draws=self.n_draws, seed=self.seed),
+            found.likelihood,
+            METHODS["sparse"],
+        )
 
     def mc_dropout(self) -> McDropout:
         if self.trained.result is not None:
-            return mc_dropout(self.trained.result, n_draws=self.n_draws, seed=self.seed,
-                              output=self.output)
-        return mc_dropout(self.module, self.map().likelihood, n_draws=self.n_draws,
-                          seed=self.seed, output=self.output)
+            return mc_dropout(
+                self.trained.result, n_draws=self.n_draws, seed=self.seed, output=self.output
+            )
+        return mc_dropout(
+            self.module,
+            self.map().likelihood,
+            n_draws=self.n_draws,
+            seed=self.seed,
+            output=self.output,
+        )
 
     def temperature_scaling(self) -> TemperatureScaled:
         return temperature_scaling(self.map(), self.validation)
@@ -486,25 +607,44 @@ class _Bench:
     @cached_property
     def curve_space(self) -> Subspace:
         """A second solution and the curve to it, trained."""
-        return build_subspace("curve", self.trained, self.rank, self.seed, data=self.data,
-                              training=self.training, factory=self.factory,
-                              progress=self.progress)
+        return build_subspace(
+            "curve",
+            self.trained,
+            self.rank,
+            self.seed,
+            data=self.data,
+            training=self.training,
+            factory=self.factory,
+            progress=self.progress,
+        )
 
     def chosen(self, key: str) -> FittedModel:
         """A subspace chosen for what it keeps of the predictive covariance."""
         name, inference = key.partition("-")[0], _engine(key)
         scale = None if isinstance(self.prior, Normal) else float(self.prior)
         space = build_subspace(
-            name, self.trained, self.rank, self.seed, data=self.data, inputs=self.inputs,
-            prior_scale=1.0 if scale is None else scale, covariance=self.covariance)
-        prior = prior_within(space, scale) if (
-            name == "optimal" and scale is not None) else self.prior
+            name,
+            self.trained,
+            self.rank,
+            self.seed,
+            data=self.data,
+            inputs=self.inputs,
+            prior_scale=1.0 if scale is None else scale,
+            covariance=self.covariance,
+        )
+        prior = (
+            prior_within(space, scale) if (name == "optimal" and scale is not None) else self.prior
+        )
         model = self.sampled(name, space, inference, prior)
-        return dataclasses.replace(model, settings=model.settings | {
-            "prior_scale": scale, "covariance": self.covariance})
+        return dataclasses.replace(
+            model, settings=model.settings | {"prior_scale": scale, "covariance": self.covariance}
+        )
 
     def sampled(
-        self, name: str, space: Subspace | None = None, inference: str = "elliptical-slice",
+        self,
+        name: str,
+        space: Subspace | None = None,
+        inference: str = "elliptical-slice",
         prior: Normal | float | None = None,
     ) -> FittedModel:
         """A subspace around the shared training, sampled as `fit` does."""
@@ -512,19 +652,37 @@ class _Bench:
         if space is None:
             space = build_subspace(name, trained, self.rank, self.seed)
         model = fit(
-            trained.network.module_with(), self.data, likelihood=trained.likelihood,
-            subspace=space, rank=self.rank, inference=inference,
-            prior=self.prior if prior is None else prior, temperature=self.temperature,
-            validation=self.validation, training=self.training, parameters=self.parameters,
-            output=self.output, draws=self.draws, chains=self.chains, warmup=self.warmup,
-            seed=self.seed, progress=self.progress)
+            trained.network.module_with(),
+            self.data,
+            likelihood=trained.likelihood,
+            subspace=space,
+            rank=self.rank,
+            inference=inference,
+            prior=self.prior if prior is None else prior,
+            temperature=self.temperature,
+            validation=self.validation,
+            training=self.training,
+            parameters=self.parameters,
+            output=self.output,
+            draws=self.draws,
+            chains=self.chains,
+            warmup=self.warmup,
+            seed=self.seed,
+            progress=self.progress,
+        )
         return dataclasses.replace(
-            model, history=trained.history, settings=model.settings | {
-                "subspace": name, "likelihood": self.likelihood.to_config()})
+            model,
+            history=trained.history,
+            settings=model.settings | {"subspace": name, "likelihood": self.likelihood.to_config()},
+        )
 
     def settings(self) -> dict[str, Any]:
         names = ("rank", "temperature", "draws", "chains", "warmup", "members", "n_draws", "seed")
         return {name: getattr(self, name) for name in names} | {
-            "inputs": self.inputs is not None, "covariance": self.covariance,
-            "likelihood": self.likelihood.to_config(), "prior": repr(self.prior),
-            "training": dataclasses.asdict(self.training), "n_train": self.data.n}
+            "inputs": self.inputs is not None,
+            "covariance": self.covariance,
+            "likelihood": self.likelihood.to_config(),
+            "prior": repr(self.prior),
+            "training": dataclasses.asdict(self.training),
+            "n_train": self.data.n,
+        }

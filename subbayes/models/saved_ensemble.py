@@ -20,7 +20,10 @@ KIND = "weight-samples"
 
 
 def save(
-    samples: WeightSamples, path: str | Path, extra: dict[str, Any] | None = None, *,
+    samples: WeightSamples,
+    path: str | Path,
+    extra: dict[str, Any] | None = None,
+    *,
     overwrite: bool = False,
 ) -> Path:
     """Save weight vectors with their network and likelihood as a folder.
@@ -46,15 +49,17 @@ def save(
     tensors["weights"] = samples.weights
     for s, own in enumerate(samples.frozen or ()):
         tensors |= {f"own.{s}.{name}": tensor for name, tensor in own.items()}
-    meta |= {"name": samples.name, "own": samples.frozen is not None,
-             "likelihoods": _configs(samples), "extra": extra or {}}
+    meta |= {
+        "name": samples.name,
+        "own": samples.frozen is not None,
+        "likelihoods": _configs(samples),
+        "extra": extra or {},
+    }
     artifact.write(path, KIND, tensors, meta, overwrite=overwrite)
     return Path(path)
 
 
-def load(
-    path: str | Path, module: nn.Module | None = None
-) -> tuple[WeightSamples, dict[str, Any]]:
+def load(path: str | Path, module: nn.Module | None = None) -> tuple[WeightSamples, dict[str, Any]]:
     """Load what `save` wrote: the weight vectors, and the facts saved along.
 
     Args:
@@ -68,8 +73,12 @@ def load(
     network = network_from(tensors, meta, tensors["weights"][0], module, path=path)
     frozen = [part(tensors, f"own.{s}") for s in range(len(tensors["weights"]))]
     samples = WeightSamples(
-        network, tensors["weights"], stacked([from_config(c) for c in meta["likelihoods"]]),
-        meta["name"], frozen if meta["own"] else None)
+        network,
+        tensors["weights"],
+        stacked([from_config(c) for c in meta["likelihoods"]]),
+        meta["name"],
+        frozen if meta["own"] else None,
+    )
     return samples, meta["extra"]
 
 
@@ -85,5 +94,7 @@ def _member(likelihood: Likelihood, s: int) -> dict[str, Any]:
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
     """Parameters of one draw, (1, 1, T) in a stack, as a list of T numbers."""
-    return {k: _flat(v) if isinstance(v, dict) else
-            np.ravel(v).tolist() if isinstance(v, list) else v for k, v in config.items()}
+    return {
+        k: _flat(v) if isinstance(v, dict) else np.ravel(v).tolist() if isinstance(v, list) else v
+        for k, v in config.items()
+    }

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LIKELIHOODS", "PRIOR_SCALES", "Settings", "unread"]
 
-LIKELIHOODS = {"regression": ("heteroscedastic", "gaussian"), "count": ("poisson",),
-               "classification": ("categorical",)}
+LIKELIHOODS = {
+    "regression": ("heteroscedastic", "gaussian"),
+    "count": ("poisson",),
+    "classification": ("categorical",),
+}
 """Likelihoods by task, the default of each first."""
 
 PRIOR_SCALES = {"regression": 0.3, "count": 0.3, "classification": 1.0}
@@ -111,16 +114,30 @@ class Settings:
 
         scale = PRIOR_SCALES[task] if self.prior_scale is None else self.prior_scale
         return Training(
-            epochs=self.epochs, learning_rate=self.learning_rate, batch_size=self.batch_size,
-            prior_scale=None if scale == math.inf else scale, patience=self.patience,
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            batch_size=self.batch_size,
+            prior_scale=None if scale == math.inf else scale,
+            patience=self.patience,
             validation=None if self.patience is None else self.validation_fraction,
-            swa_epochs=self.swa_epochs, swa_learning_rate=self.swa_learning_rate,
-            max_snapshots=max(2, self.swa_epochs))
+            swa_epochs=self.swa_epochs,
+            swa_learning_rate=self.swa_learning_rate,
+            max_snapshots=max(2, self.swa_epochs),
+        )
 
 
 _SPARSE = ("structure", "posterior", "slab", "prior_inclusion", "early_epochs")
-_SAMPLED = ("rank", "covariance", "prior", "scale_prior", "inference", "temperature", "draws",
-            "chains", "warmup")
+_SAMPLED = (
+    "rank",
+    "covariance",
+    "prior",
+    "scale_prior",
+    "inference",
+    "temperature",
+    "draws",
+    "chains",
+    "warmup",
+)
 _SWA = ("swa_epochs", "swa_learning_rate")
 
 

@@ -32,12 +32,16 @@ class _Sparse(Estimator):
     model_: SparseNetwork
 
     def _train(
-        self, x: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n"], task: str,
+        self,
+        x: Float[np.ndarray, "n d"],
+        y: Shaped[np.ndarray, "n"],
+        task: str,
         n_classes: int | None,
     ) -> SparseNetwork:
         check_count("draws", self.draws)
-        return fit_sparse(x, y, task, self._settings(), n_classes=n_classes,
-                          progress=bool(self.verbose))
+        return fit_sparse(
+            x, y, task, self._settings(), n_classes=n_classes, progress=bool(self.verbose)
+        )
 
     @property
     def _networks(self) -> int:
@@ -55,8 +59,9 @@ class _Sparse(Estimator):
         import pandas as pd
 
         check_is_fitted(self)
-        return pd.Series(self.model_.feature_inclusion(), index=self._columns,
-                         name="inclusion probability")
+        return pd.Series(
+            self.model_.feature_inclusion(), index=self._columns, name="inclusion probability"
+        )
 
     @property
     def density_(self) -> float:
@@ -80,10 +85,20 @@ class _Sparse(Estimator):
             The module, the names of its inputs and outputs, and what was removed.
         """
         check_is_fitted(self)
-        rows = None if X is None else torch.from_numpy(
-            self._check_X(X, fitting=False).astype(np.float32))
-        return small_in_units(self.model_, self.mean_, self.scale_, rows, layout,
-                              inputs=self._columns, classes=getattr(self, "classes_", ()))
+        rows = (
+            None
+            if X is None
+            else torch.from_numpy(self._check_X(X, fitting=False).astype(np.float32))
+        )
+        return small_in_units(
+            self.model_,
+            self.mean_,
+            self.scale_,
+            rows,
+            layout,
+            inputs=self._columns,
+            classes=getattr(self, "classes_", ()),
+        )
 
     @property
     def _columns(self) -> list[str]:

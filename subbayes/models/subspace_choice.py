@@ -24,8 +24,16 @@ from subbayes.training.curve import restarted
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import FORMS, Form
 
-__all__ = ["AT_INPUTS", "RANK", "SUBSPACES", "build_subspace", "check_sizes", "check_subspace",
-           "prior_within", "widened"]
+__all__ = [
+    "AT_INPUTS",
+    "RANK",
+    "SUBSPACES",
+    "build_subspace",
+    "check_sizes",
+    "check_subspace",
+    "prior_within",
+    "widened",
+]
 
 SUBSPACES = ("pca", "random", "curve", "optimal", "subnetwork", "full")
 AT_INPUTS = ("optimal", "subnetwork")
@@ -34,8 +42,11 @@ RANK = 5
 
 
 def check_subspace(
-    subspace: str | Subspace | Callable[[Trained], Subspace], rank: int | None, network: Network,
-    training: Training, factory: Callable[[], nn.Module] | None = None,
+    subspace: str | Subspace | Callable[[Trained], Subspace],
+    rank: int | None,
+    network: Network,
+    training: Training,
+    factory: Callable[[], nn.Module] | None = None,
 ) -> None:
     """Check, before the training, a rank that the weights or the trajectory could not span.
 
@@ -50,14 +61,22 @@ def check_subspace(
         InputError: a rank that is too high, or another network's subspace.
     """
     if isinstance(subspace, Subspace) and subspace.size != network.size:
-        fail("subspace", f"{network.size} weights, as the network has", subspace.size,
-             "Build it from this network's weights")
+        fail(
+            "subspace",
+            f"{network.size} weights, as the network has",
+            subspace.size,
+            "Build it from this network's weights",
+        )
     if not isinstance(subspace, str):
         return
     check_choice("subspace", subspace, SUBSPACES)
     if subspace == "curve" and not training.epochs:
-        fail("training", "epochs above 0 to train a curve's other end", 0,
-             "Raise epochs, or choose another subspace")
+        fail(
+            "training",
+            "epochs above 0 to train a curve's other end",
+            0,
+            "Raise epochs, or choose another subspace",
+        )
     if subspace == "curve":
         restarted(network, 0, factory)
     if subspace == "pca":
@@ -72,14 +91,23 @@ def check_subspace(
     kept = min(seen, training.max_snapshots if training.sketch is None else training.sketch + 1)
     limit = kept - (training.sketch is not None or kept == seen)
     if rank > limit:
-        fail("rank", f"at most {limit}, what the {seen} snapshots of swa_epochs span", rank,
-             "Lower it, or raise swa_epochs (and max_snapshots)")
+        fail(
+            "rank",
+            f"at most {limit}, what the {seen} snapshots of swa_epochs span",
+            rank,
+            "Lower it, or raise swa_epochs (and max_snapshots)",
+        )
 
 
 def check_sizes(
-    network: Network, data: Data, subspace: str | Subspace | Callable[[Trained], Subspace],
-    rank: int | None, inference: str | Callable[..., Draws], inputs: Any = None,
-    covariance: Form = "exact", tunes: bool = False,
+    network: Network,
+    data: Data,
+    subspace: str | Subspace | Callable[[Trained], Subspace],
+    rank: int | None,
+    inference: str | Callable[..., Draws],
+    inputs: Any = None,
+    covariance: Form = "exact",
+    tunes: bool = False,
 ) -> None:
     """Check, before the training, that what comes after it fits into memory.
 
@@ -98,8 +126,12 @@ def check_sizes(
     """
     check_choice("covariance", covariance, FORMS)
     if covariance != "exact" and subspace != "optimal" and not tunes:
-        fail("covariance", "subspace='optimal', which is chosen by it", repr(subspace),
-             "Leave it out")
+        fail(
+            "covariance",
+            "subspace='optimal', which is chosen by it",
+            repr(subspace),
+            "Leave it out",
+        )
     size, rows = network.size, 0 if inputs is None else count_rows(network, inputs)
     if subspace == "optimal":
         from subbayes.subspaces import optimal
@@ -118,7 +150,9 @@ def check_sizes(
 
 
 def check_evidence(
-    subspace: str | Subspace | Callable[[Trained], Subspace], network: Network, data: Data,
+    subspace: str | Subspace | Callable[[Trained], Subspace],
+    network: Network,
+    data: Data,
     covariance: Form,
 ) -> None:
     """Check that prior="evidence" has a meaning, and that its matrix fits into memory.
@@ -133,8 +167,13 @@ def check_evidence(
         InputError: a subspace whose coordinates are no weights, or a matrix that does not fit.
     """
     if subspace not in ("optimal", "subnetwork", "full"):
-        fail("prior", "subspace='optimal', 'subnetwork' or 'full' with 'evidence', the evidence "
-             "of a prior of the weights", repr(subspace), "Pass the scale as a number")
+        fail(
+            "prior",
+            "subspace='optimal', 'subnetwork' or 'full' with 'evidence', the evidence "
+            "of a prior of the weights",
+            repr(subspace),
+            "Pass the scale as a number",
+        )
     from subbayes.subspaces import optimal
 
     outputs = network.check(to_device(data.first()[0], network.device))
@@ -160,8 +199,10 @@ def by_evidence(
 
 
 def widened(
-    scale: float | None, subspace: str | Subspace | Callable[[Trained], Subspace],
-    rank: int | None, size: int,
+    scale: float | None,
+    subspace: str | Subspace | Callable[[Trained], Subspace],
+    rank: int | None,
+    size: int,
 ) -> float:
     r"""The scale of a prior precision $\lambda |S| / D$, see `scaled_prior_precision`.
 
@@ -179,21 +220,37 @@ def widened(
         2.0
     """
     if scale is None:
-        fail("scale_prior", "a prior given as a scale", "a Normal",
-             "Scale it yourself, or pass a number")
+        fail(
+            "scale_prior",
+            "a prior given as a scale",
+            "a Normal",
+            "Scale it yourself, or pass a number",
+        )
     if isinstance(subspace, CoordinateSubspace):
         return scale * (size / subspace.rank) ** 0.5
     if subspace != "subnetwork":
-        fail("scale_prior", "subspace='subnetwork', by whose share of the weights it scales",
-             repr(subspace), "Leave it out")
+        fail(
+            "scale_prior",
+            "subspace='subnetwork', by whose share of the weights it scales",
+            repr(subspace),
+            "Leave it out",
+        )
     return scale * (size / (min(100, size) if rank is None else rank)) ** 0.5
 
 
 def build_subspace(
-    subspace: str | Callable[[Trained], Subspace], trained: Trained, rank: int | None,
-    seed: int = 0, *, data: Any = None, training: Training | None = None,
-    factory: Callable[[], nn.Module] | None = None, progress: bool | None = None,
-    inputs: Any = None, prior_scale: float = 1.0, covariance: Form = "exact",
+    subspace: str | Callable[[Trained], Subspace],
+    trained: Trained,
+    rank: int | None,
+    seed: int = 0,
+    *,
+    data: Any = None,
+    training: Training | None = None,
+    factory: Callable[[], nn.Module] | None = None,
+    progress: bool | None = None,
+    inputs: Any = None,
+    prior_scale: float = 1.0,
+    covariance: Form = "exact",
 ) -> Subspace:
     """The named subspace around a trained network.
 
@@ -221,25 +278,38 @@ def build_subspace(
     if subspace == "curve":
         if data is None:
             fail("data", "the training data, since a curve is trained", None)
-        result = train_second_end(trained, data, training or Training(), rank, seed,
-                                  factory=factory, progress=progress)
+        result = train_second_end(
+            trained, data, training or Training(), rank, seed, factory=factory, progress=progress
+        )
         return result.curve.subspace(unit=False)
     if subspace == "optimal":
         if data is None:
             fail("data", "the training data, which give the covariance of the weights", None)
         from subbayes.subspaces.optimal import optimal
 
-        return optimal(trained.network, trained.likelihood, data, inputs=inputs, seed=seed,
-                       rank=min(20, len(weights)) if rank is None else rank,
-                       covariance=covariance, prior_precision=prior_scale**-2)
+        return optimal(
+            trained.network,
+            trained.likelihood,
+            data,
+            inputs=inputs,
+            seed=seed,
+            rank=min(20, len(weights)) if rank is None else rank,
+            covariance=covariance,
+            prior_precision=prior_scale**-2,
+        )
     if subspace == "subnetwork":
         if data is None:
             fail("data", "the training data, which give the variances of the weights", None)
         from subbayes.subspaces.subnetwork import subnetwork
 
-        return subnetwork(trained.network, trained.likelihood, data, inputs=inputs,
-                          rank=min(100, len(weights)) if rank is None else rank,
-                          prior_precision=prior_scale**-2)
+        return subnetwork(
+            trained.network,
+            trained.likelihood,
+            data,
+            inputs=inputs,
+            rank=min(100, len(weights)) if rank is None else rank,
+            prior_precision=prior_scale**-2,
+        )
     return FullSubspace(weights)
 
 

@@ -120,28 +120,57 @@ def train_trajectory(
         progress: show progress bars.
     """
     shared: dict[str, Any] = {
-        "batch_size": training.batch_size, "prior_scale": training.prior_scale,
-        "weight_decay": training.weight_decay, "clip_norm": training.clip_norm,
-        "parameters": parameters, "output": output,
-        "seed": seed, "progress": progress}
+        "batch_size": training.batch_size,
+        "prior_scale": training.prior_scale,
+        "weight_decay": training.weight_decay,
+        "clip_norm": training.clip_norm,
+        "parameters": parameters,
+        "output": output,
+        "seed": seed,
+        "progress": progress,
+    }
     started, result = time.perf_counter(), None
     if training.epochs:
         result = train(
-            model, likelihood, data, epochs=training.epochs,
-            learning_rate=training.learning_rate, optimizer=training.optimizer,
-            validation=training.validation, patience=training.patience, **shared)
+            model,
+            likelihood,
+            data,
+            epochs=training.epochs,
+            learning_rate=training.learning_rate,
+            optimizer=training.optimizer,
+            validation=training.validation,
+            patience=training.patience,
+            **shared,
+        )
     between, begin = time.perf_counter(), model if result is None else result
-    along = swa(
-        begin, likelihood, data, epochs=training.swa_epochs,
-        learning_rate=training.swa_learning_rate, max_snapshots=training.max_snapshots,
-        rank=training.sketch, **shared) if training.swa_epochs else _resting(
-        begin, likelihood, data, parameters, output)
-    return Trained(along.network, along.likelihood, result, along,
-                   (between - started, time.perf_counter() - between))
+    along = (
+        swa(
+            begin,
+            likelihood,
+            data,
+            epochs=training.swa_epochs,
+            learning_rate=training.swa_learning_rate,
+            max_snapshots=training.max_snapshots,
+            rank=training.sketch,
+            **shared,
+        )
+        if training.swa_epochs
+        else _resting(begin, likelihood, data, parameters, output)
+    )
+    return Trained(
+        along.network,
+        along.likelihood,
+        result,
+        along,
+        (between - started, time.perf_counter() - between),
+    )
 
 
 def _resting(
-    begin: nn.Module | TrainingResult, likelihood: Likelihood, data: Any, parameters: Selection,
+    begin: nn.Module | TrainingResult,
+    likelihood: Likelihood,
+    data: Any,
+    parameters: Selection,
     output: Callable[[Any], Tensor] | None,
 ) -> SwaResult:
     """What averaging would return that leaves the weights where they are."""
@@ -162,14 +191,21 @@ def learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
     if likelihood.learned:
         return likelihood
     with torch.no_grad():
-        outputs = torch.cat([network(network.weights, to_device(x, network.device))
-                             for x, _ in data.batches(4096)])
+        outputs = torch.cat(
+            [network(network.weights, to_device(x, network.device)) for x, _ in data.batches(4096)]
+        )
     return likelihood.estimated(outputs.cpu(), data.targets())
 
 
 def train_second_end(
-    trained: Trained, data: Any, training: Training, rank: int | None = None, seed: int = 0, *,
-    factory: Callable[[], nn.Module] | None = None, progress: bool | None = None,
+    trained: Trained,
+    data: Any,
+    training: Training,
+    rank: int | None = None,
+    seed: int = 0,
+    *,
+    factory: Callable[[], nn.Module] | None = None,
+    progress: bool | None = None,
 ) -> CurveResult:
     """Train another solution as the first was, and a Bézier curve of low loss between the two.
 
@@ -184,13 +220,28 @@ def train_second_end(
     """
     network, own = trained.network, derive(seed, 4)
     other = train_trajectory(
-        restarted(network, own, factory), trained.likelihood, data, training,
-        parameters=list(network.names), output=network.output, seed=own, progress=progress)
+        restarted(network, own, factory),
+        trained.likelihood,
+        data,
+        training,
+        parameters=list(network.names),
+        output=network.output,
+        seed=own,
+        progress=progress,
+    )
     return train_curve(
-        network, trained.likelihood, data, ends=(trained.swa, other.swa),
+        network,
+        trained.likelihood,
+        data,
+        ends=(trained.swa, other.swa),
         degree=2 if rank is None else rank,
         epochs=training.epochs if training.curve_epochs is None else training.curve_epochs,
-        learning_rate=training.learning_rate, optimizer=training.optimizer,
-        batch_size=training.batch_size, prior_scale=training.prior_scale,
-        weight_decay=training.weight_decay, clip_norm=training.clip_norm, seed=own,
-        progress=progress)
+        learning_rate=training.learning_rate,
+        optimizer=training.optimizer,
+        batch_size=training.batch_size,
+        prior_scale=training.prior_scale,
+        weight_decay=training.weight_decay,
+        clip_norm=training.clip_norm,
+        seed=own,
+        progress=progress,
+    )

@@ -12,8 +12,12 @@ from subbayes.utils.checks import check_choice, check_count, fail
 
 __all__ = ["MLP"]
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU,
-                                            "gelu": nn.GELU}
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+}
 
 
 class MLP(nn.Module):
@@ -47,8 +51,12 @@ class MLP(nn.Module):
             fail("dropout", "a probability in [0, 1)", dropout)
         widths = [check_count("n_inputs", n_inputs), *(check_count("hidden", h) for h in hidden)]
         self.settings: dict[str, Any] = {
-            "n_inputs": n_inputs, "hidden": widths[1:], "n_outputs": n_outputs,
-            "activation": activation, "dropout": dropout}
+            "n_inputs": n_inputs,
+            "hidden": widths[1:],
+            "n_outputs": n_outputs,
+            "activation": activation,
+            "dropout": dropout,
+        }
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
                 torch.default_generator.manual_seed(seed)

@@ -29,8 +29,16 @@ from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.utils.checks import InputError, InputTypeError, fail, fail_type
 from subbayes.utils.types import Inputs
 
-__all__ = ["Network", "Selection", "arguments", "as_outputs", "check_network", "plain_attention",
-           "select", "taking_turns"]
+__all__ = [
+    "Network",
+    "Selection",
+    "arguments",
+    "as_outputs",
+    "check_network",
+    "plain_attention",
+    "select",
+    "taking_turns",
+]
 
 Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor | np.ndarray]
 
@@ -83,8 +91,9 @@ class Network:
         if not isinstance(module, nn.Module):
             fail_type("module", "a torch.nn.Module", module)
         if isinstance(module, _WRAPPERS):
-            fail_type("module", "a plain torch.nn.Module", module,
-                      "Pass the module it was made from")
+            fail_type(
+                "module", "a plain torch.nn.Module", module, "Pass the module it was made from"
+            )
         module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
         self.output = output
         self.selection = parameters
@@ -142,8 +151,10 @@ class Network:
     def spans(self) -> dict[str, slice]:
         """Where in the flat vector the weights of each selected parameter lie."""
         ends = np.cumsum(self._sizes)
-        return {name: slice(int(end) - size, int(end))
-                for name, size, end in zip(self.names, self._sizes, ends, strict=True)}
+        return {
+            name: slice(int(end) - size, int(end))
+            for name, size, end in zip(self.names, self._sizes, ends, strict=True)
+        }
 
     def owners(self) -> Iterator[tuple[str, nn.Module, dict[str, str]]]:
         """Submodules with selected parameters of their own: name, module, and these by attribute.
@@ -153,8 +164,11 @@ class Network:
         aliases = _aliases(self._module)
         for name, module in self._module.named_modules():
             full = {own: f"{name}.{own}" if name else own for own in module._parameters}
-            chosen = {own: aliases[path] for own, path in full.items()
-                      if aliases.get(path) in self._shapes}
+            chosen = {
+                own: aliases[path]
+                for own, path in full.items()
+                if aliases.get(path) in self._shapes
+            }
             if chosen:
                 yield name, module, chosen
 
@@ -163,8 +177,10 @@ class Network:
         """Call a hook (module, args, kwargs, output) after each call of the named submodules."""
         modules = dict(self._module.named_modules())
         with taking_turns:
-            handles = [modules[name].register_forward_hook(hook, with_kwargs=True)
-                       for name, hook in hooks.items()]
+            handles = [
+                modules[name].register_forward_hook(hook, with_kwargs=True)
+                for name, hook in hooks.items()
+            ]
             try:
                 yield
             finally:
@@ -188,8 +204,12 @@ class Network:
         for name in self.names:
             if name not in values or values[name].shape != self._shapes[name]:
                 got = tuple(values[name].shape) if name in values else "nothing"
-                fail("source", f"a parameter {name} of shape {tuple(self._shapes[name])}", got,
-                     "Pass a module of the same architecture")
+                fail(
+                    "source",
+                    f"a parameter {name} of shape {tuple(self._shapes[name])}",
+                    got,
+                    "Pass a module of the same architecture",
+                )
             value = values[name].detach()
             mask = self._masks.get(name)
             parts.append(value.reshape(-1) if mask is None else value[mask])
@@ -227,7 +247,8 @@ class Network:
                 f"module: {' and '.join(self.in_training)} in training mode, read in evaluation "
                 "mode: dropout off, BatchNorm by its stored statistics. The module itself stays as "
                 "it is; call .eval() on it before Network(module) if this is what you want",
-                stacklevel=4)
+                stacklevel=4,
+            )
 
     def module_with(self, weights: Float[Tensor, "D"] | None = None) -> nn.Module:
         """A new module, in evaluation mode, holding these weights (default: the network's)."""
@@ -248,9 +269,7 @@ class Network:
 
     # --- calls ------------------------------------------------------------------------------
 
-    def __call__(
-        self, weights: Float[Tensor, "D"], inputs: Inputs
-    ) -> Float[Tensor, "N C"]:
+    def __call__(self, weights: Float[Tensor, "D"], inputs: Inputs) -> Float[Tensor, "N C"]:
         """Outputs f(x; w) of shape (N, C) for one weight vector; differentiable in w."""
         self._check_size(weights)
         args, kwargs = arguments(inputs)
@@ -260,9 +279,7 @@ class Network:
             )
         return self.as_outputs(out, inputs)
 
-    def batched(
-        self, weights: Float[Tensor, "S D"], inputs: Inputs
-    ) -> Float[Tensor, "S N C"]:
+    def batched(self, weights: Float[Tensor, "S D"], inputs: Inputs) -> Float[Tensor, "S N C"]:
         """Outputs of S weight vectors on the same inputs, in one vectorised call if possible."""
         many = Vectorised(self.__call__)
         many.loops = self._loops
@@ -284,7 +301,8 @@ class Network:
         if weights is None:
             return self.as_outputs(module(*args, **kwargs), inputs)
         return self.as_outputs(
-            functional_call(module, self.unflatten(weights), args, kwargs), inputs)
+            functional_call(module, self.unflatten(weights), args, kwargs), inputs
+        )
 
     def check(self, inputs: Inputs) -> int:
         """Try the first rows and return the number of outputs C.
@@ -304,28 +322,52 @@ class Network:
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             if "more than 1 value per channel when training" in reason:
-                fail("module", "normalisation with running statistics",
-                     "one by the rows of a batch, also in evaluation mode",
-                     "Use track_running_stats=True, or batch_norm with training=self.training")
-            got = " and ".join(f"rows of shape {tuple(t.shape[1:])}, {t.dtype}"
-                               for t in leaves(rows))
+                fail(
+                    "module",
+                    "normalisation with running statistics",
+                    "one by the rows of a batch, also in evaluation mode",
+                    "Use track_running_stats=True, or batch_norm with training=self.training",
+                )
+            got = " and ".join(
+                f"rows of shape {tuple(t.shape[1:])}, {t.dtype}" for t in leaves(rows)
+            )
             odd = [t for t in leaves(rows) if t.is_floating_point() and t.dtype != self.dtype]
-            fail("inputs", "what the module takes", f"{got}: {reason[:200]}",
-                 f"Convert the inputs with .to({self.dtype})" if odd else
-                 "Convert or reshape the inputs (whole numbers with .float())")
+            fail(
+                "inputs",
+                "what the module takes",
+                f"{got}: {reason[:200]}",
+                f"Convert the inputs with .to({self.dtype})"
+                if odd
+                else "Convert or reshape the inputs (whole numbers with .float())",
+            )
         if not all(map(torch.equal, leaves(rows), leaves(used))):
-            fail("module", "inputs left as they are", "inputs the call has written into",
-                 "Write x = x / 255, say, for x /= 255")
+            fail(
+                "module",
+                "inputs left as they are",
+                "inputs the call has written into",
+                "Write x = x / 255, say, for x /= 255",
+            )
         if bool(out.isnan().any()):
-            fail("module", "outputs that are numbers", "NaN",
-                 "Train it again from finite weights, with a lower learning rate")
+            fail(
+                "module",
+                "outputs that are numbers",
+                "NaN",
+                "Train it again from finite weights, with a lower learning rate",
+            )
         if not _same(out, again):
-            fail("module", "the same outputs at each call in evaluation mode", "others",
-                 "Use nn.Dropout, or functional.dropout with training=self.training")
+            fail(
+                "module",
+                "the same outputs at each call in evaluation mode",
+                "others",
+                "Use nn.Dropout, or functional.dropout with training=self.training",
+            )
         if not _same(out[:1], alone):
-            fail("module", "outputs of a row that depend on that row alone",
-                 "others beside other rows",
-                 "Use batch_first=True, or normalisation with running statistics")
+            fail(
+                "module",
+                "outputs of a row that depend on that row alone",
+                "others beside other rows",
+                "Use batch_first=True, or normalisation with running statistics",
+            )
         return out.shape[-1]
 
     def refreshed(
@@ -367,23 +409,29 @@ class Network:
 
     def _check_size(self, weights: Tensor) -> None:
         if weights.shape != (self.size,):
-            fail("weights", f"{self.size} entries", f"shape {tuple(weights.shape)}",
-                 "The subspace must belong to this network's selected parameters")
+            fail(
+                "weights",
+                f"{self.size} entries",
+                f"shape {tuple(weights.shape)}",
+                "The subspace must belong to this network's selected parameters",
+            )
 
     def _check_placement(self, inputs: Inputs) -> None:
         for tensor in leaves(inputs):
             if tensor.device != self.device:
-                fail("inputs", f"tensors on {self.device}, where the module is", tensor.device,
-                     "Move one of them with .to(device)")
+                fail(
+                    "inputs",
+                    f"tensors on {self.device}, where the module is",
+                    tensor.device,
+                    "Move one of them with .to(device)",
+                )
 
     def as_outputs(self, out: Any, inputs: Inputs) -> Tensor:
         """What a module returned for these inputs, as outputs of shape (N, C)."""
         return as_outputs(out, inputs, self.output)
 
 
-def as_outputs(
-    out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None
-) -> Tensor:
+def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None) -> Tensor:
     """What a module returned for these inputs, as outputs of shape (N, C).
 
     Args:
@@ -398,19 +446,26 @@ def as_outputs(
     if output is not None:
         out = output(out)
     if not isinstance(out, Tensor):
-        fail_type("module", "one tensor as its output", out,
-                  "Pass output=..., e.g. output=lambda out: out.logits")
+        fail_type(
+            "module",
+            "one tensor as its output",
+            out,
+            "Pass output=..., e.g. output=lambda out: out.logits",
+        )
     n = n_rows(inputs)
     if not out.is_floating_point():
-        fail("module", "real numbers as outputs", out.dtype,
-             "Return logits or means, not labels")
+        fail("module", "real numbers as outputs", out.dtype, "Return logits or means, not labels")
     if out.ndim < 2 and out.shape[:1] == (n,):
         return out.unsqueeze(-1)
     if out.ndim < 2 and n == 1:  # one row, squeezed away
         return out.reshape(1, -1)
     if out.ndim != 2 or out.shape[0] != n:
-        fail("module", f"outputs of shape ({n}, C) for {n} inputs", tuple(out.shape),
-             "Flatten the outputs per observation")
+        fail(
+            "module",
+            f"outputs of shape ({n}, C) for {n} inputs",
+            tuple(out.shape),
+            "Flatten the outputs per observation",
+        )
     return out
 
 
@@ -467,29 +522,49 @@ def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
 def _results(module: nn.Module) -> dict[int, Any]:
     """Copies of what deepcopy refuses: tensors that hooks such as weight norm left behind."""
     loose = [v for m in module.modules() for v in vars(m).values() if isinstance(v, Tensor)]
-    return {id(t): torch.empty(0) if is_functorch_wrapped_tensor(t) else t.detach().clone()
-            for t in loose if is_functorch_wrapped_tensor(t) or not t.is_leaf}
+    return {
+        id(t): torch.empty(0) if is_functorch_wrapped_tensor(t) else t.detach().clone()
+        for t in loose
+        if is_functorch_wrapped_tensor(t) or not t.is_leaf
+    }
 
 
 def _private_copy(module: nn.Module) -> nn.Module:
     """A structural copy in evaluation mode with values of its own."""
     if any(map(is_lazy, module.parameters())):
-        fail("module", "parameters with shapes", "lazy ones that wait for a first batch",
-             "Call the module on a batch once")
+        fail(
+            "module",
+            "parameters with shapes",
+            "lazy ones that wait for a first batch",
+            "Call the module on a batch once",
+        )
     try:
         duplicate = copy.deepcopy(module, _results(module))
     except Exception as error:
-        fail("module", "a module that can be copied", f"{type(error).__name__}: {error}",
-             "Detach what cannot be copied (trainers, open files) first")
+        fail(
+            "module",
+            "a module that can be copied",
+            f"{type(error).__name__}: {error}",
+            "Detach what cannot be copied (trainers, open files) first",
+        )
     return duplicate.eval()
 
 
 def _in_training(module: nn.Module) -> tuple[str, ...]:
     """Kinds of layers in training mode whose outputs would be others in evaluation mode."""
-    kinds = {type(m).__name__: None for m in module.modules() if m.training and (
-        isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats
-        or isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
-        or isinstance(m, (nn.RNNBase, nn.MultiheadAttention)) and m.dropout > 0)}
+    kinds = {
+        type(m).__name__: None
+        for m in module.modules()
+        if m.training
+        and (
+            isinstance(m, nn.modules.batchnorm._NormBase)
+            and m.track_running_stats
+            or isinstance(m, nn.modules.dropout._DropoutNd)
+            and m.p > 0
+            or isinstance(m, (nn.RNNBase, nn.MultiheadAttention))
+            and m.dropout > 0
+        )
+    }
     return tuple(kinds)
 
 
@@ -501,8 +576,11 @@ def _aliases(module: nn.Module) -> dict[str, str]:
 
 def _layer(name: str) -> str:
     """The layer a parameter belongs to, also as part of a parametrisation such as weight norm."""
-    return re.split(r"(?:^|\.)parametrizations\.", name)[0] if "parametrizations." in name else (
-        name.rpartition(".")[0])
+    return (
+        re.split(r"(?:^|\.)parametrizations\.", name)[0]
+        if "parametrizations." in name
+        else (name.rpartition(".")[0])
+    )
 
 
 def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]:
@@ -510,10 +588,14 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
     trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
     aliases = {n: first for n, first in _aliases(module).items() if first in trainable}
     if not trainable:
-        fail("module", "at least one trainable parameter",
-             "none (all have requires_grad=False)" if any(True for _ in module.parameters())
-             else "a module without parameters",
-             "Set requires_grad on what should be random")
+        fail(
+            "module",
+            "at least one trainable parameter",
+            "none (all have requires_grad=False)"
+            if any(True for _ in module.parameters())
+            else "a module without parameters",
+            "Set requires_grad on what should be random",
+        )
     if isinstance(parameters, Mapping):
         return _masked(trainable, {aliases.get(n, n): mask for n, mask in parameters.items()})
     if parameters == "all":
@@ -526,13 +608,20 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
     else:
         patterns = [parameters] if isinstance(parameters, str) else parameters
         if not isinstance(patterns, (list, tuple)):
-            fail_type("parameters", "a pattern, a list of patterns, a function or a dict of masks",
-                      parameters)
+            fail_type(
+                "parameters",
+                "a pattern, a list of patterns, a function or a dict of masks",
+                parameters,
+            )
         wanted = {first for n, first in aliases.items() if any(fnmatchcase(n, p) for p in patterns)}
     chosen: dict[str, Tensor | None] = dict.fromkeys(n for n in trainable if n in wanted)
     if not chosen:
-        fail("parameters", "a pattern that selects a trainable parameter", repr(parameters),
-             "Trainable are: " + ", ".join(list(trainable)[:8]))
+        fail(
+            "parameters",
+            "a pattern that selects a trainable parameter",
+            repr(parameters),
+            "Trainable are: " + ", ".join(list(trainable)[:8]),
+        )
     return chosen
 
 
@@ -548,8 +637,11 @@ def _masked(
             continue
         mask = torch.as_tensor(masks[name])
         if mask.dtype != torch.bool or mask.shape != parameter.shape:
-            fail(f"parameters[{name!r}]", f"a boolean mask of shape {tuple(parameter.shape)}",
-                 f"{mask.dtype} of shape {tuple(mask.shape)}")
+            fail(
+                f"parameters[{name!r}]",
+                f"a boolean mask of shape {tuple(parameter.shape)}",
+                f"{mask.dtype} of shape {tuple(mask.shape)}",
+            )
         if mask.any():
             chosen[name] = mask.to(parameter.device)
     if not chosen:

@@ -19,10 +19,13 @@ from subbayes.utils.checks import fail, fail_type
 __all__ = ["ellipse", "gaussian", "log_prob_on", "outlines"]
 
 _STYLES: tuple[tuple[str, Literal["-", "--", "-.", ":"]], ...] = (
-    (INK, "--"), (RED, "-"), (GREEN, "-."), (PURPLE, ":"))
+    (INK, "--"),
+    (RED, "-"),
+    (GREEN, "-."),
+    (PURPLE, ":"),
+)
 _NATS = 2.0  # below the maximum: two standard deviations of a Gaussian
-_WHITE: list[AbstractPathEffect] = [
-    withStroke(linewidth=3.2, foreground="white")]
+_WHITE: list[AbstractPathEffect] = [withStroke(linewidth=3.2, foreground="white")]
 
 Moments = tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k k"]]
 
@@ -46,18 +49,24 @@ def gaussian(name: str, approximation: Any, rank: int) -> Moments | None:
     """
     if isinstance(approximation, Draws):
         noted = approximation.meta
-        approximation = (noted["mode"], noted["covariance"]) if (
-            "mode" in noted and "covariance" in noted) else (
-            approximation.mean(), approximation.covariance())
+        approximation = (
+            (noted["mode"], noted["covariance"])
+            if ("mode" in noted and "covariance" in noted)
+            else (approximation.mean(), approximation.covariance())
+        )
     if not isinstance(approximation, tuple):
         return None
     if len(approximation) != 2:
-        fail(f"approximations[{name!r}]", "a pair (mean, covariance)",
-             f"{len(approximation)} things")
+        fail(
+            f"approximations[{name!r}]", "a pair (mean, covariance)", f"{len(approximation)} things"
+        )
     mean, covariance = (np.asarray(part, dtype=float) for part in approximation)
     if mean.shape != (rank,) or covariance.shape != (rank, rank):
-        fail(f"approximations[{name!r}]", f"shapes ({rank},) and ({rank}, {rank})",
-             f"{mean.shape} and {covariance.shape}")
+        fail(
+            f"approximations[{name!r}]",
+            f"shapes ({rank},) and ({rank}, {rank})",
+            f"{mean.shape} and {covariance.shape}",
+        )
     if not np.linalg.eigvalsh(covariance).min() > 0:
         fail(f"approximations[{name!r}]", "a positive definite covariance", "another")
     return mean, covariance
@@ -106,8 +115,11 @@ def log_prob_on(
     """
     function = getattr(approximation, "log_prob", approximation)
     if not callable(function):
-        fail_type(f"approximations[{name!r}]",
-                  "a pair (mean, covariance), Draws, or an object with log_prob", approximation)
+        fail_type(
+            f"approximations[{name!r}]",
+            "a pair (mean, covariance), Draws, or an object with log_prob",
+            approximation,
+        )
     with torch.no_grad():
         if isinstance(approximation, (torch.distributions.Distribution, torch.nn.Module)):
             values = function(torch.from_numpy(points).to(torch.get_default_dtype()))
@@ -115,8 +127,11 @@ def log_prob_on(
             values = function(points)
     values = np.asarray(values, dtype=float)
     if values.shape != (len(points),):
-        fail(f"approximations[{name!r}]", f"one log density for each of {len(points)} points",
-             f"shape {values.shape}")
+        fail(
+            f"approximations[{name!r}]",
+            f"one log density for each of {len(points)} points",
+            f"shape {values.shape}",
+        )
     return values
 
 
@@ -148,12 +163,19 @@ def outlines(
         color, style = _STYLES[i % len(_STYLES)]
         moments = gaussian(name, approximation, len(center))
         if moments is not None:
-            ax.plot(*ellipse(moments, axes).T, style, color=color, linewidth=1.6,
-                    path_effects=_WHITE)
+            ax.plot(
+                *ellipse(moments, axes).T, style, color=color, linewidth=1.6, path_effects=_WHITE
+            )
         else:
             values = log_prob_on(name, approximation, points.reshape(-1, len(center)))
-            ax.contour(first, second, (values - values.max()).reshape(len(second), -1),
-                       levels=[-_NATS], colors=[color], linestyles=[style], linewidths=1.6
-                       ).set_path_effects(_WHITE)
+            ax.contour(
+                first,
+                second,
+                (values - values.max()).reshape(len(second), -1),
+                levels=[-_NATS],
+                colors=[color],
+                linestyles=[style],
+                linewidths=1.6,
+            ).set_path_effects(_WHITE)
         entries.append(Line2D([], [], color=color, linestyle=style, linewidth=1.6, label=name))
     return entries

@@ -54,19 +54,15 @@ def calibration(
     ax, first = _unit_square(ax)
     if first:
         _expected_band(ax, int(curve.count[0]))
-    ax.plot(curve.expected, curve.observed, linewidth=1.8, label=label,
-            color=BLUE if first else None)
+    ax.plot(
+        curve.expected, curve.observed, linewidth=1.8, label=label, color=BLUE if first else None
+    )
     legend(labelled(ax, "level of the interval", "observed coverage"))
     return ax
 
 
 def reliability(
-    predictive: Predictive,
-    y: Any,
-    *,
-    bins: int = 10,
-    label: str = "model",
-    ax: Axes | None = None,
+    predictive: Predictive, y: Any, *, bins: int = 10, label: str = "model", ax: Axes | None = None
 ) -> Axes:
     """Accuracy against confidence for classes; points grow with the rows behind them.
 
@@ -93,18 +89,33 @@ def reliability(
         'confidence (probability of the top class)'
     """
     if predictive.likelihood.kind != "classification":
-        fail("predictive", "classification for a reliability diagram",
-             predictive.likelihood.kind, "Use calibration(...)")
+        fail(
+            "predictive",
+            "classification for a reliability diagram",
+            predictive.likelihood.kind,
+            "Use calibration(...)",
+        )
     curve = metrics.calibration_curve(predictive, y, bins=bins)
     ax, first = _unit_square(ax)
     if first:
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="calibrated")
     low, high = metrics.wilson_interval(curve.observed, curve.count)
-    drawn = ax.errorbar(curve.expected, curve.observed,
-                        [curve.observed - low, high - curve.observed], linewidth=0.8,
-                        elinewidth=1.2, label=label, color=BLUE if first else None)
-    ax.scatter(curve.expected, curve.observed, s=12 + 90 * np.sqrt(curve.count / curve.count.sum()),
-               color=drawn.lines[0].get_color(), zorder=3)
+    drawn = ax.errorbar(
+        curve.expected,
+        curve.observed,
+        [curve.observed - low, high - curve.observed],
+        linewidth=0.8,
+        elinewidth=1.2,
+        label=label,
+        color=BLUE if first else None,
+    )
+    ax.scatter(
+        curve.expected,
+        curve.observed,
+        s=12 + 90 * np.sqrt(curve.count / curve.count.sum()),
+        color=drawn.lines[0].get_color(),
+        zorder=3,
+    )
     start = min(0.5, float(curve.expected.min()))
     ax.set_xlim(start - 0.03, 1.02)
     legend(labelled(ax, "confidence (probability of the top class)", "accuracy"))
@@ -140,14 +151,19 @@ def pit(
         'relative frequency'
     """
     if predictive.likelihood.kind == "classification":
-        fail("predictive", "regression or counts for a PIT histogram", "classification",
-             "Use reliability(...)")
+        fail(
+            "predictive",
+            "regression or counts for a PIT histogram",
+            "classification",
+            "Use reliability(...)",
+        )
     edges = np.linspace(0, 1, check_count("bins", bins) + 1)
     height = bins * _pit_mass(predictive, y, target, edges)
     ax = new_axes(ax)
     half = 1.96 * np.sqrt((bins - 1) / len(predictive))
-    ax.axhspan(max(1 - half, 0), 1 + half, color=GREY, alpha=0.15, linewidth=0,
-               label="95 % if calibrated")
+    ax.axhspan(
+        max(1 - half, 0), 1 + half, color=GREY, alpha=0.15, linewidth=0, label="95 % if calibrated"
+    )
     ax.bar(edges[:-1], height, width=1 / bins, align="edge", color=SKY, edgecolor="white")
     ax.axhline(1, color=GREY, linewidth=1, linestyle="--")
     ax.set_xlim(0, 1)
@@ -199,8 +215,14 @@ def doubt(predictive: Predictive, y: Any, *, label: str = "model", ax: Axes | No
     count = np.arange(1, len(order) + 1)
     ax = new_axes(ax)
     first = not ax.lines
-    ax.plot(count / len(order), np.cumsum(right[order]) / count, linewidth=1.8, label=label,
-            color=BLUE if first else None, drawstyle="steps-post")
+    ax.plot(
+        count / len(order),
+        np.cumsum(right[order]) / count,
+        linewidth=1.8,
+        label=label,
+        color=BLUE if first else None,
+        drawstyle="steps-post",
+    )
     ax.set_xlim(0, 1)
     legend(labelled(ax, "share of rows answered, the surest first", "accuracy among them"))
     return ax
@@ -217,6 +239,13 @@ def _unit_square(ax: Axes | None) -> tuple[Axes, bool]:
 def _expected_band(ax: Axes, n: int) -> None:
     p = np.linspace(0, 1, 101)
     half = 1.96 * np.sqrt(p * (1 - p) / n)
-    ax.fill_between(p, np.clip(p - half, 0, 1), np.clip(p + half, 0, 1), color=GREY, alpha=0.15,
-                    linewidth=0, label=f"95 % if calibrated (N = {n})")
+    ax.fill_between(
+        p,
+        np.clip(p - half, 0, 1),
+        np.clip(p + half, 0, 1),
+        color=GREY,
+        alpha=0.15,
+        linewidth=0,
+        label=f"95 % if calibrated (N = {n})",
+    )
     ax.plot(p, p, color=GREY, linewidth=1, linestyle="--")

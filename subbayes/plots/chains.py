@@ -37,8 +37,13 @@ def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) ->
     x, name = _chains(draws, coordinate)
     ax = new_axes(ax, height=2.6)
     for c, chain in enumerate(x):
-        ax.plot(np.arange(1, len(chain) + 1), chain, color=COLORS[c % len(COLORS)],
-                linewidth=0.6, alpha=0.6)
+        ax.plot(
+            np.arange(1, len(chain) + 1),
+            chain,
+            color=COLORS[c % len(COLORS)],
+            linewidth=0.6,
+            alpha=0.6,
+        )
     ax.set_xlim(1, max(x.shape[1], 2))
     note(ax, f"{len(x)} chains")
     return labelled(ax, "draw", name)
@@ -70,8 +75,17 @@ def ranks(
     ax = new_axes(ax, height=2.6)
     edges = np.linspace(0, x.size, bins + 1)
     for c, height in enumerate(heights):
-        ax.bar(edges[:-1], 0.45 * height, width=np.diff(edges), bottom=c + 1, align="edge",
-               color=COLORS[c % len(COLORS)], alpha=0.75, edgecolor="white", linewidth=0.4)
+        ax.bar(
+            edges[:-1],
+            0.45 * height,
+            width=np.diff(edges),
+            bottom=c + 1,
+            align="edge",
+            color=COLORS[c % len(COLORS)],
+            alpha=0.75,
+            edgecolor="white",
+            linewidth=0.4,
+        )
         ax.axhline(c + 1.45, color=GREY, linewidth=0.8, linestyle="--")
     ax.set_yticks(np.arange(1, len(x) + 1))
     ax.set_xlim(0, x.size)
@@ -121,8 +135,13 @@ def autocorrelation(
     rho = [correlations(_chains(draws, i)[0], lag) for i in chosen]
     for i, line in zip(chosen, rho, strict=True):
         few = len(rho) <= len(COLORS)
-        ax.plot(line, color=COLORS[i % len(COLORS)] if few else BLUE, linewidth=1.3,
-                alpha=0.9 if few else 0.4, label=f"z[{i}]" if few else None)
+        ax.plot(
+            line,
+            color=COLORS[i % len(COLORS)] if few else BLUE,
+            linewidth=1.3,
+            alpha=0.9 if few else 0.4,
+            label=f"z[{i}]" if few else None,
+        )
     if len(rho) > len(COLORS):
         note(ax, f"{len(rho)} coordinates")
     ax.set_xlim(0, lag)
@@ -131,9 +150,7 @@ def autocorrelation(
     return ax
 
 
-def correlations(
-    x: Float[np.ndarray, "chains draws"], max_lag: int
-) -> Float[np.ndarray, "lags"]:
+def correlations(x: Float[np.ndarray, "chains draws"], max_lag: int) -> Float[np.ndarray, "lags"]:
     """Autocorrelation at lags 0 to `max_lag`, pooled over chains, around each chain's mean."""
     n = x.shape[1]
     transform = np.fft.rfft(x - x.mean(1, keepdims=True), 2 * n, axis=1)
@@ -160,8 +177,13 @@ def ess(draws: Draws, *, ax: Axes | None = None) -> Axes:
     ax = new_axes(ax, height=max(2.4, 1.2 + 0.24 * draws.rank))
     ax.barh(place - 0.2, bulk, height=0.36, color=BLUE, label="bulk")
     ax.barh(place + 0.2, tail, height=0.36, color=SKY, label="tail")
-    ax.axvline(100 * draws.n_chains, color=RED, linewidth=1.2, linestyle="--",
-               label=f"enough ({100 * draws.n_chains})")
+    ax.axvline(
+        100 * draws.n_chains,
+        color=RED,
+        linewidth=1.2,
+        linestyle="--",
+        label=f"enough ({100 * draws.n_chains})",
+    )
     shown = place[:: max(1, draws.rank // 25)]
     ax.set_yticks(shown, [f"z[{i}]" for i in shown])
     ax.invert_yaxis()

@@ -57,8 +57,9 @@ def surface(
         (3, 5)
     """
     i, j = _check_axes(axes, posterior.rank)
-    points = np.tile(np.zeros(posterior.rank) if center is None else center,
-                     (len(second), len(first), 1))
+    points = np.tile(
+        np.zeros(posterior.rank) if center is None else center, (len(second), len(first), 1)
+    )
     points[..., i], points[..., j] = first, second[:, None]
     return _values(posterior, points.reshape(-1, posterior.rank)).reshape(len(second), -1)
 
@@ -127,8 +128,11 @@ def density(
         if group.rank != posterior.rank:
             fail(name, f"rank {posterior.rank}, as the posterior has", group.rank)
     shapes = dict(approximations or {})
-    outside = [ellipse(moments, (i, j)) for name, one in shapes.items()
-               if (moments := gaussian(name, one, posterior.rank)) is not None]
+    outside = [
+        ellipse(moments, (i, j))
+        for name, one in shapes.items()
+        if (moments := gaussian(name, one, posterior.rank)) is not None
+    ]
     center, window = _window(posterior, list(named.values()), (i, j), outside)
     first, second = (np.linspace(*span, size) for span in spans or window)
     values = surface(posterior, first, second, (i, j), center)
@@ -137,12 +141,26 @@ def density(
     entries = _draws(ax, named, (i, j), n_draws)
     entries += outlines(ax, shapes, first, second, (i, j), center)
     if not named or len(named) == 1:
-        entries += ax.plot(*center[[i, j]], "X", color=INK, markersize=8, linestyle="",
-                           markeredgecolor="white",
-                           label="mean of the draws" if named else "shift")
+        entries += ax.plot(
+            *center[[i, j]],
+            "X",
+            color=INK,
+            markersize=8,
+            linestyle="",
+            markeredgecolor="white",
+            label="mean of the draws" if named else "shift",
+        )
     if named and first[0] < 0 < first[-1] and second[0] < 0 < second[-1]:
-        entries += ax.plot(0, 0, "P", color="white", markeredgecolor=INK, markersize=7,
-                           linestyle="", label="shift (z = 0)")
+        entries += ax.plot(
+            0,
+            0,
+            "P",
+            color="white",
+            markeredgecolor=INK,
+            markersize=7,
+            linestyle="",
+            label="shift (z = 0)",
+        )
     ax.set_xlim(first[0], first[-1])
     ax.set_ylim(second[0], second[-1])
     ax.grid(False)
@@ -157,10 +175,18 @@ def _draws(
     entries = []
     for (name, group), (color, marker) in zip(named.items(), cycle(_MARKS), strict=False):
         flat = group.flat(n_draws)
-        ax.plot(flat[:, axes[0]], flat[:, axes[1]], marker, color=color, markersize=2.8,
-                alpha=0.8, markeredgewidth=0)
-        entries.append(Line2D([], [], marker=marker, color=color, linestyle="", markersize=5,
-                              label=name))
+        ax.plot(
+            flat[:, axes[0]],
+            flat[:, axes[1]],
+            marker,
+            color=color,
+            markersize=2.8,
+            alpha=0.8,
+            markeredgewidth=0,
+        )
+        entries.append(
+            Line2D([], [], marker=marker, color=color, linestyle="", markersize=5, label=name)
+        )
     return entries
 
 
@@ -191,8 +217,12 @@ def _window(
         low, high = np.min(ends), np.max(ends)
         pad = 0.25 * (high - low) or 1.0
         shown = [points[:, place] for points in outside]
-        spans.append((float(min([low - pad, *(1.02 * p.min() - 0.02 * p.max() for p in shown)])),
-                      float(max([high + pad, *(1.02 * p.max() - 0.02 * p.min() for p in shown)]))))
+        spans.append(
+            (
+                float(min([low - pad, *(1.02 * p.min() - 0.02 * p.max() for p in shown)])),
+                float(max([high + pad, *(1.02 * p.max() - 0.02 * p.min() for p in shown)])),
+            )
+        )
     return flat.mean(0), spans
 
 
@@ -211,8 +241,14 @@ def _contours(
     shown = np.minimum(np.where(np.isfinite(below), below, np.inf), levels[-1])
     filled = ax.contourf(first, second, shown, levels, colors=colors)
     ax.contour(first, second, shown, levels[1:-1], colors="white", linewidths=0.6, alpha=0.7)
-    bar = ax.figure.colorbar(filled, ax=ax, spacing="uniform", ticks=levels, pad=0.02,
-                             format=FuncFormatter(lambda value, _: f"{value:g}"))
+    bar = ax.figure.colorbar(
+        filled,
+        ax=ax,
+        spacing="uniform",
+        ticks=levels,
+        pad=0.02,
+        format=FuncFormatter(lambda value, _: f"{value:g}"),
+    )
     bar.set_label("nats below the maximum", size=10)
     bar.ax.tick_params(labelsize=9)
     bar.ax.invert_yaxis()
@@ -224,4 +260,3 @@ def _blues(n: int) -> list[tuple[float, float, float, float]]:
     dark, light = np.array([8, 64, 129]) / 255, np.array([240, 246, 251]) / 255
     mix = np.linspace(0, 1, n)[:, None] ** 0.8
     return [(*row, 1.0) for row in (1 - mix) * dark + mix * light]
-

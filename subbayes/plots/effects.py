@@ -47,16 +47,31 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     ax.axhline(0, color=GREY, linewidth=0.8)
     if partial.discrete:
         at, many = np.arange(len(mean)), len(mean) > _MANY
-        ax.errorbar(at, mean, yerr=[mean - low, high - mean], fmt="o", color=BLUE,
-                    capsize=0 if many else 3, markersize=3 if many else 5,
-                    linewidth=0.9 if many else 1.5)
+        ax.errorbar(
+            at,
+            mean,
+            yerr=[mean - low, high - mean],
+            fmt="o",
+            color=BLUE,
+            capsize=0 if many else 3,
+            markersize=3 if many else 5,
+            linewidth=0.9 if many else 1.5,
+        )
         _name_levels(ax, [str(level) for level in partial.x])
         ax.set_xlim(-0.6, len(mean) - 0.4)
     else:
         ax.fill_between(partial.x, low, high, color=BLUE, alpha=0.2, linewidth=0)
         ax.plot(partial.x, mean, color=BLUE)
-        ax.plot(partial.observed, np.zeros(len(partial.observed)), "|", color=INK, alpha=0.35,
-                markersize=7, transform=ax.get_xaxis_transform(), clip_on=False)
+        ax.plot(
+            partial.observed,
+            np.zeros(len(partial.observed)),
+            "|",
+            color=INK,
+            alpha=0.35,
+            markersize=7,
+            transform=ax.get_xaxis_transform(),
+            clip_on=False,
+        )
     what = "network" if partial.term.kind == "network" else "effect of"
     return labelled(ax, partial.variable, f"{what} {partial.term.name}")
 
@@ -66,8 +81,12 @@ def _name_levels(ax: Axes, levels: Sequence[str]) -> None:
     short = [level if len(level) <= _LONG else level[: _LONG - 1] + "…" for level in levels]
     every = -(-len(short) // _MOST)
     upright = sum(len(level) + 2 for level in short[::every]) > _ROOM
-    ax.set_xticks(range(0, len(short), every), short[::every], rotation=90 if upright else 0,
-                  fontsize=7 if len(short[::every]) > _MANY else None)
+    ax.set_xticks(
+        range(0, len(short), every),
+        short[::every],
+        rotation=90 if upright else 0,
+        fontsize=7 if len(short[::every]) > _MANY else None,
+    )
 
 
 def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
@@ -89,13 +108,17 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
         1
     """
     if not partials:
-        fail("partials", "at least one effect to draw", "none",
-             "contributions(frame) gives what networks of tensors add to each row")
+        fail(
+            "partials",
+            "at least one effect to draw",
+            "none",
+            "contributions(frame) gives what networks of tensors add to each row",
+        )
     wide = min(check_count("columns", columns), len(partials))
     panels = [ax for row in grid(-(-len(partials) // wide), wide, 4.2, 3.1) for ax in row]
     for ax, partial in zip(panels, partials, strict=False):
         effect(partial, ax=ax)
-    for ax in panels[len(partials):]:
+    for ax in panels[len(partials) :]:
         ax.remove()
     figure = panels[0].figure
     assert isinstance(figure, Figure)
@@ -103,8 +126,7 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
 
 
 def forest(
-    effects: Mapping[str, Float[np.ndarray, "..."]], level: float = 0.95, *,
-    ax: Axes | None = None,
+    effects: Mapping[str, Float[np.ndarray, "..."]], level: float = 0.95, *, ax: Axes | None = None
 ) -> Axes:
     """Means and intervals of several effects, one a line.
 

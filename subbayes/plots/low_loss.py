@@ -50,12 +50,19 @@ def curve(
         'place on the curve t'
     """
     check_choice("quantity", quantity, ("loss", "error"))
-    shown = [(losses, BLUE, "-", "curve, training rows"), (test, ORANGE, "-", "curve, test rows"),
-             (straight, BLUE, "--", "straight line, training rows"),
-             (straight_test, ORANGE, "--", "straight line, test rows")]
+    shown = [
+        (losses, BLUE, "-", "curve, training rows"),
+        (test, ORANGE, "-", "curve, test rows"),
+        (straight, BLUE, "--", "straight line, training rows"),
+        (straight_test, ORANGE, "--", "straight line, test rows"),
+    ]
     if len({one.error_name for one, *_ in shown if one is not None}) > 1:
-        fail("losses", "scores of one likelihood", "error rates beside RMSE",
-             "Score all lines with the same network and likelihood")
+        fail(
+            "losses",
+            "scores of one likelihood",
+            "error rates beside RMSE",
+            "Score all lines with the same network and likelihood",
+        )
     ax, seen = new_axes(ax), []
     for one, color, style, label in shown:
         if one is None:
@@ -74,8 +81,10 @@ def curve(
     if quantity == "loss":
         ax.set_ylim(low, high + 0.08 * (high - low))  # room for the text
         _barriers(ax, losses, straight)
-    what = {"loss": "negative log-likelihood\n(nats per observation)",
-            "error": {"RMSE": "RMSE (units of y)"}.get(losses.error_name, losses.error_name)}
+    what = {
+        "loss": "negative log-likelihood\n(nats per observation)",
+        "error": {"RMSE": "RMSE (units of y)"}.get(losses.error_name, losses.error_name),
+    }
     legend(labelled(ax, "place on the curve t", what[quantity]), columns=2)
     return ax
 
@@ -85,5 +94,6 @@ def _barriers(ax: Axes, losses: CurveLosses, straight: CurveLosses | None) -> No
     text = f"barrier on training rows: {losses.barrier:.2g} nats"
     if straight is not None:
         text += f", straight line {straight.barrier:.2g}"
-    ax.annotate(text, (0.99, 0.985), xycoords="axes fraction", ha="right", va="top", fontsize=9,
-                color=GREY)
+    ax.annotate(
+        text, (0.99, 0.985), xycoords="axes fraction", ha="right", va="top", fontsize=9, color=GREY
+    )

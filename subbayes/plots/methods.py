@@ -33,8 +33,10 @@ __all__ = ["NAMES", "scores", "temperature", "temperatures"]
 
 NAMES = {
     "log_likelihood": ("log-likelihood (nats per row)", "higher is better"),
-    "log_likelihood_moment_matched": ("log-likelihood, moment-matched (nats per row)",
-                                      "higher is better"),
+    "log_likelihood_moment_matched": (
+        "log-likelihood, moment-matched (nats per row)",
+        "higher is better",
+    ),
     "rmse": ("RMSE (units of y)", "lower is better"),
     "crps": ("CRPS (units of y)", "lower is better"),
     "coverage": ("coverage of the 95 % interval", "0.95 is right"),
@@ -91,8 +93,10 @@ def scores(
         ax.hlines(place, 0, values, color=GREY, linewidth=1.5)
         ax.set_xlim(0, 1.05 * float(np.nanmax(values)))
     else:
-        low, high = limits(np.concatenate([
-            values - half, values + half, [level] if score == "coverage" else []]), 0.1)
+        low, high = limits(
+            np.concatenate([values - half, values + half, [level] if score == "coverage" else []]),
+            0.1,
+        )
         ax.set_xlim(low, min(high, 1.005) if score in _SHARES else high)
     ax.set_yticks(place, names)
     ax.set_ylim(len(names) - 0.5, -0.5)
@@ -138,14 +142,29 @@ def temperature(
     how = "leave-one-out" if choice.by == "loo" else "validation rows"
     ax = new_axes(ax)
     middle, half = np.asarray(choice.scores), np.asarray(choice.standard_errors)
-    ax.fill_between(choice.temperatures, middle - half, middle + half, color=SKY, alpha=0.25,
-                    linewidth=0, label="± standard error")
+    ax.fill_between(
+        choice.temperatures,
+        middle - half,
+        middle + half,
+        color=SKY,
+        alpha=0.25,
+        linewidth=0,
+        label="± standard error",
+    )
     ax.plot(choice.temperatures, middle, "o-", color=BLUE, linewidth=1.6, markersize=5, label=how)
     if test:
-        ax.plot(list(test), list(test.values()), "s--", color=ORANGE, markersize=5,
-                linewidth=1.4, label="test rows")
-    ax.axvline(choice.best, color=GREY, linewidth=1, linestyle="--",
-               label=f"chosen: T = {choice.best:g}")
+        ax.plot(
+            list(test),
+            list(test.values()),
+            "s--",
+            color=ORANGE,
+            markersize=5,
+            linewidth=1.4,
+            label="test rows",
+        )
+    ax.axvline(
+        choice.best, color=GREY, linewidth=1, linestyle="--", label=f"chosen: T = {choice.best:g}"
+    )
     ax.set_xscale("log")
     ax.set_xticks(choice.temperatures, [f"{t:g}" for t in choice.temperatures])
     ax.minorticks_off()
@@ -191,11 +210,19 @@ def temperatures(
     for (name, rows), color in zip(groups, cycle(COLORS), strict=False):
         by = rows.groupby("temperature")[score]
         middle, spread, runs = by.mean(), by.std().fillna(0.0), int(by.count().max())
-        ax.fill_between(middle.index, middle - spread, middle + spread, color=color, alpha=0.18,
-                        linewidth=0)
+        ax.fill_between(
+            middle.index, middle - spread, middle + spread, color=color, alpha=0.18, linewidth=0
+        )
         label = f"mean of {runs} runs, ± standard deviation" if runs > 1 else "one run"
-        ax.plot(middle.index, middle, "o-", color=color, linewidth=1.6, markersize=5,
-                label=str(name) or label)
+        ax.plot(
+            middle.index,
+            middle,
+            "o-",
+            color=color,
+            linewidth=1.6,
+            markersize=5,
+            label=str(name) or label,
+        )
     if chosen is not None:
         ax.axvline(chosen, color=GREY, linewidth=1, linestyle="--", label=f"chosen: T = {chosen:g}")
     ax.set_xscale("log")
@@ -210,8 +237,7 @@ def temperatures(
 
 def _choice(entries: Mapping[str, Any]) -> TemperatureChoice:
     """A choice from its entries, which a file gives back as lists."""
-    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
-                             for k, v in entries.items()}
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entries.items()}
     try:
         return TemperatureChoice(**known)
     except TypeError:

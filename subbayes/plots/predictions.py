@@ -62,12 +62,20 @@ def bands(
     mean, lower, upper = (part[order] for part in _moments(predictive, level, target))
     ax = new_axes(ax)
     percent = f"{100 * level:g} %"
-    ax.fill_between(place, lower, upper, color=SKY, alpha=0.35, linewidth=0,
-                    label=f"{percent} of observations")
+    ax.fill_between(
+        place, lower, upper, color=SKY, alpha=0.35, linewidth=0, label=f"{percent} of observations"
+    )
     if predictive.n_draws > 1:
         low, high = (part[order] for part in _of_means(predictive, level, target))
-        ax.fill_between(place, low, high, color=BLUE, alpha=0.4, linewidth=0,
-                        label=f"{percent} of curves (epistemic)")
+        ax.fill_between(
+            place,
+            low,
+            high,
+            color=BLUE,
+            alpha=0.4,
+            linewidth=0,
+            label=f"{percent} of curves (epistemic)",
+        )
     if curves:
         shown = np.stack([_column(one, target)[order] for one in _some_means(predictive, curves)])
         lines = ax.plot(place, shown.T, color=BLUE, linewidth=0.7, alpha=0.6)
@@ -75,8 +83,16 @@ def bands(
     ax.plot(place, mean, color=BLUE, linewidth=1.8, label="mean")
     if data is not None:
         seen = observed(data[1], target)
-        ax.plot(_one_input(data[0], len(seen)), seen, "o", color=INK, markersize=3, alpha=0.6,
-                markeredgewidth=0, label="observed")
+        ax.plot(
+            _one_input(data[0], len(seen)),
+            seen,
+            "o",
+            color=INK,
+            markersize=3,
+            alpha=0.6,
+            markeredgewidth=0,
+            label="observed",
+        )
     legend(labelled(ax, *names))
     return ax
 
@@ -137,16 +153,44 @@ def intervals(
 
 def _interval_legend(ax: Axes, level: float, share: float, epistemic: bool) -> None:
     percent = f"{100 * level:g} %"
-    entries = [Line2D([], [], color=SKY, alpha=0.6, linewidth=4, label=f"{percent} interval"),
-               Line2D([], [], color=INK, marker="o", markersize=4, linestyle="",
-                      label=f"observed inside ({100 * share:.0f} %)")]
+    entries = [
+        Line2D([], [], color=SKY, alpha=0.6, linewidth=4, label=f"{percent} interval"),
+        Line2D(
+            [],
+            [],
+            color=INK,
+            marker="o",
+            markersize=4,
+            linestyle="",
+            label=f"observed inside ({100 * share:.0f} %)",
+        ),
+    ]
     if epistemic:
-        entries.append(Line2D([], [], color=BLUE, linewidth=4,
-                              label=f"{percent} of means (epistemic)"))
-    entries.append(Line2D([], [], color=RED, marker="D", markersize=4.5, linestyle="",
-                          label=f"outside ({100 * (1 - share):.0f} %)"))
-    ax.legend(handles=entries, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=2,
-              frameon=False, fontsize=9, borderaxespad=0.2, handlelength=1.2, columnspacing=1.4)
+        entries.append(
+            Line2D([], [], color=BLUE, linewidth=4, label=f"{percent} of means (epistemic)")
+        )
+    entries.append(
+        Line2D(
+            [],
+            [],
+            color=RED,
+            marker="D",
+            markersize=4.5,
+            linestyle="",
+            label=f"outside ({100 * (1 - share):.0f} %)",
+        )
+    )
+    ax.legend(
+        handles=entries,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.01),
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+        borderaxespad=0.2,
+        handlelength=1.2,
+        columnspacing=1.4,
+    )
 
 
 def observed(y: Any, target: int = 0) -> np.ndarray:
@@ -167,8 +211,12 @@ def _column(values: np.ndarray, target: int) -> np.ndarray:
 def _one_input(x: Any, n: int) -> np.ndarray:
     values = to_tensor("x", x).cpu().double().numpy()
     if values.shape not in ((n,), (n, 1)):
-        fail("x", f"one number for each of {n} rows", f"shape {values.shape}",
-             "Use intervals(...) for several inputs")
+        fail(
+            "x",
+            f"one number for each of {n} rows",
+            f"shape {values.shape}",
+            "Use intervals(...) for several inputs",
+        )
     return values.reshape(n)
 
 
@@ -188,11 +236,10 @@ def _some_means(predictive: Predictive, n: int) -> np.ndarray:
     return predictive.likelihood.of_draws(index).mean(outputs).numpy()
 
 
-def _of_means(
-    predictive: Predictive, level: float, target: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _of_means(predictive: Predictive, level: float, target: int) -> tuple[np.ndarray, np.ndarray]:
     """The interval that holds the means of `level` of the draws."""
     means = predictive.likelihood.mean(predictive.outputs)
-    ends = torch.quantile(means, torch.tensor([(1 - level) / 2, (1 + level) / 2],
-                                              dtype=means.dtype), dim=0).numpy()
+    ends = torch.quantile(
+        means, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=means.dtype), dim=0
+    ).numpy()
     return _column(ends[0], target), _column(ends[1], target)

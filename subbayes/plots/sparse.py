@@ -80,8 +80,11 @@ def inclusion(
         ax.axvline(0.5, color=GREY, linewidth=1, linestyle="--")
         ax.set_xlim(0, 1)
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        note(ax, f"{name or 'the layer'}: {len(p)} weights, {100 * np.mean(p > 0.5):.2g} % above "
-                 "one half")
+        note(
+            ax,
+            f"{name or 'the layer'}: {len(p)} weights, {100 * np.mean(p > 0.5):.2g} % above "
+            "one half",
+        )
         labelled(ax, "", "weights")
     labelled(axes[-1], "inclusion probability", "weights")
     return axes
@@ -118,8 +121,12 @@ def sparse_history(
     if not isinstance(history, Mapping):
         fail_type("history", f"the history of a sparse network, {_EXPECTED}", history)
     if not history.get("elbo"):
-        fail("history", "the history of a sparse network, with an elbo", sorted(history),
-             "Pass the history of what sparse.fit(...) returned")
+        fail(
+            "history",
+            "the history of a sparse network, with an elbo",
+            sorted(history),
+            "Pass the history of what sparse.fit(...) returned",
+        )
     if axes is None:
         axes = [row[0] for row in grid(2, 1, height=2.4)]
     above, below = axes
@@ -130,8 +137,13 @@ def sparse_history(
     labelled(above, "", "ELBO (nats)")
     for name, color in (("density", ORANGE), ("accuracy", BLUE)):
         if history.get(name):
-            below.plot(epoch, history[name], color=color, linewidth=1.5,
-                       label={"accuracy": "accuracy of draws, training rows"}.get(name, name))
+            below.plot(
+                epoch,
+                history[name],
+                color=color,
+                linewidth=1.5,
+                label={"accuracy": "accuracy of draws, training rows"}.get(name, name),
+            )
     below.set_ylim(0, 1.02)
     below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     legend(labelled(below, "epoch", "share"))
@@ -141,7 +153,10 @@ def sparse_history(
 
 
 def trade_off(
-    density: Mapping[str, Any], score: Mapping[str, Any], name: str = "accuracy", *,
+    density: Mapping[str, Any],
+    score: Mapping[str, Any],
+    name: str = "accuracy",
+    *,
     ax: Axes | None = None,
 ) -> Axes:
     """A score against the density: of several networks, of thresholds, of pruning.
@@ -163,13 +178,22 @@ def trade_off(
         fail("score", f"scores of {', '.join(density) or 'a method'}", ", ".join(score) or "none")
     ax = new_axes(ax)
     for place, (method, shares) in enumerate(density.items()):
-        x, y = np.atleast_1d(np.asarray(shares, float)), np.atleast_1d(
-            np.asarray(score[method], float))
+        x, y = (
+            np.atleast_1d(np.asarray(shares, float)),
+            np.atleast_1d(np.asarray(score[method], float)),
+        )
         if len(x) != len(y):
             fail("score", f"{len(x)} scores of {method}, one for each density", len(y))
         order = np.argsort(x)
-        ax.plot(x[order], y[order], "o-", color=COLORS[place % len(COLORS)], markersize=4.5,
-                linewidth=1.2, label=method)
+        ax.plot(
+            x[order],
+            y[order],
+            "o-",
+            color=COLORS[place % len(COLORS)],
+            markersize=4.5,
+            linewidth=1.2,
+            label=method,
+        )
     every = np.concatenate([np.atleast_1d(np.asarray(v, float)) for v in density.values()])
     if (every > 0).all():
         ax.set_xscale("log")
@@ -224,7 +248,8 @@ def feature_inclusion(
     if not len(probabilities) or not probabilities.between(0, 1).all():
         fail("probabilities", "probabilities of at least one input", repr(probabilities.tolist()))
     shown = probabilities.sort_values(ascending=False, kind="stable").head(
-        check_count("most", most))
+        check_count("most", most)
+    )
     ax = new_axes(ax, height=0.9 + 0.27 * len(shown))
     place = np.arange(len(shown))
     colors = [BLUE if p > 0.5 else GREY for p in shown]
@@ -253,6 +278,7 @@ def _by_input(given: Any) -> pd.Series:
         values = np.empty(())
     if values.ndim != 1:
         fail_type("probabilities", f"one probability for each input, {_EXPECTED}", given)
-    names = given.index if isinstance(given, pd.Series) else [
-        f"input {k}" for k in range(len(values))]
+    names = (
+        given.index if isinstance(given, pd.Series) else [f"input {k}" for k in range(len(values))]
+    )
     return pd.Series(values, index=names)

@@ -52,16 +52,25 @@ def spectra(
     """
     ax = new_axes(ax)
     hollow, longest = False, 1
-    for (name, one), color, marker in zip(spectra.items(), cycle(COLORS), cycle(_MARKERS),
-                                          strict=False):
+    for (name, one), color, marker in zip(
+        spectra.items(), cycle(COLORS), cycle(_MARKERS), strict=False
+    ):
         values, residuals = _values(name, one)
         size = np.abs(values)
         scale = size.sum() if share else 1.0
         place, below = np.arange(1, len(values) + 1), values < 0
         ax.plot(place, size / scale, "-", color=color, linewidth=1, alpha=0.6)
         for part, face in ((~below, color), (below, "white")):
-            ax.plot(place[part], size[part] / scale, marker, markersize=4.5, linestyle="",
-                    color=color, markerfacecolor=face, label=name if part is not below else None)
+            ax.plot(
+                place[part],
+                size[part] / scale,
+                marker,
+                markersize=4.5,
+                linestyle="",
+                color=color,
+                markerfacecolor=face,
+                label=name if part is not below else None,
+            )
         if residuals is not None:
             low = np.maximum(size - residuals, 1e-3 * size)
             ax.vlines(place, low / scale, (size + residuals) / scale, color=color, linewidth=1)
@@ -71,8 +80,18 @@ def spectra(
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles = list(ax.get_legend_handles_labels()[0])
     if hollow:
-        handles.append(Line2D([], [], marker="o", markersize=4.5, color=GREY, linestyle="",
-                              markerfacecolor="white", label="negative"))
+        handles.append(
+            Line2D(
+                [],
+                [],
+                marker="o",
+                markersize=4.5,
+                color=GREY,
+                linestyle="",
+                markerfacecolor="white",
+                label="negative",
+            )
+        )
     what = "share of the magnitudes shown" if share else "magnitude"
     legend(labelled(ax, "eigenvalue", what), columns=3, handles=handles)
     return ax

@@ -17,8 +17,23 @@ from matplotlib.figure import Figure, SubFigure
 
 from subbayes.utils.files import atomic_write_bytes
 
-__all__ = ["BLUE", "COLORS", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "RED", "SKY", "grid",
-           "labelled", "legend", "new_axes", "png", "save"]
+__all__ = [
+    "BLUE",
+    "COLORS",
+    "GREEN",
+    "GREY",
+    "INK",
+    "ORANGE",
+    "PURPLE",
+    "RED",
+    "SKY",
+    "grid",
+    "labelled",
+    "legend",
+    "new_axes",
+    "png",
+    "save",
+]
 
 # Okabe and Ito (2008), "Color universal design": told apart with any kind of colour vision.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -47,9 +62,7 @@ def new_axes(ax: Axes | None = None, width: float = WIDTH, height: float = HEIGH
     return _dress(figure.add_subplot())
 
 
-def grid(
-    rows: int, columns: int, width: float = WIDTH, height: float = HEIGHT
-) -> list[list[Axes]]:
+def grid(rows: int, columns: int, width: float = WIDTH, height: float = HEIGHT) -> list[list[Axes]]:
     """Several axes in one figure, as a list of rows.
 
     Args:
@@ -62,8 +75,9 @@ def grid(
         >>> [len(row) for row in grid(2, 3)]
         [3, 3]
     """
-    figure = Figure(figsize=(columns * width, rows * height), layout="constrained",
-                    facecolor="white")
+    figure = Figure(
+        figsize=(columns * width, rows * height), layout="constrained", facecolor="white"
+    )
     axes = figure.subplots(rows, columns, squeeze=False)
     return [[_dress(ax) for ax in row] for row in axes]
 
@@ -100,15 +114,30 @@ def legend(ax: Axes, columns: int = 2, handles: Sequence[Artist] | None = None) 
     if handles is None:
         handles = ax.get_legend_handles_labels()[0]
     if handles:
-        ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=columns,
-                  frameon=False, fontsize=_LEGEND, borderaxespad=0.2, handlelength=1.6,
-                  columnspacing=1.4)
+        ax.legend(
+            handles=handles,
+            loc="lower left",
+            bbox_to_anchor=(0, 1.01),
+            ncols=columns,
+            frameon=False,
+            fontsize=_LEGEND,
+            borderaxespad=0.2,
+            handlelength=1.6,
+            columnspacing=1.4,
+        )
 
 
 def note(ax: Axes, text: str) -> None:
     """A remark in small print above the axes, to the right."""
-    ax.annotate(text, (1, 1.02), xycoords="axes fraction", ha="right", va="bottom",
-                fontsize=_LEGEND, color=GREY)
+    ax.annotate(
+        text,
+        (1, 1.02),
+        xycoords="axes fraction",
+        ha="right",
+        va="bottom",
+        fontsize=_LEGEND,
+        color=GREY,
+    )
 
 
 def limits(values: Sequence[float] | np.ndarray, margin: float = 0.05) -> tuple[float, float]:

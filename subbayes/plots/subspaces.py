@@ -16,10 +16,14 @@ __all__ = ["judgements"]
 
 _MARKERS = "osD^v"
 _LABELS = {
-    "relative_error": "relative error of the covariance", "trace": "trace, relative to the full",
-    "log_trace": "log trace of the covariance", "wasserstein": "squared Wasserstein distance",
-    "kl": "KL divergence [nats]", "nll": "negative log-likelihood [nats]",
-    "accuracy": "accuracy"}
+    "relative_error": "relative error of the covariance",
+    "trace": "trace, relative to the full",
+    "log_trace": "log trace of the covariance",
+    "wasserstein": "squared Wasserstein distance",
+    "kl": "KL divergence [nats]",
+    "nll": "negative log-likelihood [nats]",
+    "accuracy": "accuracy",
+}
 _LOGARITHMIC = ("wasserstein", "kl")
 _SHARES = ("relative_error", "trace")
 _FULL = {"nll": "full_nll", "accuracy": "full_accuracy"}
@@ -51,15 +55,26 @@ def judgements(
     if not found:
         fail("found", "at least one judgement", "none")
     if all(np.isnan(getattr(one, what)) for one in found):
-        fail("what", f"a measure that was computed, for {what!r} with "
-             + ("a noise" if what == "kl" else "targets"), "NaN for all judgements",
-             f"Pass judge(..., {'noise' if what == 'kl' else 'targets'}=...)")
+        fail(
+            "what",
+            f"a measure that was computed, for {what!r} with "
+            + ("a noise" if what == "kl" else "targets"),
+            "NaN for all judgements",
+            f"Pass judge(..., {'noise' if what == 'kl' else 'targets'}=...)",
+        )
     ax = new_axes(ax)
     names = list(dict.fromkeys(one.name for one in found))
     for name, color, marker in zip(names, cycle(COLORS), cycle(_MARKERS), strict=False):
         mine = sorted((one for one in found if one.name == name), key=lambda one: one.rank)
-        ax.plot([one.rank for one in mine], [getattr(one, what) for one in mine], "-",
-                marker=marker, markersize=4.5, color=color, label=name)
+        ax.plot(
+            [one.rank for one in mine],
+            [getattr(one, what) for one in mine],
+            "-",
+            marker=marker,
+            markersize=4.5,
+            color=color,
+            label=name,
+        )
     if what == "relative_error":
         bounds = {one.rank: one.bound for one in found}
         ranks = np.array(sorted(bounds))

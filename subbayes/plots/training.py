@@ -32,11 +32,18 @@ def curves(history: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         >>> curves({"train_loss": [2.0, 1.0, 0.8]}).get_xlabel()
         'epoch'
     """
-    phases = [history] if "train_loss" in history else [
-        phase for phase in (history.get("train"), history.get("swa")) if phase]
+    phases = (
+        [history]
+        if "train_loss" in history
+        else [phase for phase in (history.get("train"), history.get("swa")) if phase]
+    )
     if not phases or "train_loss" not in phases[0]:
-        fail("history", "a history with a train_loss", sorted(history),
-             "Pass the history that train(...), swa(...) or fit(...) returned")
+        fail(
+            "history",
+            "a history with a train_loss",
+            sorted(history),
+            "Pass the history that train(...), swa(...) or fit(...) returned",
+        )
     ax = new_axes(ax)
     loss = np.concatenate([phase["train_loss"] for phase in phases])
     held = np.concatenate([_held_out(phase) for phase in phases])
@@ -45,8 +52,14 @@ def curves(history: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     if np.isfinite(held).any():
         ax.plot(epoch, held, color=ORANGE, linewidth=1.5, label="held-out rows")
     if len(phases) > 1:
-        ax.axvspan(len(phases[0]["train_loss"]) + 0.5, len(loss), color=SKY, alpha=0.15,
-                   linewidth=0, label="averaging (SWA)")
+        ax.axvspan(
+            len(phases[0]["train_loss"]) + 0.5,
+            len(loss),
+            color=SKY,
+            alpha=0.15,
+            linewidth=0,
+            label="averaging (SWA)",
+        )
     ax.set_xlim(1, max(len(loss), 2))
     ax.set_ylim(*_without_start(np.concatenate([loss, held])))
     legend(labelled(ax, "epoch", "negative log-likelihood\n(nats per observation)"), columns=3)
@@ -99,8 +112,15 @@ def spectrum(
     if rank is not None:
         kept = min(check_count("rank", rank), len(s))
         share = float((s[:kept] ** 2).sum() / (s**2).sum())
-        ax.plot(place[:kept], s[:kept], "o-", color=BLUE, markersize=5, linewidth=1.5,
-                label=f"the {kept} directions of the subspace")
+        ax.plot(
+            place[:kept],
+            s[:kept],
+            "o-",
+            color=BLUE,
+            markersize=5,
+            linewidth=1.5,
+            label=f"the {kept} directions of the subspace",
+        )
         note(ax, f"{100 * share:.0f} % of the variance")
     ax.set_yscale("log")
     ax.set_xlim(0.3, len(s) + 0.7)

@@ -75,9 +75,18 @@ def average(
     at = weights.__getitem__ if isinstance(weights, Tensor) else weights
     total = len(weights) if isinstance(weights, Tensor) else count
     assert total is not None
-    parts = [outputs(network, at, total, to_device(batch, network.device),
-                     refresh_batchnorm=refresh_batchnorm, memory_limit=memory_limit,
-                     progress=progress) for batch in input_batches(inputs)]
+    parts = [
+        outputs(
+            network,
+            at,
+            total,
+            to_device(batch, network.device),
+            refresh_batchnorm=refresh_batchnorm,
+            memory_limit=memory_limit,
+            progress=progress,
+        )
+        for batch in input_batches(inputs)
+    ]
     values = torch.cat(parts, 1)
     return Predictive(values, with_noise(likelihood, noise, values.shape[1]))
 
@@ -100,9 +109,13 @@ def outputs(
         for start in range(0, count, _CHUNK):
             chunk = weights_at(slice(start, start + _CHUNK))
             if refresh_batchnorm is None:
-                values = torch.cat([
-                    network.batched(chunk, take(inputs, slice(i, i + rows))).cpu()
-                    for i in range(0, n_rows(inputs), rows)], 1)
+                values = torch.cat(
+                    [
+                        network.batched(chunk, take(inputs, slice(i, i + rows))).cpu()
+                        for i in range(0, n_rows(inputs), rows)
+                    ],
+                    1,
+                )
             else:
                 values = _refreshed(network, chunk, inputs, refresh_batchnorm)
             parts.append(values)
@@ -148,8 +161,9 @@ def count_rows(network: Network, inputs: Any) -> int:
     """
     seen, rows = set(), 0
     for batch in input_batches(inputs):
-        kind = tuple((name, leaf.shape[1:], leaf.dtype)
-                     for name, leaf in named_leaves(batch).items())
+        kind = tuple(
+            (name, leaf.shape[1:], leaf.dtype) for name, leaf in named_leaves(batch).items()
+        )
         if kind not in seen:
             network.check(to_device(take(batch, slice(2)), network.device))
             seen.add(kind)

@@ -29,12 +29,21 @@ from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_choice, check_count, fail
 
-__all__ = ["ClassPredictive", "GaussianPredictive", "Method", "class_probabilities", "draws",
-           "is_linear", "natural", "predictive_of"]
+__all__ = [
+    "ClassPredictive",
+    "GaussianPredictive",
+    "Method",
+    "class_probabilities",
+    "draws",
+    "is_linear",
+    "natural",
+    "predictive_of",
+]
 
 Array = np.ndarray
-Method = Literal["auto", "gaussian", "probit", "extended-probit", "laplace-bridge",
-                 "monte-carlo", "network"]
+Method = Literal[
+    "auto", "gaussian", "probit", "extended-probit", "laplace-bridge", "monte-carlo", "network"
+]
 METHODS = ("probit", "extended-probit", "laplace-bridge")
 
 
@@ -69,16 +78,26 @@ class GaussianPredictive(Predictive):
     kind = "gaussian"
 
     def __init__(
-        self, mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"],
-        likelihood: Likelihood, joint: Float[Tensor, "m m"] | None = None,
+        self,
+        mean: Float[Tensor, "N C"],
+        covariance: Float[Tensor, "N C C"],
+        likelihood: Likelihood,
+        joint: Float[Tensor, "m m"] | None = None,
     ) -> None:
         super().__init__(mean[None], likelihood)
         if not is_linear(likelihood, self.outputs[0]):
-            fail("likelihood", "Gaussian noise around the outputs", repr(likelihood),
-                 "Use Monte Carlo over the outputs")
+            fail(
+                "likelihood",
+                "Gaussian noise around the outputs",
+                repr(likelihood),
+                "Use Monte Carlo over the outputs",
+            )
         if covariance.shape != (*mean.shape, mean.shape[1]):
-            fail("covariance", f"shape ({len(mean)}, {mean.shape[1]}, {mean.shape[1]})",
-                 tuple(covariance.shape))
+            fail(
+                "covariance",
+                f"shape ({len(mean)}, {mean.shape[1]}, {mean.shape[1]})",
+                tuple(covariance.shape),
+            )
         self._joint = None if joint is None else joint.detach().cpu().double()
         zeros = torch.zeros_like(self.outputs[0])
         self._scale = likelihood.mean(zeros + 1) - likelihood.mean(zeros)  # units of y
@@ -97,8 +116,12 @@ class GaussianPredictive(Predictive):
             InputError: it was not asked for.
         """
         if self._joint is None:
-            fail("covariance", "a prediction with joint=True", "one row by row",
-                 "Predict with joint=True")
+            fail(
+                "covariance",
+                "a prediction with joint=True",
+                "one row by row",
+                "Predict with joint=True",
+            )
         scale = self._scale.flatten()
         return (self._joint * scale * scale[:, None]).numpy()
 
@@ -157,7 +180,9 @@ class GaussianPredictive(Predictive):
 
 
 def draws(
-    mean: Float[Tensor, "*N C"], covariance: Float[Tensor, "*N C C"], count: int,
+    mean: Float[Tensor, "*N C"],
+    covariance: Float[Tensor, "*N C C"],
+    count: int,
     generator: torch.Generator,
 ) -> Float[Tensor, "S *N C"]:
     """Draws from Gaussians, singular ones too."""
@@ -195,16 +220,25 @@ class ClassPredictive(Predictive):
     kind = "gaussian"
 
     def __init__(
-        self, mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"],
-        likelihood: Likelihood, method: str = "probit", n_draws: int = 200, seed: int = 0,
+        self,
+        mean: Float[Tensor, "N C"],
+        covariance: Float[Tensor, "N C C"],
+        likelihood: Likelihood,
+        method: str = "probit",
+        n_draws: int = 200,
+        seed: int = 0,
     ) -> None:
         if likelihood.kind != "classification":
-            fail("method", "'auto' or 'monte-carlo' for other likelihoods than of classes",
-                 repr(method))
+            fail(
+                "method",
+                "'auto' or 'monte-carlo' for other likelihoods than of classes",
+                repr(method),
+            )
         mean, covariance = mean.detach().cpu().double(), covariance.detach().cpu().double()
         generator = torch.Generator().manual_seed(seed)
-        super().__init__(draws(mean, covariance, check_count("n_draws", n_draws), generator),
-                         likelihood)
+        super().__init__(
+            draws(mean, covariance, check_count("n_draws", n_draws), generator), likelihood
+        )
         self.method = method
         self._averaged = class_probabilities(mean, covariance, method)
 
@@ -214,8 +248,9 @@ class ClassPredictive(Predictive):
     @property
     def mean(self) -> Array:
         """Means of the class indicators."""
-        return self._array(self._averaged[:, -1:] if isinstance(self.likelihood, Bernoulli)
-                           else self._averaged)
+        return self._array(
+            self._averaged[:, -1:] if isinstance(self.likelihood, Bernoulli) else self._averaged
+        )
 
     @property
     def aleatoric(self) -> Array:
@@ -235,8 +270,9 @@ class ClassPredictive(Predictive):
     def sample(self, n: int = 1, seed: int = 0) -> Array:
         """Draw n labels per row, shape (n, N)."""
         generator = torch.Generator().manual_seed(seed)
-        return torch.multinomial(self._averaged, check_count("n", n), replacement=True,
-                                 generator=generator).T.numpy()
+        return torch.multinomial(
+            self._averaged, check_count("n", n), replacement=True, generator=generator
+        ).T.numpy()
 
 
 def class_probabilities(
@@ -268,9 +304,7 @@ def _kappa(variance: Tensor) -> Tensor:
     return (1 + math.pi / 8 * variance).rsqrt()
 
 
-def _bridge(
-    mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]
-) -> Float[Tensor, "N C"]:
+def _bridge(mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]) -> Float[Tensor, "N C"]:
     """Mean of the Dirichlet, from logits conditioned on a sum of 0."""
     variances = covariance.diagonal(dim1=1, dim2=2)
     toward, total = covariance.sum(-1), covariance.sum((-1, -2)).unsqueeze(-1)
@@ -291,14 +325,20 @@ def natural(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method:
 
 
 def predictive_of(
-    mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], likelihood: Likelihood,
-    method: Method, n_draws: int, seed: int, joint: Float[Tensor, "m m"] | None = None,
+    mean: Float[Tensor, "N C"],
+    covariance: Float[Tensor, "N C C"],
+    likelihood: Likelihood,
+    method: Method,
+    n_draws: int,
+    seed: int,
+    joint: Float[Tensor, "m m"] | None = None,
 ) -> Predictive:
     """The predictive that a Gaussian over the outputs makes."""
     if method == "gaussian":
         return GaussianPredictive(mean, covariance, likelihood, joint)
     if method == "monte-carlo":
         generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
-        return Predictive(draws(mean, covariance, check_count("n_draws", n_draws), generator),
-                          likelihood)
+        return Predictive(
+            draws(mean, covariance, check_count("n_draws", n_draws), generator), likelihood
+        )
     return ClassPredictive(mean, covariance, likelihood, method, n_draws, seed)

@@ -113,8 +113,11 @@ class Predictive:
         targets = to_targets(y, "y")
         for tensor in leaves(targets):
             if tensor.ndim == 0 or len(tensor) != len(self):
-                fail("y", f"{len(self)} rows, as predicted",
-                     len(tensor) if tensor.ndim else "a scalar")
+                fail(
+                    "y",
+                    f"{len(self)} rows, as predicted",
+                    len(tensor) if tensor.ndim else "a scalar",
+                )
             check_finite("y", tensor)
         return targets
 
@@ -231,12 +234,23 @@ class Predictive:
             columns |= {"entropy": self.entropy, "mutual_information": self.mutual_information}
             return pd.DataFrame(columns)
         lower, upper = self.interval(level)
-        parts = {"mean": self.mean, "std": self.std, "epistemic_std": np.sqrt(self.epistemic),
-                 "aleatoric_std": np.sqrt(self.aleatoric), "lower": lower, "upper": upper}
+        parts = {
+            "mean": self.mean,
+            "std": self.std,
+            "epistemic_std": np.sqrt(self.epistemic),
+            "aleatoric_std": np.sqrt(self.aleatoric),
+            "lower": lower,
+            "upper": upper,
+        }
         if self.mean.ndim == 1:
             return pd.DataFrame(parts)
-        return pd.DataFrame({f"{name}[{t}]": values[:, t] for name, values in parts.items()
-                             for t in range(values.shape[1])})
+        return pd.DataFrame(
+            {
+                f"{name}[{t}]": values[:, t]
+                for name, values in parts.items()
+                for t in range(values.shape[1])
+            }
+        )
 
     def _require(self, kind: str, what: str) -> None:
         if self.likelihood.kind != kind:
@@ -244,8 +258,12 @@ class Predictive:
 
     def _require_ordered(self, what: str) -> None:
         if self.likelihood.kind == "classification":
-            fail(what, "a likelihood with an ordered target", repr(self.likelihood),
-                 "Use probabilities instead")
+            fail(
+                what,
+                "a likelihood with an ordered target",
+                repr(self.likelihood),
+                "Use probabilities instead",
+            )
 
 
 def _quantile(

@@ -11,8 +11,19 @@ from matplotlib.figure import Figure
 
 from subbayes.plots.style import png
 
-__all__ = ["box", "definitions", "figure", "figures", "folded", "heading", "page", "paragraphs",
-           "preformatted", "section", "table"]
+__all__ = [
+    "box",
+    "definitions",
+    "figure",
+    "figures",
+    "folded",
+    "heading",
+    "page",
+    "paragraphs",
+    "preformatted",
+    "section",
+    "table",
+]
 
 STYLE = """
 :root { color-scheme: light; --ink: #222; --soft: #666; --line: #ddd; --blue: #0072b2; }
@@ -72,10 +83,13 @@ def page(title: str, body: Iterable[str]) -> str:
         >>> "<title>a &lt; b</title>" in page("a < b", [])
         True
     """
-    return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-            + "\n".join(piece for piece in body if piece) + "\n</body>\n</html>\n")
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(piece for piece in body if piece)
+        + "\n</body>\n</html>\n"
+    )
 
 
 def heading(title: str) -> str:
@@ -152,8 +166,9 @@ def definitions(entries: Mapping[str, str]) -> str:
         >>> definitions({"k": "rank"})
         '<dl><dt>k</dt><dd>rank</dd></dl>'
     """
-    rows = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>"
-                   for term, text in entries.items() if text)
+    rows = "".join(
+        f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in entries.items() if text
+    )
     return f"<dl>{rows}</dl>" if rows else ""
 
 
@@ -182,12 +197,21 @@ def table(
     """
     bold = set(best)
     header = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    lines = ["<tr>" + "".join(
-        f'<td{" class=" + chr(34) + "best" + chr(34) if (i, j) in bold else ""}>{escape(cell)}</td>'
-        for j, cell in enumerate(row)) + "</tr>" for i, row in enumerate(rows)]
-    return (f'<div class="scroll"><table><thead><tr>{header}</tr></thead>\n<tbody>'
-            + "\n".join(lines) + "</tbody></table></div>"
-            + paragraphs(caption, kind="caption"))
+    lines = [
+        "<tr>"
+        + "".join(
+            ('<td class="best">' if (i, j) in bold else "<td>") + f"{escape(cell)}</td>"
+            for j, cell in enumerate(row)
+        )
+        + "</tr>"
+        for i, row in enumerate(rows)
+    ]
+    return (
+        f'<div class="scroll"><table><thead><tr>{header}</tr></thead>\n<tbody>'
+        + "\n".join(lines)
+        + "</tbody></table></div>"
+        + paragraphs(caption, kind="caption")
+    )
 
 
 def figure(drawn: Axes | Figure | bytes, caption: str) -> str:
@@ -205,8 +229,10 @@ def figure(drawn: Axes | Figure | bytes, caption: str) -> str:
     content = drawn if isinstance(drawn, bytes) else png(drawn)
     data = base64.b64encode(content).decode("ascii")
     words = escape(caption)
-    return (f'<figure><img src="data:image/png;base64,{data}" alt="{words}">'
-            f"<figcaption>{words}</figcaption></figure>")
+    return (
+        f'<figure><img src="data:image/png;base64,{data}" alt="{words}">'
+        f"<figcaption>{words}</figcaption></figure>"
+    )
 
 
 def figures(*pieces: str) -> str:

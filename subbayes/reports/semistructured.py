@@ -26,15 +26,20 @@ _WORDS = {
     "direction": "probability of direction: how sure the sign of the effect is, 0.5 to 1.",
     "R-hat": "whether the chains agree; below 1.01 is good.",
     "ess": "how many independent draws the correlated ones are worth, for means (bulk) and "
-           "intervals (tail).",
+    "intervals (tail).",
     "sd(...)": "standard deviation of a smooth's wiggles or of random effects, on the scale of "
-               "the predictor.",
+    "the predictor.",
 }
 
 
 def write_report(
-    model: SemiStructuredRegression, path: str | Path, *, title: str = "",
-    test: pd.DataFrame | None = None, test_inputs: Any = None, level: float = 0.95,
+    model: SemiStructuredRegression,
+    path: str | Path,
+    *,
+    title: str = "",
+    test: pd.DataFrame | None = None,
+    test_inputs: Any = None,
+    level: float = 0.95,
     notes: Sequence[str] = (),
 ) -> Path:
     """Write a page about a fitted model; see `SemiStructuredRegression.report`."""
@@ -43,11 +48,16 @@ def write_report(
     summary = model.summary(level)
     body = [
         html.heading(title or f"Effects on {model.response}"),
-        html.paragraphs(_lead(model), kind="lead"), *_verdict(model, summary),
-        html.section("Effects", html.table(
-            ["effect", *map(str, summary.columns)],
-            [[str(name), *_numbers(row)] for name, row in summary.iterrows()]),
-            html.figure(forest(shown, level), _below_forest(effects, shown))),
+        html.paragraphs(_lead(model), kind="lead"),
+        *_verdict(model, summary),
+        html.section(
+            "Effects",
+            html.table(
+                ["effect", *map(str, summary.columns)],
+                [[str(name), *_numbers(row)] for name, row in summary.iterrows()],
+            ),
+            html.figure(forest(shown, level), _below_forest(effects, shown)),
+        ),
         html.section("Each term", html.figures(*_pictures(model, level))),
         html.section("Chains", _chains(model, summary)),
         html.section("Predictions", _scores(model, test, test_inputs)),
@@ -61,39 +71,57 @@ def write_report(
 
 def _lead(model: SemiStructuredRegression) -> str:
     rows = model.fittable
-    networks = (f" beside {len(model.deep)} network{'s' * (len(model.deep) > 1)} "
-                f"({', '.join(model.deep)})" if model.deep else "")
-    left_out = (f"; {rows.dropped} rows with missing values were left out" if rows.dropped
-                else "")
-    formula = model.formula if isinstance(model.formula, str) else ", ".join(
-        f"{name}: {text}" for name, text in model.formula.items())
+    networks = (
+        f" beside {len(model.deep)} network{'s' * (len(model.deep) > 1)} ({', '.join(model.deep)})"
+        if model.deep
+        else ""
+    )
+    left_out = f"; {rows.dropped} rows with missing values were left out" if rows.dropped else ""
+    formula = (
+        model.formula
+        if isinstance(model.formula, str)
+        else ", ".join(f"{name}: {text}" for name, text in model.formula.items())
+    )
     return f"{formula}{networks}, family {rows.family!r}, {rows.data.n} rows{left_out}."
 
 
 def _verdict(model: SemiStructuredRegression, summary: pd.DataFrame) -> list[str]:
     if not model.is_posterior:
-        return [html.box("bad", f"{model.draws.n_draws} networks trained anew: their spread is no "
-                         "posterior of the effects.")]
+        return [
+            html.box(
+                "bad",
+                f"{model.draws.n_draws} networks trained anew: their spread is no "
+                "posterior of the effects.",
+            )
+        ]
     worst, least = summary["rhat"].max(), summary["ess_bulk"].min()
     good = worst < 1.01 and least >= 100 * model.draws.n_chains
-    said = [f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size "
-            f"{least:.0f}."]
+    said = [f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size {least:.0f}."]
     if worst >= 1.01:
         said.append("The chains do not agree well enough on the effects: sample longer.")
     elif not good:
-        said.append(f"The chains agree; for intervals that can be trusted, sample until each "
-                    f"effect has {100 * model.draws.n_chains} effective draws.")
+        said.append(
+            f"The chains agree; for intervals that can be trusted, sample until each "
+            f"effect has {100 * model.draws.n_chains} effective draws."
+        )
     pieces = [html.box("good" if good else "bad", *said)]
     if model.space.rank and model.draws.warnings():
-        pieces.append(html.paragraphs("Of all coordinates, the networks' included: "
-                                      + "; ".join(model.draws.warnings()) + "."))
+        pieces.append(
+            html.paragraphs(
+                "Of all coordinates, the networks' included: "
+                + "; ".join(model.draws.warnings())
+                + "."
+            )
+        )
     return pieces
 
 
 def _shown(effects: dict[str, np.ndarray], most: int = 40) -> dict[str, np.ndarray]:
     """The effects of a forest: levels of random effects last, an intercept only on its own."""
-    others = sorted((name for name in effects if not _is_intercept(name)),
-                    key=lambda name: name.startswith("re("))
+    others = sorted(
+        (name for name in effects if not _is_intercept(name)),
+        key=lambda name: name.startswith("re("),
+    )
     return {name: effects[name] for name in (others or list(effects))[:most]}
 
 
@@ -104,21 +132,33 @@ def _is_intercept(name: str) -> bool:
 def _below_forest(effects: dict[str, np.ndarray], shown: dict[str, np.ndarray]) -> str:
     away = [name for name in effects if _is_intercept(name) and name not in shown]
     rest = len(effects) - len(shown) - len(away)
-    return ("Effects on the scale of the predictor"
-            + (f"; {', '.join(away)} left out" if away else "")
-            + (f"; {rest} more are in the table" if rest else "") + ".")
+    return (
+        "Effects on the scale of the predictor"
+        + (f"; {', '.join(away)} left out" if away else "")
+        + (f"; {rest} more are in the table" if rest else "")
+        + "."
+    )
 
 
 def _pictures(model: SemiStructuredRegression, level: float) -> list[str]:
-    what = {"factor": "relative to its reference level", "random": "by level",
-            "network": "a network's contribution relative to its mean, averaged over the rows"}
+    what = {
+        "factor": "relative to its reference level",
+        "random": "by level",
+        "network": "a network's contribution relative to its mean, averaged over the rows",
+    }
     found = []
     for partial in model.partials(level):
         term = partial.term
         along = f" along {partial.variable}" if term.kind == "network" else ""
-        found.append(html.figure(effect(partial), (
-            f"{term.name}{along}, {what.get(term.kind, 'relative to the average row')}, with "
-            f"{100 * level:g} % intervals.")))
+        found.append(
+            html.figure(
+                effect(partial),
+                (
+                    f"{term.name}{along}, {what.get(term.kind, 'relative to the average row')}, "
+                    f"with {100 * level:g} % intervals."
+                ),
+            )
+        )
     return found
 
 
@@ -134,33 +174,43 @@ def _chains(model: SemiStructuredRegression, summary: pd.DataFrame, most: int = 
         path, order = trace(draws, i), ranks(draws, i)
         path.set_ylabel(name)
         order.set_xlabel(f"rank of {name} among all draws")
-        pictures += [html.figure(path, f"Draws of {name}, a line for each chain."),
-                     html.figure(order, f"Ranks of {name}: flat where the chains agree.")]
-    return html.folded(f"Traces and ranks of the {len(names)} effects of largest R-hat",
-                       html.figures(*pictures))
+        pictures += [
+            html.figure(path, f"Draws of {name}, a line for each chain."),
+            html.figure(order, f"Ranks of {name}: flat where the chains agree."),
+        ]
+    return html.folded(
+        f"Traces and ranks of the {len(names)} effects of largest R-hat", html.figures(*pictures)
+    )
 
 
-def _scores(
-    model: SemiStructuredRegression, test: pd.DataFrame | None, test_inputs: Any
-) -> str:
+def _scores(model: SemiStructuredRegression, test: pd.DataFrame | None, test_inputs: Any) -> str:
     rows = []
     if model.is_posterior and model.draws.meta.get("temperature", 1.0) == 1.0:
         loo, n = model.loo(quiet=True), model.fittable.data.n
-        rows.append(["leave-one-out (PSIS), mean per row", f"{loo.elpd / n:.3f}",
-                     f"{loo.se / n:.3f}"])
+        rows.append(
+            ["leave-one-out (PSIS), mean per row", f"{loo.elpd / n:.3f}", f"{loo.se / n:.3f}"]
+        )
     if test is not None:
         values = model.score_samples(test, test_inputs)
-        rows.append([f"{len(values)} test rows, mean per row", f"{values.mean():.3f}",
-                     f"{values.std(ddof=1) / len(values) ** 0.5:.3f}"])
+        rows.append(
+            [
+                f"{len(values)} test rows, mean per row",
+                f"{values.mean():.3f}",
+                f"{values.std(ddof=1) / len(values) ** 0.5:.3f}",
+            ]
+        )
     if not rows:
-        return html.paragraphs("Leave-one-out needs draws at temperature 1; pass test= to score "
-                               "held-out rows.")
+        return html.paragraphs(
+            "Leave-one-out needs draws at temperature 1; pass test= to score held-out rows."
+        )
     return html.table(["log predictive density", "value", "standard error"], rows)
 
 
 def _described(model: SemiStructuredRegression) -> dict[str, str]:
-    found = {"formula": _lead(model).partition(", family")[0],
-             "family": repr(model.fittable.family)}
+    found = {
+        "formula": _lead(model).partition(", family")[0],
+        "family": repr(model.fittable.family),
+    }
     for name, part in model.deep.items():
         reads = f"columns {', '.join(part.columns)}" if part.columns else "a tensor"
         size = sum(p.numel() for p in part.module.parameters())
@@ -168,16 +218,21 @@ def _described(model: SemiStructuredRegression) -> dict[str, str]:
     if model.space.rank:
         found["networks' space"] = f"{model.space.rank} directions of {model.space.kind}"
         found["networks orthogonal to"] = {
-            "effects": "the columns of the formula", "nothing": "nothing",
+            "effects": "the columns of the formula",
+            "nothing": "nothing",
             "intercept": "the intercept alone: centred. A network of columns that go with an "
-                         "effect takes a part of it"}[model.orthogonal_to]
-    found["sampling"] = (f"{model.draws.meta.get('sampler', '')}, {model.draws.n_chains} chains "
-                         f"of {model.draws.n_draws} draws, seed {model.seed}")
+            "effect takes a part of it",
+        }[model.orthogonal_to]
+    found["sampling"] = (
+        f"{model.draws.meta.get('sampler', '')}, {model.draws.n_chains} chains "
+        f"of {model.draws.n_draws} draws, seed {model.seed}"
+    )
     temperature = model.draws.meta.get("temperature", 1.0)
     if temperature != 1.0:
         found["temperature"] = f"{temperature:g} of the networks; the effects given them at 1"
-    found["priors"] = "; ".join(f"{name}: {prior!r}"
-                                for name, prior in model.fittable.structure.priors.items())
+    found["priors"] = "; ".join(
+        f"{name}: {prior!r}" for name, prior in model.fittable.structure.priors.items()
+    )
     return found
 
 

@@ -60,8 +60,9 @@ def orthogonal_to(
     if wanted is False:
         return found
     for place, parameter in enumerate(design.parameters):
-        own = [part for part in deep.values()
-               if (part.parameter or design.parameters[0]) == parameter]
+        own = [
+            part for part in deep.values() if (part.parameter or design.parameters[0]) == parameter
+        ]
         terms = [t for t in design.terms if t.parameter == parameter and t.kind != "random"]
         read = {c for part in own for c in part.columns or ()}
         if wanted == "auto" and not read & {v for t in terms for v in t.variables}:
@@ -72,8 +73,9 @@ def orthogonal_to(
             continue
         values = rows[:, columns].double()
         u, s, _ = torch.linalg.svd(values, full_matrices=False)
-        found[place] = Orthogonal(columns, u[:, s > 1e-9 * s[0]].contiguous(),
-                                  torch.linalg.pinv(values, rtol=1e-9))
+        found[place] = Orthogonal(
+            columns, u[:, s > 1e-9 * s[0]].contiguous(), torch.linalg.pinv(values, rtol=1e-9)
+        )
     return found
 
 
@@ -88,22 +90,28 @@ class Contributions:
     """
 
     def __init__(
-        self, deep: nn.Module, inputs: dict[str, Tensor], orthogonal: Mapping[int, Orthogonal],
+        self,
+        deep: nn.Module,
+        inputs: dict[str, Tensor],
+        orthogonal: Mapping[int, Orthogonal],
         width: int,
     ) -> None:
         self.network, self.inputs = Network(deep), inputs
         self.orthogonal, self.width = dict(orthogonal), width
         step = max(1, _BYTES // (bytes_per_row(self.network, inputs) * _CHUNK))
-        self._batches = [take(inputs, slice(i, i + step))
-                         for i in range(0, n_rows(inputs), step)]
+        self._batches = [take(inputs, slice(i, i + step)) for i in range(0, n_rows(inputs), step)]
 
     def raw(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
         """Contributions as the networks give them, in float64; rows pass in batches."""
         with torch.no_grad():
-            return torch.cat([
-                torch.cat([self.network.batched(part, batch).double()
-                           for batch in self._batches], 1)
-                for part in weights.split(_CHUNK)])
+            return torch.cat(
+                [
+                    torch.cat(
+                        [self.network.batched(part, batch).double() for batch in self._batches], 1
+                    )
+                    for part in weights.split(_CHUNK)
+                ]
+            )
 
     def __call__(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
         """Contributions orthogonal to the columns, in float64."""

@@ -45,7 +45,12 @@ class _One(nn.Module):
 
 
 def partial_dependence(
-    sampler: Sampler, draws: Draws, name: str, variable: str | None, values: Any, level: float,
+    sampler: Sampler,
+    draws: Draws,
+    name: str,
+    variable: str | None,
+    values: Any,
+    level: float,
     n_draws: int,
 ) -> Partial:
     """The partial dependence of a network on a column.
@@ -64,31 +69,45 @@ def partial_dependence(
     """
     model, part = sampler.model, sampler.deep[name]
     if part.columns is None:
-        fail("term", "a term of the formula or a network that reads columns",
-             f"{name!r}, which reads a tensor", "contributions(frame, inputs=...) gives what "
-             "networks add to each row")
+        fail(
+            "term",
+            "a term of the formula or a network that reads columns",
+            f"{name!r}, which reads a tensor",
+            "contributions(frame, inputs=...) gives what networks add to each row",
+        )
     if variable is None and len(part.columns) == 1:
         variable = part.columns[0]
     if variable is None or variable not in part.columns:
-        fail("variable", f"a column that the network {name!r} reads: " + ", ".join(part.columns),
-             repr(variable))
+        fail(
+            "variable",
+            f"a column that the network {name!r} reads: " + ", ".join(part.columns),
+            repr(variable),
+        )
     observed = model.frame[variable]
     number = pd.api.types.is_numeric_dtype(observed) and observed.dtype != bool
     if values is None:
-        values = (np.linspace(observed.min(), observed.max(), _POINTS) if number
-                  else sorted(observed.unique().tolist(), key=str))
-    rows = model.frame.iloc[np.unique(
-        np.linspace(0, len(observed) - 1, _ROWS).round().astype(int))]
+        values = (
+            np.linspace(observed.min(), observed.max(), _POINTS)
+            if number
+            else sorted(observed.unique().tolist(), key=str)
+        )
+    rows = model.frame.iloc[np.unique(np.linspace(0, len(observed) - 1, _ROWS).round().astype(int))]
     grid = pd.concat([rows] * len(values), ignore_index=True)
     grid[variable] = pd.Series(np.repeat(np.asarray(values), len(rows))).astype(
-        None if number else observed.dtype)
+        None if number else observed.dtype
+    )
     parameter = part.parameter or model.design.parameters[0]
     place = model.design.parameters.index(parameter)
     own = _contribution(sampler, draws, name, grid, place, check_count("n_draws", n_draws))
     drawn = own.reshape(len(own), len(values), len(rows)).mean(2)
-    return Partial(Term(name, parameter, "network", (), (variable,)), variable,
-                   np.asarray(values), drawn, observed.to_numpy() if number else np.zeros(0),
-                   level)
+    return Partial(
+        Term(name, parameter, "network", (), (variable,)),
+        variable,
+        np.asarray(values),
+        drawn,
+        observed.to_numpy() if number else np.zeros(0),
+        level,
+    )
 
 
 def _contribution(

@@ -49,8 +49,12 @@ class Extras:
         for argument in ("weights", "offset", "exposure"):
             value = getattr(self, argument)
             if value is not None and not isinstance(value, str):
-                fail_type(argument, "the name of a column of the data frame", value,
-                          f"Put it there: data.assign({argument}=...), {argument}={argument!r}")
+                fail_type(
+                    argument,
+                    "the name of a column of the data frame",
+                    value,
+                    f"Put it there: data.assign({argument}=...), {argument}={argument!r}",
+                )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -64,8 +68,7 @@ class Extras:
             total += _numbers(self.offset, frame)
         if self.exposure is not None:
             if family.links[0] != "log":
-                fail("exposure", "a family with a log link", repr(family),
-                     "Pass offset= instead")
+                fail("exposure", "a family with a log link", repr(family), "Pass offset= instead")
             exposure = _numbers(self.exposure, frame)
             if not (exposure > 0).all():
                 fail(self.exposure, "exposures above 0", f"{exposure.min():g}")
@@ -111,9 +114,12 @@ class Response:
         else:
             labels = sorted(values.unique().tolist())
         if not isinstance(family, OrdinalFamily) and len(labels) != 2:
-            fail(name, "2 classes for family 'bernoulli'",
-                 f"{len(labels)}: " + ", ".join(map(str, labels[:5])),
-                 "Use family='ordinal' for ordered classes" if len(labels) > 2 else "")
+            fail(
+                name,
+                "2 classes for family 'bernoulli'",
+                f"{len(labels)}: " + ", ".join(map(str, labels[:5])),
+                "Use family='ordinal' for ordered classes" if len(labels) > 2 else "",
+            )
         if len(labels) < 2:
             fail(name, "at least 2 classes", ", ".join(map(str, labels)))
         return cls(name, tuple(labels))
@@ -132,8 +138,11 @@ class Response:
         place = {label: i for i, label in enumerate(self.labels)}
         unseen = [v for v in pd.unique(np.asarray(values)) if v not in place]
         if unseen:
-            fail(self.name, "classes seen in training: " + ", ".join(map(str, self.labels)),
-                 ", ".join(map(str, unseen)))
+            fail(
+                self.name,
+                "classes seen in training: " + ", ".join(map(str, self.labels)),
+                ", ".join(map(str, unseen)),
+            )
         return np.array([place[v] for v in np.asarray(values)], dtype=np.float64)
 
     def variables(self, frame: pd.DataFrame) -> tuple[str, ...]:
@@ -156,9 +165,13 @@ def _check_ordered(name: str, values: pd.Series) -> None:
     classes = list(values.cat.categories) if category else sorted(values.unique(), key=str)
     if pd.api.types.is_numeric_dtype(pd.Series(classes).infer_objects()):
         return
-    fail(name, "ordered classes for family 'ordinal'", "text without an order; it would be "
-         + " < ".join(map(str, classes)), f"Pass pd.Categorical(data[{name!r}], categories="
-         "[lowest, ..., highest], ordered=True), or numbers")
+    fail(
+        name,
+        "ordered classes for family 'ordinal'",
+        "text without an order; it would be " + " < ".join(map(str, classes)),
+        f"Pass pd.Categorical(data[{name!r}], categories="
+        "[lowest, ..., highest], ordered=True), or numbers",
+    )
 
 
 def _evaluated(expression: str, frame: pd.DataFrame) -> np.ndarray:
@@ -184,8 +197,13 @@ class Rows:
     """
 
     def __init__(
-        self, design: Design, family: Family, extras: Extras, deep: Mapping[str, Deep],
-        frame: pd.DataFrame, dtype: torch.dtype,
+        self,
+        design: Design,
+        family: Family,
+        extras: Extras,
+        deep: Mapping[str, Deep],
+        frame: pd.DataFrame,
+        dtype: torch.dtype,
     ) -> None:
         self.design, self.family, self.extras = design, family, extras
         self.deep, self.dtype = dict(deep), dtype
@@ -204,7 +222,9 @@ class Rows:
         return tuple(dict.fromkeys([*self.design.variables, *deep, *extra]))
 
     def inputs(
-        self, frame: pd.DataFrame, tensors: Mapping[str, Any] | None = None,
+        self,
+        frame: pd.DataFrame,
+        tensors: Mapping[str, Any] | None = None,
         new_levels: NewLevels = "error",
     ) -> dict[str, Tensor]:
         """The inputs of rows.
@@ -223,8 +243,10 @@ class Rows:
             fail("data", "at least one row", "none")
         columns, offsets = self.design.matrix(frame, new_levels)
         offsets[:, 0] += self.extras.added(frame, self.family)
-        found = {"design": torch.from_numpy(columns).to(self.dtype),
-                 "offset": torch.from_numpy(offsets).to(self.dtype)}
+        found = {
+            "design": torch.from_numpy(columns).to(self.dtype),
+            "offset": torch.from_numpy(offsets).to(self.dtype),
+        }
         tensors = dict(tensors or {})
         for name, part in self.deep.items():
             if part.columns is None:
@@ -233,8 +255,11 @@ class Rows:
                 found[f"deep {name}"] = self.encoded(name, frame)
         unknown = [name for name in tensors if name not in self.deep]
         if unknown:
-            fail("inputs", "names of networks: " + (", ".join(self.deep) or "there are none"),
-                 ", ".join(unknown))
+            fail(
+                "inputs",
+                "names of networks: " + (", ".join(self.deep) or "there are none"),
+                ", ".join(unknown),
+            )
         return found
 
     def encoded(self, name: str, frame: pd.DataFrame) -> Float[Tensor, "n q"]:
@@ -255,14 +280,21 @@ class Rows:
 
     def _own(self, name: str, tensors: dict[str, Any], n: int) -> Tensor:
         if name not in tensors:
-            fail("inputs", f"a tensor for the network {name!r}",
-                 ", ".join(tensors) or "none", f"Pass inputs={{{name!r}: ...}}")
+            fail(
+                "inputs",
+                f"a tensor for the network {name!r}",
+                ", ".join(tensors) or "none",
+                f"Pass inputs={{{name!r}: ...}}",
+            )
         tensor = own_input(name, tensors[name], n)
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
-_NOT_HERE = (", or use unknown='ignore'", ", or raise max_categories",
-             ", or name it in categorical=[...]")  # options of the encoder
+_NOT_HERE = (
+    ", or use unknown='ignore'",
+    ", or raise max_categories",
+    ", or name it in categorical=[...]",
+)  # options of the encoder
 
 
 @contextmanager
@@ -293,8 +325,12 @@ def own_input(name: str, value: Any, n: int) -> Tensor:
     """
     argument, whole = f"inputs[{name!r}]", isinstance(value, Dataset)
     if isinstance(value, IterableDataset) or (whole and not hasattr(value, "__len__")):
-        fail(argument, "a map-style Dataset, with a length", type(value).__name__,
-             "Read it into a tensor")
+        fail(
+            argument,
+            "a map-style Dataset, with a length",
+            type(value).__name__,
+            "Read it into a tensor",
+        )
     found = value if whole else to_tensor(argument, value)
     if len(found) != n:
         fail(argument, f"{n} rows, as the data frame has", len(found))
@@ -310,8 +346,12 @@ def _read(argument: str, dataset: Any, n: int) -> Tensor:
         if i == 0:
             found = torch.empty(n, *part.shape, dtype=part.dtype)
         if _kind(part) != _kind(found[0]):
-            fail(f"{argument}[{i}]", f"{_kind(found[0])} as the first entry has", _kind(part),
-                 "Let the Dataset give entries of one shape and dtype")
+            fail(
+                f"{argument}[{i}]",
+                f"{_kind(found[0])} as the first entry has",
+                _kind(part),
+                "Let the Dataset give entries of one shape and dtype",
+            )
         found[i] = part
     return found
 
@@ -321,7 +361,9 @@ def _kind(tensor: Tensor) -> str:
 
 
 def complete(
-    frame: pd.DataFrame, tensors: Mapping[str, Any] | None, columns: tuple[str, ...],
+    frame: pd.DataFrame,
+    tensors: Mapping[str, Any] | None,
+    columns: tuple[str, ...],
     missing: Missing,
 ) -> tuple[pd.DataFrame, dict[str, Any], dict[str, int]]:
     """The rows without missing values, of the frame and of the tensors."""
@@ -352,7 +394,10 @@ def deep_of(deep: Mapping[str, Any] | None, family: Family) -> dict[str, Deep]:
         if not isinstance(part, Deep) or not isinstance(part.module, nn.Module):
             fail_type(f"deep[{name!r}]", "a module, a pair (module, columns) or a Deep", part)
         if part.parameter is not None and part.parameter not in family.parameters:
-            fail(f"parameter of deep[{name!r}]", "one of " + ", ".join(family.parameters),
-                 repr(part.parameter))
+            fail(
+                f"parameter of deep[{name!r}]",
+                "one of " + ", ".join(family.parameters),
+                repr(part.parameter),
+            )
         found[str(name)] = part
     return found

@@ -50,9 +50,7 @@ class Effects(nn.Module):
     _loose: Tensor
     _mask: Tensor
 
-    def __init__(
-        self, design: Design, family: Family, priors: Mapping[str, EffectPrior]
-    ) -> None:
+    def __init__(self, design: Design, family: Family, priors: Mapping[str, EffectPrior]) -> None:
         super().__init__()
         self.design, self.family, self.priors = design, family, dict(priors)
         columns = len(design.names)
@@ -67,8 +65,9 @@ class Effects(nn.Module):
             if isinstance(prior, NormalPrior):
                 mean[own], scale[own] = prior.mean, prior.scale
                 continue
-            logged = (term.kind == "intercept" and prior.positive
-                      and family.link(term.parameter) == "log")
+            logged = (
+                term.kind == "intercept" and prior.positive and family.link(term.parameter) == "log"
+            )
             self._blocks.append((slice(own[0], own[-1] + 1), prior, logged))
             mean[own], scale[own] = 0.0, 0.0
             placed += own
@@ -83,8 +82,11 @@ class Effects(nn.Module):
         self._constant("_shares", shares)
         self._constant("_loose", 1 - shares.sum(0))
         self.names = [*design.names, *(f"sd({name})" for name in self.spreads)]
-        self.thresholds = (range(len(self.names), len(self.names) + family.n_classes - 1)
-                           if isinstance(family, OrdinalFamily) else range(0))
+        self.thresholds = (
+            range(len(self.names), len(self.names) + family.n_classes - 1)
+            if isinstance(family, OrdinalFamily)
+            else range(0)
+        )
         self.names += [f"threshold[{j}]" for j in range(len(self.thresholds))]
         self.size = len(self.names)
         belongs = [[float(p == owner) for p in design.parameters] for owner in design.owner]
@@ -99,8 +101,10 @@ class Effects(nn.Module):
         beta = self._mean.to(zeta) + self._scale.to(zeta) * own
         if self._blocks:
             values = [prior.from_standard(own[..., at]) for at, prior, _ in self._blocks]
-            values = [v.log() if logged else v
-                      for v, (_, _, logged) in zip(values, self._blocks, strict=True)]
+            values = [
+                v.log() if logged else v
+                for v, (_, _, logged) in zip(values, self._blocks, strict=True)
+            ]
             beta = beta + torch.cat(values, -1) @ self._placed.to(zeta)
         if self.spreads:
             tau = torch.stack([self.spread(name, zeta) for name in self.spreads], -1)
@@ -134,8 +138,11 @@ class Effects(nn.Module):
         return torch.cat([first, gaps], -1).cumsum(-1)
 
     def forward(
-        self, zeta: Float[Tensor, "P"], design: Float[Tensor, "N p"],
-        offset: Float[Tensor, "N K"], correction: Float[Tensor, "p"] | None = None,
+        self,
+        zeta: Float[Tensor, "P"],
+        design: Float[Tensor, "N p"],
+        offset: Float[Tensor, "N K"],
+        correction: Float[Tensor, "p"] | None = None,
     ) -> Float[Tensor, "N C"]:
         """Predictors of all parameters, shape (N, C)."""
         beta = self.coefficients(zeta)
@@ -160,11 +167,18 @@ class Effects(nn.Module):
         found: dict[str, np.ndarray] = {}
         for term in self.design.terms:
             if term.kind == "intercept":
-                others = [i for t in self.design.terms if t.parameter == term.parameter
-                          and t.kind != "intercept" for i in t.columns]
+                others = [
+                    i
+                    for t in self.design.terms
+                    if t.parameter == term.parameter and t.kind != "intercept"
+                    for i in t.columns
+                ]
                 value = beta[:, term.columns[0]] - beta[:, others] @ self.design.center[others]
-                if not others and term.parameter != self.design.parameters[0] and (
-                        self.family.link(term.parameter) == "log"):
+                if (
+                    not others
+                    and term.parameter != self.design.parameters[0]
+                    and (self.family.link(term.parameter) == "log")
+                ):
                     found[term.parameter] = np.exp(value)
                 else:
                     found[term.name] = value
@@ -224,9 +238,7 @@ def _unit(family: Family, y: Float[np.ndarray, "n"]) -> float:
     return spread
 
 
-def _intercept(
-    term: Term, family: Family, y: Float[np.ndarray, "n"], unit: float
-) -> EffectPrior:
+def _intercept(term: Term, family: Family, y: Float[np.ndarray, "n"], unit: float) -> EffectPrior:
     if term.parameter == family.parameters[0]:
         link = family.links[0]
         level = float(np.mean(y))
@@ -263,8 +275,10 @@ def chosen_priors(
                 fail("priors", "names of terms: " + ", ".join(priors), repr(name))
             name = own[0]
         if name.startswith("sd(") and not prior.positive:
-            fail(f"priors[{name!r}]", "a prior of a positive number, such as Exponential(1)",
-                 repr(prior))
+            fail(
+                f"priors[{name!r}]",
+                "a prior of a positive number, such as Exponential(1)",
+                repr(prior),
+            )
         priors[name] = prior
     return priors
-

@@ -25,8 +25,16 @@ from subbayes.semistructured.formula_checks import check_dialect
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
 from subbayes.utils.checks import InputError, check_choice, fail, fail_type
 
-__all__ = ["Design", "Missing", "NewLevels", "Term", "check_columns", "check_complete",
-           "drop_missing", "split_formula"]
+__all__ = [
+    "Design",
+    "Missing",
+    "NewLevels",
+    "Term",
+    "check_columns",
+    "check_complete",
+    "drop_missing",
+    "split_formula",
+]
 
 Missing = Literal["drop", "error"]
 NewLevels = Literal["error", "reference", "sample"]
@@ -77,8 +85,7 @@ def split_formula(formula: str | Mapping[str, str], location: str) -> tuple[str,
         fail("formula", f"one for {location!r}, the location", ", ".join(parts) or "none")
     sides = {name: [side.strip() for side in part.split("~")] for name, part in parts.items()}
     if len(sides[location]) != 2 or not sides[location][0]:
-        fail("formula", "a response and effects, such as 'y ~ age + C(sex)'",
-             repr(parts[location]))
+        fail("formula", "a response and effects, such as 'y ~ age + C(sex)'", repr(parts[location]))
     for name, side in sides.items():
         if len(side) > 2 or (name != location and len(side) == 2 and side[0]):
             fail(f"formula of {name!r}", "effects alone, such as '~ age'", repr(parts[name]))
@@ -103,8 +110,7 @@ class Design:
     """
 
     def __init__(
-        self, right: Mapping[str, str], frame: pd.DataFrame,
-        without_intercept: Iterable[str] = (),
+        self, right: Mapping[str, str], frame: pd.DataFrame, without_intercept: Iterable[str] = ()
     ) -> None:
         without_intercept = tuple(without_intercept)
         self.parameters = tuple(right)
@@ -118,17 +124,28 @@ class Design:
         self.owner: list[str] = []
         for parameter, text in right.items():
             self._add(parameter, text, frame, parameter not in without_intercept)
-        self._numeric = [name for name in self.variables if name in frame.columns
-                         and pd.api.types.is_numeric_dtype(frame[name])]
-        self._ranges = {name: (float(frame[name].min()), float(frame[name].max()))
-                        for name in self._numeric if len(frame)}
+        self._numeric = [
+            name
+            for name in self.variables
+            if name in frame.columns and pd.api.types.is_numeric_dtype(frame[name])
+        ]
+        self._ranges = {
+            name: (float(frame[name].min()), float(frame[name].max()))
+            for name in self._numeric
+            if len(frame)
+        }
         raw = self._raw(frame)
         self.center = np.zeros(len(self.names))
         for parameter in self.parameters:
             if parameter in without_intercept or any(
-                    t.kind == "intercept" for t in self.terms if t.parameter == parameter):
-                own = [i for t in self.terms if t.parameter == parameter
-                       and t.kind not in ("intercept", "random") for i in t.columns]
+                t.kind == "intercept" for t in self.terms if t.parameter == parameter
+            ):
+                own = [
+                    i
+                    for t in self.terms
+                    if t.parameter == parameter and t.kind not in ("intercept", "random")
+                    for i in t.columns
+                ]
                 self.center[own] = raw[:, own].mean(0)
         self.scale = raw.std(0) if len(raw) else np.ones(len(self.names))
 
@@ -154,10 +171,15 @@ class Design:
             shown = [prefix + matrix.columns[i] for i in places]
             self.names += shown
             self.owner += [parameter] * len(places)
-            self.terms.append(Term(
-                prefix + ("Intercept" if name == "1" else name), parameter,
-                _kind(name, spec, term, matrix, places),
-                tuple(range(start, start + len(places))), _variables(spec, term, frame)))
+            self.terms.append(
+                Term(
+                    prefix + ("Intercept" if name == "1" else name),
+                    parameter,
+                    _kind(name, spec, term, matrix, places),
+                    tuple(range(start, start + len(places))),
+                    _variables(spec, term, frame),
+                )
+            )
         self._kept[parameter], self._offsets[parameter] = kept, offsets
 
     @property
@@ -207,8 +229,9 @@ class Design:
         """
         check_choice("new_levels", new_levels, ("error", "reference", "sample"))
         self._check(frame, new_levels)
-        offsets = np.column_stack([
-            self._full(p, frame)[:, self._offsets[p]].sum(1) for p in self.parameters])
+        offsets = np.column_stack(
+            [self._full(p, frame)[:, self._offsets[p]].sum(1) for p in self.parameters]
+        )
         return self._raw(frame) - self.center, offsets
 
     def _check(self, frame: pd.DataFrame, new_levels: NewLevels) -> None:
@@ -216,18 +239,30 @@ class Design:
         check_complete(self.variables, frame)
         for name in self._numeric:
             if not pd.api.types.is_numeric_dtype(frame[name]):
-                fail(name, "numbers, as in training", f"values such as {frame[name].iloc[0]!r}"
-                     if len(frame) else "none")
+                fail(
+                    name,
+                    "numbers, as in training",
+                    f"values such as {frame[name].iloc[0]!r}" if len(frame) else "none",
+                )
         if new_levels == "reference":
             return
         for name, levels in self.levels().items():
             if name in frame.columns:
-                _check_levels(name, levels, frame[name], "Pass new_levels='reference' to give "
-                              "them the effect of the reference level")
+                _check_levels(
+                    name,
+                    levels,
+                    frame[name],
+                    "Pass new_levels='reference' to give them the effect of the reference level",
+                )
         if new_levels == "error":
             for name, levels in self._groups().values():
-                _check_levels(name, levels, frame[name], "Pass new_levels='sample' to draw the "
-                              "effects of new groups, or 'reference' for the average group")
+                _check_levels(
+                    name,
+                    levels,
+                    frame[name],
+                    "Pass new_levels='sample' to draw the "
+                    "effects of new groups, or 'reference' for the average group",
+                )
 
     def _groups(self) -> dict[str, tuple[str, list[Any]]]:
         """Column and levels of the groups of random effects, by term."""
@@ -270,9 +305,12 @@ class Design:
             name, categorical = self._said_by[parameter][place]
             if not categorical:  # levels unseen in training are 0
                 rows = np.flatnonzero(odd[:, place])
-                fail(f"term {name!r}", "finite numbers", f"{len(rows)} rows without one, the "
-                     f"first at position {rows[0]}", "Leave these rows out, or transform the "
-                     "column another way")
+                fail(
+                    f"term {name!r}",
+                    "finite numbers",
+                    f"{len(rows)} rows without one, the first at position {rows[0]}",
+                    "Leave these rows out, or transform the column another way",
+                )
         values[odd] = 0.0
         return values
 
@@ -284,14 +322,17 @@ class Design:
             for name, (low, high) in self._ranges.items():
                 beyond = int(((frame[name] < low) | (frame[name] > high)).sum())
                 if beyond:
-                    fail(name, f"values from {low:g} to {high:g}, as in training, where splines "
-                         "end", f"{beyond} of {len(frame)} rows beyond", f"Use s({name}), which "
-                         f"goes on linearly, or bs({name}, ..., extrapolation='clip')")
+                    fail(
+                        name,
+                        f"values from {low:g} to {high:g}, as in training, where splines end",
+                        f"{beyond} of {len(frame)} rows beyond",
+                        f"Use s({name}), which "
+                        f"goes on linearly, or bs({name}, ..., extrapolation='clip')",
+                    )
         fail("data", "values that the formula can use", f"{type(error).__name__}: {error}")
 
     def _raw(self, frame: pd.DataFrame) -> Float[np.ndarray, "n p"]:
-        return np.column_stack(
-            [self._full(p, frame)[:, self._kept[p]] for p in self.parameters])
+        return np.column_stack([self._full(p, frame)[:, self._kept[p]] for p in self.parameters])
 
     def collinear(self, centred: Float[np.ndarray, "n p"]) -> list[str]:
         """Names of unpenalised columns that others of their predictor add up to."""
@@ -299,8 +340,13 @@ class Design:
 
         said = []
         for parameter in self.parameters:
-            loose = [i for t in self.terms if t.parameter == parameter
-                     for i in t.columns if i not in t.penalised]
+            loose = [
+                i
+                for t in self.terms
+                if t.parameter == parameter
+                for i in t.columns
+                if i not in t.penalised
+            ]
             part = centred[:, loose]
             size = np.linalg.norm(part, axis=0)
             said += [self.names[i] for i, s in zip(loose, size, strict=True) if s == 0]
@@ -312,11 +358,14 @@ class Design:
             small = np.abs(np.diag(triangle)) < 1e-8
             order = order.tolist()
             extra = [i for i, flat in zip(order, small, strict=False) if flat]
-            extra += order[len(small):]
+            extra += order[len(small) :]
             for place in extra:
                 partners = _partners(unit, place, [i for i in order if i not in extra])
-                said.append(self.names[whole[place]] + " = " + " + ".join(
-                    self.names[whole[i]] for i in partners))
+                said.append(
+                    self.names[whole[place]]
+                    + " = "
+                    + " + ".join(self.names[whole[i]] for i in partners)
+                )
         return said
 
 
@@ -326,8 +375,12 @@ def _check_levels(name: str, levels: list[Any], values: pd.Series, remedy: str) 
         return
     alike = {str(v) for v in unseen} & {str(v) for v in levels}
     word = repr if alike else str
-    fail(name, "the levels seen in training: " + ", ".join(map(word, levels)),
-         ", ".join(map(word, unseen)), "Give the column its type in training" if alike else remedy)
+    fail(
+        name,
+        "the levels seen in training: " + ", ".join(map(word, levels)),
+        ", ".join(map(word, unseen)),
+        "Give the column its type in training" if alike else remedy,
+    )
 
 
 def check_columns(needed: Iterable[str], frame: pd.DataFrame, argument: str = "data") -> None:
@@ -337,9 +390,14 @@ def check_columns(needed: Iterable[str], frame: pd.DataFrame, argument: str = "d
     absent = [name for name in needed if name not in frame.columns]
     if absent:
         near = difflib.get_close_matches(absent[0], list(map(str, frame.columns)), 1)
-        fail(argument, "columns " + ", ".join(needed), "none called " + ", ".join(absent),
-             f"Did you mean {near[0]!r}?" if near else
-             "It has " + ", ".join(map(str, frame.columns)))
+        fail(
+            argument,
+            "columns " + ", ".join(needed),
+            "none called " + ", ".join(absent),
+            f"Did you mean {near[0]!r}?"
+            if near
+            else "It has " + ", ".join(map(str, frame.columns)),
+        )
 
 
 def check_complete(needed: Iterable[str], frame: pd.DataFrame) -> None:
@@ -347,8 +405,12 @@ def check_complete(needed: Iterable[str], frame: pd.DataFrame) -> None:
     for name in needed:
         missing = int(frame[name].isna().sum())
         if missing:
-            fail(name, "no missing values", f"{missing} of {len(frame)} rows without one",
-                 "Drop these rows or fill them in")
+            fail(
+                name,
+                "no missing values",
+                f"{missing} of {len(frame)} rows without one",
+                "Drop these rows or fill them in",
+            )
 
 
 def drop_missing(
@@ -375,8 +437,11 @@ def _matrix(argument: str, text: str, frame: pd.DataFrame) -> Any:
     check_dialect(argument, text)
     try:
         parsed = Formula(text)
-        needed = sorted(str(v) for v in parsed.required_variables
-                        if str(v) not in _CONTEXT and not str(v).startswith("np."))
+        needed = sorted(
+            str(v)
+            for v in parsed.required_variables
+            if str(v) not in _CONTEXT and not str(v).startswith("np.")
+        )
         check_columns(needed, frame)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -408,8 +473,9 @@ def _categorical(spec: ModelSpec, term: Any) -> bool:
 
 
 def _variables(spec: ModelSpec, term: Any, frame: pd.DataFrame) -> tuple[str, ...]:
-    return tuple(sorted(str(v) for v in spec.term_variables.get(term, ())
-                        if str(v) in frame.columns))
+    return tuple(
+        sorted(str(v) for v in spec.term_variables.get(term, ()) if str(v) in frame.columns)
+    )
 
 
 def _inner(expression: Any) -> str:
@@ -418,9 +484,7 @@ def _inner(expression: Any) -> str:
     return text[2:-1].split(",")[0].strip() if text.startswith("C(") else text
 
 
-def _partners(
-    unit: Float[np.ndarray, "n p"], place: int, others: list[int]
-) -> list[int]:
+def _partners(unit: Float[np.ndarray, "n p"], place: int, others: list[int]) -> list[int]:
     """The columns that add up to a column."""
     weights = np.linalg.lstsq(unit[:, others], unit[:, place], rcond=None)[0]
     return [i for i, w in zip(others, weights, strict=True) if abs(w) > 1e-6]

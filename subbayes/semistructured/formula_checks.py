@@ -35,11 +35,16 @@ def check_dialect(argument: str, text: str) -> None:
     for found in _GROUPED.finditer(text):
         left, group = (part.strip() for part in found.groups())
         if left in ("", "1"):
-            fail(argument, f"re({group}) for random intercepts", repr(found[0]),
-                 f"Write re({group})")
-        fail(argument, "random intercepts alone, re(...)", repr(found[0]),
-             f"Random slopes are not there: write re({group}), or C({group}):... for slopes "
-             "that are not pooled")
+            fail(
+                argument, f"re({group}) for random intercepts", repr(found[0]), f"Write re({group})"
+            )
+        fail(
+            argument,
+            "random intercepts alone, re(...)",
+            repr(found[0]),
+            f"Random slopes are not there: write re({group}), or C({group}):... for slopes "
+            "that are not pooled",
+        )
     for name, call in _calls(text):
         _check_call(argument, name, call)
 
@@ -66,19 +71,33 @@ def _check_call(argument: str, name: str, call: str) -> None:
     read = [ast.unparse(arg) for arg in tree.args if not isinstance(arg, ast.Constant)]
     given = {word.arg: word.value for word in tree.keywords if word.arg}
     if name in ("te", "ti", "t2") or (name == "s" and len(read) > 1) or "by" in given:
-        several = ", ".join(dict.fromkeys(
-            [*read, *([ast.unparse(given["by"])] if "by" in given else [])]))
-        fail(argument, "smooths of one column, s(...)", repr(call), "For a surface let a network "
-             f"read the columns, deep={{'surface': (module, [{_quoted(several)}])}}")
+        several = ", ".join(
+            dict.fromkeys([*read, *([ast.unparse(given["by"])] if "by" in given else [])])
+        )
+        fail(
+            argument,
+            "smooths of one column, s(...)",
+            repr(call),
+            "For a surface let a network "
+            f"read the columns, deep={{'surface': (module, [{_quoted(several)}])}}",
+        )
     if name == "s" and "k" in given:
         df = ast.unparse(given["k"])
-        fail(argument, "the number of splines as df=", repr(call),
-             f"Write s({', '.join(read)}, df={df})")
+        fail(
+            argument,
+            "the number of splines as df=",
+            repr(call),
+            f"Write s({', '.join(read)}, df={df})",
+        )
     known = {"s": ("df", "degree")}.get(name, ())
     unknown = [word for word in given if word not in known]
     if unknown:
-        fail(argument, f"{name}(...) with " + (" and ".join(f"{k}=" for k in known) or
-             "a column alone"), repr(call), "Leave out " + ", ".join(f"{k}=" for k in unknown))
+        fail(
+            argument,
+            f"{name}(...) with " + (" and ".join(f"{k}=" for k in known) or "a column alone"),
+            repr(call),
+            "Leave out " + ", ".join(f"{k}=" for k in unknown),
+        )
 
 
 def _quoted(names: str) -> str:

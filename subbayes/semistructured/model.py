@@ -94,8 +94,14 @@ class SemiStructuredRegression(Reading):
         check_choice("missing", missing, ("drop", "error"))
         chosen = family_of(family, link)
         self.deep = deep_of(deep, chosen)
-        self.specification = Specification(formula, chosen, self.deep, dict(priors or {}),
-                                           Extras(weights, offset, exposure), missing)
+        self.specification = Specification(
+            formula,
+            chosen,
+            self.deep,
+            dict(priors or {}),
+            Extras(weights, offset, exposure),
+            missing,
+        )
         self.formula = formula
         self.orthogonal = orthogonal
         self.seed = check_count("seed", seed, 0)
@@ -128,8 +134,12 @@ class SemiStructuredRegression(Reading):
 
     @classmethod
     def load(
-        cls, path: str | Path, deep: Mapping[str, nn.Module] | None = None, *,
-        family: Family | None = None, priors: Mapping[str, Any] | None = None,
+        cls,
+        path: str | Path,
+        deep: Mapping[str, nn.Module] | None = None,
+        *,
+        family: Family | None = None,
+        priors: Mapping[str, Any] | None = None,
     ) -> SemiStructuredRegression:
         """Load what `save` wrote, with the same predictions.
 
@@ -150,8 +160,9 @@ class SemiStructuredRegression(Reading):
         given, tensors, meta = saving.asked(path, deep, family, priors)
         model = cls(given.pop("formula"), **given)
         model.fittable, space, model.draws = saving.restored(model, tensors, meta)
-        model.sampler = Sampler(model.fittable, space, model.deep, model.orthogonal, model.seed,
-                                meta["mode"])
+        model.sampler = Sampler(
+            model.fittable, space, model.deep, model.orthogonal, model.seed, meta["mode"]
+        )
         return model
 
     # --- fitting ----------------------------------------------------------------------------
@@ -221,19 +232,34 @@ class SemiStructuredRegression(Reading):
         if inference is None:
             inference = "nuts" if temperature == 1 or not self.deep else "elliptical-slice"
         if inference == "deep-ensemble":
-            return self._fit_ensemble(data, inputs, fitting or Fitting(), weight_scale, progress,
-                                      **options)
+            return self._fit_ensemble(
+                data, inputs, fitting or Fitting(), weight_scale, progress, **options
+            )
         check_options(inference, options)
         fittable = self.specification.on(data, inputs)
         chosen = min(12, fittable.n_weights) if rank is None else check_count("rank", rank)
         space = build_space(
-            subspace, fittable.structure, fittable.deep, fittable.family, fittable.data,
-            rank=chosen, fitting=fitting or Fitting(), spread=spread,
-            weight_scale=check_positive("weight_scale", weight_scale), seed=self.seed,
-            progress=progress)
+            subspace,
+            fittable.structure,
+            fittable.deep,
+            fittable.family,
+            fittable.data,
+            rank=chosen,
+            fitting=fitting or Fitting(),
+            spread=spread,
+            weight_scale=check_positive("weight_scale", weight_scale),
+            seed=self.seed,
+            progress=progress,
+        )
         sampler = Sampler(fittable, space, self.deep, self.orthogonal, self.seed, mode)
-        asked = {"draws": draws, "chains": check_count("chains", chains), "warmup": warmup,
-                 "seed": self.seed, "progress": progress, **options}
+        asked = {
+            "draws": draws,
+            "chains": check_count("chains", chains),
+            "warmup": warmup,
+            "seed": self.seed,
+            "progress": progress,
+            **options,
+        }
         self.draws = sampler.draws(inference, temperature, effects, asked)
         self.fittable, self.sampler = fittable, sampler
         for line in self.warnings():
@@ -241,23 +267,42 @@ class SemiStructuredRegression(Reading):
         return self
 
     def _fit_ensemble(
-        self, data: pd.DataFrame, inputs: Mapping[str, Any] | None, fitting: Fitting,
-        weight_scale: float, progress: bool | None, members: int = 5, **unknown: Any,
+        self,
+        data: pd.DataFrame,
+        inputs: Mapping[str, Any] | None,
+        fitting: Fitting,
+        weight_scale: float,
+        progress: bool | None,
+        members: int = 5,
+        **unknown: Any,
     ) -> SemiStructuredRegression:
         if unknown:
             fail("options", "arguments of a deep ensemble: members", ", ".join(unknown))
         fittable = self.specification.on(data, inputs)
         if fittable.deep is None or not fittable.n_weights:
-            fail("inference", "networks to train for 'deep-ensemble'", "none",
-                 "Pass deep=, or another engine")
+            fail(
+                "inference",
+                "networks to train for 'deep-ensemble'",
+                "none",
+                "Pass deep=, or another engine",
+            )
         space = build_ensemble(
-            fittable.structure, fittable.deep, fittable.family, fittable.data,
-            members=check_count("members", members), fitting=fitting,
-            weight_scale=check_positive("weight_scale", weight_scale), seed=self.seed,
-            progress=progress)
+            fittable.structure,
+            fittable.deep,
+            fittable.family,
+            fittable.data,
+            members=check_count("members", members),
+            fitting=fitting,
+            weight_scale=check_positive("weight_scale", weight_scale),
+            seed=self.seed,
+            progress=progress,
+        )
         self.sampler = Sampler(fittable, space, self.deep, self.orthogonal, self.seed)
-        self.draws = Draws(self.sampler.settled(space.starts)[None], {},
-                           {"sampler": "deep ensemble", "seed": self.seed})
+        self.draws = Draws(
+            self.sampler.settled(space.starts)[None],
+            {},
+            {"sampler": "deep ensemble", "seed": self.seed},
+        )
         self.fittable = fittable
         return self
 
@@ -289,8 +334,11 @@ class SemiStructuredRegression(Reading):
         self._require_fitted()
         found = self.fittable.rows.inputs(data, inputs, new_levels)
         predictive = self._predicted(found, n_draws, progress)
-        return self._with_new_groups(predictive, data, n_draws) if (
-            new_levels == "sample") else predictive
+        return (
+            self._with_new_groups(predictive, data, n_draws)
+            if (new_levels == "sample")
+            else predictive
+        )
 
     def _with_new_groups(
         self, predictive: Predictive, data: pd.DataFrame, n_draws: int | None
@@ -309,7 +357,9 @@ class SemiStructuredRegression(Reading):
         return Predictive(outputs, predictive.likelihood)
 
     def score_samples(
-        self, data: pd.DataFrame, inputs: Mapping[str, Any] | None = None,
+        self,
+        data: pd.DataFrame,
+        inputs: Mapping[str, Any] | None = None,
         new_levels: NewLevels = "error",
     ) -> Float[np.ndarray, "n"]:
         """Log predictive density of each of new rows with their response, shape (n,)."""
@@ -345,8 +395,15 @@ class SemiStructuredRegression(Reading):
         from subbayes.reports.semistructured import write_report
 
         self._require_fitted()
-        return write_report(self, path, title=title, test=test, test_inputs=test_inputs,
-                            level=check_level(level), notes=notes)
+        return write_report(
+            self,
+            path,
+            title=title,
+            test=test,
+            test_inputs=test_inputs,
+            level=check_level(level),
+            notes=notes,
+        )
 
     @property
     def response(self) -> str:

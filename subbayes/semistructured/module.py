@@ -57,8 +57,11 @@ class DeepPart(nn.Module):
     _onto: Tensor
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], parameter: Mapping[str, int],
-        scales: Float[Tensor, "K"], width: int,
+        self,
+        modules: Mapping[str, nn.Module],
+        parameter: Mapping[str, int],
+        scales: Float[Tensor, "K"],
+        width: int,
     ) -> None:
         super().__init__()
         self.networks = nn.ModuleDict({_key(name): m for name, m in modules.items()})
@@ -89,10 +92,13 @@ class DeepPart(nn.Module):
         if found.shape == given.shape[:1]:
             found = found.unsqueeze(-1)
         if found.shape != (len(given), 1):
-            fail(f"deep[{name!r}]", "a module with one output a row, shape (N, 1)",
-                 f"outputs of shape {tuple(found.shape)} for {len(given)} rows",
-                 "Give its last layer one output; other parameters have networks of their own, "
-                 "Deep(module, columns, parameter='sigma')")
+            fail(
+                f"deep[{name!r}]",
+                "a module with one output a row, shape (N, 1)",
+                f"outputs of shape {tuple(found.shape)} for {len(given)} rows",
+                "Give its last layer one output; other parameters have networks of their own, "
+                "Deep(module, columns, parameter='sigma')",
+            )
         return found
 
 
@@ -109,8 +115,12 @@ class Predictors(nn.Module):
     """
 
     def __init__(
-        self, structure: Effects, deep: DeepPart | None, dtype: torch.dtype,
-        orthogonal: Mapping[int, Float[Tensor, "N r"]] | None = None, corrected: bool = False,
+        self,
+        structure: Effects,
+        deep: DeepPart | None,
+        dtype: torch.dtype,
+        orthogonal: Mapping[int, Float[Tensor, "N r"]] | None = None,
+        corrected: bool = False,
     ) -> None:
         super().__init__()
         self.effects = nn.Parameter(torch.zeros(structure.size, dtype=dtype))
@@ -144,9 +154,13 @@ class Predictors(nn.Module):
             if len(deep) <= _LOOK:
                 continue
             if len(basis) != len(deep):
-                fail("batch_size", f"all {len(basis)} rows at once: the networks are made "
-                     "orthogonal to the effects over them", f"{len(deep)} rows",
-                     "Pass orthogonal=False, or a larger memory_limit")
+                fail(
+                    "batch_size",
+                    f"all {len(basis)} rows at once: the networks are made "
+                    "orthogonal to the effects over them",
+                    f"{len(deep)} rows",
+                    "Pass orthogonal=False, or a larger memory_limit",
+                )
             columns[place] = columns[place] - basis @ (basis.T @ columns[place])
         return torch.stack(columns, -1)
 

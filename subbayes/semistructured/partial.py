@@ -53,8 +53,10 @@ class Partial:
         return self.term.kind in ("factor", "random") or not len(self.observed)
 
     def __repr__(self) -> str:
-        return (f"Partial({self.term.name!r} along {self.variable!r}: {len(self.x)} values, "
-                f"{len(self.draws)} draws)")
+        return (
+            f"Partial({self.term.name!r} along {self.variable!r}: {len(self.x)} values, "
+            f"{len(self.draws)} draws)"
+        )
 
     def table(self) -> pd.DataFrame:
         """Mean, standard deviation and central interval at each value."""
@@ -63,8 +65,12 @@ class Partial:
 
 
 def partial_effect(
-    structure: Effects, zeta: Float[np.ndarray, "S P"], frame: pd.DataFrame, name: str,
-    values: Any = None, level: float = 0.95,
+    structure: Effects,
+    zeta: Float[np.ndarray, "S P"],
+    frame: pd.DataFrame,
+    name: str,
+    values: Any = None,
+    level: float = 0.95,
 ) -> Partial:
     """The effect of a term as its variable varies.
 
@@ -82,14 +88,21 @@ def partial_effect(
     design = structure.design
     term = design.term(name)
     if len(term.variables) != 1:
-        fail("term", "a term of one variable", repr(term.name),
-             "Predict over a grid of its variables instead" if term.variables else "")
+        fail(
+            "term",
+            "a term of one variable",
+            repr(term.name),
+            "Predict over a grid of its variables instead" if term.variables else "",
+        )
     (variable,) = term.variables
     observed = frame[variable]
     discrete = term.kind in ("factor", "random")
     if values is None:
-        values = (sorted(observed.unique().tolist(), key=str) if discrete
-                  else np.linspace(observed.min(), observed.max(), _POINTS))
+        values = (
+            sorted(observed.unique().tolist(), key=str)
+            if discrete
+            else np.linspace(observed.min(), observed.max(), _POINTS)
+        )
         if discrete and variable in design.levels():
             values = design.levels()[variable]
     grid = pd.concat([frame.iloc[:1]] * len(values), ignore_index=True)
@@ -100,13 +113,18 @@ def partial_effect(
     with torch.no_grad():
         beta = structure.coefficients(torch.from_numpy(np.ascontiguousarray(zeta))).numpy()
     numbers = observed.to_numpy() if not discrete else np.zeros(0)
-    return Partial(term, variable, np.asarray(values), beta[:, list(term.columns)] @ columns.T,
-                   numbers, level)
+    return Partial(
+        term, variable, np.asarray(values), beta[:, list(term.columns)] @ columns.T, numbers, level
+    )
 
 
 def contribution_table(
-    structure: Effects, deep: DeepPart | None, inputs: Mapping[str, Tensor],
-    weights: Float[Tensor, "S D"], place: int, level: float,
+    structure: Effects,
+    deep: DeepPart | None,
+    inputs: Mapping[str, Tensor],
+    weights: Float[Tensor, "S D"],
+    place: int,
+    level: float,
 ) -> pd.DataFrame:
     """What the effects and the networks add to a predictor, row by row.
 
@@ -131,15 +149,17 @@ def contribution_table(
             own = structure.placement.to(beta)[:, place]
             structured.append((design @ (beta * own).T).T + inputs["offset"][:, place])
             if deep is not None:
-                network = Network(deep) if any(
-                    p.requires_grad for p in deep.parameters()) else None
-                raw = (network.batched(part[:, size + columns:], dict(inputs))[..., place]
-                       if network is not None
-                       else deep(**inputs)[:, place].expand(len(part), -1))
+                network = Network(deep) if any(p.requires_grad for p in deep.parameters()) else None
+                raw = (
+                    network.batched(part[:, size + columns :], dict(inputs))[..., place]
+                    if network is not None
+                    else deep(**inputs)[:, place].expand(len(part), -1)
+                )
                 correction = part[:, size : size + columns] * own
                 added.append(raw - (design @ correction.T).T)
     first = torch.cat(structured).double().numpy()
     second = torch.cat(added).double().numpy() if added else np.zeros_like(first)
     parts = {"structured": first, "deep": second, "predictor": first + second}
-    return pd.concat({name: pd.DataFrame(central(values, level))
-                      for name, values in parts.items()}, axis=1)
+    return pd.concat(
+        {name: pd.DataFrame(central(values, level)) for name, values in parts.items()}, axis=1
+    )

@@ -17,8 +17,16 @@ from torch import Tensor
 
 from subbayes.utils.checks import check_positive, fail, fail_type
 
-__all__ = ["EffectPrior", "Exponential", "Flexible", "NormalPrior", "StudentT", "prior_config",
-           "prior_from", "prior_of"]
+__all__ = [
+    "EffectPrior",
+    "Exponential",
+    "Flexible",
+    "NormalPrior",
+    "StudentT",
+    "prior_config",
+    "prior_from",
+    "prior_of",
+]
 
 _REACH = 9.0  # standard normal coordinates beyond which a quantile goes on along its tangent
 _KNOTS = 4097
@@ -42,9 +50,11 @@ class EffectPrior(ABC):
         """The prior of `factor` times the effect."""
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name}={value:.4g}" for name, value in vars(self).items()
-                           if isinstance(value, (int, float))
-                           and not isinstance(value, bool))
+        values = ", ".join(
+            f"{name}={value:.4g}"
+            for name, value in vars(self).items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        )
         return f"{type(self).__name__}({values})"
 
 
@@ -137,17 +147,19 @@ class Flexible(EffectPrior):
         check_positive("factor", self.factor)
         inner = getattr(self.distribution, "dist", None)
         if not hasattr(inner, "pdf"):
-            fail_type("prior", "a frozen continuous distribution of scipy.stats",
-                      self.distribution)
+            fail_type("prior", "a frozen continuous distribution of scipy.stats", self.distribution)
         from scipy.stats import norm
 
         at = np.linspace(-_REACH, _REACH, _KNOTS)
         low = at <= 0
-        value = np.where(low, self.distribution.ppf(norm.cdf(at)),
-                         self.distribution.isf(norm.sf(at))) * self.factor
+        value = (
+            np.where(low, self.distribution.ppf(norm.cdf(at)), self.distribution.isf(norm.sf(at)))
+            * self.factor
+        )
         with np.errstate(all="ignore"):
             slope = self.factor * np.exp(
-                norm.logpdf(at) - self.distribution.logpdf(value / self.factor))
+                norm.logpdf(at) - self.distribution.logpdf(value / self.factor)
+            )
         slope = np.where(np.isfinite(slope), slope, np.gradient(value, at))
         if not np.isfinite(value).all():
             fail("prior", "a distribution with finite quantiles", repr(self.distribution))
@@ -170,7 +182,7 @@ class Flexible(EffectPrior):
         i = place.long()
         t = (inside + _REACH) / step - place
         a, b, da, db = value[i], value[i + 1], slope[i] * step, slope[i + 1] * step
-        cubic = (a + t * (da + t * ((3 * (b - a) - 2 * da - db) + t * (2 * (a - b) + da + db))))
+        cubic = a + t * (da + t * ((3 * (b - a) - 2 * da - db) + t * (2 * (a - b) + da + db)))
         beyond = zeta - inside
         return cubic + beyond * torch.where(beyond > 0, slope[-1], slope[0])
 
@@ -217,8 +229,11 @@ def prior_of(argument: str, value: Any) -> EffectPrior:
         return NormalPrior(0.0, check_positive(argument, value))
     if hasattr(value, "ppf"):
         return Flexible(value)
-    fail_type(argument, "a prior, a number (the scale of a normal prior) or a frozen "
-              "distribution of scipy.stats", value)
+    fail_type(
+        argument,
+        "a prior, a number (the scale of a normal prior) or a frozen distribution of scipy.stats",
+        value,
+    )
 
 
 def prior_config(value: Any) -> Any:
@@ -240,9 +255,14 @@ def prior_config(value: Any) -> Any:
     inner = value.distribution if isinstance(value, Flexible) else value
     name = getattr(getattr(inner, "dist", None), "name", "")
     if isinstance(getattr(stats, name, None), stats.rv_continuous):
-        return {"name": "scipy", "distribution": name, "args": list(inner.args),
-                "kwds": dict(inner.kwds), "factor": getattr(value, "factor", 1.0),
-                "student": isinstance(value, StudentT)}
+        return {
+            "name": "scipy",
+            "distribution": name,
+            "args": list(inner.args),
+            "kwds": dict(inner.kwds),
+            "factor": getattr(value, "factor", 1.0),
+            "student": isinstance(value, StudentT),
+        }
     return {"name": "own", "shown": repr(value)}
 
 
@@ -262,8 +282,12 @@ def prior_from(name: str, config: Any) -> Any:
         kind = NormalPrior if config["name"] == "NormalPrior" else Exponential
         return kind(**config["options"])
     if config["name"] == "own":
-        fail(f"priors[{name!r}]", f"the prior {config['shown']}", "none",
-             f"Pass load(path, priors={{{name!r}: ...}}): code is not saved")
+        fail(
+            f"priors[{name!r}]",
+            f"the prior {config['shown']}",
+            "none",
+            f"Pass load(path, priors={{{name!r}: ...}}): code is not saved",
+        )
     if config["student"]:
         return StudentT(config["args"][0], config["factor"])
     from scipy import stats

@@ -90,8 +90,10 @@ class Reading:
         self._require_fitted()
         shape = self.draws.n_chains, self.draws.n_draws
         zeta = self.sampler.effects_of(self.draws)
-        return {name: values.reshape(shape)
-                for name, values in self.fittable.structure.reported(zeta).items()}
+        return {
+            name: values.reshape(shape)
+            for name, values in self.fittable.structure.reported(zeta).items()
+        }
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """A table of the effects.
@@ -111,12 +113,18 @@ class Reading:
         model = self.fittable
         module = Predictors(model.structure, model.deep, model.dtype, corrected=True)
         weights, count = self.sampler.weights_of(self.draws, n_draws)
-        return average(Network(module), model.family, weights, inputs, count=count,
-                       progress=progress)
+        return average(
+            Network(module), model.family, weights, inputs, count=count, progress=progress
+        )
 
     def effect(
-        self, term: str, values: Any = None, level: float = 0.95, *,
-        variable: str | None = None, n_draws: int = 400,
+        self,
+        term: str,
+        values: Any = None,
+        level: float = 0.95,
+        *,
+        variable: str | None = None,
+        n_draws: int = 400,
     ) -> Partial:
         """The partial effect of a term, or the partial dependence of a network on a column.
 
@@ -138,13 +146,19 @@ class Reading:
         """
         self._require_fitted()
         if term in self.deep and term not in [t.name for t in self.fittable.design.terms]:
-            return partial_dependence(self.sampler, self.draws, term, variable, values,
-                                      check_level(level), n_draws)
+            return partial_dependence(
+                self.sampler, self.draws, term, variable, values, check_level(level), n_draws
+            )
         if variable is not None:
             fail("variable", "None for a term of the formula", repr(variable))
         return partial_effect(
-            self.fittable.structure, self.sampler.effects_of(self.draws), self.fittable.frame,
-            term, values, check_level(level))
+            self.fittable.structure,
+            self.sampler.effects_of(self.draws),
+            self.fittable.frame,
+            term,
+            values,
+            check_level(level),
+        )
 
     def partials(self, level: float = 0.95) -> list[Partial]:
         """All that `effect` can show: terms of one variable, then networks by column.
@@ -153,11 +167,17 @@ class Reading:
             level: of the intervals.
         """
         self._require_fitted()
-        terms = [t for t in self.fittable.design.terms
-                 if t.kind != "intercept" and len(t.variables) == 1]
-        return [*(self.effect(t.name, level=level) for t in terms),
-                *(self.effect(name, level=level, variable=column)
-                  for name, part in self.deep.items() for column in part.columns or ())]
+        terms = [
+            t for t in self.fittable.design.terms if t.kind != "intercept" and len(t.variables) == 1
+        ]
+        return [
+            *(self.effect(t.name, level=level) for t in terms),
+            *(
+                self.effect(name, level=level, variable=column)
+                for name, part in self.deep.items()
+                for column in part.columns or ()
+            ),
+        ]
 
     def plot(self, level: float = 0.95, *, columns: int = 3) -> Figure:
         """One figure of all terms and of the networks that read columns.
@@ -205,10 +225,14 @@ class Reading:
         check_choice("parameter", parameter or parameters[0], parameters)
         found = self.fittable.rows.inputs(data, inputs, new_levels)
         weights, count = self.sampler.weights_of(self.draws, n_draws)
-        return contribution_table(self.fittable.structure, self.fittable.deep, found,
-                                  weights(slice(count)),
-                                  parameters.index(parameter or parameters[0]),
-                                  check_level(level))
+        return contribution_table(
+            self.fittable.structure,
+            self.fittable.deep,
+            found,
+            weights(slice(count)),
+            parameters.index(parameter or parameters[0]),
+            check_level(level),
+        )
 
     def to_arviz(self) -> Any:
         """The draws as ArviZ data, with the names of effects as coordinates.
@@ -234,11 +258,14 @@ class Reading:
         shape = self.draws.n_chains, self.draws.n_draws
         again = found.likelihood.sample(found.outputs, generator).numpy()
         y = self.fittable.response.numbers(self.fittable.frame)
-        groups = {"posterior_predictive": {"y": again.reshape(*shape, -1)},
-                  "observed_data": {"y": y}}
+        groups = {
+            "posterior_predictive": {"y": again.reshape(*shape, -1)},
+            "observed_data": {"y": y},
+        }
         if self.is_posterior and self.draws.meta.get("temperature", 1.0) == 1.0:
-            groups["log_likelihood"] = {"y": self.posterior.pointwise(
-                self.draws.flat()).reshape(*shape, -1)}
+            groups["log_likelihood"] = {
+                "y": self.posterior.pointwise(self.draws.flat()).reshape(*shape, -1)
+            }
         return converted(self.draws, variables, coords, dims, groups)
 
     def loo(self, quiet: bool = False) -> LooResult:
@@ -253,14 +280,23 @@ class Reading:
         """
         self._require_fitted()
         if not self.is_posterior:
-            fail("inference", "draws of a posterior for leave-one-out", "a deep ensemble",
-                 "Score held-out rows with predict(...).log_prob(y)")
+            fail(
+                "inference",
+                "draws of a posterior for leave-one-out",
+                "a deep ensemble",
+                "Score held-out rows with predict(...).log_prob(y)",
+            )
         if self.draws.meta.get("temperature", 1.0) != 1.0:
-            fail("temperature", "1 for leave-one-out", self.draws.meta["temperature"],
-                 "Score held-out rows with predict(...).log_prob(y)")
+            fail(
+                "temperature",
+                "1 for leave-one-out",
+                self.draws.meta["temperature"],
+                "Score held-out rows with predict(...).log_prob(y)",
+            )
         terms = self.posterior.pointwise(self.draws.flat())
         return diagnostics.loo(
-            terms.reshape(self.draws.n_chains, self.draws.n_draws, -1), quiet=quiet)
+            terms.reshape(self.draws.n_chains, self.draws.n_draws, -1), quiet=quiet
+        )
 
     @property
     def is_orthogonal(self) -> bool:

@@ -38,8 +38,12 @@ def check_options(inference: str | Callable[..., Draws], options: dict[str, Any]
         return
     unknown = [name for name in options if name not in known]
     if unknown:
-        fail("options", f"arguments of {getattr(engine, '__name__', inference)}: "
-             + ", ".join(n for n in known if n != "posterior"), ", ".join(unknown))
+        fail(
+            "options",
+            f"arguments of {getattr(engine, '__name__', inference)}: "
+            + ", ".join(n for n in known if n != "posterior"),
+            ", ".join(unknown),
+        )
 
 
 class Sampler:
@@ -60,8 +64,13 @@ class Sampler:
     """
 
     def __init__(
-        self, fittable: Fittable, space: Space, deep: dict[str, Deep], orthogonal: bool | str,
-        seed: int, mode: Mode = "trace",
+        self,
+        fittable: Fittable,
+        space: Space,
+        deep: dict[str, Deep],
+        orthogonal: bool | str,
+        seed: int,
+        mode: Mode = "trace",
     ) -> None:
         self.model, self.space, self.seed = fittable, space, seed
         self.deep, self.mode, self._wanted = deep, mode, orthogonal
@@ -70,22 +79,42 @@ class Sampler:
         if space.rank and fittable.deep is not None:
             inputs = fittable.inputs
             self.orthogonal = orthogonal_to(fittable.design, inputs["design"], deep, orthogonal)
-            self.contributions = Contributions(fittable.deep, inputs, self.orthogonal,
-                                               len(fittable.design.names))
+            self.contributions = Contributions(
+                fittable.deep, inputs, self.orthogonal, len(fittable.design.names)
+            )
         bases = {place: part.basis for place, part in self.orthogonal.items()}
         module = Predictors(fittable.structure, fittable.deep, fittable.dtype, bases)
         self.posterior = Posterior(
-            Network(module), fittable.family, fittable.data, space.subspace, space.prior,
-            batch_size=fittable.data.n if self.orthogonal else None, mode=mode)
+            Network(module),
+            fittable.family,
+            fittable.data,
+            space.subspace,
+            space.prior,
+            batch_size=fittable.data.n if self.orthogonal else None,
+            mode=mode,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """What makes it again: traced densities cannot be copied."""
-        return {"model": self.model, "space": self.space, "seed": self.seed, "deep": self.deep,
-                "wanted": self._wanted, "mode": self.mode}
+        return {
+            "model": self.model,
+            "space": self.space,
+            "seed": self.seed,
+            "deep": self.deep,
+            "wanted": self._wanted,
+            "mode": self.mode,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Sampler.__init__(self, state["model"], state["space"], state["deep"], state["wanted"],
-                         state["seed"], state["mode"])
+        Sampler.__init__(
+            self,
+            state["model"],
+            state["space"],
+            state["deep"],
+            state["wanted"],
+            state["seed"],
+            state["mode"],
+        )
 
     def starts(self, chains: int) -> Float[np.ndarray, "chains k"]:
         """Good points for the chains, scattered a little."""
@@ -116,11 +145,19 @@ class Sampler:
         """What the effects meet."""
         model = self.model
         assert model.data.y is not None
-        return Observed(model.structure, model.family, model.inputs["design"].double(),
-                        model.inputs["offset"].double(), model.data.y)
+        return Observed(
+            model.structure,
+            model.family,
+            model.inputs["design"].double(),
+            model.inputs["offset"].double(),
+            model.data.y,
+        )
 
     def draws(
-        self, inference: str | Callable[..., Draws], temperature: float, effects: str | None,
+        self,
+        inference: str | Callable[..., Draws],
+        temperature: float,
+        effects: str | None,
         options: dict[str, Any],
     ) -> Draws:
         """Draws of all coordinates, the networks' first."""
@@ -132,8 +169,11 @@ class Sampler:
         return self._with_effects(density, networks)
 
     def _run(
-        self, inference: str | Callable[..., Draws], density: Any,
-        initial: Float[np.ndarray, "chains k"], options: dict[str, Any],
+        self,
+        inference: str | Callable[..., Draws],
+        density: Any,
+        initial: Float[np.ndarray, "chains k"],
+        options: dict[str, Any],
     ) -> Draws:
         engine = engine_of(inference)
         given = {name: value for name, value in options.items() if value is not None}
@@ -147,16 +187,23 @@ class Sampler:
         """
         model, space, contributions = self.model, self.space, self.contributions
         if space.projected:
-            fail("subspace", "'curve', 'full' or 'last-layer' with a temperature other than 1",
-                 "'naive', which has no effects of their own")
+            fail(
+                "subspace",
+                "'curve', 'full' or 'last-layer' with a temperature other than 1",
+                "'naive', which has no effects of their own",
+            )
         assert isinstance(space.subspace, JointSubspace)
         assert contributions is not None
         inner = space.subspace.inner
         prior = Normal(np.broadcast_to(space.prior.scale, space.subspace.rank)[: space.rank])
         return TemperedNetworks(
             lambda z: contributions(inner.weights(z.to(model.dtype))),
-            conditional_of(effects, self.observed()), prior, space.rank, temperature,
-            self.posterior.fingerprint())
+            conditional_of(effects, self.observed()),
+            prior,
+            space.rank,
+            temperature,
+            self.posterior.fingerprint(),
+        )
 
     def _with_effects(self, density: TemperedNetworks, networks: Draws) -> Draws:
         """A draw of the effects for each draw of the networks."""
@@ -166,18 +213,19 @@ class Sampler:
             deep = density.contributions(torch.from_numpy(flat[start : start + 64].copy()))
             parts.append(density.conditional.sample(deep, rng))
         zeta = np.concatenate(parts).reshape(*networks.z.shape[:2], -1)
-        return Draws(np.concatenate([networks.z, zeta], 2), networks.stats,
-                     networks.meta | {"temperature": density.temperature})
+        return Draws(
+            np.concatenate([networks.z, zeta], 2),
+            networks.stats,
+            networks.meta | {"temperature": density.temperature},
+        )
 
     # --- what draws are worth ---------------------------------------------------------------
 
-    def effects_of(
-        self, draws: Draws, n_draws: int | None = None
-    ) -> Float[np.ndarray, "S P"]:
+    def effects_of(self, draws: Draws, n_draws: int | None = None) -> Float[np.ndarray, "S P"]:
         """Coordinates of the effects of all draws, or of n evenly spaced ones."""
         flat = np.ascontiguousarray(draws.flat(n_draws))
         if not self.space.projected:
-            return flat[:, self.space.rank:]
+            return flat[:, self.space.rank :]
         weights = self.space.subspace.weights(torch.from_numpy(flat).to(self.model.dtype))
         return weights[:, : self.model.structure.size].double().numpy()
 
@@ -185,10 +233,11 @@ class Sampler:
         """Weights of the networks of all draws, or of n evenly spaced ones."""
         flat = torch.from_numpy(np.ascontiguousarray(draws.flat(n_draws)))
         weights = self.space.subspace.weights(flat.to(self.model.dtype))
-        return weights[:, self.model.structure.size:]
+        return weights[:, self.model.structure.size :]
 
-    def weights_of(self, draws: Draws, n_draws: int | None = None) -> tuple[
-            Callable[[slice], Tensor], int]:
+    def weights_of(
+        self, draws: Draws, n_draws: int | None = None
+    ) -> tuple[Callable[[slice], Tensor], int]:
         """Weights of draws for a module with a correction, by slices, and how many there are.
 
         Args:

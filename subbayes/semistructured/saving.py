@@ -49,8 +49,9 @@ def save(model: SemiStructuredRegression, path: str | Path, overwrite: bool) -> 
     tensors |= {f"stats.{k}": torch.from_numpy(v) for k, v in model.draws.stats.items()}
     if space.curve is not None:
         tensors["curve"] = space.curve.points
-    read = dict.fromkeys([*rows.response.variables(rows.frame), *rows.rows.columns,
-                          *said.extras.columns])
+    read = dict.fromkeys(
+        [*rows.response.variables(rows.frame), *rows.rows.columns, *said.extras.columns]
+    )
     columns = []
     for i, name in enumerate(read):
         values, facts = _column(rows.frame[name])
@@ -63,29 +64,50 @@ def save(model: SemiStructuredRegression, path: str | Path, overwrite: bool) -> 
         if network.columns is None:
             tensors[f"inputs.{name}"] = rows.inputs[f"deep {name}"]
         networks[name] = {
-            "architecture": architecture_of(module), "parameter": network.parameter,
+            "architecture": architecture_of(module),
+            "parameter": network.parameter,
             "columns": None if network.columns is None else list(network.columns),
             "module": module.settings if isinstance(module, MLP) else None,
-            "learned": [n for n, p in module.named_parameters() if p.requires_grad]}
+            "learned": [n for n, p in module.named_parameters() if p.requires_grad],
+        }
     known = type(said.family) in FAMILIES.values()
     extras = said.extras
-    artifact.write(path, KIND, tensors, {
-        "formula": said.formula if isinstance(said.formula, str) else dict(said.formula),
-        "family": said.family.to_config() if known else {"own": repr(said.family)},
-        "priors": {name: prior_config(prior) for name, prior in said.priors.items()},
-        "extras": [extras.weights, extras.offset, extras.exposure], "missing": said.missing,
-        "orthogonal": model.orthogonal, "seed": model.seed, "mode": model.sampler.mode,
-        "columns": columns, "dropped": rows.dropped, "networks": networks,
-        "space": {"config": space.subspace.config(), "prior": space.prior.to_config(),
-                  "rank": space.rank, "kind": space.kind, "history": space.history,
-                  "projected": space.projected,
-                  "curve": None if space.curve is None else space.curve.kind},
-        "draws": model.draws.meta}, overwrite=overwrite)
+    artifact.write(
+        path,
+        KIND,
+        tensors,
+        {
+            "formula": said.formula if isinstance(said.formula, str) else dict(said.formula),
+            "family": said.family.to_config() if known else {"own": repr(said.family)},
+            "priors": {name: prior_config(prior) for name, prior in said.priors.items()},
+            "extras": [extras.weights, extras.offset, extras.exposure],
+            "missing": said.missing,
+            "orthogonal": model.orthogonal,
+            "seed": model.seed,
+            "mode": model.sampler.mode,
+            "columns": columns,
+            "dropped": rows.dropped,
+            "networks": networks,
+            "space": {
+                "config": space.subspace.config(),
+                "prior": space.prior.to_config(),
+                "rank": space.rank,
+                "kind": space.kind,
+                "history": space.history,
+                "projected": space.projected,
+                "curve": None if space.curve is None else space.curve.kind,
+            },
+            "draws": model.draws.meta,
+        },
+        overwrite=overwrite,
+    )
     return Path(path)
 
 
 def asked(
-    path: str | Path, deep: Mapping[str, nn.Module] | None, family: Family | None,
+    path: str | Path,
+    deep: Mapping[str, nn.Module] | None,
+    family: Family | None,
     priors: Mapping[str, Any] | None,
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
     """What `SemiStructuredRegression` was made with, and the rest of an artifact.
@@ -106,27 +128,48 @@ def asked(
     given = dict(deep or {})
     unknown = [name for name in given if name not in meta["networks"]]
     if unknown:
-        fail("deep", "names of networks: " + (", ".join(meta["networks"]) or "there are none"),
-             ", ".join(unknown))
-    networks = {name: _network(name, facts, part(tensors, f"network{i}"), given.get(name))
-                for i, (name, facts) in enumerate(meta["networks"].items())}
+        fail(
+            "deep",
+            "names of networks: " + (", ".join(meta["networks"]) or "there are none"),
+            ", ".join(unknown),
+        )
+    networks = {
+        name: _network(name, facts, part(tensors, f"network{i}"), given.get(name))
+        for i, (name, facts) in enumerate(meta["networks"].items())
+    }
     weights, offset, exposure = meta["extras"]
     own = dict(priors or {})
-    return {
-        "formula": meta["formula"], "deep": networks,
-        "family": _family(meta["family"], family),
-        "priors": {name: own[name] if name in own else prior_from(name, config)
-                   for name, config in meta["priors"].items()},
-        "weights": weights, "offset": offset, "exposure": exposure, "missing": meta["missing"],
-        "orthogonal": meta["orthogonal"], "seed": meta["seed"]}, tensors, meta
+    return (
+        {
+            "formula": meta["formula"],
+            "deep": networks,
+            "family": _family(meta["family"], family),
+            "priors": {
+                name: own[name] if name in own else prior_from(name, config)
+                for name, config in meta["priors"].items()
+            },
+            "weights": weights,
+            "offset": offset,
+            "exposure": exposure,
+            "missing": meta["missing"],
+            "orthogonal": meta["orthogonal"],
+            "seed": meta["seed"],
+        },
+        tensors,
+        meta,
+    )
 
 
 def restored(
     model: SemiStructuredRegression, tensors: dict[str, Tensor], meta: dict[str, Any]
 ) -> tuple[Any, Space, Draws]:
     """The model on its rows, its space and its draws."""
-    frame = pd.DataFrame({facts["name"]: _values(tensors[f"rows.{i}"], facts)
-                          for i, facts in enumerate(meta["columns"])})
+    frame = pd.DataFrame(
+        {
+            facts["name"]: _values(tensors[f"rows.{i}"], facts)
+            for i, facts in enumerate(meta["columns"])
+        }
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what there is to say of the rows was said in fitting
         rows = model.specification.on(frame, part(tensors, "inputs"))
@@ -134,19 +177,32 @@ def restored(
     curve = Curve(tensors["curve"], facts["curve"]) if facts["curve"] else None
     space = Space(
         subspace_from_config(facts["config"], part(tensors, "space")),
-        Normal.from_config(facts["prior"]), tensors["starts"].numpy(), facts["rank"],
-        facts["kind"], curve, facts["history"], facts["projected"])
+        Normal.from_config(facts["prior"]),
+        tensors["starts"].numpy(),
+        facts["rank"],
+        facts["kind"],
+        curve,
+        facts["history"],
+        facts["projected"],
+    )
     stats = {name: values.numpy() for name, values in part(tensors, "stats").items()}
-    return (replace(rows, dropped=meta["dropped"]), space,
-            Draws(tensors["z"].numpy(), stats, meta["draws"]))
+    return (
+        replace(rows, dropped=meta["dropped"]),
+        space,
+        Draws(tensors["z"].numpy(), stats, meta["draws"]),
+    )
 
 
 def _family(config: dict[str, Any], own: Family | None) -> Family:
     if own is not None:
         return own
     if "own" in config:
-        fail("family", f"the family {config['own']}", "none", "Pass load(path, family=...): code "
-             "is not saved")
+        fail(
+            "family",
+            f"the family {config['own']}",
+            "none",
+            "Pass load(path, family=...): code is not saved",
+        )
     if "links" in config:
         return FAMILIES[config["name"]](tuple(config["links"]))
     return FAMILIES[config["name"]](n_classes=config["n_classes"])  # type: ignore[call-arg]
@@ -157,14 +213,22 @@ def _network(
 ) -> Deep:
     """A network as it was, in a module of its own."""
     if module is None and facts["module"] is None:
-        fail(f"deep[{name!r}]", f"a module of the saved architecture {facts['architecture']}",
-             "none", f"Pass load(path, deep={{{name!r}: module}}): code is not saved, only weights")
+        fail(
+            f"deep[{name!r}]",
+            f"a module of the saved architecture {facts['architecture']}",
+            "none",
+            f"Pass load(path, deep={{{name!r}: module}}): code is not saved, only weights",
+        )
     module = MLP(**facts["module"]) if module is None else copy.deepcopy(module)
     if not isinstance(module, nn.Module):
         fail_type(f"deep[{name!r}]", "a module", module)
     if architecture_of(module) != facts["architecture"]:
-        fail(f"deep[{name!r}]", f"the saved architecture {facts['architecture']}",
-             architecture_of(module), "Build it with the same layers and sizes")
+        fail(
+            f"deep[{name!r}]",
+            f"the saved architecture {facts['architecture']}",
+            architecture_of(module),
+            "Build it with the same layers and sizes",
+        )
     module.load_state_dict(state)
     for key, parameter in module.named_parameters():
         parameter.requires_grad_(key in facts["learned"])
@@ -179,20 +243,28 @@ def _column(values: pd.Series) -> tuple[np.ndarray, dict[str, Any]]:
     dtype = values.dtype
     if isinstance(dtype, pd.CategoricalDtype):
         return values.cat.codes.to_numpy(np.int64), {
-            "levels": _levels(values.name, list(dtype.categories)), "ordered": bool(dtype.ordered)}
+            "levels": _levels(values.name, list(dtype.categories)),
+            "ordered": bool(dtype.ordered),
+        }
     if pd.api.types.is_numeric_dtype(dtype):
         plain = getattr(dtype, "numpy_dtype", dtype)
         return values.to_numpy(dtype=plain, copy=True), {"dtype": str(dtype)}
     codes, levels = pd.factorize(values)
-    return codes.astype(np.int64), {"levels": _levels(values.name, list(levels)),
-                                    "dtype": str(dtype)}
+    return codes.astype(np.int64), {
+        "levels": _levels(values.name, list(levels)),
+        "dtype": str(dtype),
+    }
 
 
 def _levels(name: Any, levels: list[Any]) -> list[Any]:
     odd = [v for v in levels if not isinstance(v, (str, bool, int, float, np.number, np.bool_))]
     if odd:
-        fail_type(str(name), "a column of numbers or text to save", odd[0],
-                  "Turn it into text before fitting")
+        fail_type(
+            str(name),
+            "a column of numbers or text to save",
+            odd[0],
+            "Turn it into text before fitting",
+        )
     return levels
 
 

@@ -52,16 +52,24 @@ def s(
         state |= _spline(values, check_count("df", df, 4), check_count("degree", degree))
     columns = _columns(values, state)
     names = ["linear", *(f"wiggle{j}" for j in range(1, columns.shape[1]))]
-    return FactorValues(dict(zip(names, columns.T, strict=True)), kind="numerical",
-                        spans_intercept=False, format="{name}[{field}]")
+    return FactorValues(
+        dict(zip(names, columns.T, strict=True)),
+        kind="numerical",
+        spans_intercept=False,
+        format="{name}[{field}]",
+    )
 
 
 def _spline(x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[str, Any]:
     """Knots, centre and the map from B-splines to columns."""
     x = x[np.isfinite(x)]
     if len(np.unique(x)) < 4:
-        fail("s(...)", "a column with at least 4 distinct values", len(np.unique(x)),
-             "Use C(...) for a factor")
+        fail(
+            "s(...)",
+            "a column with at least 4 distinct values",
+            len(np.unique(x)),
+            "Use C(...) for a factor",
+        )
     if df <= degree:
         fail("df", f"more than the degree, {degree}", df)
     low, high = float(x.min()), float(x.max())
@@ -72,8 +80,15 @@ def _spline(x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[str, Any]:
     values, vectors = np.linalg.eigh(difference.T @ difference)
     kept = values > 1e-10 * values[-1]
     turn = vectors[:, kept] / np.sqrt(values[kept])
-    state = {"knots": knots.tolist(), "degree": degree, "low": low, "high": high,
-             "turn": turn[:, ::-1].tolist(), "scale": float(x.std()), "linear": float(x.mean())}
+    state = {
+        "knots": knots.tolist(),
+        "degree": degree,
+        "low": low,
+        "high": high,
+        "turn": turn[:, ::-1].tolist(),
+        "scale": float(x.std()),
+        "linear": float(x.mean()),
+    }
     wiggles = _basis(x, state) @ np.array(state["turn"])
     # what a straight line can say, it says: the rest is orthogonal to it over the rows
     line = np.column_stack([np.ones_like(x), (x - x.mean()) / x.std()])
@@ -113,10 +128,10 @@ def re(x: Any, _state: dict[str, Any] | None = None) -> FactorValues[dict[str, A
     values = pd.Series(x).astype("object")
     if "levels" not in state:
         state["levels"] = sorted(values.dropna().unique().tolist(), key=str)
-    columns = {str(level): (values == level).to_numpy(dtype=np.float64)
-               for level in state["levels"]}
-    return FactorValues(columns, kind="numerical", spans_intercept=False,
-                        format="{name}[{field}]")
+    columns = {
+        str(level): (values == level).to_numpy(dtype=np.float64) for level in state["levels"]
+    }
+    return FactorValues(columns, kind="numerical", spans_intercept=False, format="{name}[{field}]")
 
 
 TRANSFORMS = {"s": s, "re": re}

@@ -63,8 +63,11 @@ class Fittable:
     @property
     def n_weights(self) -> int:
         """Weights of the networks that are learned."""
-        return 0 if self.deep is None else sum(
-            p.numel() for p in self.deep.parameters() if p.requires_grad)
+        return (
+            0
+            if self.deep is None
+            else sum(p.numel() for p in self.deep.parameters() if p.requires_grad)
+        )
 
 
 @dataclass(frozen=True)
@@ -129,25 +132,41 @@ class Specification:
         rows = Rows(design, family, self.extras, self.deep, frame, dtype)
         found = rows.inputs(frame, tensors)
         deep = self._networks(structure, found, y, dtype, rows)
-        return Fittable(frame, response, family, design, structure, rows,
-                        Data.of((found, targets)), deep, dtype, dropped)
+        return Fittable(
+            frame,
+            response,
+            family,
+            design,
+            structure,
+            rows,
+            Data.of((found, targets)),
+            deep,
+            dtype,
+            dropped,
+        )
 
     def _complete(
         self, data: Any, inputs: Mapping[str, Any] | None
     ) -> tuple[pd.DataFrame, dict[str, Any], int]:
         frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
         whole = frame.dropna()
-        known = Design(self.right, whole if len(whole) else frame,
-                       self._without_intercept).variables
+        known = Design(
+            self.right, whole if len(whole) else frame, self._without_intercept
+        ).variables
         deep = [c for part in self.deep.values() for c in part.columns or ()]
-        columns = tuple(dict.fromkeys([
-            *Response(self.response).variables(frame), *known, *deep, *self.extras.columns]))
+        columns = tuple(
+            dict.fromkeys(
+                [*Response(self.response).variables(frame), *known, *deep, *self.extras.columns]
+            )
+        )
         kept, tensors, lacking = complete(frame, inputs, columns, self.missing)
         dropped = len(frame) - len(kept)
         if dropped:
             shown = ", ".join(f"{n} in {name}" for name, n in lacking.items())
-            warnings.warn(f"{dropped} of {len(frame)} rows have missing values ({shown}) and "
-                          "are left out", stacklevel=4)
+            warnings.warn(
+                f"{dropped} of {len(frame)} rows have missing values ({shown}) and are left out",
+                stacklevel=4,
+            )
         return kept, tensors, dropped
 
     def _targets(self, frame: pd.DataFrame, y: Float[np.ndarray, "n"]) -> Any:
@@ -163,22 +182,33 @@ class Specification:
             return
         free = [i for t in design.terms for i in t.columns if i not in t.penalised]
         if len(free) >= len(frame):
-            fail("priors", "priors of your own for as many effects as rows",
-                 f"{len(free)} effects for {len(frame)} rows", "Pass priors={term: scale}")
+            fail(
+                "priors",
+                "priors of your own for as many effects as rows",
+                f"{len(free)} effects for {len(frame)} rows",
+                "Pass priors={term: scale}",
+            )
         same = design.collinear(design.matrix(frame)[0])
         if same:
-            fail("formula", "columns that are not sums of others", "; ".join(same),
-                 "Leave one out, or pass priors={term: scale}")
+            fail(
+                "formula",
+                "columns that are not sums of others",
+                "; ".join(same),
+                "Leave one out, or pass priors={term: scale}",
+            )
 
     def _networks(
-        self, structure: Effects, found: dict[str, Tensor], y: Float[np.ndarray, "n"],
-        dtype: torch.dtype, rows: Rows,
+        self,
+        structure: Effects,
+        found: dict[str, Tensor],
+        y: Float[np.ndarray, "n"],
+        dtype: torch.dtype,
+        rows: Rows,
     ) -> DeepPart | None:
         if not self.deep:
             return None
         names = structure.design.parameters
-        places = {name: names.index(part.parameter or names[0])
-                  for name, part in self.deep.items()}
+        places = {name: names.index(part.parameter or names[0]) for name, part in self.deep.items()}
         scales = torch.ones(len(names), dtype=torch.float64)
         if self.family.links[0] == "identity" and not self._ordinal:
             scales[0] = float(np.std(y))
@@ -192,10 +222,16 @@ class Specification:
             _, _, reason = str(error).partition(", got ")[2].partition(": ")
             if not str(error).startswith("inputs: expected what the module takes"):
                 raise
-            fail("deep", "modules that take " + "; ".join(
-                f"{name!r} {_described(few[f'deep {name}'], rows.encoders.get(name))}"
-                for name in self.deep), reason.partition(". Convert")[0],
-                "Give the first layer of each as many inputs")
+            fail(
+                "deep",
+                "modules that take "
+                + "; ".join(
+                    f"{name!r} {_described(few[f'deep {name}'], rows.encoders.get(name))}"
+                    for name in self.deep
+                ),
+                reason.partition(". Convert")[0],
+                "Give the first layer of each as many inputs",
+            )
         return deep
 
 

@@ -31,8 +31,16 @@ from subbayes.training.trainer import History
 from subbayes.utils.checks import check_choice, check_positive, fail
 from subbayes.utils.seeding import derive
 
-__all__ = ["FAR", "SPACES", "Fitting", "Space", "build_ensemble", "build_space", "most_probable",
-           "trained"]
+__all__ = [
+    "FAR",
+    "SPACES",
+    "Fitting",
+    "Space",
+    "build_ensemble",
+    "build_space",
+    "most_probable",
+    "trained",
+]
 
 FAR = 3.0  # standard deviations of the prior within which chains start
 SPACES = ("curve", "naive", "full", "last-layer")
@@ -86,8 +94,17 @@ class Space:
 
 
 def build_space(
-    kind: str, structure: Effects, deep: DeepPart | None, family: Family, data: Data, *,
-    rank: int, fitting: Fitting, spread: float | str, weight_scale: float, seed: int,
+    kind: str,
+    structure: Effects,
+    deep: DeepPart | None,
+    family: Family,
+    data: Data,
+    *,
+    rank: int,
+    fitting: Fitting,
+    spread: float | str,
+    weight_scale: float,
+    seed: int,
     progress: bool | None,
 ) -> Space:
     """Train what has to be trained and say where to sample.
@@ -117,8 +134,7 @@ def build_space(
     if kind == "naive":
         return _naive(structure, deep, family, data, rank, fitting, spread, start, seed, progress)
     degree = rank if kind == "curve" else 0
-    result = trained(structure, deep, family, data, start, degree, fitting, seed,
-                      progress)
+    result = trained(structure, deep, family, data, start, degree, fitting, seed, progress)
     effects = result.extra["effects"].double().cpu().numpy()
     if kind == "curve":
         span = result.curve.subspace("principal")
@@ -137,13 +153,27 @@ def build_space(
         prior = np.full(inner.rank, check_positive("weight_scale", weight_scale))
     starts = np.concatenate([places, np.broadcast_to(effects, (len(places), len(effects)))], 1)
     return Space(
-        JointSubspace(inner, structure.size), Normal(np.append(prior, np.ones(structure.size))),
-        starts, inner.rank, kind, curve, result.history)
+        JointSubspace(inner, structure.size),
+        Normal(np.append(prior, np.ones(structure.size))),
+        starts,
+        inner.rank,
+        kind,
+        curve,
+        result.history,
+    )
 
 
 def build_ensemble(
-    structure: Effects, deep: DeepPart, family: Family, data: Data, *, members: int,
-    fitting: Fitting, weight_scale: float, seed: int, progress: bool | None,
+    structure: Effects,
+    deep: DeepPart,
+    family: Family,
+    data: Data,
+    *,
+    members: int,
+    fitting: Fitting,
+    weight_scale: float,
+    seed: int,
+    progress: bool | None,
 ) -> Space:
     """A deep ensemble: networks and effects trained anew from initial weights of their own.
 
@@ -163,20 +193,32 @@ def build_ensemble(
     start, network = most_probable(structure, family, data), Network(deep)
     places, history = [], []
     for member in range(members):
-        result = trained(structure, deep, family, data, start, 0, fitting,
-                          derive(seed, member), progress)
+        result = trained(
+            structure, deep, family, data, start, 0, fitting, derive(seed, member), progress
+        )
         found = [result.network.weights, result.extra["effects"]]
         places.append(np.concatenate([part.double().cpu().numpy() for part in found]))
         history.append(result.history)
     return Space(
         JointSubspace(FullSubspace(torch.zeros_like(network.weights)), structure.size),
         Normal(np.append(np.full(network.size, weight_scale), np.ones(structure.size))),
-        np.stack(places), network.size, "ensemble", history=history[0])
+        np.stack(places),
+        network.size,
+        "ensemble",
+        history=history[0],
+    )
 
 
 def trained(
-    structure: Effects, deep: DeepPart, family: Family, data: Data,
-    start: np.ndarray, degree: int, fitting: Fitting, seed: int, progress: bool | None,
+    structure: Effects,
+    deep: DeepPart,
+    family: Family,
+    data: Data,
+    start: np.ndarray,
+    degree: int,
+    fitting: Fitting,
+    seed: int,
+    progress: bool | None,
     callback: Callable[[int, Curve], Any] | None = None,
 ) -> CurveResult:
     """Networks on a curve, or one set of them at degree 0, with the effects learned along.
@@ -195,33 +237,51 @@ def trained(
     """
     network = Network(deep)
     return train_curve(
-        network, family, data, degree=degree,
+        network,
+        family,
+        data,
+        degree=degree,
         extra={"effects": torch.from_numpy(start).to(network.dtype)},
         join=lambda outputs, extra, inputs: _joined(structure, deep, outputs, extra, inputs),
-        extra_prior_scale=1.0, seed=seed, progress=progress, callback=callback,
-        **_options(fitting))
+        extra_prior_scale=1.0,
+        seed=seed,
+        progress=progress,
+        callback=callback,
+        **_options(fitting),
+    )
 
 
 def _options(fitting: Fitting) -> dict[str, Any]:
     patience = fitting.patience
     if patience is None and fitting.validation is not None:
         patience = fitting.epochs  # never stops, and takes the best
-    return {"epochs": fitting.epochs, "learning_rate": fitting.learning_rate,
-            "batch_size": fitting.batch_size, "weight_decay": fitting.weight_decay or None,
-            "validation": fitting.validation, "patience": patience}
+    return {
+        "epochs": fitting.epochs,
+        "learning_rate": fitting.learning_rate,
+        "batch_size": fitting.batch_size,
+        "weight_decay": fitting.weight_decay or None,
+        "validation": fitting.validation,
+        "patience": patience,
+    }
 
 
-def _joined(
-    structure: Effects, deep: DeepPart, outputs: Tensor, extra: Any, inputs: Any
-) -> Tensor:
+def _joined(structure: Effects, deep: DeepPart, outputs: Tensor, extra: Any, inputs: Any) -> Tensor:
     eta = structure(extra["effects"], inputs["design"], inputs["offset"])
     more = eta.shape[-1] - outputs.shape[-1]
     return eta + (torch.nn.functional.pad(outputs, (0, more)) if more else outputs)
 
 
 def _naive(
-    structure: Effects, deep: DeepPart, family: Family, data: Data, rank: int, fitting: Fitting,
-    spread: float | str, start: np.ndarray, seed: int, progress: bool | None,
+    structure: Effects,
+    deep: DeepPart,
+    family: Family,
+    data: Data,
+    rank: int,
+    fitting: Fitting,
+    spread: float | str,
+    start: np.ndarray,
+    seed: int,
+    progress: bool | None,
 ) -> Space:
     network = Network(deep)
 
@@ -237,12 +297,28 @@ def _naive(
         return module
 
     whole = Predictors(structure, deep, network.dtype)
-    result = train_curve(whole, family, data, degree=rank, factory=begun, seed=seed,
-                         progress=progress, **_options(fitting))
+    result = train_curve(
+        whole,
+        family,
+        data,
+        degree=rank,
+        factory=begun,
+        seed=seed,
+        progress=progress,
+        **_options(fitting),
+    )
     inner = result.curve.subspace("principal")
     places = result.curve.coordinates(np.linspace(0, 1, 33), inner).numpy()
-    return Space(inner, Normal(np.full(rank, _spread(result.curve, spread))), places, rank,
-                 "naive", result.curve, result.history, projected=True)
+    return Space(
+        inner,
+        Normal(np.full(rank, _spread(result.curve, spread))),
+        places,
+        rank,
+        "naive",
+        result.curve,
+        result.history,
+        projected=True,
+    )
 
 
 def _spread(curve: Curve, spread: float | str) -> float:
@@ -274,8 +350,13 @@ def most_probable(structure: Effects, family: Family, data: Data) -> Float[np.nd
         assert isinstance(inputs, dict)
         parts.append((inputs["design"].double(), inputs["offset"].double(), y))
     zeta = torch.zeros(structure.size, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([zeta], max_iter=300, tolerance_grad=1e-8,
-                                  tolerance_change=1e-12, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        [zeta],
+        max_iter=300,
+        tolerance_grad=1e-8,
+        tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
+    )
     n = data.n
 
     def closure() -> Tensor:

@@ -36,7 +36,7 @@ def hdi(values: Float[np.ndarray, "S"], level: float = 0.95) -> tuple[float, flo
     ordered = np.sort(values)
     n = len(ordered)
     inside = min(max(int(np.ceil(level * n)), 1), n)
-    widths = ordered[inside - 1:] - ordered[: n - inside + 1]
+    widths = ordered[inside - 1 :] - ordered[: n - inside + 1]
     i = int(widths.argmin())
     return float(ordered[i]), float(ordered[i + inside - 1])
 
@@ -54,8 +54,12 @@ def central(draws: Float[np.ndarray, "S m"], level: float) -> dict[str, Float[np
     """
     tail = (1 - level) / 2
     low, high = np.quantile(draws, [tail, 1 - tail], axis=0)
-    return {"mean": draws.mean(0), "sd": draws.std(0, ddof=1), f"{100 * tail:g}%": low,
-            f"{100 * (1 - tail):g}%": high}
+    return {
+        "mean": draws.mean(0),
+        "sd": draws.std(0, ddof=1),
+        f"{100 * tail:g}%": low,
+        f"{100 * (1 - tail):g}%": high,
+    }
 
 
 def summary_table(
@@ -74,8 +78,10 @@ def summary_table(
         low, high = hdi(flat, level)
         stacked = values[..., None]
         rows[name] = {
-            "mean": flat.mean(), "sd": flat.std(ddof=1),
-            f"hdi {percent} low": low, f"hdi {percent} high": high,
+            "mean": flat.mean(),
+            "sd": flat.std(ddof=1),
+            f"hdi {percent} low": low,
+            f"hdi {percent} high": high,
             "direction": max((flat > 0).mean(), (flat < 0).mean()),
             "rhat": float(np.asarray(diagnostics.rhat(stacked))[0]),
             "ess_bulk": float(np.asarray(diagnostics.ess_bulk(stacked))[0]),
@@ -119,9 +125,13 @@ def unmixed(
         high = np.ceil(worst.max() * 1e3) / 1e3  # as shown, too, above what it is held to
         said.append(f"R-hat of {names[int(worst.argmax())]!r} is {high:.3f}, above 1.01")
     if least.min() < enough:
-        said.append(f"the bulk effective sample size of {names[int(least.argmin())]!r} is "
-                    f"{least.min():.0f}, below {enough}")
+        said.append(
+            f"the bulk effective sample size of {names[int(least.argmin())]!r} is "
+            f"{least.min():.0f}, below {enough}"
+        )
     about = rounded_up(draws * max(2.0, enough / least.min()))
     follow = " or follow gradients (inference='nuts')" if sampler == "elliptical-slice" else ""
-    return [f"effects have not mixed: {' and '.join(said)}; run longer (draws=..., about "
-            f"{about}){follow}"]
+    return [
+        f"effects have not mixed: {' and '.join(said)}; run longer (draws=..., about "
+        f"{about}){follow}"
+    ]

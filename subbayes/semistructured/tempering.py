@@ -103,15 +103,24 @@ def conditional_of(method: str | None, observed: Observed, points: int = 256) ->
     check_choice("effects", method, METHODS)
     if method == "closed-form":
         if not _has_closed_form(observed):
-            fail("effects", "'importance' for this model", "'closed-form'", "A closed form needs "
-                 "a normal response, an identity link, one sigma and normal priors")
+            fail(
+                "effects",
+                "'importance' for this model",
+                "'closed-form'",
+                "A closed form needs "
+                "a normal response, an identity link, one sigma and normal priors",
+            )
         return ClosedForm(observed)
     mode = Modes(observed)
     if method == "importance":
         return Importance(mode, check_count("points", points, 8))
     if observed.structure.size > 3:
-        fail("effects", "at most 3 coordinates for 'quadrature'", observed.structure.size,
-             "Use 'importance'")
+        fail(
+            "effects",
+            "at most 3 coordinates for 'quadrature'",
+            observed.structure.size,
+            "Use 'importance'",
+        )
     return Quadrature(mode)
 
 
@@ -136,13 +145,15 @@ class Modes:
         for _ in range(_STEPS):
             slope, curvature = self._derivatives(zeta, deep)
             step = torch.cholesky_solve(
-                slope.unsqueeze(-1), torch.linalg.cholesky(_definite(curvature))).squeeze(-1)
+                slope.unsqueeze(-1), torch.linalg.cholesky(_definite(curvature))
+            ).squeeze(-1)
             zeta, value, moved = self._damped(zeta, value, step, deep)
             if moved < 1e-9:
                 break
         precision = torch.linalg.cholesky(_definite(self._derivatives(zeta, deep)[1]))
         factor = torch.linalg.solve_triangular(
-            precision, torch.eye(zeta.shape[1], dtype=zeta.dtype), upper=False).mT
+            precision, torch.eye(zeta.shape[1], dtype=zeta.dtype), upper=False
+        ).mT
         return zeta, factor
 
     def _damped(
@@ -182,7 +193,8 @@ class Modes:
             for b in range(width):
                 inner = torch.einsum("np,sn,nq->spq", wide, hessian[..., a, b], wide)
                 curvature = curvature - torch.einsum(
-                    "spi,spq,sqj->sij", jacobian[:, :, a], inner, jacobian[:, :, b])
+                    "spi,spq,sqj->sij", jacobian[:, :, a], inner, jacobian[:, :, b]
+                )
         bend = torch.func.vmap(
             lambda z, g: torch.func.hessian(lambda at: (linear(at) * g).sum())(z)
         )(zeta, pulled)
@@ -232,8 +244,9 @@ class Importance:
         zeta = mode.unsqueeze(1) + torch.einsum("spq,mq->smp", factor, eps)
         log_size = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         most = max(1, _LARGEST // (deep[0].numel() * len(deep)))
-        joint = torch.cat([observed.log_joint(part, deep.unsqueeze(1))
-                           for part in zeta.split(most, 1)], 1)
+        joint = torch.cat(
+            [observed.log_joint(part, deep.unsqueeze(1)) for part in zeta.split(most, 1)], 1
+        )
         constant = 0.5 * zeta.shape[-1] * math.log(2 * math.pi)
         return zeta, joint - constant - log_q + log_size.unsqueeze(1)
 
@@ -241,8 +254,9 @@ class Importance:
         """Log of the mean weight."""
         _, log_w = self._weighed(deep, self.eps, self.log_q)
         share = log_w.softmax(1)
-        self.efficiency = min(self.efficiency, float(
-            (1 / share.square().sum(1)).min()) / log_w.shape[1])
+        self.efficiency = min(
+            self.efficiency, float((1 / share.square().sum(1)).min()) / log_w.shape[1]
+        )
         return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()
 
     def sample(
@@ -265,8 +279,12 @@ def _proposals(u: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m P"], Float[Ten
     chi = torch.from_numpy(stats.chi2(_DF).ppf(u[:, -1].numpy()))
     eps = normal * (_DF / chi).sqrt().unsqueeze(1)
     p = eps.shape[1]
-    log_q = (math.lgamma((_DF + p) / 2) - math.lgamma(_DF / 2) - 0.5 * p * math.log(_DF * math.pi)
-             - 0.5 * (_DF + p) * torch.log1p(eps.square().sum(1) / _DF))
+    log_q = (
+        math.lgamma((_DF + p) / 2)
+        - math.lgamma(_DF / 2)
+        - 0.5 * p * math.log(_DF * math.pi)
+        - 0.5 * (_DF + p) * torch.log1p(eps.square().sum(1) / _DF)
+    )
     return eps, log_q
 
 
@@ -286,8 +304,7 @@ class Quadrature(Importance):
         log_w = np.stack(np.meshgrid(*[np.log(w)] * size, indexing="ij"), -1).sum(-1).reshape(-1)
         self.nodes = torch.from_numpy(grid)
         # a weight w e^{x^2/2} is a proposal of density 1 / (m w e^{x^2/2})
-        self.log_node = torch.from_numpy(
-            -log_w - 0.5 * (grid**2).sum(1) - math.log(len(grid)))
+        self.log_node = torch.from_numpy(-log_w - 0.5 * (grid**2).sum(1) - math.log(len(grid)))
 
     def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
         """Log of the weighted sum."""
@@ -301,13 +318,21 @@ class Quadrature(Importance):
 def _has_closed_form(observed: Observed) -> bool:
     structure, family = observed.structure, observed.family
     location = structure.design.parameters[0]
-    plain = all(isinstance(structure.priors.get(t.name), NormalPrior) and not t.penalised
-                for t in structure.design.terms if t.parameter == location)
+    plain = all(
+        isinstance(structure.priors.get(t.name), NormalPrior) and not t.penalised
+        for t in structure.design.terms
+        if t.parameter == location
+    )
     scale = [t for t in structure.design.terms if t.parameter != location]
-    return (isinstance(family, NormalFamily) and family.links[0] == "identity" and plain
-            and isinstance(observed.y, Tensor) and len(scale) == 1
-            and scale[0].kind == "intercept"
-            and bool((observed.offset[:, 1] == 0).all()))
+    return (
+        isinstance(family, NormalFamily)
+        and family.links[0] == "identity"
+        and plain
+        and isinstance(observed.y, Tensor)
+        and len(scale) == 1
+        and scale[0].kind == "intercept"
+        and bool((observed.offset[:, 1] == 0).all())
+    )
 
 
 class ClosedForm:
@@ -324,8 +349,9 @@ class ClosedForm:
         self.observed = observed
         structure = observed.structure
         location = structure.design.parameters[0]
-        self.places = [i for t in structure.design.terms if t.parameter == location
-                       for i in t.columns]
+        self.places = [
+            i for t in structure.design.terms if t.parameter == location for i in t.columns
+        ]
         (scale_term,) = (t for t in structure.design.terms if t.parameter != location)
         self.scale_place = scale_term.columns[0]
         zero = torch.zeros(structure.size, dtype=torch.float64)
@@ -423,8 +449,13 @@ class TemperedNetworks:
     """
 
     def __init__(
-        self, contributions: Any, conditional: Conditional, prior: Normal, rank: int,
-        temperature: float, fingerprint: str,
+        self,
+        contributions: Any,
+        conditional: Conditional,
+        prior: Normal,
+        rank: int,
+        temperature: float,
+        fingerprint: str,
     ) -> None:
         self.contributions, self.conditional = contributions, conditional
         self.prior, self.rank = prior, rank

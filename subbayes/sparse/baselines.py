@@ -146,8 +146,14 @@ class HorseshoeLayer(_InputLayer):
         return True
 
     def __init__(
-        self, layer: nn.Module, posterior: str, structure: str, prior: SpikeSlab, *given: Any,
-        sd: float, **options: Any,
+        self,
+        layer: nn.Module,
+        posterior: str,
+        structure: str,
+        prior: SpikeSlab,
+        *given: Any,
+        sd: float,
+        **options: Any,
     ) -> None:
         super().__init__(layer, posterior, structure, prior, *given, sd=sd, **options)
         if not isinstance(prior, Horseshoe):
@@ -189,11 +195,15 @@ class HorseshoeLayer(_InputLayer):
         """Probabilities of the inputs' scales above the threshold, shaped as the weights."""
         mean, own, shared = self.log_scales()
         found = torch.special.ndtr(
-            (mean - math.log(self.threshold)) / (own.square() + shared.square()).sqrt())
+            (mean - math.log(self.threshold)) / (own.square() + shared.square()).sqrt()
+        )
         if self.phase == "median":
             found = self._above()
-        return self._to_weights(found.unsqueeze(0))[0].reshape(1, *self.mean.shape[1:]).expand_as(
-            self.mean)
+        return (
+            self._to_weights(found.unsqueeze(0))[0]
+            .reshape(1, *self.mean.shape[1:])
+            .expand_as(self.mean)
+        )
 
     def inside(self) -> Bool[Tensor, "*W"]:
         """See `SparseLayer.inside`."""
@@ -207,8 +217,12 @@ class HorseshoeLayer(_InputLayer):
         if weights == "mean":
             found = self._mean_scales().unsqueeze(0)
         else:
-            found = self._drawn_scales(count, lambda shape: torch.randn(
-                shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device))
+            found = self._drawn_scales(
+                count,
+                lambda shape: torch.randn(shape, generator=generator, dtype=self.mean.dtype).to(
+                    self.mean.device
+                ),
+            )
         return self._to_weights(found * self._above() if structure == "median" else found)
 
     def _mean_outputs(self, x: Tensor) -> Tensor:
@@ -218,13 +232,16 @@ class HorseshoeLayer(_InputLayer):
     def _drawn_outputs(self, x: Tensor) -> Tensor:
         z = self._drawn_scales(self._rows(x), lambda shape: self.noise.normal(shape, self.mean))
         bias = None if self.bias_mean is None else self.bias_sd.square()
-        return self._perturbed(x * self._by_input(z, x), self.mean, self.sd.square(),
-                               self.bias_mean, bias)
+        return self._perturbed(
+            x * self._by_input(z, x), self.mean, self.sd.square(), self.bias_mean, bias
+        )
 
     def extra_repr(self) -> str:
         """What it replaces, and its prior."""
-        return (f"{super().extra_repr()}, scale={math.exp(self.log_scale):g}, "
-                f"threshold={self.threshold:g}")
+        return (
+            f"{super().extra_repr()}, scale={math.exp(self.log_scale):g}, "
+            f"threshold={self.threshold:g}"
+        )
 
     def kl(self) -> Float[Tensor, ""]:
         """Of scales, weights and biases, in closed form for a normal slab."""
@@ -234,11 +251,13 @@ class HorseshoeLayer(_InputLayer):
         if self.phase in ("fixed", "median"):
             return found  # scales stand still
         own, shared = (functional.softplus(raw) for raw in (self.log_raw_sd, self.shared_raw_sd))
-        return (found
-                + gamma_kl(self.log_mean[0], own[0]).sum()
-                + inverse_gamma_kl(self.log_mean[1], own[1]).sum()
-                + gamma_kl(self.shared_mean[0], shared[0], 2 * self.log_scale)
-                + inverse_gamma_kl(self.shared_mean[1], shared[1]))
+        return (
+            found
+            + gamma_kl(self.log_mean[0], own[0]).sum()
+            + inverse_gamma_kl(self.log_mean[1], own[1]).sum()
+            + gamma_kl(self.shared_mean[0], shared[0], 2 * self.log_scale)
+            + inverse_gamma_kl(self.shared_mean[1], shared[1])
+        )
 
 
 _LOG_GAMMA_HALF = 0.5 * math.log(math.pi)  # log Gamma(1/2)
@@ -257,9 +276,7 @@ def gamma_kl(
     return -_entropy(mean, sd) - expected + _LOG_GAMMA_HALF + 0.5 * log_scale
 
 
-def inverse_gamma_kl(
-    mean: Float[Tensor, "*S"], sd: Float[Tensor, "*S"]
-) -> Float[Tensor, "*S"]:
+def inverse_gamma_kl(mean: Float[Tensor, "*S"], sd: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """Divergence of log-normal distributions from the inverse gamma with shape 1/2 and scale 1."""
     expected = -1.5 * mean - (-mean + 0.5 * sd.square()).exp()
     return -_entropy(mean, sd) - expected + _LOG_GAMMA_HALF
@@ -317,8 +334,9 @@ def prune(
     names = list(chosen_layers(module, keep))
     made = copy.deepcopy(module)
     last = [name for name, layer in made.named_modules() if isinstance(layer, LAYERS)][-1:]
-    layers: list[Any] = [made.get_submodule(name) for name in names
-                         if structure == "weights" or name not in last]
+    layers: list[Any] = [
+        made.get_submodule(name) for name in names if structure == "weights" or name not in last
+    ]
     if not layers:
         fail("module", f"a layer with {structure} to prune", "none")
     if structure == "units":
@@ -331,15 +349,18 @@ def prune(
         return made
     sizes = torch.cat([layer.weight.detach().abs().reshape(-1) for layer in layers])
     parts = _largest(sizes, round(density * len(sizes))).split(
-        [layer.weight.numel() for layer in layers])
+        [layer.weight.numel() for layer in layers]
+    )
     for layer, part in zip(layers, parts, strict=True):
         layer.weight.data *= part.reshape(layer.weight.shape)
     empty = [name for name, part in zip(names, parts, strict=True) if not bool(part.any())]
     if empty:
-        warnings.warn(f"Nothing is left in layer{'s' * (len(empty) > 1)} "
-                      f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
-                      "the largest weights are in others. Raise density, or name it in keep=",
-                      stacklevel=2)
+        warnings.warn(
+            f"Nothing is left in layer{'s' * (len(empty) > 1)} "
+            f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
+            "the largest weights are in others. Raise density, or name it in keep=",
+            stacklevel=2,
+        )
     return made
 
 

@@ -94,18 +94,28 @@ def convert(
         fail("inclusion", "a probability strictly between 0 and 1", inclusion)
     chosen = chosen_layers(module, keep, _stays)
     if not chosen:
-        fail("module", "a linear or convolutional layer to convert", "none",
-             "Frozen layers stay as they are: call requires_grad_() on them, or shorten keep="
-             if any(isinstance(m, LAYERS) for m in module.modules()) else
-             "Its layers have been converted already" if sparse_layers(module) else "")
+        fail(
+            "module",
+            "a linear or convolutional layer to convert",
+            "none",
+            "Frozen layers stay as they are: call requires_grad_() on them, or shorten keep="
+            if any(isinstance(m, LAYERS) for m in module.modules())
+            else "Its layers have been converted already"
+            if sparse_layers(module)
+            else "",
+        )
     _check_ordinary(chosen)
     usual = usual_prior(posterior)
     for each in prior.values() if isinstance(prior, Mapping) else (prior or usual,):
         if not isinstance(each, SpikeSlab):
             fail_type("prior", "a SpikeSlab, or SpikeSlabs by name of layer", each)
         if isinstance(each, Horseshoe) and posterior != "horseshoe":
-            fail("prior", f"a SpikeSlab where the posterior is '{posterior}'", "a Horseshoe",
-                 "Use posterior='horseshoe'")
+            fail(
+                "prior",
+                f"a SpikeSlab where the posterior is '{posterior}'",
+                "a Horseshoe",
+                "Use posterior='horseshoe'",
+            )
     own = prior if isinstance(prior, Mapping) else dict.fromkeys(chosen, prior or usual)
     wrong = [name for name in own if name not in chosen]
     if wrong:
@@ -114,10 +124,23 @@ def convert(
     made = copy.deepcopy(module)
     for name, layer in chosen.items():
         sparse = layer_of(posterior)(
-            layer, posterior, structure, own.get(name, usual), estimator, noise,
-            inclusion=inclusion, sd=sd, rank=rank, temperature=temperature)
-        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
-                      "_forward_pre_hooks_with_kwargs"):
+            layer,
+            posterior,
+            structure,
+            own.get(name, usual),
+            estimator,
+            noise,
+            inclusion=inclusion,
+            sd=sd,
+            rank=rank,
+            temperature=temperature,
+        )
+        for hooks in (
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_forward_hooks_with_kwargs",
+            "_forward_pre_hooks_with_kwargs",
+        ):
             getattr(sparse, hooks).update(getattr(layer, hooks))
         made = replaced(made, name, sparse.train(layer.training))
     for other in sparse_layers(made).values():  # also those of an earlier conversion
@@ -129,22 +152,34 @@ def _stays(module: nn.Module, name: str, layer: nn.Module) -> bool:
     """Whether a layer is frozen, or its weights are read by another module."""
     weight = layer._parameters.get("weight")
     return isinstance(parent_of(module, name), nn.MultiheadAttention) or (
-        weight is not None and not weight.requires_grad)
+        weight is not None and not weight.requires_grad
+    )
 
 
 def _check_ordinary(chosen: Mapping[str, nn.Module]) -> None:
-    odd = [f"{name} ({type(layer).__name__})" for name, layer in chosen.items()
-           if not any(all(getattr(type(layer), own, None) is getattr(kind, own, None)
-                          for own in ("forward", "_conv_forward")) for kind in LAYERS)]
+    odd = [
+        f"{name} ({type(layer).__name__})"
+        for name, layer in chosen.items()
+        if not any(
+            all(
+                getattr(type(layer), own, None) is getattr(kind, own, None)
+                for own in ("forward", "_conv_forward")
+            )
+            for kind in LAYERS
+        )
+    ]
     if odd:
-        fail("module", "layers that compute what nn.Linear, nn.Conv1d or nn.Conv2d do",
-             f"{', '.join(odd)}, with a forward of their own", "Name them in keep=")
+        fail(
+            "module",
+            "layers that compute what nn.Linear, nn.Conv1d or nn.Conv2d do",
+            f"{', '.join(odd)}, with a forward of their own",
+            "Name them in keep=",
+        )
 
 
 def sparse_layers(module: nn.Module) -> dict[str, SparseLayer]:
     """The converted layers of a module, by name."""
-    return {name: layer for name, layer in module.named_modules()
-            if isinstance(layer, SparseLayer)}
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, SparseLayer)}
 
 
 def kl(module: nn.Module) -> Float[Tensor, ""]:
@@ -156,8 +191,14 @@ def kl(module: nn.Module) -> Float[Tensor, ""]:
 
 
 def elbo(
-    module: nn.Module, likelihood: Likelihood, inputs: Inputs, y: Targets, n: int, *,
-    weight: float = 1.0, output: Callable[[Any], Tensor] | None = None,
+    module: nn.Module,
+    likelihood: Likelihood,
+    inputs: Inputs,
+    y: Targets,
+    n: int,
+    *,
+    weight: float = 1.0,
+    output: Callable[[Any], Tensor] | None = None,
 ) -> Float[Tensor, ""]:
     r"""An unbiased estimate of the evidence lower bound from a batch, to be maximised.
 
@@ -190,19 +231,27 @@ def elbo(
     layers = sparse_layers(module)
     resting = [name for name, layer in layers.items() if not layer.training]
     if resting:
-        fail("module", "sparse layers in training mode, which draw weights",
-             f"in evaluation mode: {', '.join(map(repr, resting))}", "Call module.train() first")
+        fail(
+            "module",
+            "sparse layers in training mode, which draw weights",
+            f"in evaluation mode: {', '.join(map(repr, resting))}",
+            "Call module.train() first",
+        )
     if not (isinstance(weight, Tensor) or isinstance(weight, Real) and 0 <= weight < math.inf):
         fail("weight", "a finite number of at least 0", weight)
     for name, given in (("inputs", inputs), ("y", y)):
         if not isinstance(given, Tensor | tuple | dict) or not all(
-                isinstance(t, Tensor) for t in leaves(given)):
+            isinstance(t, Tensor) for t in leaves(given)
+        ):
             fail_type(name, "tensors", given)
     args, named = arguments(inputs)
     rows = n_rows(inputs)
     if rows == 0 or rows != n_rows(y) or rows > check_count("n", n):
-        fail("inputs", f"between 1 and n = {n} rows, as many as targets",
-             f"{rows} rows, {n_rows(y)} targets")
+        fail(
+            "inputs",
+            f"between 1 and n = {n} rows, as many as targets",
+            f"{rows} rows, {n_rows(y)} targets",
+        )
     with SparseLayer.used_once(layers, rows):
         outputs = as_outputs(module(*args, **named), inputs, output)
     for name, given in (("inputs", inputs), ("y", y)):

@@ -27,30 +27,99 @@ from subbayes.sparse.module_surgery import LAYERS, hooked
 __all__ = ["Flow", "Link", "links", "readers_of_inputs"]
 
 # What a node does is the type of a module, a function, or a method of tensors (`_what`).
-_NAMES = ("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",
-          "hardtanh", "hardsigmoid", "tanh", "sigmoid", "logsigmoid", "softplus", "softsign",
-          "clamp", "clamp_min")
+_NAMES = (
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "elu",
+    "selu",
+    "celu",
+    "gelu",
+    "silu",
+    "mish",
+    "hardswish",
+    "hardtanh",
+    "hardsigmoid",
+    "tanh",
+    "sigmoid",
+    "logsigmoid",
+    "softplus",
+    "softsign",
+    "clamp",
+    "clamp_min",
+)
 _PER_VALUE = {
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
-    nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Hardswish,
+    nn.Hardtanh,
+    nn.Hardsigmoid,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.LogSigmoid,
+    nn.Softplus,
     nn.Softsign,
-    *(getattr(space, name) for space in (functional, torch, Tensor) for name in _NAMES
-      if hasattr(space, name))}
-_NOTHING = {nn.Identity, nn.Dropout, nn.Dropout2d, functional.dropout, functional.dropout2d,
-            Tensor.contiguous}
+    *(
+        getattr(space, name)
+        for space in (functional, torch, Tensor)
+        for name in _NAMES
+        if hasattr(space, name)
+    ),
+}
+_NOTHING = {
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout2d,
+    functional.dropout,
+    functional.dropout2d,
+    Tensor.contiguous,
+}
 _POOLS: dict[int, set[Any]] = {  # by dimensions of the weight of what they pool
     2: set(),
-    3: {nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d,
-        functional.max_pool1d, functional.avg_pool1d, functional.adaptive_avg_pool1d,
-        torch.max_pool1d, torch.avg_pool1d, torch.adaptive_avg_pool1d,
-        functional.adaptive_max_pool1d},
-    4: {nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
-        functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_pool2d,
-        torch.max_pool2d, functional.adaptive_max_pool2d}}
+    3: {
+        nn.MaxPool1d,
+        nn.AvgPool1d,
+        nn.AdaptiveAvgPool1d,
+        nn.AdaptiveMaxPool1d,
+        functional.max_pool1d,
+        functional.avg_pool1d,
+        functional.adaptive_avg_pool1d,
+        torch.max_pool1d,
+        torch.avg_pool1d,
+        torch.adaptive_avg_pool1d,
+        functional.adaptive_max_pool1d,
+    },
+    4: {
+        nn.MaxPool2d,
+        nn.AvgPool2d,
+        nn.AdaptiveAvgPool2d,
+        nn.AdaptiveMaxPool2d,
+        functional.max_pool2d,
+        functional.avg_pool2d,
+        functional.adaptive_avg_pool2d,
+        torch.max_pool2d,
+        functional.adaptive_max_pool2d,
+    },
+}
 _OVER_POSITIONS = {torch.mean, Tensor.mean, torch.amax, Tensor.amax}
 _AVERAGES = {nn.AvgPool1d, nn.AvgPool2d, functional.avg_pool1d, functional.avg_pool2d}
-_AVERAGED = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad",
-             "divisor_override")  # arguments of the functions
+_AVERAGED = (
+    "input",
+    "kernel_size",
+    "stride",
+    "padding",
+    "ceil_mode",
+    "count_include_pad",
+    "divisor_override",
+)  # arguments of the functions
 _BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _OVERWRITE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Hardtanh)
 _JOINS = (operator.add, operator.mul, torch.add, torch.mul)
@@ -147,8 +216,7 @@ def readers_of_inputs(module: nn.Module, names: Collection[str]) -> tuple[list[s
                 waiting.append(user)
             else:
                 alone = False
-    return list(dict.fromkeys(
-        str(node.target) for node in graph.nodes if node in found)), alone
+    return list(dict.fromkeys(str(node.target) for node in graph.nodes if node in found)), alone
 
 
 @torch.no_grad()
@@ -160,8 +228,10 @@ def _tables(module: nn.Module, names: Collection[str], example: Any) -> set[str]
         if outputs.ndim == 2:
             found.add(name)
 
-    hooks = [module.get_submodule(name).register_forward_hook(functools.partial(note, name))
-             for name in names]
+    hooks = [
+        module.get_submodule(name).register_forward_hook(functools.partial(note, name))
+        for name in names
+    ]
     try:
         args, kwargs = arguments(example)
         module(*args, **kwargs)
@@ -209,12 +279,18 @@ class Flow:
         plain = not hooked(module) and all(_reads_rows(node, modules) for node in graph.nodes)
         inputs = sum(node.op == "placeholder" for node in graph.nodes)
         called = [node.target for node in graph.nodes if node.op == "call_module"]
-        return cls(plain and inputs == 1, tuple(
-            str(reader.target) for node in graph.nodes
-            if _called(node, modules) and node.target in names and len(node.users) == 1
-            for reader in node.users
-            if isinstance(_called(reader, modules), _OVERWRITE)
-            and called.count(reader.target) == 1), _read(graph))
+        return cls(
+            plain and inputs == 1,
+            tuple(
+                str(reader.target)
+                for node in graph.nodes
+                if _called(node, modules) and node.target in names and len(node.users) == 1
+                for reader in node.users
+                if isinstance(_called(reader, modules), _OVERWRITE)
+                and called.count(reader.target) == 1
+            ),
+            _read(graph),
+        )
 
     def overwrite(self, module: nn.Module) -> None:
         """Have the functions overwrite what they read."""
@@ -246,9 +322,13 @@ def _graph(module: nn.Module) -> fx.Graph | None:
 @contextmanager
 def _length_traced(module: nn.Module) -> Iterator[None]:
     """Have len(x) in the forward methods of a module traced as x.size(0), which torch refuses."""
-    spaces = {id(space): space for own in module.modules()
-              if (space := getattr(own.forward, "__globals__", None)) is not None
-              and "len" not in space and not str(space.get("__name__")).startswith("torch.")}
+    spaces = {
+        id(space): space
+        for own in module.modules()
+        if (space := getattr(own.forward, "__globals__", None)) is not None
+        and "len" not in space
+        and not str(space.get("__name__")).startswith("torch.")
+    }
     for space in spaces.values():
         space["len"] = _length
     try:
@@ -267,9 +347,14 @@ def _once(graph: fx.Graph, module: nn.Module) -> set[str]:
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
     read = _read(graph)
     held = _held(module)
-    return {name for name, own in module.named_modules() if calls[name] == 1 and name not in read
-            and not (isinstance(own, LAYERS) and own._parameters.get("weight") is None)
-            and all(p is None or held[id(p)] == 1 for p in own._parameters.values())}
+    return {
+        name
+        for name, own in module.named_modules()
+        if calls[name] == 1
+        and name not in read
+        and not (isinstance(own, LAYERS) and own._parameters.get("weight") is None)
+        and all(p is None or held[id(p)] == 1 for p in own._parameters.values())
+    }
 
 
 def _in_blocks(graph: fx.Graph, module: nn.Module, names: Collection[str]) -> list[Link]:
@@ -281,9 +366,12 @@ def _in_blocks(graph: fx.Graph, module: nn.Module, names: Collection[str]) -> li
         own: Any = block
         source, reader = (f"{name}.{part}".lstrip(".") for part in ("linear1", "linear2"))
         parts = [own.linear1, own.linear2, own.dropout, own.activation]
-        plain = all(type(part) is nn.Linear and not {source, reader} & read
-                    and all(p is None or held[id(p)] == 1 for p in part._parameters.values())
-                    for part in parts[:2])
+        plain = all(
+            type(part) is nn.Linear
+            and not {source, reader} & read
+            and all(p is None or held[id(p)] == 1 for p in part._parameters.values())
+            for part in parts[:2]
+        )
         calls = not any(isinstance(part, nn.Module) and hooked(part) for part in parts)
         known = own.activation in _PER_VALUE or type(own.activation) in _PER_VALUE
         if plain and calls and known and {source, reader} <= {*names}:
@@ -298,8 +386,9 @@ def _held(module: nn.Module) -> Counter[int]:
 
 def _read(graph: fx.Graph) -> frozenset[str]:
     """Modules whose parameters or buffers something reads itself."""
-    return frozenset(str(node.target).rpartition(".")[0]
-                     for node in graph.nodes if node.op == "get_attr")
+    return frozenset(
+        str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"
+    )
 
 
 def _called(node: fx.Node, modules: dict[str, nn.Module]) -> nn.Module | None:
@@ -313,9 +402,12 @@ def _what(node: fx.Node, modules: dict[str, nn.Module]) -> Any:
     own = _called(node, modules)
     if node.op == "call_module" and own is None:
         return None
-    if any(not isinstance(a, bool | int | float | str | tuple | list | None)
-           or isinstance(a, tuple | list) and any(isinstance(b, fx.Node) for b in a)
-           for a in (*node.args[1:], *node.kwargs.values())):
+    if any(
+        not isinstance(a, bool | int | float | str | tuple | list | None)
+        or isinstance(a, tuple | list)
+        and any(isinstance(b, fx.Node) for b in a)
+        for a in (*node.args[1:], *node.kwargs.values())
+    ):
         return None
     if own is not None:
         return type(own)
@@ -347,8 +439,9 @@ def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
     """From a layer to the one that reads it, if only values, pools and norms are between."""
     source = _called(node, modules)
     assert isinstance(source, LAYERS)
-    link = Link(str(node.target), "", [], [], not isinstance(source, nn.Linear)
-                or _is_table(node, modules))
+    link = Link(
+        str(node.target), "", [], [], not isinstance(source, nn.Linear) or _is_table(node, modules)
+    )
     flattened = False
     while len(users := _users(node)) == 1:
         (node,) = users
@@ -381,8 +474,9 @@ def _asks_rows(node: fx.Node) -> bool:
     """Whether a node is the shape of another, of which only the number of rows is used."""
     if _is_rows(node):
         return True
-    return _is_shape(node) and all(_is_rows(user) or not user.users and user.target
-                                   is operator.getitem for user in node.users)
+    return _is_shape(node) and all(
+        _is_rows(user) or not user.users and user.target is operator.getitem for user in node.users
+    )
 
 
 def _is_shape(node: fx.Node) -> bool:
@@ -395,16 +489,22 @@ def _is_rows(node: fx.Node) -> bool:
     """Whether a node is x.size(0) or x.shape[0]."""
     if node.op == "call_method":
         return node.target == "size" and node.args[1:] == (0,)
-    return (node.target is operator.getitem and node.args[1:] == (0,)
-            and isinstance(node.args[0], fx.Node) and _is_shape(node.args[0]))
+    return (
+        node.target is operator.getitem
+        and node.args[1:] == (0,)
+        and isinstance(node.args[0], fx.Node)
+        and _is_shape(node.args[0])
+    )
 
 
 def _reads(reader: nn.Module, source: nn.Module, flattened: bool) -> bool:
     """Whether a layer reads the axis that has the units of another."""
     if isinstance(reader, nn.Linear):  # the last one, after flattening with positions by unit
-        return (flattened and reader.in_features % len(source.weight) == 0  # type: ignore[arg-type]
-                if not isinstance(source, nn.Linear)
-                else reader.in_features == source.out_features)  # so flattening joined none
+        return (
+            flattened and reader.in_features % len(source.weight) == 0  # type: ignore[arg-type]
+            if not isinstance(source, nn.Linear)
+            else reader.in_features == source.out_features
+        )  # so flattening joined none
     return type(reader) is type(source) and getattr(reader, "groups", 1) == 1 and not flattened
 
 
@@ -416,25 +516,39 @@ def _is_table(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 def _above(node: fx.Node, modules: dict[str, nn.Module]) -> Iterator[fx.Node]:
     """A node, and those it is made of with the same rows."""
     yield node
-    while node.args and isinstance(node.args[0], fx.Node) and (
-            isinstance(_called(node, modules), LAYERS) or _passes(node, modules)):
+    while (
+        node.args
+        and isinstance(node.args[0], fx.Node)
+        and (isinstance(_called(node, modules), LAYERS) or _passes(node, modules))
+    ):
         node = node.args[0]
         yield node
 
 
 def _passes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     """Whether a node is a norm, a pool, a flattening or a function of single numbers."""
-    return (isinstance(_called(node, modules), _BatchNorm)
-            or _function(node, modules) is not None or _flattens(node, modules)
-            or any(_pools(node, modules, dims) for dims in _POOLS))
+    return (
+        isinstance(_called(node, modules), _BatchNorm)
+        or _function(node, modules) is not None
+        or _flattens(node, modules)
+        or any(_pools(node, modules, dims) for dims in _POOLS)
+    )
 
 
 def _normalised(norm: _BatchNorm, constant: Tensor) -> Tensor:
     """What normalisation by stored statistics makes of a constant of each unit."""
     if norm.running_mean is None or norm.running_var is None:
         return torch.full_like(constant, torch.nan)  # by those of the batch: it is not known
-    return functional.batch_norm(constant[None], norm.running_mean, norm.running_var, norm.weight,
-                                 norm.bias, False, 0.0, norm.eps)[0]
+    return functional.batch_norm(
+        constant[None],
+        norm.running_mean,
+        norm.running_var,
+        norm.weight,
+        norm.bias,
+        False,
+        0.0,
+        norm.eps,
+    )[0]
 
 
 def _pools(node: fx.Node, modules: dict[str, nn.Module], dims: int) -> bool:
@@ -443,8 +557,10 @@ def _pools(node: fx.Node, modules: dict[str, nn.Module], dims: int) -> bool:
     if what not in _POOLS[dims] or what not in _AVERAGES:
         return what in _POOLS[dims]
     given = vars(own) if own else dict(zip(_AVERAGED, node.args, strict=False)) | node.kwargs
-    return (given.get("padding", 0) in (0, (0,), (0, 0), [0], [0, 0])
-            and given.get("divisor_override") is None)
+    return (
+        given.get("padding", 0) in (0, (0,), (0, 0), [0], [0, 0])
+        and given.get("divisor_override") is None
+    )
 
 
 def _over_positions(node: fx.Node, modules: dict[str, nn.Module], dims: int) -> str:

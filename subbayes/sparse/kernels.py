@@ -22,8 +22,17 @@ from torch.nn import functional
 from subbayes.networks.tracing.batched import reuse_memory
 from subbayes.utils.checks import fail
 
-__all__ = ["FEW", "Bags", "DrawnLayer", "Pattern", "ThinLinear", "csr", "thin_product", "tiling",
-           "transposed"]
+__all__ = [
+    "FEW",
+    "Bags",
+    "DrawnLayer",
+    "Pattern",
+    "ThinLinear",
+    "csr",
+    "thin_product",
+    "tiling",
+    "transposed",
+]
 
 _CACHED = 90_000  # numbers of a tile: with the weights they fit the cache of a core
 _WIDE, _NARROW, _STEP = 128, 32, 16  # rows of a tile: at most, at least, and a multiple of
@@ -98,8 +107,11 @@ class Bags:
             largest = tiles * max(self.inputs, len(self.columns))
             kind = torch.int32 if largest < 2**31 else torch.int64
             each = torch.arange(tiles, dtype=kind, device=self.columns.device)[:, None]
-            places = (tiles, (self.columns.to(kind) + each * self.inputs).reshape(-1),
-                      (self.crow[:-1].to(kind) + each * len(self.columns)).reshape(-1))
+            places = (
+                tiles,
+                (self.columns.to(kind) + each * self.inputs).reshape(-1),
+                (self.crow[:-1].to(kind) + each * len(self.columns)).reshape(-1),
+            )
             self._places = places
         if known is None or known[0] != tiles or known[1] is not values:
             known = tiles, values, values.expand(tiles, -1).reshape(-1)
@@ -178,13 +190,16 @@ class ThinLinear(nn.Module):
     def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N u"]:
         """Outputs of the draw that is held; see `thin_product`."""
         assert self.held is not None
-        found = _product(_Tiles.of(input), self._pattern(self.held).bags, self.held.values,
-                         self.held.bias)
+        found = _product(
+            _Tiles.of(input), self._pattern(self.held).bags, self.held.values, self.held.bias
+        )
         return found if self.by_row else found.contiguous()
 
 
 def thin_product(
-    x: Float[Tensor, "*N i"], bags: Bags, values: Float[Tensor, "k"],
+    x: Float[Tensor, "*N i"],
+    bags: Bags,
+    values: Float[Tensor, "k"],
     bias: Float[Tensor, "o"] | None = None,
 ) -> Float[Tensor, "*N o"]:
     """Outputs of a linear layer whose weights are compressed sparse rows.
@@ -208,8 +223,10 @@ def thin_product(
     """
     if x.shape[-1] != bags.inputs:
         fail("inputs", f"{bags.inputs} numbers in each row", x.shape[-1])
-    half = (x.dtype in (torch.half, torch.bfloat16)  # for which there is no product with CSR
-            or torch.is_autocast_enabled(x.device.type))
+    half = (
+        x.dtype in (torch.half, torch.bfloat16)  # for which there is no product with CSR
+        or torch.is_autocast_enabled(x.device.type)
+    )
     if x.device.type == "cpu" and (half or x.shape[:-1].numel() >= FEW):
         return _product(_Tiles.of(x), bags, values, bias)
     rows = x.reshape(-1, x.shape[-1])
@@ -257,8 +274,8 @@ def transposed(
     even = rows[: full * width].unflatten(0, (full, width))  # in 3 dims all threads copy
     table[:full].copy_(even.transpose(1, 2))
     if full < tiles:
-        table[full, :, : n - full * width].copy_(rows[full * width:].T)
-        table[full, :, n - full * width:] = 0.0
+        table[full, :, : n - full * width].copy_(rows[full * width :].T)
+        table[full, :, n - full * width :] = 0.0
     return table
 
 
@@ -302,13 +319,16 @@ def _bagged(
     table: Float[Tensor, "tiles i width"], bags: Bags, values: Float[Tensor, "k"]
 ) -> Float[Tensor, "tiles o width"]:
     columns, starts, repeated = bags.of(values, len(table))
-    found = functional.embedding_bag(columns, table.flatten(0, 1), starts, mode="sum",
-                                     per_sample_weights=repeated)
+    found = functional.embedding_bag(
+        columns, table.flatten(0, 1), starts, mode="sum", per_sample_weights=repeated
+    )
     return found.unflatten(0, (len(table), len(bags.crow) - 1))
 
 
 def csr(
-    crow: Int[Tensor, "units_and_one"], columns: Int[Tensor, "k"], values: Float[Tensor, "k"],
+    crow: Int[Tensor, "units_and_one"],
+    columns: Int[Tensor, "k"],
+    values: Float[Tensor, "k"],
     inputs: int,
 ) -> Tensor:
     """A tensor of that layout, which torch calls a beta."""

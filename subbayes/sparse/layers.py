@@ -107,8 +107,18 @@ class SparseLayer(nn.Module):
     scales: tuple[str, ...] = ()
 
     def __init__(
-        self, layer: nn.Module, posterior: str, structure: str, prior: SpikeSlab, estimator: str,
-        noise: Noise, *, inclusion: float, sd: float, rank: int, temperature: float,
+        self,
+        layer: nn.Module,
+        posterior: str,
+        structure: str,
+        prior: SpikeSlab,
+        estimator: str,
+        noise: Noise,
+        *,
+        inclusion: float,
+        sd: float,
+        rank: int,
+        temperature: float,
     ) -> None:
         super().__init__()
         check_choice("structure", structure, STRUCTURES)
@@ -125,14 +135,29 @@ class SparseLayer(nn.Module):
         raw = raw_of(sd)
         self.mean = nn.Parameter(weight.detach().clone())
         self.raw_sd = nn.Parameter(torch.full_like(weight, raw).detach())
-        self.bias_mean = None if bias is None else nn.Parameter(
-            bias.detach().clone(), requires_grad=bias.requires_grad)
-        self.bias_raw_sd = None if bias is None or not bias.requires_grad else nn.Parameter(
-            torch.full_like(bias, raw).detach())
-        indicators = ((1,) if posterior in BASELINES else (shape[0],) if structure == "units"
-                      else (shape[0], shape[1:].numel()))
-        start = torch.full(indicators, math.log(inclusion / (1 - inclusion)), dtype=weight.dtype,
-                           device=weight.device)
+        self.bias_mean = (
+            None
+            if bias is None
+            else nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+        )
+        self.bias_raw_sd = (
+            None
+            if bias is None or not bias.requires_grad
+            else nn.Parameter(torch.full_like(bias, raw).detach())
+        )
+        indicators = (
+            (1,)
+            if posterior in BASELINES
+            else (shape[0],)
+            if structure == "units"
+            else (shape[0], shape[1:].numel())
+        )
+        start = torch.full(
+            indicators,
+            math.log(inclusion / (1 - inclusion)),
+            dtype=weight.dtype,
+            device=weight.device,
+        )
         self.logits: Logits = logits_of(posterior, start, rank, noise)
         self.slab, self.inclusion = prior.copied()
         self.phase = "learned"
@@ -149,8 +174,12 @@ class SparseLayer(nn.Module):
     def weight(self) -> Float[Tensor, "*W"]:
         """The posterior mean, for modules that read a layer's weights; in evaluation mode alone."""
         if self.training:
-            fail("module", "layers that are called, so that weights can be drawn",
-                 "one whose weights another module reads", "Name that layer in keep= of convert")
+            fail(
+                "module",
+                "layers that are called, so that weights can be drawn",
+                "one whose weights another module reads",
+                "Name that layer in keep= of convert",
+            )
         return self.probability() * self.mean
 
     @property
@@ -257,14 +286,14 @@ class SparseLayer(nn.Module):
     ) -> tuple[Pattern | None, Tensor, Tensor, Tensor | None]:
         """Which weights are in, if not all; their means and deviations; the biases' factors."""
         settled = self.drops and self._is_settled(structure)
-        gamma = (self.inside().flatten(1) if settled
-                 else self.gates(structure, weights, 1, generator)[0])
+        gamma = (
+            self.inside().flatten(1) if settled else self.gates(structure, weights, 1, generator)[0]
+        )
         kept = gamma[:, 0].to(self.mean) if self.structure == "units" else None
         shape = len(self.mean), self.mean[0].numel()
         whole, mean = gamma.expand(shape).reshape(-1), self.mean.reshape(-1)
         if self.drops and structure != "all":
-            pattern = (self._drawn.pattern(whole, shape) if settled
-                       else Pattern.of(whole > 0, shape))
+            pattern = self._drawn.pattern(whole, shape) if settled else Pattern.of(whole > 0, shape)
             inside = pattern.inside
             if len(inside) < len(whole):
                 return pattern, mean[inside], self._sd_at(inside), kept
@@ -286,9 +315,12 @@ class SparseLayer(nn.Module):
             return self._mean_outputs(x)
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             # within backward()
-            fail("module", "layers that are called in the forward pass alone",
-                 "one that is called again in the backward pass, with other draws",
-                 "Turn off activation checkpointing, or name its layers in keep= of convert")
+            fail(
+                "module",
+                "layers that are called in the forward pass alone",
+                "one that is called again in the backward pass, with other draws",
+                "Turn off activation checkpointing, or name its layers in keep= of convert",
+            )
         self._drawn.calls += 1
         return self._drawn_outputs(x)
 
@@ -326,18 +358,20 @@ class SparseLayer(nn.Module):
         if self.sure:
             return self._sure(logits)
         u = self.noise.uniform(logits.shape, logits)
-        return torch.sigmoid(
-            ((logits - torch.logit(u)) / self.temperature).clamp(-_MOST, _MOST))
+        return torch.sigmoid(((logits - torch.logit(u)) / self.temperature).clamp(-_MOST, _MOST))
 
     def _local(self, x: Tensor, gamma: Tensor) -> Tensor:
         """A draw of the outputs given indicators."""
         bias = None if self.bias_mean is None else self._kept(self.bias_mean, gamma)
         own = None if bias is None else self._kept(self.bias_sd.square(), gamma.square())
-        return self._perturbed(
-            x, gamma * self.mean, gamma.square() * self.sd.square(), bias, own)
+        return self._perturbed(x, gamma * self.mean, gamma.square() * self.sd.square(), bias, own)
 
     def _perturbed(
-        self, x: Tensor, mean: Tensor, variance: Tensor, bias: Tensor | None,
+        self,
+        x: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        bias: Tensor | None,
         bias_variance: Tensor | None,
     ) -> Tensor:
         """A draw of the outputs of Gaussian weights, another one for each row of the data."""
@@ -348,8 +382,9 @@ class SparseLayer(nn.Module):
             return self.operation(x, weight, bias)
         center = self.operation(x, mean, bias)
         if center[0].numel() == len(mean):  # each weight is used once
-            return center + _root(self.operation(x.square(), variance, bias_variance)
-                                  ) * self.noise.normal(center.shape, center)
+            return center + _root(
+                self.operation(x.square(), variance, bias_variance)
+            ) * self.noise.normal(center.shape, center)
         noise = _root(variance) * self.noise.normal(mean.shape, mean)
         found = center + self._signs(center) * self.operation(x * self._signs(x), noise, None)
         if bias_variance is None:
@@ -378,7 +413,8 @@ class SparseLayer(nn.Module):
         if self.bias_mean is None:
             return None
         drawn = self.bias_mean + self.bias_sd * self.noise.normal(
-            self.bias_mean.shape, self.bias_mean)
+            self.bias_mean.shape, self.bias_mean
+        )
         return self._kept(drawn, gamma)
 
     def _mean_bias(self) -> Tensor | None:
@@ -408,8 +444,12 @@ class SparseLayer(nn.Module):
                 layer._drawn.rows = None
         twice = [name for name, layer in layers.items() if layer._drawn.calls > 1]
         if twice:
-            fail("module", "layers that are used once: each use would draw weights of its own",
-                 f"{', '.join(twice)}, used more often", "Name it in keep= of convert")
+            fail(
+                "module",
+                "layers that are used once: each use would draw weights of its own",
+                f"{', '.join(twice)}, used more often",
+                "Name it in keep= of convert",
+            )
 
     # --- the divergence ---------------------------------------------------------------------
 
@@ -424,8 +464,11 @@ class SparseLayer(nn.Module):
         training mode was drawn, if this is asked for once after it, before parameters change.
         """
         found, self._drawn.kl = self._drawn.kl, None
-        if (found is not None and found.requires_grad == torch.is_grad_enabled()
-                and self._drawn.versions == self._versions()):
+        if (
+            found is not None
+            and found.requires_grad == torch.is_grad_enabled()
+            and self._drawn.versions == self._versions()
+        ):
             return found
         return self._kl_at(self._drawn_logits())
 
@@ -453,8 +496,11 @@ class SparseLayer(nn.Module):
         total = (alpha * by_unit).sum() + bias
         if self.sure:
             return total
-        return (total + (alpha * logits - functional.softplus(logits)).sum()
-                - self.inclusion.expected_log_prob(alpha.sum(), alpha.numel()))
+        return (
+            total
+            + (alpha * logits - functional.softplus(logits)).sum()
+            - self.inclusion.expected_log_prob(alpha.sum(), alpha.numel())
+        )
 
     def _divergence(self, weights: Tensor, count: Tensor) -> Tensor:
         """That of weights with indicators of their own, and of the biases."""
@@ -475,8 +521,10 @@ class SparseLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """What it replaces."""
-        return (f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.estimator}, "
-                f"temperature={self.temperature:g}")
+        return (
+            f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.estimator}, "
+            f"temperature={self.temperature:g}"
+        )
 
 
 def raw_of(sd: float) -> float:
@@ -504,12 +552,16 @@ def _operation_of(layer: nn.Module) -> tuple[Operation, Callable[[Tensor], Tenso
         return functional.linear, _unchanged
     assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
     conv: Any = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
-    own: dict[str, Any] = {"stride": layer.stride, "dilation": layer.dilation,
-                           "groups": layer.groups}
+    own: dict[str, Any] = {
+        "stride": layer.stride,
+        "dilation": layer.dilation,
+        "groups": layer.groups,
+    }
     if layer.padding_mode == "zeros":
         return functools.partial(_convolved, conv, own | {"padding": layer.padding}), _unchanged
-    pad = functools.partial(functional.pad, mode=layer.padding_mode,
-                            pad=layer._reversed_padding_repeated_twice)
+    pad = functools.partial(
+        functional.pad, mode=layer.padding_mode, pad=layer._reversed_padding_repeated_twice
+    )
     return functools.partial(_convolved, conv, own), pad
 
 

@@ -61,8 +61,10 @@ class Rates:
             0.2
         """
         pace = max(check_positive("rate", rate), _LOGITS / check_count("steps", steps))
-        return cls(**dict.fromkeys(asdict(cls()), rate) | {
-            "slab": cls.slab, "inclusion": pace, "early_inclusion": pace})
+        return cls(
+            **dict.fromkeys(asdict(cls()), rate)
+            | {"slab": cls.slab, "inclusion": pace, "early_inclusion": pace}
+        )
 
     @classmethod
     def paced(cls, steps: int) -> Rates:
@@ -81,8 +83,14 @@ class Rates:
         usual, pace = cls(), _LOGITS / check_count("steps", steps)
         rate = min(_FASTEST, max(usual.weights, pace))
         inclusion = min(_FASTEST_LOGITS, max(usual.inclusion, pace))
-        return replace(usual, weights=rate, covariance=rate, likelihood=rate,
-                       inclusion=inclusion, early_inclusion=inclusion)
+        return replace(
+            usual,
+            weights=rate,
+            covariance=rate,
+            likelihood=rate,
+            inclusion=inclusion,
+            early_inclusion=inclusion,
+        )
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -114,14 +122,18 @@ class Rates:
             >>> [group["lr"] for group in optimizer.param_groups]
             [0.01, 0.01, 0.01, 1e-05]
         """
-        return [{"params": params, "lr": self.of(name, early=True)}
-                for name, params in by_rate(module).items()]
+        return [
+            {"params": params, "lr": self.of(name, early=True)}
+            for name, params in by_rate(module).items()
+        ]
 
 
 def by_rate(module: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Parameters by what they are: the name of their rate, or "scales" (of the horseshoe)."""
-    groups: dict[str, list[nn.Parameter]] = {name: [] for name in (
-        "weights", "inclusion", "covariance", "scales", "inclusion_prior", "slab")}
+    groups: dict[str, list[nn.Parameter]] = {
+        name: []
+        for name in ("weights", "inclusion", "covariance", "scales", "inclusion_prior", "slab")
+    }
     for layer in sparse_layers(module).values():
         for name, parameter in layer.logits.named_parameters():
             groups["inclusion" if name == "mean" else "covariance"].append(parameter)
@@ -129,6 +141,5 @@ def by_rate(module: nn.Module) -> dict[str, list[nn.Parameter]]:
         groups["slab"] += layer.slab.parameters()
         groups["scales"] += [getattr(layer, name) for name in layer.scales]
     known = {id(p) for group in groups.values() for p in group}
-    groups["weights"] = [p for p in module.parameters()
-                         if id(p) not in known and p.requires_grad]
+    groups["weights"] = [p for p in module.parameters() if id(p) not in known and p.requires_grad]
     return {name: params for name, params in groups.items() if params}

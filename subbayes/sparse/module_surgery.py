@@ -19,7 +19,8 @@ READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 def chosen_layers(
-    module: nn.Module, keep: Collection[str],
+    module: nn.Module,
+    keep: Collection[str],
     stays: Callable[[nn.Module, str, nn.Module], bool] | None = None,
 ) -> dict[str, nn.Module]:
     """The linear and convolutional layers of a module but those that are kept, by name.
@@ -41,15 +42,20 @@ def chosen_layers(
     keep = (keep,) if isinstance(keep, str) else tuple(keep)
     if wrong := [k for k in keep if not isinstance(k, str)]:
         fail_type("keep", "names of layers", wrong[0])
-    found = {name: layer for name, layer in module.named_modules(remove_duplicate=False)
-             if isinstance(layer, LAYERS) and not (stays and stays(module, name, layer))}
+    found = {
+        name: layer
+        for name, layer in module.named_modules(remove_duplicate=False)
+        if isinstance(layer, LAYERS) and not (stays and stays(module, name, layer))
+    }
     known = dict(module.named_modules(remove_duplicate=False))
     unknown = [name for name in keep if name not in known]
     if unknown:
         fail("keep", "names of layers: " + ", ".join(found), ", ".join(unknown))
     chosen: dict[str, nn.Module] = {
-        name: layer for name, layer in found.items()
-        if not any(k in ("", name) or name.startswith(f"{k}.") for k in keep)}
+        name: layer
+        for name, layer in found.items()
+        if not any(k in ("", name) or name.startswith(f"{k}.") for k in keep)
+    }
     _check_ready(chosen)
     _check_plain(chosen)
     _check_shared(module, chosen)
@@ -57,20 +63,34 @@ def chosen_layers(
 
 
 def _check_ready(chosen: Mapping[str, nn.Module]) -> None:
-    lazy = [name for name, layer in chosen.items()
-            if any(is_lazy(p) for p in layer._parameters.values() if p is not None)]
+    lazy = [
+        name
+        for name, layer in chosen.items()
+        if any(is_lazy(p) for p in layer._parameters.values() if p is not None)
+    ]
     if lazy:
-        fail("module", "layers that know their sizes", f"lazy ones: {', '.join(lazy)}",
-             "Call the module on some rows first")
+        fail(
+            "module",
+            "layers that know their sizes",
+            f"lazy ones: {', '.join(lazy)}",
+            "Call the module on some rows first",
+        )
 
 
 def _check_plain(chosen: Mapping[str, nn.Module]) -> None:
-    odd = [name or type(layer).__name__ for name, layer in chosen.items()
-           if layer._parameters.get("weight") is None]
+    odd = [
+        name or type(layer).__name__
+        for name, layer in chosen.items()
+        if layer._parameters.get("weight") is None
+    ]
     if odd:
-        fail("module", "weights that are parameters", f"{', '.join(odd)}, whose weights are "
-             "computed", "Remove the parametrisation (weight or spectral norm) first, or name "
-             "these layers in keep=")
+        fail(
+            "module",
+            "weights that are parameters",
+            f"{', '.join(odd)}, whose weights are computed",
+            "Remove the parametrisation (weight or spectral norm) first, or name "
+            "these layers in keep=",
+        )
 
 
 def _check_shared(module: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
@@ -79,8 +99,12 @@ def _check_shared(module: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
         first = seen.setdefault(id(parameter), name)
         owner = name.rpartition(".")[0]
         if first != name and (owner in chosen or first.rpartition(".")[0] in chosen):
-            fail("module", "weights of one layer each", f"{first} and {name}, which share theirs",
-                 "Name these layers in keep=")
+            fail(
+                "module",
+                "weights of one layer each",
+                f"{first} and {name}, which share theirs",
+                "Name these layers in keep=",
+            )
 
 
 def replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
@@ -114,8 +138,12 @@ def hooked(module: nn.Module) -> bool:
         >>> hooked(layer), hooked(nn.ReLU())
         (True, False)
     """
-    return bool(module._forward_hooks or module._forward_pre_hooks
-                or module._backward_hooks or module._backward_pre_hooks)
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 def parent_of(module: nn.Module, name: str) -> nn.Module:

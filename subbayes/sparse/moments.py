@@ -48,5 +48,9 @@ def terms(
     sd, alpha = functional.softplus(raw_sd), torch.sigmoid(logits)
     square, variance = mean.square(), sd.square()
     pushed = slab_kl(sd, square + variance, slab) + logits
-    return (alpha * mean, alpha * (variance + (1 - alpha) * square),
-            (alpha * pushed - functional.softplus(logits)).sum(), alpha.sum())
+    return (
+        alpha * mean,
+        alpha * (variance + (1 - alpha) * square),
+        (alpha * pushed - functional.softplus(logits)).sum(),
+        alpha.sum(),
+    )

@@ -22,7 +22,10 @@ _AT_ONCE = 2**22  # weights drawn at a time
 
 @torch.no_grad()
 def path_probability(
-    module: nn.Module, layers: Mapping[str, SparseLayer], layer: str, draws: int = 1000,
+    module: nn.Module,
+    layers: Mapping[str, SparseLayer],
+    layer: str,
+    draws: int = 1000,
     seed: int = 0,
 ) -> Float[Tensor, "inputs"]:
     r"""Probability that a path of weights that are in leads from an input to the output.
@@ -48,8 +51,10 @@ def path_probability(
         >>> bool((found - (1 - 0.75**2)).abs().max() < 0.02)
         True
     """
-    readers = {link.source: link.reader
-               for link in links(module, [name for name, _ in module.named_modules()])}
+    readers = {
+        link.source: link.reader
+        for link in links(module, [name for name, _ in module.named_modules()])
+    }
     chain = [layer]
     while chain[-1] in readers:
         chain.append(readers[chain[-1]])
@@ -76,8 +81,12 @@ def _weight(module: nn.Module, name: str) -> Tensor:
 
 
 def _passed_on(
-    module: nn.Module, layers: Mapping[str, SparseLayer], source: str, reader: str,
-    read: Float[Tensor, "S u"], generator: torch.Generator,
+    module: nn.Module,
+    layers: Mapping[str, SparseLayer],
+    source: str,
+    reader: str,
+    read: Float[Tensor, "S u"],
+    generator: torch.Generator,
 ) -> Float[Tensor, "S k"]:
     """Whether units of `source` are read, from whether those of their reader are."""
     units = len(_weight(module, source))
@@ -98,8 +107,11 @@ def _inputs(
     in_groups = (getattr(own.original[0], "groups", 1), -1)
     read = read.double().unflatten(1, in_groups)
     if generator is not None:
-        gates = own.gates("sample", "mean", count, generator).cpu().expand(
-            count, len(own.mean), own.mean[0].numel())
+        gates = (
+            own.gates("sample", "mean", count, generator)
+            .cpu()
+            .expand(count, len(own.mean), own.mean[0].numel())
+        )
         inside = (gates.unflatten(2, (size, -1)) != 0).any(3).to(read).unflatten(1, in_groups)
         return (torch.einsum("sgu,sguk->sgk", read, inside) > 0).double().flatten(1)
     alpha = own.probability().double().cpu()

@@ -21,8 +21,17 @@ from torch import Tensor, nn
 
 from subbayes.utils.checks import check_positive, fail, fail_type
 
-__all__ = ["Bernoulli", "BetaBinomial", "Horseshoe", "Inclusion", "MixtureSlab", "NormalSlab",
-           "Slab", "SpikeSlab", "StudentTSlab"]
+__all__ = [
+    "Bernoulli",
+    "BetaBinomial",
+    "Horseshoe",
+    "Inclusion",
+    "MixtureSlab",
+    "NormalSlab",
+    "Slab",
+    "SpikeSlab",
+    "StudentTSlab",
+]
 
 
 class _Hyper(nn.Module):
@@ -35,8 +44,10 @@ class _Hyper(nn.Module):
             self.register_parameter(f"log_{name}", nn.Parameter(logged))
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name.removeprefix('log_')}={math.exp(float(p.detach())):.3g}"
-                           for name, p in self.named_parameters())
+        values = ", ".join(
+            f"{name.removeprefix('log_')}={math.exp(float(p.detach())):.3g}"
+            for name, p in self.named_parameters()
+        )
         return f"{type(self).__name__}({values})"
 
 
@@ -112,10 +123,12 @@ class StudentTSlab(Slab):
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """The bound, from the weights' mean squares."""
         a, log_rate = self.log_shape.exp(), self.log_rate
-        constant = (torch.lgamma(a + 0.5) - torch.lgamma(a) - 0.5 * math.log(2 * math.pi)
-                    - 0.5 * log_rate).to(square)
+        constant = (
+            torch.lgamma(a + 0.5) - torch.lgamma(a) - 0.5 * math.log(2 * math.pi) - 0.5 * log_rate
+        ).to(square)
         return constant - (a + 0.5).to(square) * torch.log1p(
-            0.5 * square * (-log_rate).exp().to(square))
+            0.5 * square * (-log_rate).exp().to(square)
+        )
 
 
 class MixtureSlab(Slab):
@@ -155,7 +168,8 @@ class MixtureSlab(Slab):
         """Weighted log densities of both."""
         wide, narrow = (
             -0.5 * (math.log(2 * math.pi) + square * (-2 * s.to(square)).exp()) - s.to(square)
-            for s in (self.log_wide, self.log_narrow))
+            for s in (self.log_wide, self.log_narrow)
+        )
         return wide + math.log(self.share), narrow + math.log1p(-self.share)
 
     def log_prob(self, beta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
@@ -171,9 +185,7 @@ class Inclusion(_Hyper):
     """The distribution of which weights of a layer are in."""
 
     @abstractmethod
-    def expected_log_prob(
-        self, count: Float[Tensor, ""], n: int
-    ) -> Float[Tensor, ""]:
+    def expected_log_prob(self, count: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
         r"""Expected log probability where weights are in independently, or a bound of it.
 
         Args:
@@ -209,9 +221,7 @@ class Bernoulli(Inclusion):
         """Prior probability of a weight being in."""
         return self._probability
 
-    def expected_log_prob(
-        self, count: Float[Tensor, ""], n: int
-    ) -> Float[Tensor, ""]:
+    def expected_log_prob(self, count: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
         """Linear in the count."""
         p = self._probability
         return count * math.log(p) + (n - count) * math.log1p(-p)
@@ -255,9 +265,7 @@ class BetaBinomial(Inclusion):
         a, b = (math.exp(float(p.detach())) for p in (self.log_a, self.log_b))
         return round(a / (a + b), 12)
 
-    def expected_log_prob(
-        self, count: Float[Tensor, ""], n: int
-    ) -> Float[Tensor, ""]:
+    def expected_log_prob(self, count: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
         """See the class."""
         if not self.shared:
             log_odds = self.log_a - self.log_b

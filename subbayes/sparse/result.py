@@ -59,10 +59,10 @@ def plain(module: nn.Module) -> nn.Module:
 
 def _restored(layer: SparseLayer) -> nn.Module:
     found = copy.deepcopy(layer.original[0])
-    means = {"weight": layer.mean} | (
-        {} if layer.bias_mean is None else {"bias": layer.bias_mean})
+    means = {"weight": layer.mean} | ({} if layer.bias_mean is None else {"bias": layer.bias_mean})
     found.load_state_dict(  # assigned, for the layer may have moved to another device or dtype
-        {name: value.detach().clone() for name, value in means.items()}, assign=True)
+        {name: value.detach().clone() for name, value in means.items()}, assign=True
+    )
     return found.train(layer.training)
 
 
@@ -108,8 +108,10 @@ class SparseNetwork:
         return sparse_layers(self.module)
 
     def __repr__(self) -> str:
-        return (f"SparseNetwork({len(self.layers)} layers, {self.network.size} weights, "
-                f"density {self.density():.3g}, {self.likelihood!r})")
+        return (
+            f"SparseNetwork({len(self.layers)} layers, {self.network.size} weights, "
+            f"density {self.density():.3g}, {self.likelihood!r})"
+        )
 
     # --- structure --------------------------------------------------------------------------
 
@@ -131,8 +133,10 @@ class SparseNetwork:
             return 1.0
         if structure == "median":
             return self.density_of(self.layers)
-        total = sum(float(layer.probability().sum()) if layer.drops else layer.mean.numel()
-                    for layer in self.layers.values())
+        total = sum(
+            float(layer.probability().sum()) if layer.drops else layer.mean.numel()
+            for layer in self.layers.values()
+        )
         return total / sum(layer.mean.numel() for layer in self.layers.values())
 
     def inclusion(self) -> pd.DataFrame:
@@ -147,10 +151,14 @@ class SparseNetwork:
         rows = {}
         for name, layer in self.layers.items():
             p = layer.probability()
-            rows[name] = {"weights": p.numel(), "mean probability": float(p.mean()),
-                          "density": float(layer.inside().double().mean()),
-                          "prior probability": 1.0 if layer.posterior in SURE
-                          else layer.inclusion.probability}
+            rows[name] = {
+                "weights": p.numel(),
+                "mean probability": float(p.mean()),
+                "density": float(layer.inside().double().mean()),
+                "prior probability": 1.0
+                if layer.posterior in SURE
+                else layer.inclusion.probability,
+            }
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("layer")
 
     def feature_inclusion(
@@ -187,14 +195,18 @@ class SparseNetwork:
             layer = (readers or names)[0]
             if len(readers) > 1 or not alone:
                 others = ", ".join(map(repr, readers[1:])) or "something beside converted layers"
-                warnings.warn(f"The module's inputs may be read by {others} too: these are the "
-                              f"probabilities that they are used through layer {layer!r}. Pass "
-                              f"layer={layer!r} where that is meant", stacklevel=2)
+                warnings.warn(
+                    f"The module's inputs may be read by {others} too: these are the "
+                    f"probabilities that they are used through layer {layer!r}. Pass "
+                    f"layer={layer!r} where that is meant",
+                    stacklevel=2,
+                )
         check_choice("layer", layer, names)
         if self.layers[layer].structure == "units":
             fail("layer", "a layer with an indicator for each weight", "one of whole units")
-        return path_probability(module, self.layers, layer, check_count("draws", draws),
-                                check_count("seed", seed, 0)).numpy()
+        return path_probability(
+            module, self.layers, layer, check_count("draws", draws), check_count("seed", seed, 0)
+        ).numpy()
 
     # --- weights and predictions ------------------------------------------------------------
 
@@ -240,13 +252,18 @@ class SparseNetwork:
         check_choice("weights", weights, WEIGHTS)
         dense = all(layer.posterior in SURE for layer in self.layers.values())
         if (structure, weights) == ("all", "sample") and not dense:
-            fail("weights", "'mean' where all weights are in at their expectation", "'sample'",
-                 "Pass weights='mean' beside structure='all', or another structure")
+            fail(
+                "weights",
+                "'mean' where all weights are in at their expectation",
+                "'sample'",
+                "Pass weights='mean' beside structure='all', or another structure",
+            )
         random = structure == "sample" or weights == "sample"
         count = check_count("draws", draws) if random else 1
         generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
-        streams = {name: layer.draws(structure, weights, generator)
-                   for name, layer in self.layers.items()}
+        streams = {
+            name: layer.draws(structure, weights, generator) for name, layer in self.layers.items()
+        }
         for _ in range(count):
             yield {name: next(stream) for name, stream in streams.items()}
 
@@ -274,10 +291,18 @@ class SparseNetwork:
         """
         drawn = list(self._draws(structure, weights, draws, seed))
         if self._is_thin(drawn[0]):
-            return Predictive(self._thin.outputs(drawn, inputs, memory_limit=memory_limit,
-                                                 progress=progress), self.likelihood)
-        return average(self.network, self.likelihood, self._vectors(drawn), inputs,
-                       memory_limit=memory_limit, progress=progress)
+            return Predictive(
+                self._thin.outputs(drawn, inputs, memory_limit=memory_limit, progress=progress),
+                self.likelihood,
+            )
+        return average(
+            self.network,
+            self.likelihood,
+            self._vectors(drawn),
+            inputs,
+            memory_limit=memory_limit,
+            progress=progress,
+        )
 
     @cached_property
     def _thin(self) -> ThinNetwork:
@@ -285,12 +310,17 @@ class SparseNetwork:
 
     def _is_thin(self, drawn: dict[str, DrawnLayer]) -> bool:
         """Whether products with sparse matrices are the faster way to predict."""
-        linear = [own for name, own in drawn.items()
-                  if isinstance(self.layers[name].original[0], nn.Linear)]
+        linear = [
+            own
+            for name, own in drawn.items()
+            if isinstance(self.layers[name].original[0], nn.Linear)
+        ]
         inside = sum(len(own.values) for own in linear)
-        total = sum(len(own.values) if own.pattern is None else math.prod(own.pattern.shape)
-                    for own in linear)
-        return (total >= _LARGE and self.network.device.type == "cpu" and inside <= _THIN * total)
+        total = sum(
+            len(own.values) if own.pattern is None else math.prod(own.pattern.shape)
+            for own in linear
+        )
+        return total >= _LARGE and self.network.device.type == "cpu" and inside <= _THIN * total
 
     # --- what is taken away -----------------------------------------------------------------
 
@@ -345,5 +375,11 @@ class SparseNetwork:
         at = inside.nonzero()[:, 0]
         scale = scales[at].cpu().numpy() if prior_scale is None else np.full(len(at), prior_scale)
         prior = Normal(scale, mean=-start[at].double().cpu().numpy())
-        return Posterior(self.network.with_weights(start), self.likelihood, data,
-                         CoordinateSubspace(start, at), prior, **options)
+        return Posterior(
+            self.network.with_weights(start),
+            self.likelihood,
+            data,
+            CoordinateSubspace(start, at),
+            prior,
+            **options,
+        )

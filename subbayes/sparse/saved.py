@@ -27,7 +27,10 @@ KIND = "sparse-network"
 
 
 def save(
-    network: SparseNetwork, path: str | Path, extra: dict[str, Any] | None = None, *,
+    network: SparseNetwork,
+    path: str | Path,
+    extra: dict[str, Any] | None = None,
+    *,
     overwrite: bool = False,
 ) -> Path:
     """Save a sparse network with its posterior, priors and likelihood as a folder.
@@ -54,15 +57,16 @@ def save(
     tensors |= {"weights": network.network.weights} | {f"state.{k}": v for k, v in state.items()}
     meta |= {
         "layers": {name: _config(layer) for name, layer in network.layers.items()},
-        "history": network.history, "likelihood": network.likelihood.to_config(),
-        "extra": extra or {}}
+        "history": network.history,
+        "likelihood": network.likelihood.to_config(),
+        "extra": extra or {},
+    }
     artifact.write(path, KIND, tensors, meta, overwrite=overwrite)
     return Path(path)
 
 
 def load(
-    path: str | Path, module: nn.Module | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    path: str | Path, module: nn.Module | None = None, output: Callable[[Any], Tensor] | None = None
 ) -> tuple[SparseNetwork, dict[str, Any]]:
     """Load what `save` wrote: the network, and the facts saved along.
 
@@ -92,18 +96,31 @@ def load(
 def _layer(plain: nn.Module, config: dict[str, Any], rank: int, noise: Noise) -> SparseLayer:
     """A layer as it was made, at parameters that its state replaces."""
     found = layer_of(config["posterior"])(
-        plain, config["posterior"], config["structure"], _both(config), config["estimator"], noise,
-        inclusion=0.5, sd=1.0, rank=rank, temperature=config["temperature"])
+        plain,
+        config["posterior"],
+        config["structure"],
+        _both(config),
+        config["estimator"],
+        noise,
+        inclusion=0.5,
+        sd=1.0,
+        rank=rank,
+        temperature=config["temperature"],
+    )
     found.phase = config["phase"]
     return found
 
 
 def _config(layer: SparseLayer) -> dict[str, Any]:
     config = {
-        "posterior": layer.posterior, "estimator": layer.estimator,
+        "posterior": layer.posterior,
+        "estimator": layer.estimator,
         "structure": layer.structure if layer.structure in STRUCTURES else "weights",
-        "temperature": layer.temperature, "phase": layer.phase,
-        "slab": _written(layer.slab), "inclusion": _written(layer.inclusion)}
+        "temperature": layer.temperature,
+        "phase": layer.phase,
+        "slab": _written(layer.slab),
+        "inclusion": _written(layer.inclusion),
+    }
     if isinstance(layer, HorseshoeLayer):
         config["horseshoe"] = {"scale": math.exp(layer.log_scale), "threshold": layer.threshold}
     return config
@@ -122,8 +139,10 @@ def _written(prior: Slab | Inclusion) -> dict[str, Any]:
     name = type(prior).__name__
     if getattr(priors, name, None) is not type(prior):
         fail("network", "priors of subbayes.sparse", name, "Save module.state_dict() yourself")
-    values: dict[str, Any] = {key.removeprefix("log_"): math.exp(float(value.detach()))
-                              for key, value in prior.named_parameters()}
+    values: dict[str, Any] = {
+        key.removeprefix("log_"): math.exp(float(value.detach()))
+        for key, value in prior.named_parameters()
+    }
     for key in ("shared", "probability", "share"):
         if key in type(prior).__init__.__annotations__:
             values[key] = getattr(prior, key)

@@ -90,7 +90,10 @@ class Steps:
     """
 
     def __init__(
-        self, objective: nn.Module, layers: Mapping[str, SparseLayer], mode: str,
+        self,
+        objective: nn.Module,
+        layers: Mapping[str, SparseLayer],
+        mode: str,
         expected: Callable[[int], float],
     ) -> None:
         self.objective, self.layers, self.mode = objective, layers, mode
@@ -128,9 +131,17 @@ class Steps:
         try:
             with taking_turns, self._untouched():
                 replay = self._traced(flat, spec, self.mode == "compile" and self._saves(often))
-                return self._eager if replay is None else Watched(
-                    replay, self._eager, "the training step",
-                    lambda a, b: _close(tree_flatten(a)[0], b), mark=self._marked)
+                return (
+                    self._eager
+                    if replay is None
+                    else Watched(
+                        replay,
+                        self._eager,
+                        "the training step",
+                        lambda a, b: _close(tree_flatten(a)[0], b),
+                        mark=self._marked,
+                    )
+                )
         except (InputError, InputTypeError):
             raise
         except Exception as error:
@@ -141,9 +152,7 @@ class Steps:
         learned = sum(p.numel() for p in self.moving.values())
         return often * (_SAVED + _SAVED_BY_NUMBER * learned) >= _COMPILING
 
-    def _traced(
-        self, flat: list[Tensor], spec: Any, compiles: bool
-    ) -> Callable[..., Any] | None:
+    def _traced(self, flat: list[Tensor], spec: Any, compiles: bool) -> Callable[..., Any] | None:
         """A step that is replayed, if that is the same step."""
         with self._taped() as tape:
             before, held = tape.generator.get_state(), _held(self.objective)
@@ -158,15 +167,17 @@ class Steps:
             tensors = [*flat, *noise, *state]
 
             def call(*given: Tensor) -> Any:
-                batch, rest = given[:len(flat)], given[len(flat):]
-                tape.given = list(rest[:len(noise)])
-                values = dict(zip(names, rest[len(noise):], strict=True))
+                batch, rest = given[: len(flat)], given[len(flat) :]
+                tape.given = list(rest[: len(noise)])
+                values = dict(zip(names, rest[len(noise) :], strict=True))
                 moving = {name: values[name].detach().requires_grad_() for name in self.moving}
                 with torch.enable_grad():
                     loss, *others = functional_call(
-                        self.objective, values | moving, tree_unflatten(list(batch), spec))
-                    gradients = torch.autograd.grad(loss, list(moving.values()),
-                                                    materialize_grads=True)
+                        self.objective, values | moving, tree_unflatten(list(batch), spec)
+                    )
+                    gradients = torch.autograd.grad(
+                        loss, list(moving.values()), materialize_grads=True
+                    )
                 return (loss.detach(), *others, *gradients)
 
             graph = make_fx(call)(*tensors)
@@ -213,8 +224,10 @@ class Steps:
     @contextmanager
     def _untouched(self) -> Iterator[None]:
         """What modules hold and random numbers are afterwards what they were before."""
-        own = [(module, dict(module.__dict__), dict(module._buffers))
-               for module in self.objective.modules()]
+        own = [
+            (module, dict(module.__dict__), dict(module._buffers))
+            for module in self.objective.modules()
+        ]
         buffers = [(buffer, buffer.clone()) for buffer in self.objective.buffers()]
         generator = next(iter(self.layers.values())).noise.generator
         drawn, python, numpy = generator.get_state(), random.getstate(), _of_numpy()
@@ -243,8 +256,11 @@ def _held(module: nn.Module) -> list[Any]:
     found: list[Any] = [random.getstate(), str(_of_numpy())]
     for own in module.modules():
         found += [(id(b), b._version) for b in own._buffers.values() if b is not None]
-        found += [(name, value) for name, value in own.__dict__.items()
-                  if isinstance(value, bool | int | float | str)]
+        found += [
+            (name, value)
+            for name, value in own.__dict__.items()
+            if isinstance(value, bool | int | float | str)
+        ]
     return found
 
 
@@ -274,8 +290,14 @@ def _replayable(graph: GraphModule) -> bool:
 
 def _close(expected: list[Tensor], found: Any) -> bool:
     """But for rounding; counts may differ by ties."""
-    return all(torch.allclose(
-        a.double(), b.double(), rtol=_ROUNDING, equal_nan=True,
-        atol=_ROUNDING * float(a.double().nan_to_num(0, 0, 0).abs().max()) + 1e-12)
+    return all(
+        torch.allclose(
+            a.double(),
+            b.double(),
+            rtol=_ROUNDING,
+            equal_nan=True,
+            atol=_ROUNDING * float(a.double().nan_to_num(0, 0, 0).abs().max()) + 1e-12,
+        )
         for a, b in zip(expected, tree_flatten(found)[0], strict=True)
-        if a.numel() and a.is_floating_point())
+        if a.numel() and a.is_floating_point()
+    )

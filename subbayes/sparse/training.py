@@ -134,16 +134,25 @@ def fit(
         rising = min(rising, early)
     last = 0 if post == "none" else check_count("post_epochs", post_epochs)
     run = _Run(module, likelihood, data, rates, epochs, batch_size, seed, mode, output)
-    saved = _Checkpoint(checkpoint, {
-        "epochs": (early, epochs, last), "kl_epochs": rising, "post": post,
-        "rates": asdict(run.rates), "batch_size": batch_size, "seed": seed, "mode": mode,
-        "run": "" if checkpoint is None else run.fingerprint()})
+    saved = _Checkpoint(
+        checkpoint,
+        {
+            "epochs": (early, epochs, last),
+            "kl_epochs": rising,
+            "post": post,
+            "rates": asdict(run.rates),
+            "batch_size": batch_size,
+            "seed": seed,
+            "mode": mode,
+            "run": "" if checkpoint is None else run.fingerprint(),
+        },
+    )
     history: History = {}
     first = saved.read(run, history)
     total = epochs + last
 
     def enter(number: int) -> None:
-        phase = ("early" if number < early else "main" if number < epochs else post)
+        phase = "early" if number < early else "main" if number < epochs else post
         run.enter(phase, {"early": early, "main": epochs - early}.get(phase, last))
 
     enter(min(first, total - 1))
@@ -155,9 +164,12 @@ def fit(
             facts, broken = run.epoch(number, rising)
             if broken:
                 run.restore(good)
-                warnings.warn(f"The ELBO is no number in epoch {number + 1}, by {broken}: training "
-                              "ends with the network of the epoch before. Lower the rates, or "
-                              "standardise the inputs", stacklevel=2)
+                warnings.warn(
+                    f"The ELBO is no number in epoch {number + 1}, by {broken}: training "
+                    "ends with the network of the epoch before. Lower the rates, or "
+                    "standardise the inputs",
+                    stacklevel=2,
+                )
                 break
             good = run.state()
             for name, fact in facts.items():
@@ -173,14 +185,19 @@ def fit(
 
 
 def _warn_if_empty(result: SparseNetwork) -> None:
-    empty = [name for name, layer in result.layers.items()
-             if layer.drops and not bool(layer.inside().any())]
+    empty = [
+        name
+        for name, layer in result.layers.items()
+        if layer.drops and not bool(layer.inside().any())
+    ]
     if empty:
-        warnings.warn(f"The median model has nothing in in layer{'s' * (len(empty) > 1)} "
-                      f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
-                      "the data say nothing of them, or training was too short or too slow. Try "
-                      "more epochs, a higher learning rate, or a higher prior inclusion",
-                      stacklevel=3)
+        warnings.warn(
+            f"The median model has nothing in in layer{'s' * (len(empty) > 1)} "
+            f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
+            "the data say nothing of them, or training was too short or too slow. Try "
+            "more epochs, a higher learning rate, or a higher prior inclusion",
+            stacklevel=3,
+        )
 
 
 def _of(epochs: int, name: str, count: int | None, share: float) -> int:
@@ -200,8 +217,15 @@ class _Run:
     """A converted module in training."""
 
     def __init__(
-        self, module: nn.Module, likelihood: Likelihood, data: Any, rates: Rates | None,
-        epochs: int, batch_size: int | None, seed: int, mode: str,
+        self,
+        module: nn.Module,
+        likelihood: Likelihood,
+        data: Any,
+        rates: Rates | None,
+        epochs: int,
+        batch_size: int | None,
+        seed: int,
+        mode: str,
         output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
@@ -215,18 +239,21 @@ class _Run:
         self._rest_norms()
         self.rates = rates or Rates.paced(epochs * self.feed.steps)
         if absent := self.feed.absent:
-            warnings.warn(f"data: no row of class{'es' * (len(absent) > 1)} "
-                          f"{', '.join(map(str, absent))}, for which the network has an output: "
-                          "what it says of them is its prior's. Add such rows, or leave the "
-                          "output out", stacklevel=3)
+            warnings.warn(
+                f"data: no row of class{'es' * (len(absent) > 1)} "
+                f"{', '.join(map(str, absent))}, for which the network has an output: "
+                "what it says of them is its prior's. Add such rows, or leave the "
+                "output out",
+                stacklevel=3,
+            )
         noise = Noise(derive(seed, 2))
         for layer in self.layers.values():
             layer.noise = noise
         self.raw = nn.Parameter(self.feed.raw.clone())
         self.groups = by_rate(self.module) | (
-            {"likelihood": [self.raw]} if self.raw.numel() else {})
-        self.optimizer = Adam(
-            [{"params": params, "lr": 0.0} for params in self.groups.values()])
+            {"likelihood": [self.raw]} if self.raw.numel() else {}
+        )
+        self.optimizer = Adam([{"params": params, "lr": 0.0} for params in self.groups.values()])
         self.objective = _Objective(self)
         self.phase = ""
 
@@ -236,11 +263,16 @@ class _Run:
         Those of the batch would undo what indicators do: units that are nearly out would be scaled
         up again. Statistics that nothing has been seen for are those of the module as it came.
         """
-        if not any(layer.structure == "units" or layer.estimator == "relaxed"
-                   for layer in self.layers.values()):
+        if not any(
+            layer.structure == "units" or layer.estimator == "relaxed"
+            for layer in self.layers.values()
+        ):
             return
-        norms = {name: own for name, own in self.module.named_modules()
-                 if isinstance(own, _BatchNorm) and own.track_running_stats}
+        norms = {
+            name: own
+            for name, own in self.module.named_modules()
+            if isinstance(own, _BatchNorm) and own.track_running_stats
+        }
         unseen = [name for name, norm in norms.items() if norm.num_batches_tracked == 0]
         if unseen:
             seen = self.network.refreshed(self.network.weights, self.feed.in_order())
@@ -257,18 +289,27 @@ class _Run:
             return
         self.phase = phase
         early, learns = phase == "early", phase in ("early", "main")
-        moves = {"weights": True, "likelihood": True, "inclusion": learns, "covariance": learns,
-                 "scales": learns, "inclusion_prior": early, "slab": early}
+        moves = {
+            "weights": True,
+            "likelihood": True,
+            "inclusion": learns,
+            "covariance": learns,
+            "scales": learns,
+            "inclusion_prior": early,
+            "slab": early,
+        }
         for (name, params), group in zip(
-                self.groups.items(), self.optimizer.param_groups, strict=True):
+            self.groups.items(), self.optimizer.param_groups, strict=True
+        ):
             group["lr"] = self.rates.of(name, early)
             for parameter in params:  # not those that stand still by their user's will
                 parameter.requires_grad_(moves[name] and id(parameter) not in self.still)
         for layer in self.layers.values():
             layer.phase = phase if phase in ("fixed", "median") else "learned"
         self.optimizer.zero_grad(set_to_none=True)  # what stands still now is left alone
-        self.steps = Steps(self.objective, self.layers, self.mode,
-                           lambda rows: epochs * self.feed.batches_of(rows))
+        self.steps = Steps(
+            self.objective, self.layers, self.mode, lambda rows: epochs * self.feed.batches_of(rows)
+        )
 
     def epoch(self, number: int, rising: int) -> tuple[dict[str, float], str]:
         """One pass: what goes into the history, and the layer that broke, if one did.
@@ -292,8 +333,11 @@ class _Run:
                     return {}, self._broken()
         if broken := self._broken(None):
             return {}, broken
-        facts = {"elbo": sums["elbo"] / steps, "kl": sums["kl"] / steps,
-                 "density": SparseNetwork.density_of(self.layers)}
+        facts = {
+            "elbo": sums["elbo"] / steps,
+            "kl": sums["kl"] / steps,
+            "density": SparseNetwork.density_of(self.layers),
+        }
         if self.likelihood.kind == "classification":
             facts["accuracy"] = sums["right"] / rows
         return facts, ""
@@ -319,18 +363,33 @@ class _Run:
         memory = self.feed.memory
         if memory is not None and memory.inputs is not None:
             parts = {"x": memory.inputs, "y": memory.targets()}
-            tensors |= {f"{kind}.{name}": value for kind, part in parts.items()
-                        for name, value in named_leaves(part).items()}
-        return fingerprint(tensors, {"module": architecture_of(self.module), "rows": self.feed.n,
-                                     "likelihood": self.likelihood.to_config()})
+            tensors |= {
+                f"{kind}.{name}": value
+                for kind, part in parts.items()
+                for name, value in named_leaves(part).items()
+            }
+        return fingerprint(
+            tensors,
+            {
+                "module": architecture_of(self.module),
+                "rows": self.feed.n,
+                "likelihood": self.likelihood.to_config(),
+            },
+        )
 
     def state(self) -> dict[str, Any]:
         """All that the next epoch depends on."""
         noise = next(iter(self.layers.values())).noise
-        return tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, {
-            "module": dict(self.module.state_dict()), "raw": self.raw,
-            "optimizer": self.optimizer.state_dict(), "order": self.feed.generator.get_state(),
-            "noise": noise.generator.get_state()})
+        return tree_map(
+            lambda v: v.detach().clone() if isinstance(v, Tensor) else v,
+            {
+                "module": dict(self.module.state_dict()),
+                "raw": self.raw,
+                "optimizer": self.optimizer.state_dict(),
+                "order": self.feed.generator.get_state(),
+                "noise": noise.generator.get_state(),
+            },
+        )
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a copy."""
@@ -346,14 +405,22 @@ class _Run:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name not in self.frozen)
         return SparseNetwork(
-            module, self.likelihood.with_parameters(self.raw.detach()).frozen(),
-            {name: list(values) for name, values in history.items()}, self.network.output)
+            module,
+            self.likelihood.with_parameters(self.raw.detach()).frozen(),
+            {name: list(values) for name, values in history.items()},
+            self.network.output,
+        )
 
 
 def _in_training(module: nn.Module) -> nn.Module:
     """In training mode but for frozen modules that were not."""
-    resting = [m for m in module.modules() if not m.training and any(True for _ in m.parameters())
-               and not any(p.requires_grad for p in m.parameters())]
+    resting = [
+        m
+        for m in module.modules()
+        if not m.training
+        and any(True for _ in m.parameters())
+        and not any(p.requires_grad for p in m.parameters())
+    ]
     module.train()
     for frozen in resting:
         frozen.eval()
@@ -417,20 +484,31 @@ class _Checkpoint:
             saved = torch.load(self.path, weights_only=True, map_location=run.feed.device)
             same = saved["settings"] == self.settings
         except Exception:
-            fail("checkpoint", "a checkpoint of sparse training",
-                 f"another file, or a damaged one: '{self.path}'",
-                 "Delete it to start again, or choose another path")
+            fail(
+                "checkpoint",
+                "a checkpoint of sparse training",
+                f"another file, or a damaged one: '{self.path}'",
+                "Delete it to start again, or choose another path",
+            )
         if not same:
-            fail("checkpoint", "a checkpoint of a run with these settings, made by this version",
-                 f"another at '{self.path}'", "Delete it to start again, or choose another path")
+            fail(
+                "checkpoint",
+                "a checkpoint of a run with these settings, made by this version",
+                f"another at '{self.path}'",
+                "Delete it to start again, or choose another path",
+            )
         run.restore(saved["state"])
         history.update(saved["history"])
         return int(saved["finished"])
 
     def write(self, state: dict[str, Any], history: History, finished: int) -> None:
         """Save the state after an epoch, whole or not at all."""
-        self.waiting = {"settings": self.settings, "state": state, "finished": finished,
-                        "history": {name: list(values) for name, values in history.items()}}
+        self.waiting = {
+            "settings": self.settings,
+            "state": state,
+            "finished": finished,
+            "history": {name: list(values) for name, values in history.items()},
+        }
         if time.monotonic() - self.written >= _EVERY:
             self._flush()
 

@@ -94,8 +94,11 @@ class Logits(nn.Module):
             x, w = np.polynomial.hermite_e.hermegauss(_NODES)
             found = torch.zeros_like(self.mean)
             for node, weight in zip(x, w, strict=True):
-                found += float(weight) / math.sqrt(2 * math.pi) * torch.sigmoid(
-                    self.mean + float(node) * sd)
+                found += (
+                    float(weight)
+                    / math.sqrt(2 * math.pi)
+                    * torch.sigmoid(self.mean + float(node) * sd)
+                )
             wide = sd > _WIDE
             if bool(wide.any()):
                 found[wide] = _by_logistic(self.mean[wide], sd[wide])
@@ -150,8 +153,9 @@ class Multivariate(Logits):
 
     def __init__(self, start: Float[Tensor, "u k"], scale: float = 1.0) -> None:
         super().__init__(start)
-        self.factor = nn.Parameter(scale * torch.eye(
-            start.shape[-1], dtype=start.dtype, device=start.device))
+        self.factor = nn.Parameter(
+            scale * torch.eye(start.shape[-1], dtype=start.dtype, device=start.device)
+        )
 
     def draw(self, noise: Noise) -> Float[Tensor, "u k"]:
         """A draw, differentiable in mean and factor."""
@@ -173,9 +177,7 @@ class LowRank(Logits):
         noise: where F starts from.
     """
 
-    def __init__(
-        self, start: Float[Tensor, "u k"], rank: int, scale: float, noise: Noise
-    ) -> None:
+    def __init__(self, start: Float[Tensor, "u k"], rank: int, scale: float, noise: Noise) -> None:
         super().__init__(start)
         k = start.shape[-1]
         self.factor = nn.Parameter(0.1 * scale * noise.normal((k, rank), start))
@@ -193,9 +195,7 @@ class LowRank(Logits):
         return found.expand_as(self.mean)
 
 
-def logits_of(
-    posterior: str, start: Float[Tensor, "*S"], rank: int, noise: Noise
-) -> Logits:
+def logits_of(posterior: str, start: Float[Tensor, "*S"], rank: int, noise: Noise) -> Logits:
     """Logits of a family.
 
     Args:

@@ -122,11 +122,18 @@ class Curve:
         if not isinstance(self.points, Tensor):
             fail_type("points", "a tensor of control points (k + 1, D)", self.points)
         if self.points.ndim != 2 or len(self.points) < 1:
-            fail("points", "at least 1 control point, shape (k + 1, D)",
-                 f"shape {tuple(self.points.shape)}")
+            fail(
+                "points",
+                "at least 1 control point, shape (k + 1, D)",
+                f"shape {tuple(self.points.shape)}",
+            )
         if not all(bool(torch.isfinite(point).all()) for point in self.points):
-            fail("points", "finite numbers", "NaN or infinite entries",
-                 "The training that made them diverged: lower its learning rate")
+            fail(
+                "points",
+                "finite numbers",
+                "NaN or infinite entries",
+                "The training that made them diverged: lower its learning rate",
+            )
         object.__setattr__(self, "points", self.points.detach())
 
     @property
@@ -217,8 +224,12 @@ class Curve:
         if self.degree == 0:
             fail("curve", "at least 2 control points, which span a direction", "1")
         if torch.equal(self.points[0], self.points[-1]):
-            fail("curve", "two ends that differ", "the same weights twice",
-                 "Train the second solution from another seed")
+            fail(
+                "curve",
+                "two ends that differ",
+                "the same weights twice",
+                "Train the second solution from another seed",
+            )
         if basis == "principal":
             center = self._mean(self.points)
             rows = principal((self.points - center).cpu())[0][:-1] / self.degree**0.5
@@ -228,8 +239,12 @@ class Curve:
         gram = _gram(rows)
         spread = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
         if spread[0] <= _FLAT * spread[-1]:
-            fail("curve", f"control points that span {self.degree} directions", "fewer",
-                 "Train it for longer, or with a larger learning rate")
+            fail(
+                "curve",
+                f"control points that span {self.degree} directions",
+                "fewer",
+                "Train it for longer, or with a larger learning rate",
+            )
         if unit:
             rows = rows / gram.diagonal().sqrt().to(rows)[:, None]
         return DenseSubspace(center, rows)
@@ -324,21 +339,30 @@ def curve_losses(
     """
     curve = Curve(curve) if isinstance(curve, Tensor) else curve
     if curve.size != network.size:
-        fail("curve", f"{network.size} weights, as the network has", curve.size,
-             "Pass the network the curve was trained for")
+        fail(
+            "curve",
+            f"{network.size} weights, as the network has",
+            curve.size,
+            "Pass the network the curve was trained for",
+        )
     if isinstance(ts, (int, np.integer)):
         ts = np.linspace(0, 1, check_count("ts", ts, 2))
     at, rows = _checked(ts).reshape(-1), Data.of(data)
     refresh = None if refresh_batchnorm is None else Data.of(refresh_batchnorm)
     labels = likelihood.kind == "classification"
-    scores = [_scores(network, likelihood, curve.point(t).to(network.weights), rows, refresh)
-              for t in at.tolist()]
+    scores = [
+        _scores(network, likelihood, curve.point(t).to(network.weights), rows, refresh)
+        for t in at.tolist()
+    ]
     loss, error = np.array(scores).T
     return CurveLosses(at.numpy(), loss, error, "error rate" if labels else "RMSE")
 
 
 def _scores(
-    network: Network, likelihood: Likelihood, weights: Float[Tensor, "D"], data: Data,
+    network: Network,
+    likelihood: Likelihood,
+    weights: Float[Tensor, "D"],
+    data: Data,
     refresh: Data | None,
 ) -> tuple[float, float]:
     """Mean negative log-likelihood and error at one weight vector."""
@@ -352,9 +376,11 @@ def _scores(
             outputs = network(weights, to_device(inputs, network.device)).cpu()
         predictive = Predictive(outputs[None], with_noise(likelihood, noise, len(target)))
         loss -= float(predictive.log_prob(target).sum())
-        wrong += len(target) * (1 - metrics.accuracy(predictive, target)
-                                if likelihood.kind == "classification"
-                                else metrics.rmse(predictive, target) ** 2)
+        wrong += len(target) * (
+            1 - metrics.accuracy(predictive, target)
+            if likelihood.kind == "classification"
+            else metrics.rmse(predictive, target) ** 2
+        )
     wrong /= data.n
     return loss / data.n, wrong if likelihood.kind == "classification" else wrong**0.5
 

@@ -93,8 +93,15 @@ def optimal(
         DenseSubspace(rank=3, size=33)
     """
     check_count("rank", rank)
-    psi = precision(network, likelihood, data, covariance, prior_precision=prior_precision,
-                    memory_limit=memory_limit, **options)
+    psi = precision(
+        network,
+        likelihood,
+        data,
+        covariance,
+        prior_precision=prior_precision,
+        memory_limit=memory_limit,
+        **options,
+    )
     if inputs is None:
         inputs = recombined(Data.of(data), max(1, min(_MOST, _OUTPUTS // psi.V.roots)), seed)
     return optimal_for(psi, inputs, rank)[0]
@@ -120,8 +127,12 @@ def check_size(
     """
     if covariance in EXACT:
         check_exact(covariance, n, outputs, size)
-    check_memory("inputs", f"the covariance of {inputs * outputs} outputs",
-                 24 * (inputs * outputs) ** 2, "Pass fewer inputs")
+    check_memory(
+        "inputs",
+        f"the covariance of {inputs * outputs} outputs",
+        24 * (inputs * outputs) ** 2,
+        "Pass fewer inputs",
+    )
 
 
 def recombined(data: Data, count: int, seed: int = 0) -> Inputs:
@@ -178,14 +189,23 @@ def _leading(
     """The largest eigenvalues, at most as many as are above rounding, and their vectors."""
     values, vectors = torch.linalg.eigh(sigma)
     prior = float(X.pull(vectors[:, -1:].T).double().square().sum()) / prior_precision
-    rounding = max(len(values) * torch.finfo(sigma.dtype).eps * max(prior, float(values[-1])),
-                   -2 * float(values[0]))  # the covariance may be a difference from the prior's
+    rounding = max(
+        len(values) * torch.finfo(sigma.dtype).eps * max(prior, float(values[-1])),
+        -2 * float(values[0]),
+    )  # the covariance may be a difference from the prior's
     there = min(int((values > rounding).sum()), X.size)
     if there == 0:
-        fail("inputs", "some at which the outputs depend on the weights",
-             f"{X.n} at which all gradients are 0", "Pass others, or train the network again")
+        fail(
+            "inputs",
+            "some at which the outputs depend on the weights",
+            f"{X.n} at which all gradients are 0",
+            "Pass others, or train the network again",
+        )
     if rank > there:
-        warnings.warn(f"rank: lowered from {rank} to {there}, the rank of the Jacobian at these "
-                      f"{X.n} inputs; pass more or other inputs for more", stacklevel=4)
+        warnings.warn(
+            f"rank: lowered from {rank} to {there}, the rank of the Jacobian at these "
+            f"{X.n} inputs; pass more or other inputs for more",
+            stacklevel=4,
+        )
     kept = min(rank, there)
     return values[-kept:].flip(0), vectors[:, -kept:].flip(1)

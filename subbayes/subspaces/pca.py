@@ -94,24 +94,38 @@ class TrajectoryRecorder:
         """A private copy on the CPU, in float32 unless the weights are float64."""
         if isinstance(source, nn.Module):
             named = dict(source.named_parameters())
-            parts = [named[name].detach() if mask is None else named[name].detach()[mask]
-                     for name, mask in select(source, self.parameters).items()]
+            parts = [
+                named[name].detach() if mask is None else named[name].detach()[mask]
+                for name, mask in select(source, self.parameters).items()
+            ]
             source = torch.cat([part.reshape(-1) for part in parts])
         if not isinstance(source, Tensor):
             fail_type("snapshot", "a module or a tensor of weights", source)
         if source.ndim != 1:
-            fail("snapshot", "a flat weight vector of shape (D,)", tuple(source.shape),
-                 "Flatten it with network.flatten(module)")
+            fail(
+                "snapshot",
+                "a flat weight vector of shape (D,)",
+                tuple(source.shape),
+                "Flatten it with network.flatten(module)",
+            )
         dtype = torch.float64 if source.dtype == torch.float64 else torch.float32
         return source.detach().to("cpu", dtype, copy=True)
 
     def _check(self, weights: Tensor) -> None:
         if self.n and len(weights) != self.size:
-            fail("snapshot", f"{self.size} weights, as before", len(weights),
-                 "Use one recorder for one network")
+            fail(
+                "snapshot",
+                f"{self.size} weights, as before",
+                len(weights),
+                "Use one recorder for one network",
+            )
         if not bool(torch.isfinite(weights).all()):
-            fail("snapshot", "finite weights", "NaN or infinite ones",
-                 "The training diverged: lower its learning rate")
+            fail(
+                "snapshot",
+                "finite weights",
+                "NaN or infinite ones",
+                "The training diverged: lower its learning rate",
+            )
 
     def _forget(self) -> None:
         """Drop the oldest snapshot, or fold a full buffer into the sketch."""
@@ -183,8 +197,12 @@ class TrajectoryRecorder:
 
     def _require(self, n: int) -> None:
         if self.n < n:
-            fail("recorder", f"at least {n} snapshot{'s' * (n > 1)}", self.n,
-                 "Call recorder.update(model) in the training loop")
+            fail(
+                "recorder",
+                f"at least {n} snapshot{'s' * (n > 1)}",
+                self.n,
+                "Call recorder.update(model) in the training loop",
+            )
 
     # --- what it is for ---------------------------------------------------------------------
 
@@ -209,9 +227,7 @@ class TrajectoryRecorder:
         """The subspace of the leading principal directions; see `pca`."""
         return pca(self, rank)
 
-    def swag(
-        self, n: int, seed: int = 0, scale: float = 1.0
-    ) -> Float[Tensor, "n D"]:
+    def swag(self, n: int, seed: int = 0, scale: float = 1.0) -> Float[Tensor, "n D"]:
         r"""Draw weights from the SWAG Gaussian (Maddox et al. 2019, equation 1).
 
         $$ w = \bar w + \sqrt{\alpha / 2}\, \Sigma_{\mathrm{diag}}^{1/2} \epsilon_1
@@ -246,8 +262,11 @@ class TrajectoryRecorder:
         if self._sketch is not None:
             tensors["sketch"] = self._sketch
         return {name: t.clone() for name, t in tensors.items()}, {
-            "max_snapshots": self.max_snapshots, "rank": self.rank, "n": self.n,
-            "sketched": self._sketched}
+            "max_snapshots": self.max_snapshots,
+            "rank": self.rank,
+            "n": self.n,
+            "sketched": self._sketched,
+        }
 
     @classmethod
     def from_state(
@@ -293,15 +312,23 @@ def pca(recorder: TrajectoryRecorder, rank: int) -> DenseSubspace:
     check_count("rank", rank)
     limit = recorder._limit
     if rank > limit:
-        why = "the rank of the recorder" if recorder.rank == limit else (
-            f"what {recorder._count} snapshots span")
+        why = (
+            "the rank of the recorder"
+            if recorder.rank == limit
+            else (f"what {recorder._count} snapshots span")
+        )
         fail("rank", f"at most {limit}, {why}", rank, "Record more snapshots")
     rows, s = principal(recorder._factor())
     spanned = _differing(s)
     if rank > spanned:
-        fail("rank", f"at most {spanned}, the directions in which the snapshots differ", rank,
-             "Raise the learning rate or record snapshots further apart" if spanned < 1 else
-             "Lower the rank or record more snapshots")
+        fail(
+            "rank",
+            f"at most {spanned}, the directions in which the snapshots differ",
+            rank,
+            "Raise the learning rate or record snapshots further apart"
+            if spanned < 1
+            else "Lower the rank or record more snapshots",
+        )
     return DenseSubspace(recorder.mean, rows[:rank])
 
 

@@ -100,9 +100,20 @@ def subnetwork(
         return _last_layer(network, rank)
     if rank is None:
         fail("rank", "the number of weights to choose", None)
-    return CoordinateSubspace(network.weights, ranked(
-        network, likelihood, data, rank=rank, by=by, inputs=inputs, trajectory=trajectory,
-        prior_precision=prior_precision, candidates=candidates))
+    return CoordinateSubspace(
+        network.weights,
+        ranked(
+            network,
+            likelihood,
+            data,
+            rank=rank,
+            by=by,
+            inputs=inputs,
+            trajectory=trajectory,
+            prior_precision=prior_precision,
+            candidates=candidates,
+        ),
+    )
 
 
 def ranked(
@@ -137,8 +148,12 @@ def ranked(
         score = network.weights.abs() if by == "magnitude" else _variance(trajectory, network)
         return _largest(score, rank)
     if likelihood is None or data is None:
-        fail("likelihood and data", f"both, for by={by!r}", "None",
-             "Pass them, or use by='magnitude'")
+        fail(
+            "likelihood and data",
+            f"both, for by={by!r}",
+            "None",
+            "Pass them, or use by='magnitude'",
+        )
     V = root(network, likelihood, data)
     if by == "variance":
         return _largest(1 / (columns_squared(V) + prior_precision), rank)
@@ -178,8 +193,12 @@ def masked(
     chosen = torch.as_tensor(mask).to(network.device)
     if chosen.dtype == torch.bool:
         if chosen.shape != (network.size,):
-            fail("mask", f"{network.size} entries, one for each weight", tuple(chosen.shape),
-                 "Make it for this network's selected parameters")
+            fail(
+                "mask",
+                f"{network.size} entries, one for each weight",
+                tuple(chosen.shape),
+                "Make it for this network's selected parameters",
+            )
         chosen = chosen.nonzero().flatten()
     if chosen.numel() == 0:
         fail("mask", "at least one weight", "none")
@@ -205,7 +224,8 @@ def scaled_prior_precision(prior_precision: float, subspace: Subspace) -> float:
 
 
 def wasserstein(
-    precision: Float[Tensor, "D D"], indices: Int[Tensor, "k"],
+    precision: Float[Tensor, "D D"],
+    indices: Int[Tensor, "k"],
     covariance: Float[Tensor, "D D"] | None = None,
 ) -> float:
     r"""Squared 2-Wasserstein distance of the posterior of all weights to that of a subnetwork.
@@ -242,13 +262,21 @@ def _last_layer(network: Network, rank: int | None) -> CoordinateSubspace:
     module = network.module_with()
     names = [name for name in select(module, "last-layer") if name in network.spans]
     if not names:
-        fail("by", "a last layer among the selected parameters", ", ".join(network.names),
-             "Select it, or use another selection")
+        fail(
+            "by",
+            "a last layer among the selected parameters",
+            ", ".join(network.names),
+            "Select it, or use another selection",
+        )
     places = [torch.arange(network.spans[name].start, network.spans[name].stop) for name in names]
     found = _of(network, torch.cat(places).to(network.device))
     if rank not in (None, found.rank):
-        fail("rank", f"None or {found.rank}, the weights of the last layer", rank,
-             "Leave it out, or use another selection")
+        fail(
+            "rank",
+            f"None or {found.rank}, the weights of the last layer",
+            rank,
+            "Leave it out, or use another selection",
+        )
     return found
 
 
@@ -257,8 +285,12 @@ def _variance(trajectory: Any, network: Network) -> Float[Tensor, "D"]:
     if not isinstance(recorder, TrajectoryRecorder):
         fail_type("trajectory", "a TrajectoryRecorder or the result of swa", trajectory)
     if recorder.size != network.size:
-        fail("trajectory", f"{network.size} weights, as the network has", recorder.size,
-             "Record the parameters that the network selects")
+        fail(
+            "trajectory",
+            f"{network.size} weights, as the network has",
+            recorder.size,
+            "Record the parameters that the network selects",
+        )
     return recorder.variance.to(network.device)
 
 
@@ -268,12 +300,19 @@ def _named(network: Network, masks: Mapping[str, Any]) -> Tensor:
     values = network.unflatten(network.weights)
     for name, mask in masks.items():
         if name not in network.spans:
-            fail("mask", "names of selected parameters", name,
-                 "Selected are: " + ", ".join(network.names[:8]))
+            fail(
+                "mask",
+                "names of selected parameters",
+                name,
+                "Selected are: " + ", ".join(network.names[:8]),
+            )
         chosen, shape = torch.as_tensor(mask), values[name].shape
         if chosen.dtype != torch.bool or chosen.shape != shape:
-            fail(f"mask[{name!r}]", f"booleans of shape {tuple(shape)}",
-                 f"{chosen.dtype} of shape {tuple(chosen.shape)}")
+            fail(
+                f"mask[{name!r}]",
+                f"booleans of shape {tuple(shape)}",
+                f"{chosen.dtype} of shape {tuple(chosen.shape)}",
+            )
         kept = network.masks.get(name, torch.ones(shape, dtype=torch.bool))
         whole[network.spans[name]] = chosen.to(whole.device)[kept.to(whole.device)]
     if not bool(whole.any()):
@@ -316,8 +355,12 @@ def check_size(size: int, rank: int, candidates: int | None = None) -> int:
         (1000, 2000, 300)
     """
     wanted = min(max(4 * rank, 1000) if candidates is None else candidates, size)
-    check_memory("rank" if candidates is None else "candidates",
-                 f"three matrices of {wanted} candidates squared", 24 * wanted**2, "Lower it")
+    check_memory(
+        "rank" if candidates is None else "candidates",
+        f"three matrices of {wanted} candidates squared",
+        24 * wanted**2,
+        "Lower it",
+    )
     return wanted
 
 
@@ -331,9 +374,7 @@ def _matrices(
     return precision, entries.gram(X)
 
 
-def _leading(
-    H: Float[Tensor, "M M"], K: Float[Tensor, "M M"], rank: int
-) -> Int[Tensor, "k"]:
+def _leading(H: Float[Tensor, "M M"], K: Float[Tensor, "M M"], rank: int) -> Int[Tensor, "k"]:
     r"""Candidates one after another, each with the largest $\lVert r_d \rVert^2 / s_d$.
 
     Choosing c appends the column $g = H_{\cdot c | S} / \sqrt{s_c}$ to the Cholesky factor G of H
@@ -366,8 +407,12 @@ def _leading(
 
 def _dense(V: Jacobian, prior_precision: float) -> Float[Tensor, "D D"]:
     if V.size > _MOST_WEIGHTS:
-        fail("by", f"at most {_MOST_WEIGHTS} weights for 'wasserstein'", V.size,
-             "Use 'predictive' or 'variance'")
+        fail(
+            "by",
+            f"at most {_MOST_WEIGHTS} weights for 'wasserstein'",
+            V.size,
+            "Use 'predictive' or 'variance'",
+        )
     H = Entries(V.plan, torch.arange(V.size)).gram(V)
     H.diagonal().add_(prior_precision)
     return H
@@ -378,8 +423,9 @@ def _nearest(H: Float[Tensor, "D D"], rank: int) -> Int[Tensor, "k"]:
     covariance = torch.cholesky_inverse(cholesky(H, "prior_precision"))
     chosen, others = torch.zeros(0, dtype=torch.long, device=H.device), list(range(len(H)))
     for _ in range(rank):
-        tried = torch.cat([chosen.expand(len(others), -1),
-                           torch.tensor(others, device=H.device)[:, None]], 1)
+        tried = torch.cat(
+            [chosen.expand(len(others), -1), torch.tensor(others, device=H.device)[:, None]], 1
+        )
         step = max(1, 2**22 // tried.shape[1] ** 2)
         found = torch.cat([_distances(H, covariance, some) for some in tried.split(step)])
         chosen = tried[int(found.argmin())]
@@ -394,9 +440,12 @@ def _distances(
     inside = sets[:, :, None], sets[:, None, :]
     factors, failed = torch.linalg.cholesky_ex(H[inside])
     if bool(failed.any()):
-        fail("prior_precision", "a positive definite precision of each subnetwork",
-             "one that rounding has made indefinite", "Raise it, or choose fewer weights")
+        fail(
+            "prior_precision",
+            "a positive definite precision of each subnetwork",
+            "one that rounding has made indefinite",
+            "Raise it, or choose fewer weights",
+        )
     inverse = torch.linalg.inv(factors)
     cross = torch.linalg.eigvalsh(inverse @ covariance[inside] @ inverse.mT)
-    return (covariance.trace() + inverse.square().sum((1, 2))
-            - 2 * cross.clamp_min(0).sqrt().sum(1))
+    return covariance.trace() + inverse.square().sum((1, 2)) - 2 * cross.clamp_min(0).sqrt().sum(1)

@@ -37,6 +37,7 @@ from subbayes.utils.seeding import derive, forked
 
 __all__ = ["CurveResult", "connect", "restarted", "train_curve"]
 
+
 @dataclass(frozen=True, repr=False)
 class CurveResult:
     """What training a curve returns.
@@ -72,11 +73,14 @@ class CurveResult:
             return self.network.with_weights(weights)
         batches = Data.of(refresh_batchnorm).batches(1024)
         return self.network.refreshed(
-            weights, ((to_device(x, self.network.device), y) for x, y in batches))
+            weights, ((to_device(x, self.network.device), y) for x, y in batches)
+        )
 
     def __repr__(self) -> str:
-        return (f"CurveResult({self.curve!r}, {self.likelihood!r}, "
-                f"epoch {self.best_epoch} of {len(self.history['train_loss'])})")
+        return (
+            f"CurveResult({self.curve!r}, {self.likelihood!r}, "
+            f"epoch {self.best_epoch} of {len(self.history['train_loss'])})"
+        )
 
 
 def train_curve(
@@ -174,9 +178,15 @@ def train_curve(
         (Curve(bezier, degree=2, size=25), DenseSubspace(rank=2, size=25))
     """
     network = module if isinstance(module, Network) else Network(module, parameters, output)
-    plan = Plan(epochs=epochs, learning_rate=learning_rate, optimizer=optimizer,
-                momentum=momentum, schedule=schedule, final_learning_rate=final_learning_rate,
-                clip_norm=clip_norm)
+    plan = Plan(
+        epochs=epochs,
+        learning_rate=learning_rate,
+        optimizer=optimizer,
+        momentum=momentum,
+        schedule=schedule,
+        final_learning_rate=final_learning_rate,
+        clip_norm=clip_norm,
+    )
     check_choice("kind", kind, ("bezier", "polygon"))
     check_patience(patience, validation)
     fixed = _solutions(network, ends, kind, check_count("degree", degree, 0))
@@ -189,8 +199,19 @@ def train_curve(
         decay = decay_of(prior_scale, weight_decay, feed.n)
         control = _begun(network, fixed, degree, kind, factory, seed, plan)
         along = decay_of(extra_prior_scale, None, feed.n)
-        run = CurveRun(network, likelihood, feed, plan, decay, control, _raw_of(ends),
-                        extra or {}, join, derive(seed, 2), along)
+        run = CurveRun(
+            network,
+            likelihood,
+            feed,
+            plan,
+            decay,
+            control,
+            _raw_of(ends),
+            extra or {},
+            join,
+            derive(seed, 2),
+            along,
+        )
         told = None if callback is None else (lambda n, _: callback(n, control.curve()))
         history = epochs_of(run, held_out, stopper, None, progress, told, "Training the curve")
         run.settle()
@@ -276,24 +297,53 @@ def connect(
     base = Network(module, parameters, output)
     seeds = [derive(seed, s) for s in range(solutions)]
     shared: dict[str, Any] = {
-        "batch_size": batch_size, "prior_scale": prior_scale, "weight_decay": weight_decay,
-        "clip_norm": clip_norm, "progress": progress}
-    results: list[Any] = list(train_many(
-        [restarted(base, own, factory) for own in seeds], likelihood, data, seeds=seeds,
-        epochs=epochs, learning_rate=learning_rate, optimizer=optimizer,
-        parameters=list(base.names), output=output, **shared))
+        "batch_size": batch_size,
+        "prior_scale": prior_scale,
+        "weight_decay": weight_decay,
+        "clip_norm": clip_norm,
+        "progress": progress,
+    }
+    results: list[Any] = list(
+        train_many(
+            [restarted(base, own, factory) for own in seeds],
+            likelihood,
+            data,
+            seeds=seeds,
+            epochs=epochs,
+            learning_rate=learning_rate,
+            optimizer=optimizer,
+            parameters=list(base.names),
+            output=output,
+            **shared,
+        )
+    )
     raws = [result.raw for result in results]
     if swa_epochs:
-        results = [swa(result, likelihood, data, epochs=swa_epochs, seed=own,
-                       learning_rate=swa_learning_rate, **shared)
-                   for result, own in zip(results, seeds, strict=True)]
+        results = [
+            swa(
+                result,
+                likelihood,
+                data,
+                epochs=swa_epochs,
+                seed=own,
+                learning_rate=swa_learning_rate,
+                **shared,
+            )
+            for result, own in zip(results, seeds, strict=True)
+        ]
     return train_curve(
-        base, likelihood, data, ends=[_Solution(r.network, raw) for r, raw in
-                                      zip(results, raws, strict=True)],
-        degree=degree, kind=kind or ("bezier" if solutions == 2 else "polygon"),
+        base,
+        likelihood,
+        data,
+        ends=[_Solution(r.network, raw) for r, raw in zip(results, raws, strict=True)],
+        degree=degree,
+        kind=kind or ("bezier" if solutions == 2 else "polygon"),
         epochs=epochs if curve_epochs is None else curve_epochs,
         learning_rate=learning_rate if curve_learning_rate is None else curve_learning_rate,
-        optimizer=optimizer, seed=seed, **shared)
+        optimizer=optimizer,
+        seed=seed,
+        **shared,
+    )
 
 
 # --- where it starts ------------------------------------------------------------------------------
@@ -327,8 +377,12 @@ def restarted(
         [False, False, True, True]
     """
     if network.masks:
-        fail("parameters", "whole parameters to train solutions of their own", "masks",
-             "Train them elsewhere and pass them to train_curve as ends=")
+        fail(
+            "parameters",
+            "whole parameters to train solutions of their own",
+            "masks",
+            "Train them elsewhere and pass them to train_curve as ends=",
+        )
     drawn = _fresh_weights(network, factory, seed)
     made = network.module_with(drawn)
     for name, parameter in made.named_parameters():
@@ -344,8 +398,12 @@ def _fresh_weights(
     if factory is not None:
         made = Network(module, network.masks or list(network.names), network.output)
         if made.architecture != network.architecture:
-            fail("factory", "modules of the architecture of the module", "another",
-                 "A curve connects solutions of one architecture")
+            fail(
+                "factory",
+                "modules of the architecture of the module",
+                "another",
+                "A curve connects solutions of one architecture",
+            )
     return network.flatten(module)
 
 
@@ -360,16 +418,28 @@ def _solutions(
     if not isinstance(ends, Sequence):
         fail_type("ends", "two solutions", ends)
     if len(ends) < 2 or (kind == "bezier" and len(ends) > 2):
-        fail("ends", "2 solutions" if kind == "bezier" else "at least 2 solutions", len(ends),
-             "Pass kind='polygon' to connect more" if len(ends) > 2 else "")
+        fail(
+            "ends",
+            "2 solutions" if kind == "bezier" else "at least 2 solutions",
+            len(ends),
+            "Pass kind='polygon' to connect more" if len(ends) > 2 else "",
+        )
     if degree < 2:
-        fail("degree", "at least 2, so that there is a point between the ends to train", degree,
-             "A straight line between the ends is Curve(torch.stack(ends))")
+        fail(
+            "degree",
+            "at least 2, so that there is a point between the ends to train",
+            degree,
+            "A straight line between the ends is Curve(torch.stack(ends))",
+        )
     found = [_weights_of(network, end, i) for i, end in enumerate(ends)]
     for i, (a, b) in enumerate(zip(found, found[1:], strict=False)):
         if torch.equal(a, b):
-            fail("ends", "solutions that differ", f"the same weights twice, at {i} and {i + 1}",
-                 "Train the second one from another seed")
+            fail(
+                "ends",
+                "solutions that differ",
+                f"the same weights twice, at {i} and {i + 1}",
+                "Train the second one from another seed",
+            )
     return found
 
 
@@ -377,14 +447,22 @@ def _weights_of(network: Network, end: Any, place: int) -> Float[Tensor, "D"]:
     other = getattr(end, "network", end)
     if isinstance(other, Network):
         if other.architecture != network.architecture:
-            fail(f"ends[{place}]", "the architecture of the module", "another",
-                 "Train both ends from one architecture")
+            fail(
+                f"ends[{place}]",
+                "the architecture of the module",
+                "another",
+                "Train both ends from one architecture",
+            )
         other = other.weights
     if not isinstance(other, Tensor):
         fail_type(f"ends[{place}]", "a weight vector, a Network or a training result", end)
     if other.shape != (network.size,):
-        fail(f"ends[{place}]", f"{network.size} weights, as the network has",
-             f"shape {tuple(other.shape)}", "Flatten them with network.flatten(module)")
+        fail(
+            f"ends[{place}]",
+            f"{network.size} weights, as the network has",
+            f"shape {tuple(other.shape)}",
+            "Flatten them with network.flatten(module)",
+        )
     return other.detach().to(network.weights)
 
 
@@ -398,13 +476,23 @@ def _raw_of(ends: Sequence[Any] | None) -> Tensor | None:
 
 def _check_join(extra: Mapping[str, Tensor] | None, join: Join | None) -> None:
     if (join is None) != (not extra):
-        fail("join", "a function that brings the tensors of extra into the outputs" if extra
-             else "tensors to learn in extra", "None" if extra else "no tensors in extra")
+        fail(
+            "join",
+            "a function that brings the tensors of extra into the outputs"
+            if extra
+            else "tensors to learn in extra",
+            "None" if extra else "no tensors in extra",
+        )
 
 
 def _begun(
-    network: Network, fixed: Sequence[Tensor], degree: int, kind: CurveKind,
-    factory: Callable[[], nn.Module] | None, seed: int, plan: Plan,
+    network: Network,
+    fixed: Sequence[Tensor],
+    degree: int,
+    kind: CurveKind,
+    factory: Callable[[], nn.Module] | None,
+    seed: int,
+    plan: Plan,
 ) -> ControlPoints:
     """Control points at the start: on lines between the solutions, or each from fresh weights."""
     if not fixed:

@@ -38,7 +38,11 @@ class ControlPoints:
     """
 
     def __init__(
-        self, like: Float[Tensor, "D"], count: int, fixed: Sequence[int], kind: CurveKind,
+        self,
+        like: Float[Tensor, "D"],
+        count: int,
+        fixed: Sequence[int],
+        kind: CurveKind,
         plan: Plan,
     ) -> None:
         self.kind, self.count = kind, count
@@ -103,9 +107,18 @@ class CurveRun(Run):
     """A curve in training: the steps of a module, each at another point of the curve."""
 
     def __init__(
-        self, network: Network, likelihood: Likelihood, feed: Feed, plan: Plan, decay: float,
-        control: ControlPoints, raw: Tensor | None, extra: Mapping[str, Tensor],
-        join: Join | None, seed: int, decay_along: float = 0.0,
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        feed: Feed,
+        plan: Plan,
+        decay: float,
+        control: ControlPoints,
+        raw: Tensor | None,
+        extra: Mapping[str, Tensor],
+        join: Join | None,
+        seed: int,
+        decay_along: float = 0.0,
     ) -> None:
         self.network, self.feed, self.plan, self.likelihood = network, feed, plan, likelihood
         self.inner, self.control, self.join = inner(likelihood), control, join
@@ -113,8 +126,10 @@ class CurveRun(Run):
         self.module = network.module_with().train().requires_grad_(False)
         begin = feed.raw if raw is None or raw.shape != feed.raw.shape else raw
         self.raw = nn.Parameter(begin.to(feed.raw, copy=True))
-        self.extra = {name: nn.Parameter(tensor.detach().to(feed.device, copy=True))
-                      for name, tensor in extra.items()}
+        self.extra = {
+            name: nn.Parameter(tensor.detach().to(feed.device, copy=True))
+            for name, tensor in extra.items()
+        }
         self.along = [*self.extra.values(), *([self.raw] if self.raw.numel() else [])]
         own = [make_optimizer(self.extra, self.raw, plan, 0.0)] if self.along else []
         self.own = own
@@ -126,7 +141,8 @@ class CurveRun(Run):
         """Coefficients at t ~ U(0, 1), one after another."""
         while True:
             yield from self.control.coefficients(
-                torch.rand(_AHEAD, generator=generator, dtype=torch.float64))
+                torch.rand(_AHEAD, generator=generator, dtype=torch.float64)
+            )
 
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
         """One step at t ~ U(0, 1); the loss stays on the device."""

@@ -99,16 +99,30 @@ def train_many(
         >>> [result.network.size for result in results]
         [3, 3, 3]
     """
-    plan = Plan(epochs=epochs, learning_rate=learning_rate, optimizer=optimizer,
-                momentum=momentum, schedule=schedule, final_learning_rate=final_learning_rate,
-                bias_lr_factor=bias_lr_factor, clip_norm=clip_norm)
+    plan = Plan(
+        epochs=epochs,
+        learning_rate=learning_rate,
+        optimizer=optimizer,
+        momentum=momentum,
+        schedule=schedule,
+        final_learning_rate=final_learning_rate,
+        bias_lr_factor=bias_lr_factor,
+        clip_norm=clip_norm,
+    )
     check_patience(patience, validation)
     modules = list(modules)
     count = _count("modules", modules)
     seeds = _per_member("seeds", list(range(count) if seeds is None else seeds), count)
-    each = list(zip(modules, _per_member("likelihood", likelihood, count),
-                    _per_member("data", data, count),
-                    _per_member("validation", validation, count), seeds, strict=True))
+    each = list(
+        zip(
+            modules,
+            _per_member("likelihood", likelihood, count),
+            _per_member("data", data, count),
+            _per_member("validation", validation, count),
+            seeds,
+            strict=True,
+        )
+    )
     feeds, held_out = [], []
     for module, one, rows, part, seed in each:
         with forked(seed):
@@ -121,12 +135,19 @@ def train_many(
     run = StackedRun.of(feeds, plan, decay)
     if run is None or not alike(held_out):
         options = {f.name: getattr(plan, f.name) for f in fields(plan)} | {
-            "prior_scale": prior_scale, "weight_decay": weight_decay, "batch_size": batch_size,
-            "patience": patience, "parameters": parameters, "output": output, "progress": False}
+            "prior_scale": prior_scale,
+            "weight_decay": weight_decay,
+            "batch_size": batch_size,
+            "patience": patience,
+            "parameters": parameters,
+            "output": output,
+            "progress": False,
+        }
         with bar(count, "Training", progress, "members") as steps:
-            return [_counted(steps, train(module, one, rows, seed=seed, validation=part,
-                                          **options))
-                    for module, one, rows, part, seed in each]
+            return [
+                _counted(steps, train(module, one, rows, seed=seed, validation=part, **options))
+                for module, one, rows, part, seed in each
+            ]
     return _trained(run, held_out, patience, progress)
 
 
@@ -183,13 +204,25 @@ def swa_many(
     """
     check_choice("unit", unit, ("epochs", "steps"))
     check_count("every", every)
-    plan = Plan(epochs=epochs, learning_rate=learning_rate, momentum=momentum,
-                bias_lr_factor=bias_lr_factor, clip_norm=clip_norm)
+    plan = Plan(
+        epochs=epochs,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        bias_lr_factor=bias_lr_factor,
+        clip_norm=clip_norm,
+    )
     starts = list(starts)
     count = _count("starts", starts)
     seeds = _per_member("seeds", list(range(count) if seeds is None else seeds), count)
-    each = list(zip(starts, _per_member("likelihood", likelihood, count),
-                    _per_member("data", data, count), seeds, strict=True))
+    each = list(
+        zip(
+            starts,
+            _per_member("likelihood", likelihood, count),
+            _per_member("data", data, count),
+            seeds,
+            strict=True,
+        )
+    )
     feeds, raws = [], []
     for start, one, rows, seed in each:
         with forked(seed):
@@ -200,14 +233,26 @@ def swa_many(
     run = StackedRun.of(feeds, plan, decay, raws)
     if run is None:
         options: dict[str, Any] = {
-            "epochs": epochs, "learning_rate": learning_rate, "momentum": momentum,
-            "batch_size": batch_size, "every": every, "unit": unit,
-            "max_snapshots": max_snapshots, "rank": rank, "prior_scale": prior_scale,
-            "weight_decay": weight_decay, "bias_lr_factor": bias_lr_factor,
-            "clip_norm": clip_norm, "parameters": parameters, "output": output}
+            "epochs": epochs,
+            "learning_rate": learning_rate,
+            "momentum": momentum,
+            "batch_size": batch_size,
+            "every": every,
+            "unit": unit,
+            "max_snapshots": max_snapshots,
+            "rank": rank,
+            "prior_scale": prior_scale,
+            "weight_decay": weight_decay,
+            "bias_lr_factor": bias_lr_factor,
+            "clip_norm": clip_norm,
+            "parameters": parameters,
+            "output": output,
+        }
         with bar(count, "Averaging", progress, "members") as steps:
-            return [_counted(steps, swa(start, one, rows, seed=seed, progress=False, **options))
-                    for start, one, rows, seed in each]
+            return [
+                _counted(steps, swa(start, one, rows, seed=seed, progress=False, **options))
+                for start, one, rows, seed in each
+            ]
     recorders = [TrajectoryRecorder(max_snapshots, rank) for _ in feeds]
     return _averaged(run, recorders, every, unit, progress)
 
@@ -269,9 +314,13 @@ def _result(run: StackedRun, m: int, history: History, best_epoch: int) -> Train
             if name in moving:
                 parameter.copy_(moving[name])
     return TrainingResult(
-        module=module, network=Network(module, network.selection, network.output),
-        likelihood=run.likelihood(m, raw), history=history,
-        best_epoch=best_epoch or len(history["train_loss"]), raw=raw.clone())
+        module=module,
+        network=Network(module, network.selection, network.output),
+        likelihood=run.likelihood(m, raw),
+        history=history,
+        best_epoch=best_epoch or len(history["train_loss"]),
+        raw=raw.clone(),
+    )
 
 
 class _Watch:
@@ -283,8 +332,10 @@ class _Watch:
         if held_out[0] is None:
             return
         parts = [part.to(run.network.device) for part in held_out if part is not None]
-        pairs = [tree_flatten((p.inputs, run.feeds[m].prepared(p.targets())))
-                 for m, p in enumerate(parts)]
+        pairs = [
+            tree_flatten((p.inputs, run.feeds[m].prepared(p.targets())))
+            for m, p in enumerate(parts)
+        ]
         columns = zip(*(values for values, _ in pairs), strict=True)
         self.data = tree_unflatten([torch.stack(c) for c in columns], pairs[0][1])
 
@@ -295,8 +346,10 @@ class _Watch:
         run = self.run
         with torch.no_grad():
             losses = vmap(run.loss)(run.moving, run.raw, run.rest, *self.data)
-        return [-loss - log_scale(feed.likelihood)
-                for loss, feed in zip(losses.double().tolist(), run.feeds, strict=True)]
+        return [
+            -loss - log_scale(feed.likelihood)
+            for loss, feed in zip(losses.double().tolist(), run.feeds, strict=True)
+        ]
 
 
 class _Best:
@@ -333,7 +386,10 @@ class _Best:
 
 
 def _averaged(
-    run: StackedRun, recorders: list[TrajectoryRecorder], every: int, unit: str,
+    run: StackedRun,
+    recorders: list[TrajectoryRecorder],
+    every: int,
+    unit: str,
     progress: bool | None,
 ) -> list[SwaResult]:
     histories: list[History] = [{} for _ in run.feeds]
@@ -359,8 +415,14 @@ def _averaged(
             steps.update(1)
     if recorders[0].n == 0:
         fail("every", f"at most the {ticks} {unit} of the run", every, "Run more epochs")
-    return [SwaResult(
-        network=feed.network.with_weights(recorder.mean), recorder=recorder, history=history,
-        likelihood=run.likelihood(m, raw[m]))
+    return [
+        SwaResult(
+            network=feed.network.with_weights(recorder.mean),
+            recorder=recorder,
+            history=history,
+            likelihood=run.likelihood(m, raw[m]),
+        )
         for m, (feed, recorder, history) in enumerate(
-            zip(run.feeds, recorders, histories, strict=True))]
+            zip(run.feeds, recorders, histories, strict=True)
+        )
+    ]

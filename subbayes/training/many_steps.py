@@ -31,7 +31,10 @@ class StackedRun:
 
     @classmethod
     def of(
-        cls, feeds: Sequence[Feed], plan: Plan, decay: float,
+        cls,
+        feeds: Sequence[Feed],
+        plan: Plan,
+        decay: float,
         raws: Sequence[Tensor | None] | None = None,
     ) -> StackedRun | None:
         """A run, or None for what has to be trained one after the other."""
@@ -41,25 +44,35 @@ class StackedRun:
         return run if run.works() else None
 
     def __init__(
-        self, feeds: Sequence[Feed], plan: Plan, decay: float,
-        raws: Sequence[Tensor | None] | None,
+        self, feeds: Sequence[Feed], plan: Plan, decay: float, raws: Sequence[Tensor | None] | None
     ) -> None:
         self.feeds, self.plan, self.count = feeds, plan, len(feeds)
         self.network = feeds[0].network
         self.inner = inner(feeds[0].likelihood)
         self.module = self.network.module_with()
         named = [dict(feed.network.module_with().named_parameters()) for feed in feeds]
-        moves = [n for n, p in named[0].items() if p.requires_grad
-                 and (raws is None or n in self.network.names)]
-        self.moving = {n: nn.Parameter(torch.stack([p[n].detach() for p in named]))
-                       for n in moves}
-        self.rest = {n: torch.stack([p[n].detach() for p in named])
-                     for n in named[0] if n not in moves}
-        self.still = {n: (mask, self.moving[n].detach().clone())
-                      for n, mask in self.network.masks.items()} if raws is not None else {}
-        self.raw = nn.Parameter(torch.stack([
-            feed.raw if raw is None or raw.shape != feed.raw.shape else raw.to(feed.raw)
-            for feed, raw in zip(feeds, raws or [None] * self.count, strict=True)]))
+        moves = [
+            n
+            for n, p in named[0].items()
+            if p.requires_grad and (raws is None or n in self.network.names)
+        ]
+        self.moving = {n: nn.Parameter(torch.stack([p[n].detach() for p in named])) for n in moves}
+        self.rest = {
+            n: torch.stack([p[n].detach() for p in named]) for n in named[0] if n not in moves
+        }
+        self.still = (
+            {n: (mask, self.moving[n].detach().clone()) for n, mask in self.network.masks.items()}
+            if raws is not None
+            else {}
+        )
+        self.raw = nn.Parameter(
+            torch.stack(
+                [
+                    feed.raw if raw is None or raw.shape != feed.raw.shape else raw.to(feed.raw)
+                    for feed, raw in zip(feeds, raws or [None] * self.count, strict=True)
+                ]
+            )
+        )
         self.optimizer = make_optimizer(self.moving, self.raw, plan, decay)
         self.gradients = _Gradients(self.loss)
         self.after_step: Callable[[], None] | None = None
@@ -85,10 +98,15 @@ class StackedRun:
         """Outputs of one member."""
         args, kwargs = arguments(x)
         return self.network.as_outputs(
-            functional_call(self.module, {**moving, **rest}, args, kwargs), x)
+            functional_call(self.module, {**moving, **rest}, args, kwargs), x
+        )
 
     def loss(
-        self, moving: Mapping[str, Tensor], raw: Tensor, rest: Mapping[str, Tensor], x: Inputs,
+        self,
+        moving: Mapping[str, Tensor],
+        raw: Tensor,
+        rest: Mapping[str, Tensor],
+        x: Inputs,
         y: Targets,
     ) -> Tensor:
         """Mean negative log-likelihood of one member on its batch."""
@@ -101,8 +119,9 @@ class StackedRun:
         try:
             with torch.no_grad():
                 together = vmap(self.loss)(self.moving, self.raw, self.rest, x, y)
-                alone = torch.stack([self.loss(*self.member(m), _row(x, m), _row(y, m))
-                                     for m in range(self.count)])
+                alone = torch.stack(
+                    [self.loss(*self.member(m), _row(x, m), _row(y, m)) for m in range(self.count)]
+                )
         except RuntimeError as error:
             say("training members together", error, "training one after the other")
             return False
@@ -110,8 +129,11 @@ class StackedRun:
 
     def member(self, m: int) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
         """Parameters of one member."""
-        return ({n: p.detach()[m] for n, p in self.moving.items()}, self.raw.detach()[m],
-                {n: p[m] for n, p in self.rest.items()})
+        return (
+            {n: p.detach()[m] for n, p in self.moving.items()},
+            self.raw.detach()[m],
+            {n: p[m] for n, p in self.rest.items()},
+        )
 
     # --- steps ------------------------------------------------------------------------------
 
@@ -152,18 +174,22 @@ class StackedRun:
             total += self.step(x, y) * leaves(y)[0].shape[1]
         self._check_finite(total, number)
         losses = (total / self.feeds[0].n).tolist()
-        return rate, [loss + log_scale(feed.likelihood)
-                      for loss, feed in zip(losses, self.feeds, strict=True)]
+        return rate, [
+            loss + log_scale(feed.likelihood) for loss, feed in zip(losses, self.feeds, strict=True)
+        ]
 
     def _check_finite(self, total: Tensor, number: int) -> None:
         sizes = [p.detach().abs().flatten(1).amax(1) for p in self.moving.values()]
         finite = torch.isfinite(torch.stack([total, *sizes])).all(0)
         if not bool(finite.all()):
             m = int((~finite).nonzero()[0])
-            fail("learning_rate", "a training loss that stays finite",
-                 f"{float(total[m]) / self.feeds[0].n:g} in epoch {number + 1} of member {m} at "
-                 f"learning rate {self.plan.learning_rate:g}",
-                 "Lower the learning rate, standardise the inputs, or set clip_norm")
+            fail(
+                "learning_rate",
+                "a training loss that stays finite",
+                f"{float(total[m]) / self.feeds[0].n:g} in epoch {number + 1} of member {m} at "
+                f"learning rate {self.plan.learning_rate:g}",
+                "Lower the learning rate, standardise the inputs, or set clip_norm",
+            )
 
     def flat(self) -> Tensor:
         """Weights of all members, (M, D), as their networks flatten them."""
@@ -224,23 +250,31 @@ class _Gradients:
 
 
 def _close(expected: Any, found: Any) -> bool:
-    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in
-               zip(tree_flatten(expected)[0], tree_flatten(found)[0], strict=True))
+    return all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+        for a, b in zip(tree_flatten(expected)[0], tree_flatten(found)[0], strict=True)
+    )
 
 
 def _vectorisable(feeds: Sequence[Feed]) -> bool:
     """Data in memory of one size, one architecture, nothing random and nothing written to."""
     first = feeds[0]
     module = first.network.module_with()
-    random = any(isinstance(m, nn.modules.dropout._DropoutNd) or getattr(m, "dropout", 0)
-                 for m in module.modules())
+    random = any(
+        isinstance(m, nn.modules.dropout._DropoutNd) or getattr(m, "dropout", 0)
+        for m in module.modules()
+    )
     if random or any(True for _ in module.buffers()) or first.memory is None:
         return False
-    return all(f.memory is not None and f.network.architecture == first.network.architecture
-               and f.device == first.device and f.raw.shape == first.raw.shape
-               and _shapes(f.memory) == _shapes(first.memory)
-               and inner(f.likelihood).to_config() == inner(first.likelihood).to_config()
-               for f in feeds)
+    return all(
+        f.memory is not None
+        and f.network.architecture == first.network.architecture
+        and f.device == first.device
+        and f.raw.shape == first.raw.shape
+        and _shapes(f.memory) == _shapes(first.memory)
+        and inner(f.likelihood).to_config() == inner(first.likelihood).to_config()
+        for f in feeds
+    )
 
 
 def _same_tensors(a: Any, b: Any) -> bool:

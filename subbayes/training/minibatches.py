@@ -28,8 +28,12 @@ def split(data: Any, validation: Any, seed: int) -> tuple[Any, Data | None]:
         return data, Data.of(validation, "validation")
     whole = None if isinstance(data, (DataLoader, Dataset)) else Data.of(data)
     if whole is None or not whole.in_memory:
-        fail("validation", "held-out data, since the data are streamed", validation,
-             "Pass a loader of held-out rows")
+        fail(
+            "validation",
+            "held-out data, since the data are streamed",
+            validation,
+            "Pass a loader of held-out rows",
+        )
     n = round(whole.n * validation)
     if not 0 < n < whole.n:
         fail("validation", f"a fraction that leaves rows on both sides of {whole.n}", validation)
@@ -50,18 +54,22 @@ class Feed:
     """
 
     def __init__(
-        self, data: Any, likelihood: Likelihood, network: Network, batch_size: int | None,
-        seed: int,
+        self, data: Any, likelihood: Likelihood, network: Network, batch_size: int | None, seed: int
     ) -> None:
         if torch.is_inference_mode_enabled():
-            fail("data", "a call that may compute gradients", "one in torch.inference_mode()",
-                 "Train outside of it")
+            fail(
+                "data",
+                "a call that may compute gradients",
+                "one in torch.inference_mode()",
+                "Train outside of it",
+            )
         self.device, self.dtype = network.device, network.dtype
         self.network, self.likelihood = network, likelihood
         self.generator = torch.Generator().manual_seed(derive(seed, 0))
         self.batch_size = None if batch_size is None else check_count("batch_size", batch_size)
-        self.normalises = any(isinstance(m, nn.modules.batchnorm._BatchNorm)
-                              for m in network.module_with().modules())
+        self.normalises = any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module_with().modules()
+        )
         self.loader = _as_loader(data, batch_size, self.generator)
         self.memory: Data | None = None
         if self.loader is None:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 
-__all__ = ["Adam", "Optimizer", "Plan", "Schedule", "check_patience", "decay_of",
-           "make_optimizer"]
+__all__ = ["Adam", "Optimizer", "Plan", "Schedule", "check_patience", "decay_of", "make_optimizer"]
 
 Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["constant", "cosine", "swa"]
@@ -94,9 +93,20 @@ class Adam(torch.optim.Adam):
             gradients = [cast(Tensor, p.grad) for p in params]
             torch._foreach_add_(steps, 1)
             torch._fused_adam_(
-                params, gradients, means, squares, [], steps, amsgrad=False, lr=group["lr"],
-                beta1=group["betas"][0], beta2=group["betas"][1],
-                weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
+                params,
+                gradients,
+                means,
+                squares,
+                [],
+                steps,
+                amsgrad=False,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
 
     def _looked_up(self) -> Iterator[tuple[dict[str, Any], tuple[list[Tensor], ...]]]:
         """Each group with its parameters and their states, by type."""
@@ -105,8 +115,16 @@ class Adam(torch.optim.Adam):
             for kind in dict.fromkeys((p.dtype, p.device) for p in moving):
                 params = [p for p in moving if (p.dtype, p.device) == kind]
                 states = [self.state[p] for p in params]
-                yield group, (params, *([state[name] for state in states]
-                                        for name in ("exp_avg", "exp_avg_sq", "step")))
+                yield (
+                    group,
+                    (
+                        params,
+                        *(
+                            [state[name] for state in states]
+                            for name in ("exp_avg", "exp_avg_sq", "step")
+                        ),
+                    ),
+                )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's."""
@@ -123,8 +141,12 @@ def decay_of(prior_scale: float | None, weight_decay: float | None, n: int) -> f
     """The weight decay of a prior N(0, s^2 I) for a mean loss over n rows."""
     if prior_scale is not None:
         if weight_decay is not None:
-            fail("weight_decay", "either weight_decay or prior_scale", "both",
-                 "They are two names of one thing: weight_decay = 1 / (prior_scale**2 * N)")
+            fail(
+                "weight_decay",
+                "either weight_decay or prior_scale",
+                "both",
+                "They are two names of one thing: weight_decay = 1 / (prior_scale**2 * N)",
+            )
         return 1 / (check_positive("prior_scale", prior_scale) ** 2 * n)
     if weight_decay is None:
         return 0.0
@@ -139,8 +161,12 @@ def check_patience(patience: int | None, validation: Any) -> None:
         return
     check_count("patience", patience)
     if validation is None:
-        fail("patience", "validation data to watch", "validation=None",
-             "Pass validation=0.1 or held-out data")
+        fail(
+            "patience",
+            "validation data to watch",
+            "validation=None",
+            "Pass validation=0.1 or held-out data",
+        )
 
 
 def make_optimizer(
@@ -158,5 +184,6 @@ def make_optimizer(
     fused = raw.device.type in ("cpu", "cuda")
     if plan.optimizer == "adam":
         return torch.optim.Adam(groups, lr=plan.learning_rate, weight_decay=decay, fused=fused)
-    return torch.optim.SGD(groups, lr=plan.learning_rate, momentum=plan.momentum,
-                           weight_decay=decay, fused=fused)
+    return torch.optim.SGD(
+        groups, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=decay, fused=fused
+    )

@@ -74,8 +74,10 @@ class TrainingResult:
     raw: Float[Tensor, "p"] = field(default_factory=lambda: torch.zeros(0))
 
     def __repr__(self) -> str:
-        return (f"TrainingResult({self.network!r}, {self.likelihood!r}, "
-                f"epoch {self.best_epoch} of {len(self.history['train_loss'])})")
+        return (
+            f"TrainingResult({self.network!r}, {self.likelihood!r}, "
+            f"epoch {self.best_epoch} of {len(self.history['train_loss'])})"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,9 +173,16 @@ def train(
         [3.0, 0.0]
     """
     network = Network(module, parameters, output)
-    plan = Plan(epochs=epochs, learning_rate=learning_rate, optimizer=optimizer,
-                 momentum=momentum, schedule=schedule, final_learning_rate=final_learning_rate,
-                 bias_lr_factor=bias_lr_factor, clip_norm=clip_norm)
+    plan = Plan(
+        epochs=epochs,
+        learning_rate=learning_rate,
+        optimizer=optimizer,
+        momentum=momentum,
+        schedule=schedule,
+        final_learning_rate=final_learning_rate,
+        bias_lr_factor=bias_lr_factor,
+        clip_norm=clip_norm,
+    )
     check_patience(patience, validation)
     stopper = Stopper(patience)
     with forked(seed, network.device), torch.enable_grad():
@@ -263,8 +272,14 @@ def swa(
     """
     check_choice("unit", unit, ("epochs", "steps"))
     network, raw = started(start, parameters, output)
-    plan = Plan(epochs=epochs, learning_rate=learning_rate, optimizer="sgd", momentum=momentum,
-                 bias_lr_factor=bias_lr_factor, clip_norm=clip_norm)
+    plan = Plan(
+        epochs=epochs,
+        learning_rate=learning_rate,
+        optimizer="sgd",
+        momentum=momentum,
+        bias_lr_factor=bias_lr_factor,
+        clip_norm=clip_norm,
+    )
     recorder = TrajectoryRecorder(max_snapshots, rank)
     with forked(seed, network.device), torch.enable_grad():
         feed = Feed(data, likelihood, network, batch_size, seed)
@@ -276,10 +291,12 @@ def swa(
             callback = _both(lambda *_: average.tick(), callback)
         history = epochs_of(run, None, Stopper(None), None, progress, callback, "Averaging")
         if recorder.n == 0:
-            fail("every", f"at most the {average.count} {unit} of the run", every,
-                 "Run more epochs")
+            fail(
+                "every", f"at most the {average.count} {unit} of the run", every, "Run more epochs"
+            )
         center = network.with_buffers(dict(run.module.named_buffers())).refreshed(
-            recorder.mean.to(network.weights), feed.in_order())
+            recorder.mean.to(network.weights), feed.in_order()
+        )
     return SwaResult(
         network=center,
         likelihood=likelihood.with_parameters(average.raw).frozen(),
@@ -292,9 +309,7 @@ def swa(
 
 
 def started(
-    start: Any,
-    parameters: Selection,
-    output: Callable[[Any], Tensor] | None,
+    start: Any, parameters: Selection, output: Callable[[Any], Tensor] | None
 ) -> tuple[Network, Tensor | None]:
     """The network to go on from, and the parameters of its likelihood if they are known."""
     if isinstance(start, TrainingResult):
@@ -319,8 +334,14 @@ class Run:
     """A module in training: one step, one epoch, one look at held-out data."""
 
     def __init__(
-        self, network: Network, likelihood: Likelihood, feed: Feed, plan: Plan, decay: float,
-        raw: Tensor | None = None, only_weights: bool = False,
+        self,
+        network: Network,
+        likelihood: Likelihood,
+        feed: Feed,
+        plan: Plan,
+        decay: float,
+        raw: Tensor | None = None,
+        only_weights: bool = False,
     ) -> None:
         self.network, self.feed, self.plan, self.likelihood = network, feed, plan, likelihood
         self.inner = inner(likelihood)
@@ -331,8 +352,11 @@ class Run:
         self.moving = {n: p for n, p in named.items() if not only_weights or n in network.names}
         for name, parameter in named.items():
             parameter.requires_grad_(name in self.moving)
-        self.still = {n: (mask, named[n].detach().clone()) for n, mask in network.masks.items()
-                      } if only_weights else {}
+        self.still = (
+            {n: (mask, named[n].detach().clone()) for n, mask in network.masks.items()}
+            if only_weights
+            else {}
+        )
         self.trained = [*self.moving.values(), self.raw]
         self.optimizers = [make_optimizer(self.moving, self.raw, plan, decay)]
         self.after_step: Callable[[], None] | None = None
@@ -377,9 +401,12 @@ class Run:
         finite = all(map(is_finite, self.moving.values()))
         if not (math.isfinite(loss) and finite):
             got = f"{loss:g}" if not math.isfinite(loss) else "infinite weights"
-            fail("learning_rate", "a training loss that stays finite",
-                 f"{got} in epoch {number + 1} at learning rate {self.plan.learning_rate:g}",
-                 "Lower the learning rate, standardise the inputs, or set clip_norm")
+            fail(
+                "learning_rate",
+                "a training loss that stays finite",
+                f"{got} in epoch {number + 1} at learning rate {self.plan.learning_rate:g}",
+                "Lower the learning rate, standardise the inputs, or set clip_norm",
+            )
 
     def mean_log_likelihood(self, data: Data) -> float:
         """Mean log-likelihood of held-out data, in evaluation mode."""
@@ -421,8 +448,13 @@ class Stopper:
 
 
 def epochs_of(
-    run: Run, held_out: Data | None, stopper: Stopper, recorder: TrajectoryRecorder | None,
-    progress: bool | None, callback: Callback | None, what: str = "Training",
+    run: Run,
+    held_out: Data | None,
+    stopper: Stopper,
+    recorder: TrajectoryRecorder | None,
+    progress: bool | None,
+    callback: Callback | None,
+    what: str = "Training",
 ) -> History:
     """All epochs, then back to the best if there is one."""
     history: History = {}

@@ -34,9 +34,7 @@ class _Described(Exception):
         remedy: what to do about it.
     """
 
-    def __init__(
-        self, argument: str, expected: str = "", got: str = "", remedy: str = ""
-    ) -> None:
+    def __init__(self, argument: str, expected: str = "", got: str = "", remedy: str = "") -> None:
         super().__init__(message(argument, expected, got, remedy) if expected else argument)
         self.argument = argument if expected else ""
         self.expected, self.got, self.remedy = expected, got, remedy
@@ -133,12 +131,20 @@ def check_finite(argument: str, values: torch.Tensor | np.ndarray) -> None:
     rows = bad.reshape(len(tensor), -1).any(1).nonzero().flatten() if tensor.ndim else bad
     where = f" (first in row {int(rows[0])})" if tensor.ndim else ""
     count = int(bad.sum())
-    fail(argument, "finite numbers", f"{count} NaN or infinite value{'s' * (count > 1)}{where}",
-         "Drop or impute them first")
+    fail(
+        argument,
+        "finite numbers",
+        f"{count} NaN or infinite value{'s' * (count > 1)}{where}",
+        "Drop or impute them first",
+    )
 
 
 def check_same_length(names: Sequence[str], lengths: Sequence[int]) -> None:
     """Check that arrays that belong together have one length."""
     if len(set(lengths)) > 1:
-        fail(" and ".join(names), "the same number of rows",
-             " and ".join(str(n) for n in lengths), "Pass one row of each per observation")
+        fail(
+            " and ".join(names),
+            "the same number of rows",
+            " and ".join(str(n) for n in lengths),
+            "Pass one row of each per observation",
+        )

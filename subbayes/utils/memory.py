@@ -45,8 +45,12 @@ def check_memory(argument: str, what: str, needed: int, remedy: str) -> None:
     """
     there = available()
     if there is not None and needed > there:
-        fail(argument, f"{what} to fit into {in_words(there)} of free memory",
-             f"about {in_words(needed)}", remedy)
+        fail(
+            argument,
+            f"{what} to fit into {in_words(there)} of free memory",
+            f"about {in_words(needed)}",
+            remedy,
+        )
 
 
 def in_words(size: float) -> str:

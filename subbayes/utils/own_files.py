@@ -52,8 +52,12 @@ class OwnFiles:
         known = name in self.before and self.before[name] in (None, _digest(path))
         if not known:
             why = "was changed since" if name in self.before else "was not written by it"
-            fail("out", "a folder whose files of the same names this command wrote itself",
-                 f"'{path}', which {why}", "Move it away, or choose another folder")
+            fail(
+                "out",
+                "a folder whose files of the same names this command wrote itself",
+                f"'{path}', which {why}",
+                "Move it away, or choose another folder",
+            )
 
     def _read(self) -> dict[str, str | None]:
         """What an earlier run recorded; None for files it had begun and may not have finished."""
@@ -64,8 +68,12 @@ class OwnFiles:
             record = json.loads(path.read_text(encoding="utf-8"))
             return dict(record["files"])
         except (ValueError, KeyError, TypeError, OSError):
-            fail("out", "a folder of its own", f"another '{path}'",
-                 "Move it away, or choose another folder")
+            fail(
+                "out",
+                "a folder of its own",
+                f"another '{path}'",
+                "Move it away, or choose another folder",
+            )
 
     def begin(self) -> None:
         """Record the names before writing, so that a killed run can be repeated."""
@@ -77,8 +85,13 @@ class OwnFiles:
             path = self.folder / name
             if path.is_file() and self.before[name] == _digest(path):
                 path.unlink()
-        self._write({name: _digest(self.folder / name) for name in self.names
-                     if (self.folder / name).is_file()})
+        self._write(
+            {
+                name: _digest(self.folder / name)
+                for name in self.names
+                if (self.folder / name).is_file()
+            }
+        )
 
     def _write(self, files: dict[str, str | None]) -> None:
         text = json.dumps({"made by": "subbayes", "files": files}, indent=1)

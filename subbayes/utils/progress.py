@@ -31,8 +31,16 @@ def bar(total: int, what: str, show: bool | None = None, unit: str = "it") -> An
     hearer = ANNOUNCE.get()
     if show is None and hearer is not None and not sys.stderr.isatty():
         return _Announced(hearer, total=total, desc=what, unit=unit)
-    return tqdm(total=total, desc=what, unit=unit, leave=False, file=sys.stderr,
-                disable=None if show is None else not show, mininterval=0.2, dynamic_ncols=True)
+    return tqdm(
+        total=total,
+        desc=what,
+        unit=unit,
+        leave=False,
+        file=sys.stderr,
+        disable=None if show is None else not show,
+        mininterval=0.2,
+        dynamic_ncols=True,
+    )
 
 
 class _Announced(tqdm):

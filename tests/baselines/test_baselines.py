@@ -63,9 +63,11 @@ def test_weight_samples_predict_as_their_modules_do():
 
 def test_weight_samples_with_bad_weights():
     network = Network(net())
-    for weights, message in ((randn(2, 3), r"shape \(S, 41\), as the network has, got \(2, 3\)"),
-                             (randn(0, 41), "at least one weight vector, got none"),
-                             (randn(1, 41) * math.nan, "finite weights.* lower its learning")):
+    for weights, message in (
+        (randn(2, 3), r"shape \(S, 41\), as the network has, got \(2, 3\)"),
+        (randn(0, 41), "at least one weight vector, got none"),
+        (randn(1, 41) * math.nan, "finite weights.* lower its learning"),
+    ):
         with pytest.raises(InputError, match="weights: expected " + message):
             WeightSamples(network, weights, Gaussian(1.0), "bad")
 
@@ -74,8 +76,10 @@ def test_point_estimates():
     x, y = table()
     result = train(net(), Gaussian(), (x, y), **QUICK)
     average = swa(result, Gaussian(), (x, y), epochs=3, progress=False)
-    for estimate, module, name in ((point(result), result.module, "MAP"),
-                                   (point(average), average.network.module_with(), "SWA")):
+    for estimate, module, name in (
+        (point(result), result.module, "MAP"),
+        (point(average), average.network.module_with(), "SWA"),
+    ):
         predictive = estimate.predict(x)
         assert estimate.name == name
         assert np.allclose(predictive.mean, module(x)[:, 0].detach(), atol=1e-6)
@@ -100,8 +104,9 @@ def test_swag_averages_over_the_draws_of_its_recorder():
 
 def test_swag_collects_batchnorm_statistics_for_each_draw():
     x, y = table()
-    average = swa(net(1, nn.BatchNorm1d(8)), Gaussian(), (x, y), epochs=4, learning_rate=0.05,
-                  progress=False)
+    average = swa(
+        net(1, nn.BatchNorm1d(8)), Gaussian(), (x, y), epochs=4, learning_rate=0.05, progress=False
+    )
     baseline = swag(average, n_draws=3)
     outputs = baseline.predict(x, refresh_batchnorm=(x, y)).outputs
     for weights, ours in zip(baseline.weights, outputs, strict=True):
@@ -138,13 +143,22 @@ def test_members_do_not_depend_on_their_number_or_on_the_generator():
     assert torch.allclose(runs[0], runs[1][:2], atol=1e-5)
 
 
-@pytest.mark.parametrize(("likelihood", "outputs"), [
-    (Gaussian(), 1), (HeteroscedasticGaussian(), 2),
-    (Standardized(HeteroscedasticGaussian(), (0.5,), (2.0,)), 2)])
+@pytest.mark.parametrize(
+    ("likelihood", "outputs"),
+    [
+        (Gaussian(), 1),
+        (HeteroscedasticGaussian(), 2),
+        (Standardized(HeteroscedasticGaussian(), (0.5,), (2.0,)), 2),
+    ],
+)
 def test_a_mixture_of_members_with_noise_of_their_own(likelihood, outputs):
     x, y = table()
-    results = [train(reinitialised(net(outputs), s), likelihood, (x, y), seed=s,
-                     learning_rate=0.03, **QUICK) for s in range(3)]
+    results = [
+        train(
+            reinitialised(net(outputs), s), likelihood, (x, y), seed=s, learning_rate=0.03, **QUICK
+        )
+        for s in range(3)
+    ]
     predictive = combined(results).predict(x)
     each = [point(result).predict(x) for result in results]
     densities = np.stack([one.log_prob(y) for one in each])
@@ -168,8 +182,17 @@ def test_members_of_a_classifier_share_the_likelihood():
 
 def test_members_keep_their_batchnorm_statistics_and_unselected_parameters():
     x, y = table()
-    results = [train(net(1, nn.BatchNorm1d(8), seed=s), Gaussian(), (x, y), seed=s,
-                     parameters="last-layer", **QUICK) for s in range(2)]
+    results = [
+        train(
+            net(1, nn.BatchNorm1d(8), seed=s),
+            Gaussian(),
+            (x, y),
+            seed=s,
+            parameters="last-layer",
+            **QUICK,
+        )
+        for s in range(2)
+    ]
     outputs = combined(results).predict(x).outputs
     for ours, result in zip(outputs, results, strict=True):
         assert torch.allclose(ours, result.module(x).double(), atol=1e-6)
@@ -184,8 +207,10 @@ def test_fresh_weights():
     assert torch.equal(one[3].weight, same[3].weight)
     assert not torch.equal(one[3].weight, other[3].weight)
     assert not torch.equal(one[3].weight, module[3].weight)
-    assert all(torch.equal(a, b) for a, b in
-               zip(before.values(), module.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before.values(), module.state_dict().values(), strict=True)
+    )
     attention = nn.MultiheadAttention(4, 2)
     assert not torch.equal(reinitialised(attention, 0).in_proj_weight, attention.in_proj_weight)
 
@@ -202,12 +227,20 @@ class Scale(nn.Module):
 def test_layers_without_reset_parameters_need_a_factory():
     data = table()
     module = nn.Sequential(Scale(), nn.Linear(3, 1))
-    with pytest.raises(InputError, match="module: expected a reset_parameters method in every "
-                                         "layer with parameters, got none in Scale 0. Add one, or"):
+    with pytest.raises(
+        InputError,
+        match="module: expected a reset_parameters method in every "
+        "layer with parameters, got none in Scale 0. Add one, or",
+    ):
         deep_ensemble(module, Gaussian(), data, members=2, **QUICK)
     ensemble = deep_ensemble(
-        module, Gaussian(), data, members=2,
-        factory=lambda: nn.Sequential(Scale(), nn.Linear(3, 1)), **QUICK)
+        module,
+        Gaussian(),
+        data,
+        members=2,
+        factory=lambda: nn.Sequential(Scale(), nn.Linear(3, 1)),
+        **QUICK,
+    )
     assert torch.pdist(ensemble.weights).min() > 0.1
     with pytest.raises(InputTypeError, match="factory: expected a function that returns a module"):
         deep_ensemble(module, Gaussian(), data, factory=lambda: 3)
@@ -248,10 +281,17 @@ def test_dropout_before_a_linear_layer_has_closed_form_moments():
     assert bool(((outputs.T.cov() - covariance).abs() < 8 * scale / n**0.5).all())
 
 
-@pytest.mark.parametrize(("layer", "shape"), [
-    (nn.Dropout(0.4), (5,)), (nn.AlphaDropout(0.4), (50,)), (nn.Dropout1d(0.5), (6, 4)),
-    (nn.Dropout2d(0.5), (6, 3, 3)), (nn.Dropout3d(0.5), (6, 2, 2, 2)),
-    (nn.FeatureAlphaDropout(0.5), (6, 3))])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Dropout(0.4), (5,)),
+        (nn.AlphaDropout(0.4), (50,)),
+        (nn.Dropout1d(0.5), (6, 4)),
+        (nn.Dropout2d(0.5), (6, 3, 3)),
+        (nn.Dropout3d(0.5), (6, 2, 2, 2)),
+        (nn.FeatureAlphaDropout(0.5), (6, 3)),
+    ],
+)
 def test_a_mask_is_what_the_layer_draws(layer, shape):
     x, mask = randn(7, *shape), Mask(layer, seed=3)
     mask.begin(2)
@@ -267,8 +307,11 @@ def test_predictions_follow_the_seed_and_nothing_else():
     state = torch.get_rng_state()
     baseline = mc_dropout(result, n_draws=6, seed=1)
     outputs = baseline.predict(x).outputs
-    for other in (baseline.predict(x, batch_size=7), baseline.predict(DataLoader(x, batch_size=3)),
-                  mc_dropout(result, n_draws=6, seed=1).predict(x)):
+    for other in (
+        baseline.predict(x, batch_size=7),
+        baseline.predict(DataLoader(x, batch_size=3)),
+        mc_dropout(result, n_draws=6, seed=1).predict(x),
+    ):
         assert torch.allclose(other.outputs, outputs, atol=1e-6)
     assert torch.equal(baseline.predict(x).outputs, outputs)
     assert torch.allclose(baseline.predict(x[5:9]).outputs, outputs[:, 5:9], atol=1e-6)
@@ -310,8 +353,11 @@ def test_dropout_layers_inside_an_encoder_are_on():
 
 def test_without_dropout_there_is_nothing_to_draw():
     for module in (net(), net(1, nn.Dropout(0.0))):
-        with pytest.raises(InputError, match="module: expected at least one dropout layer with p "
-                                             "above 0, got none. Train a module with nn.Dropout"):
+        with pytest.raises(
+            InputError,
+            match="module: expected at least one dropout layer with p "
+            "above 0, got none. Train a module with nn.Dropout",
+        ):
             mc_dropout(module, Gaussian(1.0))
     with pytest.raises(InputError, match="likelihood: expected the likelihood the module was"):
         mc_dropout(linear_dropout())
@@ -365,9 +411,15 @@ def test_two_classes_against_a_grid():
     assert fitted.predict(rows(150)).log_prob(labels).mean() >= max(scores)
 
 
-@pytest.mark.parametrize("likelihood", [
-    Gaussian(0.5), Gaussian((0.2,)), HeteroscedasticGaussian(0.1),
-    Standardized(Gaussian(0.3), (1.0,), (2.0,))])
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        Gaussian(0.5),
+        Gaussian((0.2,)),
+        HeteroscedasticGaussian(0.1),
+        Standardized(Gaussian(0.3), (1.0,), (2.0,)),
+    ],
+)
 def test_gaussian_noise_has_a_closed_form(likelihood):
     outputs = randn(1, 80, 2 if isinstance(likelihood, HeteroscedasticGaussian) else 1).double()
     base, y = Fixed(outputs, likelihood), 2 * randn(80, seed=1).double()
@@ -397,8 +449,12 @@ def test_on_top_of_every_baseline():
     result = train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **QUICK)
     average = swa(result, Gaussian(), (x, y), epochs=4, progress=False)
     held_out = table(30, seed=9)
-    for base in (point(result), swag(average, 3), mc_dropout(result, n_draws=3),
-                 combined([result, train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **QUICK)])):
+    for base in (
+        point(result),
+        swag(average, 3),
+        mc_dropout(result, n_draws=3),
+        combined([result, train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **QUICK)]),
+    ):
         fitted = temperature_scaling(base, held_out)
         before = base.predict(held_out[0]).log_prob(held_out[1]).mean()
         after = fitted.predict(held_out[0])

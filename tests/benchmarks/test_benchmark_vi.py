@@ -16,8 +16,9 @@ from subbayes.likelihoods import HeteroscedasticGaussian
 from subbayes.subspace import DenseSubspace
 
 K = 3
-GAUSSIAN = FullRank(np.array([0.3, -0.4, 0.1]),
-                    np.diag([0.5, 1.2, 0.7]) + np.tri(K, k=-1) * [[0.0], [0.2], [-0.3]])
+GAUSSIAN = FullRank(
+    np.array([0.3, -0.4, 0.1]), np.diag([0.5, 1.2, 0.7]) + np.tri(K, k=-1) * [[0.0], [0.2], [-0.3]]
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +76,7 @@ def test_the_plain_loop_has_the_gradient_of_the_library(posterior, family, rows)
 def log_q_at(plain, z):
     """Log density of the plain loop's q at points held fixed."""
     factor = plain.log_diagonal.exp().diag() + plain.below.tril(-1)
-    eps = torch.linalg.solve_triangular(
-        factor, (torch.from_numpy(z) - plain.mean).T, upper=False).T
+    eps = torch.linalg.solve_triangular(factor, (torch.from_numpy(z) - plain.mean).T, upper=False).T
     volume = -plain.log_diagonal.sum()
     if plain.couplings is not None:
         eps, inner = plain.couplings.transform().call_and_ladj(eps)

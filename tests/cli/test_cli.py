@@ -30,8 +30,20 @@ from subbayes.utils.types import FORMS
 
 pytestmark = pytest.mark.slow  # real processes, a minute and more
 
-SMALL = ["--hidden", "5", "--epochs", "8", "--swa-epochs", "5", "--rank", "2", "--draws", "12",
-         "--chains", "3"]
+SMALL = [
+    "--hidden",
+    "5",
+    "--epochs",
+    "8",
+    "--swa-epochs",
+    "5",
+    "--rank",
+    "2",
+    "--draws",
+    "12",
+    "--chains",
+    "3",
+]
 
 
 def table(n=60, seed=0):
@@ -48,10 +60,21 @@ def files(tmp_path_factory):
     """A table, and one model of each task."""
     folder = tmp_path_factory.mktemp("cli")
     table().to_csv(folder / "people.csv", index=False)
-    for target, others in (("income", ["rich", "visits"]), ("rich", ["income", "visits"]),
-                           ("visits", ["income", "rich"])):
-        words = ["fit", str(folder / "people.csv"), "--target", target, "--out",
-                 str(folder / target), *SMALL, "--quiet"]
+    for target, others in (
+        ("income", ["rich", "visits"]),
+        ("rich", ["income", "visits"]),
+        ("visits", ["income", "rich"]),
+    ):
+        words = [
+            "fit",
+            str(folder / "people.csv"),
+            "--target",
+            target,
+            "--out",
+            str(folder / target),
+            *SMALL,
+            "--quiet",
+        ]
         words += [w for name in others for w in ("--ignore", name)]
         assert run(words + (["--task", "count"] if target == "visits" else [])) == 0
     return folder
@@ -87,8 +110,9 @@ def refused(call):
 # --- help ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [
-    "demo", "fit", "predict", "evaluate", "compare", "report", "export"])
+@pytest.mark.parametrize(
+    "command", ["demo", "fit", "predict", "evaluate", "compare", "report", "export"]
+)
 def test_help_has_an_example_and_names_every_option(call, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = call(command, "--help")
@@ -105,32 +129,50 @@ def test_help_says_exit_codes_and_version(call):
 
 
 def test_help_needs_nothing_heavy():
-    code = ("import sys; from subbayes.cli import run; run(['fit', '--help']); "
-            "print([m for m in ('torch', 'numpy', 'pandas', 'sklearn') if m in sys.modules])")
+    code = (
+        "import sys; from subbayes.cli import run; run(['fit', '--help']); "
+        "print([m for m in ('torch', 'numpy', 'pandas', 'sklearn') if m in sys.modules])"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip().endswith("[]")
 
 
 def test_all_engines_and_subspaces_can_be_named():
     assert [name.value for name in options.InferenceName] == list(ENGINES)
-    assert [name.value for name in Method][:len(SUBSPACES)] == list(SUBSPACES)
+    assert [name.value for name in Method][: len(SUBSPACES)] == list(SUBSPACES)
     assert [name.value for name in options.CovarianceName] == list(FORMS)
 
 
 # --- fit, predict, evaluate, report, compare ----------------------------------------------------
 
 
-@pytest.mark.parametrize(("inference", "subspace"), [
-    *((engine, "pca") for engine in ENGINES),
-    *(("elliptical-slice", subspace) for subspace in SUBSPACES[1:])])
+@pytest.mark.parametrize(
+    ("inference", "subspace"),
+    [
+        *((engine, "pca") for engine in ENGINES),
+        *(("elliptical-slice", subspace) for subspace in SUBSPACES[1:]),
+    ],
+)
 def test_engines_and_subspaces(call, files, tmp_path, inference, subspace):
     if inference == "realnvp" and find_spec("zuko") is None:
         pytest.skip("needs zuko")
     words = SMALL.copy()
     if subspace == "full":
-        del words[words.index("--rank"):words.index("--rank") + 2]
-    code, _, err = call("fit", files / "people.csv", "--target", "income", "--out", tmp_path / "m",
-                        "--inference", inference, "--subspace", subspace, *words, "--quiet")
+        del words[words.index("--rank") : words.index("--rank") + 2]
+    code, _, err = call(
+        "fit",
+        files / "people.csv",
+        "--target",
+        "income",
+        "--out",
+        tmp_path / "m",
+        "--inference",
+        inference,
+        "--subspace",
+        subspace,
+        *words,
+        "--quiet",
+    )
     assert code == 0, err
     assert TableModel.load(tmp_path / "m" / "model").model.draws.meta["sampler"] == inference
 
@@ -163,20 +205,38 @@ def test_the_model_is_the_one_of_the_python_call(files):
     assert load(files / "income" / "model").extra["command"].startswith("subbayes fit")
 
 
-@pytest.mark.parametrize(("method", "given", "none"), [
-    ("sparse", ["--draws", 5, "--patience", 3], ["draws", "patience"]),
-    ("map", ["--swa-epochs", 5, "--structure", "units"], ["swa-epochs", "structure"]),
-    ("pca", ["--slab", "normal", "--members", 3], ["slab", "members"]),
-    ("random", ["--draws", 20, "--epochs", 3], []),
-])
+@pytest.mark.parametrize(
+    ("method", "given", "none"),
+    [
+        ("sparse", ["--draws", 5, "--patience", 3], ["draws", "patience"]),
+        ("map", ["--swa-epochs", 5, "--structure", "units"], ["swa-epochs", "structure"]),
+        ("pca", ["--slab", "normal", "--members", 3], ["slab", "members"]),
+        ("random", ["--draws", 20, "--epochs", 3], []),
+    ],
+)
 def test_options_of_other_methods_are_named(call, files, tmp_path, method, given, none):
-    code, _, err = call("fit", files / "people.csv", "--target", "income", "--ignore", "rich",
-                        "--method", method, "--out", tmp_path, "--hidden", 4, "--epochs", 2,
-                        *given)
+    code, _, err = call(
+        "fit",
+        files / "people.csv",
+        "--target",
+        "income",
+        "--ignore",
+        "rich",
+        "--method",
+        method,
+        "--out",
+        tmp_path,
+        "--hidden",
+        4,
+        "--epochs",
+        2,
+        *given,
+    )
     assert code == 0
     said = [line for line in err.splitlines() if "makes no difference" in line]
-    assert set(said) == {f"subbayes: warning: --{name} makes no difference to --method {method}"
-                         for name in none}
+    assert set(said) == {
+        f"subbayes: warning: --{name} makes no difference to --method {method}" for name in none
+    }
 
 
 def test_predict_writes_csv_parquet_and_json(call, files, tmp_path):
@@ -190,8 +250,11 @@ def test_predict_writes_csv_parquet_and_json(call, files, tmp_path):
     assert written.columns.tolist() == ["job", *expected.columns]
     np.testing.assert_allclose(written[expected.columns], expected, rtol=6e-7)  # seven digits
     assert (written["lower"] < written["mean"]).all()
-    np.testing.assert_allclose(written["std"] ** 2, written["epistemic_std"] ** 2
-                               + written["aleatoric_std"] ** 2, rtol=3e-6)
+    np.testing.assert_allclose(
+        written["std"] ** 2,
+        written["epistemic_std"] ** 2 + written["aleatoric_std"] ** 2,
+        rtol=3e-6,
+    )
     assert call(*words, "--out", tmp_path / "p.parquet")[0] == 0
     np.testing.assert_allclose(pd.read_parquet(tmp_path / "p.parquet"), expected, rtol=1e-12)
     _, out, err = call(*words, "--json", "--max-draws", 5)
@@ -205,18 +268,28 @@ def test_predict_writes_csv_parquet_and_json(call, files, tmp_path):
 def test_classes_come_with_probabilities_and_doubt(call, files):
     _, out, _ = call("predict", files / "rich", files / "people.csv", "--threshold", 0.7)
     frame = pd.read_csv(pd.io.common.StringIO(out))
-    assert frame.columns.tolist() == ["label", "doubt", "p[no]", "p[yes]", "entropy",
-                                      "mutual_information"]
+    assert frame.columns.tolist() == [
+        "label",
+        "doubt",
+        "p[no]",
+        "p[yes]",
+        "entropy",
+        "mutual_information",
+    ]
     p = frame[["p[no]", "p[yes]"]]
     assert (frame["label"] == np.where(p["p[no]"] >= p["p[yes]"], "no", "yes")).all()
     assert (frame["doubt"] == (p.max(axis=1) <= 0.7)).all()
     assert frame["doubt"].any()
 
 
-@pytest.mark.parametrize(("target", "scores"), [
-    ("income", {"log_likelihood", "rmse", "crps", "coverage", "interval_width"}),
-    ("rich", {"log_likelihood", "accuracy", "brier", "ece", "auroc"}),
-    ("visits", {"log_likelihood", "rmse", "crps", "coverage"})])
+@pytest.mark.parametrize(
+    ("target", "scores"),
+    [
+        ("income", {"log_likelihood", "rmse", "crps", "coverage", "interval_width"}),
+        ("rich", {"log_likelihood", "accuracy", "brier", "ece", "auroc"}),
+        ("visits", {"log_likelihood", "rmse", "crps", "coverage"}),
+    ],
+)
 def test_evaluate_scores_by_the_task(call, files, target, scores):
     code, out, err = call("evaluate", files / target, files / "people.csv", "--json")
     found = json.loads(out)
@@ -230,8 +303,22 @@ def test_evaluate_scores_by_the_task(call, files, target, scores):
 def test_baselines_are_saved_and_predict(call, files, tmp_path):
     for method, networks in (("map", 1), ("ensemble", 2), ("swag", 30)):
         out = tmp_path / method
-        code, text, _ = call("fit", files / "people.csv", "--target", "income", "--ignore", "rich",
-                             "--method", method, "--members", 2, "--out", out, *SMALL, "--json")
+        code, text, _ = call(
+            "fit",
+            files / "people.csv",
+            "--target",
+            "income",
+            "--ignore",
+            "rich",
+            "--method",
+            method,
+            "--members",
+            2,
+            "--out",
+            out,
+            *SMALL,
+            "--json",
+        )
         assert code == 0
         assert json.loads(text)["networks"] == networks
         frame = pd.read_csv(files / "people.csv")
@@ -244,16 +331,27 @@ def test_baselines_are_saved_and_predict(call, files, tmp_path):
 
 def test_compare_prints_one_table(call, files, tmp_path, monkeypatch):
     pytest.importorskip("subbayes.models.method_comparison")
-    monkeypatch.setattr("subbayes.models.fit.choose_temperature",
-                        partial(choose_temperature, draws=5, chains=2))
-    words = ["compare", files / "people.csv", "--target", "income", "--methods", "map,pca",
-             "--ignore", "rich", *SMALL]
+    monkeypatch.setattr(
+        "subbayes.models.fit.choose_temperature", partial(choose_temperature, draws=5, chains=2)
+    )
+    words = [
+        "compare",
+        files / "people.csv",
+        "--target",
+        "income",
+        "--methods",
+        "map,pca",
+        "--ignore",
+        "rich",
+        *SMALL,
+    ]
     code, out, err = call(*words, "--out", tmp_path / "scores.csv")
     assert code == 0
     assert re.search(r"MAP .*\n.*PCA \+ ESS", out)
     assert pd.read_csv(tmp_path / "scores.csv")["method"].tolist() == ["MAP", "PCA + ESS"]
-    code, out, err = call(*words, "--json", "--test", files / "people.csv", "--temperature",
-                          "validation", "--quiet")
+    code, out, err = call(
+        *words, "--json", "--test", files / "people.csv", "--temperature", "validation", "--quiet"
+    )
     found = json.loads(out)
     assert (found["n_train"], found["n_test"]) == (60, 60)
     assert found["settings"]["n_train"] == 48
@@ -267,24 +365,59 @@ def test_compare_knows_chosen_subspaces(call, refused, files):
     found = json.loads(out)
     assert [one["key"] for one in found["scores"]] == names.split(",")
     assert all(0 <= one["accuracy"] <= 1 for one in found["scores"])
-    refused("--covariance: expected one of optimal, optimal-laplace among the methods, .*", *words,
-            "--methods", "map,pca", "--covariance", "kfac")
+    refused(
+        "--covariance: expected one of optimal, optimal-laplace among the methods, .*",
+        *words,
+        "--methods",
+        "map,pca",
+        "--covariance",
+        "kfac",
+    )
 
 
 def test_what_compare_says_next_reads_the_same_columns(call, files):
-    code, _, err = call("compare", files / "people.csv", "--target", "rich", "--ignore", "income",
-                        "--missing=impute", *SMALL, "--methods", "map")
+    code, _, err = call(
+        "compare",
+        files / "people.csv",
+        "--target",
+        "rich",
+        "--ignore",
+        "income",
+        "--missing=impute",
+        *SMALL,
+        "--methods",
+        "map",
+    )
     assert code == 0
     people = files / "people.csv"
-    assert (f"next: subbayes fit {people} --target rich --ignore income --missing=impute --out "
-            "runs/people") in err
+    assert (
+        f"next: subbayes fit {people} --target rich --ignore income --missing=impute --out "
+        "runs/people"
+    ) in err
 
 
 def test_compare_ranks_saved_models(call, refused, files, tmp_path):
     people = files / "people.csv"
     other = tmp_path / "hot"
-    assert call("fit", people, "--target", "income", "--ignore", "rich", "--ignore", "visits",
-                "--out", other, *SMALL, "--temperature", "50", "--quiet")[0] == 0
+    assert (
+        call(
+            "fit",
+            people,
+            "--target",
+            "income",
+            "--ignore",
+            "rich",
+            "--ignore",
+            "visits",
+            "--out",
+            other,
+            *SMALL,
+            "--temperature",
+            "50",
+            "--quiet",
+        )[0]
+        == 0
+    )
     words = ["compare", people, files / "income", other]
     code, out, err = call(*words, "--out", tmp_path / "ranks.csv")
     assert code == 0
@@ -298,34 +431,79 @@ def test_compare_ranks_saved_models(call, refused, files, tmp_path):
     assert found["rows"][0]["difference"] == 0
     assert {row["name"] for row in found["rows"]} == {str(w) for w in words[2:]}
     assert {row["temperature"] for row in found["rows"]} >= {50.0}
-    refused(r"models\['.*visits'\]: expected the observations of .*", "compare", people,
-            files / "income", files / "visits")
+    refused(
+        r"models\['.*visits'\]: expected the observations of .*",
+        "compare",
+        people,
+        files / "income",
+        files / "visits",
+    )
     refused("models: expected each folder once, .*", "compare", people, other, other)
     table(seed=1).to_csv(tmp_path / "others.csv", index=False)
-    refused("table: expected the rows that '.*income' was fitted to, for leave-one-out, got "
-            "rows with other targets. Name the table .*", "compare", tmp_path / "others.csv",
-            files / "income", other)
+    refused(
+        "table: expected the rows that '.*income' was fitted to, for leave-one-out, got "
+        "rows with other targets. Name the table .*",
+        "compare",
+        tmp_path / "others.csv",
+        files / "income",
+        other,
+    )
     features = pd.read_csv(people)
     features.assign(age=features["age"].to_numpy()[::-1]).to_csv(
-        tmp_path / "others.csv", index=False)
-    refused("table: expected the rows that '.*' was fitted to, for leave-one-out, got "
-            "rows of another likelihood. Name the table .*", "compare", tmp_path / "others.csv",
-            files / "income", other)
-    refused("models: expected models that predict 'rich', got 'income' .*", *words, "--target",
-            "rich")
+        tmp_path / "others.csv", index=False
+    )
+    refused(
+        "table: expected the rows that '.*' was fitted to, for leave-one-out, got "
+        "rows of another likelihood. Name the table .*",
+        "compare",
+        tmp_path / "others.csv",
+        files / "income",
+        other,
+    )
+    refused(
+        "models: expected models that predict 'rich', got 'income' .*", *words, "--target", "rich"
+    )
     refused("model: expected a folder that `subbayes fit` wrote, .*", "compare", people, tmp_path)
     held = tmp_path / "held"
-    assert call("fit", people, "--target", "income", "--ignore", "rich", "--out", held, *SMALL,
-                "--temperature", "validation", "--quiet")[0] == 0
-    refused("models: expected models fitted to all rows of the table, got one that held out .*",
-            "compare", people, held)
+    assert (
+        call(
+            "fit",
+            people,
+            "--target",
+            "income",
+            "--ignore",
+            "rich",
+            "--out",
+            held,
+            *SMALL,
+            "--temperature",
+            "validation",
+            "--quiet",
+        )[0]
+        == 0
+    )
+    refused(
+        "models: expected models fitted to all rows of the table, got one that held out .*",
+        "compare",
+        people,
+        held,
+    )
     refused("Invalid value for '?--target'?: the column to predict.*", "compare", people)
 
 
 def test_report_is_one_html_file(call, files, tmp_path):
     pytest.importorskip("subbayes.reports.model_report")
-    code, out, _ = call("report", files / "income", files / "people.csv", "--train",
-                        files / "people.csv", "--out", tmp_path / "r.html", "--title", "Income")
+    code, out, _ = call(
+        "report",
+        files / "income",
+        files / "people.csv",
+        "--train",
+        files / "people.csv",
+        "--out",
+        tmp_path / "r.html",
+        "--title",
+        "Income",
+    )
     assert code == 0
     html = (tmp_path / "r.html").read_text()
     assert "<h1>Income" in html
@@ -341,8 +519,11 @@ def test_the_demo_is_wired(call, tmp_path, monkeypatch):
             return {"scores": [1.0, float("nan")]}
 
     seen = {}
-    monkeypatch.setattr(demo, "run", lambda out, seed, progress, show: seen.update(
-        out=out, seed=seed, show=show) or Found())
+    monkeypatch.setattr(
+        demo,
+        "run",
+        lambda out, seed, progress, show: seen.update(out=out, seed=seed, show=show) or Found(),
+    )
     monkeypatch.setattr(Found, "to_text", lambda self: "table", raising=False)
     code, out, _ = call("demo", "--out", tmp_path, "--seed", 3, "--json")
     assert (code, json.loads(out)) == (0, {"scores": [1.0, None]})
@@ -355,8 +536,20 @@ def test_missing_values_imputation_and_unknown_categories(call, files, tmp_path)
     frame.loc[3, "age"] = "?"
     frame.to_csv(tmp_path / "holes.csv", index=False)
     words = ["fit", tmp_path / "holes.csv", "--target", "income", "--ignore", "rich", *SMALL]
-    assert call(*words, "--out", tmp_path / "m", "--missing-values", "?", "--missing", "impute",
-                "--unknown", "ignore")[0] == 0
+    assert (
+        call(
+            *words,
+            "--out",
+            tmp_path / "m",
+            "--missing-values",
+            "?",
+            "--missing",
+            "impute",
+            "--unknown",
+            "ignore",
+        )[0]
+        == 0
+    )
     frame.loc[:, "job"] = "pilot"
     frame.to_csv(tmp_path / "new.csv", index=False)
     assert call("predict", tmp_path / "m", tmp_path / "new.csv")[0] == 0
@@ -376,59 +569,123 @@ def written(path: Path, change) -> Path:
 
 
 CHANGES = {
-    "NaN in X": (lambda t: t.__setitem__("age", t["age"].where(t.index != 3)), [],
-                 ".*csv: expected no missing values, got 1 in column 'age'. Use --missing impute, "
-                 "or drop those rows."),
-    "infinity in X": (lambda t: t.__setitem__("age", t["age"].where(t.index != 3, np.inf)), [],
-                      r".*csv: expected finite numbers in column 'age', got 1 infinite value "
-                      r"\(first in row 3\). Correct or drop those rows."),
-    "NaN in y": (lambda t: t.__setitem__("income", t["income"].where(t.index != 3)), [],
-                 TARGET + r"expected no missing targets, got 1 of 60 missing \(first in row 3\). "
-                 "Drop those rows."),
-    "infinity in y": (lambda t: t.__setitem__("income", t["income"].where(t.index != 3, np.inf)),
-                      [], TARGET + "expected finite numbers in the target, got 1 infinite value.*"),
-    "constant target": (lambda t: t.__setitem__("income", 1.5), [], TARGET + "expected targets "
-                        "that vary, .* Check the target column."),
-    "one class": (lambda t: t.__setitem__("income", "a"), [], TARGET + "expected at least "
-                  "2 classes, got 'a' alone. Fit with rows of every class."),
-    "negative counts": (lambda t: t.__setitem__("income", t["visits"] - 100), ["--task", "count"],
-                        TARGET + "expected counts: whole numbers of at least 0, got -.* Correct "
-                        "the column, or use --task regression."),
-    "poisson": (lambda t: None, ["--likelihood", "poisson"],
-                TARGET + "expected counts: whole numbers of at least 0, got .*"),
-    "text among numbers": (lambda t: t.__setitem__("age", [*t["age"].astype(str)[:-1], "?"]), [],
-                           ".*csv: expected numbers in column 'age', got '[?]' in 1 of 60 rows "
-                           r"\(first in row \d+\). Correct them, declare them missing with "
-                           "--missing-values '[?]', or name the column in --categorical NAME."),
-    "identifiers": (lambda t: t.__setitem__("job", [f"p{i}" for i in range(60)]), [],
-                    ".*csv: expected text that recurs in column 'job', got 60 values in 60 rows.*"),
-    "rank": (lambda t: None, ["--rank", "5"], "--rank: expected at most 4, what the 5 snapshots of "
-             "swa_epochs span, got 5.*"),
-    "temperature": (lambda t: None, ["--temperature", "0"],
-                    "--temperature: expected a finite number above 0, got 0.0."),
-    "temperature word": (lambda t: None, ["--temperature", "best"], "Invalid value for "
-                         "'--temperature': expected a number or 'loo' or 'validation', got 'best'. "
-                         "See 'subbayes fit --help'."),
-    "hidden": (lambda t: None, ["--hidden", "5,x"], "Invalid value for '--hidden': expected widths "
-               "such as 50,50 or 'none', got '5,x'. See 'subbayes fit --help'."),
+    "NaN in X": (
+        lambda t: t.__setitem__("age", t["age"].where(t.index != 3)),
+        [],
+        ".*csv: expected no missing values, got 1 in column 'age'. Use --missing impute, "
+        "or drop those rows.",
+    ),
+    "infinity in X": (
+        lambda t: t.__setitem__("age", t["age"].where(t.index != 3, np.inf)),
+        [],
+        r".*csv: expected finite numbers in column 'age', got 1 infinite value "
+        r"\(first in row 3\). Correct or drop those rows.",
+    ),
+    "NaN in y": (
+        lambda t: t.__setitem__("income", t["income"].where(t.index != 3)),
+        [],
+        TARGET + r"expected no missing targets, got 1 of 60 missing \(first in row 3\). "
+        "Drop those rows.",
+    ),
+    "infinity in y": (
+        lambda t: t.__setitem__("income", t["income"].where(t.index != 3, np.inf)),
+        [],
+        TARGET + "expected finite numbers in the target, got 1 infinite value.*",
+    ),
+    "constant target": (
+        lambda t: t.__setitem__("income", 1.5),
+        [],
+        TARGET + "expected targets that vary, .* Check the target column.",
+    ),
+    "one class": (
+        lambda t: t.__setitem__("income", "a"),
+        [],
+        TARGET + "expected at least 2 classes, got 'a' alone. Fit with rows of every class.",
+    ),
+    "negative counts": (
+        lambda t: t.__setitem__("income", t["visits"] - 100),
+        ["--task", "count"],
+        TARGET + "expected counts: whole numbers of at least 0, got -.* Correct "
+        "the column, or use --task regression.",
+    ),
+    "poisson": (
+        lambda t: None,
+        ["--likelihood", "poisson"],
+        TARGET + "expected counts: whole numbers of at least 0, got .*",
+    ),
+    "text among numbers": (
+        lambda t: t.__setitem__("age", [*t["age"].astype(str)[:-1], "?"]),
+        [],
+        ".*csv: expected numbers in column 'age', got '[?]' in 1 of 60 rows "
+        r"\(first in row \d+\). Correct them, declare them missing with "
+        "--missing-values '[?]', or name the column in --categorical NAME.",
+    ),
+    "identifiers": (
+        lambda t: t.__setitem__("job", [f"p{i}" for i in range(60)]),
+        [],
+        ".*csv: expected text that recurs in column 'job', got 60 values in 60 rows.*",
+    ),
+    "rank": (
+        lambda t: None,
+        ["--rank", "5"],
+        "--rank: expected at most 4, what the 5 snapshots of swa_epochs span, got 5.*",
+    ),
+    "temperature": (
+        lambda t: None,
+        ["--temperature", "0"],
+        "--temperature: expected a finite number above 0, got 0.0.",
+    ),
+    "temperature word": (
+        lambda t: None,
+        ["--temperature", "best"],
+        "Invalid value for "
+        "'--temperature': expected a number or 'loo' or 'validation', got 'best'. "
+        "See 'subbayes fit --help'.",
+    ),
+    "hidden": (
+        lambda t: None,
+        ["--hidden", "5,x"],
+        "Invalid value for '--hidden': expected widths "
+        "such as 50,50 or 'none', got '5,x'. See 'subbayes fit --help'.",
+    ),
     "task": (lambda t: None, ["--task", "guess"], "Invalid value for '--task'.*"),
-    "likelihood": (lambda t: None, ["--likelihood", "categorical"], "--likelihood: expected one of "
-                   "'heteroscedastic', 'gaussian', got 'categorical'."),
+    "likelihood": (
+        lambda t: None,
+        ["--likelihood", "categorical"],
+        "--likelihood: expected one of 'heteroscedastic', 'gaussian', got 'categorical'.",
+    ),
     "ignored target": (lambda t: None, ["--ignore", "income"], "--ignore: expected another .*"),
     "ignored column": (lambda t: None, ["--ignore", "jop"], "--ignore: .*Perhaps 'job' is meant."),
     "categorical": (lambda t: None, ["--categorical", "hight"], "categorical: expected columns.*"),
-    "separator": (lambda t: None, ["--separator", ";"], "--separator: expected a character that .*"
-                  "Try --separator ','."),
-    "option": (lambda t: None, ["--rnk", "3"], "No such option: --rnk.* See 'subbayes "
-               "fit --help'."),
+    "separator": (
+        lambda t: None,
+        ["--separator", ";"],
+        "--separator: expected a character that .*Try --separator ','.",
+    ),
+    "option": (
+        lambda t: None,
+        ["--rnk", "3"],
+        "No such option: --rnk.* See 'subbayes fit --help'.",
+    ),
 }
 
 
 @pytest.mark.parametrize(("change", "options", "pattern"), CHANGES.values(), ids=CHANGES)
 def test_what_cannot_be_fitted_is_one_line(refused, tmp_path, change, options, pattern):
     path = written(tmp_path / "t.csv", change)
-    refused(pattern, "fit", path, "--target", "income", "--ignore", "rich", "--out",
-            tmp_path / "m", *SMALL, *options)
+    refused(
+        pattern,
+        "fit",
+        path,
+        "--target",
+        "income",
+        "--ignore",
+        "rich",
+        "--out",
+        tmp_path / "m",
+        *SMALL,
+        *options,
+    )
     assert not (tmp_path / "m").exists()
 
 
@@ -436,13 +693,14 @@ def test_tables_that_cannot_be_read(refused, tmp_path, files):
     def fit(path, pattern):
         refused(pattern, "fit", path, "--target", "income", "--out", tmp_path / "m", *SMALL)
 
-    fit(tmp_path / "none.csv", ".*: expected a table in a file, got no such file: '.*none.csv'. "
-        "Check the path.")
+    fit(
+        tmp_path / "none.csv",
+        ".*: expected a table in a file, got no such file: '.*none.csv'. Check the path.",
+    )
     (tmp_path / "empty.csv").touch()
     fit(tmp_path / "empty.csv", ".*: expected a table with a header row, got an empty file.*")
     (tmp_path / "head.csv").write_text("age,income\n")
-    fit(tmp_path / "head.csv", ".*: expected at least 2 rows in .*, got no rows below the "
-        "header.")
+    fit(tmp_path / "head.csv", ".*: expected at least 2 rows in .*, got no rows below the header.")
     (tmp_path / "one.csv").write_text("age,income\n1,2\n")
     fit(tmp_path / "one.csv", ".*: expected at least 2 rows in .*, got one row.")
     (tmp_path / "text.xlsx").write_text("x")
@@ -450,18 +708,29 @@ def test_tables_that_cannot_be_read(refused, tmp_path, files):
     (tmp_path / "bad.parquet").write_text("not parquet")
     fit(tmp_path / "bad.parquet", ".*: expected a .parquet file that can be read, .*")
     (tmp_path / "constant.csv").write_text("age,income\n" + "1,2\n1,3.5\n1,4\n")
-    fit(tmp_path / "constant.csv", ".*csv: expected a column that varies, got a single value in "
-        "each of 'age'. Check the table.")
+    fit(
+        tmp_path / "constant.csv",
+        ".*csv: expected a column that varies, got a single value in "
+        "each of 'age'. Check the table.",
+    )
     fit(files / "income", ".*: expected a name that ends in .*")
-    refused("--target: expected one of the columns .*got 'incom'. Perhaps 'income' is meant.",
-            "fit", files / "people.csv", "--target", "incom", "--out", tmp_path / "m")
+    refused(
+        "--target: expected one of the columns .*got 'incom'. Perhaps 'income' is meant.",
+        "fit",
+        files / "people.csv",
+        "--target",
+        "incom",
+        "--out",
+        tmp_path / "m",
+    )
     refused("Missing option '--target'.*", "fit", files / "people.csv", "--out", tmp_path / "m")
 
 
 def test_constant_columns_are_left_out_with_a_warning(call, tmp_path):
     path = written(tmp_path / "t.csv", lambda t: t.__setitem__("same", 1))
-    code, _, err = call("fit", path, "--target", "income", "--ignore", "rich", "--out",
-                        tmp_path / "m", *SMALL)
+    code, _, err = call(
+        "fit", path, "--target", "income", "--ignore", "rich", "--out", tmp_path / "m", *SMALL
+    )
     assert code == 0
     assert f"subbayes: warning: {path}: left out, as they hold a single value: 'same'." in err
 
@@ -469,50 +738,104 @@ def test_constant_columns_are_left_out_with_a_warning(call, tmp_path):
 def test_what_cannot_be_predicted_is_one_line(refused, files, tmp_path):
     model, people = files / "income", files / "people.csv"
     new = written(tmp_path / "n.csv", lambda t: t.__setitem__("job", ["pilot"] + ["smith"] * 59))
-    refused(r".*csv: expected the categories seen in fitting, got 'pilot' in column 'job' \(1 of "
-            r"60 rows\). Correct them, fit with rows that have them, or use --unknown ignore of "
-            "'subbayes fit'.",
-            "predict", model, new)
+    refused(
+        r".*csv: expected the categories seen in fitting, got 'pilot' in column 'job' \(1 of "
+        r"60 rows\). Correct them, fit with rows that have them, or use --unknown ignore of "
+        "'subbayes fit'.",
+        "predict",
+        model,
+        new,
+    )
     new = written(tmp_path / "n.csv", lambda t: t.pop("age"))
-    refused(".*csv: expected the columns it was fitted with, got none named 'age'.*",
-            "predict", model, new)
+    refused(
+        ".*csv: expected the columns it was fitted with, got none named 'age'.*",
+        "predict",
+        model,
+        new,
+    )
     new = written(tmp_path / "n.csv", lambda t: t.__setitem__("rich", "maybe"))
-    refused(TARGET + "expected only the classes 'no', 'yes', got 'maybe' in 60 of 60 rows.*",
-            "evaluate", files / "rich", new)
+    refused(
+        TARGET + "expected only the classes 'no', 'yes', got 'maybe' in 60 of 60 rows.*",
+        "evaluate",
+        files / "rich",
+        new,
+    )
     new = written(tmp_path / "n.csv", lambda t: t.pop("income"))
     for command in (("evaluate", model, new), ("report", model, new, "--out", tmp_path / "r.html")):
-        refused(".*csv: expected a column 'income', which the model predicts, to score against, "
-                "got a table without it. Name another table; `subbayes predict` needs no target.",
-                *command)
+        refused(
+            ".*csv: expected a column 'income', which the model predicts, to score against, "
+            "got a table without it. Name another table; `subbayes predict` needs no target.",
+            *command,
+        )
     new = written(tmp_path / "n.csv", lambda t: t.__setitem__("visits", -1))
-    refused(TARGET + "expected counts: whole numbers of at least 0, got -1.*", "evaluate",
-            files / "visits", new)
-    refused("--level: expected a level strictly between 0 and 1, got 2.0.", "predict", model,
-            people, "--level", 2)
-    refused("--keep: expected columns of the table, got 'jop'. Perhaps 'job' is meant.",
-            "predict", model, people, "--keep", "jop")
+    refused(
+        TARGET + "expected counts: whole numbers of at least 0, got -1.*",
+        "evaluate",
+        files / "visits",
+        new,
+    )
+    refused(
+        "--level: expected a level strictly between 0 and 1, got 2.0.",
+        "predict",
+        model,
+        people,
+        "--level",
+        2,
+    )
+    refused(
+        "--keep: expected columns of the table, got 'jop'. Perhaps 'job' is meant.",
+        "predict",
+        model,
+        people,
+        "--keep",
+        "jop",
+    )
     refused("Invalid value for '--max-draws': .*", "predict", model, people, "--max-draws", 0)
-    refused("--out: expected a name that ends in .csv or .*, got 'p.txt'. Rename it.",
-            "predict", model, people, "--out", tmp_path / "p.txt")
+    refused(
+        "--out: expected a name that ends in .csv or .*, got 'p.txt'. Rename it.",
+        "predict",
+        model,
+        people,
+        "--out",
+        tmp_path / "p.txt",
+    )
 
 
 def test_models_that_are_none(refused, files, tmp_path):
     people = files / "people.csv"
-    refused("model: expected a folder that `subbayes fit` wrote, got no such folder: '.*'. Check "
-            "the path.", "predict", tmp_path / "none", people)
+    refused(
+        "model: expected a folder that `subbayes fit` wrote, got no such folder: '.*'. Check "
+        "the path.",
+        "predict",
+        tmp_path / "none",
+        people,
+    )
     refused("model: .*got a folder without one.*", "evaluate", tmp_path, people)
     refused("model: .*got a file.*", "predict", people, people)
     artifact.write(tmp_path / "other", "draws", {}, {})
-    refused("path: expected an artifact of kind 'fitted-model', got kind 'draws'.*",
-            "predict", tmp_path / "other", people)
+    refused(
+        "path: expected an artifact of kind 'fitted-model', got kind 'draws'.*",
+        "predict",
+        tmp_path / "other",
+        people,
+    )
     (tmp_path / "stopped" / "checkpoint").mkdir(parents=True)
-    refused("model: expected a finished fit, got one that was interrupted.*goes on from there.",
-            "predict", tmp_path / "stopped", people)
+    refused(
+        "model: expected a finished fit, got one that was interrupted.*goes on from there.",
+        "predict",
+        tmp_path / "stopped",
+        people,
+    )
     load(files / "income" / "model").save(tmp_path / "model")
     manifest = tmp_path / "model" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"rows"', '"rose"').replace("age", "aqe"))
-    refused("path: expected meta with its checksum in .*, got altered content. The artifact is "
-            "damaged.*", "predict", tmp_path / "model", people)
+    refused(
+        "path: expected meta with its checksum in .*, got altered content. The artifact is "
+        "damaged.*",
+        "predict",
+        tmp_path / "model",
+        people,
+    )
     next((tmp_path / "model").glob("*.safetensors")).write_bytes(b"")
 
 
@@ -520,25 +843,48 @@ def test_files_that_are_there_stay_as_they_are(refused, call, files, tmp_path):
     people, model = files / "people.csv", files / "income"
     out = tmp_path / "p.csv"
     out.write_text("mine")
-    refused("--out: expected a new file, got one that is there: '.*p.csv'. Pass --overwrite .*",
-            "predict", model, people, "--out", out)
-    refused("--out: expected a new file, got one .*", "compare", people, "--target", "income",
-            "--out", out)
+    refused(
+        "--out: expected a new file, got one that is there: '.*p.csv'. Pass --overwrite .*",
+        "predict",
+        model,
+        people,
+        "--out",
+        out,
+    )
+    refused(
+        "--out: expected a new file, got one .*",
+        "compare",
+        people,
+        "--target",
+        "income",
+        "--out",
+        out,
+    )
     assert out.read_text() == "mine"
     assert call("predict", model, people, "--out", out, "--overwrite")[0] == 0
     assert out.read_text().startswith("mean,")
     fit = ["fit", people, "--target", "income", "--ignore", "rich", *SMALL]
     refused("--out: expected a folder, got a file.*", *fit, "--out", out)
     before = snapshot(model)
-    refused("--out: expected a folder without a model, got one that has a model: '.*'. Pass "
-            "--overwrite to replace it, or choose another path.", *fit, "--out", model)
+    refused(
+        "--out: expected a folder without a model, got one that has a model: '.*'. Pass "
+        "--overwrite to replace it, or choose another path.",
+        *fit,
+        "--out",
+        model,
+    )
     assert snapshot(model) == before
     folder = tmp_path / "mixed"
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "note.txt").write_text("mine")
-    refused("path: expected a new folder, an empty one or an artifact, got .* with other files "
-            r"\('note.txt'\). Choose another path; nothing was written.", *fit, "--out", folder,
-            "--overwrite")
+    refused(
+        "path: expected a new folder, an empty one or an artifact, got .* with other files "
+        r"\('note.txt'\). Choose another path; nothing was written.",
+        *fit,
+        "--out",
+        folder,
+        "--overwrite",
+    )
     assert (folder / "model" / "note.txt").read_text() == "mine"
 
 
@@ -552,8 +898,11 @@ def test_an_unexpected_error_is_one_line_and_a_stack_on_request(refused, files, 
 
     monkeypatch.setattr("subbayes.models.data_frame_model.TableModel.load", broken)
     words = ["predict", files / "income", files / "people.csv"]
-    refused("unexpected RuntimeError: two lines. Run it again with --debug to see where.", *words,
-            code=1)
+    refused(
+        "unexpected RuntimeError: two lines. Run it again with --debug to see where.",
+        *words,
+        code=1,
+    )
     with pytest.raises(RuntimeError):
         run([*map(str, words), "--debug"])
 
@@ -570,14 +919,30 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def start(*words, **options) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", WRAPPER, *map(str, words)], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
-                            **options)
+    return subprocess.Popen(
+        [sys.executable, "-c", WRAPPER, *map(str, words)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+        **options,
+    )
 
 
 def fit_words(files: Path, out: Path, draws=400) -> list[str]:
-    words = ["fit", files / "people.csv", "--target", "income", "--ignore", "rich", "--out", out,
-             *SMALL, "--draws", draws]
+    words = [
+        "fit",
+        files / "people.csv",
+        "--target",
+        "income",
+        "--ignore",
+        "rich",
+        "--out",
+        out,
+        *SMALL,
+        "--draws",
+        draws,
+    ]
     return [str(word) for word in words]
 
 
@@ -590,11 +955,18 @@ def uninterrupted(files, tmp_path_factory):
     return load(out / "model").draws.z
 
 
-@pytest.mark.parametrize(("number", "code", "at"), [
-    (signal.SIGINT, 130, "sampling"), (signal.SIGTERM, 143, "sampling"),
-    (signal.SIGKILL, -9, "sampling"), (signal.SIGKILL, -9, "trained")])
+@pytest.mark.parametrize(
+    ("number", "code", "at"),
+    [
+        (signal.SIGINT, 130, "sampling"),
+        (signal.SIGTERM, 143, "sampling"),
+        (signal.SIGKILL, -9, "sampling"),
+        (signal.SIGKILL, -9, "trained"),
+    ],
+)
 def test_an_interrupted_fit_goes_on_to_the_same_draws(
-        files, tmp_path, uninterrupted, call, refused, number, code, at):
+    files, tmp_path, uninterrupted, call, refused, number, code, at
+):
     process = start(*fit_words(files, tmp_path / "m"))
     wanted = tmp_path / "m" / "checkpoint" / at / "manifest.json"
     deadline = time.monotonic() + 120
@@ -608,8 +980,12 @@ def test_an_interrupted_fit_goes_on_to_the_same_draws(
     if code > 0:
         assert "the same command goes on from" in err
     assert not (tmp_path / "m" / "model" / "manifest.json").exists()
-    refused("model: expected a finished fit, got one that was interrupted.*", "predict",
-            tmp_path / "m", files / "people.csv")
+    refused(
+        "model: expected a finished fit, got one that was interrupted.*",
+        "predict",
+        tmp_path / "m",
+        files / "people.csv",
+    )
     again = start(*fit_words(files, tmp_path / "m"))
     _, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
@@ -623,11 +999,15 @@ def test_a_checkpoint_of_another_fit_makes_way_only_if_asked(files, tmp_path, ca
     from subbayes.models.settings import Settings
 
     settings = Settings(hidden=(5,), epochs=8, swa_epochs=5, rank=2, draws=12, chains=3, seed=5)
-    TableModel.fit(frame, "income", settings, checkpoint=tmp_path / "m" / "checkpoint",
-                   progress=False)
+    TableModel.fit(
+        frame, "income", settings, checkpoint=tmp_path / "m" / "checkpoint", progress=False
+    )
     words = fit_words(files, tmp_path / "m", 12)
-    refused("checkpoint: expected one made with the same model, data and settings, got another in "
-            ".*or pass --overwrite.", *words)
+    refused(
+        "checkpoint: expected one made with the same model, data and settings, got another in "
+        ".*or pass --overwrite.",
+        *words,
+    )
     assert (tmp_path / "m" / "checkpoint").exists()
     code, _, err = call(*words, "--overwrite")
     assert code == 0, err
@@ -646,12 +1026,21 @@ def test_a_full_disk_leaves_the_earlier_model_as_it_was(files, tmp_path, call):
     process = start(*words, preexec_fn=limit)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (2, "")
-    assert re.fullmatch(r"subbayes: error: path: expected .* existing files are intact\.",
-                        err.strip().splitlines()[-1])
+    assert re.fullmatch(
+        r"subbayes: error: path: expected .* existing files are intact\.",
+        err.strip().splitlines()[-1],
+    )
     assert snapshot(tmp_path / "m" / "model") == {
-        k.removeprefix("model/"): v for k, v in before.items()}
-    process = start("predict", tmp_path / "m", files / "people.csv", "--out", tmp_path / "p.csv",
-                    preexec_fn=limit)
+        k.removeprefix("model/"): v for k, v in before.items()
+    }
+    process = start(
+        "predict",
+        tmp_path / "m",
+        files / "people.csv",
+        "--out",
+        tmp_path / "p.csv",
+        preexec_fn=limit,
+    )
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (2, "")
     assert "existing files are intact" in err
@@ -659,8 +1048,10 @@ def test_a_full_disk_leaves_the_earlier_model_as_it_was(files, tmp_path, call):
 
 
 def test_a_closed_pipe_is_no_error(files):
-    command = (f"{sys.executable} -m subbayes.cli predict {files / 'income'} "
-               f"{files / 'people.csv'} | head -1")
+    command = (
+        f"{sys.executable} -m subbayes.cli predict {files / 'income'} "
+        f"{files / 'people.csv'} | head -1"
+    )
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.stdout.startswith("mean,")
     assert done.stderr == ""

@@ -37,13 +37,31 @@ def told(capsys, *words):
 @pytest.mark.parametrize("subspace", ["optimal", "subnetwork"])
 @pytest.mark.parametrize(("target", "other"), [("income", "rich"), ("rich", "income")])
 def test_fit_evaluate_and_predict(folder, tmp_path, capsys, subspace, inference, target, other):
-    facts = told(capsys, "fit", folder / "rows.csv", "--target", target, "--ignore", other, "--out",
-                 tmp_path / "run", "--subspace", subspace, "--inference", inference, "--rank", 6,
-                 *SMALL, "--json", "--quiet")
+    facts = told(
+        capsys,
+        "fit",
+        folder / "rows.csv",
+        "--target",
+        target,
+        "--ignore",
+        other,
+        "--out",
+        tmp_path / "run",
+        "--subspace",
+        subspace,
+        "--inference",
+        inference,
+        "--rank",
+        6,
+        *SMALL,
+        "--json",
+        "--quiet",
+    )
     assert (facts["method"], facts["rank"]) == (subspace, 6)
     assert facts["independent"] is (inference == "laplace-linearised")
-    scores = told(capsys, "evaluate", tmp_path / "run", folder / "new.csv", "--json",
-                  "--quiet")["scores"]
+    scores = told(capsys, "evaluate", tmp_path / "run", folder / "new.csv", "--json", "--quiet")[
+        "scores"
+    ]
     model = TableModel.load(tmp_path / "run" / "model")
     new = pd.read_csv(folder / "new.csv")
     expected = model.evaluate(new)
@@ -54,8 +72,16 @@ def test_fit_evaluate_and_predict(folder, tmp_path, capsys, subspace, inference,
     else:
         assert scores["rmse"] < 0.5 * new["income"].std()
         assert scores["coverage"] > 0.6
-    told(capsys, "predict", tmp_path / "run", folder / "new.csv", "--out", tmp_path / "p.csv",
-         "--json", "--quiet")
+    told(
+        capsys,
+        "predict",
+        tmp_path / "run",
+        folder / "new.csv",
+        "--out",
+        tmp_path / "p.csv",
+        "--json",
+        "--quiet",
+    )
     found = pd.read_csv(tmp_path / "p.csv")
     columns = ["mean", "std"] if target == "income" else ["p[no]", "p[yes]"]
     np.testing.assert_allclose(found[columns], model.frame(new)[columns], rtol=1e-6)
@@ -65,17 +91,38 @@ def test_fit_evaluate_and_predict(folder, tmp_path, capsys, subspace, inference,
 @pytest.mark.parametrize("inference", ["laplace-linearised", "laplace"])
 @pytest.mark.parametrize("target", ["income", "rich"])
 def test_compare_refuses_other_rows_of_models_in_closed_form(
-        folder, tmp_path, capsys, inference, target):
+    folder, tmp_path, capsys, inference, target
+):
     other = {"income": "rich", "rich": "income"}[target]
     run_, rows = tmp_path / "run", pd.read_csv(folder / "rows.csv")
-    told(capsys, "fit", folder / "rows.csv", "--target", target, "--ignore", other, "--out", run_,
-         "--subspace", "random", "--inference", inference, "--rank", 2, *SMALL, "--json", "--quiet")
+    told(
+        capsys,
+        "fit",
+        folder / "rows.csv",
+        "--target",
+        target,
+        "--ignore",
+        other,
+        "--out",
+        run_,
+        "--subspace",
+        "random",
+        "--inference",
+        inference,
+        "--rank",
+        2,
+        *SMALL,
+        "--json",
+        "--quiet",
+    )
     rows[::-1].to_csv(tmp_path / "reversed.csv", index=False)
     assert told(capsys, "compare", tmp_path / "reversed.csv", run_, "--json", "--quiet")["n"] == 60
     rows[:50].to_csv(tmp_path / "fewer.csv", index=False)
     rows.assign(**{target: rows[target][0]}).to_csv(tmp_path / "others.csv", index=False)
-    for name, expected, got in (("fewer", "the 60 rows", "50 rows"),
-                                ("others", "the rows", "rows with other targets")):
+    for name, expected, got in (
+        ("fewer", "the 60 rows", "50 rows"),
+        ("others", "the rows", "rows with other targets"),
+    ):
         assert run(["compare", str(tmp_path / f"{name}.csv"), str(run_)]) == 2
         said = capsys.readouterr().err.strip().splitlines()[-1]
         assert f"table: expected {expected} that '{run_}' was fitted to" in said

@@ -27,7 +27,8 @@ from subbayes.utils.own_files import OwnFiles
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
 SMALL = dataclasses.replace(
-    demo.SETTINGS, hidden=(5,), rank=2, epochs=4, swa_epochs=5, draws=20, chains=2, warmup=5)
+    demo.SETTINGS, hidden=(5,), rank=2, epochs=4, swa_epochs=5, draws=20, chains=2, warmup=5
+)
 
 
 def small(out, seed=0, **options):
@@ -38,8 +39,10 @@ def small(out, seed=0, **options):
 def quick():
     """Axes are drawn on but hardly rendered; two temperatures are tried, on few draws."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("subbayes.models.fit.choose_temperature", partial(
-        choose_temperature, temperatures=(1.0, 10.0), draws=10, chains=2))
+    patch.setattr(
+        "subbayes.models.fit.choose_temperature",
+        partial(choose_temperature, temperatures=(1.0, 10.0), draws=10, chains=2),
+    )
     tiny = png(new_axes(), dpi=10)
     for place in ("subbayes.plots.style.png", "subbayes.reports.html.png"):
         patch.setattr(place, lambda *_: tiny)
@@ -123,7 +126,8 @@ def test_without_a_choice_of_temperature_there_is_no_picture_of_it(done):
     plain = dataclasses.replace(fitted, settings=fitted.settings | {"temperatures": None})
     model = dataclasses.replace(done.model, model=plain)
     assert set(demo._drawings(dataclasses.replace(done, model=model))) == (
-        set(demo.PLOTS) - {"temperature"})
+        set(demo.PLOTS) - {"temperature"}
+    )
 
 
 def test_threads_are_as_they_were():
@@ -159,8 +163,9 @@ def test_no_choice_depends_on_the_test_part(done):
     settings = dataclasses.replace(SMALL, prior_scale=scale)
     comparison = demo._compare(other, settings, 2, False)
     for key in ("pca", "random"):
-        np.testing.assert_array_equal(comparison.models[key].draws.z,
-                                      done.comparison.models[key].draws.z)
+        np.testing.assert_array_equal(
+            comparison.models[key].draws.z, done.comparison.models[key].draws.z
+        )
 
 
 def test_the_prior_is_the_one_that_predicts_validation_rows_best(done):
@@ -170,8 +175,15 @@ def test_the_prior_is_the_one_that_predicts_validation_rows_best(done):
     module = demo.make_module(SMALL, likelihood, *data)
     scores = {}
     for scale in (0.3, 1.0):
-        result = subbayes.training.train(module, likelihood, data, epochs=5, prior_scale=scale,
-                                learning_rate=SMALL.learning_rate, batch_size=64)
+        result = subbayes.training.train(
+            module,
+            likelihood,
+            data,
+            epochs=5,
+            prior_scale=scale,
+            learning_rate=SMALL.learning_rate,
+            batch_size=64,
+        )
         outputs = result.network(result.network.weights, torch.from_numpy(x))[None]
         predictive = subbayes.Predictive(outputs, result.likelihood)
         scores[scale] = predictive.log_prob(y).mean()
@@ -225,8 +237,10 @@ def test_a_model_of_somebody_else_is_safe(tmp_path):
     assert subbayes.load(tmp_path / "model").draws.n_draws == 5
 
 
-@pytest.mark.parametrize(("seed", "message"), [(-1, "seed: expected a whole number of at least 0"),
-                                               (0.5, "seed: expected a whole number")])
+@pytest.mark.parametrize(
+    ("seed", "message"),
+    [(-1, "seed: expected a whole number of at least 0"), (0.5, "seed: expected a whole number")],
+)
 def test_bad_seeds(seed, message, tmp_path):
     with pytest.raises(InputError, match=message):
         demo.run(tmp_path, seed)
@@ -244,7 +258,9 @@ def test_own_files_drop_what_is_no_longer_written(tmp_path):
     (tmp_path / "c").write_text("changed")
     write(OwnFiles(tmp_path, ["a"]), {"a": "4"})
     assert {p.name: p.read_text() for p in tmp_path.iterdir() if p.name != "files.json"} == {
-        "a": "4", "c": "changed"}
+        "a": "4",
+        "c": "changed",
+    }
 
 
 def test_own_files_of_a_killed_run_may_be_overwritten(tmp_path):

@@ -35,7 +35,8 @@ def dense_hessian(network, likelihood, data):
 def scores_of(network, likelihood, inputs, y):
     """Gradients of each log-likelihood term, (n, D)."""
     return torch.autograd.functional.jacobian(
-        lambda w: likelihood.log_prob(network(w, inputs), y), network.weights)
+        lambda w: likelihood.log_prob(network(w, inputs), y), network.weights
+    )
 
 
 def expected_outer_products(network, likelihood, data):
@@ -62,9 +63,24 @@ def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8 * float(b.abs().max()))
 
 
-@pytest.mark.parametrize("network", [
-    "mlp", "dropout", "cnn", "transformer", "attention", "gru", "dict", "tuple",
-    "output", "tied", "masked", "last-layer", "tokens"])
+@pytest.mark.parametrize(
+    "network",
+    [
+        "mlp",
+        "dropout",
+        "cnn",
+        "transformer",
+        "attention",
+        "gru",
+        "dict",
+        "tuple",
+        "output",
+        "tied",
+        "masked",
+        "last-layer",
+        "tokens",
+    ],
+)
 def test_hessian_of_every_kind_of_network(network):
     net, likelihood, data = built(network, "gaussian" if network == "masked" else "categorical")
 
@@ -77,17 +93,34 @@ def test_hessian_of_every_kind_of_network(network):
     close(Curvature(net, likelihood, data, batch_size=3)(v), product)
 
 
-@pytest.mark.parametrize("likelihood", [
-    "gaussian", "heteroscedastic", "per-observation", "poisson-2", "bernoulli", "gaussian-2",
-    "standardized-heteroscedastic"])
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        "gaussian",
+        "heteroscedastic",
+        "per-observation",
+        "poisson-2",
+        "bernoulli",
+        "gaussian-2",
+        "standardized-heteroscedastic",
+    ],
+)
 def test_hessian_of_every_likelihood(likelihood):
     parts = built("mlp", likelihood)
     close(Curvature(*parts).dense(), dense_hessian(*parts))
 
 
-@pytest.mark.parametrize("likelihood", [
-    "gaussian", "heteroscedastic", "bernoulli", "categorical", "standardized",
-    "standardized-heteroscedastic"])
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        "gaussian",
+        "heteroscedastic",
+        "bernoulli",
+        "categorical",
+        "standardized",
+        "standardized-heteroscedastic",
+    ],
+)
 def test_fisher_is_the_expected_outer_product_of_gradients(likelihood):
     parts = built("mlp", likelihood)
     close(Curvature(*parts, "fisher", batch_size=2).dense(), expected_outer_products(*parts))
@@ -96,8 +129,10 @@ def test_fisher_is_the_expected_outer_product_of_gradients(likelihood):
 def test_fisher_with_noise_known_for_each_observation():
     network, likelihood, (x, (y, scale)) = built("mlp", "per-observation")
     J = torch.autograd.functional.jacobian(lambda w: network(w, x)[:, 0], network.weights)
-    close(Curvature(network, likelihood, (x, (y, scale)), "fisher", batch_size=3).dense(),
-          (J / scale[:, None] ** 2).T @ J)
+    close(
+        Curvature(network, likelihood, (x, (y, scale)), "fisher", batch_size=3).dense(),
+        (J / scale[:, None] ** 2).T @ J,
+    )
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
@@ -122,7 +157,7 @@ class NoForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, slope):
-        y, = ctx.saved_tensors
+        (y,) = ctx.saved_tensors
         return slope * (1 - y**2)
 
 
@@ -190,17 +225,25 @@ def test_a_loader_and_any_batch_size_give_the_same_sum():
 def test_weights_elsewhere():
     network, likelihood, data = built("mlp", "gaussian")
     there = network.weights + 0.3
-    close(Curvature(network, likelihood, data, weights=there).dense(),
-          dense_hessian(network.with_weights(there), likelihood, data))
+    close(
+        Curvature(network, likelihood, data, weights=there).dense(),
+        dense_hessian(network.with_weights(there), likelihood, data),
+    )
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("change", "message"), [
-    ({"kind": "kfac"}, "kind: expected one of .hessian., .fisher., .empirical-fisher."),
-    ({"likelihood": subbayes.likelihoods.Gaussian()}, "likelihood: expected all parameters learned or given"),
-    ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
-    ({"weights": torch.zeros(3)}, "weights: expected 21 entries, got shape .3,."),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "kfac"}, "kind: expected one of .hessian., .fisher., .empirical-fisher."),
+        (
+            {"likelihood": subbayes.likelihoods.Gaussian()},
+            "likelihood: expected all parameters learned or given",
+        ),
+        ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
+        ({"weights": torch.zeros(3)}, "weights: expected 21 entries, got shape .3,."),
+    ],
+)
 def test_what_does_not_fit(change, message):
     parts = dict(zip(("network", "likelihood", "data"), built("mlp", "gaussian"), strict=True))
     with pytest.raises(InputError, match=message):
@@ -238,8 +281,9 @@ class Matrix:
 DECAY = np.concatenate([-np.geomspace(20, 1e-3, 40), np.geomspace(1e-3, 1000, 160)])
 
 
-@pytest.mark.parametrize(("which", "order"), [
-    ("largest", -DECAY), ("smallest", DECAY), ("magnitude", -np.abs(DECAY))])
+@pytest.mark.parametrize(
+    ("which", "order"), [("largest", -DECAY), ("smallest", DECAY), ("magnitude", -np.abs(DECAY))]
+)
 def test_eigenvalues_of_known_spectra_with_honest_residuals(which, order):
     matrix = Matrix(DECAY)
     found = eigenvalues(matrix, 8, which=which, tolerance=1e-8, restarts=60, progress=False)
@@ -286,8 +330,11 @@ def test_eigenvalues_of_a_network(kind):
 def test_single_precision_comes_close():
     network, likelihood, (x, y) = built("mlp", "gaussian")
     double = eigenvalues(Curvature(network, likelihood, (x, y)), 3, progress=False)
-    single = eigenvalues(Curvature(network.to("cpu", torch.float32), likelihood,
-                                   (x.float(), y.float())), 3, progress=False)
+    single = eigenvalues(
+        Curvature(network.to("cpu", torch.float32), likelihood, (x.float(), y.float())),
+        3,
+        progress=False,
+    )
     np.testing.assert_allclose(single.values, double.values, rtol=1e-5)
 
 
@@ -297,13 +344,16 @@ def test_the_same_seed_gives_the_same_vectors():
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("options", "message"), [
-    ({"count": 201}, "count: expected at most 200, the number of weights, got 201"),
-    ({"count": 5, "basis": 6}, "basis: expected at least 7 vectors for 5 eigenvalues, got 6"),
-    ({"which": "top"}, "which: expected one of .largest., .smallest., .magnitude."),
-    ({"memory_limit": 1000}, "memory_limit: expected at least .* GiB for 60 vectors of 200"),
-    ({"tolerance": 0.0}, "tolerance: expected"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 201}, "count: expected at most 200, the number of weights, got 201"),
+        ({"count": 5, "basis": 6}, "basis: expected at least 7 vectors for 5 eigenvalues, got 6"),
+        ({"which": "top"}, "which: expected one of .largest., .smallest., .magnitude."),
+        ({"memory_limit": 1000}, "memory_limit: expected at least .* GiB for 60 vectors of 200"),
+        ({"tolerance": 0.0}, "tolerance: expected"),
+    ],
+)
 def test_what_cannot_be_asked_for(options, message):
     with pytest.raises(InputError, match=message):
         eigenvalues(Matrix(DECAY), **options)

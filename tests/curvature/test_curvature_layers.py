@@ -16,12 +16,21 @@ from subbayes.curvature.partial_jacobian import Entries
 def check(network: Network, inputs, tolerance: float = 1e-10) -> Layers:
     batch = captured(network, inputs)
     expected = dense(network, inputs)
-    found = torch.stack([batch.rows(u.expand_as(batch.outputs))
-                         for u in torch.eye(batch.outputs.shape[1]).to(batch.outputs)], 1)
+    found = torch.stack(
+        [
+            batch.rows(u.expand_as(batch.outputs))
+            for u in torch.eye(batch.outputs.shape[1]).to(batch.outputs)
+        ],
+        1,
+    )
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     u = torch.randn_like(batch.outputs)
-    torch.testing.assert_close(batch.total(u), torch.einsum("nc,ncd->d", u, expected),
-                               rtol=100 * tolerance, atol=100 * tolerance)
+    torch.testing.assert_close(
+        batch.total(u),
+        torch.einsum("nc,ncd->d", u, expected),
+        rtol=100 * tolerance,
+        atol=100 * tolerance,
+    )
     return batch.plan
 
 

@@ -26,15 +26,24 @@ def check(V: Jacobian, X: Jacobian, dense_V: torch.Tensor, dense_X: torch.Tensor
     torch.testing.assert_close(torch.cat([rows for _, rows in X.dense(100)]), dense_X, **same)
 
 
-CHOSEN = list({(c.network, c.likelihood): c for c in cases.CASES
-               if c.dtype == torch.float64}.values())
+CHOSEN = list(
+    {(c.network, c.likelihood): c for c in cases.CASES if c.dtype == torch.float64}.values()
+)
 
 
 @pytest.mark.filterwarnings("ignore:vectorising over")
-@pytest.mark.parametrize(("case", "limit"), [
-    *((case, 2**28) for case in CHOSEN),
-    *((case, 1) for case in CHOSEN if case.network in ("mlp", "dict") and case.data == "loader")],
-    ids=lambda value: value.name if isinstance(value, cases.Case) else str(value))
+@pytest.mark.parametrize(
+    ("case", "limit"),
+    [
+        *((case, 2**28) for case in CHOSEN),
+        *(
+            (case, 1)
+            for case in CHOSEN
+            if case.network in ("mlp", "dict") and case.data == "loader"
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, cases.Case) else str(value),
+)
 def test_products_for_every_network_and_likelihood(case, limit):
     built = case.build()
     plan, data = Layers(built.network, built.inputs), Data.of(built.data)
@@ -42,8 +51,12 @@ def test_products_for_every_network_and_likelihood(case, limit):
     V = Jacobian.of_data(plan, built.likelihood, data, limit)
     X = Jacobian.of_inputs(plan, half, limit)
     assert V.rows == n_rows(built.y) * V.roots
-    check(V, X, dense_rows(built.network, built.likelihood, built.inputs, built.y),
-          dense(built.network, half).flatten(0, 1))
+    check(
+        V,
+        X,
+        dense_rows(built.network, built.likelihood, built.inputs, built.y),
+        dense(built.network, half).flatten(0, 1),
+    )
 
 
 @pytest.mark.parametrize("outer", [1, 2**28])
@@ -60,13 +73,23 @@ def test_every_kind_of_layer_in_small_pieces(outer, monkeypatch):
 @pytest.mark.parametrize("factored", [True, False])
 def test_both_ways_to_a_gram_matrix(factored, monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(gram_module, "_factored", lambda a, b: (
-        factored and a.layer.weight is not None and a.left.shape[3] == 1))
-    net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 2), torch.nn.Flatten(), torch.nn.Tanh(),
-                              torch.nn.Unflatten(1, (4, 2)), torch.nn.Linear(2, 3, bias=False),
-                              torch.nn.Flatten(), torch.nn.Linear(12, 2))
-    text = torch.nn.Sequential(torch.nn.Embedding(5, 3, padding_idx=1), torch.nn.Flatten(),
-                               torch.nn.Linear(9, 2))
+    monkeypatch.setattr(
+        gram_module,
+        "_factored",
+        lambda a, b: factored and a.layer.weight is not None and a.left.shape[3] == 1,
+    )
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 2),
+        torch.nn.Flatten(),
+        torch.nn.Tanh(),
+        torch.nn.Unflatten(1, (4, 2)),
+        torch.nn.Linear(2, 3, bias=False),
+        torch.nn.Flatten(),
+        torch.nn.Linear(12, 2),
+    )
+    text = torch.nn.Sequential(
+        torch.nn.Embedding(5, 3, padding_idx=1), torch.nn.Flatten(), torch.nn.Linear(9, 2)
+    )
     for module, x in ((net, torch.randn(4, 1, 3, 3)), (text, torch.randint(5, (4, 3)))):
         network = Network(module.double())
         x = x.double() if x.is_floating_point() else x

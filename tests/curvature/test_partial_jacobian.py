@@ -20,8 +20,9 @@ from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspace import CoordinateSubspace
 
 SAME = dict(rtol=1e-10, atol=1e-10)
-CHOSEN = list({(c.network, c.likelihood): c for c in cases.CASES
-               if c.dtype == torch.float64}.values())
+CHOSEN = list(
+    {(c.network, c.likelihood): c for c in cases.CASES if c.dtype == torch.float64}.values()
+)
 
 
 def some(size: int, k: int) -> torch.Tensor:
@@ -55,8 +56,9 @@ def test_every_kind_of_layer_by_every_way(dense_below, pairs, monkeypatch):
     J, plan = dense(network, x), Layers(network, x)
     chosen = some(network.size, 60)
     torch.testing.assert_close(Entries(plan, chosen).of(x), J[:, :, chosen], **SAME)
-    torch.testing.assert_close(columns_squared(Jacobian.of_inputs(plan, x)),
-                               J.square().sum((0, 1)), **SAME)
+    torch.testing.assert_close(
+        columns_squared(Jacobian.of_inputs(plan, x)), J.square().sum((0, 1)), **SAME
+    )
 
 
 class Text(nn.Module):
@@ -79,23 +81,34 @@ def test_embeddings_and_weights_in_no_layer():
     assert plan.rest.size == 3
     chosen = some(network.size, 30)
     torch.testing.assert_close(Entries(plan, chosen).of(x), J[:, :, chosen], **SAME)
-    torch.testing.assert_close(columns_squared(Jacobian.of_inputs(plan, x)),
-                               J.square().sum((0, 1)), **SAME)
+    torch.testing.assert_close(
+        columns_squared(Jacobian.of_inputs(plan, x)), J.square().sum((0, 1)), **SAME
+    )
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2),
-       st.integers(0, 2), st.booleans(), st.integers(0, 2**16))
+@given(
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.integers(0, 2),
+    st.booleans(),
+    st.integers(0, 2**16),
+)
 def test_convolutions_of_every_form(size, kernel, stride, dilation, padding, grouped, seed):
     torch.manual_seed(seed)
-    conv = nn.Conv2d(4, 6, (kernel, 2), stride, (padding + kernel, 2), (dilation, 1),
-                     groups=2 if grouped else 1)
-    network = Network(nn.Sequential(conv, nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-                                    ).double())
+    conv = nn.Conv2d(
+        4, 6, (kernel, 2), stride, (padding + kernel, 2), (dilation, 1), groups=2 if grouped else 1
+    )
+    network = Network(
+        nn.Sequential(conv, nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    )
     x = torch.randn(2, 4, size + dilation * kernel, 5).double()
     chosen = some(network.size, 1 + seed % network.size)
-    torch.testing.assert_close(jacobian_at(network, x, chosen), dense(network, x)[:, :, chosen],
-                               **SAME)
+    torch.testing.assert_close(
+        jacobian_at(network, x, chosen), dense(network, x)[:, :, chosen], **SAME
+    )
 
 
 def test_the_order_of_indices_is_kept_and_a_pull_agrees():
@@ -121,12 +134,20 @@ def test_blocks_do_not_matter_and_the_null_root_of_softmax_is_left_out(monkeypat
 
 def test_memory_is_that_of_the_entries(monkeypatch):
     """A layer of a million weights: no tensor of that size is made for a row."""
-    network, x = Network(nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 2))), (
-        torch.randn(40, 1000))
+    network, x = (
+        Network(nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 2))),
+        (torch.randn(40, 1000)),
+    )
     plan, sizes = Layers(network, x[:1]), []
     original = torch.Tensor.new_zeros
-    monkeypatch.setattr(torch.Tensor, "new_zeros", lambda self, *shape, **options: (
-        sizes.append(torch.Size(shape).numel()), original(self, *shape, **options))[1])
+    monkeypatch.setattr(
+        torch.Tensor,
+        "new_zeros",
+        lambda self, *shape, **options: (
+            sizes.append(torch.Size(shape).numel()),
+            original(self, *shape, **options),
+        )[1],
+    )
     found = Entries(plan, some(network.size, 50)).of(x)
     assert found.shape == (40, 2, 50)
     assert max(sizes) <= 40 * 2 * 50

@@ -15,8 +15,12 @@ from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import precision, root
 from subbayes.data.data import take
 
-CHOSEN = [case for case in cases.CASES if case.dtype == torch.float64 and (
-    case.network == "mlp" or case.network in ("cnn", "dict", "masked"))]
+CHOSEN = [
+    case
+    for case in cases.CASES
+    if case.dtype == torch.float64
+    and (case.network == "mlp" or case.network in ("cnn", "dict", "masked"))
+]
 
 
 def dense_precision(built, lam: float) -> torch.Tensor:
@@ -54,12 +58,17 @@ def test_the_smaller_exact_form_is_chosen_and_what_does_not_fit_is_refused():
     assert precision(large, **options).form == "dual"
     many = (x.repeat(9, 1), y.repeat(9))
     assert precision(large, subbayes.likelihoods.Gaussian(1.0), many).form == "primal"
-    with pytest.raises(InputError, match=r"covariance: expected one that fits into 0.0 MiB, got "
-                       r"the primal form with 46 weights, 0.0 MiB. The dual form with 6 rows "
-                       r"\(N C\) fits: 0.0 MiB"):
+    with pytest.raises(
+        InputError,
+        match=r"covariance: expected one that fits into 0.0 MiB, got "
+        r"the primal form with 46 weights, 0.0 MiB. The dual form with 6 rows "
+        r"\(N C\) fits: 0.0 MiB",
+    ):
         precision(large, **options, covariance="primal", memory_limit=1000)
-    with pytest.raises(InputError, match="Use 'kfac', 'low-rank' or 'diagonal', which hold no such "
-                       "matrix, or at most 2 obs"):
+    with pytest.raises(
+        InputError,
+        match="Use 'kfac', 'low-rank' or 'diagonal', which hold no such matrix, or at most 2 obs",
+    ):
         precision(large, **options, memory_limit=100)
 
 
@@ -76,9 +85,12 @@ def test_prior_precisions_that_are_none(value):
 def test_duplicate_rows_are_no_trouble_and_jitter_is_said():
     x, y = torch.ones(5, 2).double(), torch.zeros(5).double()
     net = Network(torch.nn.Linear(2, 1).double())
-    found = precision(net, subbayes.likelihoods.Gaussian(1e-3), (x, y), "dual", prior_precision=1e-3)
-    torch.testing.assert_close(found.covariance(x[:1]), torch.full((1, 1), 2e-7).double(),
-                               rtol=1e-3, atol=0)
+    found = precision(
+        net, subbayes.likelihoods.Gaussian(1e-3), (x, y), "dual", prior_precision=1e-3
+    )
+    torch.testing.assert_close(
+        found.covariance(x[:1]), torch.full((1, 1), 2e-7).double(), rtol=1e-3, atol=0
+    )
     singular = torch.ones(3, 3).double() * (1 + 1e-17)
     with pytest.warns(UserWarning, match=r"kernel: not positive definite; added jitter .*e-1"):
         cholesky(singular, "kernel")
@@ -111,8 +123,12 @@ def test_the_low_rank_form_of_full_rank_is_exact_and_of_less_from_above():
     torch.testing.assert_close(whole.covariance(x), exact.covariance(x), rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(whole.variances(), exact.variances(), rtol=1e-7, atol=0)
     assert math.isclose(whole.logdet(), exact.logdet(), rel_tol=1e-8)
-    torch.testing.assert_close(whole.with_prior_precision(3.0).covariance(x),
-                               exact.with_prior_precision(3.0).covariance(x), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(
+        whole.with_prior_precision(3.0).covariance(x),
+        exact.with_prior_precision(3.0).covariance(x),
+        rtol=1e-7,
+        atol=1e-9,
+    )
     torch.testing.assert_close(part.values, exact.eigenvalues().flip(0)[:4], rtol=1e-3, atol=0)
     assert part.residual < 0.1 * float(part.values[0])
     gap = torch.linalg.eigvalsh(part.covariance(x) - exact.covariance(x))
@@ -136,11 +152,15 @@ def kronecker(net: Network, likelihood, x: torch.Tensor, y) -> torch.Tensor:
     for layer in module:
         if isinstance(layer, torch.nn.Linear):
             o, i = layer.weight.shape
-            bias = V[:, start + o * i: start + o * i + o]  # the gradient of what comes out
+            bias = V[:, start + o * i : start + o * i + o]  # the gradient of what comes out
             ones = torch.cat([a, torch.ones(len(a), 1).double()], 1)
             A, G = ones.T @ ones, bias.T @ bias / len(x)
-            place = torch.cat([torch.arange(o * i).reshape(o, i),
-                               o * i + torch.arange(o)[:, None]], 1).flatten() + start
+            place = (
+                torch.cat(
+                    [torch.arange(o * i).reshape(o, i), o * i + torch.arange(o)[:, None]], 1
+                ).flatten()
+                + start
+            )
             found[place[:, None], place] = torch.kron(G, A)
             start += o * i + o
         a = layer(a).detach()
@@ -168,8 +188,13 @@ def test_kronecker_factors_against_ones_written_out(likelihood):
     assert ((draws.T.cov() - psi).abs() < 5.5 * (2 / 4000) ** 0.5 * scale[:, None] * scale).all()
 
 
-@cases.parametrize(*[c for c in cases.one_per_network() if c.network in (
-    "cnn", "transformer", "dict", "masked", "tied", "last-layer", "frozen")])
+@cases.parametrize(
+    *[
+        c
+        for c in cases.one_per_network()
+        if c.network in ("cnn", "transformer", "dict", "masked", "tied", "last-layer", "frozen")
+    ]
+)
 def test_kronecker_factors_for_every_kind_of_layer(case):
     """Exact for one observation and one place; the rest has its diagonal."""
     built = case.build()
@@ -186,15 +211,23 @@ def test_kronecker_factors_for_every_kind_of_layer(case):
 def test_kronecker_factors_against_curvlinops():
     curvlinops = pytest.importorskip("curvlinops", exc_type=ImportError)
     torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 2), torch.nn.Tanh(), torch.nn.Flatten(),
-                                 torch.nn.Linear(8, 3)).double()
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 2), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(8, 3)
+    ).double()
     x, y = torch.randn(6, 1, 3, 3).double(), torch.arange(6) % 3
     theirs = curvlinops.KFACLinearOperator(
-        module, torch.nn.CrossEntropyLoss(reduction="sum"), list(module.parameters()),
-        [(x, y)], fisher_type="type-2", kfac_approx="expand", separate_weight_and_bias=False)
+        module,
+        torch.nn.CrossEntropyLoss(reduction="sum"),
+        list(module.parameters()),
+        [(x, y)],
+        fisher_type="type-2",
+        kfac_approx="expand",
+        separate_weight_and_bias=False,
+    )
     matrix = theirs @ torch.eye(theirs.shape[1]).double()
     net = Network(module)
     found = precision(net, subbayes.likelihoods.Categorical(), (x, y), "kfac")
     eye = torch.eye(net.size).double()
-    torch.testing.assert_close(torch.linalg.inv(found.solve(eye)) - eye, matrix,
-                               rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(
+        torch.linalg.inv(found.solve(eye)) - eye, matrix, rtol=1e-8, atol=1e-9
+    )

@@ -36,8 +36,10 @@ Y = torch.arange(float(N))
 def joined(data: Data, batch_size: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
     """All leaves of inputs and targets, batches put together again."""
     pairs = [(leaves(x), leaves(y)) for x, y in data.batches(batch_size)]
-    return ([torch.cat(part) for part in zip(*(x for x, _ in pairs), strict=True)],
-            [torch.cat(part) for part in zip(*(y for _, y in pairs), strict=True)])
+    return (
+        [torch.cat(part) for part in zip(*(x for x, _ in pairs), strict=True)],
+        [torch.cat(part) for part in zip(*(y for _, y in pairs), strict=True)],
+    )
 
 
 def check_rows_in_order(data: Data, batch_size: int | None = None) -> None:
@@ -57,26 +59,30 @@ def loader(**options: Any) -> DataLoader:
 # --- forms ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", [
-    (X, Y),
-    [X, Y],
-    (X.numpy(), Y.numpy()),
-    (X.double().numpy(), Y.double().numpy()),
-    (X.tolist(), Y.tolist()),
-    (pd.DataFrame(X.numpy()), pd.Series(Y.numpy())),
-    (X, Y[:, None]),
-    (X.numpy().astype(np.float16), Y.numpy().astype(np.int32)),
-    (X[torch.arange(N - 1, -1, -1)].numpy()[::-1], Y.flip(0).numpy()[::-1]),
-    TensorDataset(X, Y),
-    loader(),
-    loader(shuffle=True),
-    loader(drop_last=True),
-    loader(shuffle=True, drop_last=True),
-    loader(sampler=SequentialSampler(range(N)), drop_last=True),
-    DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(range(N), 3, False)),
-    DataLoader(TensorDataset(X, Y), batch_size=1, shuffle=True),
-    Data.of((X, Y)),
-], ids=range(18))
+@pytest.mark.parametrize(
+    "form",
+    [
+        (X, Y),
+        [X, Y],
+        (X.numpy(), Y.numpy()),
+        (X.double().numpy(), Y.double().numpy()),
+        (X.tolist(), Y.tolist()),
+        (pd.DataFrame(X.numpy()), pd.Series(Y.numpy())),
+        (X, Y[:, None]),
+        (X.numpy().astype(np.float16), Y.numpy().astype(np.int32)),
+        (X[torch.arange(N - 1, -1, -1)].numpy()[::-1], Y.flip(0).numpy()[::-1]),
+        TensorDataset(X, Y),
+        loader(),
+        loader(shuffle=True),
+        loader(drop_last=True),
+        loader(shuffle=True, drop_last=True),
+        loader(sampler=SequentialSampler(range(N)), drop_last=True),
+        DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(range(N), 3, False)),
+        DataLoader(TensorDataset(X, Y), batch_size=1, shuffle=True),
+        Data.of((X, Y)),
+    ],
+    ids=range(18),
+)
 def test_every_form_gives_the_rows_in_order(form):
     data = Data.of(form)
     check_rows_in_order(data)
@@ -107,8 +113,11 @@ def test_history_of_tensors_is_dropped():
     assert not Data.of((X.clone().requires_grad_() * 1, Y)).inputs.requires_grad
 
 
-@cases.parametrize(cases.Case("dict", "per-observation"), cases.Case("tuple", "per-observation"),
-                   cases.Case("cnn", "categorical"))
+@cases.parametrize(
+    cases.Case("dict", "per-observation"),
+    cases.Case("tuple", "per-observation"),
+    cases.Case("cnn", "categorical"),
+)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_dicts_and_tuples_streamed_equal_those_in_memory(case, shuffle):
     built = case.build()
@@ -136,17 +145,25 @@ class Stream(IterableDataset):
         return iter(zip(X, Y, strict=True))
 
 
-@pytest.mark.parametrize("form", [
-    Stream(), DataLoader(Stream(), batch_size=3), DataLoader(Stream(), batch_size=4, drop_last=True)
-], ids=["dataset", "loader", "drop_last"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        Stream(),
+        DataLoader(Stream(), batch_size=3),
+        DataLoader(Stream(), batch_size=4, drop_last=True),
+    ],
+    ids=["dataset", "loader", "drop_last"],
+)
 def test_iterable_datasets(form):
     check_rows_in_order(Data.of(form))
 
 
 def test_a_subset_stays_a_subset():
     some = [1, 4, 5, 9]
-    for form in (DataLoader(Subset(TensorDataset(X, Y), some), batch_size=3, shuffle=True),
-                 DataLoader(TensorDataset(X, Y), batch_size=3, sampler=some, drop_last=True)):
+    for form in (
+        DataLoader(Subset(TensorDataset(X, Y), some), batch_size=3, shuffle=True),
+        DataLoader(TensorDataset(X, Y), batch_size=3, sampler=some, drop_last=True),
+    ):
         assert torch.equal(Data.of(form).targets(), Y[some])
 
 
@@ -249,18 +266,27 @@ class ShuffledStream(IterableDataset):
         return iter([(X[i], Y[i]) for i in torch.randperm(N)])
 
 
-@pytest.mark.parametrize("form", [
-    DataLoader(Augmented(), batch_size=4),
-    DataLoader(Augmented(), batch_size=4, shuffle=True),
-    Augmented(),
-    ShuffledStream(),
-    loader(sampler=SubsetRandomSampler(range(N))),
-    loader(sampler=WeightedRandomSampler([1.0] * N, N)),
-    DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(RandomSampler(range(N)), 4, False)),
-], ids=range(7))
+@pytest.mark.parametrize(
+    "form",
+    [
+        DataLoader(Augmented(), batch_size=4),
+        DataLoader(Augmented(), batch_size=4, shuffle=True),
+        Augmented(),
+        ShuffledStream(),
+        loader(sampler=SubsetRandomSampler(range(N))),
+        loader(sampler=WeightedRandomSampler([1.0] * N, N)),
+        DataLoader(
+            TensorDataset(X, Y), batch_sampler=BatchSampler(RandomSampler(range(N)), 4, False)
+        ),
+    ],
+    ids=range(7),
+)
 def test_rows_that_change_between_passes(form):
-    refused(form, "data: expected the same rows at each pass, got other values when read again. "
-                  "Turn off shuffling and random augmentation")
+    refused(
+        form,
+        "data: expected the same rows at each pass, got other values when read again. "
+        "Turn off shuffling and random augmentation",
+    )
 
 
 @pytest.mark.slow
@@ -269,28 +295,45 @@ def test_random_augmentation_in_worker_processes_is_found():
 
 
 def test_a_loader_that_is_used_up_after_a_pass():
-    refused(DataLoader(UsedUp(), batch_size=4), "a loader that can be read again, got one that is "
-                                                "used up")
+    refused(
+        DataLoader(UsedUp(), batch_size=4),
+        "a loader that can be read again, got one that is used up",
+    )
 
 
-@pytest.mark.parametrize(("form", "what"), [
-    ((X, Y[:-1]), "data inputs and data targets: expected the same number of rows, got 11 and 10"),
-    (((X, X[:-1]), Y), r"data inputs\[0\] and data inputs\[1\]: .*got 11 and 10"),
-    ((X, (Y, Y[:2])), "got 11 and 2"),
-    (({"a": X, "b": X[:2]}, Y), r"data inputs\['a'\] and data inputs\['b'\]: expected the same n"),
-    (((X, X * np.nan), Y), r"data inputs\[1\]: expected finite numbers"),
-    ((X[:0], Y[:0]), "data: expected at least one row, got an empty table"),
-    (DataLoader(TensorDataset(X[:0], Y[:0])), "data: expected at least one row, got an empty"),
-    ((X, torch.tensor(1.0)), "one row per observation, got a scalar"),
-    ((1.0, Y), "one row per observation, got a scalar"),
-    (({}, Y), "data inputs: expected at least one tensor, got an empty collection"),
-    (([["a"]] * N, Y), "data inputs: expected numbers, got an array of dtype <U1. Encode strings"),
-    ((np.array([[1, "a"]] * N, dtype=object), Y), "got an array of dtype object. Encode"),
-    ((pd.DataFrame({"a": range(N), "b": ["x"] * N}), Y), "got an array of dtype (object|str)"),
-    ((X, np.array(["yes"] * N)), "data targets: expected numbers"),
-    ((X, np.array(["2020-01-01"] * N, dtype="datetime64[D]")), "dtype datetime64"),
-    (([[1.0], [1.0, 2.0]], [0.0, 1.0]), "data inputs: expected rows of one length, got a ragged"),
-])
+@pytest.mark.parametrize(
+    ("form", "what"),
+    [
+        (
+            (X, Y[:-1]),
+            "data inputs and data targets: expected the same number of rows, got 11 and 10",
+        ),
+        (((X, X[:-1]), Y), r"data inputs\[0\] and data inputs\[1\]: .*got 11 and 10"),
+        ((X, (Y, Y[:2])), "got 11 and 2"),
+        (
+            ({"a": X, "b": X[:2]}, Y),
+            r"data inputs\['a'\] and data inputs\['b'\]: expected the same n",
+        ),
+        (((X, X * np.nan), Y), r"data inputs\[1\]: expected finite numbers"),
+        ((X[:0], Y[:0]), "data: expected at least one row, got an empty table"),
+        (DataLoader(TensorDataset(X[:0], Y[:0])), "data: expected at least one row, got an empty"),
+        ((X, torch.tensor(1.0)), "one row per observation, got a scalar"),
+        ((1.0, Y), "one row per observation, got a scalar"),
+        (({}, Y), "data inputs: expected at least one tensor, got an empty collection"),
+        (
+            ([["a"]] * N, Y),
+            "data inputs: expected numbers, got an array of dtype <U1. Encode strings",
+        ),
+        ((np.array([[1, "a"]] * N, dtype=object), Y), "got an array of dtype object. Encode"),
+        ((pd.DataFrame({"a": range(N), "b": ["x"] * N}), Y), "got an array of dtype (object|str)"),
+        ((X, np.array(["yes"] * N)), "data targets: expected numbers"),
+        ((X, np.array(["2020-01-01"] * N, dtype="datetime64[D]")), "dtype datetime64"),
+        (
+            ([[1.0], [1.0, 2.0]], [0.0, 1.0]),
+            "data inputs: expected rows of one length, got a ragged",
+        ),
+    ],
+)
 def test_pairs_that_cannot_be(form, what):
     refused(form, what)
 
@@ -299,29 +342,51 @@ def test_pairs_that_cannot_be(form, what):
 def test_values_that_are_not_finite(bad):
     x, y = X.clone(), Y.clone()
     x[3, 1] = y[5] = bad
-    refused((x, Y), r"data inputs: expected finite numbers, got 1 NaN or infinite value \(first in "
-                    r"row 3\). Drop or impute")
+    refused(
+        (x, Y),
+        r"data inputs: expected finite numbers, got 1 NaN or infinite value \(first in "
+        r"row 3\). Drop or impute",
+    )
     refused((X, y), "data targets: .*row 5")
     refused((X, (Y, y)), r"data targets\[1\]: .*row 5")
     refused(({"a": X, "b": x}, Y), r"data inputs\['b'\]: .*row 3")
     refused(DataLoader(TensorDataset(X, y), batch_size=4), "data targets: .*finite")
 
 
-@pytest.mark.parametrize("form", [X, X.numpy(), (X,), (X, Y, Y), [1, 2, 3], "train.csv", None,
-                                  {"inputs": X, "y": Y}, (pair for pair in [(X, Y)])])
+@pytest.mark.parametrize(
+    "form",
+    [
+        X,
+        X.numpy(),
+        (X,),
+        (X, Y, Y),
+        [1, 2, 3],
+        "train.csv",
+        None,
+        {"inputs": X, "y": Y},
+        (pair for pair in [(X, Y)]),
+    ],
+)
 def test_forms_that_are_not_taken(form):
-    refused(form, r"data: expected a pair \(inputs, y\), a DataLoader or a Dataset, got",
-            InputTypeError)
+    refused(
+        form, r"data: expected a pair \(inputs, y\), a DataLoader or a Dataset, got", InputTypeError
+    )
 
 
 def test_batches_that_are_not_pairs():
-    refused(DataLoader(TensorDataset(X), batch_size=4), r"data batch: expected a pair \(inputs, y\)"
-            ", got list. Set a collate_fn", InputTypeError)
+    refused(
+        DataLoader(TensorDataset(X), batch_size=4),
+        r"data batch: expected a pair \(inputs, y\)"
+        ", got list. Set a collate_fn",
+        InputTypeError,
+    )
     refused(DataLoader(TensorDataset(X, Y, Y)), "data batch: expected a pair", InputTypeError)
-    refused((X, {"y": Y}), "data targets: expected a tensor or a tuple of tensors, got dict",
-            InputTypeError)
-    refused((X, None), "data targets: expected a tensor or an array, got NoneType",
-            InputTypeError)
+    refused(
+        (X, {"y": Y}),
+        "data targets: expected a tensor or a tuple of tensors, got dict",
+        InputTypeError,
+    )
+    refused((X, None), "data targets: expected a tensor or an array, got NoneType", InputTypeError)
 
 
 def test_errors_call_the_argument_as_the_caller_does():
@@ -332,6 +397,9 @@ def test_errors_call_the_argument_as_the_caller_does():
 def test_data_on_an_accelerator_do_not_go_to_a_module_on_the_cpu():
     """The meta device stands in for a GPU."""
     tensor = torch.zeros(3, 2, device="meta")
-    with pytest.raises(InputError, match=r"data: expected tensors on the CPU or on cpu, where "
-                                         r"the module is, got meta\. Move the module or the data"):
+    with pytest.raises(
+        InputError,
+        match=r"data: expected tensors on the CPU or on cpu, where "
+        r"the module is, got meta\. Move the module or the data",
+    ):
         to_device((tensor,), torch.device("cpu"))

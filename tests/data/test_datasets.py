@@ -14,8 +14,13 @@ from subbayes.data.datasets import CENTRED, RAW, data_dir, find_file, load_uci, 
 from subbayes.utils.checks import InputError
 
 SHAPES = {
-    "boston": (506, 13), "concrete": (1030, 8), "energy": (768, 8), "naval": (11934, 16),
-    "protein": (45730, 9), "wine_red": (1599, 11), "yacht": (308, 6),
+    "boston": (506, 13),
+    "concrete": (1030, 8),
+    "energy": (768, 8),
+    "naval": (11934, 16),
+    "protein": (45730, 9),
+    "wine_red": (1599, 11),
+    "yacht": (308, 6),
 }
 
 
@@ -43,8 +48,11 @@ def save(folder, name, **arrays):
 
 def table(n=30, d=3, splits=4):
     generator = np.random.default_rng(0)
-    return {"X": generator.normal(size=(n, d)).astype(np.float32),
-            "y": generator.normal(size=n), "mask": generator.random((n, splits)) < 0.1}
+    return {
+        "X": generator.normal(size=(n, d)).astype(np.float32),
+        "y": generator.normal(size=n),
+        "mask": generator.random((n, splits)) < 0.1,
+    }
 
 
 # where data lie
@@ -84,8 +92,16 @@ def test_find_file_looks_in_the_folder_then_in_the_cache(alone):
 
 def test_raw_copy_is_preferred_and_masks_come_split_first(alone):
     t, other = table(), table(splits=2)
-    save(alone, "yacht", X=other["X"] + 9, y=other["y"] + 9, test_mask=other["mask"],
-         gal_X=t["X"], gal_y=t["y"][:, None], gal_test_mask=t["mask"])
+    save(
+        alone,
+        "yacht",
+        X=other["X"] + 9,
+        y=other["y"] + 9,
+        test_mask=other["mask"],
+        gal_X=t["X"],
+        gal_y=t["y"][:, None],
+        gal_test_mask=t["mask"],
+    )
     X, y, masks = load_uci("yacht", alone)
     np.testing.assert_array_equal(X, t["X"])
     np.testing.assert_array_equal(y, t["y"])
@@ -178,8 +194,16 @@ def test_fetched_text_is_cached_with_the_usual_splits(alone, monkeypatch):
 
 def test_header_separator_target_first_and_zip_member(alone, monkeypatch):
     X, y = numbers()
-    serve(monkeypatch, "protein", text(np.column_stack([y, X]), ",", "RMSD,F1,F2,F3"), X, y,
-          separator=",", header=True, target=0)
+    serve(
+        monkeypatch,
+        "protein",
+        text(np.column_stack([y, X]), ",", "RMSD,F1,F2,F3"),
+        X,
+        y,
+        separator=",",
+        header=True,
+        target=0,
+    )
     np.testing.assert_array_equal(load_uci("protein")[0], X)
     assert load_uci("protein")[2].shape == (5, 20)
     content = zipped(text(np.column_stack([X, y, y + 1])), "in side/data.txt")
@@ -187,10 +211,15 @@ def test_header_separator_target_first_and_zip_member(alone, monkeypatch):
     np.testing.assert_array_equal(load_uci("naval")[1], y)
 
 
-@pytest.mark.parametrize(("content", "why"), [
-    (b"<html>not here</html>", "failed"), (b"", "empty"), (b"1 2 3\n4 5\n", "failed"),
-    (text(np.ones((20, 4))), "no longer holds the table known here"),
-])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"<html>not here</html>", "failed"),
+        (b"", "empty"),
+        (b"1 2 3\n4 5\n", "failed"),
+        (text(np.ones((20, 4))), "no longer holds the table known here"),
+    ],
+)
 def test_a_wrong_original_is_refused_and_nothing_cached(alone, monkeypatch, content, why):
     serve(monkeypatch, "yacht", content, *numbers())
     with pytest.raises(InputError, match=rf"https://example.org/original.*{why}.*--data-dir") as e:

@@ -27,13 +27,15 @@ from subbayes.utils.checks import InputError, InputTypeError
 
 def people(n=40):
     generator = np.random.default_rng(0)
-    return pd.DataFrame({
-        "age": generator.integers(20, 60, n),
-        "income": generator.normal(1e3, 2e2, n),
-        "job": generator.choice(["smith", "baker", "clerk"], n),
-        "member": generator.random(n) < 0.5,
-        "grade": pd.Categorical(generator.choice(["A", "B"], n)),
-    })
+    return pd.DataFrame(
+        {
+            "age": generator.integers(20, 60, n),
+            "income": generator.normal(1e3, 2e2, n),
+            "job": generator.choice(["smith", "baker", "clerk"], n),
+            "member": generator.random(n) < 0.5,
+            "grade": pd.Categorical(generator.choice(["A", "B"], n)),
+        }
+    )
 
 
 def holey(n=40):
@@ -61,14 +63,22 @@ def test_numbers_are_standardised_and_categories_one_hot():
     encoder = TabularEncoder().fit(X)
     matrix = encoder.transform(X)
     names = encoder.get_feature_names_out().tolist()
-    assert names == ["age", "income", "job=baker", "job=clerk", "job=smith", "member=False",
-                     "member=True", "grade=A", "grade=B"]
+    assert names == [
+        "age",
+        "income",
+        "job=baker",
+        "job=clerk",
+        "job=smith",
+        "member=False",
+        "member=True",
+        "grade=A",
+        "grade=B",
+    ]
     assert matrix.dtype == np.float32
     for j, name in enumerate(names):
         column, _, level = name.partition("=")
         values = X[column].to_numpy()
-        expected = (values.astype(str) == level if level
-                    else (values - values.mean()) / values.std())
+        expected = values.astype(str) == level if level else (values - values.mean()) / values.std()
         np.testing.assert_allclose(matrix[:, j], expected, rtol=1e-6, atol=1e-6)
 
 
@@ -90,16 +100,18 @@ def test_imputing_reaches_columns_complete_in_fitting():
     row.loc[0, ["age", "member"]] = None
     matrix = pd.DataFrame(encoder.transform(row), columns=encoder.get_feature_names_out())
     age = people()["age"]
-    np.testing.assert_allclose(matrix["age"], (age.median() - age.mean()) / age.std(ddof=0),
-                               rtol=1e-6)
+    np.testing.assert_allclose(
+        matrix["age"], (age.median() - age.mean()) / age.std(ddof=0), rtol=1e-6
+    )
     assert matrix[["member=False", "member=True"]].to_numpy().sum() == 1
 
 
 def test_unknown_category_ignored_is_a_row_of_zeros():
     X = people()
     encoder = TabularEncoder(unknown="ignore").fit(X)
-    matrix = pd.DataFrame(encoder.transform(X.assign(job="pilot")),
-                          columns=encoder.get_feature_names_out())
+    matrix = pd.DataFrame(
+        encoder.transform(X.assign(job="pilot")), columns=encoder.get_feature_names_out()
+    )
     assert (matrix.filter(like="job=") == 0).all(axis=None)
     assert (matrix.filter(like="grade=").sum(axis=1) == 1).all()
 
@@ -142,8 +154,12 @@ def test_arrays_lists_and_tensors_go_by_position():
     encoder = TabularEncoder().fit(X)
     assert encoder.get_feature_names_out().tolist() == ["x0", "x1"]
     expected = encoder.transform(X)
-    for other in (X.tolist(), torch.tensor(X), pd.DataFrame(X),
-                  pd.DataFrame(X, columns=["a", "b"])):
+    for other in (
+        X.tolist(),
+        torch.tensor(X),
+        pd.DataFrame(X),
+        pd.DataFrame(X, columns=["a", "b"]),
+    ):
         np.testing.assert_array_equal(encoder.transform(other), expected)
     mixed = np.array([[1, "a"], [2, "b"], [3, "a"]], dtype=object)
     for other in (mixed, mixed.astype(str), mixed.tolist()):
@@ -199,10 +215,20 @@ def test_it_is_a_scikit_learn_citizen():
 # state
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"missing": "impute"}, {"missing": "impute", "missing_indicator": True},
-    {"unknown": "ignore", "missing": "impute", "missing_values": ("?",), "categorical": ("age",)},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"missing": "impute"},
+        {"missing": "impute", "missing_indicator": True},
+        {
+            "unknown": "ignore",
+            "missing": "impute",
+            "missing_values": ("?",),
+            "categorical": ("age",),
+        },
+    ],
+)
 def test_state_survives_json_bit_for_bit(options):
     X = holey() if options.get("missing") else people()
     encoder = TabularEncoder(**options).fit(X)
@@ -218,9 +244,11 @@ number = st.floats(-1e12, 1e12).map(lambda v: float(f"{v:.17g}"))
 
 
 @settings(max_examples=12, deadline=None)
-@given(a=st.lists(number, min_size=3, max_size=12, unique=True),
-       words=st.lists(st.text(max_size=3), min_size=2, max_size=4, unique=True),
-       hole=st.integers(0))
+@given(
+    a=st.lists(number, min_size=3, max_size=12, unique=True),
+    words=st.lists(st.text(max_size=3), min_size=2, max_size=4, unique=True),
+    hole=st.integers(0),
+)
 def test_state_survives_json_for_any_numbers_and_words(a, words, hole):
     X = pd.DataFrame({"a": a, "b": [words[i % len(words)] for i in range(len(a))]})
     X.loc[hole % len(a), "a"] = np.nan
@@ -232,10 +260,14 @@ def test_state_survives_json_for_any_numbers_and_words(a, words, hole):
     assert again.transform(X).tobytes() == encoder.transform(X).tobytes()
 
 
-@pytest.mark.parametrize("X", [
-    pd.DataFrame({"a": [1.0, 2, 4]}), pd.DataFrame({"b": ["u", "v", "u"]}),
-    np.array([[1.0, 5], [2, 5]]),
-])
+@pytest.mark.parametrize(
+    "X",
+    [
+        pd.DataFrame({"a": [1.0, 2, 4]}),
+        pd.DataFrame({"b": ["u", "v", "u"]}),
+        np.array([[1.0, 5], [2, 5]]),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:X. left out")
 def test_state_of_numbers_only_categories_only_and_arrays(X):
     encoder = TabularEncoder().fit(X)
@@ -248,8 +280,13 @@ def test_a_damaged_state_is_refused():
     config = TabularEncoder().fit(people()).to_config()
     with pytest.raises(InputError, match=r"config: expected format 1, got format 2\. Use the ver"):
         TabularEncoder.from_config({**config, "format": 2})
-    for damage in ({}, {**config, "numeric": {}}, {**config, "options": {"speed": 1}},
-                   {**config, "columns": ["age"]}, {**config, "flagged": ["who"]}):
+    for damage in (
+        {},
+        {**config, "numeric": {}},
+        {**config, "options": {"speed": 1}},
+        {**config, "columns": ["age"]},
+        {**config, "flagged": ["who"]},
+    ):
         with pytest.raises(InputError, match=r"^config: expected"):
             TabularEncoder.from_config(damage)
     short = {**config, "numeric": {**config["numeric"], "mean": [1.0]}}
@@ -265,36 +302,52 @@ def test_options_are_checked():
     refuse(r"^missing: expected one of", people(), missing="drop")
     refuse(r"^max_categories: expected a whole number of at least 2", people(), max_categories=1)
     refuse(r"^missing_values: expected a list, got '\?'", people(), missing_values="?")
-    refuse(r"^categorical: expected columns of the table.*got 'jobs'\. Perhaps 'job' is meant",
-           people(), categorical=["jobs"])
+    refuse(
+        r"^categorical: expected columns of the table.*got 'jobs'\. Perhaps 'job' is meant",
+        people(),
+        categorical=["jobs"],
+    )
 
 
-@pytest.mark.parametrize(("X", "pattern"), [
-    (pd.DataFrame({"a": []}), "X: expected a table with rows and columns, got 0 rows"),
-    (pd.DataFrame(index=range(3)), "got 3 rows and 0 columns"),
-    (np.ones(3), r"two axes, got shape \(3,\)\. Reshape your data"),
-    (np.ones((2, 2, 2)), r"got shape \(2, 2, 2\)"),
-    ([[1, 2], [3]], r"got shape \(2,\)"),
-    (pd.Series([1, 2]), "got a single column"),
-    (3.0, "expected a DataFrame or a 2-D array, got float"),
-    ({"a": [1]}, "expected a DataFrame or a 2-D array, got dict"),
-    (pd.DataFrame([[1, 2]] * 2, columns=["a", "a"]), "one column of each name, got several.*'a'"),
-    (np.ones((1, 2)), "at least 2 rows to learn from, got 1 row"),
-    (np.ones((5, 2)), "a column that varies, got a single value in each of 'x0', 'x1'"),
-    (pd.DataFrame({"when": pd.date_range("2020", periods=3)}),
-     r"numbers or categories in column 'when', got dates or times.*days since a fixed date"),
-    (pd.DataFrame({"when": [datetime.date(2020, 1, 1), None]}), "column 'when', got dates"),
-    (pd.DataFrame({"lag": pd.to_timedelta([1, 2])}), "column 'lag', got dates or times"),
-    (pd.DataFrame({"p": pd.period_range("2020", periods=2)}), "column 'p', got dates or times"),
-    (pd.DataFrame({"l": [[1], [2]]}), "column 'l', got a list. Convert or drop"),
-    (pd.DataFrame({"b": [b"x", b"y"]}), "column 'b', got a bytes"),
-    (np.array([[1j], [2]]), "column 'x0', got a complex"),
-    (pd.DataFrame({"a": [1.0, np.inf, -np.inf]}),
-     r"finite numbers in column 'a', got 2 infinite values \(first in row 1\)"),
-    (pd.DataFrame({"a": [1e308, -1e308]}), "variance float64 can hold, got overflow in 'a'"),
-    (pd.DataFrame({"a": ["1", "2", "?"]}), r"numbers in column 'a', got '\?' in 1 of 3 rows "
-     r"\(first in row 2\)\. Correct them, declare them missing with missing_values=\['\?'\], or "),
-])
+@pytest.mark.parametrize(
+    ("X", "pattern"),
+    [
+        (pd.DataFrame({"a": []}), "X: expected a table with rows and columns, got 0 rows"),
+        (pd.DataFrame(index=range(3)), "got 3 rows and 0 columns"),
+        (np.ones(3), r"two axes, got shape \(3,\)\. Reshape your data"),
+        (np.ones((2, 2, 2)), r"got shape \(2, 2, 2\)"),
+        ([[1, 2], [3]], r"got shape \(2,\)"),
+        (pd.Series([1, 2]), "got a single column"),
+        (3.0, "expected a DataFrame or a 2-D array, got float"),
+        ({"a": [1]}, "expected a DataFrame or a 2-D array, got dict"),
+        (
+            pd.DataFrame([[1, 2]] * 2, columns=["a", "a"]),
+            "one column of each name, got several.*'a'",
+        ),
+        (np.ones((1, 2)), "at least 2 rows to learn from, got 1 row"),
+        (np.ones((5, 2)), "a column that varies, got a single value in each of 'x0', 'x1'"),
+        (
+            pd.DataFrame({"when": pd.date_range("2020", periods=3)}),
+            r"numbers or categories in column 'when', got dates or times.*days since a fixed date",
+        ),
+        (pd.DataFrame({"when": [datetime.date(2020, 1, 1), None]}), "column 'when', got dates"),
+        (pd.DataFrame({"lag": pd.to_timedelta([1, 2])}), "column 'lag', got dates or times"),
+        (pd.DataFrame({"p": pd.period_range("2020", periods=2)}), "column 'p', got dates or times"),
+        (pd.DataFrame({"l": [[1], [2]]}), "column 'l', got a list. Convert or drop"),
+        (pd.DataFrame({"b": [b"x", b"y"]}), "column 'b', got a bytes"),
+        (np.array([[1j], [2]]), "column 'x0', got a complex"),
+        (
+            pd.DataFrame({"a": [1.0, np.inf, -np.inf]}),
+            r"finite numbers in column 'a', got 2 infinite values \(first in row 1\)",
+        ),
+        (pd.DataFrame({"a": [1e308, -1e308]}), "variance float64 can hold, got overflow in 'a'"),
+        (
+            pd.DataFrame({"a": ["1", "2", "?"]}),
+            r"numbers in column 'a', got '\?' in 1 of 3 rows "
+            r"\(first in row 2\)\. Correct them, declare them missing with missing_values=\['\?'\]",
+        ),
+    ],
+)
 def test_unusable_tables(X, pattern):
     refuse(pattern, X)
 
@@ -305,19 +358,28 @@ def test_sparse_matrices_are_named():
 
 
 def test_missing_values_are_counted_by_column():
-    refuse(r"^X: expected no missing values, got 2 in column 'income', 1 in column 'job'\. Use "
-           r"missing='impute', or drop those rows\.$", holey())
-    refuse("got 1 in column 'b'", pd.DataFrame({"a": [1, 2], "b": ["u", "?"]}),
-           missing_values=["?"])
+    refuse(
+        r"^X: expected no missing values, got 2 in column 'income', 1 in column 'job'\. Use "
+        r"missing='impute', or drop those rows\.$",
+        holey(),
+    )
+    refuse(
+        "got 1 in column 'b'", pd.DataFrame({"a": [1, 2], "b": ["u", "?"]}), missing_values=["?"]
+    )
     refuse("got 1 in column 'x0' and in|5 more columns", np.full((2, 10), np.nan))
 
 
 def test_identifiers_are_refused():
     names = [f"person {i}" for i in range(40)]
-    refuse(r"text that recurs in column 'name', got 40 values in 40 rows\. Drop the column",
-           people().assign(name=names))
-    refuse(r"at most 2 categories in column 'job', got 3 in 40 rows.*raise max_categories",
-           people(), max_categories=2)
+    refuse(
+        r"text that recurs in column 'name', got 40 values in 40 rows\. Drop the column",
+        people().assign(name=names),
+    )
+    refuse(
+        r"at most 2 categories in column 'job', got 3 in 40 rows.*raise max_categories",
+        people(),
+        max_categories=2,
+    )
     X = people().assign(name=names)
     assert TabularEncoder(categorical=["name"]).fit_transform(X).shape == (40, 49)
 
@@ -327,19 +389,26 @@ def test_identifiers_are_refused():
 
 def test_missing_columns_are_named_with_close_ones():
     X = people()
-    refuse(r"^X: expected the columns it was fitted with, got none named 'age', 'job'\. Add them",
-           X.drop(columns=["age", "job"]), fit_on=X)
-    refuse("got none named 'age'. Perhaps 'Age' is meant", X.rename(columns={"age": "Age"}),
-           fit_on=X)
+    refuse(
+        r"^X: expected the columns it was fitted with, got none named 'age', 'job'\. Add them",
+        X.drop(columns=["age", "job"]),
+        fit_on=X,
+    )
+    refuse(
+        "got none named 'age'. Perhaps 'Age' is meant", X.rename(columns={"age": "Age"}), fit_on=X
+    )
     refuse("the 5 columns it was fitted with, got 2 columns", np.ones((3, 2)), fit_on=X)
 
 
 def test_unknown_categories_are_named_with_their_columns():
     X = people()
     new = X.assign(job=["pilot", "dancer"] + ["smith"] * 38, grade="C")
-    refuse(r"^X: expected the categories seen in fitting, got 'pilot', 'dancer' in column 'job' "
-           r"\(2 of 40 rows\); 'C' in column 'grade' \(40 of 40 rows\)\. Correct.*unknown='ignore'",
-           new, fit_on=X)
+    refuse(
+        r"^X: expected the categories seen in fitting, got 'pilot', 'dancer' in column 'job' "
+        r"\(2 of 40 rows\); 'C' in column 'grade' \(40 of 40 rows\)\. Correct.*unknown='ignore'",
+        new,
+        fit_on=X,
+    )
 
 
 def test_changed_columns_are_refused():
@@ -348,8 +417,11 @@ def test_changed_columns_are_refused():
     refuse("column 'age', got dates", X.assign(age=pd.Timestamp("2020")), fit_on=X)
     refuse("no missing values, got 40 in column 'age'", X.assign(age=None), fit_on=X)
     refuse("finite numbers in column 'income'", X.assign(income=np.inf), fit_on=X)
-    refuse("float32 can hold after standardising, got larger ones in column 'income'",
-           X.assign(income=1e300), fit_on=X)
+    refuse(
+        "float32 can hold after standardising, got larger ones in column 'income'",
+        X.assign(income=1e300),
+        fit_on=X,
+    )
     refuse("got 0 rows and 5 columns", X.iloc[:0], fit_on=X)
 
 
@@ -368,10 +440,15 @@ def test_kinds_and_conversions():
 # real tables
 
 
-@pytest.mark.parametrize(("name", "target", "classes", "width"), [
-    ("credit_approval", "A16", ("+", "-"), None), ("raisin", "Class", ("Besni", "Kecimen"), 7),
-    ("bank_marketing", "y", ("no", "yes"), None), ("dry_bean", "Class", None, 16),
-])
+@pytest.mark.parametrize(
+    ("name", "target", "classes", "width"),
+    [
+        ("credit_approval", "A16", ("+", "-"), None),
+        ("raisin", "Class", ("Besni", "Kecimen"), 7),
+        ("bank_marketing", "y", ("no", "yes"), None),
+        ("dry_bean", "Class", None, 16),
+    ],
+)
 def test_real_tables(name, target, classes, width):
     try:
         path = find_file(f"{name}/{name}.csv.gz")
@@ -393,15 +470,20 @@ def test_a_real_table_with_undeclared_marks_says_so():
     except InputError as error:
         pytest.skip(f"credit_approval/credit_approval.csv.gz is absent: {error}")
     X, _ = split_target(read_table(path), "A16")
-    refuse(r"numbers in column 'A2', got '\?' in 12 of 690 rows \(first in row \d+\).*"
-           r"missing_values=\['\?'\]", X)
+    refuse(
+        r"numbers in column 'A2', got '\?' in 12 of 690 rows \(first in row \d+\).*"
+        r"missing_values=\['\?'\]",
+        X,
+    )
 
 
 # the package
 
 
 def test_importing_the_package_imports_neither_pandas_nor_scikit_learn():
-    code = ("import sys, subbayes; "
-            "print([m for m in ('pandas', 'sklearn', 'scipy.stats') if m in sys.modules])")
+    code = (
+        "import sys, subbayes; "
+        "print([m for m in ('pandas', 'sklearn', 'scipy.stats') if m in sys.modules])"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

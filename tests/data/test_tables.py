@@ -14,12 +14,14 @@ from subbayes.utils.checks import InputError
 
 def people(n=40):
     generator = np.random.default_rng(0)
-    return pd.DataFrame({
-        "age": generator.integers(20, 60, n),
-        "income": generator.normal(1e3, 2e2, n),
-        "job": generator.choice(["smith", "baker"], n),
-        "member": generator.random(n) < 0.5,
-    })
+    return pd.DataFrame(
+        {
+            "age": generator.integers(20, 60, n),
+            "income": generator.normal(1e3, 2e2, n),
+            "job": generator.choice(["smith", "baker"], n),
+            "member": generator.random(n) < 0.5,
+        }
+    )
 
 
 def written(folder, name, text):
@@ -62,18 +64,25 @@ def test_marks_and_named_index_in_parquet(tmp_path):
     assert table["a"].isna().tolist() == [True, False]
 
 
-@pytest.mark.parametrize(("name", "text", "pattern"), [
-    ("t.csv", "", "path: expected a table with a header row, got an empty file"),
-    ("t.csv", "\n\n", "a .csv file that can be read, got .*No columns to parse"),
-    ("t.csv", "a,b\n", "at least 2 rows in '.*', got no rows below the header"),
-    ("t.csv", "a,b\n1,2\n", "at least 2 rows in '.*', got one row"),
-    ("t.csv", "a,b\n1,2\n1,2\n1,2,3,4\n", "that can be read, got .*Expected 2 fields in line 4"),
-    ("t.csv", "a,b\n1,2,3\n1,2,3\n", "2 cells a row, as in the header of .*got rows with more"),
-    ("t.csv", "a,b,a\n1,2,3\n1,2,3\n", "one column of each name, got several named 'a'"),
-    ("t.csv", "a;b\n1;2\n1;2\n", r"^separator: .*Try separator=';'"),
-    ("t.json", "{}", r"a name that ends in .csv, .csv.gz, .*got 't.json'\. Convert"),
-    ("t.parquet", "no parquet", "a .parquet file that can be read"),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "pattern"),
+    [
+        ("t.csv", "", "path: expected a table with a header row, got an empty file"),
+        ("t.csv", "\n\n", "a .csv file that can be read, got .*No columns to parse"),
+        ("t.csv", "a,b\n", "at least 2 rows in '.*', got no rows below the header"),
+        ("t.csv", "a,b\n1,2\n", "at least 2 rows in '.*', got one row"),
+        (
+            "t.csv",
+            "a,b\n1,2\n1,2\n1,2,3,4\n",
+            "that can be read, got .*Expected 2 fields in line 4",
+        ),
+        ("t.csv", "a,b\n1,2,3\n1,2,3\n", "2 cells a row, as in the header of .*got rows with more"),
+        ("t.csv", "a,b,a\n1,2,3\n1,2,3\n", "one column of each name, got several named 'a'"),
+        ("t.csv", "a;b\n1;2\n1;2\n", r"^separator: .*Try separator=';'"),
+        ("t.json", "{}", r"a name that ends in .csv, .csv.gz, .*got 't.json'\. Convert"),
+        ("t.parquet", "no parquet", "a .parquet file that can be read"),
+    ],
+)
 def test_unusable_files(tmp_path, name, text, pattern):
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
@@ -104,8 +113,11 @@ def test_damaged_bytes(tmp_path):
 
 def test_target_column_and_row_count(tmp_path):
     path = written(tmp_path, "t.csv", "Price,area\n1,2\n3,4\n")
-    with pytest.raises(InputError, match=r"^target: expected one of the columns 'Price', 'area', "
-                       r"got 'price'\. Perhaps 'Price' is meant\.$"):
+    with pytest.raises(
+        InputError,
+        match=r"^target: expected one of the columns 'Price', 'area', "
+        r"got 'price'\. Perhaps 'Price' is meant\.$",
+    ):
         read_table(path, target="price")
     with pytest.raises(InputError, match="got 'zzz'. Name the column to predict"):
         read_table(path, target="zzz")

@@ -14,35 +14,44 @@ from subbayes.data.encoder import Target
 from subbayes.utils.checks import InputError
 
 
-@pytest.mark.parametrize(("y", "task", "classes"), [
-    (["b", "a", "b"], "classification", ("a", "b")),
-    ([True, False, True], "classification", (False, True)),
-    (pd.Series(["u", "v"], dtype="category"), "classification", ("u", "v")),
-    (np.array([0, 1, 2, 1]), "classification", (0, 1, 2)),
-    (np.array([1, 2, 3, 1]), "classification", (1, 2, 3)),
-    (np.array([0.0, 1.0, 1.0]), "classification", (0, 1)),
-    ([-1, 1, 1], "classification", (-1, 1)),
-    (torch.tensor([0, 1, 2]), "classification", (0, 1, 2)),
-    (["0", "1", "0"], "classification", ("0", "1")),
-    (np.array([0.0, 1.0, 2.0]), "regression", ()),
-    (np.array([3, 4, 5]), "regression", ()),
-    (np.array([0, 1, 3]), "regression", ()),
-    (np.arange(30), "regression", ()),
-    (np.array([[0.5], [1.5]]), "regression", ()),
-    (["1.5", "2.5", "0.1"], "regression", ()),
-    (pd.DataFrame({"y": [0.5, 2.0]}), "regression", ()),
-])
+@pytest.mark.parametrize(
+    ("y", "task", "classes"),
+    [
+        (["b", "a", "b"], "classification", ("a", "b")),
+        ([True, False, True], "classification", (False, True)),
+        (pd.Series(["u", "v"], dtype="category"), "classification", ("u", "v")),
+        (np.array([0, 1, 2, 1]), "classification", (0, 1, 2)),
+        (np.array([1, 2, 3, 1]), "classification", (1, 2, 3)),
+        (np.array([0.0, 1.0, 1.0]), "classification", (0, 1)),
+        ([-1, 1, 1], "classification", (-1, 1)),
+        (torch.tensor([0, 1, 2]), "classification", (0, 1, 2)),
+        (["0", "1", "0"], "classification", ("0", "1")),
+        (np.array([0.0, 1.0, 2.0]), "regression", ()),
+        (np.array([3, 4, 5]), "regression", ()),
+        (np.array([0, 1, 3]), "regression", ()),
+        (np.arange(30), "regression", ()),
+        (np.array([[0.5], [1.5]]), "regression", ()),
+        (["1.5", "2.5", "0.1"], "regression", ()),
+        (pd.DataFrame({"y": [0.5, 2.0]}), "regression", ()),
+    ],
+)
 def test_the_task_is_inferred_by_the_rule(y, task, classes):
     target = Target.infer(y)
     assert (target.task, target.classes) == (task, classes)
     assert [type(a) for a in target.classes] == [type(a) for a in classes]
 
 
-@pytest.mark.parametrize(("y", "task"), [
-    (np.random.default_rng(0).normal(5, 3, 50), "regression"), (np.arange(9), "count"),
-    (np.array(["x", "y", "x"]), "classification"), (np.array([True, False]), "classification"),
-    (np.array([2, 5, 7]), "classification"), (np.arange(30) % 3, None),
-])
+@pytest.mark.parametrize(
+    ("y", "task"),
+    [
+        (np.random.default_rng(0).normal(5, 3, 50), "regression"),
+        (np.arange(9), "count"),
+        (np.array(["x", "y", "x"]), "classification"),
+        (np.array([True, False]), "classification"),
+        (np.array([2, 5, 7]), "classification"),
+        (np.arange(30) % 3, None),
+    ],
+)
 def test_decode_inverts_encode_also_through_json(y, task):
     target = Target.infer(y, task)
     again = Target.from_config(json.loads(json.dumps(target.to_config())))
@@ -69,28 +78,38 @@ def test_labels_match_across_numeric_dtypes_and_doubt_is_none():
     assert Target.infer(["u", "v"]).decode([1, -1]).tolist() == ["v", None]
 
 
-@pytest.mark.parametrize(("y", "task", "pattern"), [
-    ([], None, "y: expected targets, got none"),
-    ([1.0], None, "at least 2 targets"),
-    ([1.0, None], None, r"no missing targets, got 1 of 2 missing \(first in row 1\)"),
-    ([1.0, np.inf], None, "finite numbers in the target, got 1 infinite value"),
-    ([2.5, 2.5], None, "targets that vary.*got values from 2.5 to 2.5"),
-    (["u", "u"], None, "at least 2 classes, got 'u' alone"),
-    (["u", "v", "w", 1], None, "labels of one type, got int and str"),
-    (np.ones((3, 2)), None, r"one target a row, shape \(n,\), got shape \(3, 2\)"),
-    ([0.5, 1.5], "classification", "labels that are text, whole numbers or booleans, got 0.5"),
-    ([datetime.date(2020, 1, 1)] * 2, "classification", "booleans, got a date"),
-    (pd.date_range("2020", periods=3), None, "the target, got dates"),
-    (["1", "2", "x"], None,
-     r"numbers in the target, got 'x' in 1 of 3 rows \(first in row \d\). "
-     "Correct them, or use task='class"),
-    (["a", "b"], "regression", "numbers in the target, got 'a', 'b'"),
-    ([0, 2, -1], "count", "whole numbers of at least 0, got -1 in row 2"),
-    ([0, 2.5], "count", "got 2.5 in row 1"),
-    ([0, 1e30], "count", r"got 1e\+30 in row 1"),
-    ([0, 1], "ranking", "task: expected one of 'regression', 'classification', 'count'"),
-    ([f"name {i}" for i in range(30)], None, "classes that recur, got a different label in each"),
-])
+@pytest.mark.parametrize(
+    ("y", "task", "pattern"),
+    [
+        ([], None, "y: expected targets, got none"),
+        ([1.0], None, "at least 2 targets"),
+        ([1.0, None], None, r"no missing targets, got 1 of 2 missing \(first in row 1\)"),
+        ([1.0, np.inf], None, "finite numbers in the target, got 1 infinite value"),
+        ([2.5, 2.5], None, "targets that vary.*got values from 2.5 to 2.5"),
+        (["u", "u"], None, "at least 2 classes, got 'u' alone"),
+        (["u", "v", "w", 1], None, "labels of one type, got int and str"),
+        (np.ones((3, 2)), None, r"one target a row, shape \(n,\), got shape \(3, 2\)"),
+        ([0.5, 1.5], "classification", "labels that are text, whole numbers or booleans, got 0.5"),
+        ([datetime.date(2020, 1, 1)] * 2, "classification", "booleans, got a date"),
+        (pd.date_range("2020", periods=3), None, "the target, got dates"),
+        (
+            ["1", "2", "x"],
+            None,
+            r"numbers in the target, got 'x' in 1 of 3 rows \(first in row \d\). "
+            "Correct them, or use task='class",
+        ),
+        (["a", "b"], "regression", "numbers in the target, got 'a', 'b'"),
+        ([0, 2, -1], "count", "whole numbers of at least 0, got -1 in row 2"),
+        ([0, 2.5], "count", "got 2.5 in row 1"),
+        ([0, 1e30], "count", r"got 1e\+30 in row 1"),
+        ([0, 1], "ranking", "task: expected one of 'regression', 'classification', 'count'"),
+        (
+            [f"name {i}" for i in range(30)],
+            None,
+            "classes that recur, got a different label in each",
+        ),
+    ],
+)
 def test_unusable_targets(y, task, pattern):
     with pytest.raises(InputError, match=pattern) as error:
         Target.infer(y, task)
@@ -99,8 +118,11 @@ def test_unusable_targets(y, task, pattern):
 
 def test_labels_outside_the_classes_are_named_with_the_classes():
     target = Target.infer(["cat", "dog", "cat"])
-    with pytest.raises(InputError, match=r"^y: expected only the classes 'cat', 'dog', got 'cow', "
-                       r"'hen' in 3 of 4 rows\. Correct those labels"):
+    with pytest.raises(
+        InputError,
+        match=r"^y: expected only the classes 'cat', 'dog', got 'cow', "
+        r"'hen' in 3 of 4 rows\. Correct those labels",
+    ):
         target.encode(["cow", "hen", "cow", "cat"])
     with pytest.raises(InputError, match="class indices from 0 to 1, or -1, got 2"):
         target.decode([0, 2])
@@ -110,7 +132,13 @@ def test_labels_outside_the_classes_are_named_with_the_classes():
 
 def test_a_damaged_target_state_is_refused():
     good = Target.infer(["u", "v"]).to_config()
-    for damage in ({}, {**good, "task": "rank"}, {**good, "classes": ["u"]},
-                   {**good, "classes": [[1], [2]]}, {**good, "scale": 0}, {**good, "shift": "x"}):
+    for damage in (
+        {},
+        {**good, "task": "rank"},
+        {**good, "classes": ["u"]},
+        {**good, "classes": [[1], [2]]},
+        {**good, "scale": 0},
+        {**good, "shift": "x"},
+    ):
         with pytest.raises(InputError, match=r"^config: expected what Target.to_config gives"):
             Target.from_config(damage)

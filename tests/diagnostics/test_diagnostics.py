@@ -76,8 +76,13 @@ def test_agrees_with_arviz(az, name, chains, shape):
     np.testing.assert_allclose(ours(x), expected, rtol=1e-10)
 
 
-@given(arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=12),
-              elements=st.integers(-3, 3).map(float)))
+@given(
+    arrays(
+        np.float64,
+        array_shapes(min_dims=2, max_dims=2, max_side=12),
+        elements=st.integers(-3, 3).map(float),
+    )
+)
 def test_average_ranks_agree_with_scipy(x):
     np.testing.assert_array_equal(average_ranks(x), stats.rankdata(x, axis=1))
 
@@ -169,8 +174,11 @@ def test_tail_ess_passes_over_a_quantile_that_tells_nothing():
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_flat_draws_are_refused(name):
-    with pytest.raises(InputError, match=r"^x: expected draws of shape \(chains, draws\) or "
-                       r"\(chains, draws, k\), got shape \(100,\)\. Add an axis for the chains"):
+    with pytest.raises(
+        InputError,
+        match=r"^x: expected draws of shape \(chains, draws\) or "
+        r"\(chains, draws, k\), got shape \(100,\)\. Add an axis for the chains",
+    ):
         STATISTICS[name][0](np.zeros(100))
 
 
@@ -192,11 +200,13 @@ def test_psis_agrees_with_arviz(az, n_draws, reff):
     expected_weights, expected_k = az.psislw(np.ascontiguousarray(x.T), reff)
     np.testing.assert_allclose(pareto_k, expected_k, rtol=1e-10, atol=1e-12)
     # Equal ratios may swap their smoothed values: compare those in order.
-    np.testing.assert_allclose(np.sort(log_weights, axis=0), np.sort(expected_weights.T, axis=0),
-                               rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(
+        np.sort(log_weights, axis=0), np.sort(expected_weights.T, axis=0), rtol=1e-10, atol=1e-10
+    )
     untied = slice(0, 10)
-    np.testing.assert_allclose(log_weights[:, untied], expected_weights.T[:, untied],
-                               rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(
+        log_weights[:, untied], expected_weights.T[:, untied], rtol=1e-10, atol=1e-10
+    )
 
 
 def test_psis_takes_one_efficiency_per_column_and_any_block(monkeypatch):
@@ -224,8 +234,10 @@ def test_weights_sum_to_one_and_keep_shape_order_and_input():
     log_weights, _ = psis(x)
     np.testing.assert_array_equal(x, before)
     np.testing.assert_allclose(np.exp(log_weights).sum(axis=0), 1)
-    np.testing.assert_array_equal(np.argsort(log_weights, axis=0, kind="stable")[:400],
-                                  np.argsort(x, axis=0, kind="stable")[:400])
+    np.testing.assert_array_equal(
+        np.argsort(log_weights, axis=0, kind="stable")[:400],
+        np.argsort(x, axis=0, kind="stable")[:400],
+    )
     np.testing.assert_allclose(psis(x + 1000.0)[0], log_weights, atol=1e-9)
     np.testing.assert_allclose(psis(x.astype(np.float32))[0], log_weights, atol=1e-4)
 
@@ -242,12 +254,18 @@ def test_weights_where_nothing_can_be_fitted():
     np.testing.assert_allclose(np.exp(psis(excluded)[0][:, 0]), np.repeat([0, 1 / 50], 50))
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    (np.zeros(5), r"^log_ratios: expected shape \(draws, points\), got shape \(5,\)\. Stack"),
-    (np.zeros((0, 5)), r"^log_ratios: expected shape \(draws, points\), got shape \(0, 5\)"),
-    (np.array([[0.0, np.inf], [0.0, 1.0]]), r"^log_ratios: expected finite numbers, got NaN or "
-     r"infinite values at 1 of 2 points \(first at point 1\)\. Leave out the draws"),
-])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.zeros(5), r"^log_ratios: expected shape \(draws, points\), got shape \(5,\)\. Stack"),
+        (np.zeros((0, 5)), r"^log_ratios: expected shape \(draws, points\), got shape \(0, 5\)"),
+        (
+            np.array([[0.0, np.inf], [0.0, 1.0]]),
+            r"^log_ratios: expected finite numbers, got NaN or "
+            r"infinite values at 1 of 2 points \(first at point 1\)\. Leave out the draws",
+        ),
+    ],
+)
 def test_psis_refuses(values, message):
     with pytest.raises(InputError, match=message):
         psis(values)
@@ -298,8 +316,7 @@ def test_loo_agrees_with_arviz(az, reff):
 
 def test_loo_takes_the_efficiency_of_each_observation_from_its_chains(az):
     chains = ar1(0.9, (4, 300, 1)) * np.linspace(-0.5, 0.6, 6)
-    efficiency = np.array([az.ess(np.exp(chains[:, :, i]), method="mean") / 1200
-                           for i in range(6)])
+    efficiency = np.array([az.ess(np.exp(chains[:, :, i]), method="mean") / 1200 for i in range(6)])
     assert efficiency.max() < 0.3
     result = loo(chains)
     expected = loo(chains.reshape(1200, 6), efficiency)
@@ -317,8 +334,11 @@ def test_loo_where_a_point_does_not_depend_on_the_draws():
 
 def test_loo_warns_of_unreliable_points():
     log_lik = np.random.default_rng(0).normal(size=(400, 5)) * [0.1, 0.1, 0.1, 4, 5]
-    with pytest.warns(UserWarning, match=r"^loo: Pareto k is above 0\.62 at 2 of 5 points, .* "
-                      r"Draw more, or score on held-out data instead\.$"):
+    with pytest.warns(
+        UserWarning,
+        match=r"^loo: Pareto k is above 0\.62 at 2 of 5 points, .* "
+        r"Draw more, or score on held-out data instead\.$",
+    ):
         assert loo(log_lik).n_bad == 2
     with pytest.warns(UserWarning, match="at 5 of 5 points"):
         loo(log_lik[:1])
@@ -326,41 +346,66 @@ def test_loo_warns_of_unreliable_points():
 
 def test_compare_agrees_with_arviz(az):
     rng = np.random.default_rng(0)
-    chains = {name: rng.normal(size=(4, 250, 60)) / 5 - shift * rng.uniform(size=60)
-              for name, shift in {"bad": 0.5, "good": 0.0, "middling": 0.2}.items()}
+    chains = {
+        name: rng.normal(size=(4, 250, 60)) / 5 - shift * rng.uniform(size=60)
+        for name, shift in {"bad": 0.5, "good": 0.0, "middling": 0.2}.items()
+    }
     rows = compare({name: loo(x, 1.0) for name, x in chains.items()})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = az.compare({name: az.loo(az.from_dict(log_likelihood={"y": x}), pointwise=True,
-                                         reff=1.0) for name, x in chains.items()})
+        table = az.compare(
+            {
+                name: az.loo(az.from_dict(log_likelihood={"y": x}), pointwise=True, reff=1.0)
+                for name, x in chains.items()
+            }
+        )
     assert [row.name for row in rows] == list(table.index) == ["good", "middling", "bad"]
-    for field, column in {"elpd": "elpd_loo", "se": "se", "difference_se": "dse",
-                          "p_loo": "p_loo"}.items():
-        np.testing.assert_allclose([getattr(row, field) for row in rows], table[column],
-                                   rtol=1e-10, atol=1e-12)
+    for field, column in {
+        "elpd": "elpd_loo",
+        "se": "se",
+        "difference_se": "dse",
+        "p_loo": "p_loo",
+    }.items():
+        np.testing.assert_allclose(
+            [getattr(row, field) for row in rows], table[column], rtol=1e-10, atol=1e-12
+        )
     np.testing.assert_allclose([-row.difference for row in rows], table.elpd_diff, atol=1e-10)
 
 
 def test_compare_refuses_other_observations():
     log_lik = np.random.default_rng(0).normal(size=(1000, 4)) / 10
     one, other = loo(log_lik), loo(log_lik[:, :3])
-    with pytest.raises(InputError, match=r"^results: expected at least one result, all on the "
-                       r"same observations, got a with 4, b with 3\. Compute each with loo"):
+    with pytest.raises(
+        InputError,
+        match=r"^results: expected at least one result, all on the "
+        r"same observations, got a with 4, b with 3\. Compute each with loo",
+    ):
         compare({"a": one, "b": other})
     with pytest.raises(InputError, match="got none"):
         compare({})
     assert math.isnan(loo(log_lik[:, :1]).se)
 
 
-@pytest.mark.parametrize(("values", "reff", "message"), [
-    (np.zeros(5), None, r"^log_lik: expected shape \(draws, points\) or \(chains, draws, points\)"
-     r", got shape \(5,\)\. Compute it with posterior\.pointwise\.$"),
-    (np.zeros((5, 0)), None, r"^log_lik: .* got shape \(5, 0\)"),
-    (np.full((5, 3), -np.inf), None, r"^log_lik: expected finite numbers, got NaN or infinite "
-     r"values at 3 of 3 points \(first at point 0\)"),
-    (np.zeros((5, 3)), 0.0, r"^reff: expected a positive number, or 3 of them, got 0\.0\."),
-    (np.zeros((5, 3)), np.ones(4), r"^reff: expected a positive number, or 3 of them"),
-])
+@pytest.mark.parametrize(
+    ("values", "reff", "message"),
+    [
+        (
+            np.zeros(5),
+            None,
+            r"^log_lik: expected shape \(draws, points\) or \(chains, draws, points\)"
+            r", got shape \(5,\)\. Compute it with posterior\.pointwise\.$",
+        ),
+        (np.zeros((5, 0)), None, r"^log_lik: .* got shape \(5, 0\)"),
+        (
+            np.full((5, 3), -np.inf),
+            None,
+            r"^log_lik: expected finite numbers, got NaN or infinite "
+            r"values at 3 of 3 points \(first at point 0\)",
+        ),
+        (np.zeros((5, 3)), 0.0, r"^reff: expected a positive number, or 3 of them, got 0\.0\."),
+        (np.zeros((5, 3)), np.ones(4), r"^reff: expected a positive number, or 3 of them"),
+    ],
+)
 def test_loo_refuses(values, reff, message):
     with pytest.raises(InputError, match=message):
         loo(values, reff)

@@ -53,8 +53,9 @@ def regression(draws=20, n=60, targets=1, seed=0):
 
 
 def heteroscedastic(draws=20, n=60, seed=0):
-    predictive = Predictive(outputs(draws, n, 2, seed=seed),
-                            HeteroscedasticGaussian(global_variance=0.1))
+    predictive = Predictive(
+        outputs(draws, n, 2, seed=seed), HeteroscedasticGaussian(global_variance=0.1)
+    )
     return predictive, predictive.sample(1, seed=seed)[0]
 
 
@@ -134,8 +135,13 @@ def test_crps_agrees_with_scoringrules(make):
 
 
 @settings(max_examples=40, deadline=None)
-@given(draws=st.integers(1, 120), spread=st.floats(0, 100), ratio=st.floats(0, 4),
-       scale=st.floats(1e-6, 1e6), seed=st.integers(0, 1000))
+@given(
+    draws=st.integers(1, 120),
+    spread=st.floats(0, 100),
+    ratio=st.floats(0, 4),
+    scale=st.floats(1e-6, 1e6),
+    seed=st.integers(0, 1000),
+)
 def test_crps_of_a_mixture_is_exact_by_grid_and_by_pairs(draws, spread, ratio, scale, seed):
     rng = np.random.default_rng(seed)
     means = rng.normal(size=(draws, 3)) * spread * scale
@@ -143,8 +149,12 @@ def test_crps_of_a_mixture_is_exact_by_grid_and_by_pairs(draws, spread, ratio, s
     y = rng.normal(size=3) * (1 + spread) * scale
     weights = np.full((3, draws), 1 / draws)
     expected = scoringrules.crps_mixnorm(y, means.T, stds.T, weights)
-    np.testing.assert_allclose(crps_gaussian_mixture(means, stds, y), expected, rtol=1e-9,
-                               atol=1e-11 * (1 + spread) * scale)
+    np.testing.assert_allclose(
+        crps_gaussian_mixture(means, stds, y),
+        expected,
+        rtol=1e-9,
+        atol=1e-11 * (1 + spread) * scale,
+    )
 
 
 def test_crps_grid_equals_pairs_in_any_block(monkeypatch):
@@ -177,8 +187,10 @@ def test_crps_without_noise_is_that_of_the_ensemble():
 
 def test_crps_of_several_targets_is_their_mean():
     predictive, y = regression(targets=3)
-    each = [crps(Predictive(predictive.outputs[..., [t]], Gaussian(noise=0.7)), y[:, t])
-            for t in range(3)]
+    each = [
+        crps(Predictive(predictive.outputs[..., [t]], Gaussian(noise=0.7)), y[:, t])
+        for t in range(3)
+    ]
     np.testing.assert_allclose(crps(predictive, y), np.mean(each))
 
 
@@ -260,8 +272,9 @@ def test_class_scores_agree_with_sklearn_and_naive_versions(k):
     p = predictive.probabilities
     assert accuracy(predictive, y) == sklearn_metrics.accuracy_score(y, p.argmax(axis=1))
     np.testing.assert_allclose(brier(predictive, y), ((p - np.eye(k)[y]) ** 2).sum(1).mean())
-    np.testing.assert_allclose(log_likelihood(predictive, y),
-                               -sklearn_metrics.log_loss(y, p, labels=range(k)))
+    np.testing.assert_allclose(
+        log_likelihood(predictive, y), -sklearn_metrics.log_loss(y, p, labels=range(k))
+    )
     expected = sklearn_metrics.roc_auc_score(y, p[:, 1] if k == 2 else p, multi_class="ovr")
     np.testing.assert_allclose(auroc(predictive, y), expected)
 
@@ -281,8 +294,11 @@ def test_auroc_with_ties_agrees_with_sklearn():
 
 def test_auroc_of_a_missing_class_is_nan_and_says_what_to_do():
     predictive, y = classes(4)
-    with pytest.warns(UserWarning, match=r"^auroc: y lacks 2 of 4 classes \(first: 1\), so it is "
-                      r"nan\. Score on data that hold every class\.$"):
+    with pytest.warns(
+        UserWarning,
+        match=r"^auroc: y lacks 2 of 4 classes \(first: 1\), so it is "
+        r"nan\. Score on data that hold every class\.$",
+    ):
         assert math.isnan(auroc(predictive, np.where(y % 2, 0, y)))
 
 
@@ -304,8 +320,9 @@ def test_reliability_curve_holds_every_point_once():
     curve = calibration_curve(predictive, y, bins=10)
     assert curve.count.sum() == 200
     np.testing.assert_allclose(curve.count @ curve.observed / 200, accuracy(predictive, y))
-    np.testing.assert_allclose(curve.count @ curve.expected / 200,
-                               predictive.probabilities.max(axis=1).mean())
+    np.testing.assert_allclose(
+        curve.count @ curve.expected / 200, predictive.probabilities.max(axis=1).mean()
+    )
 
 
 def test_certain_predictions_fall_into_the_last_bin():
@@ -317,8 +334,17 @@ def test_certain_predictions_fall_into_the_last_bin():
 # --- all together ----------------------------------------------------------------------------
 
 CASES = {
-    "regression": (regression, {"log_likelihood", "log_likelihood_moment_matched", "rmse", "crps",
-                                "coverage", "interval_width"}),
+    "regression": (
+        regression,
+        {
+            "log_likelihood",
+            "log_likelihood_moment_matched",
+            "rmse",
+            "crps",
+            "coverage",
+            "interval_width",
+        },
+    ),
     "count": (counts, {"log_likelihood", "rmse", "crps", "coverage", "interval_width"}),
     "classification": (classes, {"log_likelihood", "accuracy", "brier", "ece", "auroc"}),
 }
@@ -345,24 +371,36 @@ def test_form_of_the_targets_does_not_matter(kind):
 
 @pytest.mark.parametrize("function", [crps, rmse, coverage, interval_width])
 def test_scores_of_numbers_refuse_classes(function):
-    with pytest.raises(InputError, match=rf"^predictive: expected regression or counts for "
-                       rf"{function.__name__}, got classification\. Use accuracy, brier or ece"):
+    with pytest.raises(
+        InputError,
+        match=rf"^predictive: expected regression or counts for "
+        rf"{function.__name__}, got classification\. Use accuracy, brier or ece",
+    ):
         function(*classes())
 
 
 @pytest.mark.parametrize("function", [accuracy, brier, ece, auroc])
 def test_scores_of_classes_refuse_numbers(function):
-    with pytest.raises(InputError, match=rf"^predictive: expected classification for "
-                       rf"{function.__name__}, got regression\. Use rmse, crps or coverage"):
+    with pytest.raises(
+        InputError,
+        match=rf"^predictive: expected classification for "
+        rf"{function.__name__}, got regression\. Use rmse, crps or coverage",
+    ):
         function(*regression())
 
 
-@pytest.mark.parametrize(("y", "message"), [
-    (np.zeros(59), r"^y: expected shape \(60,\), one target per prediction, got shape \(59,\)\. "
-     r"Score the rows that were predicted\.$"),
-    (np.zeros((60, 2)), r"^y: expected shape \(60,\), .* got shape \(60, 2\)"),
-    (np.full(60, np.nan), r"^y: expected finite numbers, got 60 NaN or infinite values"),
-])
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (
+            np.zeros(59),
+            r"^y: expected shape \(60,\), one target per prediction, got shape \(59,\)\. "
+            r"Score the rows that were predicted\.$",
+        ),
+        (np.zeros((60, 2)), r"^y: expected shape \(60,\), .* got shape \(60, 2\)"),
+        (np.full(60, np.nan), r"^y: expected finite numbers, got 60 NaN or infinite values"),
+    ],
+)
 @pytest.mark.parametrize("function", [log_likelihood, rmse, crps, coverage, score])
 def test_misfitting_targets_are_refused(function, y, message):
     with pytest.raises(InputError, match=message):
@@ -379,8 +417,11 @@ def test_other_labels_are_refused(label):
 
 
 def test_calibration_curve_refuses_levels_that_are_no_probabilities():
-    with pytest.raises(InputError, match=r"^levels: expected probabilities between 0 and 1, got "
-                       r"0\.5 to 95\."):
+    with pytest.raises(
+        InputError,
+        match=r"^levels: expected probabilities between 0 and 1, got "
+        r"0\.5 to 95\.",
+    ):
         calibration_curve(*regression(), np.array([0.5, 95.0]))
 
 

@@ -32,9 +32,11 @@ def log_evidence(model):
     a, s2 = model.phi @ model.basis.T, model.temperature * model.noise**2
     factor = model.prior.from_standard(np.eye(2)).T
     known = stats.multivariate_normal.logpdf(
-        model.y, model.phi @ model.shift, s2 * np.eye(model.n) + a @ factor @ factor.T @ a.T)
+        model.y, model.phi @ model.shift, s2 * np.eye(model.n) + a @ factor @ factor.T @ a.T
+    )
     return known + 0.5 * model.n * (
-        np.log(2 * np.pi * s2) - np.log(2 * np.pi * model.noise**2) / model.temperature)
+        np.log(2 * np.pi * s2) - np.log(2 * np.pi * model.noise**2) / model.temperature
+    )
 
 
 def exact_terms(model):
@@ -43,13 +45,19 @@ def exact_terms(model):
     for i in range(model.n):
         kept = np.arange(model.n) != i
         without = LinearGaussian.__new__(LinearGaussian)
-        vars(without).update(vars(model) | {
-            "x": model.x[kept], "y": model.y[kept], "phi": model.phi[kept], "n": model.n - 1})
+        vars(without).update(
+            vars(model)
+            | {"x": model.x[kept], "y": model.y[kept], "phi": model.phi[kept], "n": model.n - 1}
+        )
         mean, covariance = without.moments()
         a = model.phi[i] @ model.basis.T
-        terms.append(stats.norm.logpdf(
-            model.y[i], model.phi[i] @ model.shift + a @ mean,
-            np.sqrt(model.noise**2 + a @ covariance @ a)))
+        terms.append(
+            stats.norm.logpdf(
+                model.y[i],
+                model.phi[i] @ model.shift + a @ mean,
+                np.sqrt(model.noise**2 + a @ covariance @ a),
+            )
+        )
     return np.array(terms)
 
 
@@ -62,10 +70,14 @@ def check(row, model):
 
 
 def test_posteriors_side_by_side():
-    models = {"wide": LinearGaussian(rank=2), "narrow": LinearGaussian(rank=2, prior=Normal(0.05)),
-              "tempered": LinearGaussian(rank=2, temperature=5.0)}
-    found = subbayes.diagnostics.model_comparison.compare({
-        name: (model.posterior(), exact_draws(model)) for name, model in models.items()})
+    models = {
+        "wide": LinearGaussian(rank=2),
+        "narrow": LinearGaussian(rank=2, prior=Normal(0.05)),
+        "tempered": LinearGaussian(rank=2, temperature=5.0),
+    }
+    found = subbayes.diagnostics.model_comparison.compare(
+        {name: (model.posterior(), exact_draws(model)) for name, model in models.items()}
+    )
     terms = {name: exact_terms(model) for name, model in models.items()}
     best = max(terms, key=lambda name: terms[name].sum())
     assert found.best == best
@@ -97,8 +109,9 @@ def test_other_priors_and_temperatures_without_a_refit():
     model = LinearGaussian(rank=2, temperature=2.0)
     known = log_evidence(model)
     draws = exact_draws(model, log_evidence=known, log_evidence_error=0.01)
-    found = model.posterior().compare(draws, temperatures=(2.0, *TEMPERATURES),
-                                      prior_scales=(1.0, *SCALES))
+    found = model.posterior().compare(
+        draws, temperatures=(2.0, *TEMPERATURES), prior_scales=(1.0, *SCALES)
+    )
     assert len(found.rows) == 9
     check(found["as sampled"], model)
     assert found["as sampled"].log_evidence == known
@@ -124,9 +137,12 @@ def test_weights_that_cannot_be_trusted_are_marked():
 
 def test_a_poor_approximation_is_marked():
     model = LinearGaussian(rank=2)
-    found = subbayes.diagnostics.model_comparison.compare({
-        "exact": (model.posterior(), exact_draws(model)),
-        "laplace": (model.posterior(), exact_draws(model, seed=1, pareto_k=0.9))})
+    found = subbayes.diagnostics.model_comparison.compare(
+        {
+            "exact": (model.posterior(), exact_draws(model)),
+            "laplace": (model.posterior(), exact_draws(model, seed=1, pareto_k=0.9)),
+        }
+    )
     assert found.best == "exact"
     assert "unreliable: the approximation misses a part" in found.to_text()
 
@@ -147,7 +163,9 @@ def test_text_table_and_json():
 def test_few_draws_are_evenly_spaced_and_enough():
     model = LinearGaussian(rank=2)
     draws = exact_draws(model)
-    few = subbayes.diagnostics.model_comparison.compare({"m": (model.posterior(), draws)}, most_draws=800)["m"]
+    few = subbayes.diagnostics.model_comparison.compare(
+        {"m": (model.posterior(), draws)}, most_draws=800
+    )["m"]
     assert few.draws == 800
     check(few, model)
 
@@ -155,8 +173,14 @@ def test_few_draws_are_evenly_spaced_and_enough():
 def test_a_fitted_model_is_a_candidate():
     x = torch.linspace(-1, 1, 40)[:, None]
     fitted = subbayes.fit(
-        subbayes.MLP(1, (5,), 1), (x, x[:, 0] ** 2), subspace="random", rank=2, draws=30,
-        training=subbayes.Training(epochs=5, swa_epochs=2), progress=False)
+        subbayes.MLP(1, (5,), 1),
+        (x, x[:, 0] ** 2),
+        subspace="random",
+        rank=2,
+        draws=30,
+        training=subbayes.Training(epochs=5, swa_epochs=2),
+        progress=False,
+    )
     found = subbayes.diagnostics.model_comparison.compare({"fit": fitted})
     assert found["fit"].sampler == "elliptical-slice"
     with pytest.raises(InputTypeError, match=r"models\['fit'\]: expected a pair .*load\(path, dat"):
@@ -169,12 +193,18 @@ def test_bad_input(unchecked):
     with pytest.raises(InputError, match="models: expected at least one posterior"):
         subbayes.diagnostics.model_comparison.compare({})
     with pytest.raises(InputError, match=r"models\['b'\]: expected the observations of 'a'"):
-        subbayes.diagnostics.model_comparison.compare({"a": (posterior, draws), "b": (other.posterior(), draws)})
+        subbayes.diagnostics.model_comparison.compare(
+            {"a": (posterior, draws), "b": (other.posterior(), draws)}
+        )
     short = LinearGaussian(n=20).posterior()
     with pytest.raises(InputError, match="got 20 instead of 40. Fit all to the same rows"):
-        subbayes.diagnostics.model_comparison.compare({"a": (posterior, draws), "b": (short, draws)})
+        subbayes.diagnostics.model_comparison.compare(
+            {"a": (posterior, draws), "b": (short, draws)}
+        )
     with pytest.raises(InputError, match="draws at temperature 3, as the posterior, got 1"):
-        subbayes.diagnostics.model_comparison.compare({"a": (posterior.with_temperature(3.0), draws)})
+        subbayes.diagnostics.model_comparison.compare(
+            {"a": (posterior.with_temperature(3.0), draws)}
+        )
     with pytest.raises(InputError, match="draws: expected draws of rank 2"):
         posterior.compare(Draws(np.zeros((2, 5, 3))))
     with pytest.raises(InputError, match="temperatures: expected a finite number above 0, got 0"):
@@ -200,9 +230,12 @@ def test_what_is_no_dict_of_models_and_numbers_alone():
 def test_linearised_laplace_is_not_scored_as_if_it_predicted_through_the_network():
     model = LinearGaussian()
     posterior = model.posterior()
-    choice = subbayes.diagnostics.model_comparison.compare({
-        "linearised": (posterior, exact_draws(model, sampler="laplace-linearised")),
-        "sampled": (posterior, exact_draws(model, seed=1))})
+    choice = subbayes.diagnostics.model_comparison.compare(
+        {
+            "linearised": (posterior, exact_draws(model, sampler="laplace-linearised")),
+            "sampled": (posterior, exact_draws(model, seed=1)),
+        }
+    )
     assert choice.best == "sampled"
     assert not choice["linearised"].reliable
     assert "score held-out rows" in choice.to_text()

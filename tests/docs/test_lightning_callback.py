@@ -25,8 +25,14 @@ def run(module, callbacks, folder, epochs, checkpoint=None):
     x = torch.linspace(-2, 2, 40)[:, None]
     loader = DataLoader(TensorDataset(x, torch.sin(x[:, 0])), batch_size=10)
     trainer = lightning.Trainer(
-        max_epochs=epochs, callbacks=callbacks, accelerator="cpu", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+        max_epochs=epochs,
+        callbacks=callbacks,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     with torch.random.fork_rng(devices=[]):
         trainer.fit(module, loader, ckpt_path=checkpoint)
     trainer.save_checkpoint(folder / "last.ckpt")

@@ -44,7 +44,12 @@ def test_the_adapters_alone_are_random(example):
     assert {name.split(".")[-2] for name in network.names} == {"lora_a", "lora_b"}
     assert network.names == subbayes.Network(model, output=lambda out: out.logits).names
     (x, y), (new, _) = example.sentences(9, 0), example.sentences(4, 1)
-    V, J = dense_rows(network, subbayes.likelihoods.Categorical(), x, y), dense(network, new).flatten(0, 1)
+    V, J = (
+        dense_rows(network, subbayes.likelihoods.Categorical(), x, y),
+        dense(network, new).flatten(0, 1),
+    )
     sigma = J @ torch.linalg.solve(V.T @ V + torch.eye(network.size).double(), J.T)
-    posterior = subbayes.inference.linearised_laplace(network, subbayes.likelihoods.Categorical(), (x, y))
+    posterior = subbayes.inference.linearised_laplace(
+        network, subbayes.likelihoods.Categorical(), (x, y)
+    )
     torch.testing.assert_close(posterior.covariance(new), sigma, rtol=1e-8, atol=1e-12)

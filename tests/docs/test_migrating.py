@@ -34,7 +34,8 @@ def test_the_shares_are_those_the_page_says(names):
     said = re.search(r"come out as ([\d.]+), ([\d.]+), ([\d.]+) and ([\d.]+)\.", PAGE.read_text())
     assert list(names["shares"]) == ["mask", "largest variance", "predictive", "optimal"]
     assert [float(share) for share in said.groups()] == pytest.approx(
-        list(names["shares"].values()), abs=0.05)
+        list(names["shares"].values()), abs=0.05
+    )
 
 
 def test_models_of_transformers_predict(names):
@@ -57,8 +58,13 @@ def test_calls_of_the_table_exist(names):
     assert posterior.precision.variances().shape == (names["network"].size,)
     assert posterior.tuned(noise=False).prior_precision > 0
     validation = names["new"], torch.arange(50) % 2
-    assert cross_validated(names["network"], Categorical(), names["data"], validation=validation,
-                           prior_precisions=(0.1, 1.0))[0].prior_precision in (0.1, 1.0)
+    assert cross_validated(
+        names["network"],
+        Categorical(),
+        names["data"],
+        validation=validation,
+        prior_precisions=(0.1, 1.0),
+    )[0].prior_precision in (0.1, 1.0)
 
 
 def test_the_page_is_linked():
@@ -66,8 +72,9 @@ def test_the_page_is_linked():
         assert PAGE.name in (ROOT / text).read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(find_spec("laplace") is None,
-                    reason="laplace-torch is not installed (extra benchmark)")
+@pytest.mark.skipif(
+    find_spec("laplace") is None, reason="laplace-torch is not installed (extra benchmark)"
+)
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 @pytest.mark.parametrize("weights", ["all", "last_layer"])
 def test_the_same_numbers_as_there(kind, weights):
@@ -79,19 +86,30 @@ def test_the_same_numbers_as_there(kind, weights):
     y = torch.randn(20, 3).double() if kind == "regression" else torch.arange(20) % 3
     # numbers that float32 holds, in which they are kept there
     noise = {"sigma_noise": 0.5} if kind == "regression" else {}
-    theirs = Laplace(module, kind, subset_of_weights=weights, hessian_structure="full",
-                     prior_precision=0.75, **noise)
+    theirs = Laplace(
+        module,
+        kind,
+        subset_of_weights=weights,
+        hessian_structure="full",
+        prior_precision=0.75,
+        **noise,
+    )
     theirs.fit(DataLoader(TensorDataset(x, y), batch_size=6))
     network = Network(module, "all" if weights == "all" else "last-layer")
-    ours = linearised_laplace(network, Gaussian(0.5) if noise else Categorical(),
-                              DataLoader(TensorDataset(x, y), batch_size=6), prior_precision=0.75)
+    ours = linearised_laplace(
+        network,
+        Gaussian(0.5) if noise else Categorical(),
+        DataLoader(TensorDataset(x, y), batch_size=6),
+        prior_precision=0.75,
+    )
     assert ours.log_marginal_likelihood() == pytest.approx(float(theirs.log_marginal_likelihood()))
     found = ours.predict(new)
     if kind == "regression":
         mean, variance = theirs(new)
         torch.testing.assert_close(torch.from_numpy(found.mean), mean.detach(), **SAME)
-        torch.testing.assert_close(torch.from_numpy(found.epistemic),
-                                   variance.diagonal(dim1=1, dim2=2).detach(), **SAME)
+        torch.testing.assert_close(
+            torch.from_numpy(found.epistemic), variance.diagonal(dim1=1, dim2=2).detach(), **SAME
+        )
         _, joint = theirs(new, joint=True)
         torch.testing.assert_close(ours.covariance(new), joint.detach(), **SAME)
         # a call there sets both for good
@@ -101,4 +119,5 @@ def test_the_same_numbers_as_there(kind, weights):
         for there, here in (("probit", "probit"), ("bridge", "laplace-bridge")):
             p = theirs(new, link_approx=there).detach()
             torch.testing.assert_close(
-                torch.from_numpy(ours.predict(new, method=here).probabilities), p, **SAME)
+                torch.from_numpy(ours.predict(new, method=here).probabilities), p, **SAME
+            )

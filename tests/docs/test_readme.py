@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[2] / "README.md"
-PAGES = {"README": (README, None),
-         "variational inference": (README.parent / "docs/methods/variational-inference.md", "zuko"),
-         "sparse networks": (README.parent / "docs/methods/sparse.md", None)}
+PAGES = {
+    "README": (README, None),
+    "variational inference": (README.parent / "docs/methods/variational-inference.md", "zuko"),
+    "sparse networks": (README.parent / "docs/methods/sparse.md", None),
+}
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.S)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -25,8 +27,9 @@ def test_the_example_prints_what_the_page_says(page, needs, tmp_path, monkeypatc
         pytest.skip(f"needs {needs}")
     blocks = BLOCK.findall(page.read_text())
     kinds = [kind for kind, _ in blocks]
-    first = next(i for i, pair in enumerate(itertools.pairwise(kinds))
-                 if pair[0] == "python" != pair[1])
+    first = next(
+        i for i, pair in enumerate(itertools.pairwise(kinds)) if pair[0] == "python" != pair[1]
+    )
     code, expected = blocks[first][1], blocks[first + 1][1]
     monkeypatch.chdir(tmp_path)  # where examples write
     assert len(code.strip().splitlines()) <= 20

@@ -19,11 +19,29 @@ from subbayes.data.datasets import load_uci, usual_splits
 from subbayes.utils.checks import InputError
 
 TINY = uci_small.Plan(
-    hidden=(6,), learning_rates=(1e-2,), weight_decays=(1e-2, 1e-1), epochs=(5,),
-    path_rates=(1e-3,), further_rates=(), path_epochs=6, snapshots=5, rank=3,
-    temperatures=(1.0, 100.0), tuning_splits=1, validations=1, tuning_chains=2, tuning_draws=5,
-    chains=2, draws=10, longest=1, swag_draws=5, vi_steps=10,
-    vi_samples=2, vi_batch_size=50, vi_draws=10)
+    hidden=(6,),
+    learning_rates=(1e-2,),
+    weight_decays=(1e-2, 1e-1),
+    epochs=(5,),
+    path_rates=(1e-3,),
+    further_rates=(),
+    path_epochs=6,
+    snapshots=5,
+    rank=3,
+    temperatures=(1.0, 100.0),
+    tuning_splits=1,
+    validations=1,
+    tuning_chains=2,
+    tuning_draws=5,
+    chains=2,
+    draws=10,
+    longest=1,
+    swag_draws=5,
+    vi_steps=10,
+    vi_samples=2,
+    vi_batch_size=50,
+    vi_draws=10,
+)
 
 
 def quiet(*_):
@@ -72,39 +90,71 @@ def tables():
     rng = np.random.default_rng(0)
     inputs = torch.tensor(rng.normal(size=(3, 51, 4)), dtype=torch.float32)
     noise = torch.tensor(rng.normal(size=(3, 51)))
-    return [batched.Table(x, 5 + 3 * x[:, 0].double() + e, s)
-            for s, (x, e) in enumerate(zip(inputs, noise, strict=True))]
+    return [
+        batched.Table(x, 5 + 3 * x[:, 0].double() + e, s)
+        for s, (x, e) in enumerate(zip(inputs, noise, strict=True))
+    ]
 
 
 @pytest.mark.parametrize("hidden", [(8,), (6, 5)])
 def test_members_are_what_training_alone_gives(tables, hidden):
     rates, decays = [0.01, 0.02, 0.005], [0.0, 0.01, 0.1]
-    members = batched.train(tables, hidden=hidden, epochs=12, learning_rate=rates,
-                            weight_decay=decays, batch_size=10)
-    paths = batched.average(members, epochs=6, learning_rate=rates, weight_decay=decays,
-                            batch_size=10, max_snapshots=4, clip_norm=0.5)
+    members = batched.train(
+        tables, hidden=hidden, epochs=12, learning_rate=rates, weight_decay=decays, batch_size=10
+    )
+    paths = batched.average(
+        members,
+        epochs=6,
+        learning_rate=rates,
+        weight_decay=decays,
+        batch_size=10,
+        max_snapshots=4,
+        clip_norm=0.5,
+    )
     for s, (t, rate, decay) in enumerate(zip(tables, rates, decays, strict=True)):
         shared = dict(batch_size=10, learning_rate=rate, weight_decay=decay, seed=s)
         data = t.inputs, t.y
-        alone = subbayes.training.train(subbayes.MLP(4, hidden, 2, seed=s), t.likelihood, data, epochs=12,
-                               schedule="cosine", **shared)
+        alone = subbayes.training.train(
+            subbayes.MLP(4, hidden, 2, seed=s),
+            t.likelihood,
+            data,
+            epochs=12,
+            schedule="cosine",
+            **shared,
+        )
         torch.testing.assert_close(members.network(s).weights, alone.network.weights)
         assert members.likelihood(s).likelihood.global_variance == pytest.approx(
-            alone.likelihood.likelihood.global_variance, rel=1e-4)
-        path = subbayes.training.swa(alone, t.likelihood, data, epochs=6, max_snapshots=4, clip_norm=0.5,
-                            **shared)
+            alone.likelihood.likelihood.global_variance, rel=1e-4
+        )
+        path = subbayes.training.swa(
+            alone, t.likelihood, data, epochs=6, max_snapshots=4, clip_norm=0.5, **shared
+        )
         torch.testing.assert_close(paths[s].network.weights, path.network.weights)
-        torch.testing.assert_close(paths[s].recorder.singular_values,
-                                   path.recorder.singular_values, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            paths[s].recorder.singular_values, path.recorder.singular_values, rtol=1e-3, atol=1e-5
+        )
         assert paths[s].likelihood.likelihood.global_variance == pytest.approx(
-            path.likelihood.likelihood.global_variance, rel=1e-4)
+            path.likelihood.likelihood.global_variance, rel=1e-4
+        )
 
 
 def test_one_member_that_diverges_leaves_the_others_alone(tables):
-    members = batched.train(tables[:2], hidden=(8,), epochs=2, learning_rate=[0.01, 0.01],
-                            weight_decay=[0.0, 0.0], batch_size=10)
-    paths = batched.average(members, epochs=5, learning_rate=[1e-3, 1e9],
-                            weight_decay=[0.0, 0.0], batch_size=10, max_snapshots=4)
+    members = batched.train(
+        tables[:2],
+        hidden=(8,),
+        epochs=2,
+        learning_rate=[0.01, 0.01],
+        weight_decay=[0.0, 0.0],
+        batch_size=10,
+    )
+    paths = batched.average(
+        members,
+        epochs=5,
+        learning_rate=[1e-3, 1e9],
+        weight_decay=[0.0, 0.0],
+        batch_size=10,
+        max_snapshots=4,
+    )
     assert paths[0].recorder.n == 5
     assert paths[1] is None
 
@@ -178,8 +228,9 @@ def test_variational_inference_keeps_the_records_there_are(diabetes, tmp_path, m
 
     go(TINY)
     records = Store(tmp_path / "yacht.json").records
-    (split,), (fit,) = ([r for r in records.values() if r["kind"] == kind]
-                        for kind in ("split", "vi-split"))
+    (split,), (fit,) = (
+        [r for r in records.values() if r["kind"] == kind] for kind in ("split", "vi-split")
+    )
     assert fit["centre"] == pytest.approx(split["methods"]["SWA"], rel=1e-4)
     for name in ("try_training", "try_path", "_runs"):
         monkeypatch.setattr(uci_small, name, lambda *_: pytest.fail("run again"))
@@ -207,29 +258,39 @@ def test_the_temperature_of_variational_inference_is_chosen_on_validation_rows(
     monkeypatch.setattr(uci_small, "moment_matched", score)
     base = uci_small.Base(1e-2, 1e-2, 5)
     choice = uci_small.Chosen(base, base, 1e-3, base, 1e-3, 1.0)
-    found = uci_small.vi_temperature("yacht", X, marked, masks, TINY, choice,
-                                     Store(tmp_path / "x.json"), quiet)
+    found = uci_small.vi_temperature(
+        "yacht", X, marked, masks, TINY, choice, Store(tmp_path / "x.json"), quiet
+    )
     assert found == 1.0
     assert seen == [True] * len(TINY.temperatures)
 
 
 def test_each_method_gets_its_own_best(diabetes, tmp_path, monkeypatch):
     def training(cases, plan, epochs):
-        return [dataclasses.asdict(uci_small.Base(0.1, decay, epochs)) | {"score": epochs - decay}
-                for decay in plan.weight_decays]
+        return [
+            dataclasses.asdict(uci_small.Base(0.1, decay, epochs)) | {"score": epochs - decay}
+            for decay in plan.weight_decays
+        ]
 
     def path(cases, members, plan, base, rate):
         tried.append((base.epochs, rate))
-        return [{"method": "SWAG", "rate": rate, "score": -rate},
-                {"method": "PCA + ESS", "rate": rate, "temperature": 10.0,
-                 "score": -abs(rate - base.epochs)}]
+        return [
+            {"method": "SWAG", "rate": rate, "score": -rate},
+            {
+                "method": "PCA + ESS",
+                "rate": rate,
+                "temperature": 10.0,
+                "score": -abs(rate - base.epochs),
+            },
+        ]
 
     tried = []
     X, y, masks = diabetes
     monkeypatch.setattr(uci_small, "try_training", training)
     monkeypatch.setattr(uci_small, "try_path", path)
-    plan = dataclasses.replace(TINY, epochs=(1, 2, 4), bases=2, path_rates=(1.0, 2.0),
-                               further_rates=(3.0, 4.0, 5.0))
+    plan = dataclasses.replace(
+        TINY, epochs=(1, 2, 4), bases=2, path_rates=(1.0, 2.0), further_rates=(3.0, 4.0, 5.0)
+    )
     store = Store(tmp_path / "x.json")
     choice = uci_small.chosen("yacht", X, y, masks, plan, store, quiet)
     expected = [(4, 1.0), (4, 2.0), (4, 3.0), (4, 4.0), (4, 5.0), (2, 1.0), (2, 2.0), (2, 3.0)]
@@ -244,7 +305,9 @@ def test_chains_that_disagree_are_run_longer():
     space = subbayes.subspace.FullSubspace(torch.zeros(3))
     network = subbayes.Network(torch.nn.Linear(2, 1)).with_weights(space.shift)
     data = torch.randn(30, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(30)
-    posterior = subbayes.Posterior(network, subbayes.likelihoods.Gaussian(0.05), data, space, mode="eager")
+    posterior = subbayes.Posterior(
+        network, subbayes.likelihoods.Gaussian(0.05), data, space, mode="eager"
+    )
     for rhat, draws in ((9.0, 10), (1.0, 40)):
         plan = dataclasses.replace(TINY, rhat=rhat, longest=4)
         assert uci_small.sampled(posterior, plan, 0).n_draws == draws
@@ -257,10 +320,11 @@ def test_scores_against_closed_forms():
     mean, variance = outputs[..., 0].numpy(), np.log1p(np.exp(outputs[..., 1].numpy())) + 0.5
     total = variance.mean(0) + mean.var(0)
     gap = y - mean.mean(0)
-    density = np.exp(-(y - mean) ** 2 / 2 / variance) / np.sqrt(2 * np.pi * variance)
+    density = np.exp(-((y - mean) ** 2) / 2 / variance) / np.sqrt(2 * np.pi * variance)
     found = uci_small.scores(predictive, y)
     assert found["log_likelihood"] == pytest.approx(
-        np.mean(-0.5 * (np.log(2 * np.pi * total) + gap**2 / total)))
+        np.mean(-0.5 * (np.log(2 * np.pi * total) + gap**2 / total))
+    )
     assert found["log_likelihood_mixture"] == pytest.approx(np.log(density.mean(0)).mean())
     assert found["rmse"] == pytest.approx(np.sqrt((gap**2).mean()))
     assert found["coverage"] == np.mean(np.abs(gap) <= 1.96 * np.sqrt(total))
@@ -271,15 +335,24 @@ def test_scores_against_closed_forms():
 
 
 def record(value):
-    one = {"log_likelihood": value, "log_likelihood_mixture": value, "rmse": 1.0,
-           "coverage": 0.95, "coverage_mixture": 0.95}
+    one = {
+        "log_likelihood": value,
+        "log_likelihood_mixture": value,
+        "rmse": 1.0,
+        "coverage": 0.95,
+        "coverage_mixture": 0.95,
+    }
     base = uci_small.Base(0.01, 0.1, 100)
     chosen = dataclasses.asdict(uci_small.Chosen(base, base, 1e-3, base, 1e-3, 30.0))
     methods = ("SGD", "SWA", "SWAG", "PCA + ESS", "PCA + VI")
-    return {"methods": dict.fromkeys(methods, one), "chosen": chosen,
-            "vi": {"pareto_k": 0.4, "temperature": 10.0},
-            "plan": {"chains": 8}, "seconds": {"training": 1.0, "sampling": 2.0},
-            "sampling": {"rhat": 1.01, "rank": 20, "draws": 500}}
+    return {
+        "methods": dict.fromkeys(methods, one),
+        "chosen": chosen,
+        "vi": {"pareto_k": 0.4, "temperature": 10.0},
+        "plan": {"chains": 8},
+        "seconds": {"training": 1.0, "sampling": 2.0},
+        "sampling": {"rhat": 1.01, "rank": 20, "draws": 500},
+    }
 
 
 def test_the_page_gets_the_tables_between_its_marks(tmp_path):
@@ -291,8 +364,10 @@ def test_the_page_gets_the_tables_between_its_marks(tmp_path):
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert ("| yacht | PCA + ESS | −0.225 ± 0.400 | −0.200 ± 0.141 | −0.200 ± 0.141 "
-            "| −0.500 ± 0.180 | within error |") in text
+    assert (
+        "| yacht | PCA + ESS | −0.225 ± 0.400 | −0.200 ± 0.141 | −0.200 ± 0.141 "
+        "| −0.500 ± 0.180 | within error |"
+    ) in text
     assert "| yacht | PCA + VI | −0.396 ± 0.419 | −0.200 ± 0.141 |" in text
     assert "| 30, 10 | 20 | 8 × 500 | 1.010, 1.010 | 3.0 | 0.40, 0.40 |" in text
     uci_small_tables.write(page, found)
@@ -305,10 +380,17 @@ def test_a_page_without_marks_is_refused(tmp_path):
         uci_small_tables.write(tmp_path / "page.md", {"yacht": [record(0.0)]})
 
 
-@pytest.mark.parametrize(("score", "ours", "said"), [
-    ("log_likelihood", (-2.0, 0.1), "worse"), ("log_likelihood", (0.0, 0.1), "better"),
-    ("rmse", (2.0, 0.1), "worse"), ("rmse", (0.1, 0.1), "better"),
-    ("log_likelihood", (-1.01, 0.1), "within error"), ("coverage", (0.949, 0.01), "better")])
+@pytest.mark.parametrize(
+    ("score", "ours", "said"),
+    [
+        ("log_likelihood", (-2.0, 0.1), "worse"),
+        ("log_likelihood", (0.0, 0.1), "better"),
+        ("rmse", (2.0, 0.1), "worse"),
+        ("rmse", (0.1, 0.1), "better"),
+        ("log_likelihood", (-1.01, 0.1), "within error"),
+        ("coverage", (0.949, 0.01), "better"),
+    ],
+)
 def test_the_verdict_weighs_the_difference_by_its_error(score, ours, said):
     paper = (1.0 if score != "log_likelihood" else -1.0, 0.1)
     assert uci_small_tables.verdict(score, paper, ours, 20) == said
@@ -318,8 +400,21 @@ def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, ca
     X, y, masks = diabetes
     monkeypatch.setattr(uci_small, "load_uci", lambda name, folder: (X, y, masks))
     monkeypatch.setattr(uci_small, "Plan", lambda: TINY)
-    assert command.main(["uci_small", "--datasets", "yacht", "--splits", "2", "--json",
-                         "--results", str(tmp_path)]) == 0
+    assert (
+        command.main(
+            [
+                "uci_small",
+                "--datasets",
+                "yacht",
+                "--splits",
+                "2",
+                "--json",
+                "--results",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     (line,) = capsys.readouterr().out.splitlines()
     said = json.loads(line)
     assert said["name"] == "uci_small"
@@ -332,10 +427,21 @@ def test_an_unknown_data_set_is_one_line(capsys, tmp_path):
 
 
 def test_the_experiments_are_their_files():
-    assert command.names() == ["laplace_images", "laplace_regression", "sparse_images",
-                               "sparse_phoneme", "sparse_tabular", "ssr_lesions",
-                               "ssr_simulation", "ssr_toy", "ssr_uci", "subnetwork_selection",
-                               "toy_regression", "uci_large", "uci_small"]
+    assert command.names() == [
+        "laplace_images",
+        "laplace_regression",
+        "sparse_images",
+        "sparse_phoneme",
+        "sparse_tabular",
+        "ssr_lesions",
+        "ssr_simulation",
+        "ssr_toy",
+        "ssr_uci",
+        "subnetwork_selection",
+        "toy_regression",
+        "uci_large",
+        "uci_small",
+    ]
 
 
 def test_a_split_of_the_real_yacht_data(tmp_path):

@@ -17,8 +17,18 @@ from experiments.laplace_subspaces import Judged, all_along, precisions
 from subbayes.utils.checks import InputError
 
 TINY = experiment.Plan(
-    channels=2, train=24, epochs=2, curvature=12, held_out=4, inputs=5, ranks=(2, 20), large=(60,),
-    corrupted=3, corrupted_ranks=(2,), path_epochs=2)
+    channels=2,
+    train=24,
+    epochs=2,
+    curvature=12,
+    held_out=4,
+    inputs=5,
+    ranks=(2, 20),
+    large=(60,),
+    corrupted=3,
+    corrupted_ranks=(2,),
+    path_epochs=2,
+)
 PLANS, KINDS = {"mnist": TINY}, ("fog", "shear")
 
 
@@ -26,16 +36,25 @@ PLANS, KINDS = {"mnist": TINY}, ("fog", "shear")
 def folder(tmp_path_factory):
     path, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     (path / "mnist").mkdir()
-    parts = {f"{what}_{part}": rng.integers(0, most, (count, *shape)).astype(np.uint8)
-             for part, count in (("train", 30), ("test", 10))
-             for what, most, shape in (("x", 256, (28, 28)), ("y", 10, ()))}
+    parts = {
+        f"{what}_{part}": rng.integers(0, most, (count, *shape)).astype(np.uint8)
+        for part, count in (("train", 30), ("test", 10))
+        for what, most, shape in (("x", 256, (28, 28)), ("y", 10, ()))
+    }
     np.savez(path / "mnist" / "mnist.npz", **parts)
     return path
 
 
 def options(folder, results, **changes):
-    given = {"datasets": ["mnist"], "seeds": 1, "quick": False, "results": str(results),
-             "data_dir": str(folder), "figures": None, "write": None}
+    given = {
+        "datasets": ["mnist"],
+        "seeds": 1,
+        "quick": False,
+        "results": str(results),
+        "data_dir": str(folder),
+        "figures": None,
+        "write": None,
+    }
     return argparse.Namespace(**(given | changes))
 
 
@@ -58,8 +77,10 @@ def record(finished):
 
 
 def test_networks_have_the_papers_numbers_of_weights():
-    for network, shape, weights in ((images.SmallCNN(), (1, 28, 28), 12_458),
-                                    (images.ResNet9(), (3, 32, 32), 668_234)):
+    for network, shape, weights in (
+        (images.SmallCNN(), (1, 28, 28), 12_458),
+        (images.ResNet9(), (3, 32, 32), 668_234),
+    ):
         assert sum(p.numel() for p in network.parameters()) == weights
         assert network.eval()(torch.zeros(2, *shape)).shape == (2, 10)
 
@@ -116,8 +137,9 @@ def test_maps_are_around_the_middle(some):
 
 def test_edges_do_not_mix_images(some):
     alone = CORRUPTIONS["canny edges"](some[:1], np.random.default_rng(0))
-    np.testing.assert_array_equal(CORRUPTIONS["canny edges"](some, np.random.default_rng(0))[:1],
-                                  alone)
+    np.testing.assert_array_equal(
+        CORRUPTIONS["canny edges"](some, np.random.default_rng(0))[:1], alone
+    )
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -143,8 +165,11 @@ def test_a_finished_run_only_reads_and_a_changed_setting_is_another_record(
     folder, finished, monkeypatch
 ):
     seen = []
-    monkeypatch.setattr(experiment, "one", lambda name, seed, plan, *_: (
-        seen.append((seed, plan.epochs)), {"seconds": 0.0})[1])
+    monkeypatch.setattr(
+        experiment,
+        "one",
+        lambda name, seed, plan, *_: (seen.append((seed, plan.epochs)), {"seconds": 0.0})[1],
+    )
     monkeypatch.setattr(experiment.tables, "page", lambda found: "")
     monkeypatch.setattr(experiment.tables, "averages", lambda records: {})
     experiment.run(options(folder, finished), lambda *_: None, PLANS)
@@ -162,9 +187,12 @@ def test_the_prior_is_shared_out_where_few_images_stand_for_many(folder):
     network = subbayes.Network(experiment.network_of("mnist", 0, TINY))
     data = rows.x[:12], rows.y[:12]
     twice = tuple(torch.cat([part, part]) for part in data)
-    few, many = (experiment.precision(network, subbayes.likelihoods.Categorical(10), rows_,
-                                      prior_precision=lam).covariance(rows.new)
-                 for rows_, lam in ((data, 0.5), (twice, 1.0)))
+    few, many = (
+        experiment.precision(
+            network, subbayes.likelihoods.Categorical(10), rows_, prior_precision=lam
+        ).covariance(rows.new)
+        for rows_, lam in ((data, 0.5), (twice, 1.0))
+    )
     torch.testing.assert_close(few / 2, many)
 
 
@@ -190,11 +218,15 @@ def test_tables_have_a_row_for_each_subspace(record, tmp_path):
 def test_subspaces_judged_together_are_judged_as_one_by_one(form):
     network = subbayes.Network(subbayes.MLP(3, (4,), 2, seed=0).double())
     x = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)).double()
-    psi = experiment.precision(network, subbayes.likelihoods.Categorical(), (x, torch.arange(9) % 2), form)
+    psi = experiment.precision(
+        network, subbayes.likelihoods.Categorical(), (x, torch.arange(9) % 2), form
+    )
     judged = Judged(psi, psi.jacobian(x[:3]))
-    spaces = {"a": subbayes.subspace.RandomSubspace(network.weights, 4, seed=0),
-              "b": subbayes.subspace.CoordinateSubspace(network.weights, torch.tensor([9, 2, 20])),
-              "c": subbayes.subspace.RandomSubspace(network.weights, 2, seed=1)}
+    spaces = {
+        "a": subbayes.subspace.RandomSubspace(network.weights, 4, seed=0),
+        "b": subbayes.subspace.CoordinateSubspace(network.weights, torch.tensor([9, 2, 20])),
+        "c": subbayes.subspace.RandomSubspace(network.weights, 2, seed=1),
+    }
     precise, columns = precisions(psi, spaces), all_along(judged.X, spaces)
     for name, space in spaces.items():
         found = judged.nested(precise[name], columns[name], [space.rank])[str(space.rank)]

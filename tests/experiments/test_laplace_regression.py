@@ -17,8 +17,9 @@ from experiments.laplace_subspaces_tables import agreement
 from subbayes import InputError
 from subbayes.inference.laplace.linearised import linearised_laplace
 
-TINY = experiment.Plan(hidden=(6,), epochs=30, train=40, held_out=8, inputs=20, ranks=(2, 5, 20),
-                       path_epochs=3)
+TINY = experiment.Plan(
+    hidden=(6,), epochs=30, train=40, held_out=8, inputs=20, ranks=(2, 5, 20), path_epochs=3
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +29,25 @@ def folder(tmp_path_factory):
     X = rng.normal(size=(90, 3))
     X[:, 1] = 7.0  # constant columns are left out
     (path / "california").mkdir()
-    np.savez(path / "california" / "california.npz", X=X,
-             y=np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=90))
+    np.savez(
+        path / "california" / "california.npz",
+        X=X,
+        y=np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=90),
+    )
     return path
 
 
 def options(folder, tmp_path, **changes):
-    given = {"data": ["california"], "seeds": 2, "results": str(tmp_path / "results"),
-             "data_dir": str(folder), "figure": None, "write": None, "noise": "training",
-             "inputs": []}
+    given = {
+        "data": ["california"],
+        "seeds": 2,
+        "results": str(tmp_path / "results"),
+        "data_dir": str(folder),
+        "figure": None,
+        "write": None,
+        "noise": "training",
+        "inputs": [],
+    }
     return argparse.Namespace(**(given | changes))
 
 
@@ -52,11 +63,13 @@ def test_a_finished_run_only_reads_and_another_seed_is_added(folder, tmp_path, m
     first = experiment.run(options(folder, tmp_path, seeds=1), lines.append, TINY)
     assert lines[0].startswith("california, seed 0: ")
     seeds, one = [], experiment.one
-    monkeypatch.setattr(experiment, "one", lambda rows, seed, plan: (
-        seeds.append(seed), one(rows, seed, plan))[1])
+    monkeypatch.setattr(
+        experiment, "one", lambda rows, seed, plan: (seeds.append(seed), one(rows, seed, plan))[1]
+    )
     assert experiment.run(options(folder, tmp_path, seeds=1), lambda *_: None, TINY) == first
-    assert experiment.run(options(folder, tmp_path), lambda *_: None,
-                          TINY)["california"]["seeds"] == 2
+    assert (
+        experiment.run(options(folder, tmp_path), lambda *_: None, TINY)["california"]["seeds"] == 2
+    )
     assert seeds == [1]
 
 
@@ -78,7 +91,7 @@ def test_measures_are_within_their_bounds(records):
 
 def test_without_epistemic_variance_the_nll_is_that_of_the_noise(records):
     for r in records:
-        expected = 0.5 * (math.log(2 * math.pi * r["noise"]**2) + (r["rmse"] / r["noise"]) ** 2)
+        expected = 0.5 * (math.log(2 * math.pi * r["noise"] ** 2) + (r["rmse"] / r["noise"]) ** 2)
         assert r["nll"]["none"] == pytest.approx(expected)
 
 
@@ -110,8 +123,9 @@ def test_the_noise_of_the_largest_evidence(network, prior_precision):
     best = float(np.ravel(experiment.noisy(net, network[1], plan).noise)[0])
 
     def evidence(noise):
-        return linearised_laplace(net, subbayes.likelihoods.Gaussian(noise), (x, y),
-                                  prior_precision=prior_precision).log_marginal_likelihood()
+        return linearised_laplace(
+            net, subbayes.likelihoods.Gaussian(noise), (x, y), prior_precision=prior_precision
+        ).log_marginal_likelihood()
 
     for factor in (0.9, 0.99, 1.01, 1.1):
         assert evidence(best) > evidence(factor * best)
@@ -152,7 +166,13 @@ def test_tables_have_a_row_for_each_subspace(records, tmp_path):
 
 
 def test_agreement_counts_pairs_and_a_trace_of_zero_ranks_last():
-    means = {"bound": {"5": 0.0}, "subspaces": {
-        "a": {"5": [0.1, 2.0, 3.0]}, "b": {"5": [0.5, 1.0, 2.0]}, "c": {"5": [1.0, None, 4.0]}}}
+    means = {
+        "bound": {"5": 0.0},
+        "subspaces": {
+            "a": {"5": [0.1, 2.0, 3.0]},
+            "b": {"5": [0.5, 1.0, 2.0]},
+            "c": {"5": [1.0, None, 4.0]},
+        },
+    }
     assert agreement(means, 1) == 1.0
     assert agreement(means, 2) == pytest.approx(2 / 3)

@@ -15,8 +15,18 @@ from experiments import ssr_lesions as experiment
 from experiments.store import Store
 from subbayes.utils.checks import InputError
 
-TINY = experiment.Plan(rows=240, channels=(2, 2), hidden=3, epochs=2, chains=2, draws=5, warmup=2,
-                       laplace_draws=5, predicting=5, age_draws=20)
+TINY = experiment.Plan(
+    rows=240,
+    channels=(2, 2),
+    hidden=3,
+    epochs=2,
+    chains=2,
+    draws=5,
+    warmup=2,
+    laplace_draws=5,
+    predicting=5,
+    age_draws=20,
+)
 METHODS = list(experiment.USUAL)
 
 
@@ -29,8 +39,14 @@ def data():
 
 
 def options(results, **changes):
-    given = {"folds": 1, "methods": METHODS, "figure": None, "write": None, "results": str(results),
-             "data_dir": None}
+    given = {
+        "folds": 1,
+        "methods": METHODS,
+        "figure": None,
+        "write": None,
+        "results": str(results),
+        "data_dir": None,
+    }
     return argparse.Namespace(**(given | changes))
 
 
@@ -39,12 +55,18 @@ def test_ellipses_about_another_gaussian_leave_the_posterior_as_it_is():
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.normal(size=(200, 2)))
     y = x @ torch.tensor([0.5, -1.0], dtype=torch.float64) + 0.3 * torch.from_numpy(
-        rng.normal(size=200))
+        rng.normal(size=200)
+    )
     network = subbayes.Network(nn.Linear(2, 1, bias=False).double())
-    posterior = subbayes.Posterior(network, subbayes.likelihoods.Gaussian(0.3), (x, y),
-                                   subbayes.subspace.FullSubspace(torch.zeros(2, dtype=torch.float64)))
-    draws = experiment.recentred(posterior, draws=500, chains=4, warmup=10, seed=0, wider=1.3,
-                                 progress=False)
+    posterior = subbayes.Posterior(
+        network,
+        subbayes.likelihoods.Gaussian(0.3),
+        (x, y),
+        subbayes.subspace.FullSubspace(torch.zeros(2, dtype=torch.float64)),
+    )
+    draws = experiment.recentred(
+        posterior, draws=500, chains=4, warmup=10, seed=0, wider=1.3, progress=False
+    )
     covariance = np.linalg.inv((x.T @ x).numpy() / 0.09 + np.eye(2))
     mean = covariance @ (x.T @ y).numpy() / 0.09
     flat, sd = draws.flat(), np.sqrt(np.diag(covariance))
@@ -83,8 +105,9 @@ def test_an_interrupted_run_goes_on_and_draws_its_picture(tmp_path, monkeypatch)
     experiment.run(options(tmp_path, methods=METHODS[1:]), lambda *_: None, TINY)
     page = tmp_path / "page.md"
     page.write_text("<!-- ssr_lesions: begin -->\n<!-- ssr_lesions: end -->\n")
-    found = experiment.run(options(tmp_path, figure=str(tmp_path / "figure.png"),
-                                   write=str(page)), said.append, TINY)
+    found = experiment.run(
+        options(tmp_path, figure=str(tmp_path / "figure.png"), write=str(page)), said.append, TINY
+    )
     assert "| difference |  | " in page.read_text()
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert list(found) == METHODS

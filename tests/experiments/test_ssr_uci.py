@@ -11,8 +11,19 @@ from experiments import ssr_uci as experiment
 from experiments import ssr_uci_tables
 from subbayes.utils.checks import InputError
 
-TINY = experiment.Plan(steps=6, single_steps=6, patience=6, draws=5, warmup=5, chains=2,
-                       members=2, mcmc_draws=5, mcmc_warmup=5, mcmc_depth=3, mcmc_mode="trace")
+TINY = experiment.Plan(
+    steps=6,
+    single_steps=6,
+    patience=6,
+    draws=5,
+    warmup=5,
+    chains=2,
+    members=2,
+    mcmc_draws=5,
+    mcmc_warmup=5,
+    mcmc_depth=3,
+    mcmc_mode="trace",
+)
 METHODS = ["k = 2", "deep ensemble", "MCMC"]
 
 
@@ -25,14 +36,30 @@ def rows():
 
 
 def options(results, **changes):
-    given = {"datasets": "yacht", "nets": "f1", "methods": METHODS, "seeds": 1,
-             "results": str(results), "data_dir": None, "write": None}
+    given = {
+        "datasets": "yacht",
+        "nets": "f1",
+        "methods": METHODS,
+        "seeds": 1,
+        "results": str(results),
+        "data_dir": None,
+        "write": None,
+    }
     return argparse.Namespace(**(given | changes))
 
 
 def record(net, name, method, lppd, **more):
-    given = {"net": net, "dataset": name, "method": method, "seed": 0, "lppd": lppd,
-             "lppd_se": 0.1, "lppd_train": 1.0, "rmse": 0.5, "seconds": 30.0}
+    given = {
+        "net": net,
+        "dataset": name,
+        "method": method,
+        "seed": 0,
+        "lppd": lppd,
+        "lppd_se": 0.1,
+        "lppd_train": 1.0,
+        "rmse": 0.5,
+        "seconds": 30.0,
+    }
     return given | more
 
 
@@ -60,8 +87,9 @@ def test_methods_are_scored_and_a_finished_run_only_reads(tmp_path, monkeypatch)
 @pytest.mark.parametrize(("columns", "rank"), [(["x0"], 10), (["x0", "x1"], 12)])
 def test_a_network_of_few_weights_has_fewer_directions(rows, monkeypatch, columns, rank):
     given = {}
-    monkeypatch.setattr(experiment.SemiStructuredRegression, "fit",
-                        lambda self, train, **more: given.update(more))
+    monkeypatch.setattr(
+        experiment.SemiStructuredRegression, "fit", lambda self, train, **more: given.update(more)
+    )
     experiment.fitted("k = 12", "f1", rows[0][[*columns, "y"]], 0, TINY)
     assert given["rank"] == rank
 
@@ -79,10 +107,15 @@ def test_the_page_gets_ours_beside_the_paper(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("<!-- ssr_uci: begin -->\nold\n<!-- ssr_uci: end -->\n")
     chains = {"rhat_sigma": 1.02, "rhat_mean": 1.2, "divergent": 0.01, "evaluations": 7.0}
-    ssr_uci_tables.write(page, [
-        record("f2", "yacht", "k = 2", 0.8, **chains), record("f2", "DS", "k = 2", -0.5, **chains),
-        record("f2", "yacht", "k = 5", 1.0, **chains),
-        record("f2", "yacht", "k = 5, longer", 2.0, **chains)])
+    ssr_uci_tables.write(
+        page,
+        [
+            record("f2", "yacht", "k = 2", 0.8, **chains),
+            record("f2", "DS", "k = 2", -0.5, **chains),
+            record("f2", "yacht", "k = 5", 1.0, **chains),
+            record("f2", "yacht", "k = 5, longer", 2.0, **chains),
+        ],
+    )
     text = page.read_text()
     assert "old" not in text
     assert ("| yacht | 0.80 ± 0.10 (−0.69 ± 1.90) | 1.00 ± 0.10 (1.49 ± 0.51) |") in text

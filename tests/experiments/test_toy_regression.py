@@ -12,8 +12,18 @@ from experiments import toy_regression as toy
 from experiments import toy_regression_page as page
 from subbayes.utils.checks import InputError
 
-TINY = toy.Plan(hidden=(6,), epochs=2, path_epochs=6, snapshots=3, curve_epochs=2, rank=2,
-                draws=16, chains=2, vi_steps=20, full_steps=10)
+TINY = toy.Plan(
+    hidden=(6,),
+    epochs=2,
+    path_epochs=6,
+    snapshots=3,
+    curve_epochs=2,
+    rank=2,
+    draws=16,
+    chains=2,
+    vi_steps=20,
+    full_steps=10,
+)
 
 
 @pytest.fixture
@@ -28,9 +38,16 @@ def folder(tmp_path):
 
 
 def options(folder, tmp_path, **changes):
-    given = {"methods": "PCA + VI,SWAG,GP", "twins": 1, "temperature": 1.0, "seed": 0,
-             "page": None, "write": None, "results": str(tmp_path / "results"),
-             "data_dir": str(folder)}
+    given = {
+        "methods": "PCA + VI,SWAG,GP",
+        "twins": 1,
+        "temperature": 1.0,
+        "seed": 0,
+        "page": None,
+        "write": None,
+        "results": str(tmp_path / "results"),
+        "data_dir": str(folder),
+    }
     return argparse.Namespace(**(given | changes))
 
 
@@ -97,8 +114,18 @@ def test_a_run_is_kept_and_not_run_again(folder, tmp_path):
 def test_pages_hold_all_figures(folder, tmp_path):
     text = tmp_path / "page.md"
     text.write_text("before\n<!-- toy_regression: begin -->\nx\n<!-- toy_regression: end -->\n")
-    toy.run(options(folder, tmp_path, methods=",".join(toy.METHODS), twins=0, write=str(text),
-                    page=str(tmp_path / "gallery.html")), lambda *_: None, TINY)
+    toy.run(
+        options(
+            folder,
+            tmp_path,
+            methods=",".join(toy.METHODS),
+            twins=0,
+            write=str(text),
+            page=str(tmp_path / "gallery.html"),
+        ),
+        lambda *_: None,
+        TINY,
+    )
     assert "| curve + RealNVP |" in text.read_text()
     assert text.read_text().startswith("before")
     names = {path.stem for path in (tmp_path / "images" / "toy_regression").iterdir()}
@@ -106,11 +133,17 @@ def test_pages_hold_all_figures(folder, tmp_path):
     assert (tmp_path / "gallery.html").read_text().count("<img") == len(page.FIGURES)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"methods": "PCA + magic"}, "methods: expected some of random . ESS, .* got 'PCA . magic'"),
-    ({"twins": -1}, "twins: expected a whole number of at least 0, got -1"),
-    ({"data_dir": "nowhere"}, "data_dir: expected"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"methods": "PCA + magic"},
+            "methods: expected some of random . ESS, .* got 'PCA . magic'",
+        ),
+        ({"twins": -1}, "twins: expected a whole number of at least 0, got -1"),
+        ({"data_dir": "nowhere"}, "data_dir: expected"),
+    ],
+)
 def test_what_cannot_be_run(folder, tmp_path, changes, message):
     with pytest.raises(InputError, match=message):
         toy.run(options(folder, tmp_path, **changes), lambda *_: None, TINY)
@@ -120,5 +153,8 @@ def test_what_cannot_be_run(folder, tmp_path, changes, message):
 def test_a_page_without_marks_is_named(folder, tmp_path):
     (tmp_path / "page.md").write_text("nothing")
     with pytest.raises(InputError, match=r"page: expected the marks .* in '.*page.md'"):
-        toy.run(options(folder, tmp_path, methods="GP", twins=0,
-                        write=str(tmp_path / "page.md")), lambda *_: None, TINY)
+        toy.run(
+            options(folder, tmp_path, methods="GP", twins=0, write=str(tmp_path / "page.md")),
+            lambda *_: None,
+            TINY,
+        )

@@ -19,9 +19,22 @@ from subbayes.data.datasets import load_uci, usual_splits
 from subbayes.utils.checks import InputError
 
 TINY = uci_large.Plan(
-    hidden=(6, 2), epochs=8, path_start=3, batch_size=30, snapshots=4, rank=3,
-    temperatures=(10.0, 1000.0), tuning_draws=4, chains=2, draws=6, vi_steps=8, vi_samples=2,
-    vi_batch_size=30, vi_draws=5, swag_draws=5)
+    hidden=(6, 2),
+    epochs=8,
+    path_start=3,
+    batch_size=30,
+    snapshots=4,
+    rank=3,
+    temperatures=(10.0, 1000.0),
+    tuning_draws=4,
+    chains=2,
+    draws=6,
+    vi_steps=8,
+    vi_samples=2,
+    vi_batch_size=30,
+    vi_draws=5,
+    swag_draws=5,
+)
 
 
 def quiet(*_):
@@ -44,16 +57,30 @@ def test_one_run_gives_the_solution_and_the_trajectory_of_its_later_epochs(diabe
     run = uci_large.trained(c, TINY, 1e-3, "cpu")
     seen = []
     other = subbayes.training.train(
-        uci_large.initial(c.table, TINY), c.table.likelihood, (c.table.inputs, c.table.y),
-        epochs=8, learning_rate=1e-3, optimizer="sgd", momentum=0.9, batch_size=30,
-        weight_decay=1e-4, bias_lr_factor=2.0, seed=0, progress=False,
-        callback=lambda _, module: seen.append(subbayes.Network(module).weights.clone()))
+        uci_large.initial(c.table, TINY),
+        c.table.likelihood,
+        (c.table.inputs, c.table.y),
+        epochs=8,
+        learning_rate=1e-3,
+        optimizer="sgd",
+        momentum=0.9,
+        batch_size=30,
+        weight_decay=1e-4,
+        bias_lr_factor=2.0,
+        seed=0,
+        progress=False,
+        callback=lambda _, module: seen.append(subbayes.Network(module).weights.clone()),
+    )
     torch.testing.assert_close(run.sgd.network.weights, other.network.weights)
     torch.testing.assert_close(run.swa.network.weights, torch.stack(seen[3:]).mean(0))
     assert run.swa.recorder.n == 5
     last = (torch.stack(seen[4:]) - torch.stack(seen[3:]).mean(0)).double()
-    torch.testing.assert_close(run.swa.recorder.singular_values.double(),
-                               torch.linalg.svdvals(last / 3**0.5), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        run.swa.recorder.singular_values.double(),
+        torch.linalg.svdvals(last / 3**0.5),
+        rtol=1e-3,
+        atol=1e-6,
+    )
 
 
 def test_networks_start_with_no_dead_unit_before_the_outputs(diabetes):
@@ -71,8 +98,10 @@ def test_normalised_log_likelihoods_are_those_of_targets_of_variance_one(diabete
     X, y, masks = diabetes
     c, scaled = a_case(diabetes), a_case((X, 50 + 7 * y, masks))
     runs = [uci_large.trained(one, TINY, 1e-3, "cpu") for one in (c, scaled)]
-    ours, theirs = (uci_large.normalised(uci_large.point(run.sgd).predict(one.inputs), one)
-                    for run, one in zip(runs, (c, scaled), strict=True))
+    ours, theirs = (
+        uci_large.normalised(uci_large.point(run.sgd).predict(one.inputs), one)
+        for run, one in zip(runs, (c, scaled), strict=True)
+    )
     assert ours["log_likelihood"] == pytest.approx(theirs["log_likelihood"], abs=1e-4)
     assert ours["log_likelihood_mixture"] == pytest.approx(ours["log_likelihood"])
     assert 7 * ours["rmse"] == pytest.approx(theirs["rmse"], rel=1e-4)
@@ -101,7 +130,8 @@ def test_validation_rows_outside_the_range_of_the_others_have_no_vote(diabetes):
 
 
 def test_the_rate_is_the_best_for_sgd_and_the_temperature_the_best_at_it(
-        diabetes, tmp_path, monkeypatch):
+    diabetes, tmp_path, monkeypatch
+):
     asked = []
 
     def tried(c, plan, rate, device):
@@ -110,7 +140,8 @@ def test_the_rate_is_the_best_for_sgd_and_the_temperature_the_best_at_it(
             return [{"method": "SGD", "score": None}]
         return [{"method": "SGD", "score": rate}] + [
             {"method": "PCA + ESS", "temperature": t, "score": -abs(math.log(t * rate))}
-            for t in plan.temperatures]
+            for t in plan.temperatures
+        ]
 
     X, y, masks = diabetes
     monkeypatch.setattr(uci_large, "tried", tried)
@@ -122,16 +153,26 @@ def test_the_rate_is_the_best_for_sgd_and_the_temperature_the_best_at_it(
     assert asked == [1e-3, 1e-1, 1.0]
     single = dataclasses.replace(TINY, temperatures=(5.0,))
     assert uci_large.chosen("pol", X, y, masks[0], single, store, "cpu", quiet) == (
-        uci_large.Chosen(1e-3, 5.0))
+        uci_large.Chosen(1e-3, 5.0)
+    )
     assert asked == [1e-3, 1e-1, 1.0]
     with pytest.raises(InputError, match="learning_rates: expected a rate at which training"):
-        uci_large.chosen("pol", X, y, masks[0], dataclasses.replace(TINY, learning_rates=(1.0,)),
-                         store, "cpu", quiet)
+        uci_large.chosen(
+            "pol",
+            X,
+            y,
+            masks[0],
+            dataclasses.replace(TINY, learning_rates=(1.0,)),
+            store,
+            "cpu",
+            quiet,
+        )
 
 
 def test_a_rate_that_diverges_is_no_choice(diabetes):
     assert uci_large.tried(a_case(diabetes), TINY, 1e9, "cpu") == [
-        {"method": "SGD", "score": None, "se": None}]
+        {"method": "SGD", "score": None, "se": None}
+    ]
 
 
 def test_an_interrupted_run_goes_on_and_a_finished_one_only_reads(diabetes, tmp_path, monkeypatch):
@@ -158,25 +199,37 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_only_reads(diabetes, tmp_
 
 
 def record(value):
-    one = {"log_likelihood": value, "log_likelihood_mixture": value, "rmse": 0.09,
-           "coverage": 0.95, "coverage_mixture": 0.95}
-    return {"methods": dict.fromkeys((*uci_large.METHODS, "SWA"), one), "split": 0,
-            "chosen": {"learning_rate": 1e-3, "temperature": 5000.0},
-            "plan": {"epochs": 200, "batch_size": 200, "chains": 4, "draws": 25},
-            "seconds": {"training": 10.0, "sampling": 2.0, "vi": 1.0, "scoring": 0.5},
-            "sampling": {"rhat": 1.01, "rank": 20, "draws": 25}, "vi": {"pareto_k": None}}
+    one = {
+        "log_likelihood": value,
+        "log_likelihood_mixture": value,
+        "rmse": 0.09,
+        "coverage": 0.95,
+        "coverage_mixture": 0.95,
+    }
+    return {
+        "methods": dict.fromkeys((*uci_large.METHODS, "SWA"), one),
+        "split": 0,
+        "chosen": {"learning_rate": 1e-3, "temperature": 5000.0},
+        "plan": {"epochs": 200, "batch_size": 200, "chains": 4, "draws": 25},
+        "seconds": {"training": 10.0, "sampling": 2.0, "vi": 1.0, "scoring": 0.5},
+        "sampling": {"rhat": 1.01, "rank": 20, "draws": 25},
+        "vi": {"pareto_k": None},
+    }
 
 
 def test_the_page_gets_the_tables_between_its_marks(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- uci_large: begin -->\nold\n<!-- uci_large: end -->\nafter\n")
-    uci_large_tables.write(page, {"elevators": [record(-0.4), record(-0.2)],
-                                  "skillcraft": [record(-1.0)]})
+    uci_large_tables.write(
+        page, {"elevators": [record(-0.4), record(-0.2)], "skillcraft": [record(-1.0)]}
+    )
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert ("| elevators | PCA + ESS | −0.406 ± 0.041 | −0.300 ± 0.141 | −0.300 ± 0.141 "
-            "| within error |") in text
+    assert (
+        "| elevators | PCA + ESS | −0.406 ± 0.041 | −0.300 ± 0.141 | −0.300 ± 0.141 "
+        "| within error |"
+    ) in text
     assert "| skillcraft | PCA + ESS |  | −1.000 ± 0.000 | −1.000 ± 0.000 |  |" in text
 
 
@@ -190,15 +243,29 @@ def test_the_authors_normalised_log_likelihoods_fit_their_residuals():
     rmse = uci_large_tables.authors("rmse", "elevators", "PCA + ESS")[0]
     found = uci_large_tables.authors("log_likelihood", "elevators", "PCA + ESS")[0]
     normal = -0.5 * math.log(2 * math.pi * math.e) - math.log(
-        rmse / uci_large_tables.DEVIATIONS["elevators"])
+        rmse / uci_large_tables.DEVIATIONS["elevators"]
+    )
     assert found == pytest.approx(normal, abs=0.1)
 
 
 def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(uci_large, "load_uci", lambda name, folder: diabetes)
     monkeypatch.setattr(uci_large, "PLANS", {"pol": TINY})
-    assert command.main(["uci_large", "--datasets", "pol", "--splits", "2", "--json",
-                         "--results", str(tmp_path)]) == 0
+    assert (
+        command.main(
+            [
+                "uci_large",
+                "--datasets",
+                "pol",
+                "--splits",
+                "2",
+                "--json",
+                "--results",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     (line,) = capsys.readouterr().out.splitlines()
     said = json.loads(line)
     assert said["name"] == "uci_large"
@@ -215,7 +282,8 @@ def test_a_split_of_the_real_skillcraft_data(tmp_path):
         X, y, masks = load_uci("skillcraft", download=False)
     except InputError as error:
         pytest.skip(f"skillcraft/skillcraft.npz is absent: {error}")
-    plan = dataclasses.replace(TINY, hidden=(50, 2), epochs=20, batch_size=100,
-                               learning_rates=(1e-2,))
+    plan = dataclasses.replace(
+        TINY, hidden=(50, 2), epochs=20, batch_size=100, learning_rates=(1e-2,)
+    )
     (one,) = uci_large.run_table("skillcraft", X, y, masks, 1, str(tmp_path), plan, quiet)
     assert one["methods"]["SGD"]["rmse"] < 0.9 * y.std()

@@ -59,12 +59,17 @@ FAST = [("emcee", "tempered"), ("dynesty", "prior"), ("nutpie", "subspace"), ("n
 
 def slow_unless(fast, values):
     """All of a test's cases; those that take long run with the slow tests."""
-    return [v if v in fast else pytest.param(*(v if isinstance(v, tuple) else (v,)),
-                                             marks=pytest.mark.slow) for v in values]
+    return [
+        v
+        if v in fast
+        else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=pytest.mark.slow)
+        for v in values
+    ]
 
 
-@pytest.mark.parametrize(("name", "model"), slow_unless(
-    FAST, [(name, model) for name in QUICK for model in MODELS]))
+@pytest.mark.parametrize(
+    ("name", "model"), slow_unless(FAST, [(name, model) for name in QUICK for model in MODELS])
+)
 def test_draws_match_the_closed_form(name, model):
     draws = sampled(name, gaussian(MODELS[model]), seed=1)
     check_moments(draws, *MODELS[model].moments())
@@ -75,17 +80,27 @@ def test_draws_match_the_closed_form(name, model):
 @pytest.mark.parametrize("name", slow_unless(["emcee"], QUICK))
 def test_a_posterior_over_a_network(name):
     model = MODELS["subspace"]
-    few = {"emcee": {"draws": 100, "warmup": 100, "thin": 1}, "dynesty": {"live": 100},
-           "nutpie": {"draws": 100}, "blackjax": {"draws": 80, "warmup": 100}}
+    few = {
+        "emcee": {"draws": 100, "warmup": 100, "thin": 1},
+        "dynesty": {"live": 100},
+        "nutpie": {"draws": 100},
+        "blackjax": {"draws": 80, "warmup": 100},
+    }
     posterior = model.posterior()
     draws = sampled(name, posterior, **few[name])
     check_moments(draws, *model.moments())
     if "log_density" in draws.stats:
-        np.testing.assert_allclose(draws.stats["log_density"].reshape(-1)[:20],
-                                   posterior.value(draws.flat()[:20]), rtol=1e-12)
+        np.testing.assert_allclose(
+            draws.stats["log_density"].reshape(-1)[:20],
+            posterior.value(draws.flat()[:20]),
+            rtol=1e-12,
+        )
     else:
-        np.testing.assert_allclose(draws.stats["log_likelihood"].reshape(-1)[:20],
-                                   posterior.log_likelihood(draws.flat()[:20]), rtol=1e-12)
+        np.testing.assert_allclose(
+            draws.stats["log_likelihood"].reshape(-1)[:20],
+            posterior.log_likelihood(draws.flat()[:20]),
+            rtol=1e-12,
+        )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 8.0])
@@ -94,7 +109,8 @@ def test_the_evidence_of_dynesty(temperature):
     model = LinearGaussian(rank=2, temperature=temperature)
     a, s2 = model.phi @ model.basis.T, temperature * model.noise**2
     exact = stats.multivariate_normal.logpdf(
-        model.y, model.phi @ model.shift, s2 * np.eye(model.n) + a @ a.T)
+        model.y, model.phi @ model.shift, s2 * np.eye(model.n) + a @ a.T
+    )
     n = model.n
     exact += 0.5 * n * (np.log(2 * np.pi * s2) - np.log(2 * np.pi * model.noise**2) / temperature)
     draws = sampled("dynesty", gaussian(model))
@@ -115,17 +131,18 @@ def check_agreement(a, b, errors=4.5):
     for moment in (lambda z: z, lambda z: z[..., :, None] * z[..., None, :]):
         first, second = (moment(d.z).reshape(*d.z.shape[:2], -1) for d in (a, b))
         variance = sum(x.var((0, 1)) / ess_mean(x) for x in (first, second))
-        assert (np.abs(first.mean((0, 1)) - second.mean((0, 1)))
-                < errors * np.sqrt(variance)).all()
+        assert (np.abs(first.mean((0, 1)) - second.mean((0, 1))) < errors * np.sqrt(variance)).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nutpie", "emcee", "blackjax"])
 def test_our_nuts_agrees_on_a_banana(name):
-    options = {"nutpie": {"draws": 1000, "target_accept": 0.9}, "emcee": {"draws": 1500},
-               "blackjax": {"draws": 400, "chains": 16, "target_acceptance": 0.9}}
-    ours = nuts(Banana(2), draws=80, chains=150, warmup=80, target_acceptance=0.9,
-                progress=False)
+    options = {
+        "nutpie": {"draws": 1000, "target_accept": 0.9},
+        "emcee": {"draws": 1500},
+        "blackjax": {"draws": 400, "chains": 16, "target_acceptance": 0.9},
+    }
+    ours = nuts(Banana(2), draws=80, chains=150, warmup=80, target_acceptance=0.9, progress=False)
     check_agreement(ours, sampled(name, Banana(2), **options[name]))
 
 
@@ -137,10 +154,18 @@ def test_our_nuts_agrees_on_a_small_network(name):
     x = torch.linspace(-2, 2, 60)[:, None].double()
     y = torch.sin(2 * x[:, 0]) + 0.3 * torch.from_numpy(np.random.default_rng(0).normal(size=60))
     module = subbayes.MLP(1, (8,), 1, activation="tanh", seed=0).double()
-    trained = subbayes.training.train(module, subbayes.likelihoods.Gaussian(0.3), (x, y), epochs=100, progress=False)
+    trained = subbayes.training.train(
+        module, subbayes.likelihoods.Gaussian(0.3), (x, y), epochs=100, progress=False
+    )
     space = subbayes.subspace.RandomSubspace(trained.network.weights, 3)
     posterior = subbayes.Posterior(
-        trained.network, subbayes.likelihoods.Gaussian(0.3), (x, y), space, subbayes.priors.Normal(0.3), 2.0)
+        trained.network,
+        subbayes.likelihoods.Gaussian(0.3),
+        (x, y),
+        space,
+        subbayes.priors.Normal(0.3),
+        2.0,
+    )
     ours = nuts(posterior, draws=500, chains=16, warmup=300, progress=False)
     assert not ours.warnings()
     theirs = sampled(name, posterior, draws=600, chains=8)
@@ -160,8 +185,11 @@ def test_the_seed_decides_and_global_generators_are_left_alone(name):
 @every
 def test_without_the_package_one_is_told_what_to_install(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"adapters\.{name} needs {name}: pip install "
-                                          r"'subbayes\[samplers\]'"):
+    with pytest.raises(
+        ImportError,
+        match=rf"adapters\.{name} needs {name}: pip install "
+        r"'subbayes\[samplers\]'",
+    ):
         getattr(adapters, name)(Banana(2))
 
 
@@ -177,6 +205,7 @@ def test_bad_input(name):
     with pytest.raises(InputError, match="draws: expected a whole number of at least 1, got 0"):
         sampled(name, Banana(2), draws=0)
     if name in ("nutpie", "blackjax"):
+
         class Gradientless:
             rank, prior, temperature = 2, Normal(), 1.0
 

@@ -33,14 +33,23 @@ def predictive_log_density(model, moments, phi, y):
 
 def test_leave_one_out_scores_match_exact_ones():
     model = LinearGaussian(n=25)
-    choice = choose_temperature(model.posterior(), TEMPERATURES, draws=60, chains=40,
-                                progress=False)
-    for temperature, score, k in zip(choice.temperatures, choice.scores, choice.pareto_k,
-                                     strict=True):
-        exact = np.array([
-            predictive_log_density(
-                model, tempered(model, temperature, np.arange(model.n) != i),
-                model.phi[i : i + 1], model.y[i : i + 1])[0] for i in range(model.n)])
+    choice = choose_temperature(
+        model.posterior(), TEMPERATURES, draws=60, chains=40, progress=False
+    )
+    for temperature, score, k in zip(
+        choice.temperatures, choice.scores, choice.pareto_k, strict=True
+    ):
+        exact = np.array(
+            [
+                predictive_log_density(
+                    model,
+                    tempered(model, temperature, np.arange(model.n) != i),
+                    model.phi[i : i + 1],
+                    model.y[i : i + 1],
+                )[0]
+                for i in range(model.n)
+            ]
+        )
         assert k < 0.7
         assert abs(score - exact.mean()) < 0.02
         assert choice.by == "loo"
@@ -53,8 +62,14 @@ def test_validation_scores_match_exact_ones():
     y = x[:, 0] + rng.normal(size=40)
     phi = np.column_stack([x, np.ones(40)])
     choice = choose_temperature(
-        model.posterior(), TEMPERATURES, by="validation", draws=60, chains=40, progress=False,
-        validation=(torch.from_numpy(x), torch.from_numpy(y)))
+        model.posterior(),
+        TEMPERATURES,
+        by="validation",
+        draws=60,
+        chains=40,
+        progress=False,
+        validation=(torch.from_numpy(x), torch.from_numpy(y)),
+    )
     for temperature, score in zip(choice.temperatures, choice.scores, strict=True):
         exact = predictive_log_density(model, tempered(model, temperature), phi, y)
         assert abs(score - exact.mean()) < 0.02
@@ -66,12 +81,15 @@ def test_the_best_has_the_highest_score():
     assert list(choice.to_frame().columns) == ["temperature", "score", "se", "pareto_k"]
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"by": "aic"}, "by: expected one of 'loo', 'validation', got 'aic'"),
-    ({"by": "validation"}, "validation: expected held-out data for by='validation', got None"),
-    ({"temperatures": []}, "temperatures: expected at least one candidate, got none"),
-    ({"temperatures": [1.0, -1.0]}, "temperatures: expected a finite number above 0, got -1.0"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": "aic"}, "by: expected one of 'loo', 'validation', got 'aic'"),
+        ({"by": "validation"}, "validation: expected held-out data for by='validation', got None"),
+        ({"temperatures": []}, "temperatures: expected at least one candidate, got none"),
+        ({"temperatures": [1.0, -1.0]}, "temperatures: expected a finite number above 0, got -1.0"),
+    ],
+)
 def test_bad_input(options, message):
     with pytest.raises(InputError, match=message):
         choose_temperature(LinearGaussian().posterior(), **options)

@@ -63,8 +63,9 @@ def test_log_density_equals_scipys(name, leading):
     f = outputs_of(noise, *leading)
     found = likelihood.log_prob(f, y)
     assert found.shape == (*leading, cases.N)
-    np.testing.assert_allclose(found, cases.reference_log_prob(likelihood, f, arrays(y)),
-                               rtol=1e-11)
+    np.testing.assert_allclose(
+        found, cases.reference_log_prob(likelihood, f, arrays(y)), rtol=1e-11
+    )
 
 
 @each
@@ -219,8 +220,15 @@ def test_curvature_is_the_expected_hessian(name):
         assert (abs(found[i] - mean) <= 4.5 * error + 1e-9).all()
 
 
-CANONICAL = ["gaussian", "gaussian-2", "categorical", "bernoulli", "poisson", "poisson-2",
-             "standardized"]
+CANONICAL = [
+    "gaussian",
+    "gaussian-2",
+    "categorical",
+    "bernoulli",
+    "poisson",
+    "poisson-2",
+    "standardized",
+]
 
 
 @pytest.mark.parametrize("name", CANONICAL)
@@ -298,8 +306,10 @@ def test_a_likelihood_of_ones_own_gets_the_rest():
     assert likelihood.init_parameters(torch.zeros(3)).numel() == 0
     assert likelihood.estimated(f, torch.zeros(5)) is likelihood
     assert likelihood.to_config() == {"name": "Geometric"}
-    with pytest.raises(InputError, match="likelihood: expected one of .*got 'Geometric'. Pass a "
-                                         "likelihood object of your own"):
+    with pytest.raises(
+        InputError,
+        match="likelihood: expected one of .*got 'Geometric'. Pass a likelihood object of your own",
+    ):
         from_config(likelihood.to_config())
 
 
@@ -313,8 +323,9 @@ def test_standardised_is_a_change_of_variables(shift, scale):
     f = outputs_of(cases.LIKELIHOODS["heteroscedastic"], 2)
     y0 = torch.linspace(-2, 2, cases.N, dtype=torch.float64)
     y = shift + scale * y0
-    torch.testing.assert_close(outer.log_prob(f, y), inner.log_prob(f, y0) - np.log(scale),
-                               rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        outer.log_prob(f, y), inner.log_prob(f, y0) - np.log(scale), rtol=1e-6, atol=1e-6
+    )
     torch.testing.assert_close(outer.cdf(f, y), inner.cdf(f, y0), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(outer.curvature(f), inner.curvature(f))
     draws = [one.sample(f, torch.Generator().manual_seed(0)) for one in (outer, inner)]
@@ -391,8 +402,11 @@ def test_start_values_are_the_moments_of_the_targets(offset):
 def test_learned_parameters_get_gradients():
     raw = torch.full((1,), 0.3, dtype=torch.float64, requires_grad=True)
     f, y = torch.zeros(3, 2, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    for likelihood, outputs in ((Gaussian(), f[:, :1]), (HeteroscedasticGaussian(), f),
-                                (Standardized(Gaussian(), (0.0,), (2.0,)), f[:, :1])):
+    for likelihood, outputs in (
+        (Gaussian(), f[:, :1]),
+        (HeteroscedasticGaussian(), f),
+        (Standardized(Gaussian(), (0.0,), (2.0,)), f[:, :1]),
+    ):
         value = likelihood.with_parameters(raw).log_prob(outputs, y).sum()
         (grad,) = torch.autograd.grad(value, raw)
         assert grad.abs() > 0
@@ -404,11 +418,17 @@ def test_learned_parameters_get_gradients():
 
 def test_what_is_not_learned_yet_says_so():
     f, y = torch.zeros(3, 1), torch.zeros(3)
-    for likelihood, outputs in ((Gaussian(), f), (HeteroscedasticGaussian(), f.expand(3, 2)),
-                                (Standardized(Gaussian(), (0.0,), (1.0,)), f)):
+    for likelihood, outputs in (
+        (Gaussian(), f),
+        (HeteroscedasticGaussian(), f.expand(3, 2)),
+        (Standardized(Gaussian(), (0.0,), (1.0,)), f),
+    ):
         assert not likelihood.learned
-        with pytest.raises(InputError, match=r"likelihood: expected a .*'learned'. Learn it with "
-                                             r"train\(...\) or likelihood.estimated"):
+        with pytest.raises(
+            InputError,
+            match=r"likelihood: expected a .*'learned'. Learn it with "
+            r"train\(...\) or likelihood.estimated",
+        ):
             likelihood.log_prob(outputs, y)
 
 
@@ -421,9 +441,15 @@ def test_noise_cannot_be_learned_from_a_perfect_fit():
 # --- configs -------------------------------------------------------------------------------------
 
 
-LEARNED = [Gaussian(), HeteroscedasticGaussian(), Gaussian(noise=2.0), Gaussian(noise=(0.1, 3.0)),
-           Categorical(n_classes=4), Standardized(Gaussian(), (1.0,), (2.0,)),
-           *(n.likelihood for n in cases.LIKELIHOODS.values())]
+LEARNED = [
+    Gaussian(),
+    HeteroscedasticGaussian(),
+    Gaussian(noise=2.0),
+    Gaussian(noise=(0.1, 3.0)),
+    Categorical(n_classes=4),
+    Standardized(Gaussian(), (1.0,), (2.0,)),
+    *(n.likelihood for n in cases.LIKELIHOODS.values()),
+]
 
 
 @pytest.mark.parametrize("likelihood", LEARNED, ids=repr)
@@ -441,24 +467,43 @@ def test_config_of_an_unknown_likelihood():
 # --- bad input -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("make", "what"), [
-    (lambda: Gaussian(noise=0.0), "noise: expected a finite number above 0, got 0.0"),
-    (lambda: Gaussian(noise=-1.0), "noise: expected a finite number above 0"),
-    (lambda: Gaussian(noise=float("nan")), "noise: expected a finite number above 0, got nan"),
-    (lambda: Gaussian(noise=(1.0, 0.0)), "noise: expected a finite number above 0"),
-    (lambda: Gaussian(noise="learn"),
-     "noise: expected a number, 'learned' or 'per-observation', got 'learn'"),
-    (lambda: HeteroscedasticGaussian(-0.1), "global_variance: expected a finite number"),
-    (lambda: HeteroscedasticGaussian(float("inf")), "global_variance: expected a finite number"),
-    (lambda: HeteroscedasticGaussian("auto"), "global_variance: expected a number or 'learned'"),
-    (lambda: Categorical(n_classes=1), "n_classes: expected a whole number of at least 2, got 1"),
-    (lambda: Standardized(Gaussian(1.0), (0.0,), (0.0,)), "scale: expected a finite number above"),
-    (lambda: Standardized(Gaussian(1.0), (float("nan"),), (1.0,)), "shift: expected finite"),
-    (lambda: Standardized(Gaussian(1.0), (0.0, 1.0), (1.0,)),
-     "shift and scale: expected one number each per target, got 2 and 1"),
-    (lambda: Standardized(Gaussian(1.0), (), ()), "shift and scale: expected one number each"),
-    (lambda: Standardized(Poisson(), (0.0,), (1.0,)), "likelihood: expected a regression"),
-])
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: Gaussian(noise=0.0), "noise: expected a finite number above 0, got 0.0"),
+        (lambda: Gaussian(noise=-1.0), "noise: expected a finite number above 0"),
+        (lambda: Gaussian(noise=float("nan")), "noise: expected a finite number above 0, got nan"),
+        (lambda: Gaussian(noise=(1.0, 0.0)), "noise: expected a finite number above 0"),
+        (
+            lambda: Gaussian(noise="learn"),
+            "noise: expected a number, 'learned' or 'per-observation', got 'learn'",
+        ),
+        (lambda: HeteroscedasticGaussian(-0.1), "global_variance: expected a finite number"),
+        (
+            lambda: HeteroscedasticGaussian(float("inf")),
+            "global_variance: expected a finite number",
+        ),
+        (
+            lambda: HeteroscedasticGaussian("auto"),
+            "global_variance: expected a number or 'learned'",
+        ),
+        (
+            lambda: Categorical(n_classes=1),
+            "n_classes: expected a whole number of at least 2, got 1",
+        ),
+        (
+            lambda: Standardized(Gaussian(1.0), (0.0,), (0.0,)),
+            "scale: expected a finite number above",
+        ),
+        (lambda: Standardized(Gaussian(1.0), (float("nan"),), (1.0,)), "shift: expected finite"),
+        (
+            lambda: Standardized(Gaussian(1.0), (0.0, 1.0), (1.0,)),
+            "shift and scale: expected one number each per target, got 2 and 1",
+        ),
+        (lambda: Standardized(Gaussian(1.0), (), ()), "shift and scale: expected one number each"),
+        (lambda: Standardized(Poisson(), (0.0,), (1.0,)), "likelihood: expected a regression"),
+    ],
+)
 def test_likelihoods_that_cannot_be(make, what):
     with pytest.raises(InputError, match=what) as e:
         make()
@@ -468,39 +513,60 @@ def test_likelihoods_that_cannot_be(make, what):
 Y = torch.zeros(4)
 
 
-@pytest.mark.parametrize(("likelihood", "y", "what"), [
-    (Gaussian(1.0), torch.zeros(2, 2, 2), r"y: expected shape \(N,\) or \(N, targets\), got shape"),
-    (Gaussian(1.0), (Y, Y), r"y: expected shape .*, got a tuple"),
-    (Gaussian((1.0, 2.0)), Y, "noise: expected 1 number for 1 target, got 2"),
-    (Gaussian((1.0, 2.0)), torch.zeros(4, 3), "noise: expected 1 or 3 numbers for 3 targets"),
-    (Gaussian("per-observation"), Y, r"y: expected a pair \(y, noise scale\).*got one tensor"),
-    (Gaussian("per-observation"), (Y, Y, Y), r"y: expected a pair .*got 3 tensors"),
-    (Gaussian("per-observation"), (Y, Y), "noise scale: expected numbers above 0, got 0"),
-    (Gaussian("per-observation"), (Y, Y - 1), "noise scale: expected numbers above 0, got -1"),
-    (HeteroscedasticGaussian(1.0), (Y, Y), "y: expected shape"),
-    (HeteroscedasticGaussian((1.0, 2.0)), Y, "global_variance: expected 1 number for 1 target"),
-    (Categorical(), Y + 0.5, r"y: expected whole-number labels of shape \(N,\), got shape \(4,\)"),
-    (Categorical(), Y - 1, "y: expected labels in 0..K-1, got -1. Encode the labels"),
-    (Categorical(), Y * float("nan"), "y: expected whole-number labels"),
-    (Categorical(), torch.zeros(4, 1), r"y: expected whole-number labels.*got shape \(4, 1\)"),
-    (Categorical(), (Y, Y), "y: expected whole-number labels.*got a tuple"),
-    (Categorical(3), torch.tensor([0, 1, 3]), "y: expected labels in 0..2, got 3"),
-    (Bernoulli(), torch.tensor([0, 1, 2]), "y: expected labels 0 and 1, got 2. Encode"),
-    (Bernoulli(), torch.tensor([-1.0, 1.0]), "y: expected labels 0 and 1, got -1"),
-    (Bernoulli(), torch.tensor([0.0, float("nan")]), "y: expected labels 0 and 1, got nan"),
-    (Bernoulli(), torch.zeros(4, 2), r"y: expected labels 0 and 1 of shape \(N,\), got shape"),
-    (Bernoulli(), (Y, Y), "y: expected labels 0 and 1 .*got a tuple"),
-    (Poisson(), Y - 1, r"y: expected counts \(whole numbers of at least 0\) for Poisson, got -1"),
-    (Poisson(), Y + 0.5, "y: expected counts.*got 0.5. Use a Gaussian"),
-    (Poisson(), Y * float("nan"), "y: expected counts.*got nan"),
-    (Poisson(), (Y, Y), "y: expected counts .*got a tuple"),
-    (Poisson(), torch.zeros(1, 1, 1), r"y: expected counts .*got shape \(1, 1, 1\)"),
-    (Standardized(Gaussian(1.0), (0.0,), (1.0,)), torch.zeros(4, 2),
-     "y: expected 1 target, as standardised, got 2"),
-    (Standardized(Gaussian(1.0), (0.0, 0.0), (1.0, 1.0)), Y,
-     "y: expected 2 targets, as standardised, got 1"),
-    (Standardized(Gaussian(1.0), (0.0,), (1.0,)), (Y, Y), "y: expected shape"),
-])
+@pytest.mark.parametrize(
+    ("likelihood", "y", "what"),
+    [
+        (
+            Gaussian(1.0),
+            torch.zeros(2, 2, 2),
+            r"y: expected shape \(N,\) or \(N, targets\), got shape",
+        ),
+        (Gaussian(1.0), (Y, Y), r"y: expected shape .*, got a tuple"),
+        (Gaussian((1.0, 2.0)), Y, "noise: expected 1 number for 1 target, got 2"),
+        (Gaussian((1.0, 2.0)), torch.zeros(4, 3), "noise: expected 1 or 3 numbers for 3 targets"),
+        (Gaussian("per-observation"), Y, r"y: expected a pair \(y, noise scale\).*got one tensor"),
+        (Gaussian("per-observation"), (Y, Y, Y), r"y: expected a pair .*got 3 tensors"),
+        (Gaussian("per-observation"), (Y, Y), "noise scale: expected numbers above 0, got 0"),
+        (Gaussian("per-observation"), (Y, Y - 1), "noise scale: expected numbers above 0, got -1"),
+        (HeteroscedasticGaussian(1.0), (Y, Y), "y: expected shape"),
+        (HeteroscedasticGaussian((1.0, 2.0)), Y, "global_variance: expected 1 number for 1 target"),
+        (
+            Categorical(),
+            Y + 0.5,
+            r"y: expected whole-number labels of shape \(N,\), got shape \(4,\)",
+        ),
+        (Categorical(), Y - 1, "y: expected labels in 0..K-1, got -1. Encode the labels"),
+        (Categorical(), Y * float("nan"), "y: expected whole-number labels"),
+        (Categorical(), torch.zeros(4, 1), r"y: expected whole-number labels.*got shape \(4, 1\)"),
+        (Categorical(), (Y, Y), "y: expected whole-number labels.*got a tuple"),
+        (Categorical(3), torch.tensor([0, 1, 3]), "y: expected labels in 0..2, got 3"),
+        (Bernoulli(), torch.tensor([0, 1, 2]), "y: expected labels 0 and 1, got 2. Encode"),
+        (Bernoulli(), torch.tensor([-1.0, 1.0]), "y: expected labels 0 and 1, got -1"),
+        (Bernoulli(), torch.tensor([0.0, float("nan")]), "y: expected labels 0 and 1, got nan"),
+        (Bernoulli(), torch.zeros(4, 2), r"y: expected labels 0 and 1 of shape \(N,\), got shape"),
+        (Bernoulli(), (Y, Y), "y: expected labels 0 and 1 .*got a tuple"),
+        (
+            Poisson(),
+            Y - 1,
+            r"y: expected counts \(whole numbers of at least 0\) for Poisson, got -1",
+        ),
+        (Poisson(), Y + 0.5, "y: expected counts.*got 0.5. Use a Gaussian"),
+        (Poisson(), Y * float("nan"), "y: expected counts.*got nan"),
+        (Poisson(), (Y, Y), "y: expected counts .*got a tuple"),
+        (Poisson(), torch.zeros(1, 1, 1), r"y: expected counts .*got shape \(1, 1, 1\)"),
+        (
+            Standardized(Gaussian(1.0), (0.0,), (1.0,)),
+            torch.zeros(4, 2),
+            "y: expected 1 target, as standardised, got 2",
+        ),
+        (
+            Standardized(Gaussian(1.0), (0.0, 0.0), (1.0, 1.0)),
+            Y,
+            "y: expected 2 targets, as standardised, got 1",
+        ),
+        (Standardized(Gaussian(1.0), (0.0,), (1.0,)), (Y, Y), "y: expected shape"),
+    ],
+)
 def test_targets_outside_the_support(likelihood, y, what):
     with pytest.raises(InputError, match=what) as e:
         likelihood.check_targets(y)
@@ -519,28 +585,48 @@ def test_targets_of_the_cases_are_fine(name):
             likelihood.check_outputs(c + 1, y)
 
 
-@pytest.mark.parametrize("y", [torch.tensor([False, True]), torch.tensor([0.0, 1.0]),
-                               torch.tensor([0, 1], dtype=torch.uint8)])
+@pytest.mark.parametrize(
+    "y",
+    [
+        torch.tensor([False, True]),
+        torch.tensor([0.0, 1.0]),
+        torch.tensor([0, 1], dtype=torch.uint8),
+    ],
+)
 def test_labels_of_any_dtype(y):
     f = torch.tensor([[0.2], [1.0]])
     for likelihood, outputs in ((Bernoulli(), f), (Categorical(), f @ torch.ones(1, 2))):
         likelihood.check_targets(y)
         likelihood.check_outputs(outputs.shape[1], y)
-        torch.testing.assert_close(likelihood.log_prob(outputs, y),
-                                   likelihood.log_prob(outputs, y.long()))
+        torch.testing.assert_close(
+            likelihood.log_prob(outputs, y), likelihood.log_prob(outputs, y.long())
+        )
 
 
-@pytest.mark.parametrize(("likelihood", "outputs", "y", "what"), [
-    (Categorical(), 1, torch.tensor([0, 1]), "at least 2 outputs for Categorical, got 1. Use Bern"),
-    (Categorical(), 2, torch.tensor([0, 2]), "y: expected labels in 0..1, the module's 2 outputs, "
-                                             "got 2. Encode labels as 0..K-1 or widen"),
-    (Categorical(3), 2, torch.tensor([0, 1]), "module: expected 3 outputs for Categorical"),
-    (Gaussian(1.0), 2, Y, "module: expected 1 output for Gaussian.*got 2"),
-    (HeteroscedasticGaussian(1.0), 1, Y, "module: expected 2 outputs for Heteroscedastic"),
-    (HeteroscedasticGaussian(1.0), 3, torch.zeros(4, 2), "module: expected 4 outputs"),
-    (Bernoulli(), 2, Y, "module: expected 1 output for Bernoulli"),
-    (Poisson(), 1, torch.zeros(4, 2), "module: expected 2 outputs for Poisson"),
-])
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "y", "what"),
+    [
+        (
+            Categorical(),
+            1,
+            torch.tensor([0, 1]),
+            "at least 2 outputs for Categorical, got 1. Use Bern",
+        ),
+        (
+            Categorical(),
+            2,
+            torch.tensor([0, 2]),
+            "y: expected labels in 0..1, the module's 2 outputs, "
+            "got 2. Encode labels as 0..K-1 or widen",
+        ),
+        (Categorical(3), 2, torch.tensor([0, 1]), "module: expected 3 outputs for Categorical"),
+        (Gaussian(1.0), 2, Y, "module: expected 1 output for Gaussian.*got 2"),
+        (HeteroscedasticGaussian(1.0), 1, Y, "module: expected 2 outputs for Heteroscedastic"),
+        (HeteroscedasticGaussian(1.0), 3, torch.zeros(4, 2), "module: expected 4 outputs"),
+        (Bernoulli(), 2, Y, "module: expected 1 output for Bernoulli"),
+        (Poisson(), 1, torch.zeros(4, 2), "module: expected 2 outputs for Poisson"),
+    ],
+)
 def test_outputs_that_do_not_fit(likelihood, outputs, y, what):
     with pytest.raises(InputError, match=what):
         likelihood.check_outputs(outputs, y)
@@ -549,17 +635,20 @@ def test_outputs_that_do_not_fit(likelihood, outputs, y, what):
 LABELS = torch.tensor([0, 2, 1, 0])
 
 
-@pytest.mark.parametrize(("likelihood", "outputs", "y", "said"), [
-    (Gaussian(), 3, LABELS, True),
-    (Gaussian(), 3, LABELS.float(), True),
-    (Gaussian(), 2, LABELS > 0, True),
-    (HeteroscedasticGaussian(), 3, LABELS, True),
-    (Standardized(Gaussian(), (0.0,), (1.0,)), 3, LABELS, True),
-    (Gaussian(), 3, LABELS + 0.5, False),
-    (Gaussian(), 3, 10 * LABELS, False),
-    (Gaussian(), 3, LABELS[:, None], False),
-    (Poisson(), 3, LABELS, False),
-])
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "y", "said"),
+    [
+        (Gaussian(), 3, LABELS, True),
+        (Gaussian(), 3, LABELS.float(), True),
+        (Gaussian(), 2, LABELS > 0, True),
+        (HeteroscedasticGaussian(), 3, LABELS, True),
+        (Standardized(Gaussian(), (0.0,), (1.0,)), 3, LABELS, True),
+        (Gaussian(), 3, LABELS + 0.5, False),
+        (Gaussian(), 3, 10 * LABELS, False),
+        (Gaussian(), 3, LABELS[:, None], False),
+        (Poisson(), 3, LABELS, False),
+    ],
+)
 def test_labels_for_a_likelihood_of_numbers_are_noticed(likelihood, outputs, y, said):
     with pytest.raises(InputError, match="module: expected") as e:
         likelihood.check_outputs(outputs, y)
@@ -568,8 +657,11 @@ def test_labels_for_a_likelihood_of_numbers_are_noticed(likelihood, outputs, y, 
 
 def test_fit_names_the_likelihood_of_labels():
     x = torch.randn(30, 2)
-    with pytest.raises(InputError, match="expected 1 output for Gaussian.*, got 3. Give the last "
-                       'layer 1 output; for class labels pass likelihood="categorical"'):
+    with pytest.raises(
+        InputError,
+        match="expected 1 output for Gaussian.*, got 3. Give the last "
+        'layer 1 output; for class labels pass likelihood="categorical"',
+    ):
         subbayes.fit(torch.nn.Linear(2, 3), (x, torch.arange(30) % 3), rank=1, progress=False)
 
 
@@ -599,10 +691,11 @@ def test_many_rows_of_few_classes_are_as_one_by_one(n, classes, dtype):
     rows = [(f[:, i : i + 1], y[i : i + 1]) for i in range(n)]
     close = {torch.float32: dict(rtol=1e-5, atol=1e-6), torch.float64: dict(rtol=1e-12, atol=1e-14)}
     for found, expected in (
-            (likelihood.log_prob(f, y), [likelihood.log_prob(*row) for row in rows]),
-            (likelihood.mean(f), [likelihood.mean(row) for row, _ in rows]),
-            (likelihood.variance(f), [likelihood.variance(row) for row, _ in rows]),
-            (likelihood.curvature(f), [likelihood.curvature(row) for row, _ in rows])):
+        (likelihood.log_prob(f, y), [likelihood.log_prob(*row) for row in rows]),
+        (likelihood.mean(f), [likelihood.mean(row) for row, _ in rows]),
+        (likelihood.variance(f), [likelihood.variance(row) for row, _ in rows]),
+        (likelihood.curvature(f), [likelihood.curvature(row) for row, _ in rows]),
+    ):
         torch.testing.assert_close(found, torch.cat(expected, 1), **close[dtype])
     gradient = jacrev(lambda f: likelihood.log_prob(f, y).sum())(f)
     one_hot = torch.nn.functional.one_hot(y, classes).to(dtype)

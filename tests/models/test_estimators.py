@@ -66,8 +66,19 @@ def test_scikit_learns_checks_with_the_defaults(estimator, check):
 
 # --- oracles ------------------------------------------------------------------------------------
 
-LINEAR = dict(hidden=(), epochs=400, learning_rate=0.05, batch_size=None, prior_scale=np.inf,
-              swa_epochs=8, swa_learning_rate=1e-3, rank=1, draws=20, chains=4, random_state=0)
+LINEAR = dict(
+    hidden=(),
+    epochs=400,
+    learning_rate=0.05,
+    batch_size=None,
+    prior_scale=np.inf,
+    swa_epochs=8,
+    swa_learning_rate=1e-3,
+    rank=1,
+    draws=20,
+    chains=4,
+    random_state=0,
+)
 
 
 def test_without_hidden_layers_it_is_linear_regression():
@@ -121,8 +132,13 @@ def test_predictions_agree_with_the_distribution_and_have_the_units_of_y():
     assert isinstance(dist, Predictive)
     mean, std = model.predict(X, return_std=True)
     lower, upper = model.predict_interval(X, level=0.8)
-    for ours, theirs in ((mean, dist.mean), (std, dist.std), (lower, dist.quantile(0.1)),
-                         (upper, dist.quantile(0.9)), (model.predict(X), mean)):
+    for ours, theirs in (
+        (mean, dist.mean),
+        (std, dist.std),
+        (lower, dist.quantile(0.1)),
+        (upper, dist.quantile(0.9)),
+        (model.predict(X), mean),
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     assert abs(mean.mean() - y.mean()) < 5
     assert metrics.log_likelihood(dist, y) == pytest.approx(np.mean(dist.log_prob(y)))
@@ -176,17 +192,26 @@ def test_columns_can_be_taken_as_they_are():
     assert model.score(scaled, y) > 0.5
 
 
-@pytest.mark.parametrize("options", [
-    dict(temperature="validation"), dict(patience=2, epochs=50), dict(subspace="random"),
-    dict(subspace="full", hidden=(2,)), dict(likelihood="gaussian"), dict(hidden=[4, 4]),
-    dict(temperature=10.0, dropout=0.1, activation="tanh", batch_size=None, warmup=0)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(temperature="validation"),
+        dict(patience=2, epochs=50),
+        dict(subspace="random"),
+        dict(subspace="full", hidden=(2,)),
+        dict(likelihood="gaussian"),
+        dict(hidden=[4, 4]),
+        dict(temperature=10.0, dropout=0.1, activation="tanh", batch_size=None, warmup=0),
+    ],
+)
 def test_options_reach_the_fit(options, monkeypatch):
     from functools import partial
 
     from subbayes.inference.tempering import choose_temperature
 
-    monkeypatch.setattr("subbayes.models.fit.choose_temperature",
-                        partial(choose_temperature, draws=4, chains=2))
+    monkeypatch.setattr(
+        "subbayes.models.fit.choose_temperature", partial(choose_temperature, draws=4, chains=2)
+    )
     X, y = numbers()
     model = SubspaceRegressor(**QUICK | options).fit(X, y)
     assert np.isfinite(model.predict(X)).all()
@@ -202,8 +227,10 @@ def test_options_reach_the_fit(options, monkeypatch):
 def test_random_states():
     X, y = numbers()
     rng = np.random.RandomState(0)
-    fits = [SubspaceRegressor(**SMALL, random_state=state).fit(X, y)
-            for state in (0, 0, rng, rng, np.random.RandomState(0))]
+    fits = [
+        SubspaceRegressor(**SMALL, random_state=state).fit(X, y)
+        for state in (0, 0, rng, rng, np.random.RandomState(0))
+    ]
     z = [model.model_.draws.z for model in fits]
     assert np.array_equal(z[0], z[1])
     assert np.array_equal(z[2], z[4])
@@ -230,8 +257,9 @@ def test_a_pipeline_takes_mixed_tables():
     assert mean.shape == std.shape == (60,)
     with pytest.raises(InputError, match="X: expected the categories seen in fitting, got 'pilot'"):
         pipeline.predict(table.assign(job="pilot"))
-    with pytest.raises(InputError, match="X: expected the columns it was fitted with, got none "
-                       "named 'job'"):
+    with pytest.raises(
+        InputError, match="X: expected the columns it was fitted with, got none named 'job'"
+    ):
         pipeline.predict(table.drop(columns="job"))
 
 
@@ -288,8 +316,9 @@ def test_a_saved_regressor_predicts_the_same_bits(tmp_path):
     assert sorted(p.suffix for p in (tmp_path / "model").iterdir()) == [".json", ".safetensors"]
 
 
-@pytest.mark.parametrize("names", [
-    ["a", "b", "c"], [3, 1, 2], [1.5, 2.5, 3.5], np.array(["x", "y", "z"], dtype=object)])
+@pytest.mark.parametrize(
+    "names", [["a", "b", "c"], [3, 1, 2], [1.5, 2.5, 3.5], np.array(["x", "y", "z"], dtype=object)]
+)
 def test_a_saved_classifier_keeps_its_classes(tmp_path, names):
     if isinstance(names[0], float):
         names = [1.0, 2.0, 3.0]
@@ -324,12 +353,16 @@ def test_saving_and_loading_say_what_is_wrong(tmp_path):
     with pytest.raises(InputError, match="path: expected a new or an empty folder"):
         model.save(path)
     model.save(path, overwrite=True)
-    with pytest.raises(InputError, match="path: expected a saved SubspaceClassifier, got "
-                       "SubspaceRegressor at .*Use SubspaceRegressor.load"):
+    with pytest.raises(
+        InputError,
+        match="path: expected a saved SubspaceClassifier, got "
+        "SubspaceRegressor at .*Use SubspaceRegressor.load",
+    ):
         SubspaceClassifier.load(path)
     model.model_.save(tmp_path / "bare")
-    with pytest.raises(InputError, match="path: expected a saved SubspaceRegressor, got another "
-                       "kind of model"):
+    with pytest.raises(
+        InputError, match="path: expected a saved SubspaceRegressor, got another kind of model"
+    ):
         SubspaceRegressor.load(tmp_path / "bare")
     with pytest.raises(InputError, match="path: expected an artifact folder"):
         SubspaceRegressor.load(tmp_path / "nothing")
@@ -360,49 +393,122 @@ def target(change):
 
 R, C = SubspaceRegressor, SubspaceClassifier
 REFUSALS = {
-    "NaN in X": (R, {}, *changed(np.nan), r"X: expected finite numbers, got 1 NaN or infinite "
-                 r"value \(first in row 3\)\. Drop or impute them first"),
+    "NaN in X": (
+        R,
+        {},
+        *changed(np.nan),
+        r"X: expected finite numbers, got 1 NaN or infinite "
+        r"value \(first in row 3\)\. Drop or impute them first",
+    ),
     "infinity in X": (C, {}, *changed(np.inf), "X: expected finite numbers, got 1 NaN or infinite"),
-    "NaN in y": (R, {}, *target(lambda y: np.where(np.arange(60) == 5, np.nan, y)),
-                 r"y: expected finite numbers, .*row 5"),
-    "NaN among labels": (C, {}, *target(lambda y: np.where(np.arange(60) == 5, np.nan, y > 1000)),
-                         r"y: expected finite numbers, .*row 5"),
+    "NaN in y": (
+        R,
+        {},
+        *target(lambda y: np.where(np.arange(60) == 5, np.nan, y)),
+        r"y: expected finite numbers, .*row 5",
+    ),
+    "NaN among labels": (
+        C,
+        {},
+        *target(lambda y: np.where(np.arange(60) == 5, np.nan, y > 1000)),
+        r"y: expected finite numbers, .*row 5",
+    ),
     "no rows": (R, {}, np.zeros((0, 3)), np.zeros(0), "0 sample"),
     "one row": (R, {}, np.zeros((1, 3)), np.zeros(1), "1 sample.* minimum of 2"),
     "no columns": (R, {}, np.zeros((9, 0)), np.zeros(9), "0 feature"),
-    "lengths": (R, {}, *target(lambda y: y[:-1]), "X and y: expected the same number of rows, got "
-                "60 and 59. Pass one row of each per observation"),
-    "text": (R, {}, [["a", 1], ["b", 2]], [1, 2], "X: expected numbers, got 'a'. Put a "
-             "subbayes.data.encoder.TabularEncoder before it in a pipeline"),
-    "constant target": (R, {}, *target(np.ones_like), "y: expected targets that vary, got a "
-                        "constant column"),
-    "text for a number": (R, {}, *target(lambda y: y.astype(str)[:0].tolist() + ["a"] * 60),
-                          "y: expected numbers, got values of type <U1. Convert them, or use"),
+    "lengths": (
+        R,
+        {},
+        *target(lambda y: y[:-1]),
+        "X and y: expected the same number of rows, got "
+        "60 and 59. Pass one row of each per observation",
+    ),
+    "text": (
+        R,
+        {},
+        [["a", 1], ["b", 2]],
+        [1, 2],
+        "X: expected numbers, got 'a'. Put a "
+        "subbayes.data.encoder.TabularEncoder before it in a pipeline",
+    ),
+    "constant target": (
+        R,
+        {},
+        *target(np.ones_like),
+        "y: expected targets that vary, got a constant column",
+    ),
+    "text for a number": (
+        R,
+        {},
+        *target(lambda y: y.astype(str)[:0].tolist() + ["a"] * 60),
+        "y: expected numbers, got values of type <U1. Convert them, or use",
+    ),
     "one class": (C, {}, *target(np.ones_like), "y: expected at least 2 classes, got 1 class"),
     "numbers as labels": (C, {}, *numbers(), "Unknown label type: continuous"),
-    "negative counts": (R, dict(likelihood="poisson"), *target(lambda y: np.arange(60) - 1),
-                        r"y: expected counts \(whole numbers of at least 0\) for Poisson, got -1"),
-    "fractional counts": (R, dict(likelihood="poisson"), *target(lambda y: np.arange(60) / 2),
-                          "y: expected counts .*got 0.5"),
-    "likelihood": (R, dict(likelihood="normal"), *numbers(), "likelihood: expected one of "
-                   "'heteroscedastic', 'gaussian', got 'normal'"),
-    "rank": (R, dict(rank=40), *numbers(), "rank: expected at most 39, what the 40 snapshots of "
-             "swa_epochs span, got 40"),
-    "hidden": (R, dict(hidden=50), *numbers(), r"hidden: expected widths of hidden layers, such as "
-               r"\(50,\), got 50"),
-    "width": (R, dict(hidden=(0,)), *numbers(), "hidden: expected a whole number of at least 1, "
-              "got 0"),
+    "negative counts": (
+        R,
+        dict(likelihood="poisson"),
+        *target(lambda y: np.arange(60) - 1),
+        r"y: expected counts \(whole numbers of at least 0\) for Poisson, got -1",
+    ),
+    "fractional counts": (
+        R,
+        dict(likelihood="poisson"),
+        *target(lambda y: np.arange(60) / 2),
+        "y: expected counts .*got 0.5",
+    ),
+    "likelihood": (
+        R,
+        dict(likelihood="normal"),
+        *numbers(),
+        "likelihood: expected one of 'heteroscedastic', 'gaussian', got 'normal'",
+    ),
+    "rank": (
+        R,
+        dict(rank=40),
+        *numbers(),
+        "rank: expected at most 39, what the 40 snapshots of swa_epochs span, got 40",
+    ),
+    "hidden": (
+        R,
+        dict(hidden=50),
+        *numbers(),
+        r"hidden: expected widths of hidden layers, such as "
+        r"\(50,\), got 50",
+    ),
+    "width": (
+        R,
+        dict(hidden=(0,)),
+        *numbers(),
+        "hidden: expected a whole number of at least 1, got 0",
+    ),
     "activation": (R, dict(activation="sine"), *numbers(), "activation: expected one of 'relu'"),
     "prior": (R, dict(prior_scale=0), *numbers(), "prior_scale: expected a finite number above 0"),
     "epochs": (R, dict(epochs=-1), *numbers(), "epochs: expected a whole number of at least"),
-    "temperature": (R, dict(temperature="best"), *numbers(), "temperature: expected one of "
-                    "'loo', "),
-    "held out": (R, dict(temperature="validation", validation_fraction=1.0), *numbers(),
-                 "validation_fraction: expected a fraction that leaves rows on both sides of 60"),
-    "seed": (R, dict(random_state=-1), *numbers(), "seed: expected a whole number of at least 0, "
-             "got -1"),
-    "huge": (R, {}, *changed(1e308), "X: expected columns whose variance float64 can hold, got "
-             "overflow in column 1"),
+    "temperature": (
+        R,
+        dict(temperature="best"),
+        *numbers(),
+        "temperature: expected one of 'loo', ",
+    ),
+    "held out": (
+        R,
+        dict(temperature="validation", validation_fraction=1.0),
+        *numbers(),
+        "validation_fraction: expected a fraction that leaves rows on both sides of 60",
+    ),
+    "seed": (
+        R,
+        dict(random_state=-1),
+        *numbers(),
+        "seed: expected a whole number of at least 0, got -1",
+    ),
+    "huge": (
+        R,
+        {},
+        *changed(1e308),
+        "X: expected columns whose variance float64 can hold, got overflow in column 1",
+    ),
 }
 
 
@@ -446,7 +552,8 @@ def test_a_fit_gives_no_warnings_of_its_own():
 # --- every engine, every subspace ---------------------------------------------------------------
 
 PAIRS = [(engine, "pca") for engine in ENGINES] + [
-    ("elliptical-slice", subspace) for subspace in SUBSPACES[1:]]
+    ("elliptical-slice", subspace) for subspace in SUBSPACES[1:]
+]
 
 
 @pytest.mark.slow
@@ -461,5 +568,6 @@ def test_engines_and_subspaces(inference, subspace, kind):
     options = QUICK | dict(hidden=(3,), epochs=5, rank=None if subspace == "full" else 2)
     model = kind(subspace=subspace, inference=inference, **options).fit(X, y)
     assert model.model_.draws.meta["sampler"] == inference
-    assert np.isfinite(model.predict(X) if kind is SubspaceRegressor
-                       else model.predict_proba(X)).all()
+    assert np.isfinite(
+        model.predict(X) if kind is SubspaceRegressor else model.predict_proba(X)
+    ).all()

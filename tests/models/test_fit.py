@@ -52,17 +52,31 @@ def net(features=3, outputs=1, hidden=5, seed=0):
 def test_draws_match_the_closed_form(rank, temperature):
     case = LinearGaussian(rank=rank, temperature=temperature)
     reference = case.posterior()
-    model = fit(nn.Linear(3, 1).double(), reference.data, likelihood=Gaussian(case.noise),
-                subspace=reference.subspace, temperature=temperature, draws=200, chains=16,
-                progress=False)
+    model = fit(
+        nn.Linear(3, 1).double(),
+        reference.data,
+        likelihood=Gaussian(case.noise),
+        subspace=reference.subspace,
+        temperature=temperature,
+        draws=200,
+        chains=16,
+        progress=False,
+    )
     check_moments(model.draws, *case.moments())
 
 
 def test_predictions_match_the_closed_form():
     case = LinearGaussian(rank=None)
     reference = case.posterior()
-    model = fit(nn.Linear(3, 1).double(), reference.data, likelihood=Gaussian(case.noise),
-                subspace=reference.subspace, draws=200, chains=16, progress=False)
+    model = fit(
+        nn.Linear(3, 1).double(),
+        reference.data,
+        likelihood=Gaussian(case.noise),
+        subspace=reference.subspace,
+        draws=200,
+        chains=16,
+        progress=False,
+    )
     mean, covariance = case.moments()
     new = np.random.default_rng(1).normal(size=(5, 3))
     phi = np.column_stack([new, np.ones(5)])
@@ -104,13 +118,16 @@ def test_the_module_is_left_alone():
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize(("name", "outputs", "y"), [
-    ("gaussian", 1, lambda x: x[:, 0]),
-    ("heteroscedastic", 2, lambda x: x[:, 0]),
-    ("categorical", 3, lambda x: (x[:, 0] > 0).long() + (x[:, 1] > 0).long()),
-    ("bernoulli", 1, lambda x: (x[:, 0] > 0).long()),
-    ("poisson", 1, lambda x: x[:, 0].exp().floor()),
-])
+@pytest.mark.parametrize(
+    ("name", "outputs", "y"),
+    [
+        ("gaussian", 1, lambda x: x[:, 0]),
+        ("heteroscedastic", 2, lambda x: x[:, 0]),
+        ("categorical", 3, lambda x: (x[:, 0] > 0).long() + (x[:, 1] > 0).long()),
+        ("bernoulli", 1, lambda x: (x[:, 0] > 0).long()),
+        ("poisson", 1, lambda x: x[:, 0].exp().floor()),
+    ],
+)
 def test_likelihoods_by_name(name, outputs, y):
     x, _ = data()
     model = fit(net(outputs=outputs), (x, y(x)), likelihood=name, **OPTIONS)
@@ -118,26 +135,39 @@ def test_likelihoods_by_name(name, outputs, y):
     assert all(np.isfinite(v) for v in model.evaluate(x, y(x)).values())
 
 
-@pytest.mark.parametrize(("subspace", "kind"), [
-    ("random", "RandomSubspace"), ("full", "FullSubspace"),
-    (lambda trained: DenseSubspace(trained.network.weights, torch.eye(26)[:4]), "DenseSubspace")])
+@pytest.mark.parametrize(
+    ("subspace", "kind"),
+    [
+        ("random", "RandomSubspace"),
+        ("full", "FullSubspace"),
+        (
+            lambda trained: DenseSubspace(trained.network.weights, torch.eye(26)[:4]),
+            "DenseSubspace",
+        ),
+    ],
+)
 def test_subspaces_by_name_and_by_function(subspace, kind):
     model = fit(net(), data(), subspace=subspace, **OPTIONS)
     assert type(model.subspace).__name__ == kind
-    assert model.draws.rank == model.subspace.rank == {"RandomSubspace": 2, "FullSubspace": 26,
-                                                      "DenseSubspace": 4}[kind]
+    assert (
+        model.draws.rank
+        == model.subspace.rank
+        == {"RandomSubspace": 2, "FullSubspace": 26, "DenseSubspace": 4}[kind]
+    )
 
 
 def test_a_module_that_is_trained_already_is_taken_as_it_is():
     module = net()
     x, y = data()
     space = FullSubspace(Network(module).weights)
-    model = fit(module, (x, y), likelihood="gaussian", subspace=space, draws=5, chains=2,
-                progress=False)
+    model = fit(
+        module, (x, y), likelihood="gaussian", subspace=space, draws=5, chains=2, progress=False
+    )
     residual = (y - module(x)[:, 0]).detach()
     assert torch.equal(model.network.weights, Network(module).weights)
-    np.testing.assert_allclose(model.likelihood.noise[0], residual.square().mean().sqrt(),
-                               rtol=1e-4)
+    np.testing.assert_allclose(
+        model.likelihood.noise[0], residual.square().mean().sqrt(), rtol=1e-4
+    )
 
 
 @pytest.fixture
@@ -190,8 +220,9 @@ def test_an_mlp_needs_no_module(tmp_path, dtype):
     x, y = data()
     x = x.to(dtype)
     likelihood = Standardized.of(HeteroscedasticGaussian(), y)
-    model = fit(MLP(3, (4, 4), 2, "tanh", seed=0).to(dtype), (x, y), likelihood=likelihood,
-                **OPTIONS)
+    model = fit(
+        MLP(3, (4, 4), 2, "tanh", seed=0).to(dtype), (x, y), likelihood=likelihood, **OPTIONS
+    )
     back = load(model.save(tmp_path / "model"))
     assert_same(model, back, x)
     assert back.network.dtype == dtype
@@ -217,12 +248,17 @@ def test_frozen_tied_and_selected_parameters_survive(tmp_path):
             self.register_buffer("offset", torch.tensor(float(seed)))
 
         def forward(self, x):
-            return self.head(self.b(torch.tanh(self.again(torch.tanh(self.b(self.a(x))))))
-                             + self.offset)
+            return self.head(
+                self.b(torch.tanh(self.again(torch.tanh(self.b(self.a(x)))))) + self.offset
+            )
 
     x, y = data()
-    for parameters in ("all", "last-layer", ["head.*"],
-                       {"head.weight": torch.tensor([[True, False, True]])}):
+    for parameters in (
+        "all",
+        "last-layer",
+        ["head.*"],
+        {"head.weight": torch.tensor([[True, False, True]])},
+    ):
         model = fit(Tied(1), (x, y), parameters=parameters, **OPTIONS)
         path = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
         assert_same(model, load(model.save(path), Tied(2)), x)
@@ -269,13 +305,23 @@ def uninterrupted():
     return fit(net(), data(), **OPTIONS | dict(draws=300))
 
 
-@pytest.mark.parametrize(("number", "at"), [
-    (signal.SIGINT, "sampling"), (signal.SIGTERM, "sampling"), (signal.SIGKILL, "sampling"),
-    (signal.SIGKILL, "trained")])
+@pytest.mark.parametrize(
+    ("number", "at"),
+    [
+        (signal.SIGINT, "sampling"),
+        (signal.SIGTERM, "sampling"),
+        (signal.SIGKILL, "sampling"),
+        (signal.SIGKILL, "trained"),
+    ],
+)
 def test_a_fit_that_was_stopped_goes_on_bit_for_bit(tmp_path, uninterrupted, number, at):
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     wait_for(tmp_path / at / "manifest.json", process)
     process.send_signal(number)
     out, error = process.communicate(timeout=120)
@@ -328,11 +374,17 @@ def test_a_likelihood_of_ones_own_resumes_and_loads(tmp_path):
         load(path, net())
 
 
-@pytest.mark.parametrize(("change", "what"), [
-    (dict(seed=1), "model, data and settings"), (dict(rank=3), "model, data and settings"),
-    (dict(chains=2), "chains"), (dict(prior=2.0), "posterior"),
-    (dict(temperature=2.0), "posterior"),
-    (dict(training=Training(epochs=5, swa_epochs=6)), "model, data and settings")])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (dict(seed=1), "model, data and settings"),
+        (dict(rank=3), "model, data and settings"),
+        (dict(chains=2), "chains"),
+        (dict(prior=2.0), "posterior"),
+        (dict(temperature=2.0), "posterior"),
+        (dict(training=Training(epochs=5, swa_epochs=6)), "model, data and settings"),
+    ],
+)
 def test_a_checkpoint_of_another_fit_is_refused(tmp_path, change, what):
     fit(net(), data(), checkpoint=tmp_path, **OPTIONS)
     with pytest.raises(InputError, match=f"checkpoint: expected one made with the same {what}"):
@@ -380,68 +432,124 @@ def with_value(value, rows=40):
 
 X, Y = data()
 REFUSALS = {
-    "NaN in X": (dict(data=with_value(float("nan"))),
-                 r"data inputs: expected finite numbers, got 1 NaN or infinite value \(first in "
-                 r"row 3\)\. Drop or impute them first\."),
+    "NaN in X": (
+        dict(data=with_value(float("nan"))),
+        r"data inputs: expected finite numbers, got 1 NaN or infinite value \(first in "
+        r"row 3\)\. Drop or impute them first\.",
+    ),
     "infinity in X": (dict(data=with_value(float("inf"))), "data inputs: expected finite numbers"),
-    "NaN in y": (dict(data=(X, Y.index_put((torch.tensor(2),), torch.tensor(float("nan"))))),
-                 r"data targets: expected finite numbers, .*row 2"),
+    "NaN in y": (
+        dict(data=(X, Y.index_put((torch.tensor(2),), torch.tensor(float("nan"))))),
+        r"data targets: expected finite numbers, .*row 2",
+    ),
     "no rows": (dict(data=(X[:0], Y[:0])), "data: expected at least one row, got an empty table"),
-    "lengths": (dict(data=(X, Y[:-1])), "data inputs and data targets: expected the same number "
-                "of rows, got 40 and 39"),
-    "one array": (dict(data=X), r"data: expected a pair \(inputs, y\), a DataLoader or a Dataset, "
-                  "got Tensor"),
-    "text": (dict(data=(np.array([["a"]] * 40), Y)), "data inputs: expected numbers, got an array "
-             "of dtype <U1. Encode strings and categories first"),
+    "lengths": (
+        dict(data=(X, Y[:-1])),
+        "data inputs and data targets: expected the same number of rows, got 40 and 39",
+    ),
+    "one array": (
+        dict(data=X),
+        r"data: expected a pair \(inputs, y\), a DataLoader or a Dataset, "
+        "got Tensor",
+    ),
+    "text": (
+        dict(data=(np.array([["a"]] * 40), Y)),
+        "data inputs: expected numbers, got an array "
+        "of dtype <U1. Encode strings and categories first",
+    ),
     "not a module": (dict(model=lambda x: x), "module: expected a torch.nn.Module, got function"),
-    "too few outputs": (dict(likelihood="heteroscedastic"), "module: expected 2 outputs for "
-                        "HeteroscedasticGaussian.*got 1. Give the last layer 2 outputs"),
-    "a tuple": (dict(model=Wrong(lambda f: (f, None))), "module: expected one tensor as its "
-                "output, got tuple. Pass output="),
-    "labels": (dict(model=Wrong(lambda f: f.argmax(-1))), "module: expected real numbers as "
-               "outputs, got torch.int64"),
-    "a sequence": (dict(model=Wrong(lambda f: f[:, None, None])), r"module: expected outputs of "
-                   r"shape \(2, C\) for 2 inputs, got \(2, 1, 1, 1\)"),
-    "columns": (dict(data=(X[:, :2], Y)), "inputs: expected what the module takes, got "
-                r"rows of shape \(2,\), torch.float32: mat1"),
-    "whole numbers": (dict(data=(X.long(), Y)), r"inputs: expected what the module takes, got "
-                      r"rows of shape \(3,\), torch.int64.*\.float\(\)"),
+    "too few outputs": (
+        dict(likelihood="heteroscedastic"),
+        "module: expected 2 outputs for "
+        "HeteroscedasticGaussian.*got 1. Give the last layer 2 outputs",
+    ),
+    "a tuple": (
+        dict(model=Wrong(lambda f: (f, None))),
+        "module: expected one tensor as its output, got tuple. Pass output=",
+    ),
+    "labels": (
+        dict(model=Wrong(lambda f: f.argmax(-1))),
+        "module: expected real numbers as outputs, got torch.int64",
+    ),
+    "a sequence": (
+        dict(model=Wrong(lambda f: f[:, None, None])),
+        r"module: expected outputs of "
+        r"shape \(2, C\) for 2 inputs, got \(2, 1, 1, 1\)",
+    ),
+    "columns": (
+        dict(data=(X[:, :2], Y)),
+        "inputs: expected what the module takes, got "
+        r"rows of shape \(2,\), torch.float32: mat1",
+    ),
+    "whole numbers": (
+        dict(data=(X.long(), Y)),
+        r"inputs: expected what the module takes, got "
+        r"rows of shape \(3,\), torch.int64.*\.float\(\)",
+    ),
     "frozen": (dict(model=net().requires_grad_(False)), "trainable"),
-    "class outside": (dict(likelihood="categorical", model=net(outputs=2),
-                           data=(X, torch.arange(40) % 3)), r"y: expected labels in 0\.\.1.*got 2"),
-    "class below": (dict(likelihood=Categorical(2), model=net(outputs=2),
-                         data=(X, torch.arange(40) % 2 - 1)), r"y: expected labels in 0\.\.1, "
-                    "got -1"),
-    "not two classes": (dict(likelihood="bernoulli", data=(X, torch.arange(40) % 3)),
-                        "y: expected labels 0 and 1, got 2"),
-    "negative counts": (dict(likelihood="poisson", data=(X, torch.arange(40) - 1)),
-                        "y: expected counts .*got -1"),
-    "rank of a trajectory": (dict(rank=6), "rank: expected at most 5, what the 6 snapshots of "
-                             "swa_epochs span, got 6. Lower it, or raise swa_epochs"),
-    "rank of the weights": (dict(rank=27, subspace="random"), "rank: expected at most 26, the "
-                            "number of weights, got 27"),
+    "class outside": (
+        dict(likelihood="categorical", model=net(outputs=2), data=(X, torch.arange(40) % 3)),
+        r"y: expected labels in 0\.\.1.*got 2",
+    ),
+    "class below": (
+        dict(likelihood=Categorical(2), model=net(outputs=2), data=(X, torch.arange(40) % 2 - 1)),
+        r"y: expected labels in 0\.\.1, "
+        "got -1",
+    ),
+    "not two classes": (
+        dict(likelihood="bernoulli", data=(X, torch.arange(40) % 3)),
+        "y: expected labels 0 and 1, got 2",
+    ),
+    "negative counts": (
+        dict(likelihood="poisson", data=(X, torch.arange(40) - 1)),
+        "y: expected counts .*got -1",
+    ),
+    "rank of a trajectory": (
+        dict(rank=6),
+        "rank: expected at most 5, what the 6 snapshots of "
+        "swa_epochs span, got 6. Lower it, or raise swa_epochs",
+    ),
+    "rank of the weights": (
+        dict(rank=27, subspace="random"),
+        "rank: expected at most 26, the number of weights, got 27",
+    ),
     "rank zero": (dict(rank=0), "rank: expected a whole number of at least 1, got 0"),
-    "subspace": (dict(subspace="best"), "subspace: expected one of 'pca', 'random', 'curve', "
-                 "'optimal', 'subnetwork', 'full', got 'best'"),
-    "inputs": (dict(subspace="random", inputs=X), "inputs: expected subspace='optimal' or "
-               "'subnetwork', chosen for inputs, got 'random'"),
-    "subspace size": (dict(subspace=FullSubspace(torch.zeros(3))), "subspace: expected 26 "
-                      "weights, as the network has, got 3"),
-    "inference": (dict(inference="gibbs"), "inference: expected one of "
-                  + ", ".join(map(repr, ENGINES)) + ", got 'gibbs'"),
+    "subspace": (
+        dict(subspace="best"),
+        "subspace: expected one of 'pca', 'random', 'curve', "
+        "'optimal', 'subnetwork', 'full', got 'best'",
+    ),
+    "inputs": (
+        dict(subspace="random", inputs=X),
+        "inputs: expected subspace='optimal' or 'subnetwork', chosen for inputs, got 'random'",
+    ),
+    "subspace size": (
+        dict(subspace=FullSubspace(torch.zeros(3))),
+        "subspace: expected 26 weights, as the network has, got 3",
+    ),
+    "inference": (
+        dict(inference="gibbs"),
+        "inference: expected one of " + ", ".join(map(repr, ENGINES)) + ", got 'gibbs'",
+    ),
     "likelihood": (dict(likelihood="normal"), "likelihood: expected one of 'gaussian', "),
     "likelihood type": (dict(likelihood=3), "likelihood: expected a name or a Likelihood, got int"),
     "temperature": (dict(temperature=0.0), "temperature: expected a finite number above 0, got 0"),
-    "temperature word": (dict(temperature="best"), "temperature: expected one of 'loo', "
-                         "'validation', got 'best'"),
-    "no validation": (dict(temperature="validation"), "validation: expected held-out data for "
-                      "temperature='validation', got None"),
+    "temperature word": (
+        dict(temperature="best"),
+        "temperature: expected one of 'loo', 'validation', got 'best'",
+    ),
+    "no validation": (
+        dict(temperature="validation"),
+        "validation: expected held-out data for temperature='validation', got None",
+    ),
     "draws": (dict(draws=0), "draws: expected a whole number of at least 1, got 0"),
     "warmup": (dict(warmup=-1), "warmup: expected a whole number of at least 0, got -1"),
     "seed": (dict(seed=-1), "seed: expected a whole number of at least 0, got -1"),
     "prior": (dict(prior=0.0), "prior: expected .*above 0"),
-    "both decays": (dict(training=Training(prior_scale=1.0, weight_decay=0.1)),
-                    "weight_decay: expected either weight_decay or prior_scale, got both"),
+    "both decays": (
+        dict(training=Training(prior_scale=1.0, weight_decay=0.1)),
+        "weight_decay: expected either weight_decay or prior_scale, got both",
+    ),
     "mode": (dict(mode="fast"), "mode: expected one of 'trace', 'eager', 'compile', got 'fast'"),
 }
 
@@ -464,8 +572,15 @@ def test_a_constant_target_has_no_scale():
 @pytest.mark.usefixtures("unchecked")
 def test_faults_are_found_before_training(monkeypatch):
     monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
-    for name in ("rank of a trajectory", "no validation", "draws", "temperature", "inference",
-                 "a tuple", "negative counts"):
+    for name in (
+        "rank of a trajectory",
+        "no validation",
+        "draws",
+        "temperature",
+        "inference",
+        "a tuple",
+        "negative counts",
+    ):
         with pytest.raises((InputError, InputTypeError)):
             fit(**dict(model=net(), data=(X, Y)) | OPTIONS | REFUSALS[name][0])
 
@@ -480,11 +595,16 @@ def saved(tmp_path_factory):
 def test_loading_says_what_is_wrong(tmp_path, saved):
     with pytest.raises(InputError, match="path: expected an artifact folder, got .*does not exist"):
         load(tmp_path / "nothing")
-    with pytest.raises(InputError, match="module: expected a module of the saved architecture for "
-                       ".*got none. Pass load"):
+    with pytest.raises(
+        InputError,
+        match="module: expected a module of the saved architecture for .*got none. Pass load",
+    ):
         load(saved)
-    with pytest.raises(InputError, match="module: expected the saved architecture Sequential.*got "
-                       "Sequential.*Build it with the same layers and sizes"):
+    with pytest.raises(
+        InputError,
+        match="module: expected the saved architecture Sequential.*got "
+        "Sequential.*Build it with the same layers and sizes",
+    ):
         load(saved, net(hidden=6))
     with pytest.raises(InputTypeError, match="module: expected a torch.nn.Module, got str"):
         load(saved, "net")
@@ -538,8 +658,11 @@ def test_prediction_refuses_what_the_module_does_not_take(saved):
         model.predict(with_value(float("nan"))[0])
     with pytest.raises(InputError, match="inputs: expected at least one row, got an empty table"):
         model.predict(X[:0])
-    with pytest.raises(InputError, match=r"y: expected shape \(40,\), one target per "
-                       r"prediction, got shape \(39,\)"):
+    with pytest.raises(
+        InputError,
+        match=r"y: expected shape \(40,\), one target per "
+        r"prediction, got shape \(39,\)",
+    ):
         model.evaluate(X, Y[:-1])
 
 
@@ -558,17 +681,43 @@ def test_partial_is_named_as_an_engine():
 
 
 @pytest.mark.parametrize("subspace", ["pca", "random", "curve", "optimal", "subnetwork", "full"])
-@pytest.mark.parametrize("inference", [
-    "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc", "laplace",
-    "laplace-linearised", "vi",
-    "full-rank-vi", pytest.param("realnvp", marks=[pytest.mark.slow, pytest.mark.skipif(
-        find_spec("zuko") is None, reason="needs zuko")])])
+@pytest.mark.parametrize(
+    "inference",
+    [
+        "elliptical-slice",
+        "nuts",
+        "hmc",
+        "slice",
+        "parallel-tempering",
+        "smc",
+        "laplace",
+        "laplace-linearised",
+        "vi",
+        "full-rank-vi",
+        pytest.param(
+            "realnvp",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(find_spec("zuko") is None, reason="needs zuko"),
+            ],
+        ),
+    ],
+)
 @pytest.mark.usefixtures("unchecked")
 def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(30, 2)
-    model = fit(nn.Linear(2, 1), (x, x[:, 0]), subspace=subspace, inference=inference, draws=20,
-                chains=2, warmup=20, training=QUICK, progress=False)
+    model = fit(
+        nn.Linear(2, 1),
+        (x, x[:, 0]),
+        subspace=subspace,
+        inference=inference,
+        draws=20,
+        chains=2,
+        warmup=20,
+        training=QUICK,
+        progress=False,
+    )
     assert model.draws.meta["sampler"] == inference
     assert model.settings["inference"] == inference
     assert np.isfinite(model.predict(x).mean).all()
@@ -576,16 +725,21 @@ def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
     np.testing.assert_array_equal(saved.draws.z, model.draws.z)
 
 
-@pytest.mark.parametrize(("wrap", "shuffles"), [
-    (lambda pair: DataLoader(TensorDataset(*pair), batch_size=10, shuffle=True), True),
-    (lambda pair: TensorDataset(*pair), True),
-    (lambda pair: DataLoader(TensorDataset(*pair), batch_size=10), False)],
-    ids=["shuffling loader", "dataset", "loader in order"])
+@pytest.mark.parametrize(
+    ("wrap", "shuffles"),
+    [
+        (lambda pair: DataLoader(TensorDataset(*pair), batch_size=10, shuffle=True), True),
+        (lambda pair: TensorDataset(*pair), True),
+        (lambda pair: DataLoader(TensorDataset(*pair), batch_size=10), False),
+    ],
+    ids=["shuffling loader", "dataset", "loader in order"],
+)
 def test_training_shuffles_as_the_data_do(wrap, shuffles):
     """The density reads a loader in a fixed order; the training does not."""
     options = OPTIONS | dict(training=Training(epochs=2, swa_epochs=3, batch_size=10))
-    first, same, other = (fit(net(), wrap(data()), **options | dict(seed=seed)).network.weights
-                          for seed in (1, 1, 2))
+    first, same, other = (
+        fit(net(), wrap(data()), **options | dict(seed=seed)).network.weights for seed in (1, 1, 2)
+    )
     assert torch.equal(first, same)
     assert torch.equal(first, other) is not shuffles
 

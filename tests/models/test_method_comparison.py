@@ -25,8 +25,15 @@ from subbayes.training.trainer import train
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
 PLAN = Training(epochs=15, swa_epochs=8, swa_learning_rate=1e-3, batch_size=20)
-QUICK = {"training": PLAN, "rank": 2, "draws": 20, "chains": 2, "members": 2, "n_draws": 4,
-         "progress": False}
+QUICK = {
+    "training": PLAN,
+    "rank": 2,
+    "draws": 20,
+    "chains": 2,
+    "members": 2,
+    "n_draws": 4,
+    "progress": False,
+}
 
 
 def rows(n, seed):
@@ -57,22 +64,45 @@ def test_table_has_a_row_for_each_method_with_its_scores(six):
 
 
 def test_map_is_what_train_gives(six):
-    result = train(net(), Gaussian(), TRAIN, epochs=15, learning_rate=PLAN.learning_rate,
-                   batch_size=20, clip_norm=PLAN.clip_norm)
+    result = train(
+        net(),
+        Gaussian(),
+        TRAIN,
+        epochs=15,
+        learning_rate=PLAN.learning_rate,
+        batch_size=20,
+        clip_norm=PLAN.clip_norm,
+    )
     expected = point(result).predict(TEST[0])
     assert torch.equal(six.predictives["map"].outputs, expected.outputs)
 
 
 def test_ensemble_is_what_deep_ensemble_gives(six):
-    expected = deep_ensemble(net(), Gaussian(), TRAIN, members=2, epochs=15,
-                             learning_rate=PLAN.learning_rate, batch_size=20).predict(TEST[0])
+    expected = deep_ensemble(
+        net(),
+        Gaussian(),
+        TRAIN,
+        members=2,
+        epochs=15,
+        learning_rate=PLAN.learning_rate,
+        batch_size=20,
+    ).predict(TEST[0])
     assert torch.equal(six.predictives["ensemble"].outputs, expected.outputs)
 
 
 @pytest.mark.parametrize("name", ["pca", "random"])
 def test_a_subspace_is_what_fit_gives_alone(six, name):
-    alone = fit(net(), TRAIN, likelihood=Gaussian(), subspace=name, rank=2, training=PLAN,
-                draws=20, chains=2, progress=False)
+    alone = fit(
+        net(),
+        TRAIN,
+        likelihood=Gaussian(),
+        subspace=name,
+        rank=2,
+        training=PLAN,
+        draws=20,
+        chains=2,
+        progress=False,
+    )
     model = six.models[name]
     assert isinstance(model, FittedModel)
     np.testing.assert_array_equal(model.draws.z, alone.draws.z)
@@ -81,24 +111,38 @@ def test_a_subspace_is_what_fit_gives_alone(six, name):
     assert torch.equal(six.predictives[name].outputs, alone.predict(TEST[0]).outputs)
 
 
-CHOSEN = {"optimal": ("optimal", "elliptical-slice"),
-          "optimal-laplace": ("optimal", "laplace-linearised"),
-          "subnetwork": ("subnetwork", "elliptical-slice"),
-          "subnetwork-laplace": ("subnetwork", "laplace-linearised")}
+CHOSEN = {
+    "optimal": ("optimal", "elliptical-slice"),
+    "optimal-laplace": ("optimal", "laplace-linearised"),
+    "subnetwork": ("subnetwork", "elliptical-slice"),
+    "subnetwork-laplace": ("subnetwork", "laplace-linearised"),
+}
 
 
 @pytest.fixture(scope="module")
 def chosen():
-    return compare_methods(net(), Gaussian(), TRAIN, TEST, tuple(CHOSEN), prior=0.5,
-                           inputs=TEST[0], **QUICK)
+    return compare_methods(
+        net(), Gaussian(), TRAIN, TEST, tuple(CHOSEN), prior=0.5, inputs=TEST[0], **QUICK
+    )
 
 
 @pytest.mark.parametrize("key", CHOSEN)
 def test_a_chosen_subspace_is_what_fit_gives_alone(chosen, key):
     subspace, inference = CHOSEN[key]
-    alone = fit(net(), TRAIN, likelihood=Gaussian(), subspace=subspace, inference=inference,
-                rank=2, prior=0.5, inputs=TEST[0], training=PLAN, draws=20, chains=2,
-                progress=False)
+    alone = fit(
+        net(),
+        TRAIN,
+        likelihood=Gaussian(),
+        subspace=subspace,
+        inference=inference,
+        rank=2,
+        prior=0.5,
+        inputs=TEST[0],
+        training=PLAN,
+        draws=20,
+        chains=2,
+        progress=False,
+    )
     model = chosen.models[key]
     np.testing.assert_array_equal(model.draws.z, alone.draws.z)
     assert model.settings == alone.settings
@@ -113,9 +157,15 @@ def test_a_chosen_subspace_is_what_fit_gives_alone(chosen, key):
 @pytest.mark.parametrize("y", [(TRAIN[1] > 0).long(), TRAIN[1].abs().round()])
 def test_chosen_subspaces_of_classes_and_counts(y):
     classes = y.dtype == torch.long
-    found = compare_methods(net(outputs=2 if classes else 1), Categorical() if classes else
-                            Poisson(), (TRAIN[0], y), (TRAIN[0], y), tuple(CHOSEN),
-                            covariance="diagonal", **QUICK)
+    found = compare_methods(
+        net(outputs=2 if classes else 1),
+        Categorical() if classes else Poisson(),
+        (TRAIN[0], y),
+        (TRAIN[0], y),
+        tuple(CHOSEN),
+        covariance="diagonal",
+        **QUICK,
+    )
     assert np.isfinite(found.table["log_likelihood"]).all()
     json.dumps(found.to_dict(), allow_nan=False)
 
@@ -191,24 +241,41 @@ def test_classification_with_dropout_and_temperature_scaling():
     labels = (TRAIN[1] > 0).long(), (TEST[1] > 0).long()
     methods = ("map", "mc-dropout", "temperature-scaling", "ensemble", "pca")
     comparison = compare_methods(
-        net(0.3, 2), Categorical(2), (TRAIN[0], labels[0]), (TEST[0], labels[1]), methods,
-        validation=(TEST[0], labels[1]), **QUICK)
+        net(0.3, 2),
+        Categorical(2),
+        (TRAIN[0], labels[0]),
+        (TEST[0], labels[1]),
+        methods,
+        validation=(TEST[0], labels[1]),
+        **QUICK,
+    )
     table = comparison.table
     assert {"accuracy", "brier", "ece", "auroc"} <= set(table.columns)
     assert comparison.predictives["mc-dropout"].n_draws == 4
     scaled = comparison.models["temperature-scaling"]
-    assert scaled.temperature == temperature_scaling(
-        comparison.models["map"], (TEST[0], labels[1])).temperature
-    np.testing.assert_array_equal(comparison.predictives["temperature-scaling"].labels,
-                                  comparison.predictives["map"].labels)
+    assert (
+        scaled.temperature
+        == temperature_scaling(comparison.models["map"], (TEST[0], labels[1])).temperature
+    )
+    np.testing.assert_array_equal(
+        comparison.predictives["temperature-scaling"].labels, comparison.predictives["map"].labels
+    )
     assert comparison.warnings().keys() == {"pca"}
 
 
 def test_temperature_is_chosen_for_each_subspace(monkeypatch):
     quick = partial(choose_temperature, temperatures=(1.0, 30.0), draws=20, chains=2)
     monkeypatch.setattr("subbayes.models.fit.choose_temperature", quick)
-    comparison = compare_methods(net(), Gaussian(), TRAIN, TEST, ("pca", "random"),
-                                 temperature="validation", validation=TEST, **QUICK)
+    comparison = compare_methods(
+        net(),
+        Gaussian(),
+        TRAIN,
+        TEST,
+        ("pca", "random"),
+        temperature="validation",
+        validation=TEST,
+        **QUICK,
+    )
     for key in ("pca", "random"):
         chosen = comparison.models[key].settings["temperatures"]
         best = chosen["temperatures"][int(np.argmax(chosen["scores"]))]
@@ -236,13 +303,20 @@ def test_a_module_that_is_trained_already():
     assert torch.equal(weights, torch.cat([p.flatten() for p in module.parameters()]))
     residual = TRAIN[1] - module(TRAIN[0]).detach()[:, 0]
     assert comparison.models["map"].likelihood.noise[0] == pytest.approx(
-        residual.square().mean().sqrt().item(), rel=1e-3)
+        residual.square().mean().sqrt().item(), rel=1e-3
+    )
 
 
 def test_loaders_and_known_noise_give_what_arrays_give():
     scale = torch.full((40,), 0.3)
-    arrays = compare_methods(net(), Gaussian("per-observation"), (TRAIN[0], (TRAIN[1], scale)),
-                             (TEST[0], (TEST[1], scale[:30])), ("map", "swag"), **QUICK)
+    arrays = compare_methods(
+        net(),
+        Gaussian("per-observation"),
+        (TRAIN[0], (TRAIN[1], scale)),
+        (TEST[0], (TEST[1], scale[:30])),
+        ("map", "swag"),
+        **QUICK,
+    )
     assert np.isfinite(arrays.table["log_likelihood"]).all()
     fixed = Gaussian(0.3)
     loader = DataLoader(TensorDataset(*TEST), batch_size=7)
@@ -257,26 +331,53 @@ def test_most_draws_bounds_the_predictions():
     assert comparison.predictives["pca"].n_draws == 7
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"methods": ("map", "sgd")}, "methods: expected one of 'map', .*, got 'sgd'"),
-    ({"methods": ("map", "map")}, "methods: expected each method once, got"),
-    ({"methods": ()}, r"methods: expected several of map, .*, got \(\)"),
-    ({"methods": ("temperature-scaling",)}, "validation: expected held-out data for .*, got None"),
-    ({"temperature": "validation"}, "validation: expected held-out data .*, got None"),
-    ({"methods": ("mc-dropout",)}, "module: expected at least one dropout layer"),
-    ({"training": Training(epochs=0)}, "training: expected epochs above 0 to train an ensemble"),
-    ({"inputs": TEST[0]}, "inputs: expected one of optimal, .*, subnetwork-laplace among the meth"),
-    ({"covariance": "kfac", "methods": ("subnetwork",)}, "covariance: expected one of optimal, "
-     "optimal-laplace among the methods, which use it, got others alone"),
-    ({"covariance": "full", "methods": ("optimal",)}, "covariance: expected one of 'exact'"),
-    ({"inputs": TEST[0][:, :1], "methods": ("optimal",)}, "inputs: expected what the module takes"),
-    ({"rank": 100, "methods": ("subnetwork-laplace",)}, "rank: expected at most 25, the number of"),
-    ({"rank": 9, "methods": ("pca",)}, "rank: expected at most 7, what the 8 snapshots"),
-    ({"prior": 0.0, "methods": ("optimal",)}, "prior: expected a finite number above 0, got 0.0"),
-    ({"most_draws": 0}, "most_draws: expected a whole number of at least 1, got 0"),
-    ({"test": (TEST[0], TEST[1][:3])}, "test inputs and test targets: expected the same number"),
-    ({"test": (TEST[0][:, :1], TEST[1])}, "inputs: expected"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": ("map", "sgd")}, "methods: expected one of 'map', .*, got 'sgd'"),
+        ({"methods": ("map", "map")}, "methods: expected each method once, got"),
+        ({"methods": ()}, r"methods: expected several of map, .*, got \(\)"),
+        (
+            {"methods": ("temperature-scaling",)},
+            "validation: expected held-out data for .*, got None",
+        ),
+        ({"temperature": "validation"}, "validation: expected held-out data .*, got None"),
+        ({"methods": ("mc-dropout",)}, "module: expected at least one dropout layer"),
+        (
+            {"training": Training(epochs=0)},
+            "training: expected epochs above 0 to train an ensemble",
+        ),
+        (
+            {"inputs": TEST[0]},
+            "inputs: expected one of optimal, .*, subnetwork-laplace among the meth",
+        ),
+        (
+            {"covariance": "kfac", "methods": ("subnetwork",)},
+            "covariance: expected one of optimal, "
+            "optimal-laplace among the methods, which use it, got others alone",
+        ),
+        ({"covariance": "full", "methods": ("optimal",)}, "covariance: expected one of 'exact'"),
+        (
+            {"inputs": TEST[0][:, :1], "methods": ("optimal",)},
+            "inputs: expected what the module takes",
+        ),
+        (
+            {"rank": 100, "methods": ("subnetwork-laplace",)},
+            "rank: expected at most 25, the number of",
+        ),
+        ({"rank": 9, "methods": ("pca",)}, "rank: expected at most 7, what the 8 snapshots"),
+        (
+            {"prior": 0.0, "methods": ("optimal",)},
+            "prior: expected a finite number above 0, got 0.0",
+        ),
+        ({"most_draws": 0}, "most_draws: expected a whole number of at least 1, got 0"),
+        (
+            {"test": (TEST[0], TEST[1][:3])},
+            "test inputs and test targets: expected the same number",
+        ),
+        ({"test": (TEST[0][:, :1], TEST[1])}, "inputs: expected"),
+    ],
+)
 def test_bad_input_is_refused_before_training(change, message, monkeypatch):
     def train_trajectory(*_, **__):
         raise AssertionError("trained before it was refused")
@@ -288,15 +389,26 @@ def test_bad_input_is_refused_before_training(change, message, monkeypatch):
 
 
 def test_something_else_than_a_module():
-    with pytest.raises(InputTypeError, match="module: expected a module, or a function that makes "
-                                             "one, got str"):
+    with pytest.raises(
+        InputTypeError, match="module: expected a module, or a function that makes one, got str"
+    ):
         compare_methods("net", Gaussian(), TRAIN, TEST, **QUICK)
 
 
-@pytest.mark.parametrize(("score", "value", "text"), [
-    ("coverage", 0.951, "95.1 %"), ("log_likelihood", -5.37649, "-5.376"), ("rmse", 54.2, "54.20"),
-    ("rmse", 0.001234, "0.001234"), ("rmse", 12345.6, "12346"), ("rmse", 0.0, "0.000"),
-    ("seconds", 3.21, "3.2"), ("auroc", float("nan"), "-"), ("interval_width", 205.24, "205.2")])
+@pytest.mark.parametrize(
+    ("score", "value", "text"),
+    [
+        ("coverage", 0.951, "95.1 %"),
+        ("log_likelihood", -5.37649, "-5.376"),
+        ("rmse", 54.2, "54.20"),
+        ("rmse", 0.001234, "0.001234"),
+        ("rmse", 12345.6, "12346"),
+        ("rmse", 0.0, "0.000"),
+        ("seconds", 3.21, "3.2"),
+        ("auroc", float("nan"), "-"),
+        ("interval_width", 205.24, "205.2"),
+    ],
+)
 def test_scores_are_printed_with_as_many_digits_as_they_deserve(score, value, text):
     assert shown(score, value) == text
 
@@ -304,19 +416,32 @@ def test_scores_are_printed_with_as_many_digits_as_they_deserve(score, value, te
 def test_a_sparse_network_is_what_sparse_fit_gives():
     found = compare_methods(net(), Gaussian(), TRAIN, TEST, **QUICK | {"methods": ("sparse",)})
     fitted = sparse.fit(
-        sparse.convert(net(), seed=0), Gaussian(), TRAIN, epochs=15, batch_size=20,
-        rates=sparse.Rates.alike(PLAN.learning_rate, 30), seed=0, progress=False)
+        sparse.convert(net(), seed=0),
+        Gaussian(),
+        TRAIN,
+        epochs=15,
+        batch_size=20,
+        rates=sparse.Rates.alike(PLAN.learning_rate, 30),
+        seed=0,
+        progress=False,
+    )
     expected = fitted.predict(TEST[0], draws=found.settings["n_draws"], seed=0)
     assert torch.equal(found.predictives["sparse"].outputs, expected.outputs)
     assert found.table.loc["sparse", ["method", "inference_seconds"]].tolist() == [
-        "sparse network", 0.0]
+        "sparse network",
+        0.0,
+    ]
 
 
 def test_parameters_that_are_not_selected_stay_out_of_a_sparse_network():
     module = net()
     found = compare_methods(
-        module, Gaussian(), TRAIN, TEST,
-        **QUICK | {"methods": ("sparse",), "parameters": ["layers.2.weight", "layers.2.bias"]})
+        module,
+        Gaussian(),
+        TRAIN,
+        TEST,
+        **QUICK | {"methods": ("sparse",), "parameters": ["layers.2.weight", "layers.2.bias"]},
+    )
     samples = found.models["sparse"]
     assert list(samples.network.spans) == ["layers.2.weight", "layers.2.bias"]
     first = samples.network.module_with().state_dict()["layers.0.weight"]
@@ -325,5 +450,11 @@ def test_parameters_that_are_not_selected_stay_out_of_a_sparse_network():
 
 def test_a_sparse_network_returns_one_tensor():
     with pytest.raises(InputError, match="output: expected none, as sparse networks"):
-        compare_methods(net(), Gaussian(), TRAIN, TEST, output=lambda out: out,
-                        **QUICK | {"methods": ("map", "sparse")})
+        compare_methods(
+            net(),
+            Gaussian(),
+            TRAIN,
+            TEST,
+            output=lambda out: out,
+            **QUICK | {"methods": ("map", "sparse")},
+        )

@@ -27,8 +27,10 @@ QUICK = SMALL | dict(random_state=0)
 def rows(n=80, seed=0):
     """Of four columns the second alone matters; each has a unit of its own."""
     rng = np.random.default_rng(seed)
-    frame = pd.DataFrame(rng.normal(size=(n, 4)) * [1, 10, 100, 1] + [0, 5, -50, 0],
-                         columns=["age", "dose", "height", "noise"])
+    frame = pd.DataFrame(
+        rng.normal(size=(n, 4)) * [1, 10, 100, 1] + [0, 5, -50, 0],
+        columns=["age", "dose", "height", "noise"],
+    )
     return frame, 1000 + 8 * frame["dose"] + 5 * rng.normal(size=n)
 
 
@@ -38,17 +40,19 @@ def rows(n=80, seed=0):
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore")
-@parametrize_with_checks([
-    SparseRegressor(hidden=(10,), epochs=40, learning_rate=0.05, draws=8),
-    SparseClassifier(hidden=(10,), epochs=40, learning_rate=0.05, draws=8)])
+@parametrize_with_checks(
+    [
+        SparseRegressor(hidden=(10,), epochs=40, learning_rate=0.05, draws=8),
+        SparseClassifier(hidden=(10,), epochs=40, learning_rate=0.05, draws=8),
+    ]
+)
 def test_scikit_learns_checks(estimator, check):
     check(estimator)
 
 
 # --- oracles ------------------------------------------------------------------------------------
 
-LINEAR = dict(hidden=(), epochs=150, learning_rate=0.03, batch_size=None, draws=200,
-              random_state=0)
+LINEAR = dict(hidden=(), epochs=150, learning_rate=0.03, batch_size=None, draws=200, random_state=0)
 
 
 def test_a_linear_network_is_the_regression_on_the_column_that_matters():
@@ -85,15 +89,23 @@ def test_it_is_the_matrix_fit_of_standardised_columns():
     X, y = rows()
     model = SparseRegressor(**QUICK).fit(X, y)
     scaled = ((X - X.mean()) / X.std(ddof=0)).to_numpy().astype(np.float32)
-    by_hand = fit_sparse(scaled, y.to_numpy(), "regression",
-                         Settings(**SMALL, likelihood="gaussian"), progress=False)
+    by_hand = fit_sparse(
+        scaled, y.to_numpy(), "regression", Settings(**SMALL, likelihood="gaussian"), progress=False
+    )
     np.testing.assert_allclose(model.predict(X), by_hand.predict(scaled, draws=7).mean, rtol=1e-5)
     assert len(model.predict_dist(X).outputs) == 7
 
 
-@pytest.mark.parametrize("options", [
-    dict(structure="units"), dict(posterior="mvn"), dict(posterior="low-rank"),
-    dict(slab="normal", prior_inclusion=0.2), dict(likelihood="heteroscedastic")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(structure="units"),
+        dict(posterior="mvn"),
+        dict(posterior="low-rank"),
+        dict(slab="normal", prior_inclusion=0.2),
+        dict(likelihood="heteroscedastic"),
+    ],
+)
 def test_options_reach_the_network(options):
     X, y = rows(20)
     model = SparseRegressor(**QUICK | options).fit(X, y)
@@ -118,7 +130,8 @@ def test_baselines_fit_and_predict(posterior, kind):
     first = next(iter(model.model_.layers.values()))
     assert first.posterior == posterior
     assert type(first.slab).__name__ == (
-        "NormalSlab" if posterior == "horseshoe" else "StudentTSlab")
+        "NormalSlab" if posterior == "horseshoe" else "StudentTSlab"
+    )
     assert np.isfinite(model.predict(X).astype(float)).all()
     assert model.feature_inclusion_.between(0, 1).all()
     assert 0 <= model.density_ <= 1
@@ -156,8 +169,10 @@ def test_an_exported_classifier_gives_logits():
 # --- saving -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [
-    {}, dict(structure="units"), dict(posterior="low-rank", slab="normal", prior_inclusion=0.1)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(structure="units"), dict(posterior="low-rank", slab="normal", prior_inclusion=0.1)],
+)
 def test_a_saved_estimator_predicts_the_same_bits(tmp_path, options):
     X, y = rows(30)
     model = SparseRegressor(**QUICK | options).fit(X, y)
@@ -175,11 +190,17 @@ def test_a_saved_estimator_predicts_the_same_bits(tmp_path, options):
 
 def test_networks_of_modules_of_ones_own_are_saved(tmp_path):
     def made():
-        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4),
-                                   torch.nn.Linear(4, 2), torch.nn.Linear(2, 2))
+        return torch.nn.Sequential(
+            torch.nn.Linear(3, 4),
+            torch.nn.BatchNorm1d(4),
+            torch.nn.Linear(4, 2),
+            torch.nn.Linear(2, 2),
+        )
 
-    prior = {"0": sparse.SpikeSlab(sparse.NormalSlab(0.3), sparse.Bernoulli(0.2)),
-             "2": sparse.SpikeSlab(inclusion=sparse.BetaBinomial(1.0, 3.0, shared=True))}
+    prior = {
+        "0": sparse.SpikeSlab(sparse.NormalSlab(0.3), sparse.Bernoulli(0.2)),
+        "2": sparse.SpikeSlab(inclusion=sparse.BetaBinomial(1.0, 3.0, shared=True)),
+    }
     net = sparse.convert(made().double(), prior=prior, keep=["3"])
     network = sparse.SparseNetwork(net.eval(), sparse_likelihood())
     sparse.save(network, tmp_path / "net", {"told": [1, 2]})
@@ -205,11 +226,13 @@ def test_baselines_are_saved(posterior, tmp_path):
     back, _ = sparse.load(tmp_path / "net")
     x = torch.randn(5, 3)
     for structure in ("sample", "median"):
-        assert torch.equal(*(net.predict(x, structure=structure).outputs
-                             for net in (back, network)))
+        assert torch.equal(
+            *(net.predict(x, structure=structure).outputs for net in (back, network))
+        )
     torch.testing.assert_close(sparse.kl(back.module), sparse.kl(network.module))
     assert [layer.extra_repr() for layer in back.layers.values()] == [
-        layer.extra_repr() for layer in network.layers.values()]
+        layer.extra_repr() for layer in network.layers.values()
+    ]
 
 
 def sparse_likelihood():
@@ -223,14 +246,22 @@ def sparse_likelihood():
 
 def table(n=60):
     X, y = rows(n)
-    return X.assign(job=np.random.default_rng(0).choice(["smith", "baker"], n), income=y,
-                    rich=np.where(y > y.median(), "yes", "no"))
+    return X.assign(
+        job=np.random.default_rng(0).choice(["smith", "baker"], n),
+        income=y,
+        rich=np.where(y > y.median(), "yes", "no"),
+    )
 
 
 def test_a_table_model_is_saved_with_its_sparse_network(tmp_path):
     frame = table()
-    model = TableModel.fit(frame.drop(columns="rich"), "income", Settings(hidden=(4,), epochs=3),
-                           method="sparse", progress=False)
+    model = TableModel.fit(
+        frame.drop(columns="rich"),
+        "income",
+        Settings(hidden=(4,), epochs=3),
+        method="sparse",
+        progress=False,
+    )
     back = TableModel.load(model.save(tmp_path / "model"))
     assert back.frame(frame).equals(model.frame(frame))
     assert set(back.evaluate(frame)) >= {"rmse", "crps", "log_likelihood"}
@@ -251,8 +282,9 @@ def income():
 def in_units(frame, names):
     """Numbers as they are, zeros and ones for what is written as name=value."""
     pairs = [name.partition("=")[::2] for name in names]
-    return np.column_stack([frame[name] == value if value else frame[name]
-                            for name, value in pairs]).astype(np.float32)
+    return np.column_stack(
+        [frame[name] == value if value else frame[name] for name, value in pairs]
+    ).astype(np.float32)
 
 
 @pytest.mark.parametrize("layout", ["dense", "csr"])
@@ -269,15 +301,22 @@ def test_what_a_table_model_exports_takes_columns_in_their_units(income, tmp_pat
     np.testing.assert_allclose(found, whole.mean, rtol=1e-4)
     back = sparse.load_exported(small.save(tmp_path / "small.safetensors"), MLP(1, (1,), 2))
     assert (back.inputs, back.outputs) == (small.inputs, small.outputs)
-    assert torch.equal(back.module(torch.from_numpy(inputs))[:, 0].double(),
-                       torch.from_numpy(found))
+    assert torch.equal(
+        back.module(torch.from_numpy(inputs))[:, 0].double(), torch.from_numpy(found)
+    )
 
 
 def test_an_export_says_what_filled_missing_values(tmp_path):
     frame = table(40).drop(columns="rich")
     frame.loc[::7, "dose"], frame.loc[1::9, "job"] = np.nan, None
-    model = TableModel.fit(frame, "income", Settings(hidden=(4,), epochs=200), method="sparse",
-                           encoder=TabularEncoder(missing="impute"), progress=False)
+    model = TableModel.fit(
+        frame,
+        "income",
+        Settings(hidden=(4,), epochs=200),
+        method="sparse",
+        encoder=TabularEncoder(missing="impute"),
+        progress=False,
+    )
     small = model.export()
     assert small.fills.keys() == {"age", "dose", "height", "noise", "job"}
     assert small.fills["dose"] == frame["dose"].median()
@@ -292,16 +331,21 @@ def test_an_export_says_what_filled_missing_values(tmp_path):
 def test_modes_of_prediction_of_a_table_model(income):
     model, frame = income
     x = model.encoder.transform(frame)
-    for mode in (dict(structure="median"), dict(structure="median", weights="mean"),
-                 dict(structure="all", weights="mean")):
+    for mode in (
+        dict(structure="median"),
+        dict(structure="median", weights="mean"),
+        dict(structure="all", weights="mean"),
+    ):
         expected = model.model.predict(x, draws=5, **mode)
         assert np.array_equal(model.predict(frame, 5, **mode).outputs, expected.outputs)
         assert np.array_equal(model.frame(frame, n_draws=5, **mode)["mean"], expected.mean)
         scored = model.evaluate(frame, n_draws=5, **mode)
         assert scored["rmse"] == pytest.approx(
-            float(np.sqrt(np.mean((expected.mean - frame["income"]) ** 2))), rel=1e-5)
-    other = TableModel.fit(frame, "income", Settings(hidden=(4,), epochs=2), method="map",
-                           progress=False)
+            float(np.sqrt(np.mean((expected.mean - frame["income"]) ** 2))), rel=1e-5
+        )
+    other = TableModel.fit(
+        frame, "income", Settings(hidden=(4,), epochs=2), method="map", progress=False
+    )
     with pytest.raises(InputError, match="structure: expected no such option for a model that is "):
         other.predict(frame, structure="median")
     with pytest.raises(InputError, match="model: expected a sparse network, got another model"):
@@ -333,8 +377,21 @@ def test_the_command_line_exports(income, tmp_path, capsys):
     assert set(facts["layouts"].values()) == {"csr"}
     assert run(words) == 2
     assert "expected a new file" in capsys.readouterr().err
-    assert run(["predict", str(folder), str(file), "--structure", "median", "--weights", "mean",
-                "--json"]) == 0
+    assert (
+        run(
+            [
+                "predict",
+                str(folder),
+                str(file),
+                "--structure",
+                "median",
+                "--weights",
+                "mean",
+                "--json",
+            ]
+        )
+        == 0
+    )
     mean = [row["mean"] for row in json.loads(capsys.readouterr().out)["predictions"]]
     back = sparse.load_exported(tmp_path / "small.safetensors", MLP(1, (1,), 2))
     inputs = torch.from_numpy(in_units(frame, back.inputs))
@@ -358,8 +415,9 @@ def test_the_command_line_exports(income, tmp_path, capsys):
 
 def test_an_interrupted_table_fit_goes_on_to_the_same_network(tmp_path, monkeypatch):
     frame = table().drop(columns="rich")
-    asked = dict(settings=Settings(hidden=(4,), epochs=4, early_epochs=2), method="sparse",
-                 progress=False)
+    asked = dict(
+        settings=Settings(hidden=(4,), epochs=4, early_epochs=2), method="sparse", progress=False
+    )
     whole = TableModel.fit(frame, "income", **asked)
     from subbayes.sparse import training
 
@@ -388,9 +446,27 @@ def test_the_command_line_fits_predicts_and_evaluates(tmp_path, capsys):
 
     file, out = tmp_path / "people.csv", tmp_path / "runs"
     table().to_csv(file, index=False)
-    words = ["fit", str(file), "--target", "rich", "--ignore", "income", "--out", str(out),
-             "--method", "sparse", "--structure", "units", "--hidden", "4", "--epochs", "3",
-             "--prior-inclusion", "0.3", "--json"]
+    words = [
+        "fit",
+        str(file),
+        "--target",
+        "rich",
+        "--ignore",
+        "income",
+        "--out",
+        str(out),
+        "--method",
+        "sparse",
+        "--structure",
+        "units",
+        "--hidden",
+        "4",
+        "--epochs",
+        "3",
+        "--prior-inclusion",
+        "0.3",
+        "--json",
+    ]
     assert run(words) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["method"] == "sparse"
@@ -411,17 +487,27 @@ def test_the_command_line_fits_predicts_and_evaluates(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("options", "pattern"), [
-    (dict(structure="heads"), "structure: expected one of 'weights', 'units', got 'heads'"),
-    (dict(posterior="mixed"), "posterior: expected one of 'mean-field', "),
-    (dict(slab="cauchy"), "slab: expected one of 'student-t', 'normal', got 'cauchy'"),
-    (dict(prior_inclusion=1.0), "prior_inclusion: expected a probability strictly between 0 and "),
-    (dict(epochs=0), "epochs: expected a whole number of at least 1, got 0"),
-    (dict(early_epochs=-1), "early_epochs: expected a whole number of at least 0, got -1"),
-    (dict(early_epochs=7), "early_epochs: expected at most the number of epochs, 6, got 7"),
-    (dict(learning_rate=0), "learning_rate: expected a finite number above 0, got 0"),
-    (dict(draws=0), "draws: expected a whole number of at least 1, got 0"),
-    (dict(likelihood="categorical"), "likelihood: expected one of 'heteroscedastic', 'gaussian'")])
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        (dict(structure="heads"), "structure: expected one of 'weights', 'units', got 'heads'"),
+        (dict(posterior="mixed"), "posterior: expected one of 'mean-field', "),
+        (dict(slab="cauchy"), "slab: expected one of 'student-t', 'normal', got 'cauchy'"),
+        (
+            dict(prior_inclusion=1.0),
+            "prior_inclusion: expected a probability strictly between 0 and ",
+        ),
+        (dict(epochs=0), "epochs: expected a whole number of at least 1, got 0"),
+        (dict(early_epochs=-1), "early_epochs: expected a whole number of at least 0, got -1"),
+        (dict(early_epochs=7), "early_epochs: expected at most the number of epochs, 6, got 7"),
+        (dict(learning_rate=0), "learning_rate: expected a finite number above 0, got 0"),
+        (dict(draws=0), "draws: expected a whole number of at least 1, got 0"),
+        (
+            dict(likelihood="categorical"),
+            "likelihood: expected one of 'heteroscedastic', 'gaussian'",
+        ),
+    ],
+)
 def test_what_cannot_be_used_is_one_line(options, pattern):
     with pytest.raises(InputError, match=pattern) as error:
         SparseRegressor(**SMALL | options).fit(*rows(20))
@@ -449,8 +535,9 @@ def test_priors_are_learned_while_the_divergence_counts(early):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 5))
     y = np.abs(X[:, 0]) + 0.1 * rng.normal(size=200)
-    model = SparseRegressor(hidden=(10,), epochs=100, early_epochs=early, learning_rate=0.03,
-                            random_state=0).fit(X, y)
+    model = SparseRegressor(
+        hidden=(10,), epochs=100, early_epochs=early, learning_rate=0.03, random_state=0
+    ).fit(X, y)
     assert model.model_.inclusion()["prior probability"].iloc[0] < 0.5
     assert model.density_ < 0.3
     assert model.feature_inclusion_.idxmax() == "x0"

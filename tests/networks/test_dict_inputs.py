@@ -73,8 +73,9 @@ def made():
 @pytest.mark.parametrize("form", ["dual", "primal"])
 def test_the_covariance_is_that_of_the_dense_jacobian(made, form):
     _, network, encoding, y, new, H, J = made
-    posterior = linearised_laplace(network, Categorical(), (encoding, y), covariance=form,
-                                   prior_precision=2.0)
+    posterior = linearised_laplace(
+        network, Categorical(), (encoding, y), covariance=form, prior_precision=2.0
+    )
     truth = J @ torch.linalg.solve(H, J.T)
     torch.testing.assert_close(posterior.covariance(new), truth, rtol=1e-8, atol=1e-10)
     rows = truth.reshape(NEW, CLASSES, NEW, CLASSES)
@@ -98,9 +99,19 @@ def test_the_optimal_subspace_attains_the_bound(made):
 def test_subnetworks_are_those_of_columns_of_the_dense_jacobian(made, by):
     _, network, encoding, y, new, H, J = made
     data = encoding, y
-    space = masked(network, torch.arange(0, network.size, 40)) if by == "mask" else subnetwork(
-        network, Categorical(), data, rank=None if by == "last-layer" else 20, by=by, inputs=new,
-        prior_precision=2.0)
+    space = (
+        masked(network, torch.arange(0, network.size, 40))
+        if by == "mask"
+        else subnetwork(
+            network,
+            Categorical(),
+            data,
+            rank=None if by == "last-layer" else 20,
+            by=by,
+            inputs=new,
+            prior_precision=2.0,
+        )
+    )
     S = space.indices
     truth = J[:, S] @ torch.linalg.solve(H[S][:, S], J[:, S].T)
     found = linearised_laplace(network, Categorical(), data, space, prior_precision=2.0)
@@ -140,9 +151,18 @@ def test_batches_of_other_lengths_are_padded_one_by_one(made):
 def test_fit_takes_them_too(made, subspace):
     module, _, encoding, y, new, *_ = made
     model = subbayes.fit(
-        module, (encoding, y), likelihood="categorical", subspace=subspace, rank=4, inputs=new,
-        inference="laplace-linearised", output=lambda out: out.logits, draws=10, progress=False,
-        training=subbayes.Training(epochs=1, swa_epochs=1))
+        module,
+        (encoding, y),
+        likelihood="categorical",
+        subspace=subspace,
+        rank=4,
+        inputs=new,
+        inference="laplace-linearised",
+        output=lambda out: out.logits,
+        draws=10,
+        progress=False,
+        training=subbayes.Training(epochs=1, swa_epochs=1),
+    )
     p = model.predict(new).probabilities
     assert p.shape == (NEW, CLASSES)
     np.testing.assert_allclose(p.sum(1), 1)

@@ -19,7 +19,8 @@ from subbayes.data.data import n_rows, take
 
 EACH = cases.one_per_network()
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:There is a performance drop")  # torch has no batching rule for weight norm
+    "ignore:There is a performance drop"
+)  # torch has no batching rule for weight norm
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +99,8 @@ def test_gradients_equal_those_of_the_module(case):
     built.network(weights, built.inputs).sin().sum().backward()
     built.call().sin().sum().backward()
     expected = built.network.flatten(
-        {n: p.grad for n, p in built.module.named_parameters() if p.grad is not None})
+        {n: p.grad for n, p in built.module.named_parameters() if p.grad is not None}
+    )
     close(weights.grad, expected, case.tolerance * 10)
 
 
@@ -106,8 +108,10 @@ def test_gradients_equal_those_of_the_module(case):
 def test_rows_are_independent_of_their_batch(case):
     built = case.build()
     whole = built.network(built.network.weights, built.inputs)
-    parts = [built.network(built.network.weights, take(built.inputs, slice(i, i + 1)))
-             for i in range(n_rows(built.inputs))]
+    parts = [
+        built.network(built.network.weights, take(built.inputs, slice(i, i + 1)))
+        for i in range(n_rows(built.inputs))
+    ]
     close(torch.cat(parts), whole, case.tolerance)
 
 
@@ -144,13 +148,16 @@ def test_weights_are_flattened_in_the_order_of_named_parameters():
     assert repr(network) == "Network(Sequential, 26 weights in 4 parameters)"
 
 
-@pytest.mark.parametrize(("parameters", "names"), [
-    ("all", ("0.weight", "0.bias", "2.weight", "2.bias")),
-    ("last-layer", ("2.weight", "2.bias")),
-    ("*.bias", ("0.bias", "2.bias")),
-    (["2.*", "0.bias"], ("0.bias", "2.weight", "2.bias")),
-    (lambda name, p: p.numel() > 4, ("0.weight",)),
-])
+@pytest.mark.parametrize(
+    ("parameters", "names"),
+    [
+        ("all", ("0.weight", "0.bias", "2.weight", "2.bias")),
+        ("last-layer", ("2.weight", "2.bias")),
+        ("*.bias", ("0.bias", "2.bias")),
+        (["2.*", "0.bias"], ("0.bias", "2.weight", "2.bias")),
+        (lambda name, p: p.numel() > 4, ("0.weight",)),
+    ],
+)
 def test_selections(parameters, names):
     assert Network(cases.mlp(1), parameters).names == names
 
@@ -180,8 +187,11 @@ def test_the_last_layer_counts_with_a_tied_weight():
 
 def test_the_last_layer_counts_whole_with_weight_norm():
     network = Network(cases.weight_normed(1), "last-layer")
-    assert network.names == ("2.bias", "2.parametrizations.weight.original0",
-                             "2.parametrizations.weight.original1")
+    assert network.names == (
+        "2.bias",
+        "2.parametrizations.weight.original0",
+        "2.parametrizations.weight.original1",
+    )
 
 
 def test_the_last_layer_of_a_single_layer_is_all_of_it():
@@ -318,7 +328,8 @@ def test_batchnorm_uses_stored_statistics_by_default():
     norm = built.module.norm
     hidden = built.module.conv(built.inputs)
     scaled = (hidden - norm.running_mean[:, None, None]) / (
-        norm.running_var[:, None, None] + norm.eps).sqrt()
+        norm.running_var[:, None, None] + norm.eps
+    ).sqrt()
     expected = built.module.head(torch.relu(scaled).mean((2, 3)))
     close(built.network(built.network.weights, built.inputs), expected, 1e-12)
 
@@ -345,8 +356,9 @@ def test_refreshed_on_one_batch_equals_training_mode():
     refreshed = built.network.refreshed(built.network.weights, iter([(built.inputs, None)]))
     module = copy.deepcopy(built.module).train()
     count = built.inputs.shape[0] * 9
-    unbiased = refreshed.with_buffers({
-        "norm.running_var": refreshed.frozen["norm.running_var"] * (count - 1) / count})
+    unbiased = refreshed.with_buffers(
+        {"norm.running_var": refreshed.frozen["norm.running_var"] * (count - 1) / count}
+    )
     close(unbiased(unbiased.weights, built.inputs), module(built.inputs), 1e-12)
 
 
@@ -410,8 +422,10 @@ def one_line(excinfo: pytest.ExceptionInfo) -> str:
     return text
 
 
-@pytest.mark.parametrize("function", [
-    lambda out: (out, out), lambda out: None, lambda out: {"logits": out}, lambda out: [out]])
+@pytest.mark.parametrize(
+    "function",
+    [lambda out: (out, out), lambda out: None, lambda out: {"logits": out}, lambda out: [out]],
+)
 def test_a_module_that_returns_something_else_than_a_tensor(function):
     network = Network(Returns(function))
     with pytest.raises(InputTypeError, match="module: expected one tensor as its output") as e:
@@ -419,11 +433,14 @@ def test_a_module_that_returns_something_else_than_a_tensor(function):
     assert "Pass output=" in one_line(e)
 
 
-@pytest.mark.parametrize(("function", "shape"), [
-    (lambda out: out.sum(), "()"),
-    (lambda out: out[None], "(1, 2, 2)"),
-    (lambda out: out.reshape(-1), "(4,)"),
-])
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda out: out.sum(), "()"),
+        (lambda out: out[None], "(1, 2, 2)"),
+        (lambda out: out.reshape(-1), "(4,)"),
+    ],
+)
 def test_outputs_of_another_shape(function, shape):
     network = Network(Returns(function))
     with pytest.raises(InputError, match="module: expected outputs of shape") as e:
@@ -438,13 +455,16 @@ def test_labels_as_outputs():
     assert "not labels" in one_line(e)
 
 
-@pytest.mark.parametrize(("inputs", "what"), [
-    (torch.zeros(4, 3, dtype=torch.int64), r"rows of shape \(3,\), torch.int64.*\.float\(\)"),
-    (torch.zeros(4, 5), r"rows of shape \(5,\), torch.float32"),
-    (torch.zeros(4, 3, dtype=torch.float64), r"torch.float64.*\.to\(torch.float32\)"),
-    ({"x": torch.zeros(4, 3)}, "unexpected keyword argument"),
-    ((torch.zeros(4, 3), torch.zeros(4, 3)), "positional argument"),
-])
+@pytest.mark.parametrize(
+    ("inputs", "what"),
+    [
+        (torch.zeros(4, 3, dtype=torch.int64), r"rows of shape \(3,\), torch.int64.*\.float\(\)"),
+        (torch.zeros(4, 5), r"rows of shape \(5,\), torch.float32"),
+        (torch.zeros(4, 3, dtype=torch.float64), r"torch.float64.*\.to\(torch.float32\)"),
+        ({"x": torch.zeros(4, 3)}, "unexpected keyword argument"),
+        ((torch.zeros(4, 3), torch.zeros(4, 3)), "positional argument"),
+    ],
+)
 def test_inputs_the_module_does_not_take(inputs, what):
     with pytest.raises(InputError, match="inputs: expected what the module takes") as e:
         Network(cases.mlp(1)).check(inputs)
@@ -462,8 +482,9 @@ def test_failing_assertions_without_a_message_are_named():
 
 
 def test_inputs_on_another_device():
-    with pytest.raises(InputError, match="inputs: expected tensors on cpu, where the module is, "
-                                         "got meta") as e:
+    with pytest.raises(
+        InputError, match="inputs: expected tensors on cpu, where the module is, got meta"
+    ) as e:
         Network(cases.mlp(1)).check(torch.zeros(4, 3, device="meta"))
     assert ".to(device)" in one_line(e)
 
@@ -494,8 +515,10 @@ def test_a_module_that_writes_into_its_inputs():
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("wrap", [torch.jit.script, nn.DataParallel])
 def test_modules_that_cannot_be_called_with_other_weights(wrap):
-    with pytest.raises(InputTypeError, match="module: expected a plain torch.nn.Module, got .* "
-                                             "Pass the module it was made from"):
+    with pytest.raises(
+        InputTypeError,
+        match="module: expected a plain torch.nn.Module, got .* Pass the module it was made from",
+    ):
         Network(wrap(cases.mlp(1)))
 
 
@@ -518,11 +541,21 @@ class AcrossTheBatch(nn.Module):
         return self.head(self.attention(x, x, x)[0][:, 0])
 
 
-@pytest.mark.parametrize(("module", "shape"), [
-    (AcrossTheBatch(), (5, 3, 4)),
-    (nn.Sequential(nn.Conv1d(3, 3, 1), nn.BatchNorm1d(3, track_running_stats=False),
-                   nn.Flatten(), nn.Linear(12, 1)), (5, 3, 4)),
-])
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (AcrossTheBatch(), (5, 3, 4)),
+        (
+            nn.Sequential(
+                nn.Conv1d(3, 3, 1),
+                nn.BatchNorm1d(3, track_running_stats=False),
+                nn.Flatten(),
+                nn.Linear(12, 1),
+            ),
+            (5, 3, 4),
+        ),
+    ],
+)
 def test_a_module_that_mixes_observations(module, shape):
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match="outputs of a row that depend on that row alone") as e:
@@ -530,20 +563,25 @@ def test_a_module_that_mixes_observations(module, shape):
     assert "batch_first=True" in one_line(e)
 
 
-@pytest.mark.parametrize(("make", "what"), [
-    (lambda: Network(nn.ReLU()), "a module without parameters"),
-    (lambda: Network(nn.Linear(2, 1).requires_grad_(False)), "all have requires_grad=False"),
-    (lambda: Network(nn.LazyLinear(1)), "lazy ones"),
-    (lambda: Network(cases.mlp(1), "nothing.*"), r"'nothing\.\*'.*Trainable are: 0\.weight"),
-    (lambda: Network(cases.mlp(1), []), "a pattern that selects"),
-    (lambda: Network(cases.mlp(1), lambda name, p: False), "a pattern that selects"),
-    (lambda: Network(cases.frozen_first(1), "0.*"), "Trainable are: 2.weight"),
-    (lambda: Network(cases.mlp(1), {"9.weight": torch.ones(1)}), "got 9.weight"),
-    (lambda: Network(cases.mlp(1), {"0.bias": torch.ones(3, dtype=torch.bool)}),
-     r"parameters\['0.bias'\]: expected a boolean mask of shape \(4,\), "
-     r"got torch.bool of shape \(3,\)"),
-    (lambda: Network(cases.mlp(1), {"0.bias": torch.ones(4)}), "got torch.float32"),
-])
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: Network(nn.ReLU()), "a module without parameters"),
+        (lambda: Network(nn.Linear(2, 1).requires_grad_(False)), "all have requires_grad=False"),
+        (lambda: Network(nn.LazyLinear(1)), "lazy ones"),
+        (lambda: Network(cases.mlp(1), "nothing.*"), r"'nothing\.\*'.*Trainable are: 0\.weight"),
+        (lambda: Network(cases.mlp(1), []), "a pattern that selects"),
+        (lambda: Network(cases.mlp(1), lambda name, p: False), "a pattern that selects"),
+        (lambda: Network(cases.frozen_first(1), "0.*"), "Trainable are: 2.weight"),
+        (lambda: Network(cases.mlp(1), {"9.weight": torch.ones(1)}), "got 9.weight"),
+        (
+            lambda: Network(cases.mlp(1), {"0.bias": torch.ones(3, dtype=torch.bool)}),
+            r"parameters\['0.bias'\]: expected a boolean mask of shape \(4,\), "
+            r"got torch.bool of shape \(3,\)",
+        ),
+        (lambda: Network(cases.mlp(1), {"0.bias": torch.ones(4)}), "got torch.float32"),
+    ],
+)
 def test_selections_that_cannot_be(make, what):
     with pytest.raises(InputError, match=what) as e:
         make()
@@ -563,16 +601,22 @@ def test_arguments_of_the_wrong_type():
 def test_weights_of_another_size(shape):
     network = Network(cases.mlp(1))
     weights = torch.zeros(shape)
-    for call in (lambda: network(weights, torch.zeros(2, 3)), lambda: network.module_with(weights),
-                 lambda: network.with_weights(weights)):
+    for call in (
+        lambda: network(weights, torch.zeros(2, 3)),
+        lambda: network.module_with(weights),
+        lambda: network.with_weights(weights),
+    ):
         with pytest.raises(InputError, match="weights: expected 21 entries, got shape"):
             call()
 
 
 def test_flattening_another_architecture():
     network = Network(cases.mlp(1))
-    with pytest.raises(InputError, match=r"source: expected a parameter 2.weight of shape "
-                                         r"\(1, 4\), got \(2, 4\)"):
+    with pytest.raises(
+        InputError,
+        match=r"source: expected a parameter 2.weight of shape "
+        r"\(1, 4\), got \(2, 4\)",
+    ):
         network.flatten(cases.mlp(2))
     with pytest.raises(InputError, match="got nothing"):
         network.flatten({})

@@ -65,8 +65,10 @@ def naive(module, weights, x, new):
             other.train()(part)
             for i, norm in enumerate(norms):
                 mean, variance = sums.get(i, (0.0, 0.0))
-                sums[i] = (mean + len(part) * norm.running_mean,
-                           variance + len(part) * norm.running_var)
+                sums[i] = (
+                    mean + len(part) * norm.running_mean,
+                    variance + len(part) * norm.running_var,
+                )
             seen += len(part)
         for i, norm in enumerate(norms):
             norm.running_mean.copy_(sums[i][0] / seen)
@@ -85,8 +87,11 @@ def case(request):
     likelihood = Gaussian(0.5) if request.param == "dense" else Categorical(3)
     network = Network(module)
     space = RandomSubspace(network.weights, 2)
-    return module, RefreshedPosterior(network, likelihood, (x, y), space), rows(
-        request.param, 30, 1)[0]
+    return (
+        module,
+        RefreshedPosterior(network, likelihood, (x, y), space),
+        rows(request.param, 30, 1)[0],
+    )
 
 
 Z = np.array([[0.0, 0.0], [1.5, -0.5], [-3.0, 2.0]])
@@ -95,8 +100,9 @@ Z = np.array([[0.0, 0.0], [1.5, -0.5], [-3.0, 2.0]])
 def expected(case, new):
     module, posterior, _ = case
     x = posterior.data.inputs
-    return torch.stack([naive(module, w, x, new)
-                        for w in posterior.subspace.weights(torch.from_numpy(Z))])
+    return torch.stack(
+        [naive(module, w, x, new) for w in posterior.subspace.weights(torch.from_numpy(Z))]
+    )
 
 
 def test_predictions_of_draws(case):
@@ -119,16 +125,21 @@ def test_the_density(case):
     np.testing.assert_allclose(posterior.pointwise(Z), terms, rtol=1e-9)
     np.testing.assert_allclose(posterior.log_likelihood(Z), terms.sum(1), rtol=1e-10)
     warm = posterior.with_temperature(7.0)
-    np.testing.assert_allclose(warm.value(Z), terms.sum(1) / 7 + warm.prior.log_prob(Z),
-                               rtol=1e-10)
+    np.testing.assert_allclose(warm.value(Z), terms.sum(1) / 7 + warm.prior.log_prob(Z), rtol=1e-10)
 
 
 def test_losses_along_a_curve(case):
     module, posterior, _ = case
     x, y = posterior.data.inputs, posterior.data.targets()
     curve = Curve(posterior.subspace.weights(torch.from_numpy(Z)))
-    losses = curve_losses(curve, posterior.network, posterior.likelihood, (x, y), [0.0, 0.4, 1.0],
-                          refresh_batchnorm=(x, y))
+    losses = curve_losses(
+        curve,
+        posterior.network,
+        posterior.likelihood,
+        (x, y),
+        [0.0, 0.4, 1.0],
+        refresh_batchnorm=(x, y),
+    )
     for t, loss in zip([0.0, 0.4, 1.0], losses.loss, strict=True):
         f = naive(module, curve.point(t), x, x)
         assert loss == pytest.approx(-float(posterior.likelihood.log_prob(f, y).mean()), rel=1e-9)
@@ -147,19 +158,36 @@ def test_sampling():
     """Weights before a BatchNorm layer may be rescaled at will: the density does not see it."""
     module = dense().double()
     network, (x, y) = Network(module, "0.weight"), rows("dense", 60, 0)
-    posterior = RefreshedPosterior(network, Gaussian(0.5), (x, y),
-                                   RandomSubspace(torch.zeros_like(network.weights), 2),
-                                   temperature=10.0)
+    posterior = RefreshedPosterior(
+        network,
+        Gaussian(0.5),
+        (x, y),
+        RandomSubspace(torch.zeros_like(network.weights), 2),
+        temperature=10.0,
+    )
     z = np.array([[0.3, -0.2]])
-    np.testing.assert_allclose(posterior.log_likelihood(50 * z), posterior.log_likelihood(100 * z),
-                               rtol=1e-4)
+    np.testing.assert_allclose(
+        posterior.log_likelihood(50 * z), posterior.log_likelihood(100 * z), rtol=1e-4
+    )
     draws = elliptical_slice(posterior, draws=10, chains=2, progress=False)
-    np.testing.assert_allclose(draws.stats["log_likelihood"].reshape(-1),
-                               posterior.log_likelihood(draws.flat()), rtol=1e-12)
-    assert posterior.fingerprint() != Posterior(
-        network, Gaussian(0.5), (x, y), posterior.subspace, temperature=10.0).fingerprint()
-    for call in (lambda: nuts(posterior, draws=5, progress=False),
-                 lambda: posterior.log_prob(torch.zeros(2))):
-        with pytest.raises(InputError, match="posterior: expected a density with gradients, got one"
-                           " with BatchNorm statistics of each z. Use elliptical_slice"):
+    np.testing.assert_allclose(
+        draws.stats["log_likelihood"].reshape(-1),
+        posterior.log_likelihood(draws.flat()),
+        rtol=1e-12,
+    )
+    assert (
+        posterior.fingerprint()
+        != Posterior(
+            network, Gaussian(0.5), (x, y), posterior.subspace, temperature=10.0
+        ).fingerprint()
+    )
+    for call in (
+        lambda: nuts(posterior, draws=5, progress=False),
+        lambda: posterior.log_prob(torch.zeros(2)),
+    ):
+        with pytest.raises(
+            InputError,
+            match="posterior: expected a density with gradients, got one"
+            " with BatchNorm statistics of each z. Use elliptical_slice",
+        ):
             call()

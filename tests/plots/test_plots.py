@@ -68,12 +68,21 @@ def multivariate_normal(k):
 
 X = torch.linspace(-1, 1, 60)
 CHOICE = TemperatureChoice((1.0, 10.0), (-1.2, -1.1), (0.1, 0.2), (0.3, 0.2), "loo")
-TABLE = pd.DataFrame({"method": ["MAP", "SWA"], "rmse": [2.0, 1.5], "coverage": [0.9, 0.97],
-                      "log_likelihood": [-1.0, -0.5], "seconds": [1.0, 30.0]})
-RUNS = pd.DataFrame({"temperature": [1.0, 1.0, 10.0, 10.0],
-                     "log_likelihood": [-1.0, -1.2, -0.8, -1.0]})
-PAIRS = Eigenpairs(np.array([9.0, -4.0, 1.0]), np.array([0.1, 0.2, 2.0]), torch.zeros(3, 5), 7,
-                   True)
+TABLE = pd.DataFrame(
+    {
+        "method": ["MAP", "SWA"],
+        "rmse": [2.0, 1.5],
+        "coverage": [0.9, 0.97],
+        "log_likelihood": [-1.0, -0.5],
+        "seconds": [1.0, 30.0],
+    }
+)
+RUNS = pd.DataFrame(
+    {"temperature": [1.0, 1.0, 10.0, 10.0], "log_likelihood": [-1.0, -1.2, -0.8, -1.0]}
+)
+PAIRS = Eigenpairs(
+    np.array([9.0, -4.0, 1.0]), np.array([0.1, 0.2, 2.0]), torch.zeros(3, 5), 7, True
+)
 NODES = SpectralDensity(np.array([-1.0, 0.0, 90.0]), np.array([0.2, 0.7, 0.1]), 10)
 EVERY = {
     "bands": lambda ax: plots.bands(regression()[0], X, data=(X, regression()[1]), ax=ax),
@@ -89,9 +98,17 @@ EVERY = {
     "doubt": lambda ax: plots.doubt(*classes(), ax=ax),
     "density": lambda ax: plots.density(posterior(), draws(), size=5, ax=ax),
     "density of engines and approximations": lambda ax: plots.density(
-        posterior(), {"ESS": draws(), "NUTS": draws(seed=1)}, axes=(2, 0), size=5, ax=ax,
-        approximations={"VI": (np.zeros(3), np.eye(3)), "Laplace": draws(seed=2),
-                        "flow": multivariate_normal(3)}),
+        posterior(),
+        {"ESS": draws(), "NUTS": draws(seed=1)},
+        axes=(2, 0),
+        size=5,
+        ax=ax,
+        approximations={
+            "VI": (np.zeros(3), np.eye(3)),
+            "Laplace": draws(seed=2),
+            "flow": multivariate_normal(3),
+        },
+    ),
     "density alone": lambda ax: plots.density(posterior(), size=5, ax=ax),
     "trace": lambda ax: plots.trace(draws(), ax=ax),
     "trace of a statistic": lambda ax: plots.trace(draws(), "log_likelihood", ax=ax),
@@ -106,7 +123,8 @@ EVERY = {
     "temperature": lambda ax: plots.temperature(CHOICE, ax=ax),
     "temperatures": lambda ax: plots.temperatures(RUNS, chosen=1.0, ax=ax),
     "temperatures of methods": lambda ax: plots.temperatures(
-        RUNS.assign(method=["a", "a", "b", "b"]), ax=ax),
+        RUNS.assign(method=["a", "a", "b", "b"]), ax=ax
+    ),
     "spectra": lambda ax: plots.spectra({"Hessian": PAIRS, "Fisher": [3.0, 1.0]}, ax=ax),
     "spectral density": lambda ax: plots.spectral_density({"Hessian": NODES}, ax=ax),
 }
@@ -142,9 +160,11 @@ def test_labels_and_legend_stay_inside_the_figure_and_off_the_data(name):
 
 
 def test_pyplot_is_never_imported():
-    code = ("import sys, numpy as np; from subbayes import plots, Draws\n"
-            "plots.png(plots.trace(Draws(np.zeros((2, 9, 1)))))\n"
-            "sys.exit('matplotlib.pyplot' in sys.modules)")
+    code = (
+        "import sys, numpy as np; from subbayes import plots, Draws\n"
+        "plots.png(plots.trace(Draws(np.zeros((2, 9, 1)))))\n"
+        "sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -175,9 +195,15 @@ def test_grid_shares_one_figure():
     assert axes[0][0].figure.get_size_inches().tolist() == [6, 2]
 
 
-@pytest.mark.parametrize(("values", "expected"), [
-    ([0.0, 10.0], (-0.5, 10.5)), ([2.0, 2.0], (1.9, 2.1)), ([0.0], (-0.5, 0.5)),
-    ([np.nan, np.inf], (-0.05, 1.05))])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.0, 10.0], (-0.5, 10.5)),
+        ([2.0, 2.0], (1.9, 2.1)),
+        ([0.0], (-0.5, 0.5)),
+        ([np.nan, np.inf], (-0.05, 1.05)),
+    ],
+)
 def test_limits_leave_a_margin(values, expected):
     assert limits(values) == pytest.approx(expected)
 
@@ -193,8 +219,10 @@ def test_bands_are_quantiles_of_observations_and_of_curves():
     outer, inner = (c.get_paths()[0].vertices for c in ax.collections)
     lower, upper = predictive.interval(0.8)
     means = predictive.outputs[..., 0].numpy()
-    for vertices, (low, high) in ((outer, (lower, upper)),
-                                  (inner, np.quantile(means, [0.1, 0.9], axis=0))):
+    for vertices, (low, high) in (
+        (outer, (lower, upper)),
+        (inner, np.quantile(means, [0.1, 0.9], axis=0)),
+    ):
         x, y = vertices[:, 0], vertices[:, 1]
         for i in (0, 17, 59):
             at = y[np.isclose(x, float(X[i]))]
@@ -239,14 +267,28 @@ def test_one_of_several_targets():
         plots.intervals(predictive, y, target=2)
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: plots.bands(regression()[0], X[:5]),
-     r"x: expected one number for each of 60 rows, got shape \(5,\). Use intervals"),
-    (lambda: plots.bands(regression()[0], torch.zeros(60, 2)), "x: expected one number for each"),
-    (lambda: plots.bands(classes()[0], torch.zeros(80)), "expected a likelihood with an ordered"),
-    (lambda: plots.intervals(regression()[0], X[:5]), "y: expected 60 rows, as predicted, got 5"),
-    (lambda: plots.intervals(*regression(), by="x"), "by: expected one of 'mean', 'rank'"),
-])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: plots.bands(regression()[0], X[:5]),
+            r"x: expected one number for each of 60 rows, got shape \(5,\). Use intervals",
+        ),
+        (
+            lambda: plots.bands(regression()[0], torch.zeros(60, 2)),
+            "x: expected one number for each",
+        ),
+        (
+            lambda: plots.bands(classes()[0], torch.zeros(80)),
+            "expected a likelihood with an ordered",
+        ),
+        (
+            lambda: plots.intervals(regression()[0], X[:5]),
+            "y: expected 60 rows, as predicted, got 5",
+        ),
+        (lambda: plots.intervals(*regression(), by="x"), "by: expected one of 'mean', 'rank'"),
+    ],
+)
 def test_predictions_that_do_not_fit(call, message):
     with pytest.raises(InputError, match=message):
         call()
@@ -316,13 +358,22 @@ def test_doubt_is_the_accuracy_of_the_surest():
     assert line.get_ydata()[-1] == metrics.accuracy(predictive, y)
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: plots.reliability(*regression()), "predictive: expected classification .*, got regre"),
-    (lambda: plots.doubt(*regression()), "predictive: expected classification, got regression"),
-    (lambda: plots.pit(*classes()), "predictive: expected regression or counts .*, got classifica"),
-    (lambda: plots.pit(*regression(), bins=0), "bins: expected a whole number of at least 1"),
-    (lambda: plots.calibration(regression()[0], X[:3]), "y: expected shape"),
-])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: plots.reliability(*regression()),
+            "predictive: expected classification .*, got regre",
+        ),
+        (lambda: plots.doubt(*regression()), "predictive: expected classification, got regression"),
+        (
+            lambda: plots.pit(*classes()),
+            "predictive: expected regression or counts .*, got classifica",
+        ),
+        (lambda: plots.pit(*regression(), bins=0), "bins: expected a whole number of at least 1"),
+        (lambda: plots.calibration(regression()[0], X[:3]), "y: expected shape"),
+    ],
+)
 def test_calibration_of_something_else(call, message):
     with pytest.raises(InputError, match=message):
         call()
@@ -349,8 +400,9 @@ def test_surface_is_the_posterior_at_every_point():
 
 def test_surface_goes_through_the_shift_by_default():
     p = posterior()
-    np.testing.assert_allclose(plots.surface(p, np.zeros(1), np.zeros(1)),
-                               p.value(np.zeros((1, 3)))[None])
+    np.testing.assert_allclose(
+        plots.surface(p, np.zeros(1), np.zeros(1)), p.value(np.zeros((1, 3)))[None]
+    )
 
 
 def test_density_shows_the_draws_around_their_mean():
@@ -358,8 +410,7 @@ def test_density_shows_the_draws_around_their_mean():
     ax = plots.density(posterior(), sample, axes=(2, 1), size=5, n_draws=100)
     shown, mean, shift = ax.lines
     np.testing.assert_allclose(shown.get_xdata(), sample.flat(100)[:, 2])
-    np.testing.assert_allclose([mean.get_xdata()[0], mean.get_ydata()[0]],
-                               sample.mean()[[2, 1]])
+    np.testing.assert_allclose([mean.get_xdata()[0], mean.get_ydata()[0]], sample.mean()[[2, 1]])
     assert (shift.get_xdata()[0], shift.get_ydata()[0]) == (0, 0)
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("z[2]", "z[1]")
     low, high = ax.get_xlim()
@@ -368,8 +419,9 @@ def test_density_shows_the_draws_around_their_mean():
 
 def test_density_without_draws_spans_the_prior():
     p = posterior()
-    wide = Posterior(p.network, p.likelihood, p.data, p.subspace,
-                     Normal(covariance=np.diag([1.0, 9.0, 4.0])))
+    wide = Posterior(
+        p.network, p.likelihood, p.data, p.subspace, Normal(covariance=np.diag([1.0, 9.0, 4.0]))
+    )
     ax = plots.density(wide, size=5)
     assert ax.get_xlim() == pytest.approx((-2, 2))
     assert ax.get_ylim() == pytest.approx((-6, 6))
@@ -391,13 +443,22 @@ def test_density_where_weights_are_impossible():
     assert plots.png(plots.density(wall, size=9))
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: plots.density(posterior(), axes=(0, 3)), "axes: expected two coordinates out of 0 to"),
-    (lambda: plots.density(posterior(), axes=(1, 1)), "axes: expected two coordinates out of 0 to"),
-    (lambda: plots.density(posterior(), draws(k=2)), "draws: expected rank 3, .*, got 2"),
-    (lambda: plots.density(posterior(1)), "posterior: expected a rank of at least 2 .*, got 1"),
-    (lambda: plots.density(posterior(), size=2), "size: expected a whole number of at least 3"),
-])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: plots.density(posterior(), axes=(0, 3)),
+            "axes: expected two coordinates out of 0 to",
+        ),
+        (
+            lambda: plots.density(posterior(), axes=(1, 1)),
+            "axes: expected two coordinates out of 0 to",
+        ),
+        (lambda: plots.density(posterior(), draws(k=2)), "draws: expected rank 3, .*, got 2"),
+        (lambda: plots.density(posterior(1)), "posterior: expected a rank of at least 2 .*, got 1"),
+        (lambda: plots.density(posterior(), size=2), "size: expected a whole number of at least 3"),
+    ],
+)
 def test_a_surface_that_cannot_be(call, message):
     with pytest.raises(InputError, match=message):
         call()
@@ -417,8 +478,9 @@ def test_trace_has_a_line_for_each_chain():
 def test_rank_histogram_counts_ranks():
     x = draws().z[:, :, 0]
     ranks = stats.rankdata(x).reshape(x.shape)
-    expected = [[np.sum((r > 40 * b) & (r <= 40 * (b + 1))) * 5 / 50 for b in range(5)]
-                for r in ranks]
+    expected = [
+        [np.sum((r > 40 * b) & (r <= 40 * (b + 1))) * 5 / 50 for b in range(5)] for r in ranks
+    ]
     np.testing.assert_allclose(rank_histogram(x, 5), expected)
     np.testing.assert_allclose(rank_histogram(x, 5).mean(0), 1)
 
@@ -449,13 +511,18 @@ def test_ess_bars_are_the_effective_sizes():
     np.testing.assert_allclose([bar.get_width() for bar in bars[3:]], sample.ess_tail())
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: plots.trace(draws(), 3), "coordinate: expected one of 0 to 2, got 3"),
-    (lambda: plots.ranks(draws(), "energy"),
-     r"coordinate: expected a number or one of \['log_likelihood'\], got 'energy'"),
-    (lambda: plots.ranks(draws(), bins=1), "bins: expected a whole number of at least 2"),
-    (lambda: plots.autocorrelation(draws(), [5]), "coordinate: expected one of 0 to 2, got 5"),
-])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plots.trace(draws(), 3), "coordinate: expected one of 0 to 2, got 3"),
+        (
+            lambda: plots.ranks(draws(), "energy"),
+            r"coordinate: expected a number or one of \['log_likelihood'\], got 'energy'",
+        ),
+        (lambda: plots.ranks(draws(), bins=1), "bins: expected a whole number of at least 2"),
+        (lambda: plots.autocorrelation(draws(), [5]), "coordinate: expected one of 0 to 2, got 5"),
+    ],
+)
 def test_no_such_coordinate(call, message):
     with pytest.raises(InputError, match=message):
         call()
@@ -465,8 +532,10 @@ def test_no_such_coordinate(call, message):
 
 
 def test_curves_join_the_phases():
-    history = {"train": {"train_loss": [3.0, 2.0], "validation_log_likelihood": [-2.5, -2.2]},
-               "swa": {"train_loss": [1.5]}}
+    history = {
+        "train": {"train_loss": [3.0, 2.0], "validation_log_likelihood": [-2.5, -2.2]},
+        "swa": {"train_loss": [1.5]},
+    }
     loss, held = plots.curves(history).lines
     np.testing.assert_array_equal(loss.get_ydata(), [3.0, 2.0, 1.5])
     np.testing.assert_array_equal(held.get_ydata(), [2.5, 2.2, np.nan])
@@ -511,8 +580,13 @@ def test_error_lines_are_one_error_each_way():
 
 
 def test_temperature_marks_the_choice():
-    entries = {"temperatures": [1.0, 10.0], "scores": [-1.2, -1.1], "by": "loo",
-               "standard_errors": [0.1, 0.2], "pareto_k": [0.3, 0.2]}  # as JSON gives it back
+    entries = {
+        "temperatures": [1.0, 10.0],
+        "scores": [-1.2, -1.1],
+        "by": "loo",
+        "standard_errors": [0.1, 0.2],
+        "pareto_k": [0.3, 0.2],
+    }  # as JSON gives it back
     for choice in (CHOICE, entries):
         ax = plots.temperature(choice, test={1.0: -1.3, 10.0: -1.25})
         labels = [text.get_text() for text in ax.get_legend().get_texts()]
@@ -520,13 +594,19 @@ def test_temperature_marks_the_choice():
         np.testing.assert_allclose(ax.lines[0].get_ydata(), [-1.2, -1.1])
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: plots.curves({"loss": []}), r"history: .* a train_loss, got \['loss'\]"),
-    (lambda: plots.spectrum([]), "trajectory: expected singular values above 0, got none"),
-    (lambda: plots.spectrum([1.0], 0), "rank: expected a whole number of at least 1, got 0"),
-    (lambda: plots.scores(TABLE, "crps"), "table: expected columns 'method' and 'crps', got"),
-    (lambda: plots.temperature({"scores": [1]}), "choice: expected what choose_temperature retur"),
-])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plots.curves({"loss": []}), r"history: .* a train_loss, got \['loss'\]"),
+        (lambda: plots.spectrum([]), "trajectory: expected singular values above 0, got none"),
+        (lambda: plots.spectrum([1.0], 0), "rank: expected a whole number of at least 1, got 0"),
+        (lambda: plots.scores(TABLE, "crps"), "table: expected columns 'method' and 'crps', got"),
+        (
+            lambda: plots.temperature({"scores": [1]}),
+            "choice: expected what choose_temperature retur",
+        ),
+    ],
+)
 def test_results_that_are_none(call, message):
     with pytest.raises(InputError, match=message):
         call()
@@ -574,8 +654,9 @@ def test_contour_of_a_gaussian_is_its_ellipse():
 
 
 def test_engines_have_colours_shapes_and_names_of_their_own():
-    ax = plots.density(posterior(), {"ESS": draws(), "NUTS": draws(seed=1)}, size=5, n_draws=10,
-                       axes=(1, 2))
+    ax = plots.density(
+        posterior(), {"ESS": draws(), "NUTS": draws(seed=1)}, size=5, n_draws=10, axes=(1, 2)
+    )
     one, two = ax.lines[:2]
     np.testing.assert_allclose(two.get_xydata(), draws(seed=1).flat(10)[:, 1:])
     assert one.get_color() != two.get_color()
@@ -585,19 +666,26 @@ def test_engines_have_colours_shapes_and_names_of_their_own():
 
 
 def test_the_window_holds_what_is_wide():
-    ax = plots.density(posterior(), draws(), size=5,
-                       approximations={"wide": (np.zeros(3), 400 * np.eye(3))})
+    ax = plots.density(
+        posterior(), draws(), size=5, approximations={"wide": (np.zeros(3), 400 * np.eye(3))}
+    )
     assert ax.get_xlim()[1] > 40
     assert ax.get_xlim()[0] < -40
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("approximation", "message"), [
-    ((np.zeros(2), np.eye(3)), r"approximations\['q'\]: expected shapes \(3,\) and \(3, 3\), got"),
-    ((np.zeros(3), -np.eye(3)), "expected a positive definite covariance, got another"),
-    ((np.zeros(3),), r"expected a pair \(mean, covariance\), got 1 things"),
-    (lambda z: np.zeros(2), "expected one log density for each of 25 points, got shape .2,."),
-])
+@pytest.mark.parametrize(
+    ("approximation", "message"),
+    [
+        (
+            (np.zeros(2), np.eye(3)),
+            r"approximations\['q'\]: expected shapes \(3,\) and \(3, 3\), got",
+        ),
+        ((np.zeros(3), -np.eye(3)), "expected a positive definite covariance, got another"),
+        ((np.zeros(3),), r"expected a pair \(mean, covariance\), got 1 things"),
+        (lambda z: np.zeros(2), "expected one log density for each of 25 points, got shape .2,."),
+    ],
+)
 def test_approximations_that_do_not_fit(approximation, message):
     with pytest.raises(InputError, match=message):
         plots.density(posterior(), size=5, approximations={"q": approximation})
@@ -645,12 +733,18 @@ def test_temperatures_are_means_and_spreads_of_runs():
     assert ax.get_legend().get_texts()[0].get_text() == "mean of 2 runs, ± standard deviation"
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: plots.spectra({"a": [0.0]}), r"spectra\['a'\]: expected eigenvalues other than 0"),
-    (lambda: plots.temperatures(RUNS, "rmse"), "table: expected columns 'temperature' and 'rmse'"),
-    (lambda: plots.temperatures(RUNS.assign(temperature=0.0)), "temperatures above 0, got 0.0"),
-    (lambda: plots.bands(regression()[0], X, curves=-1), "curves: expected a whole number"),
-])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plots.spectra({"a": [0.0]}), r"spectra\['a'\]: expected eigenvalues other than 0"),
+        (
+            lambda: plots.temperatures(RUNS, "rmse"),
+            "table: expected columns 'temperature' and 'rmse'",
+        ),
+        (lambda: plots.temperatures(RUNS.assign(temperature=0.0)), "temperatures above 0, got 0.0"),
+        (lambda: plots.bands(regression()[0], X, curves=-1), "curves: expected a whole number"),
+    ],
+)
 def test_spectra_and_temperatures_that_are_none(call, message):
     with pytest.raises(InputError, match=message):
         call()

@@ -42,7 +42,9 @@ def test_the_history_is_drawn_with_and_without_accuracy():
     above, below = plots.sparse_history(history)
     assert above.lines[0].get_ydata().tolist() == history["elbo"]
     assert [line.get_ydata().tolist() for line in below.lines] == [
-        history["density"], history["accuracy"]]
+        history["density"],
+        history["accuracy"],
+    ]
     assert len(plots.sparse_history(history | {"accuracy": []})[1].lines) == 1
     with pytest.raises(InputError, match="history: expected the history of a sparse network"):
         plots.sparse_history({"train_loss": [1.0]})
@@ -51,9 +53,14 @@ def test_the_history_is_drawn_with_and_without_accuracy():
 def test_scores_are_drawn_in_the_order_of_the_densities():
     ax = plots.trade_off({"a": [0.5, 0.1, 0.2], "b": 1.0}, {"a": [0.9, 0.7, 0.8], "b": 0.95})
     assert [line.get_xydata().tolist() for line in ax.lines] == [
-        [[0.1, 0.7], [0.2, 0.8], [0.5, 0.9]], [[1.0, 0.95]]]
-    for density, score in (({"a": [0.1]}, {"b": [0.1]}), ({"a": [0.1]}, {"a": [0.1, 0.2]}),
-                           ({}, {})):
+        [[0.1, 0.7], [0.2, 0.8], [0.5, 0.9]],
+        [[1.0, 0.95]],
+    ]
+    for density, score in (
+        ({"a": [0.1]}, {"b": [0.1]}),
+        ({"a": [0.1]}, {"a": [0.1, 0.2]}),
+        ({}, {}),
+    ):
         with pytest.raises(InputError, match="score: expected "):
             plots.trade_off(density, score)
 
@@ -65,12 +72,18 @@ def test_a_network_with_nothing_in_has_its_place():
     assert plots.trade_off({"a": [0.0]}, {"a": [0.3]}).get_xscale() == "symlog"
 
 
-@pytest.mark.parametrize(("densities", "expected"), [
-    ([0.1, 0.5, 0.052], ["5%", "10%", "20%", "50%"]), ([0.41, 0.44], ["41%", "42%", "43%", "44%"]),
-    ([0.05], ["1%", "2%", "5%", "10%"]), ([0.0], ["0%", "2%", "4%"]),
-    ([0.01, 1.0], ["1%", "3%", "10%", "30%", "100%"]),
-    ([0.0, 0.05, 0.5], ["0%", "1%", "2%", "5%", "10%", "20%", "50%"]),
-    ([1e-4, 1e-3, 1.0], ["0.01%", "0.1%", "1%", "10%", "100%"])])
+@pytest.mark.parametrize(
+    ("densities", "expected"),
+    [
+        ([0.1, 0.5, 0.052], ["5%", "10%", "20%", "50%"]),
+        ([0.41, 0.44], ["41%", "42%", "43%", "44%"]),
+        ([0.05], ["1%", "2%", "5%", "10%"]),
+        ([0.0], ["0%", "2%", "4%"]),
+        ([0.01, 1.0], ["1%", "3%", "10%", "30%", "100%"]),
+        ([0.0, 0.05, 0.5], ["0%", "1%", "2%", "5%", "10%", "20%", "50%"]),
+        ([1e-4, 1e-3, 1.0], ["0.01%", "0.1%", "1%", "10%", "100%"]),
+    ],
+)
 def test_densities_are_percents_that_do_not_overlap(densities, expected):
     ax = plots.trade_off({"a": densities}, {"a": [0.5] * len(densities)})
     ax.figure.draw_without_rendering()
@@ -95,13 +108,25 @@ def test_networks_and_fitted_estimators_are_taken_as_they_are():
         assert sorted(ax.collections[-1].get_offsets()[:, 0]) == sorted(model.feature_inclusion_)
 
 
-@pytest.mark.parametrize(("draw", "given", "pattern"), [
-    (plots.inclusion, SparseRegressor(), "network: expected a SparseNetwork, or a fitted sparse "),
-    (plots.inclusion, nn.Linear(2, 1), "network: expected .*, got Linear. Pass what sparse.fit"),
-    (plots.sparse_history, [1.0], "history: expected the history of a sparse .*, got list"),
-    (plots.feature_inclusion, nn.Linear(2, 1), "probabilities: expected one .*, got Linear"),
-    (plots.feature_inclusion, pd.Series(["a"]), "probabilities: expected one .*, got Series"),
-    (plots.feature_inclusion, 0.3, "probabilities: expected one probability for each .*float")])
+@pytest.mark.parametrize(
+    ("draw", "given", "pattern"),
+    [
+        (
+            plots.inclusion,
+            SparseRegressor(),
+            "network: expected a SparseNetwork, or a fitted sparse ",
+        ),
+        (
+            plots.inclusion,
+            nn.Linear(2, 1),
+            "network: expected .*, got Linear. Pass what sparse.fit",
+        ),
+        (plots.sparse_history, [1.0], "history: expected the history of a sparse .*, got list"),
+        (plots.feature_inclusion, nn.Linear(2, 1), "probabilities: expected one .*, got Linear"),
+        (plots.feature_inclusion, pd.Series(["a"]), "probabilities: expected one .*, got Series"),
+        (plots.feature_inclusion, 0.3, "probabilities: expected one probability for each .*float"),
+    ],
+)
 def test_what_is_no_sparse_network_is_refused(draw, given, pattern):
     with pytest.raises(InputTypeError, match=pattern):
         draw(given)

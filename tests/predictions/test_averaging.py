@@ -21,7 +21,8 @@ def spaces(net):
     generator = torch.Generator().manual_seed(0)
     basis = torch.randn(4, net.size, generator=generator).double()
     return DenseSubspace(net.weights, basis), CoordinateSubspace(
-        net.weights, torch.arange(0, net.size, 3))
+        net.weights, torch.arange(0, net.size, 3)
+    )
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -58,9 +59,18 @@ def test_parts_are_as_small_as_asked_for(which):
 @pytest.mark.parametrize("size", [1, 40, 10**6])
 def test_models_of_fit_predict_the_same_numbers_too(monkeypatch, subspace, size):
     net, likelihood, data, new = problem(0, 3)
-    model = fit(net.module_with(), data, likelihood=likelihood, subspace=subspace, rank=5,
-                inference="laplace-linearised", draws=10, chains=2, progress=False,
-                training=Training(epochs=2, swa_epochs=2))
+    model = fit(
+        net.module_with(),
+        data,
+        likelihood=likelihood,
+        subspace=subspace,
+        rank=5,
+        inference="laplace-linearised",
+        draws=10,
+        chains=2,
+        progress=False,
+        training=Training(epochs=2, swa_epochs=2),
+    )
     whole = predict_linearised(model.network, likelihood, model.subspace, model.draws, new)
     covariance = torch.tensor(model.draws.meta["covariance"]).double()
     posterior = linearised_laplace(model.network, likelihood, data, model.subspace)
@@ -91,6 +101,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 @pytest.mark.slow
 def test_memory_is_flat_in_the_number_of_inputs():
     """J_S of 60,000 inputs and 2000 weights takes 916 MiB in float64."""
-    out = subprocess.run([sys.executable, "-c", PEAK, "60000"], capture_output=True, text=True,
-                         check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", PEAK, "60000"], capture_output=True, text=True, check=True
+    )
     assert float(out.stdout) < 150

@@ -24,8 +24,9 @@ from subbayes.likelihoods import (
 )
 
 S, N = 5, 6
-MIXTURES = [n for n in cases.LIKELIHOODS if n not in ("per-observation", "categorical",
-                                                      "bernoulli")]
+MIXTURES = [
+    n for n in cases.LIKELIHOODS if n not in ("per-observation", "categorical", "bernoulli")
+]
 REAL = [n for n in MIXTURES if not n.startswith("poisson")]
 LABELS = ["categorical", "bernoulli"]
 
@@ -71,8 +72,12 @@ def test_moments_are_those_of_the_mixture(name):
         np.testing.assert_allclose(components[1], flat(parts.std()), rtol=1e-12)
 
 
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 10**6),
-       st.sampled_from(sorted(cases.LIKELIHOODS)))
+@given(
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(0, 10**6),
+    st.sampled_from(sorted(cases.LIKELIHOODS)),
+)
 def test_law_of_total_variance(s, n, seed, name):
     if name == "per-observation":
         return
@@ -113,8 +118,9 @@ def mixture_log_prob(parts: Any, y: np.ndarray) -> np.ndarray:
 def test_log_density_is_the_log_of_the_mean_density(name):
     predictive, parts = build(name)
     y = targets(name)
-    np.testing.assert_allclose(predictive.log_prob(y), mixture_log_prob(parts, y.numpy()),
-                               rtol=1e-10)
+    np.testing.assert_allclose(
+        predictive.log_prob(y), mixture_log_prob(parts, y.numpy()), rtol=1e-10
+    )
     np.testing.assert_allclose(predictive.log_prob(y.numpy()), predictive.log_prob(y))
     np.testing.assert_allclose(predictive.log_prob(y.tolist()), predictive.log_prob(y))
 
@@ -124,8 +130,9 @@ def test_log_density_of_labels_is_the_log_of_the_mean_probability(name):
     predictive, _ = build(name)
     y = targets(name)
     p = predictive.probabilities
-    np.testing.assert_allclose(predictive.log_prob(y), np.log(p[np.arange(N), y.long()]),
-                               rtol=1e-12)
+    np.testing.assert_allclose(
+        predictive.log_prob(y), np.log(p[np.arange(N), y.long()]), rtol=1e-12
+    )
 
 
 def test_log_density_does_not_underflow():
@@ -143,8 +150,9 @@ def test_moment_matched_is_the_gaussian_of_the_mixtures_moments(name):
     expected = stats.norm(mean, np.sqrt(variance)).logpdf(column).sum(-1)
     np.testing.assert_allclose(predictive.log_prob(y, moment_matched=True), expected, rtol=1e-8)
     single = Predictive(predictive.outputs[:1], predictive.likelihood)
-    np.testing.assert_allclose(single.log_prob(y, moment_matched=True), single.log_prob(y),
-                               rtol=1e-10)
+    np.testing.assert_allclose(
+        single.log_prob(y, moment_matched=True), single.log_prob(y), rtol=1e-10
+    )
 
 
 def test_a_column_of_targets_is_one_target():
@@ -152,8 +160,10 @@ def test_a_column_of_targets_is_one_target():
     y = targets("gaussian")
     for column in (y[:, None], y.numpy()[:, None]):
         np.testing.assert_allclose(predictive.log_prob(column), predictive.log_prob(y))
-        np.testing.assert_allclose(predictive.log_prob(column, moment_matched=True),
-                                   predictive.log_prob(y, moment_matched=True))
+        np.testing.assert_allclose(
+            predictive.log_prob(column, moment_matched=True),
+            predictive.log_prob(y, moment_matched=True),
+        )
         np.testing.assert_allclose(predictive.cdf(column), predictive.cdf(y))
 
 
@@ -178,13 +188,19 @@ def test_quantiles_equal_root_finding_on_the_mixture(name, q):
         for t in range(found.shape[1]):
             part = stats.norm(mean[:, n, t], std[:, n, t])
             ends = part.ppf(q).min() - 1e-3, part.ppf(q).max() + 1e-3
-            root = optimize.brentq(lambda v, part=part: part.cdf(v).mean() - q, *ends,
-                                   xtol=1e-13, rtol=1e-14)
+            root = optimize.brentq(
+                lambda v, part=part: part.cdf(v).mean() - q, *ends, xtol=1e-13, rtol=1e-14
+            )
             assert abs(found[n, t] - root) < 1e-9 * max(std[:, n, t].max(), abs(root))
 
 
-@given(st.integers(1, 5), st.integers(0, 10**6), st.floats(1e-4, 1 - 1e-4),
-       st.floats(1e-3, 1e3), st.floats(-1e3, 1e3))
+@given(
+    st.integers(1, 5),
+    st.integers(0, 10**6),
+    st.floats(1e-4, 1 - 1e-4),
+    st.floats(1e-3, 1e3),
+    st.floats(-1e3, 1e3),
+)
 @settings(max_examples=30)
 def test_quantiles_and_distribution_function_are_inverse(s, seed, q, spread, centre):
     outputs = centre + spread * build("gaussian", s, seed=seed)[0].outputs
@@ -360,9 +376,14 @@ def test_table_of_moments(name):
     suffix = "" if predictive.mean.ndim == 1 else "[1]"
     pick = (lambda a: a) if predictive.mean.ndim == 1 else (lambda a: a[:, 1])
     lower, upper = predictive.interval(0.9)
-    for column, values in {"mean": predictive.mean, "std": predictive.std, "lower": lower,
-                           "upper": upper, "epistemic_std": np.sqrt(predictive.epistemic),
-                           "aleatoric_std": np.sqrt(predictive.aleatoric)}.items():
+    for column, values in {
+        "mean": predictive.mean,
+        "std": predictive.std,
+        "lower": lower,
+        "upper": upper,
+        "epistemic_std": np.sqrt(predictive.epistemic),
+        "aleatoric_std": np.sqrt(predictive.aleatoric),
+    }.items():
         np.testing.assert_array_equal(frame[column + suffix], pick(values))
     assert frame.shape[1] == 6 * (predictive.mean.ndim == 1 or predictive.mean.shape[1])
 
@@ -372,8 +393,7 @@ def test_table_of_probabilities(name):
     predictive, _ = build(name)
     frame = predictive.to_frame()
     k = predictive.probabilities.shape[1]
-    assert list(frame) == ["label", *(f"p[{i}]" for i in range(k)), "entropy",
-                           "mutual_information"]
+    assert list(frame) == ["label", *(f"p[{i}]" for i in range(k)), "entropy", "mutual_information"]
     np.testing.assert_array_equal(frame.filter(like="p[").to_numpy(), predictive.probabilities)
 
 
@@ -397,8 +417,10 @@ def refused(call: Any, what: str) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("shape", [(3,), (3, 1), (2, 3, 1, 1), (0, 3, 1), (2, 0, 1)])
 def test_outputs_of_another_shape(shape):
-    refused(lambda: Predictive(torch.zeros(shape), Gaussian(1.0)),
-            r"outputs: expected shape \(draws, N, C\), got \(")
+    refused(
+        lambda: Predictive(torch.zeros(shape), Gaussian(1.0)),
+        r"outputs: expected shape \(draws, N, C\), got \(",
+    )
 
 
 @pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, 1.5, float("nan")])
@@ -412,19 +434,28 @@ def test_levels_outside_their_range(bad):
 @pytest.mark.parametrize("name", LABELS)
 def test_labels_have_no_quantiles(name):
     predictive, _ = build(name)
-    for call in (lambda: predictive.quantile(0.5), predictive.interval,
-                 lambda: predictive.cdf(targets(name))):
+    for call in (
+        lambda: predictive.quantile(0.5),
+        predictive.interval,
+        lambda: predictive.cdf(targets(name)),
+    ):
         refused(call, "expected a likelihood with an ordered target, got .* Use probabilities")
-    refused(lambda: predictive.log_prob(targets(name), moment_matched=True),
-            r"log_prob\(moment_matched=True\): expected a regression likelihood")
+    refused(
+        lambda: predictive.log_prob(targets(name), moment_matched=True),
+        r"log_prob\(moment_matched=True\): expected a regression likelihood",
+    )
 
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_numbers_have_no_probabilities(name):
     predictive, _ = build(name)
-    for call in (lambda: predictive.probabilities, lambda: predictive.labels,
-                 lambda: predictive.entropy, lambda: predictive.mutual_information,
-                 lambda: predictive.decide(0.5)):
+    for call in (
+        lambda: predictive.probabilities,
+        lambda: predictive.labels,
+        lambda: predictive.entropy,
+        lambda: predictive.mutual_information,
+        lambda: predictive.decide(0.5),
+    ):
         refused(call, "probabilities: expected a classification likelihood, got ")
 
 
@@ -439,20 +470,31 @@ def test_numbers_of_samples():
     refused(lambda: predictive.sample(0), "n: expected a whole number of at least 1, got 0")
 
 
-@pytest.mark.parametrize(("name", "y", "what"), [
-    ("gaussian", np.zeros(3), "y: expected 6 rows, as predicted, got 3"),
-    ("gaussian", 1.0, "y: expected 6 rows, as predicted, got a scalar"),
-    ("gaussian", np.full(6, np.nan), "y: expected finite numbers, got 6 NaN"),
-    ("gaussian", np.zeros((6, 2)), "module: expected 2 outputs for Gaussian.*, got 1"),
-    ("gaussian-2", np.zeros(6), "noise: expected 1 number for 1 target, got 2|module: expected 1"),
-    ("gaussian", ["a"] * 6, "y: expected numbers"),
-    ("gaussian", (np.zeros(6), np.ones(6)), "y: expected shape .*got a tuple"),
-    ("categorical", [0, 1, 2, 3, 0, 1], "y: expected labels in 0..2, the module's 3 outputs, got"),
-    ("categorical", [0, 1, 2, -1, 0, 1], "y: expected labels in 0..K-1, got -1"),
-    ("bernoulli", [0, 1, 2, 1, 0, 1], "y: expected labels 0 and 1, got 2"),
-    ("poisson", [0, 1, 2, -1, 0, 1], "y: expected counts"),
-    ("standardized", np.zeros((6, 2)), "y: expected 1 target, as standardised, got 2"),
-])
+@pytest.mark.parametrize(
+    ("name", "y", "what"),
+    [
+        ("gaussian", np.zeros(3), "y: expected 6 rows, as predicted, got 3"),
+        ("gaussian", 1.0, "y: expected 6 rows, as predicted, got a scalar"),
+        ("gaussian", np.full(6, np.nan), "y: expected finite numbers, got 6 NaN"),
+        ("gaussian", np.zeros((6, 2)), "module: expected 2 outputs for Gaussian.*, got 1"),
+        (
+            "gaussian-2",
+            np.zeros(6),
+            "noise: expected 1 number for 1 target, got 2|module: expected 1",
+        ),
+        ("gaussian", ["a"] * 6, "y: expected numbers"),
+        ("gaussian", (np.zeros(6), np.ones(6)), "y: expected shape .*got a tuple"),
+        (
+            "categorical",
+            [0, 1, 2, 3, 0, 1],
+            "y: expected labels in 0..2, the module's 3 outputs, got",
+        ),
+        ("categorical", [0, 1, 2, -1, 0, 1], "y: expected labels in 0..K-1, got -1"),
+        ("bernoulli", [0, 1, 2, 1, 0, 1], "y: expected labels 0 and 1, got 2"),
+        ("poisson", [0, 1, 2, -1, 0, 1], "y: expected counts"),
+        ("standardized", np.zeros((6, 2)), "y: expected 1 target, as standardised, got 2"),
+    ],
+)
 def test_targets_that_do_not_fit(name, y, what):
     predictive, _ = build(name)
     refused(lambda: predictive.log_prob(y), what)
@@ -472,5 +514,7 @@ def test_units_of_y():
     np.testing.assert_allclose(outer.epistemic, 100 * inner.epistemic)
     np.testing.assert_allclose(outer.quantile(0.3), 100 + 10 * inner.quantile(0.3))
     np.testing.assert_allclose(outer.log_prob([105.0]), inner.log_prob([0.5]) - np.log(10))
-    np.testing.assert_allclose(outer.log_prob([105.0], moment_matched=True),
-                               inner.log_prob([0.5], moment_matched=True) - np.log(10))
+    np.testing.assert_allclose(
+        outer.log_prob([105.0], moment_matched=True),
+        inner.log_prob([0.5], moment_matched=True) - np.log(10),
+    )

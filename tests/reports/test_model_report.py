@@ -57,8 +57,14 @@ def rows(n=40, columns=2, seed=0):
 def model(likelihood=None, data=None, outputs=1, **options):
     data = rows() if data is None else data
     net = MLP(data[0].shape[1], (5,), outputs, "tanh", seed=0)
-    return fit(net, data, likelihood=likelihood or Gaussian(), training=PLAN, progress=False,
-               **({"rank": 2, "draws": 12, "chains": 2} | options))
+    return fit(
+        net,
+        data,
+        likelihood=likelihood or Gaussian(),
+        training=PLAN,
+        progress=False,
+        **({"rank": 2, "draws": 12, "chains": 2} | options),
+    )
 
 
 class Page(HTMLParser):
@@ -104,23 +110,56 @@ def fitted():
 @pytest.fixture(scope="module")
 def comparison():
     return compare_methods(
-        MLP(2, (5,), 1, "tanh", seed=0), Gaussian(), rows(), rows(30, seed=1),
-        ("map", "swag", "pca", "random"), training=PLAN, rank=2, draws=30, chains=2,
-        progress=False)
+        MLP(2, (5,), 1, "tanh", seed=0),
+        Gaussian(),
+        rows(),
+        rows(30, seed=1),
+        ("map", "swag", "pca", "random"),
+        training=PLAN,
+        rank=2,
+        draws=30,
+        chains=2,
+        progress=False,
+    )
 
 
-ALL = ["What was fitted", "Scores on test rows", "Predictions and calibration", "The posterior",
-       "Did the chains explore it?", "Training", "How to reproduce", "Words"]
+ALL = [
+    "What was fitted",
+    "Scores on test rows",
+    "Predictions and calibration",
+    "The posterior",
+    "Did the chains explore it?",
+    "Training",
+    "How to reproduce",
+    "Words",
+]
 
 
 def test_report_of_a_comparison_has_every_part(comparison, tmp_path):
-    path = write_report(comparison, tmp_path / "new" / "report.html", name="yield", unit="t/ha",
-                        title="Wheat", command="make wheat", notes=["a note"])
+    path = write_report(
+        comparison,
+        tmp_path / "new" / "report.html",
+        name="yield",
+        unit="t/ha",
+        title="Wheat",
+        command="make wheat",
+        notes=["a note"],
+    )
     page = read(path)
     assert page.sections == ALL
     assert ("title", {}) in page.tags
-    for text in ("Wheat", "make wheat", "a note", f"torch {torch.__version__}", "fingerprint",
-                 "MAP", "SWAG", "PCA + ESS", "random + ESS", *WORDS):
+    for text in (
+        "Wheat",
+        "make wheat",
+        "a note",
+        f"torch {torch.__version__}",
+        "fingerprint",
+        "MAP",
+        "SWAG",
+        "PCA + ESS",
+        "random + ESS",
+        *WORDS,
+    ):
         assert text in page.words
     for key in comparison.table.index:
         assert f"{comparison.table.loc[key, 'log_likelihood']:.3f}" in page.words
@@ -145,22 +184,34 @@ def test_the_page_needs_nothing_else(comparison, tmp_path, real_pictures):
         assert imread(io.BytesIO(base64.b64decode(data, validate=True))).std() > 0.02
         assert len(image["alt"]) > 20
     assert '<html lang="en">' in text
-    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}
-            ) in page.tags
+    assert (
+        "meta",
+        {"name": "viewport", "content": "width=device-width, initial-scale=1"},
+    ) in page.tags
 
 
 def test_texts_from_outside_are_escaped(fitted, tmp_path):
     nasty = "<script>alert('x')</script> & \"quoted\" $\\alpha$"
-    path = write_report(fitted, tmp_path / "r.html", test=rows(seed=1), title=nasty, name=nasty,
-                        unit=nasty, command=nasty, notes=[nasty])
+    path = write_report(
+        fitted,
+        tmp_path / "r.html",
+        test=rows(seed=1),
+        title=nasty,
+        name=nasty,
+        unit=nasty,
+        command=nasty,
+        notes=[nasty],
+    )
     page = read(path)
     assert "script" not in {tag for tag, _ in page.tags}
     assert page.words.count("<script>alert('x')</script>") >= 4
 
 
 def test_same_subject_same_page(fitted, tmp_path, real_pictures):
-    first, second = (write_report(fitted, tmp_path / f"{i}.html", test=rows(seed=1)).read_bytes()
-                     for i in range(2))
+    first, second = (
+        write_report(fitted, tmp_path / f"{i}.html", test=rows(seed=1)).read_bytes()
+        for i in range(2)
+    )
     assert first == second
 
 
@@ -174,8 +225,9 @@ def test_scores_are_those_of_the_test_rows(fitted, tmp_path):
 
 def test_without_test_rows_there_are_no_scores(fitted, tmp_path):
     page = read(write_report(fitted, tmp_path / "r.html"))
-    assert page.sections == [s for s in ALL if s not in ("Scores on test rows",
-                                                         "Predictions and calibration")]
+    assert page.sections == [
+        s for s in ALL if s not in ("Scores on test rows", "Predictions and calibration")
+    ]
 
 
 def test_a_loaded_model_needs_its_data_for_the_surface(fitted, tmp_path):
@@ -217,12 +269,15 @@ def test_curves_over_a_single_input(tmp_path):
     assert not any("curve over the input" in image["alt"] for image in page.images)
 
 
-@pytest.mark.parametrize(("likelihood", "outputs", "targets"), [
-    (Categorical(3), 3, lambda y: (y > 0).long() + (y > 1).long()),
-    (Bernoulli(), 1, lambda y: (y > 0).double()),
-    (Poisson(), 1, lambda y: y.exp().round()),
-    (HeteroscedasticGaussian(), 4, lambda y: torch.stack([y, -y], 1)),
-])
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "targets"),
+    [
+        (Categorical(3), 3, lambda y: (y > 0).long() + (y > 1).long()),
+        (Bernoulli(), 1, lambda y: (y > 0).double()),
+        (Poisson(), 1, lambda y: y.exp().round()),
+        (HeteroscedasticGaussian(), 4, lambda y: torch.stack([y, -y], 1)),
+    ],
+)
 def test_any_likelihood(likelihood, outputs, targets, tmp_path):
     x, y = rows()
     held = rows(60, seed=1)
@@ -238,16 +293,21 @@ def test_known_noise_per_row(tmp_path):
     x, y = rows(columns=1)
     noisy = model(Gaussian("per-observation"), (x, (y, torch.full((40,), 0.3))))
     test = rows(columns=1, seed=1)
-    page = read(write_report(noisy, tmp_path / "r.html",
-                             test=(test[0], (test[1], torch.full((40,), 0.3)))))
+    page = read(
+        write_report(noisy, tmp_path / "r.html", test=(test[0], (test[1], torch.full((40,), 0.3))))
+    )
     assert "coverage" in page.words
 
 
 def test_a_baseline_has_scores_and_no_posterior(fitted, tmp_path):
     point = WeightSamples(fitted.network, fitted.network.weights[None], fitted.likelihood, "SWA")
     page = read(write_report(point, tmp_path / "r.html", test=rows(seed=1)))
-    assert page.sections == ["Scores on test rows", "Predictions and calibration",
-                             "How to reproduce", "Words"]
+    assert page.sections == [
+        "Scores on test rows",
+        "Predictions and calibration",
+        "How to reproduce",
+        "Words",
+    ]
     assert "SWA" in page.words
     assert "R-hat" not in page.words
 
@@ -293,8 +353,9 @@ def test_an_earlier_report_survives_a_failure(fitted, tmp_path, monkeypatch):
 
 
 def test_something_else_than_a_model(unchecked, tmp_path):
-    with pytest.raises(InputTypeError, match="subject: expected a fitted model or a Comparison, "
-                                             "got Linear"):
+    with pytest.raises(
+        InputTypeError, match="subject: expected a fitted model or a Comparison, got Linear"
+    ):
         write_report(torch.nn.Linear(1, 1), tmp_path / "r.html")
 
 
@@ -303,27 +364,37 @@ def test_something_else_than_a_model(unchecked, tmp_path):
 
 def test_describe_says_what_was_asked_for(fitted):
     words = describe(fitted)
-    assert words["network"] == ("a multilayer perceptron: 2 inputs, a hidden layer of 5 (tanh), 1 "
-                                "output; 21 weights")
+    assert words["network"] == (
+        "a multilayer perceptron: 2 inputs, a hidden layer of 5 (tanh), 1 output; 21 weights"
+    )
     assert words["training"] == (
         "4 epochs of Adam at rate 0.005, batches of 20, no prior on the weights, "
         "gradients of norm at most 1; then 5 epochs of SGD at the constant rate 0.001, "
-        "a snapshot after each")
+        "a snapshot after each"
+    )
     assert words["prior"] == "N(0, 1²) on each coordinate z"
     assert words["temperature"] == "T = 1"
     assert words["inference"].startswith(
-        "elliptical slice sampling, 2 chains of 12 draws, after 6 of warm-up each, ")
+        "elliptical slice sampling, 2 chains of 12 draws, after 6 of warm-up each, "
+    )
 
 
 def test_describe_other_choices(fitted):
-    chosen = {"by": "loo", "temperatures": (1.0, 30.0), "scores": (0.0, 1.0),
-              "standard_errors": (0.1, 0.1), "pareto_k": (0.1, 0.1)}
-    training = fitted.settings["training"] | {
-        "epochs": 0, "batch_size": None, "weight_decay": 0.01}
+    chosen = {
+        "by": "loo",
+        "temperatures": (1.0, 30.0),
+        "scores": (0.0, 1.0),
+        "standard_errors": (0.1, 0.1),
+        "pareto_k": (0.1, 0.1),
+    }
+    training = fitted.settings["training"] | {"epochs": 0, "batch_size": None, "weight_decay": 0.01}
     other = dataclasses.replace(
-        fitted, temperature=30.0, prior=Normal(covariance=np.eye(2)),
+        fitted,
+        temperature=30.0,
+        prior=Normal(covariance=np.eye(2)),
         likelihood=Standardized(HeteroscedasticGaussian(0.25), (3.0,), (2.0,)),
-        settings={"temperatures": chosen, "training": training, "subspace": "random"})
+        settings={"temperatures": chosen, "training": training, "subspace": "random"},
+    )
     words = describe(other)
     assert words["temperature"] == "T = 30, chosen by leave-one-out among 1, 30"
     assert words["training"].startswith("trained beforehand, all rows a step, weight decay 0.01")
@@ -331,20 +402,28 @@ def test_describe_other_choices(fitted):
     assert words["prior"] == "Normal(covariance of rank 2) on the coordinates z"
     assert words["likelihood"] == (
         "Gaussian noise with a variance that depends on the input, plus a global variance of "
-        "0.25; the network works on (y - 3) / 2")
+        "0.25; the network works on (y - 3) / 2"
+    )
 
 
-@pytest.mark.parametrize(("likelihood", "words"), [
-    (Categorical(4), "probabilities of 4 classes"), (Gaussian((1.0, 2.5)), "deviation of 1, 2.5"),
-    (Bernoulli(), "the probability of class 1 of two"), (Poisson(), "counts with a rate"),
-    (Gaussian("per-observation"), "Gaussian(noise='per-observation')")])
+@pytest.mark.parametrize(
+    ("likelihood", "words"),
+    [
+        (Categorical(4), "probabilities of 4 classes"),
+        (Gaussian((1.0, 2.5)), "deviation of 1, 2.5"),
+        (Bernoulli(), "the probability of class 1 of two"),
+        (Poisson(), "counts with a rate"),
+        (Gaussian("per-observation"), "Gaussian(noise='per-observation')"),
+    ],
+)
 def test_describe_likelihoods(fitted, likelihood, words):
     text = describe(dataclasses.replace(fitted, likelihood=likelihood))["likelihood"]
     assert text.endswith(words)
 
 
-@pytest.mark.parametrize(("hidden", "words"), [((), "no hidden layer"), (
-    (3, 4), "hidden layers of 3 and 4 (relu)")])
+@pytest.mark.parametrize(
+    ("hidden", "words"), [((), "no hidden layer"), ((3, 4), "hidden layers of 3 and 4 (relu)")]
+)
 def test_describe_networks(fitted, hidden, words):
     network = subbayes.Network(MLP(2, hidden, 1))
     text = describe(dataclasses.replace(fitted, network=network))["network"]
@@ -362,8 +441,7 @@ def test_the_best_are_those_printed_alike_unless_all_are():
     best = subbayes.reports.model_report._is_best
     assert best("rmse", pd.Series([2.00001, 2.0, 3.0])).tolist() == [True, True, False]
     assert best("accuracy", pd.Series([0.97, 0.97001])).tolist() == [False, False]
-    assert best("log_likelihood", pd.Series([np.nan, -2.0, -1.0])).tolist() == [
-        False, False, True]
+    assert best("log_likelihood", pd.Series([np.nan, -2.0, -1.0])).tolist() == [False, False, True]
     assert best("coverage", pd.Series([1.0, 0.94, 0.9])).tolist() == [False, True, False]
 
 
@@ -391,13 +469,18 @@ def test_tables_escape_and_mark_cells():
     page = Page(text)
     assert page.words == "<a> b 1 < 2 3 x y c & d"
     assert [attributes for tag, attributes in page.tags if tag == "td"] == [
-        {}, {"class": "best"}, {}, {}]
+        {},
+        {"class": "best"},
+        {},
+        {},
+    ]
 
 
-@pytest.mark.parametrize(("inference", "label", "chains"), [
-    ("laplace", "PCA + Laplace", False), ("hmc", "PCA + HMC", True)])
-def test_the_engine_has_its_name_and_an_approximation_no_chains(
-        tmp_path, inference, label, chains):
+@pytest.mark.parametrize(
+    ("inference", "label", "chains"),
+    [("laplace", "PCA + Laplace", False), ("hmc", "PCA + HMC", True)],
+)
+def test_the_engine_has_its_name_and_an_approximation_no_chains(tmp_path, inference, label, chains):
     path = write_report(model(inference=inference), tmp_path / "r.html", test=rows(seed=1))
     text = path.read_text(encoding="utf-8")
     assert label in text

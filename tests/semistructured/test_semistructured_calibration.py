@@ -26,8 +26,13 @@ def test_ranks_of_the_truth_are_uniform(family):
         eta = level + slope * (x - x.mean())  # the prior is of the intercept at the mean
         y = rng.normal(eta, sigma) if family == "normal" else rng.poisson(np.exp(eta))
         model = SemiStructuredRegression("y ~ x", family=family, priors=priors, seed=run).fit(
-            pd.DataFrame({"x": x, "y": y}), draws=DRAWS, chains=1, warmup=120, progress=False,
-            thin=3)
+            pd.DataFrame({"x": x, "y": y}),
+            draws=DRAWS,
+            chains=1,
+            warmup=120,
+            progress=False,
+            thin=3,
+        )
         found = model.effects()
         drawn = [found["Intercept"] + found["x"] * x.mean(), found["x"]]
         truth = [level, slope]
@@ -51,7 +56,8 @@ def test_smooths_recover_a_function_with_the_coverage_they_claim():
         truth = a * np.sin(2 * u) + b * np.cos(u)
         frame = pd.DataFrame({"u": u, "y": truth + 0.4 * rng.normal(size=120)})
         model = SemiStructuredRegression("y ~ s(u, df=12)", seed=run).fit(
-            frame, draws=250, chains=2, progress=False)
+            frame, draws=250, chains=2, progress=False
+        )
         table = model.contributions(frame, level=0.9)["structured"]
         held.append(((table["5%"] <= truth) & (truth <= table["95%"])).mean())
         assert np.sqrt(((table["mean"] - truth) ** 2).mean()) < 0.2

@@ -11,8 +11,14 @@ from subbayes import InputError
 from subbayes.semistructured import Fitting, SemiStructuredRegression
 
 SHORT = Fitting(epochs=5, batch_size=None, patience=None, validation=None)
-QUICK = {"inference": "elliptical-slice", "draws": 10, "warmup": 20, "chains": 2,
-         "progress": False, "fitting": SHORT}
+QUICK = {
+    "inference": "elliptical-slice",
+    "draws": 10,
+    "warmup": 20,
+    "chains": 2,
+    "progress": False,
+    "fitting": SHORT,
+}
 
 
 def table(n=20):
@@ -52,10 +58,14 @@ def test_a_dataset_is_read_as_the_tensor_of_its_items():
         assert torch.equal(found.inputs["deep net"], own)
     assert labelled.read == list(range(20))
     model.fit(kept, inputs={"net": Items(list(own))}, rank=2, **QUICK)
-    np.testing.assert_array_equal(model.score_samples(kept, {"net": TensorDataset(own)}),
-                                  model.score_samples(kept, {"net": own}))
-    pd.testing.assert_frame_equal(model.contributions(kept, {"net": TensorDataset(own)}),
-                                  model.contributions(kept, {"net": own}))
+    np.testing.assert_array_equal(
+        model.score_samples(kept, {"net": TensorDataset(own)}),
+        model.score_samples(kept, {"net": own}),
+    )
+    pd.testing.assert_frame_equal(
+        model.contributions(kept, {"net": TensorDataset(own)}),
+        model.contributions(kept, {"net": own}),
+    )
 
 
 def test_a_dataset_that_has_no_entry_for_each_row_is_refused():
@@ -75,11 +85,14 @@ def test_a_dataset_that_has_no_entry_for_each_row_is_refused():
         (Items(zeros[1:]), r"inputs\['net'\]: expected 20 rows, as the data frame has, got 19"),
         (Endless(), "a map-style Dataset, with a length, got Endless"),
         (Stream(), "a map-style Dataset, with a length, got Stream"),
-        (Items([*zeros[1:], torch.zeros(2)]),
-         r"inputs\['net'\]\[19\]: expected shape \(1,\) and torch.float32 as the first entry"),
+        (
+            Items([*zeros[1:], torch.zeros(2)]),
+            r"inputs\['net'\]\[19\]: expected shape \(1,\) and torch.float32 as the first entry",
+        ),
         (Items([*zeros[1:], torch.zeros(1, dtype=torch.uint8)]), "got shape .* and torch.uint8"),
         (Items(["a.png"] * 20), r"inputs\['net'\]\[0\]: expected a tensor or an array"),
     ):
         with pytest.raises((InputError, TypeError), match=said):
             SemiStructuredRegression("y ~ x", deep={"net": net()}).fit(
-                frame, inputs={"net": given}, **QUICK)
+                frame, inputs={"net": given}, **QUICK
+            )

@@ -11,16 +11,23 @@ from subbayes import InputError
 from subbayes.plots.effects import effect, forest
 from subbayes.semistructured import Fitting, SemiStructuredRegression
 
-QUICK = {"draws": 6, "warmup": 4, "chains": 2, "rank": 2, "progress": False,
-         "inference": "elliptical-slice",
-         "fitting": Fitting(epochs=3, batch_size=None, patience=None, validation=None)}
+QUICK = {
+    "draws": 6,
+    "warmup": 4,
+    "chains": 2,
+    "rank": 2,
+    "progress": False,
+    "inference": "elliptical-slice",
+    "fitting": Fitting(epochs=3, batch_size=None, patience=None, validation=None),
+}
 pytestmark = pytest.mark.filterwarnings("ignore:effects have not mixed")
 
 
 def table(n=30):
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"u": rng.uniform(-2, 2, n), "x": rng.normal(size=n),
-                          "sex": rng.choice(["f", "m"], n)})
+    frame = pd.DataFrame(
+        {"u": rng.uniform(-2, 2, n), "x": rng.normal(size=n), "sex": rng.choice(["f", "m"], n)}
+    )
     return frame.assign(y=frame.x + np.sin(frame.u) + 0.2 * rng.normal(size=n))
 
 
@@ -33,13 +40,16 @@ def net(inputs=1, seed=0):
 def test_partial_dependence_is_the_mean_contribution_with_the_column_set(orthogonal):
     """The definition, row by row, through `contributions`."""
     frame = table()
-    model = SemiStructuredRegression("y ~ x", deep={"net": (net(2), ["u", "x"])},
-                                     orthogonal=orthogonal).fit(frame, **QUICK)
+    model = SemiStructuredRegression(
+        "y ~ x", deep={"net": (net(2), ["u", "x"])}, orthogonal=orthogonal
+    ).fit(frame, **QUICK)
     values = [-1.0, 0.5]
     level = model.contributions(frame)["deep"]["mean"].mean()
     for column in ("u", "x"):
-        naive = [model.contributions(frame.assign(**{column: v}))["deep"]["mean"].mean() - level
-                 for v in values]
+        naive = [
+            model.contributions(frame.assign(**{column: v}))["deep"]["mean"].mean() - level
+            for v in values
+        ]
         found = model.effect("net", values, variable=column)
         assert found.draws.shape == (12, 2)
         assert np.ptp(naive) > 1e-3
@@ -48,8 +58,9 @@ def test_partial_dependence_is_the_mean_contribution_with_the_column_set(orthogo
 
 def test_networks_of_one_column_add_up_to_the_contribution_of_all():
     frame = table()
-    model = SemiStructuredRegression("y ~ 1", deep={
-        "a": (net(), "u"), "b": (net(2, 1), ["sex"])}).fit(frame, **QUICK)
+    model = SemiStructuredRegression(
+        "y ~ 1", deep={"a": (net(), "u"), "b": (net(2, 1), ["sex"])}
+    ).fit(frame, **QUICK)
     parts = [model.effect("a", frame.u).draws, model.effect("b", frame.sex).draws]
     whole = model.contributions(frame)["deep"]["mean"]
     np.testing.assert_allclose(sum(parts).mean(0), whole - whole.mean(), atol=2e-5)
@@ -59,8 +70,7 @@ def test_networks_of_one_column_add_up_to_the_contribution_of_all():
     assert [p.variable for p in model.partials()] == ["u", "sex"]
     axes = model.plot(columns=2).axes
     assert [ax.get_ylabel() for ax in axes] == ["network a", "network b"]
-    np.testing.assert_allclose(axes[0].get_lines()[1].get_ydata(),
-                               model.effect("a").draws.mean(0))
+    np.testing.assert_allclose(axes[0].get_lines()[1].get_ydata(), model.effect("a").draws.mean(0))
 
 
 def test_a_frozen_network_is_the_function_it_is():
@@ -68,14 +78,18 @@ def test_a_frozen_network_is_the_function_it_is():
     module = nn.Linear(1, 1).requires_grad_(False)
     model = SemiStructuredRegression("y ~ 1", deep={"net": (module, "u")}).fit(frame, **QUICK)
     slope = float(module.weight) * frame.y.std(ddof=0) / frame.u.std(ddof=0)
-    np.testing.assert_allclose(model.effect("net", [0.0, 2.0]).draws, np.tile(
-        slope * (np.array([0.0, 2.0]) - frame.u.mean()), (12, 1)), atol=1e-5)
+    np.testing.assert_allclose(
+        model.effect("net", [0.0, 2.0]).draws,
+        np.tile(slope * (np.array([0.0, 2.0]) - frame.u.mean()), (12, 1)),
+        atol=1e-5,
+    )
 
 
 def test_what_cannot_be_shown_says_what_can():
     frame = table()
-    model = SemiStructuredRegression("y ~ 1", deep={"image": net(3), "two": (
-        net(2), ["u", "x"])}).fit(frame, {"image": torch.zeros(30, 3)}, **QUICK)
+    model = SemiStructuredRegression(
+        "y ~ 1", deep={"image": net(3), "two": (net(2), ["u", "x"])}
+    ).fit(frame, {"image": torch.zeros(30, 3)}, **QUICK)
     with pytest.raises(InputError, match=r"'image', which reads a tensor\. contributions\(frame"):
         model.effect("image")
     with pytest.raises(InputError, match="a column that the network 'two' reads: u, x, got None"):
@@ -89,19 +103,25 @@ def test_what_cannot_be_shown_says_what_can():
 
 def overlapping(labels, renderer):
     boxes = [label.get_window_extent(renderer) for label in labels if label.get_text()]
-    return sum(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1:])
+    return sum(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
 
 
-@pytest.mark.parametrize("levels", [
-    ["f", "m"], [f"school of {i}" for i in range(9)], [f"a very long name, number {i}" for i in
-                                                       range(120)]])
+@pytest.mark.parametrize(
+    "levels",
+    [
+        ["f", "m"],
+        [f"school of {i}" for i in range(9)],
+        [f"a very long name, number {i}" for i in range(120)],
+    ],
+)
 def test_names_of_levels_do_not_overprint(levels):
     from subbayes.semistructured.formula import Term
     from subbayes.semistructured.partial import Partial
 
     draws = np.random.default_rng(0).normal(size=(20, len(levels)))
-    partial = Partial(Term("re(g)", "mu", "random", (), ("g",)), "g", np.array(levels), draws,
-                      np.zeros(0), 0.95)
+    partial = Partial(
+        Term("re(g)", "mu", "random", (), ("g",)), "g", np.array(levels), draws, np.zeros(0), 0.95
+    )
     assert repr(partial) == f"Partial('re(g)' along 'g': {len(levels)} values, 20 draws)"
     ax = effect(partial)
     canvas = FigureCanvasAgg(ax.figure)

@@ -30,11 +30,19 @@ CASES = [
     (NormalFamily(("log", "log")), ETA, [0.1, 2.0, 3.0], stats.norm(np.exp(MU), SECOND)),
     (PoissonFamily(), ETA[:, :1], [0, 2, 5], stats.poisson(np.exp(MU))),
     (BernoulliFamily(), ETA[:, :1], [0, 1, 1], stats.bernoulli(sigmoid(MU))),
-    (NegativeBinomialFamily(), ETA, [0, 3, 7],
-     stats.nbinom(SECOND, SECOND / (SECOND + np.exp(MU)))),
+    (
+        NegativeBinomialFamily(),
+        ETA,
+        [0, 3, 7],
+        stats.nbinom(SECOND, SECOND / (SECOND + np.exp(MU))),
+    ),
     (GammaFamily(), ETA, [0.2, 1.5, 4.0], stats.gamma(SECOND, scale=np.exp(MU) / SECOND)),
-    (BetaFamily(), ETA, [0.2, 0.5, 0.9],
-     stats.beta(sigmoid(MU) * SECOND, (1 - sigmoid(MU)) * SECOND)),
+    (
+        BetaFamily(),
+        ETA,
+        [0.2, 0.5, 0.9],
+        stats.beta(sigmoid(MU) * SECOND, (1 - sigmoid(MU)) * SECOND),
+    ),
 ]
 IDS = [f"{type(c[0]).__name__}-{c[0].links[0]}" for c in CASES]
 
@@ -64,9 +72,11 @@ def test_draws_have_the_moments(family, eta, y, oracle):
     np.testing.assert_allclose(drawn.var(0).numpy(), oracle.var(), rtol=0.1)
 
 
-@pytest.mark.parametrize(("family", "eta", "y", "oracle"),
-                         [c for c in CASES if not isinstance(c[0], BernoulliFamily)],
-                         ids=[i for i in IDS if not i.startswith("Bernoulli")])
+@pytest.mark.parametrize(
+    ("family", "eta", "y", "oracle"),
+    [c for c in CASES if not isinstance(c[0], BernoulliFamily)],
+    ids=[i for i in IDS if not i.startswith("Bernoulli")],
+)
 def test_distribution_functions_are_scipys(family, eta, y, oracle):
     y = torch.tensor(y, dtype=torch.float64)
     expected = oracle.cdf(y.numpy())
@@ -81,7 +91,8 @@ def test_curvature_is_minus_the_mean_hessian(family, eta, y, oracle):
         rows = eta[:1]
         drawn = family.sample(rows.expand(100_000, -1, -1), torch.Generator().manual_seed(1))
         hessian = torch.func.hessian(
-            lambda f: family.log_prob(f.expand(100_000, -1), drawn.reshape(-1)).mean())(rows)
+            lambda f: family.log_prob(f.expand(100_000, -1), drawn.reshape(-1)).mean()
+        )(rows)
         found = family.curvature(rows)[0]
         torch.testing.assert_close(found, -hessian[0, :, 0], rtol=0.05, atol=0.03)
     else:
@@ -97,8 +108,9 @@ def test_ordinal_probabilities_are_differences_of_logistic_functions():
     np.testing.assert_allclose(family.mean(eta).numpy(), np.diff(below), rtol=1e-9)
     for k in range(4):
         y = torch.full((2,), float(k))
-        np.testing.assert_allclose(family.log_prob(eta, y).exp().numpy(), np.diff(below)[:, k],
-                                   rtol=1e-9)
+        np.testing.assert_allclose(
+            family.log_prob(eta, y).exp().numpy(), np.diff(below)[:, k], rtol=1e-9
+        )
     drawn = family.sample(eta[:1].expand(50_000, -1, -1), torch.Generator().manual_seed(0))
     share = np.bincount(drawn.reshape(-1).numpy(), minlength=4) / 50_000
     np.testing.assert_allclose(share, np.diff(below)[0], atol=0.01)
@@ -108,21 +120,28 @@ def test_ordinal_curvature_is_minus_the_mean_hessian():
     family = OrdinalFamily(n_classes=3)
     eta = torch.tensor([0.3, -1.0, 0.7], dtype=torch.float64)
     p = family.mean(eta[None])[0]
-    mean = sum(p[k] * torch.func.hessian(
-        lambda f, k=k: family.log_prob(f[None], torch.tensor([float(k)]))[0])(eta)
-        for k in range(3))
+    mean = sum(
+        p[k]
+        * torch.func.hessian(lambda f, k=k: family.log_prob(f[None], torch.tensor([float(k)]))[0])(
+            eta
+        )
+        for k in range(3)
+    )
     torch.testing.assert_close(family.curvature(eta[None])[0], -mean)
 
 
-@pytest.mark.parametrize(("name", "y", "said"), [
-    ("poisson", [1.0, -1.0], "counts.*got -1 at row 1"),
-    ("poisson", [0.5], "counts"),
-    ("negative-binomial", [1.5], "counts"),
-    ("gamma", [1.0, 0.0], "above 0.*got 0 at row 1"),
-    ("beta", [0.5, 1.0], "strictly between 0 and 1"),
-    ("bernoulli", [0.0, 2.0], "0 and 1"),
-    ("normal", [np.inf], "real numbers"),
-])
+@pytest.mark.parametrize(
+    ("name", "y", "said"),
+    [
+        ("poisson", [1.0, -1.0], "counts.*got -1 at row 1"),
+        ("poisson", [0.5], "counts"),
+        ("negative-binomial", [1.5], "counts"),
+        ("gamma", [1.0, 0.0], "above 0.*got 0 at row 1"),
+        ("beta", [0.5, 1.0], "strictly between 0 and 1"),
+        ("bernoulli", [0.0, 2.0], "0 and 1"),
+        ("normal", [np.inf], "real numbers"),
+    ],
+)
 def test_responses_outside_the_support_are_named(name, y, said):
     with pytest.raises(InputError, match=said):
         family_of(name).check_targets(torch.tensor(y, dtype=torch.float64))
@@ -135,5 +154,12 @@ def test_unknown_names_and_links_are_refused():
         family_of("poisson", "identity")
     with pytest.raises(InputError, match="weights"):
         NormalFamily().check_targets((torch.zeros(2), torch.tensor([1.0, -1.0])))
-    assert set(FAMILIES) == {"normal", "poisson", "bernoulli", "negative-binomial", "gamma",
-                             "beta", "ordinal"}
+    assert set(FAMILIES) == {
+        "normal",
+        "poisson",
+        "bernoulli",
+        "negative-binomial",
+        "gamma",
+        "beta",
+        "ordinal",
+    }

@@ -17,21 +17,33 @@ from subbayes.semistructured.priors import prior_of
 @pytest.fixture
 def frame():
     rng = np.random.default_rng(0)
-    return pd.DataFrame({
-        "x": rng.uniform(1, 10, 60), "z": rng.normal(size=60),
-        "sex": rng.choice(["f", "m"], 60), "g": rng.choice(list("abc"), 60)})
+    return pd.DataFrame(
+        {
+            "x": rng.uniform(1, 10, 60),
+            "z": rng.normal(size=60),
+            "sex": rng.choice(["f", "m"], 60),
+            "g": rng.choice(list("abc"), 60),
+        }
+    )
 
 
 # --- formulas -----------------------------------------------------------------------------------
 
 
 def test_a_design_has_named_terms_and_centred_columns(frame):
-    design = Design({"mu": "x + C(sex) + s(z) + re(g) + offset(np.log(x))", "sigma": "1 + z"},
-                    frame)
+    design = Design(
+        {"mu": "x + C(sex) + s(z) + re(g) + offset(np.log(x))", "sigma": "1 + z"}, frame
+    )
     kinds = {t.name: t.kind for t in design.terms}
-    assert kinds == {"Intercept": "intercept", "x": "linear", "C(sex)": "factor",
-                     "s(z)": "smooth", "re(g)": "random", "sigma.Intercept": "intercept",
-                     "sigma.z": "linear"}
+    assert kinds == {
+        "Intercept": "intercept",
+        "x": "linear",
+        "C(sex)": "factor",
+        "s(z)": "smooth",
+        "re(g)": "random",
+        "sigma.Intercept": "intercept",
+        "sigma.z": "linear",
+    }
     matrix, offset = design.matrix(frame)
     named = dict(zip(design.names, matrix.T, strict=True))
     np.testing.assert_allclose(named["x"], frame.x - frame.x.mean())
@@ -82,11 +94,13 @@ def test_smooths_go_on_linearly(frame):
 
 def test_sides_of_formulas():
     assert split_formula("y ~ x", "mu") == ("y", {"mu": "x"})
-    assert split_formula({"mu": "y ~ x", "sigma": "~ z"}, "mu") == (
-        "y", {"mu": "x", "sigma": "z"})
-    for wrong, said in (("x + z", "a response"), ("~ x", "a response"),
-                        ({"sigma": "~ z"}, "one for 'mu'"),
-                        ({"mu": "y ~ x", "sigma": "y ~ z"}, "effects alone")):
+    assert split_formula({"mu": "y ~ x", "sigma": "~ z"}, "mu") == ("y", {"mu": "x", "sigma": "z"})
+    for wrong, said in (
+        ("x + z", "a response"),
+        ("~ x", "a response"),
+        ({"sigma": "~ z"}, "one for 'mu'"),
+        ({"mu": "y ~ x", "sigma": "y ~ z"}, "effects alone"),
+    ):
         with pytest.raises(InputError, match=said):
             split_formula(wrong, "mu")
 
@@ -132,17 +146,20 @@ def test_missing_values_are_counted():
 # --- priors -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("prior", "oracle"), [
-    (NormalPrior(1.0, 2.0), stats.norm(1, 2)),
-    (Exponential(0.5), stats.expon(scale=0.5)),
-    (StudentT(3, 2.0), stats.t(3, scale=2)),
-    (Flexible(stats.halfnorm(scale=2)), stats.halfnorm(scale=2)),
-    (Flexible(stats.laplace(scale=0.3)), stats.laplace(scale=0.3)),
-    (Flexible(stats.gamma(2.0)), stats.gamma(2.0)),
-    (Exponential(0.5).scaled(4), stats.expon(scale=2)),
-    (StudentT(3, 2.0).scaled(0.5), stats.t(3)),
-    (NormalPrior(1.0, 2.0).scaled(3), stats.norm(3, 6)),
-])
+@pytest.mark.parametrize(
+    ("prior", "oracle"),
+    [
+        (NormalPrior(1.0, 2.0), stats.norm(1, 2)),
+        (Exponential(0.5), stats.expon(scale=0.5)),
+        (StudentT(3, 2.0), stats.t(3, scale=2)),
+        (Flexible(stats.halfnorm(scale=2)), stats.halfnorm(scale=2)),
+        (Flexible(stats.laplace(scale=0.3)), stats.laplace(scale=0.3)),
+        (Flexible(stats.gamma(2.0)), stats.gamma(2.0)),
+        (Exponential(0.5).scaled(4), stats.expon(scale=2)),
+        (StudentT(3, 2.0).scaled(0.5), stats.t(3)),
+        (NormalPrior(1.0, 2.0).scaled(3), stats.norm(3, 6)),
+    ],
+)
 def test_priors_map_normal_quantiles_to_their_own(prior, oracle):
     zeta = np.linspace(-7, 7, 301)
     expected = np.where(zeta < 0, oracle.ppf(stats.norm.cdf(zeta)), oracle.isf(stats.norm.sf(zeta)))
@@ -190,7 +207,7 @@ def test_effects_are_what_the_algebra_says(frame):
     sigma = priors["sigma.Intercept"].from_standard(zeta[:, at["sigma.Intercept"]])
     matrix, offset = map(torch.from_numpy, design.matrix(frame))
     eta = effects(zeta[0], matrix, offset)
-    torch.testing.assert_close(eta[:, 0], matrix[:, design.owner.index("mu"):-1] @ beta[0, :-1])
+    torch.testing.assert_close(eta[:, 0], matrix[:, design.owner.index("mu") : -1] @ beta[0, :-1])
     torch.testing.assert_close(eta[:, 1].exp(), sigma[:1].expand(60))
     said = effects.reported(zeta.numpy())
     # uncentred columns with the reported intercept give the same predictor
@@ -214,7 +231,8 @@ def test_thresholds_increase_and_are_reported_for_uncentred_columns(frame):
     assert bool((eta[:, 2] > eta[:, 1]).all())
     said = effects.reported(zeta.numpy())
     np.testing.assert_allclose(
-        said["threshold[0]"][0] - frame.x * said["x"][0], (eta[:, 1] - eta[:, 0]).numpy())
+        said["threshold[0]"][0] - frame.x * said["x"][0], (eta[:, 1] - eta[:, 0]).numpy()
+    )
 
 
 def test_priors_are_named_by_term(frame):

@@ -14,28 +14,37 @@ from subbayes.utils.checks import InputTypeError
 
 FEW = {"draws": 6, "warmup": 4, "chains": 2, "progress": False, "inference": "elliptical-slice"}
 SHORT = Fitting(epochs=2, batch_size=None, patience=None, validation=None)
-frame = pd.DataFrame({"x": np.arange(20.0), "z": np.arange(20.0) % 7, "g": ["a", "b"] * 10,
-                      "y": np.arange(20.0) % 5})
+frame = pd.DataFrame(
+    {"x": np.arange(20.0), "z": np.arange(20.0) % 7, "g": ["a", "b"] * 10, "y": np.arange(20.0) % 5}
+)
 
 
-@pytest.mark.parametrize(("term", "said"), [
-    ("te(x, z)", r"smooths of one column.*let a network read the columns, .*\['x', 'z'\]"),
-    ("s(x, z)", r"smooths of one column.*\['x', 'z'\]"),
-    ("s(x, by=g)", r"smooths of one column.*\['x', 'g'\]"),
-    ("s(x, k=5)", r"Write s\(x, df=5\)"),
-    ("s(x, bs='cr')", r"s\(...\) with df= and degree=, got .*Leave out bs="),
-    ("(1|g)", r"Write re\(g\)"), ("z + (1 | g)", r"Write re\(g\)"),
-    ("(x || g)", "Random slopes are not there"),
-])
+@pytest.mark.parametrize(
+    ("term", "said"),
+    [
+        ("te(x, z)", r"smooths of one column.*let a network read the columns, .*\['x', 'z'\]"),
+        ("s(x, z)", r"smooths of one column.*\['x', 'z'\]"),
+        ("s(x, by=g)", r"smooths of one column.*\['x', 'g'\]"),
+        ("s(x, k=5)", r"Write s\(x, df=5\)"),
+        ("s(x, bs='cr')", r"s\(...\) with df= and degree=, got .*Leave out bs="),
+        ("(1|g)", r"Write re\(g\)"),
+        ("z + (1 | g)", r"Write re\(g\)"),
+        ("(x || g)", "Random slopes are not there"),
+    ],
+)
 def test_terms_of_other_libraries_are_answered(term, said):
     with pytest.raises(InputError, match=said):
         SemiStructuredRegression(f"y ~ x + {term}").fit(frame)
 
 
 def test_families_have_the_names_that_others_give_them():
-    for name, own in (("gaussian", "normal"), ("binomial", "bernoulli"), ("Gamma", "gamma"),
-                      ("negative_binomial", "negative-binomial"), ("negbin",
-                                                                   "negative-binomial")):
+    for name, own in (
+        ("gaussian", "normal"),
+        ("binomial", "bernoulli"),
+        ("Gamma", "gamma"),
+        ("negative_binomial", "negative-binomial"),
+        ("negbin", "negative-binomial"),
+    ):
         assert family_of(name).label == own
     with pytest.raises(InputError, match="family: expected one of 'normal'"):
         family_of("tweedie")
@@ -53,11 +62,14 @@ def test_text_is_no_order_of_classes():
     for data in (text, text.assign(r=text.r.astype("category"))):
         with pytest.raises(InputError, match=r"it would be mild < none < severe\. Pass pd.Categ"):
             SemiStructuredRegression("r ~ x", family="ordinal").fit(data)
-    for values in (np.arange(20) % 3, pd.Categorical(text.r, ["none", "mild", "severe"],
-                                                     ordered=True)):
+    for values in (
+        np.arange(20) % 3,
+        pd.Categorical(text.r, ["none", "mild", "severe"], ordered=True),
+    ):
         with pytest.warns(UserWarning, match="effects have not mixed"):
             model = SemiStructuredRegression("r ~ x", family="ordinal").fit(
-                frame.assign(r=values), **FEW)
+                frame.assign(r=values), **FEW
+            )
     assert model.classes == ("none", "mild", "severe")
 
 
@@ -96,8 +108,9 @@ def test_chains_that_have_not_mixed_are_said_with_a_remedy():
     assert "inference='nuts'" in line
     (line,) = unmixed({"a": x[:, :60]})  # 240 draws are fewer than 400
     assert "below 400; run longer (draws=..., about" in line
-    model = SemiStructuredRegression("y ~ x").fit(frame, inference="laplace", draws=20,
-                                                  chains=2, progress=False)
+    model = SemiStructuredRegression("y ~ x").fit(
+        frame, inference="laplace", draws=20, chains=2, progress=False
+    )
     assert model.warnings() == []
 
 

@@ -22,8 +22,9 @@ QUICK = {"draws": 10, "warmup": 20, "chains": 2, "progress": False, "fitting": S
 
 def table(n=80, seed=0):
     rng = np.random.default_rng(seed)
-    frame = pd.DataFrame({"x": rng.normal(2, 3, n), "sex": rng.choice(["f", "m"], n),
-                          "u": rng.uniform(-2, 2, n)})
+    frame = pd.DataFrame(
+        {"x": rng.normal(2, 3, n), "sex": rng.choice(["f", "m"], n), "u": rng.uniform(-2, 2, n)}
+    )
     eta = 0.4 + 0.3 * frame.x - 0.5 * (frame.sex == "m")
     frame["y"] = eta + 0.7 * rng.normal(size=n)
     frame["count"] = rng.poisson(np.exp(0.3 * eta))
@@ -54,9 +55,11 @@ def test_a_normal_model_has_its_conjugate_posterior():
     frame = table()
     priors = {"Intercept": NormalPrior(0.0, 2.0), "x": 0.5, "C(sex)": 1.0}
     model = SemiStructuredRegression("y ~ x + C(sex)", priors=priors).fit(
-        frame, draws=500, progress=False)
-    x = np.column_stack([np.ones(80), frame.x - frame.x.mean(),
-                         (frame.sex == "m") - (frame.sex == "m").mean()])
+        frame, draws=500, progress=False
+    )
+    x = np.column_stack(
+        [np.ones(80), frame.x - frame.x.mean(), (frame.sex == "m") - (frame.sex == "m").mean()]
+    )
     inverse = np.diag([1 / 4, 1 / 0.25, 1.0])
     y, grid = frame.y.to_numpy(), np.linspace(0.3, 1.4, 2000)
     logs, means, covs = [], [], []
@@ -67,13 +70,15 @@ def test_a_normal_model_has_its_conjugate_posterior():
         means.append(mean)
         covs.append(covariance)
         _, log_det = np.linalg.slogdet(whole)
-        logs.append(-0.5 * (log_det + y @ np.linalg.solve(whole, y))
-                    - sigma / y.std())  # the default prior of sigma
+        logs.append(
+            -0.5 * (log_det + y @ np.linalg.solve(whole, y)) - sigma / y.std()
+        )  # the default prior of sigma
     w = np.exp(np.array(logs) - max(logs))
     w /= w.sum()
     mean = w @ np.array(means)
     cov = np.einsum("s,sij->ij", w, np.array(covs)) + np.cov(
-        np.array(means).T, aweights=w, bias=True)
+        np.array(means).T, aweights=w, bias=True
+    )
     turn = np.eye(3)
     turn[0, 1:] = [-frame.x.mean(), -(frame.sex == "m").mean()]  # the uncentred intercept
     found = model.effects()
@@ -93,14 +98,13 @@ def test_a_poisson_model_with_exposure_has_its_posterior(inference):
     frame = table().assign(time=lambda d: np.linspace(0.5, 2, len(d)))
     priors = {"Intercept": NormalPrior(0.0, 1.0), "x": 0.3}
     more = {"draws": 2000} if inference == "elliptical-slice" else {"draws": 400}
-    model = SemiStructuredRegression("count ~ x", family="poisson", priors=priors,
-                                     exposure="time").fit(
-        frame, inference=inference, progress=False, **more)
+    model = SemiStructuredRegression(
+        "count ~ x", family="poisson", priors=priors, exposure="time"
+    ).fit(frame, inference=inference, progress=False, **more)
     a, b = np.meshgrid(np.linspace(-1, 1.5, 400), np.linspace(-0.3, 0.5, 400), indexing="ij")
     eta = a[..., None] + b[..., None] * (frame.x - frame.x.mean()).to_numpy()
     rate = np.exp(eta) * frame.time.to_numpy()
-    log = (frame["count"].to_numpy() * np.log(rate) - rate).sum(-1) - 0.5 * (
-        a**2 + (b / 0.3) ** 2)
+    log = (frame["count"].to_numpy() * np.log(rate) - rate).sum(-1) - 0.5 * (a**2 + (b / 0.3) ** 2)
     w = np.exp(log - log.max()).reshape(-1)
     w /= w.sum()
     points = np.column_stack([(a - b * frame.x.mean()).reshape(-1), b.reshape(-1)])
@@ -123,9 +127,11 @@ def test_a_frozen_network_is_an_offset():
         added = module(scaled)[:, 0].numpy()
     options = {"draws": 300, "progress": False}
     beside = SemiStructuredRegression(
-        "count ~ x", deep={"net": (module, ["u"])}, family="poisson").fit(frame, **options)
+        "count ~ x", deep={"net": (module, ["u"])}, family="poisson"
+    ).fit(frame, **options)
     plain = SemiStructuredRegression("count ~ x", family="poisson", offset="o").fit(
-        frame.assign(o=added), **options)
+        frame.assign(o=added), **options
+    )
     one, two = beside.effects(), plain.effects()
     drawn = np.stack([two["Intercept"], two["x"]], -1).reshape(-1, 2)
     close(np.stack([one["Intercept"], one["x"]], -1), drawn.mean(0), np.cov(drawn.T), factor=7)
@@ -141,15 +147,23 @@ def test_orthogonal_networks_leave_effects_their_meaning():
     f = 0.8 * (frame.u**2 - (frame.u**2).mean())
     frame["y"] = 1 + 1.5 * frame.u + f + 0.2 * rng.normal(size=150)
     model = SemiStructuredRegression("y ~ u", deep={"net": (net(8), ["u"])}).fit(
-        frame, rank=2, draws=200, chains=2, progress=False,
-        fitting=Fitting(epochs=150, batch_size=None))
+        frame,
+        rank=2,
+        draws=200,
+        chains=2,
+        progress=False,
+        fitting=Fitting(epochs=150, batch_size=None),
+    )
     x = np.column_stack([np.ones(150), frame.u])
     least_squares = np.linalg.lstsq(x, frame.y, rcond=None)[0]
     row = model.summary().loc["u"]
     assert abs(row["mean"] - least_squares[1]) < 0.05
     assert row["sd"] < 0.05
-    network = model.sampler.contributions(model.posterior.subspace.weights(
-        torch.from_numpy(model.draws.flat()[:3]).float())[:, model.fittable.structure.size:])
+    network = model.sampler.contributions(
+        model.posterior.subspace.weights(torch.from_numpy(model.draws.flat()[:3]).float())[
+            :, model.fittable.structure.size :
+        ]
+    )
     design = model.fittable.inputs["design"].double()[:, :2]
     np.testing.assert_allclose((network[..., 0] @ design).numpy(), 0, atol=1e-4)
     # the module with its correction predicts what the posterior sees at the training rows
@@ -163,20 +177,23 @@ def test_orthogonal_networks_leave_effects_their_meaning():
 def test_networks_of_other_columns_are_centred_and_those_of_tensors_are_left():
     frame = table()
     model = SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}).fit(
-        frame, rank=2, **QUICK)
+        frame, rank=2, **QUICK
+    )
     deep = model.contributions(frame)["deep"]["mean"]
     assert abs(deep.mean()) < 1e-4 * frame.y.std()
     assert model.orthogonal_to == "intercept"
     for options, expected in (({}, False), ({"orthogonal": True}, True)):
         own = SemiStructuredRegression("y ~ x", deep={"net": net()}, **options).fit(
-            frame, inputs={"net": frame[["u"]].to_numpy(dtype=np.float32)}, rank=2, **QUICK)
+            frame, inputs={"net": frame[["u"]].to_numpy(dtype=np.float32)}, rank=2, **QUICK
+        )
         assert own.is_orthogonal is expected
 
 
 def test_predictions_do_not_depend_on_the_company_of_a_row():
     frame = table()
     model = SemiStructuredRegression("y ~ x + u", deep={"net": (net(), ["u"])}).fit(
-        frame, rank=2, **QUICK)
+        frame, rank=2, **QUICK
+    )
     whole = model.predict(frame).outputs
     np.testing.assert_allclose(model.predict(frame.iloc[5:7]).outputs, whole[:, 5:7], atol=1e-5)
 
@@ -186,8 +203,7 @@ def test_the_users_module_and_torchs_state_are_as_before():
     before = {k: v.clone() for k, v in module.state_dict().items()}
     torch.manual_seed(7)
     state = torch.random.get_rng_state()
-    SemiStructuredRegression("y ~ x", deep={"net": (module, ["u"])}).fit(
-        frame, rank=2, **QUICK)
+    SemiStructuredRegression("y ~ x", deep={"net": (module, ["u"])}).fit(frame, rank=2, **QUICK)
     assert module.training
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -195,8 +211,12 @@ def test_the_users_module_and_torchs_state_are_as_before():
 
 def test_a_seed_gives_the_same_draws():
     frame = table()
-    draws = [SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}, seed=seed).fit(
-        frame, rank=2, **QUICK).draws.z for seed in (1, 1, 2)]
+    draws = [
+        SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}, seed=seed)
+        .fit(frame, rank=2, **QUICK)
+        .draws.z
+        for seed in (1, 1, 2)
+    ]
     assert np.array_equal(draws[0], draws[1])
     assert not np.array_equal(draws[0], draws[2])
 
@@ -206,8 +226,8 @@ def test_networks_of_tensors_and_of_other_parameters():
     images = torch.randn(80, 1, 4, 4)
     cnn = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 1))
     model = SemiStructuredRegression(
-        "y ~ x", deep={"image": cnn, "noise": Deep(net(), ["u"], "sigma")}).fit(
-        frame, inputs={"image": images}, rank=2, **QUICK)
+        "y ~ x", deep={"image": cnn, "noise": Deep(net(), ["u"], "sigma")}
+    ).fit(frame, inputs={"image": images}, rank=2, **QUICK)
     found = model.predict(frame.iloc[:3], inputs={"image": images[:3]})
     assert found.outputs.shape == (20, 3, 2)
     assert float(found.outputs[0, :, 1].std()) > 0  # the second network reaches sigma
@@ -222,26 +242,28 @@ def test_networks_of_tensors_and_of_other_parameters():
 @pytest.mark.parametrize("subspace", ["curve", "naive", "full", "last-layer"])
 def test_every_space_runs(subspace):
     frame = table()
-    model = SemiStructuredRegression("count ~ x", deep={"net": (net(), ["u"])},
-                                     family="poisson").fit(
-        frame, subspace=subspace, rank=2, **QUICK)
+    model = SemiStructuredRegression(
+        "count ~ x", deep={"net": (net(), ["u"])}, family="poisson"
+    ).fit(frame, subspace=subspace, rank=2, **QUICK)
     expected = {"curve": 2 + 2, "naive": 2, "full": 13 + 2, "last-layer": 5 + 2}
     assert model.draws.rank == expected[subspace]
     assert set(model.effects()) == {"Intercept", "x"}
     assert np.isfinite(model.predict(frame).log_prob(frame["count"].to_numpy())).all()
 
 
-@pytest.mark.parametrize(("family", "y"), [
-    ("bernoulli", lambda d: np.where(d.y > 1, "yes", "no")),
-    ("ordinal", lambda d: pd.cut(d.y, [-9, 0, 1, 9], labels=["low", "mid", "high"])),
-    ("negative-binomial", lambda d: d["count"]),
-    ("gamma", lambda d: d.y.abs() + 0.1),
-    ("beta", lambda d: 1 / (1 + np.exp(-d.y))),
-])
+@pytest.mark.parametrize(
+    ("family", "y"),
+    [
+        ("bernoulli", lambda d: np.where(d.y > 1, "yes", "no")),
+        ("ordinal", lambda d: pd.cut(d.y, [-9, 0, 1, 9], labels=["low", "mid", "high"])),
+        ("negative-binomial", lambda d: d["count"]),
+        ("gamma", lambda d: d.y.abs() + 0.1),
+        ("beta", lambda d: 1 / (1 + np.exp(-d.y))),
+    ],
+)
 def test_every_family_recovers_a_sign(family, y):
     frame = table(150).assign(r=y)
-    model = SemiStructuredRegression("r ~ x", family=family).fit(
-        frame, draws=80, progress=False)
+    model = SemiStructuredRegression("r ~ x", family=family).fit(frame, draws=80, progress=False)
     row = model.summary().loc["x"]
     assert row["mean"] > 0
     assert row["direction"] > 0.95 or family == "gamma"
@@ -252,11 +274,13 @@ def test_distributional_regression_finds_the_scale():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=400)})
     frame["y"] = 1 + frame.x + np.exp(-0.5 + 0.4 * frame.x) * rng.normal(size=400)
-    found = SemiStructuredRegression({"mu": "y ~ x", "sigma": "~ x"}).fit(
-        frame, draws=200, progress=False).summary()
+    found = (
+        SemiStructuredRegression({"mu": "y ~ x", "sigma": "~ x"})
+        .fit(frame, draws=200, progress=False)
+        .summary()
+    )
     assert abs(found.loc["sigma.x", "mean"] - 0.4) < 4 * found.loc["sigma.x", "sd"]
-    assert abs(found.loc["sigma.Intercept", "mean"] + 0.5) < 4 * found.loc[
-        "sigma.Intercept", "sd"]
+    assert abs(found.loc["sigma.Intercept", "mean"] + 0.5) < 4 * found.loc["sigma.Intercept", "sd"]
 
 
 # --- bad input ----------------------------------------------------------------------------------
@@ -278,11 +302,11 @@ def test_bad_input_is_refused_by_name():
     with pytest.raises(InputError, match="a tensor for the network 'net'"):
         SemiStructuredRegression("y ~ x", deep={"net": nn.Linear(1, 1)}).fit(frame)
     with pytest.raises(InputError, match="rank: expected at most 2"):
-        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(1, 1), ["u"])}).fit(
-            frame, rank=3)
+        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(1, 1), ["u"])}).fit(frame, rank=3)
     with pytest.raises(InputError, match="2 classes"):
         SemiStructuredRegression("sex3 ~ x", family="bernoulli").fit(
-            frame.assign(sex3=np.arange(80) % 3))
+            frame.assign(sex3=np.arange(80) % 3)
+        )
     with pytest.raises(InputError, match="formulas for mu, sigma"):
         SemiStructuredRegression({"mu": "y ~ x", "tau": "~ x"}).fit(frame)
     with pytest.raises(InputError, match="parameter of deep"):
@@ -298,7 +322,8 @@ def test_bad_input_is_refused_by_name():
 def test_priors_of_ones_own_allow_what_the_data_cannot_tell():
     frame = table().iloc[:3]
     model = SemiStructuredRegression("y ~ x + u", priors={"x": 1.0, "u": 1.0}).fit(
-        frame, draws=50, warmup=50, progress=False)
+        frame, draws=50, warmup=50, progress=False
+    )
     assert set(model.effects()) == {"Intercept", "x", "u", "sigma"}
 
 
@@ -333,8 +358,8 @@ def test_unseen_levels_are_an_error_or_the_reference():
 def fitted():
     frame = table().assign(g=lambda d: np.arange(len(d)) % 3)
     return frame, SemiStructuredRegression(
-        "y ~ x + C(sex) + s(u) + re(g)", deep={"net": (net(), ["x"])}).fit(
-        frame, rank=2, draws=40, warmup=60, chains=2, progress=False, fitting=SHORT)
+        "y ~ x + C(sex) + s(u) + re(g)", deep={"net": (net(), ["x"])}
+    ).fit(frame, rank=2, draws=40, warmup=60, chains=2, progress=False, fitting=SHORT)
 
 
 def test_partial_effects_are_the_terms_of_the_predictor(fitted):
@@ -343,8 +368,7 @@ def test_partial_effects_are_the_terms_of_the_predictor(fitted):
     linear = model.effect("x", values=[1.0, 2.0])
     slope = draws["x"].reshape(-1)
     np.testing.assert_allclose(np.diff(linear.draws, axis=1)[:, 0], slope, rtol=1e-9)
-    np.testing.assert_allclose(
-        model.effect("x", values=[frame.x.mean()]).draws, 0, atol=1e-12)
+    np.testing.assert_allclose(model.effect("x", values=[frame.x.mean()]).draws, 0, atol=1e-12)
     factor = model.effect("sex")
     np.testing.assert_allclose(factor.draws[:, 0], 0, atol=1e-12)
     np.testing.assert_allclose(factor.draws[:, 1], draws["C(sex)[T.m]"].reshape(-1))
@@ -352,8 +376,10 @@ def test_partial_effects_are_the_terms_of_the_predictor(fitted):
     np.testing.assert_allclose(random.draws[:, 1], draws["re(g)[1]"].reshape(-1))
     # over the rows all terms and the intercept at the mean add up to the structured part
     terms = [model.effect(name, values=frame[name]).draws for name in ("x", "u", "g")]
-    sex = draws["C(sex)[T.m]"].reshape(-1, 1) * ((frame.sex == "m") - (frame.sex == "m").mean()
-                                                 ).to_numpy()
+    sex = (
+        draws["C(sex)[T.m]"].reshape(-1, 1)
+        * ((frame.sex == "m") - (frame.sex == "m").mean()).to_numpy()
+    )
     table = model.contributions(frame, n_draws=80)
     zeta = torch.from_numpy(model.sampler.effects_of(model.draws))
     beta = model.fittable.structure.coefficients(zeta).numpy()[:, :1]
@@ -369,10 +395,12 @@ def test_partial_effects_are_the_terms_of_the_predictor(fitted):
 def test_contributions_add_up_to_predictions(fitted):
     frame, model = fitted
     table = model.contributions(frame.iloc[:6])
-    np.testing.assert_allclose(table["structured"]["mean"] + table["deep"]["mean"],
-                               table["predictor"]["mean"], atol=1e-6)
     np.testing.assert_allclose(
-        table["predictor"]["mean"], model.predict(frame.iloc[:6]).mean, atol=1e-4)
+        table["structured"]["mean"] + table["deep"]["mean"], table["predictor"]["mean"], atol=1e-6
+    )
+    np.testing.assert_allclose(
+        table["predictor"]["mean"], model.predict(frame.iloc[:6]).mean, atol=1e-4
+    )
     noise = model.contributions(frame.iloc[:6], parameter="sigma")
     np.testing.assert_allclose(noise["deep"]["mean"], 0, atol=1e-12)
 
@@ -394,7 +422,8 @@ def test_models_are_compared_by_leave_one_out(fitted):
 
     frame, model = fitted
     plain = SemiStructuredRegression("y ~ 1").fit(
-        frame, draws=40, warmup=60, chains=2, progress=False)
+        frame, draws=40, warmup=60, chains=2, progress=False
+    )
     choice = subbayes.diagnostics.model_comparison.compare({"plain": plain, "all": model})
     assert [row.name for row in choice.rows] == ["all", "plain"]
     assert model.loo(quiet=True).elpd > plain.loo(quiet=True).elpd
@@ -418,8 +447,17 @@ def test_the_best_epoch_is_taken_with_patience_and_without():
     rows = model.specification.on(frame, None)
     for patience in (None, 40):
         fitting = Fitting(epochs=40, learning_rate=0.1, batch_size=8, patience=patience)
-        found = trained(rows.structure, rows.deep, rows.family, rows.data,
-                        np.zeros(rows.structure.size), 1, fitting, 0, False)
+        found = trained(
+            rows.structure,
+            rows.deep,
+            rows.family,
+            rows.data,
+            np.zeros(rows.structure.size),
+            1,
+            fitting,
+            0,
+            False,
+        )
         held_out = found.history["validation_log_likelihood"]
         assert len(held_out) == 40
         assert found.best_epoch == 1 + np.argmax(held_out) < 40
@@ -435,9 +473,11 @@ def test_a_prediction_that_fails_leaves_the_model_as_it_was():
     frame = table()
     model = SemiStructuredRegression("y ~ x + C(sex)").fit(frame, **FEW)
     expected = model.predict(frame.head(3)).mean
-    for bad, said in ((frame.head(1).assign(x="7"), "x: expected numbers, as in training"),
-                      (frame.head(1).assign(sex="q"), "sex: expected the levels seen in training"),
-                      (frame.head(0), "data: expected at least one row")):
+    for bad, said in (
+        (frame.head(1).assign(x="7"), "x: expected numbers, as in training"),
+        (frame.head(1).assign(sex="q"), "sex: expected the levels seen in training"),
+        (frame.head(0), "data: expected at least one row"),
+    ):
         with pytest.raises(InputError, match=said):
             model.predict(bad)
     np.testing.assert_array_equal(model.predict(frame.head(3)).mean, expected)
@@ -447,8 +487,9 @@ def test_a_prediction_that_fails_leaves_the_model_as_it_was():
 def test_values_that_a_formula_makes_no_numbers_are_named():
     frame = table().assign(z=lambda d: d.u.abs() + 0.1)
     with pytest.raises(InputError, match=r"term 'np.log\(z\)': expected finite numbers, got 2 row"):
-        SemiStructuredRegression("y ~ np.log(z)").fit(frame.assign(
-            z=frame.z.where(frame.index > 1, -1.0)), **FEW)
+        SemiStructuredRegression("y ~ np.log(z)").fit(
+            frame.assign(z=frame.z.where(frame.index > 1, -1.0)), **FEW
+        )
     model = SemiStructuredRegression("y ~ np.log(z)").fit(frame, **FEW)
     with pytest.raises(InputError, match="1 rows without one, the first at position 2"):
         model.predict(frame.head(3).assign(z=[1.0, 2.0, -1.0]))
@@ -459,7 +500,8 @@ def test_new_groups_have_the_variance_of_groups():
     frame = pd.DataFrame({"school": np.repeat(np.arange(12), 8)})
     frame["y"] = rng.normal(size=12)[frame.school] + 0.2 * rng.normal(size=96)
     model = SemiStructuredRegression("y ~ re(school)").fit(
-        frame, draws=300, warmup=200, chains=2, progress=False)
+        frame, draws=300, warmup=200, chains=2, progress=False
+    )
     new = pd.DataFrame({"school": [3, 99, 99, 100]})
     with pytest.raises(InputError, match="Pass new_levels='sample'"):
         model.predict(new)
@@ -468,8 +510,7 @@ def test_new_groups_have_the_variance_of_groups():
     average = model.predict(new, new_levels="reference")
     drawn = model.predict(new, new_levels="sample")
     tau = model.effects()["sd(re(school))"]
-    assert drawn.epistemic[1] == pytest.approx(
-        average.epistemic[1] + (tau**2).mean(), rel=0.25)
+    assert drawn.epistemic[1] == pytest.approx(average.epistemic[1] + (tau**2).mean(), rel=0.25)
     np.testing.assert_array_equal(drawn.outputs[:, 1], drawn.outputs[:, 2])  # one school
     assert np.abs(drawn.outputs[:, 1] - drawn.outputs[:, 3]).max() > 0.1
     np.testing.assert_array_equal(drawn.outputs[:, 0], average.outputs[:, 0])
@@ -522,4 +563,5 @@ def test_a_deep_ensemble_needs_networks():
         SemiStructuredRegression("y ~ x").fit(table(), inference="deep-ensemble")
     with pytest.raises(InputError, match="arguments of a deep ensemble: members, got draw_s"):
         SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])}).fit(
-            table(), inference="deep-ensemble", draw_s=3)
+            table(), inference="deep-ensemble", draw_s=3
+        )

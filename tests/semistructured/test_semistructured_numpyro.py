@@ -12,8 +12,9 @@ numpyro = pytest.importorskip("numpyro", reason="numpyro is not installed")
 
 def table(n=150, seed=0):
     rng = np.random.default_rng(seed)
-    frame = pd.DataFrame({"x": rng.normal(1, 2, n), "v": rng.normal(size=n),
-                          "sex": rng.choice(["f", "m"], n)})
+    frame = pd.DataFrame(
+        {"x": rng.normal(1, 2, n), "v": rng.normal(size=n), "sex": rng.choice(["f", "m"], n)}
+    )
     frame["v"] += 0.3 * frame["x"]  # correlated, so that the posterior's correlations show
     eta = 0.2 + 0.3 * frame.x - 0.4 * frame.v + 0.5 * (frame.sex == "m")
     frame["count"] = rng.poisson(np.exp(0.5 * eta))
@@ -33,8 +34,9 @@ def long_run(x, y, family):
         level = numpyro.sample("level", dist.Normal(0.3, 1.5))
         beta = numpyro.sample("beta", dist.Normal(0, 0.8).expand([x.shape[1]]).to_event(1))
         eta = level + (x - centre) @ beta
-        observed = (dist.Poisson(jax.numpy.exp(eta)) if family == "poisson"
-                    else dist.Bernoulli(logits=eta))
+        observed = (
+            dist.Poisson(jax.numpy.exp(eta)) if family == "poisson" else dist.Bernoulli(logits=eta)
+        )
         numpyro.sample("y", observed, obs=y)
 
     run = MCMC(NUTS(model), num_warmup=1000, num_samples=20_000, progress_bar=False)
@@ -48,12 +50,14 @@ def long_run(x, y, family):
 def test_means_deviations_and_correlations_are_those_of_numpyro(family, response):
     frame = table()
     model = SemiStructuredRegression(
-        f"{response} ~ x + v + C(sex)", family=family,
+        f"{response} ~ x + v + C(sex)",
+        family=family,
         priors={"Intercept": NormalPrior(0.3, 1.5), "x": 0.8, "v": 0.8, "C(sex)": 0.8},
     ).fit(frame, draws=2500, chains=4, progress=False)
     effects = model.effects()
-    ours = np.column_stack([effects[name].reshape(-1)
-                            for name in ("Intercept", "x", "v", "C(sex)[T.m]")])
+    ours = np.column_stack(
+        [effects[name].reshape(-1) for name in ("Intercept", "x", "v", "C(sex)[T.m]")]
+    )
     x = np.column_stack([frame.x, frame.v, frame.sex == "m"]).astype(float)
     y = frame["count"].to_numpy() if family == "poisson" else (frame.ill == "yes").to_numpy(int)
     theirs = long_run(x, y, family)

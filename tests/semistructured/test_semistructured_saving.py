@@ -20,15 +20,22 @@ from subbayes.semistructured import (
     StudentT,
 )
 
-QUICK = {"draws": 6, "warmup": 4, "chains": 2, "rank": 2, "progress": False,
-         "inference": "elliptical-slice",
-         "fitting": Fitting(epochs=2, batch_size=None, patience=None, validation=None)}
+QUICK = {
+    "draws": 6,
+    "warmup": 4,
+    "chains": 2,
+    "rank": 2,
+    "progress": False,
+    "inference": "elliptical-slice",
+    "fitting": Fitting(epochs=2, batch_size=None, patience=None, validation=None),
+}
 pytestmark = pytest.mark.filterwarnings("ignore:effects have not mixed")
 
 
 def cnn(width=2):
-    return nn.Sequential(nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.Flatten(),
-                         nn.Linear(4 * width, 1))
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.Flatten(), nn.Linear(4 * width, 1)
+    )
 
 
 class Wide(NormalPrior):
@@ -38,22 +45,38 @@ class Wide(NormalPrior):
 @pytest.fixture(scope="module")
 def fitted():
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame({
-        "x": rng.normal(size=30), "n": rng.integers(0, 9, 30).astype("int16"),
-        "sex": rng.choice(["f", "m"], 30), "old": rng.random(30) < 0.5,
-        "grade": pd.Categorical(rng.choice(["lo", "hi"], 30), ["lo", "hi"], ordered=True),
-        "school": pd.array(rng.integers(0, 4, 30), dtype="Int64"), "unused": [object()] * 30})
-    frame["y"] = pd.Categorical(rng.choice(["bad", "fair", "good"], 30),
-                                ["bad", "fair", "good"], ordered=True)
+    frame = pd.DataFrame(
+        {
+            "x": rng.normal(size=30),
+            "n": rng.integers(0, 9, 30).astype("int16"),
+            "sex": rng.choice(["f", "m"], 30),
+            "old": rng.random(30) < 0.5,
+            "grade": pd.Categorical(rng.choice(["lo", "hi"], 30), ["lo", "hi"], ordered=True),
+            "school": pd.array(rng.integers(0, 4, 30), dtype="Int64"),
+            "unused": [object()] * 30,
+        }
+    )
+    frame["y"] = pd.Categorical(
+        rng.choice(["bad", "fair", "good"], 30), ["bad", "fair", "good"], ordered=True
+    )
     frame.loc[4, "x"] = np.nan
     images = torch.from_numpy(rng.random((30, 1, 4, 4), dtype=np.float32))
     from scipy import stats
 
     model = SemiStructuredRegression(
-        "y ~ C(sex) + C(grade) + old + s(x, df=5) + re(school)", family="ordinal",
-        deep={"image": cnn().eval(), "table": (MLP(2, (3,), 1), ["x", "n"])}, orthogonal=True,
-        priors={"C(sex)": StudentT(4, 0.5), "sd(re(school))": 0.5, "old": stats.laplace(scale=2),
-                "C(grade)": NormalPrior(0.1, 2.0), "sd(s(x, df=5))": Exponential(0.3)}, seed=3)
+        "y ~ C(sex) + C(grade) + old + s(x, df=5) + re(school)",
+        family="ordinal",
+        deep={"image": cnn().eval(), "table": (MLP(2, (3,), 1), ["x", "n"])},
+        orthogonal=True,
+        priors={
+            "C(sex)": StudentT(4, 0.5),
+            "sd(re(school))": 0.5,
+            "old": stats.laplace(scale=2),
+            "C(grade)": NormalPrior(0.1, 2.0),
+            "sd(s(x, df=5))": Exponential(0.3),
+        },
+        seed=3,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.fit(frame, {"image": images}, **QUICK)
@@ -91,9 +114,11 @@ def test_a_loaded_model_is_the_model(fitted, tmp_path):
         pd.testing.assert_series_equal(columns[name], model.fittable.frame[name])
 
 
-@pytest.mark.parametrize("again", [
-    lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy,
-    lambda m: _by_joblib(m)], ids=["pickle", "deepcopy", "joblib"])
+@pytest.mark.parametrize(
+    "again",
+    [lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy, lambda m: _by_joblib(m)],
+    ids=["pickle", "deepcopy", "joblib"],
+)
 def test_a_copied_model_is_the_model(fitted, again):
     frame, images, model = fitted
     same(again(model), model, frame, images)

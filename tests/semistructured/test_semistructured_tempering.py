@@ -22,17 +22,25 @@ from subbayes.semistructured.tempering import Observed, conditional_of
 
 def frame_of(n=60, seed=0):
     rng = np.random.default_rng(seed)
-    frame = pd.DataFrame({"x": rng.normal(1, 2, n), "v": rng.normal(size=n),
-                          "u": rng.uniform(-2, 2, n)})
+    frame = pd.DataFrame(
+        {"x": rng.normal(1, 2, n), "v": rng.normal(size=n), "u": rng.uniform(-2, 2, n)}
+    )
     eta = 0.4 + 0.2 * frame.x
-    return frame.assign(y=eta + 0.6 * rng.normal(size=n), c=rng.poisson(np.exp(eta)),
-                        b=rng.integers(0, 2, n), o=rng.integers(0, 3, n))
+    return frame.assign(
+        y=eta + 0.6 * rng.normal(size=n),
+        c=rng.poisson(np.exp(eta)),
+        b=rng.integers(0, 2, n),
+        o=rng.integers(0, 3, n),
+    )
 
 
 def observed(family, right, y, frame):
     names = ("mu",) if isinstance(family, OrdinalFamily) else family.parameters
-    design = Design({p: right if p == "mu" else "1" for p in names}, frame,
-                    ("mu",) if isinstance(family, OrdinalFamily) else ())
+    design = Design(
+        {p: right if p == "mu" else "1" for p in names},
+        frame,
+        ("mu",) if isinstance(family, OrdinalFamily) else (),
+    )
     matrix, offset = map(torch.from_numpy, design.matrix(frame))
     values = frame[y].to_numpy(dtype=np.float64).copy()
     effects = Effects(design, family, default_priors(design, family, values))
@@ -82,8 +90,11 @@ def test_the_closed_form_of_a_normal_response_is_the_integral():
     importance = conditional_of("importance", rows, points=4096).log_marginal(deep)
     np.testing.assert_allclose(exact.log_marginal(deep), importance, atol=0.02)
     small = observed(NormalFamily(), "x", "y", frame)
-    np.testing.assert_allclose(conditional_of("closed-form", small).log_marginal(deep),
-                               conditional_of("quadrature", small).log_marginal(deep), atol=1e-8)
+    np.testing.assert_allclose(
+        conditional_of("closed-form", small).log_marginal(deep),
+        conditional_of("quadrature", small).log_marginal(deep),
+        atol=1e-8,
+    )
 
 
 @pytest.mark.parametrize("n", [4, 40])
@@ -114,13 +125,13 @@ def test_the_closed_form_is_the_dense_computation(n):
     w = np.exp(logs - logs.max())
     w /= w.sum()
     center = w @ means
-    cov = np.einsum("s,sij->ij", w, np.array(covariances)) + np.cov(
-        means.T, aweights=w, bias=True)
+    cov = np.einsum("s,sij->ij", w, np.array(covariances)) + np.cov(means.T, aweights=w, bias=True)
     drawn = method.sample(deep[:1].expand(20_000, -1, -1), np.random.default_rng(0))[:, own]
     sd = np.sqrt(np.diag(cov))
     assert np.all(np.abs(drawn.mean(0) - center) < 5 * sd / np.sqrt(20_000))
-    np.testing.assert_allclose(np.cov(drawn.T) / np.outer(sd, sd), cov / np.outer(sd, sd),
-                               atol=0.06)
+    np.testing.assert_allclose(
+        np.cov(drawn.T) / np.outer(sd, sd), cov / np.outer(sd, sd), atol=0.06
+    )
 
 
 def test_conditional_draws_have_the_conditional_moments():
@@ -139,17 +150,24 @@ def test_conditional_draws_have_the_conditional_moments():
     covariance = (points - mean).T @ (weight[:, None] * (points - mean))
     sd = covariance.diagonal().sqrt().numpy()
     assert np.all(np.abs(drawn.mean(0) - mean.numpy()) < 5 * sd / np.sqrt(len(drawn)))
-    np.testing.assert_allclose(np.cov(drawn.T) / np.outer(sd, sd),
-                               covariance.numpy() / np.outer(sd, sd), atol=0.05)
+    np.testing.assert_allclose(
+        np.cov(drawn.T) / np.outer(sd, sd), covariance.numpy() / np.outer(sd, sd), atol=0.05
+    )
     several = np.concatenate([box.sample(one[:250], np.random.default_rng(s)) for s in range(8)])
     assert np.all(np.abs(several.mean(0) - mean.numpy()) < 5 * sd / np.sqrt(2000))
-    np.testing.assert_allclose(np.cov(several.T) / np.outer(sd, sd),
-                               covariance.numpy() / np.outer(sd, sd), atol=0.15)
+    np.testing.assert_allclose(
+        np.cov(several.T) / np.outer(sd, sd), covariance.numpy() / np.outer(sd, sd), atol=0.15
+    )
 
 
-@pytest.mark.parametrize(("family", "right", "y"), [
-    (OrdinalFamily(n_classes=3), "x + s(u, df=5)", "o"), (PoissonFamily(), "x + s(u)", "c"),
-    (NormalFamily(), "x + s(v, df=6)", "y")])
+@pytest.mark.parametrize(
+    ("family", "right", "y"),
+    [
+        (OrdinalFamily(n_classes=3), "x + s(u, df=5)", "o"),
+        (PoissonFamily(), "x + s(u)", "c"),
+        (NormalFamily(), "x + s(v, df=6)", "y"),
+    ],
+)
 def test_newton_finds_modes_and_curvatures(family, right, y):
     """The chain rule against automatic differentiation of the whole."""
     frame = frame_of()
@@ -162,8 +180,7 @@ def test_newton_finds_modes_and_curvatures(family, right, y):
     assert float(joint.abs().max()) < 1e-6
     hessian = torch.func.vmap(torch.func.hessian(rows.log_joint))(zeta, deep)
     torch.testing.assert_close(modes._derivatives(zeta, deep)[1], -hessian, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(factor @ factor.mT, torch.linalg.inv(-hessian), rtol=1e-6,
-                               atol=1e-9)
+    torch.testing.assert_close(factor @ factor.mT, torch.linalg.inv(-hessian), rtol=1e-6, atol=1e-9)
 
 
 def test_tempering_widens_the_networks_and_leaves_the_effects():
@@ -178,9 +195,17 @@ def test_tempering_widens_the_networks_and_leaves_the_effects():
     found = {}
     for temperature in (1.0, 50.0):
         model = SemiStructuredRegression(
-            "y ~ x + u", deep={"net": (network, ["u"])}, priors={"x": NormalPrior(0, 1)}).fit(
-            frame, rank=2, temperature=temperature, inference="elliptical-slice", draws=400,
-            chains=8, progress=False, fitting=Fitting(epochs=200, batch_size=None))
+            "y ~ x + u", deep={"net": (network, ["u"])}, priors={"x": NormalPrior(0, 1)}
+        ).fit(
+            frame,
+            rank=2,
+            temperature=temperature,
+            inference="elliptical-slice",
+            draws=400,
+            chains=8,
+            progress=False,
+            fitting=Fitting(epochs=200, batch_size=None),
+        )
         found[temperature] = model
     cold, hot = found[1.0], found[50.0]
     assert hot.draws.meta["temperature"] == 50.0
@@ -220,8 +245,9 @@ def test_tempered_marginal_of_a_linear_network_is_known():
         return out
 
     for temperature in (1.0, 4.0):
-        density = TemperedNetworks(deep, conditional_of(None, rows), Normal(1.5), 1, temperature,
-                                   "test")
+        density = TemperedNetworks(
+            deep, conditional_of(None, rows), Normal(1.5), 1, temperature, "test"
+        )
         draws = elliptical_slice(density, draws=400, chains=8, progress=False)
         grid = np.linspace(-6, 6, 2001)[:, None]
         log = density.log_likelihood(grid) / temperature + stats.norm(0, 1.5).logpdf(grid[:, 0])

@@ -40,11 +40,14 @@ def rows(n, d, seed=1):
 
 
 @pytest.mark.parametrize("layout", ["dense", "csr"])
-@pytest.mark.parametrize(("which", "pre"), [
-    ("0", False), ("1", False), ("2", True), ("2", False), ("", True), ("", False)])
+@pytest.mark.parametrize(
+    ("which", "pre"),
+    [("0", False), ("1", False), ("2", True), ("2", False), ("", True), ("", False)],
+)
 def test_exports_and_predictions_call_hooks(which, pre, layout, monkeypatch):
-    net = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 8), nn.Tanh(),
-                        nn.Linear(8, 3)).double()
+    net = nn.Sequential(
+        nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 8), nn.Tanh(), nn.Linear(8, 3)
+    ).double()
     own = net.get_submodule(which)
     if pre:
         own.register_forward_pre_hook(lambda _, x: (x[0].softmax(-1),))
@@ -90,8 +93,9 @@ def test_outputs_lie_in_memory_as_those_of_dense_layers(n, layout, monkeypatch):
 
 def test_transformers_predict_by_sparse_products(monkeypatch):
     layer = nn.TransformerEncoderLayer(8, 2, 32, dropout=0.0, batch_first=True).double()
-    network = thinned(nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(),
-                                    nn.Linear(24, 3).double()))
+    network = thinned(
+        nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(24, 3).double())
+    )
     monkeypatch.setattr(results, "_LARGE", 1)
     x = rows(15, 8).reshape(5, 3, 8)
     found = network.predict(x, structure="median", weights="mean").outputs[0]
@@ -152,8 +156,11 @@ def test_layers_whose_weights_are_read_stay_dense_or_give_them(traceable, monkey
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("n", [1, 5, 40])
 def test_few_rows_in_half_precision(dtype, n):
-    small = thinned(nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))).export(
-        layout="csr").module
+    small = (
+        thinned(nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3)))
+        .export(layout="csr")
+        .module
+    )
     x = torch.randn(n, 6, generator=torch.Generator().manual_seed(0))
     found = small.to(dtype)(x.to(dtype)).float()
     torch.testing.assert_close(found, small.float()(x), rtol=0.1, atol=0.1)
@@ -225,8 +232,14 @@ class Recomputing(nn.Module):
 def test_activation_checkpointing_is_refused(mode):
     data = torch.randn(60, 3), torch.randn(60)
     with pytest.raises(InputError, match="activation checkpointing, or name its layers in keep="):
-        sparse.fit(sparse.convert(Recomputing()), subbayes.likelihoods.Gaussian(), data, epochs=60,
-                   mode=mode, progress=False)
+        sparse.fit(
+            sparse.convert(Recomputing()),
+            subbayes.likelihoods.Gaussian(),
+            data,
+            epochs=60,
+            mode=mode,
+            progress=False,
+        )
     kept = sparse.convert(Recomputing(), keep="a")
     sparse.fit(kept, subbayes.likelihoods.Gaussian(), data, epochs=1, mode=mode, progress=False)
 
@@ -254,9 +267,17 @@ class Statistics(nn.Module):
 def test_what_a_module_replaces_is_replaced_when_steps_could_be_traced(buffers):
     x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)) + 30
     net = nn.Sequential(Statistics(buffers), nn.Linear(4, 1))
-    found = {mode: sparse.fit(
-        sparse.convert(net), subbayes.likelihoods.Gaussian(), (x, x[:, 0]), epochs=60, mode=mode,
-        progress=False) for mode in ("trace", "eager")}
+    found = {
+        mode: sparse.fit(
+            sparse.convert(net),
+            subbayes.likelihoods.Gaussian(),
+            (x, x[:, 0]),
+            epochs=60,
+            mode=mode,
+            progress=False,
+        )
+        for mode in ("trace", "eager")
+    }
     one, other = (found[mode].module[0] for mode in ("trace", "eager"))
     assert torch.equal(one.center, other.center)
     assert one.seen == other.seen == (0 if buffers else 120)
@@ -286,8 +307,10 @@ def test_a_run_of_a_module_that_prints_an_address_resumes(tmp_path):
     options = {"epochs": 3, "progress": False, "checkpoint": tmp_path / "run.pt"}
     first, second = Addressed(), Addressed()
     second.load_state_dict(first.state_dict())
-    made = [sparse.fit(sparse.convert(net), subbayes.likelihoods.Gaussian(), data, **options)
-            for net in (first, second)]
+    made = [
+        sparse.fit(sparse.convert(net), subbayes.likelihoods.Gaussian(), data, **options)
+        for net in (first, second)
+    ]
     assert made[0].history == made[1].history
 
 
@@ -299,8 +322,13 @@ def test_norms_do_not_undo_what_indicators_of_a_batch_do(options, trained):
     if trained:
         net.train()(x)
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    found = sparse.fit(sparse.convert(net, **options), subbayes.likelihoods.Gaussian(), (x, x[:, 0]),
-                       epochs=3, progress=False).module[1]
+    found = sparse.fit(
+        sparse.convert(net, **options),
+        subbayes.likelihoods.Gaussian(),
+        (x, x[:, 0]),
+        epochs=3,
+        progress=False,
+    ).module[1]
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     if options and trained:
         assert torch.equal(found.running_mean, net[1].running_mean)
@@ -322,7 +350,9 @@ def test_recurrent_layers_are_not_traced(recwarn):
             return self.head(self.rnn(x)[0][:, -1])
 
     data = torch.randn(40, 5, 3), torch.randn(40)
-    sparse.fit(sparse.convert(Net()), subbayes.likelihoods.Gaussian(), data, epochs=60, progress=False)
+    sparse.fit(
+        sparse.convert(Net()), subbayes.likelihoods.Gaussian(), data, epochs=60, progress=False
+    )
     assert not [w for w in recwarn if "tracing" in str(w.message)]
 
 
@@ -379,8 +409,17 @@ def test_scales_of_the_horseshoe_stand_still_at_the_end(post):
         layer = network.layers[""]
         seen[epoch] = [getattr(layer, name).detach().clone() for name in layer.scales]
 
-    sparse.fit(made, subbayes.likelihoods.Gaussian(), data, epochs=4, post=post, post_epochs=3,
-               batch_size=20, progress=False, callback=note)
+    sparse.fit(
+        made,
+        subbayes.likelihoods.Gaussian(),
+        data,
+        epochs=4,
+        post=post,
+        post_epochs=3,
+        batch_size=20,
+        progress=False,
+        callback=note,
+    )
     assert all(map(torch.equal, seen[4], seen[7]))
     assert not any(map(torch.equal, seen[3], seen[4]))
 
@@ -402,7 +441,9 @@ class Wide(nn.Module):
 
 
 def test_inclusion_of_inputs_is_that_through_a_layer():
-    network = sparse.SparseNetwork(sparse.convert(Wide(), inclusion=0.3), subbayes.likelihoods.Gaussian(1.0))
+    network = sparse.SparseNetwork(
+        sparse.convert(Wide(), inclusion=0.3), subbayes.likelihoods.Gaussian(1.0)
+    )
     with pytest.warns(UserWarning, match="may be read by 'wide' too: .* through layer 'body'"):
         found = network.feature_inclusion()
     np.testing.assert_array_equal(found, network.feature_inclusion("body"))
@@ -410,7 +451,9 @@ def test_inclusion_of_inputs_is_that_through_a_layer():
 
 
 def test_the_first_layer_is_the_one_that_reads_the_inputs(recwarn):
-    network = sparse.SparseNetwork(sparse.convert(Wide(deep_only=True)), subbayes.likelihoods.Gaussian(1.0))
+    network = sparse.SparseNetwork(
+        sparse.convert(Wide(deep_only=True)), subbayes.likelihoods.Gaussian(1.0)
+    )
     assert network.feature_inclusion().shape == (3,)
     assert not recwarn
 
@@ -440,30 +483,49 @@ class Standardised(nn.Conv2d):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("options", "said"), [
-    (dict(rank=-3), "rank: expected a whole number of at least 1, got -3"),
-    (dict(seed=-1), "seed: expected a whole number of at least 0, got -1"),
-    (dict(seed=1.5), "seed: expected a whole number of at least 0, got 1.5"),
-    (dict(keep=5), "keep: expected names of layers, got int"),
-    (dict(keep=""), "module: expected a linear or convolutional layer to convert, got none")])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(rank=-3), "rank: expected a whole number of at least 1, got -3"),
+        (dict(seed=-1), "seed: expected a whole number of at least 0, got -1"),
+        (dict(seed=1.5), "seed: expected a whole number of at least 0, got 1.5"),
+        (dict(keep=5), "keep: expected names of layers, got int"),
+        (dict(keep=""), "module: expected a linear or convolutional layer to convert, got none"),
+    ],
+)
 def test_options_of_convert_that_cannot_be(options, said):
     with pytest.raises((InputError, TypeError), match=said):
         sparse.convert(nn.Linear(2, 1), **options)
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("make", "said"), [
-    (lambda: sparse.convert(Standardised(1, 2, 3)), "with a forward of their own"),
-    (lambda: sparse.convert(sparse.convert(nn.Linear(2, 1))), "have been converted already"),
-    (lambda: exported("a"), "module: expected a torch.nn.Module, got"),
-    (lambda: Rates.alike(0.1, 0), "steps: expected a whole number of at least 1, got 0"),
-    (lambda: Rates.paced(-5), "steps: expected a whole number of at least 1, got -5"),
-    (lambda: sparse.MixtureSlab(share="a"), "share: expected a number strictly between 0 and 1"),
-    (lambda: sparse.SparseNetwork(nn.Linear(2, 1), subbayes.likelihoods.Gaussian(1.0)),
-     "module: expected a module that convert"),
-    (lambda: sparse.fit(sparse.convert(nn.Linear(2, 1)), subbayes.likelihoods.Gaussian(),
-                        (torch.zeros(4, 2), torch.zeros(4)), callback=3),
-     "callback: expected a function of")])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: sparse.convert(Standardised(1, 2, 3)), "with a forward of their own"),
+        (lambda: sparse.convert(sparse.convert(nn.Linear(2, 1))), "have been converted already"),
+        (lambda: exported("a"), "module: expected a torch.nn.Module, got"),
+        (lambda: Rates.alike(0.1, 0), "steps: expected a whole number of at least 1, got 0"),
+        (lambda: Rates.paced(-5), "steps: expected a whole number of at least 1, got -5"),
+        (
+            lambda: sparse.MixtureSlab(share="a"),
+            "share: expected a number strictly between 0 and 1",
+        ),
+        (
+            lambda: sparse.SparseNetwork(nn.Linear(2, 1), subbayes.likelihoods.Gaussian(1.0)),
+            "module: expected a module that convert",
+        ),
+        (
+            lambda: sparse.fit(
+                sparse.convert(nn.Linear(2, 1)),
+                subbayes.likelihoods.Gaussian(),
+                (torch.zeros(4, 2), torch.zeros(4)),
+                callback=3,
+            ),
+            "callback: expected a function of",
+        ),
+    ],
+)
 def test_more_that_is_refused_in_a_line(make, said):
     with pytest.raises((InputError, TypeError), match=said) as error:
         make()
@@ -474,15 +536,32 @@ def test_wide_starts_are_no_overflow():
     assert float(sparse.convert(nn.Linear(2, 1), sd=1000.0).sd[0, 0]) == pytest.approx(1000)
 
 
-@pytest.mark.parametrize(("y", "options", "said"), [
-    (torch.zeros(6, 2), {}, "2 outputs"), (torch.zeros(1), {}, "6 rows, 1 targets"),
-    (torch.zeros(()), {}, "6 rows, 1 targets"), (torch.full((6,), torch.nan), {}, "y: "),
-    (torch.zeros(6), dict(weight=float("nan")), "weight: expected a finite number of at least 0"),
-    (torch.zeros(6), dict(n=2), "between 1 and n = 2 rows")])
+@pytest.mark.parametrize(
+    ("y", "options", "said"),
+    [
+        (torch.zeros(6, 2), {}, "2 outputs"),
+        (torch.zeros(1), {}, "6 rows, 1 targets"),
+        (torch.zeros(()), {}, "6 rows, 1 targets"),
+        (torch.full((6,), torch.nan), {}, "y: "),
+        (
+            torch.zeros(6),
+            dict(weight=float("nan")),
+            "weight: expected a finite number of at least 0",
+        ),
+        (torch.zeros(6), dict(n=2), "between 1 and n = 2 rows"),
+    ],
+)
 def test_batches_that_do_not_fit_the_elbo(y, options, said):
     made = sparse.convert(nn.Linear(2, 1)).train()
     with pytest.raises(InputError, match=said):
-        sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), torch.zeros(6, 2), y, **{"n": 60} | options)
+        sparse.elbo(
+            made, subbayes.likelihoods.Gaussian(1.0), torch.zeros(6, 2), y, **{"n": 60} | options
+        )
     with pytest.raises(InputError, match="expected"):
-        sparse.elbo(sparse.convert(nn.Linear(2, 3)).train(), subbayes.likelihoods.Categorical(3),
-                    torch.zeros(6, 2), torch.full((6,), 3), 60)
+        sparse.elbo(
+            sparse.convert(nn.Linear(2, 3)).train(),
+            subbayes.likelihoods.Categorical(3),
+            torch.zeros(6, 2),
+            torch.full((6,), 3),
+            60,
+        )

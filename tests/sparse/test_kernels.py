@@ -39,8 +39,10 @@ def test_thin_products_are_dense_ones(rows, density, dtype):
     bias = torch.randn(7, generator=generator, dtype=dtype)
     crow, columns, values = parts(weight)
     for own in (None, bias):
-        torch.testing.assert_close(thin_product(x, Bags(crow, columns, 11), values, own),
-                                   nn.functional.linear(x, weight, own))
+        torch.testing.assert_close(
+            thin_product(x, Bags(crow, columns, 11), values, own),
+            nn.functional.linear(x, weight, own),
+        )
 
 
 def parts(weight):
@@ -58,19 +60,24 @@ def test_thin_products_keep_leading_dimensions_and_gradients():
     expected = nn.functional.linear(x, weight)
     torch.testing.assert_close(found, expected)
     pull = torch.randn_like(expected)
-    torch.testing.assert_close(*(torch.autograd.grad(out, x, pull)[0]
-                                 for out in (found, expected)))
+    torch.testing.assert_close(*(torch.autograd.grad(out, x, pull)[0] for out in (found, expected)))
 
 
 NETS = {
     "dense": lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3)),
     "alone": lambda: nn.Linear(6, 3),
-    "conv": lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.ReLU(),
-                                  nn.Flatten(), nn.Linear(16, 3, bias=False)),
+    "conv": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 6)),
+        nn.Conv1d(1, 4, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16, 3, bias=False),
+    ),
 }
-CASES = [(posterior, "weights") for posterior in
-         ("mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe")] + [
-             ("mean-field", "units"), ("low-rank", "units")]
+CASES = [
+    (posterior, "weights")
+    for posterior in ("mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe")
+] + [("mean-field", "units"), ("low-rank", "units")]
 
 
 def network(kind, posterior, structure):
@@ -87,7 +94,8 @@ def network(kind, posterior, structure):
 @pytest.mark.parametrize("kind", list(NETS))
 @pytest.mark.parametrize(("posterior", "structure"), CASES)
 def test_predictions_by_thin_products_are_those_of_the_weight_vectors(
-        kind, posterior, structure, monkeypatch):
+    kind, posterior, structure, monkeypatch
+):
     result = network(kind, posterior, structure)
     x = torch.randn(40, 6)
     for which in ("sample", "median"):
@@ -186,16 +194,23 @@ def test_the_first_draws_are_the_same_however_many_follow(posterior, structure):
 def layered(bias=True):
     """A network with zeros, wide enough for several tiles, and the same with CSR layers."""
     generator = torch.Generator().manual_seed(4)
-    net = nn.Sequential(nn.Linear(700, 30, bias=bias), nn.ReLU(), nn.Linear(30, 20, bias=bias),
-                        nn.Tanh(), nn.Linear(20, 3, bias=bias)).double()
+    net = nn.Sequential(
+        nn.Linear(700, 30, bias=bias),
+        nn.ReLU(),
+        nn.Linear(30, 20, bias=bias),
+        nn.Tanh(),
+        nn.Linear(20, 3, bias=bias),
+    ).double()
     for layer in net[::2]:
         layer.weight.data *= torch.rand(layer.weight.shape, generator=generator) < 0.2
     return net.eval(), exported(net, ("0", "2", "4"), torch.randn(1000, 700).double(), "csr")
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(1,), (15,), (113,), (128,), (256,), (1000,), (1001,), (3, 5),
-                                   (4, 64), (2, 3, 70), (0,)])
+@pytest.mark.parametrize(
+    "shape",
+    [(1,), (15,), (113,), (128,), (256,), (1000,), (1001,), (3, 5), (4, 64), (2, 3, 70), (0,)],
+)
 def test_networks_in_tiles_are_the_dense_ones(shape, bias):
     net, small = layered(bias)
     x = torch.randn(*shape, 700, dtype=torch.double)
@@ -224,21 +239,30 @@ def test_gradients_of_inputs_in_tiles():
     net, small = layered()
     x = torch.randn(300, 700, dtype=torch.double, requires_grad=True)
     pull = torch.randn(300, 3, dtype=torch.double)
-    torch.testing.assert_close(*(torch.autograd.grad(module(x), x, pull)[0]
-                                 for module in (small.module, net)))
+    torch.testing.assert_close(
+        *(torch.autograd.grad(module(x), x, pull)[0] for module in (small.module, net))
+    )
 
 
 def test_copies_files_and_other_weights_of_networks_in_tiles(tmp_path):
     net, small = layered()
     x = torch.randn(1000, 700, dtype=torch.double)
     expected = small.module(x)
-    for other in (copy.deepcopy(small.module), pickle.loads(pickle.dumps(small.module)),
-                  sparse.load_exported(small.save(tmp_path / "a.safetensors"), net).module):
+    for other in (
+        copy.deepcopy(small.module),
+        pickle.loads(pickle.dumps(small.module)),
+        sparse.load_exported(small.save(tmp_path / "a.safetensors"), net).module,
+    ):
         torch.testing.assert_close(other(x), expected)
     assert len(pickle.dumps(small.module)) < 2 * len(pickle.dumps(layered()[1].module))
-    doubled = {name: 2 * value if value.layout == torch.strided else torch.sparse_csr_tensor(
-        value.crow_indices(), value.col_indices(), 2 * value.values(), value.shape)
-        for name, value in small.module.state_dict().items()}
+    doubled = {
+        name: 2 * value
+        if value.layout == torch.strided
+        else torch.sparse_csr_tensor(
+            value.crow_indices(), value.col_indices(), 2 * value.values(), value.shape
+        )
+        for name, value in small.module.state_dict().items()
+    }
     small.module.load_state_dict(doubled)  # what was remembered of the weights is forgotten
     for layer in net[::2]:
         layer.weight.data *= 2
@@ -298,14 +322,17 @@ def test_dense_layers_among_sparse_ones_take_tiles_as_they_lie(kept, bias, monke
     torch.testing.assert_close(copy.deepcopy(small.module)(x[:3]), net(x[:3]))
     pull = torch.randn(1000, 3, dtype=torch.double)
     inputs = x.clone().requires_grad_()
-    torch.testing.assert_close(*(torch.autograd.grad(module(inputs), inputs, pull)[0]
-                                 for module in (small.module, net)))
+    torch.testing.assert_close(
+        *(torch.autograd.grad(module(inputs), inputs, pull)[0] for module in (small.module, net))
+    )
 
 
 def test_kept_layers_of_predictions_and_files_take_tiles_as_they_lie(monkeypatch, tmp_path):
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(700, 30), nn.ReLU(), nn.Linear(30, 3))
-    result = sparse.SparseNetwork(sparse.convert(net, keep=["2"]).eval(), subbayes.likelihoods.Gaussian(1.0))
+    result = sparse.SparseNetwork(
+        sparse.convert(net, keep=["2"]).eval(), subbayes.likelihoods.Gaussian(1.0)
+    )
     result.layers["0"].logits.mean.data[:, ::2] = -9.0
     x, asked = torch.randn(1000, 700), dict(structure="median", draws=3)
     dense = result.predict(x, **asked).outputs
@@ -321,16 +348,20 @@ def test_kept_layers_of_predictions_and_files_take_tiles_as_they_lie(monkeypatch
     assert torch.equal(sparse.load_exported(again, net).module(x), small.module(x))
 
 
-@pytest.mark.parametrize(("layer", "whole", "layout"), [
-    (0.1, 0.1, "csr"), (0.1, 0.9, "dense"), (0.9, 0.1, "dense")])
+@pytest.mark.parametrize(
+    ("layer", "whole", "layout"), [(0.1, 0.1, "csr"), (0.1, 0.9, "dense"), (0.9, 0.1, "dense")]
+)
 def test_layouts_are_chosen_by_what_is_faster_in_tiles(layer, whole, layout, monkeypatch):
     net, _ = layered()
     x, shapes = torch.randn(1000, 700, dtype=torch.double), []
 
     def seconds(module, inputs):
         shapes.append(tuple(inputs.shape))
-        return layer if isinstance(module, CsrLinear) else (
-            whole if module._forward_pre_hooks else 0.5)
+        return (
+            layer
+            if isinstance(module, CsrLinear)
+            else (whole if module._forward_pre_hooks else 0.5)
+        )
 
     monkeypatch.setattr(export, "_seconds", seconds)
     small = exported(net, ("0", "2", "4"), x)
@@ -355,9 +386,11 @@ def test_hooks_on_a_network_in_tiles_see_rows():
     def told(_, inputs, outputs):
         return outputs + inputs[0][:, :3]
 
-    for register in (lambda module: module.register_forward_pre_hook(halved),
-                     lambda module: module[0].register_forward_hook(centred),
-                     lambda module: module.register_forward_hook(told)):
+    for register in (
+        lambda module: module.register_forward_pre_hook(halved),
+        lambda module: module[0].register_forward_hook(centred),
+        lambda module: module.register_forward_hook(told),
+    ):
         handles = [register(module) for module in (net, own)]
         for rows in (x, y):
             torch.testing.assert_close(own(rows), net(rows))
@@ -369,8 +402,10 @@ def test_hooks_on_a_network_in_tiles_see_rows():
 def test_csr_layers_are_not_traced():
     _, small = layered()
     x = torch.randn(40, 700, dtype=torch.double)
-    for trace in (lambda: torch.jit.trace(small.module, x, check_trace=False),
-                  lambda: torch.export.export(small.module, (x,))):
+    for trace in (
+        lambda: torch.jit.trace(small.module, x, check_trace=False),
+        lambda: torch.export.export(small.module, (x,)),
+    ):
         with pytest.raises(InputError, match="traced or compiled. Export with layout='dense' for"):
             trace()
 

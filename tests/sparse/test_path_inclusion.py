@@ -46,8 +46,9 @@ def test_all_structures_of_a_small_network():
 
 @pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank"])
 def test_paths_are_where_jacobians_of_draws_are_not_zero(posterior):
-    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), nn.Sigmoid(),
-                           nn.Linear(3, 2)).double()
+    module = nn.Sequential(
+        nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)
+    ).double()
     found = network(module, posterior, inclusion=0.2)
     draws = 500
     weights = found.weights("sample", "sample", draws, seed=3)
@@ -59,21 +60,26 @@ def test_paths_are_where_jacobians_of_draws_are_not_zero(posterior):
         used += (slope != 0).any(0)
     share = used.numpy() / draws
     assert 0.05 < share.min() < share.max() < 0.98
-    np.testing.assert_allclose(found.feature_inclusion(draws=2000), share,
-                               atol=5 * 0.5 * math.sqrt(1 / draws + 1 / 2000))
+    np.testing.assert_allclose(
+        found.feature_inclusion(draws=2000), share, atol=5 * 0.5 * math.sqrt(1 / draws + 1 / 2000)
+    )
 
 
 def test_channels_of_convolutions_are_followed_through_pools_and_flattening():
-    module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(),
-                           nn.Linear(4 * 4, 2)).double()
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4 * 4, 2)
+    ).double()
     found = network(module, inclusion=0.02)
     draws, x = 500, torch.randn(1, 3, 4, 4, dtype=torch.double)
     used = torch.zeros(3)
     for row in found.weights("sample", "mean", draws, seed=3):
         slope = torch.autograd.functional.jacobian(found.network.module_with(row), x)
         used += (slope != 0).reshape(2, 3, 16).any(2).any(0)
-    np.testing.assert_allclose(found.feature_inclusion(draws=2000), used.numpy() / draws,
-                               atol=5 * 0.5 * math.sqrt(1 / draws + 1 / 2000))
+    np.testing.assert_allclose(
+        found.feature_inclusion(draws=2000),
+        used.numpy() / draws,
+        atol=5 * 0.5 * math.sqrt(1 / draws + 1 / 2000),
+    )
 
 
 def test_layers_that_were_kept_pass_everything_on():
@@ -132,8 +138,9 @@ def test_large_layers_are_drawn_a_few_at_a_time(monkeypatch):
 
 @pytest.mark.parametrize("posterior", ["mean-field", "mvn", "dropout"])
 def test_channels_are_read_by_the_units_of_their_group(posterior):
-    module = nn.Sequential(nn.Conv1d(4, 6, 3, groups=2, padding=1), nn.Flatten(),
-                           nn.Linear(6 * 3, 1)).double()
+    module = nn.Sequential(
+        nn.Conv1d(4, 6, 3, groups=2, padding=1), nn.Flatten(), nn.Linear(6 * 3, 1)
+    ).double()
     found = network(module, posterior, inclusion=0.1)
     draws, x = 500, torch.randn(1, 4, 3, dtype=torch.double)
     kept = found.network.module_with()[2].weight.detach().abs() + 1.0  # all units are read
@@ -145,8 +152,9 @@ def test_channels_are_read_by_the_units_of_their_group(posterior):
         used += (slope != 0).reshape(4, 3).any(1)
     got = found.feature_inclusion(draws=2000)
     assert got.shape == (4,)
-    np.testing.assert_allclose(got, used.numpy() / draws,
-                               atol=5 * 0.5 * math.sqrt(1 / draws + 1 / 2000))
+    np.testing.assert_allclose(
+        got, used.numpy() / draws, atol=5 * 0.5 * math.sqrt(1 / draws + 1 / 2000)
+    )
     if posterior == "mean-field":  # exactly
         alpha = found.layers["0"].probability().double().detach().numpy()
         out = [1 - np.prod(1 - alpha[3 * g : 3 * g + 3, c]) for g in (0, 1) for c in (0, 1)]
@@ -161,10 +169,15 @@ def test_norms_and_flattening_that_join_nothing_hide_no_readers():
 
 
 def test_readers_along_another_axis_are_not_known():
-    for module in (nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(15, 2)),
-                   nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), nn.Linear(6, 2))):
+    for module in (
+        nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(15, 2)),
+        nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), nn.Linear(6, 2)),
+    ):
         found = network(module)
         alpha = found.layers["0"].probability().double().detach()
-        exact = 1 - (1 - alpha).flatten(2).prod(2).prod(0) if alpha.ndim > 2 else (
-            1 - (1 - alpha).prod(0))
+        exact = (
+            1 - (1 - alpha).flatten(2).prod(2).prod(0)
+            if alpha.ndim > 2
+            else (1 - (1 - alpha).prod(0))
+        )
         np.testing.assert_allclose(found.feature_inclusion(), exact, rtol=1e-6)

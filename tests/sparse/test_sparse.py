@@ -39,11 +39,15 @@ def layer(seed=0, posterior="mean-field", **options):
 
 def test_slabs_are_those_of_scipy():
     x = torch.linspace(-3, 3, 13, dtype=DOUBLE)
-    np.testing.assert_allclose(sparse.NormalSlab(0.7).log_prob(x).detach(),
-                               stats.norm(0, 0.7).logpdf(x), rtol=1e-12)
+    np.testing.assert_allclose(
+        sparse.NormalSlab(0.7).log_prob(x).detach(), stats.norm(0, 0.7).logpdf(x), rtol=1e-12
+    )
     a, b = 1.7, 0.4
-    np.testing.assert_allclose(sparse.StudentTSlab(a, b).log_prob(x).detach(),
-                               stats.t(2 * a, scale=math.sqrt(b / a)).logpdf(x), rtol=1e-12)
+    np.testing.assert_allclose(
+        sparse.StudentTSlab(a, b).log_prob(x).detach(),
+        stats.t(2 * a, scale=math.sqrt(b / a)).logpdf(x),
+        rtol=1e-12,
+    )
 
 
 def test_the_slabs_bound_is_below_the_expectation_and_near_it():
@@ -64,8 +68,12 @@ def test_the_bound_is_the_best_over_factors_of_the_variance():
     a, b, square = 1.5, 0.7, 0.9
     q = stats.invgamma(a + 0.5, scale=b + square / 2)
     v = q.ppf((np.arange(200_000) + 0.5) / 200_000)
-    value = (-0.5 * np.log(2 * np.pi * v) - square / (2 * v)
-             + stats.invgamma(a, scale=b).logpdf(v) - q.logpdf(v)).mean()
+    value = (
+        -0.5 * np.log(2 * np.pi * v)
+        - square / (2 * v)
+        + stats.invgamma(a, scale=b).logpdf(v)
+        - q.logpdf(v)
+    ).mean()
     ours = float(sparse.StudentTSlab(a, b).expected_log_prob(torch.tensor(square, dtype=DOUBLE)))
     assert ours == pytest.approx(value, abs=1e-4)
 
@@ -82,14 +90,19 @@ def test_beta_binomials_are_those_of_scipy(shared):
     for m in (0, 3, n):
         alpha = torch.zeros(n, dtype=DOUBLE)
         alpha[:m] = 1.0
-        expected = (stats.betabinom(n, a, b).logpmf(m) - np.log(special.comb(n, m)) if shared
-                    else m * stats.betabinom(1, a, b).logpmf(1)
-                    + (n - m) * stats.betabinom(1, a, b).logpmf(0))
+        expected = (
+            stats.betabinom(n, a, b).logpmf(m) - np.log(special.comb(n, m))
+            if shared
+            else m * stats.betabinom(1, a, b).logpmf(1)
+            + (n - m) * stats.betabinom(1, a, b).logpmf(0)
+        )
         assert float(log_prob(prior, alpha)) == pytest.approx(expected, rel=1e-10)
 
 
-@pytest.mark.parametrize(("a", "most", "gap"), [(1.0, 0.4, 0.7), (1.0, 0.01, 1.0),
-                                                (0.05, 0.001, 1.5), (1e-6, 1e-5, math.inf)])
+@pytest.mark.parametrize(
+    ("a", "most", "gap"),
+    [(1.0, 0.4, 0.7), (1.0, 0.01, 1.0), (0.05, 0.001, 1.5), (1e-6, 1e-5, math.inf)],
+)
 def test_the_shared_priors_bound_is_below_the_expectation_and_near_it(a, most, gap):
     alpha = torch.rand(400, generator=torch.Generator().manual_seed(0), dtype=DOUBLE) * most
     prior = sparse.BetaBinomial(a, 3.0, shared=True)
@@ -108,8 +121,7 @@ def test_the_shared_priors_bound_is_below_the_expectation_and_near_it(a, most, g
 @pytest.mark.parametrize("slab", [sparse.NormalSlab(0.8), sparse.StudentTSlab(2.0, 0.5)])
 def test_the_divergence_is_that_of_draws(structure, slab):
     """Monte Carlo over (gamma, beta), with the bounded slab in the place of the t."""
-    made = layer(structure=structure,
-                 prior=sparse.SpikeSlab(slab, sparse.BetaBinomial(1.0, 2.0)))
+    made = layer(structure=structure, prior=sparse.SpikeSlab(slab, sparse.BetaBinomial(1.0, 2.0)))
     alpha = torch.sigmoid(made.logits.mean).detach().numpy()
     alpha = alpha[:, None] if structure == "units" else alpha
     rng, n = np.random.default_rng(0), 4000
@@ -127,8 +139,11 @@ def test_the_divergence_is_that_of_draws(structure, slab):
     gamma = rng.random((n, *alpha.shape)) < alpha
     log_ratio = np.where(gamma, np.log(alpha / (1 / 3)), np.log((1 - alpha) / (2 / 3)))
     kept = gamma[:, :, 0] if structure == "units" else np.ones((n, 1))
-    total = (log_ratio.sum((1, 2)) + (gamma * term(mean, sd)).sum((1, 2))
-             + (kept * term(bias, bias_sd)).sum(1))
+    total = (
+        log_ratio.sum((1, 2))
+        + (gamma * term(mean, sd)).sum((1, 2))
+        + (kept * term(bias, bias_sd)).sum(1)
+    )
     error = np.std(total) / math.sqrt(n)
     assert abs(float(made.kl()) - np.mean(total)) < 4 * error
 
@@ -163,9 +178,17 @@ def test_marginals_of_wide_logits_are_those_of_quadrature(sd):
     logits = logits_of("mvn", torch.tensor([means], dtype=torch.float64), 1, Noise(0))
     with torch.no_grad():
         logits.factor.mul_(sd)
-    expected = [integrate.quad(
-        lambda l, m=m: stats.logistic.pdf(l) * stats.norm.cdf((m - l) / sd), -60, 60,
-        points=[m], limit=400, epsabs=1e-13)[0] for m in means]
+    expected = [
+        integrate.quad(
+            lambda l, m=m: stats.logistic.pdf(l) * stats.norm.cdf((m - l) / sd),
+            -60,
+            60,
+            points=[m],
+            limit=400,
+            epsabs=1e-13,
+        )[0]
+        for m in means
+    ]
     np.testing.assert_allclose(logits.probability()[0], expected, atol=1e-6)
     assert logits.inside()[0].tolist() == [m > 0 for m in means]
 
@@ -176,8 +199,11 @@ def test_marginals_of_random_logits_are_those_of_draws(posterior):
     logits = logits_of(posterior, torch.zeros(3, 5, dtype=DOUBLE), 2, noise)
     with torch.no_grad():
         for parameter in logits.parameters():
-            parameter.copy_(torch.randn(parameter.shape, dtype=DOUBLE,
-                                        generator=torch.Generator().manual_seed(3)))
+            parameter.copy_(
+                torch.randn(
+                    parameter.shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(3)
+                )
+            )
         draws = torch.stack([logits.draw(noise) for _ in range(20_000)])
         factor = logits.factor.tril() if posterior == "mvn" else logits.factor
         expected = factor @ factor.T
@@ -215,8 +241,9 @@ def test_both_estimators_draw_outputs_of_the_same_moments(posterior, structure):
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
     found = []
     for estimator in ("local", "relaxed"):
-        made = layer(posterior=posterior, structure=structure, estimator=estimator,
-                     temperature=1e-3)
+        made = layer(
+            posterior=posterior, structure=structure, estimator=estimator, temperature=1e-3
+        )
         drawn = draws_of(made, x, 4000)
         squares = (drawn - drawn.mean(0)).square()
         found.append((drawn.mean(0), squares.mean(0), squares.std(0) / math.sqrt(4000)))
@@ -228,18 +255,19 @@ def test_both_estimators_draw_outputs_of_the_same_moments(posterior, structure):
 @pytest.mark.usefixtures("unchecked")
 def test_convolutions_have_the_moments_of_their_weights():
     torch.manual_seed(0)
-    for conv, x in ((nn.Conv2d(2, 3, 3, padding=1, stride=2), torch.randn(2, 2, 5, 5)),
-                    (nn.Conv1d(2, 4, 3, padding=2, padding_mode="circular", groups=2),
-                     torch.randn(2, 2, 6))):
+    for conv, x in (
+        (nn.Conv2d(2, 3, 3, padding=1, stride=2), torch.randn(2, 2, 5, 5)),
+        (nn.Conv1d(2, 4, 3, padding=2, padding_mode="circular", groups=2), torch.randn(2, 2, 6)),
+    ):
         made = sparse.convert(conv, sd=0.3, inclusion=0.6).train()
         drawn = draws_of(made, x, 3000)
         weights = (torch.rand(3000, *conv.weight.shape) < 0.6) * (
-            conv.weight + 0.3 * torch.randn(3000, *conv.weight.shape))
+            conv.weight + 0.3 * torch.randn(3000, *conv.weight.shape)
+        )
         naive = []
         with torch.no_grad():
             for weight in weights:
-                own = torch.func.functional_call(
-                    conv, {"weight": weight, "bias": conv.bias}, (x,))
+                own = torch.func.functional_call(conv, {"weight": weight, "bias": conv.bias}, (x,))
                 shift = (0.3 * torch.randn(len(conv.bias))).reshape(-1, *[1] * (x.ndim - 2))
                 naive.append(own + shift)
         naive = torch.stack(naive)
@@ -263,8 +291,9 @@ def test_the_estimators_gradients_agree_in_expectation():
         for _ in range(2000):
             made.zero_grad()
             (-sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), x, y, 20)).backward()
-            sums.append(torch.cat([p.grad.reshape(-1) for p in (
-                made.mean, made.raw_sd, made.logits.mean)]))
+            sums.append(
+                torch.cat([p.grad.reshape(-1) for p in (made.mean, made.raw_sd, made.logits.mean)])
+            )
         grads = torch.stack(sums)
         found[estimator] = grads.mean(0), grads.std(0) / math.sqrt(len(grads))
     (a, a_error), (b, b_error) = found.values()
@@ -301,22 +330,37 @@ def test_an_orthogonal_design_has_its_exact_posterior():
         inside = np.flatnonzero(model)
         own = x[:, inside]
         covariance = sigma**2 * np.eye(n) + slab**2 * own @ own.T
-        logs.append(stats.multivariate_normal(np.zeros(n), covariance).logpdf(y)
-                    + len(inside) * math.log(prior) + (p - len(inside)) * math.log1p(-prior))
+        logs.append(
+            stats.multivariate_normal(np.zeros(n), covariance).logpdf(y)
+            + len(inside) * math.log(prior)
+            + (p - len(inside)) * math.log1p(-prior)
+        )
         mean = np.zeros(p)
         mean[inside] = np.linalg.solve(
-            own.T @ own / sigma**2 + np.eye(len(inside)) / slab**2, own.T @ y / sigma**2)
+            own.T @ own / sigma**2 + np.eye(len(inside)) / slab**2, own.T @ y / sigma**2
+        )
         means.append(mean)
     weights = np.exp(np.array(logs) - special.logsumexp(logs))
     exact = weights @ np.array(models)
     exact_mean = weights @ np.array(means)
     base = nn.Linear(p, 1, bias=False).double()
-    made = sparse.convert(base, sd=0.1, inclusion=0.5, prior=sparse.SpikeSlab(
-        sparse.NormalSlab(slab), sparse.Bernoulli(prior)))
+    made = sparse.convert(
+        base,
+        sd=0.1,
+        inclusion=0.5,
+        prior=sparse.SpikeSlab(sparse.NormalSlab(slab), sparse.Bernoulli(prior)),
+    )
     data = torch.from_numpy(x), torch.from_numpy(y)
     result = sparse.fit(
-        made, subbayes.likelihoods.Gaussian(noise=sigma), data, epochs=3000, early_epochs=0, batch_size=None,
-        rates=sparse.Rates(weights=5e-3, inclusion=1e-2), progress=False)
+        made,
+        subbayes.likelihoods.Gaussian(noise=sigma),
+        data,
+        epochs=3000,
+        early_epochs=0,
+        batch_size=None,
+        rates=sparse.Rates(weights=5e-3, inclusion=1e-2),
+        progress=False,
+    )
     tuned = result.module.probability().numpy()[0]
     np.testing.assert_allclose(tuned, exact, atol=0.04)
     mean = (result.module.probability() * result.module.mean).detach().numpy()[0]
@@ -348,12 +392,19 @@ def test_training_runs_in_every_form(posterior, structure, post):
     before = {name: value.clone() for name, value in base.state_dict().items()}
     state = torch.random.get_rng_state()
     made = sparse.convert(base, posterior, structure=structure)
-    result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), post=post, post_epochs=2, **QUICK)
+    result = sparse.fit(
+        made, subbayes.likelihoods.Categorical(2), (x, y), post=post, post_epochs=2, **QUICK
+    )
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(base.state_dict()[name], value) for name, value in before.items())
     assert len(result.history["elbo"]) == (4 if post == "none" else 6)
-    for structure_, weights in (("sample", "sample"), ("all", "mean"), ("median", "sample"),
-                                ("median", "mean"), ("sample", "mean")):
+    for structure_, weights in (
+        ("sample", "sample"),
+        ("all", "mean"),
+        ("median", "sample"),
+        ("median", "mean"),
+        ("sample", "mean"),
+    ):
         found = result.predict(x[:7], structure=structure_, weights=weights, draws=3)
         assert np.isfinite(found.probabilities).all()
     mean = result.predict(x[:7], structure="all", weights="mean").outputs[0]
@@ -379,10 +430,21 @@ def test_draws_of_weights_have_the_moments_of_the_posterior():
 @pytest.mark.usefixtures("unchecked")
 def test_a_useful_input_is_found_among_noise():
     x, y = blobs(400)
-    made = sparse.convert(nn.Linear(4, 2), inclusion=0.5, sd=0.1,
-                          prior=sparse.SpikeSlab(sparse.NormalSlab(1.0), sparse.Bernoulli(0.1)))
-    result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), epochs=150, early_epochs=0,
-                        rates=sparse.Rates(weights=1e-2, inclusion=3e-2), progress=False)
+    made = sparse.convert(
+        nn.Linear(4, 2),
+        inclusion=0.5,
+        sd=0.1,
+        prior=sparse.SpikeSlab(sparse.NormalSlab(1.0), sparse.Bernoulli(0.1)),
+    )
+    result = sparse.fit(
+        made,
+        subbayes.likelihoods.Categorical(2),
+        (x, y),
+        epochs=150,
+        early_epochs=0,
+        rates=sparse.Rates(weights=1e-2, inclusion=3e-2),
+        progress=False,
+    )
     found = result.feature_inclusion()
     assert found[0] > 0.95
     assert found[1:].max() < 0.5
@@ -410,14 +472,24 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path):
 
     path = tmp_path / "run.pt"
     with pytest.raises(Stop):
-        sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, callback=stop,
-                   **settings)
-    again = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, **settings)
+        sparse.fit(
+            made,
+            subbayes.likelihoods.Categorical(2),
+            (x, y),
+            checkpoint=path,
+            callback=stop,
+            **settings,
+        )
+    again = sparse.fit(
+        made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, **settings
+    )
     assert again.history == whole.history
     for a, b in zip(again.module.parameters(), whole.module.parameters(), strict=True):
         assert torch.equal(a, b)
     with pytest.raises(InputError, match="checkpoint: expected a checkpoint of a run with these"):
-        sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, seed=1, **settings)
+        sparse.fit(
+            made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, seed=1, **settings
+        )
     path.write_text("no checkpoint")
     with pytest.raises(InputError, match="checkpoint: .* got another file, or a damaged one: "):
         sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, **settings)
@@ -428,12 +500,18 @@ def test_an_elbo_that_is_no_number_ends_training_with_the_last_good_network():
     x, y = blobs()
     made = sparse.convert(net(dtype=torch.float32))
     with pytest.warns(UserWarning, match="The ELBO is no number in epoch 1, by"):
-        result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y),
-                            rates=sparse.Rates(weights=1e30), **QUICK)
+        result = sparse.fit(
+            made,
+            subbayes.likelihoods.Categorical(2),
+            (x, y),
+            rates=sparse.Rates(weights=1e30),
+            **QUICK,
+        )
     for name, parameter in result.module.named_parameters():
         assert bool(torch.isfinite(parameter).all()), name
-    torch.testing.assert_close(result.network.weights, subbayes.Network(
-        net(dtype=torch.float32)).weights)
+    torch.testing.assert_close(
+        result.network.weights, subbayes.Network(net(dtype=torch.float32)).weights
+    )
 
 
 def test_bad_modules_are_refused():
@@ -441,9 +519,11 @@ def test_bad_modules_are_refused():
     twice = nn.Sequential(shared, nn.Tanh(), shared)
     tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     tied[1].weight = tied[0].weight
-    for module, said in ((nn.ReLU(), "a linear or convolutional layer to convert, got none"),
-                         (tied, "0.weight and 1.weight, which share theirs"),
-                         (twice, "0.weight and 2.weight, which share theirs")):
+    for module, said in (
+        (nn.ReLU(), "a linear or convolutional layer to convert, got none"),
+        (tied, "0.weight and 1.weight, which share theirs"),
+        (twice, "0.weight and 2.weight, which share theirs"),
+    ):
         with pytest.raises(InputError, match=said):
             sparse.convert(module)
 
@@ -466,25 +546,39 @@ def test_bad_modules_are_refused():
         sparse.fit(Loop(), subbayes.likelihoods.Categorical(2), (x, y), **QUICK)
 
 
-@pytest.mark.parametrize(("make", "said"), [
-    (lambda: sparse.convert(net(), "mvm"), "posterior: expected one of"),
-    (lambda: sparse.convert(net(), structure="rows"), "structure: expected one of"),
-    (lambda: sparse.convert(net(), keep=["7"]), "keep: expected names of layers: 0, 2, got 7"),
-    (lambda: sparse.convert(net().requires_grad_(False)), "Frozen layers stay as they are"),
-    (lambda: sparse.convert(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))),
-     "got ParametrizedLinear, whose weights are computed"),
-    (lambda: sparse.convert(nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 2)))),
-     "got 0, whose weights are computed"),
-    (lambda: sparse.convert(net(), prior={"1": sparse.SpikeSlab()}), "priors of layers: 0, 2"),
-    (lambda: sparse.convert(net(), inclusion=1.0), "inclusion: expected a probability strictly"),
-    (lambda: sparse.convert(net(), sd=0.0), "sd: expected"),
-    (lambda: sparse.BetaBinomial(a=0.0), "a: expected"),
-    (lambda: sparse.StudentTSlab(rate=-1.0), "rate: expected"),
-    (lambda: sparse.Bernoulli(1.0), "probability: expected"),
-    (lambda: sparse.Rates(weights=0.0), "weights: expected"),
-    (lambda: sparse.SparseNetwork(sparse.convert(net()), subbayes.likelihoods.Categorical(2)).weights(
-        "all", "sample"), "weights: expected 'mean' where all weights are in"),
-])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: sparse.convert(net(), "mvm"), "posterior: expected one of"),
+        (lambda: sparse.convert(net(), structure="rows"), "structure: expected one of"),
+        (lambda: sparse.convert(net(), keep=["7"]), "keep: expected names of layers: 0, 2, got 7"),
+        (lambda: sparse.convert(net().requires_grad_(False)), "Frozen layers stay as they are"),
+        (
+            lambda: sparse.convert(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))),
+            "got ParametrizedLinear, whose weights are computed",
+        ),
+        (
+            lambda: sparse.convert(nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 2)))),
+            "got 0, whose weights are computed",
+        ),
+        (lambda: sparse.convert(net(), prior={"1": sparse.SpikeSlab()}), "priors of layers: 0, 2"),
+        (
+            lambda: sparse.convert(net(), inclusion=1.0),
+            "inclusion: expected a probability strictly",
+        ),
+        (lambda: sparse.convert(net(), sd=0.0), "sd: expected"),
+        (lambda: sparse.BetaBinomial(a=0.0), "a: expected"),
+        (lambda: sparse.StudentTSlab(rate=-1.0), "rate: expected"),
+        (lambda: sparse.Bernoulli(1.0), "probability: expected"),
+        (lambda: sparse.Rates(weights=0.0), "weights: expected"),
+        (
+            lambda: sparse.SparseNetwork(
+                sparse.convert(net()), subbayes.likelihoods.Categorical(2)
+            ).weights("all", "sample"),
+            "weights: expected 'mean' where all weights are in",
+        ),
+    ],
+)
 def test_bad_settings_are_refused(make, said):
     with pytest.raises(InputError, match=said):
         make()
@@ -504,7 +598,9 @@ def test_layers_that_stay():
     frozen = net(dtype=torch.float32)
     frozen[0].requires_grad_(False)
     x, y = blobs()
-    made = sparse.fit(sparse.convert(frozen), subbayes.likelihoods.Categorical(2), (x, y), **QUICK).module
+    made = sparse.fit(
+        sparse.convert(frozen), subbayes.likelihoods.Categorical(2), (x, y), **QUICK
+    ).module
     assert list(sparse.sparse_layers(made)) == ["2"]
     assert torch.equal(made[0].weight, frozen[0].weight)
 
@@ -527,8 +623,12 @@ def test_an_empty_median_model_is_warned_of():
     made = sparse.convert(net(dtype=torch.float32), inclusion=0.01)
     x, y = blobs()
     with pytest.warns(UserWarning, match="nothing in in layers '0', '2', whose"):
-        sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y),
-                   **QUICK | {"epochs": 1, "early_epochs": 1})
+        sparse.fit(
+            made,
+            subbayes.likelihoods.Categorical(2),
+            (x, y),
+            **QUICK | {"epochs": 1, "early_epochs": 1},
+        )
 
 
 def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
@@ -541,24 +641,42 @@ def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
     monkeypatch.setattr(training._Run, "_step", noted)
     x, y = blobs(100)
     asked = QUICK | {"epochs": 3, "early_epochs": 0}
-    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.likelihoods.Categorical(2), (x, y), kl_epochs=2,
-               **asked)
+    sparse.fit(
+        sparse.convert(nn.Linear(4, 2)),
+        subbayes.likelihoods.Categorical(2),
+        (x, y),
+        kl_epochs=2,
+        **asked,
+    )
     np.testing.assert_allclose(seen, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
     seen.clear()
-    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.likelihoods.Categorical(2), (x, y), kl_epochs=0,
-               **asked)
+    sparse.fit(
+        sparse.convert(nn.Linear(4, 2)),
+        subbayes.likelihoods.Categorical(2),
+        (x, y),
+        kl_epochs=0,
+        **asked,
+    )
     assert seen == [1.0] * 6
     seen.clear()
-    sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.likelihoods.Categorical(2), (x, y),
-               **asked | {"epochs": 5})
+    sparse.fit(
+        sparse.convert(nn.Linear(4, 2)),
+        subbayes.likelihoods.Categorical(2),
+        (x, y),
+        **asked | {"epochs": 5},
+    )
     np.testing.assert_allclose(seen[:4], [0.25, 0.5, 0.75, 1.0])
 
 
 @pytest.mark.parametrize("name", ["early_epochs", "kl_epochs"])
 def test_no_phase_is_longer_than_the_training(name):
     with pytest.raises(InputError, match=f"{name}: expected at most the number of epochs, 4, got"):
-        sparse.fit(sparse.convert(nn.Linear(4, 2)), subbayes.likelihoods.Categorical(2), blobs(100),
-                   **QUICK | {name: 5})
+        sparse.fit(
+            sparse.convert(nn.Linear(4, 2)),
+            subbayes.likelihoods.Categorical(2),
+            blobs(100),
+            **QUICK | {name: 5},
+        )
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -567,8 +685,14 @@ def test_many_weights_and_few_rows_leave_a_small_network_that_predicts():
     x = torch.randn(900, 100, generator=generator)
     y = (x[:, 0].abs() - x[:, 1] + x[:, 2] > 0.8).long()
     made = sparse.convert(subbayes.MLP(100, (60,), 2, "relu", seed=0))
-    result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x[:700], y[:700]), epochs=150,
-                        batch_size=50, progress=False)
+    result = sparse.fit(
+        made,
+        subbayes.likelihoods.Categorical(2),
+        (x[:700], y[:700]),
+        epochs=150,
+        batch_size=50,
+        progress=False,
+    )
     found = result.predict(x[700:], structure="median", weights="mean").probabilities.argmax(1)
     assert 0 < result.density() < 0.05
     assert float((found == y[700:].numpy()).mean()) > 0.8
@@ -584,8 +708,16 @@ def test_rates_are_paced_by_the_number_of_steps():
     assert (few.weights, few.inclusion, few.slab) == (0.01, 0.02, sparse.Rates().slab)
     x, y = blobs(60)
     for data in ((x, y), DataLoader(TensorDataset(x, y), 20)):
-        run = training._Run(sparse.convert(nn.Linear(4, 2)), subbayes.likelihoods.Categorical(2), data, None,
-                            4, 20, 0, "eager")
+        run = training._Run(
+            sparse.convert(nn.Linear(4, 2)),
+            subbayes.likelihoods.Categorical(2),
+            data,
+            None,
+            4,
+            20,
+            0,
+            "eager",
+        )
         assert run.rates == sparse.Rates.paced(12)
 
 
@@ -595,7 +727,9 @@ def test_few_steps_do_not_throw_everything_out():
     x = torch.randn(400, 10, generator=generator)
     y = (x[:, 0] + x[:, 1] > 0).long()
     made = sparse.convert(subbayes.MLP(10, (100,), 2, "relu", seed=0))
-    result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), epochs=100, progress=False)
+    result = sparse.fit(
+        made, subbayes.likelihoods.Categorical(2), (x, y), epochs=100, progress=False
+    )
     assert 0 < result.density() < 0.2
     assert result.history["accuracy"][-1] > 0.9
     assert set(np.argsort(-result.feature_inclusion())[:2]) == {0, 1}

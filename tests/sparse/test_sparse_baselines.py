@@ -24,8 +24,9 @@ def made_of(base, posterior, seed=0, **options):
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if not name.rpartition(".")[2].startswith("log_s"):  # priors stay
-                parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator,
-                                                 dtype=parameter.dtype))
+                parameter.add_(
+                    0.5 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                )
     return made.train()
 
 
@@ -54,6 +55,7 @@ def test_the_mixture_is_that_of_scipy_and_its_bound_is_one():
 
 def naive_kl(mean, sd, log_p):
     """Of a log-normal distribution, over the logarithm."""
+
     def term(t):
         log_q = stats.norm(mean, sd).logpdf(t) - t
         return stats.norm(mean, sd).pdf(t) * (log_q - log_p(np.exp(t)))
@@ -65,21 +67,27 @@ def naive_kl(mean, sd, log_p):
 def test_divergences_of_scales_are_integrals(mean, sd):
     given = [torch.tensor(v, dtype=DOUBLE) for v in (mean, sd)]
     assert float(gamma_kl(*given, log_scale=math.log(0.3))) == pytest.approx(
-        naive_kl(mean, sd, stats.gamma(0.5, scale=0.3).logpdf), rel=1e-8)
+        naive_kl(mean, sd, stats.gamma(0.5, scale=0.3).logpdf), rel=1e-8
+    )
     assert float(inverse_gamma_kl(*given)) == pytest.approx(
-        naive_kl(mean, sd, stats.invgamma(0.5).logpdf), rel=1e-8)
+        naive_kl(mean, sd, stats.invgamma(0.5).logpdf), rel=1e-8
+    )
 
 
 def gaussian_kl(mean, sd, scale=1.0):
     normal = torch.distributions.Normal
-    return float(torch.distributions.kl_divergence(
-        normal(mean, sd), normal(torch.zeros_like(mean), scale)).sum().detach())
+    return float(
+        torch.distributions.kl_divergence(normal(mean, sd), normal(torch.zeros_like(mean), scale))
+        .sum()
+        .detach()
+    )
 
 
 def test_the_divergence_of_a_dense_layer_is_that_of_gaussians():
     made = made_of(linear(), "all", prior=sparse.SpikeSlab(sparse.NormalSlab(0.7)))
-    expected = sum(gaussian_kl(m, s, 0.7) for m, s in (
-        (made.mean, made.sd), (made.bias_mean, made.bias_sd)))
+    expected = sum(
+        gaussian_kl(m, s, 0.7) for m, s in ((made.mean, made.sd), (made.bias_mean, made.bias_sd))
+    )
     assert float(made.kl()) == pytest.approx(expected, rel=1e-10)
 
 
@@ -91,10 +99,13 @@ def test_the_divergence_of_a_horseshoe_layer_is_the_sum_of_its_parts():
         pairs = [(m, s, "gamma", 1.0) for m, s in zip(*a, strict=True)]
         pairs += [(m, s, "inverse", 1.0) for m, s in zip(*b, strict=True)]
         shared = sds(made.shared_raw_sd)
-        pairs += [(made.shared_mean[0], shared[0], "gamma", 0.2**2),
-                  (made.shared_mean[1], shared[1], "inverse", 1.0)]
-    expected = sum(gaussian_kl(m, s) for m, s in (
-        (made.mean, made.sd), (made.bias_mean, made.bias_sd)))
+        pairs += [
+            (made.shared_mean[0], shared[0], "gamma", 0.2**2),
+            (made.shared_mean[1], shared[1], "inverse", 1.0),
+        ]
+    expected = sum(
+        gaussian_kl(m, s) for m, s in ((made.mean, made.sd), (made.bias_mean, made.bias_sd))
+    )
     for mean, sd, kind, scale in pairs:
         prior = stats.gamma(0.5, scale=scale) if kind == "gamma" else stats.invgamma(0.5)
         expected += naive_kl(float(mean), float(sd), prior.logpdf)
@@ -103,12 +114,12 @@ def test_the_divergence_of_a_horseshoe_layer_is_the_sum_of_its_parts():
 
 def test_the_divergence_of_dropout_is_that_of_gal_et_al():
     """(1 - p) |M|^2 / 2 s^2 - K H(p), up to K log 2 and the biases."""
-    made = made_of(linear(), "dropout",
-                   prior=sparse.SpikeSlab(sparse.NormalSlab(0.6), sparse.Bernoulli(0.5)))
+    made = made_of(
+        linear(), "dropout", prior=sparse.SpikeSlab(sparse.NormalSlab(0.6), sparse.Bernoulli(0.5))
+    )
     p = 1 - float(torch.sigmoid(made.logits.mean).detach())
     entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
-    squares = [float(m.detach().square().sum()) / (2 * 0.6**2)
-               for m in (made.mean, made.bias_mean)]
+    squares = [float(m.detach().square().sum()) / (2 * 0.6**2) for m in (made.mean, made.bias_mean)]
     expected = (1 - p) * squares[0] + squares[1] - 4 * entropy + 4 * math.log(2)
     assert float(made.kl()) == pytest.approx(expected, rel=1e-10)
     made(torch.zeros(2, 4, dtype=DOUBLE))
@@ -171,12 +182,25 @@ def test_an_orthogonal_design_has_its_exact_posterior():
     y = x @ np.array([0.8, -0.1, 0.3]) + sigma * rng.normal(size=n)
     precision = n / sigma**2 + 1 / scale**2
     evidence = stats.multivariate_normal(
-        np.zeros(n), sigma**2 * np.eye(n) + scale**2 * x @ x.T).logpdf(y)
-    made = sparse.convert(nn.Linear(p, 1, bias=False).double(), "all", sd=0.1,
-                          prior=sparse.SpikeSlab(sparse.NormalSlab(scale)))
+        np.zeros(n), sigma**2 * np.eye(n) + scale**2 * x @ x.T
+    ).logpdf(y)
+    made = sparse.convert(
+        nn.Linear(p, 1, bias=False).double(),
+        "all",
+        sd=0.1,
+        prior=sparse.SpikeSlab(sparse.NormalSlab(scale)),
+    )
     data = torch.from_numpy(x), torch.from_numpy(y)
-    result = sparse.fit(made, subbayes.likelihoods.Gaussian(noise=sigma), data, epochs=1000, early_epochs=0,
-                        batch_size=None, rates=sparse.Rates(weights=1e-2), progress=False)
+    result = sparse.fit(
+        made,
+        subbayes.likelihoods.Gaussian(noise=sigma),
+        data,
+        epochs=1000,
+        early_epochs=0,
+        batch_size=None,
+        rates=sparse.Rates(weights=1e-2),
+        progress=False,
+    )
     layer = result.module
     np.testing.assert_allclose(layer.mean.detach()[0], x.T @ y / sigma**2 / precision, atol=0.04)
     np.testing.assert_allclose(layer.sd.detach()[0], precision**-0.5, rtol=0.1)
@@ -195,9 +219,17 @@ def test_baselines_train_and_predict_in_every_mode(posterior, post):
     torch.manual_seed(0)
     base = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     result = sparse.fit(
-        sparse.convert(base, posterior), subbayes.likelihoods.Categorical(2), (x, torch.from_numpy(y)),
-        epochs=8, early_epochs=1, post=post, post_epochs=2, batch_size=50,
-        rates=sparse.Rates(weights=3e-2), progress=False)
+        sparse.convert(base, posterior),
+        subbayes.likelihoods.Categorical(2),
+        (x, torch.from_numpy(y)),
+        epochs=8,
+        early_epochs=1,
+        post=post,
+        post_epochs=2,
+        batch_size=50,
+        rates=sparse.Rates(weights=3e-2),
+        progress=False,
+    )
     modes = [("sample", "sample"), ("all", "mean"), ("median", "sample"), ("median", "mean")]
     for structure, weights in modes:
         p = result.predict(x, structure=structure, weights=weights).probabilities
@@ -231,8 +263,9 @@ def mlp():
 def test_the_largest_weights_stay(density):
     base = mlp()
     found = sparse.prune(base, density)
-    old, new = (torch.cat([m[i].weight.detach().flatten() for i in (0, 2, 4)])
-                for m in (base, found))
+    old, new = (
+        torch.cat([m[i].weight.detach().flatten() for i in (0, 2, 4)]) for m in (base, found)
+    )
     stay = new != 0
     assert int(stay.sum()) == round(density * len(old))
     assert torch.equal(new[stay], old[stay])
@@ -282,18 +315,33 @@ def test_kept_blocks_are_not_pruned():
     assert int((found[1].weight != 0).sum()) == 9
 
 
-@pytest.mark.parametrize(("make", "said"), [
-    (lambda: sparse.convert(linear(), "dropout", structure="units"), "structure: expected 'wei"),
-    (lambda: sparse.convert(linear(), "horseshoe", prior=sparse.SpikeSlab()), "a Horseshoe where"),
-    (lambda: sparse.Horseshoe(scale=0.0), "scale: expected"),
-    (lambda: sparse.MixtureSlab(share=1.0), "share: expected"),
-    (lambda: sparse.prune(mlp(), 0.0), "density: expected a share above 0"),
-    (lambda: sparse.prune(mlp(), 0.5, "rows"), "structure: expected one of"),
-    (lambda: sparse.prune(nn.Linear(2, 2), 0.5, "units"), "a layer with units to prune, got none"),
-    (lambda: sparse.prune(mlp(), 0.5, keep="7"), "keep: expected names of layers: 0, 2, 4, got 7"),
-    (lambda: sparse.prune(normed(), 0.5), "weights that are parameters, got 0, whose"),
-    (lambda: sparse.prune(tied(), 0.5), "weights of one layer each, got 0.weight and 1.weight"),
-])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: sparse.convert(linear(), "dropout", structure="units"),
+            "structure: expected 'wei",
+        ),
+        (
+            lambda: sparse.convert(linear(), "horseshoe", prior=sparse.SpikeSlab()),
+            "a Horseshoe where",
+        ),
+        (lambda: sparse.Horseshoe(scale=0.0), "scale: expected"),
+        (lambda: sparse.MixtureSlab(share=1.0), "share: expected"),
+        (lambda: sparse.prune(mlp(), 0.0), "density: expected a share above 0"),
+        (lambda: sparse.prune(mlp(), 0.5, "rows"), "structure: expected one of"),
+        (
+            lambda: sparse.prune(nn.Linear(2, 2), 0.5, "units"),
+            "a layer with units to prune, got none",
+        ),
+        (
+            lambda: sparse.prune(mlp(), 0.5, keep="7"),
+            "keep: expected names of layers: 0, 2, 4, got 7",
+        ),
+        (lambda: sparse.prune(normed(), 0.5), "weights that are parameters, got 0, whose"),
+        (lambda: sparse.prune(tied(), 0.5), "weights of one layer each, got 0.weight and 1.weight"),
+    ],
+)
 def test_bad_settings_are_refused(make, said):
     with pytest.raises((InputError, TypeError), match=said):
         make()

@@ -28,13 +28,23 @@ def fitted(posterior, estimator, inclusion, seed):
     truth = inside * rng.normal(0, SLAB, (UNITS, P))
     y = x @ truth.T + SIGMA * rng.normal(size=(N, UNITS))
     made = sparse.convert(
-        nn.Linear(P, UNITS, bias=False).double(), posterior, sd=0.1, inclusion=0.5,
+        nn.Linear(P, UNITS, bias=False).double(),
+        posterior,
+        sd=0.1,
+        inclusion=0.5,
         estimator=estimator,
-        prior=sparse.SpikeSlab(sparse.NormalSlab(SLAB), sparse.Bernoulli(inclusion)))
+        prior=sparse.SpikeSlab(sparse.NormalSlab(SLAB), sparse.Bernoulli(inclusion)),
+    )
     result = sparse.fit(
-        made, subbayes.likelihoods.Gaussian(noise=SIGMA), (torch.from_numpy(x), torch.from_numpy(y)),
-        epochs=3000, early_epochs=0, batch_size=None, progress=False,
-        rates=sparse.Rates(weights=5e-3, inclusion=1e-2))
+        made,
+        subbayes.likelihoods.Gaussian(noise=SIGMA),
+        (torch.from_numpy(x), torch.from_numpy(y)),
+        epochs=3000,
+        early_epochs=0,
+        batch_size=None,
+        progress=False,
+        rates=sparse.Rates(weights=5e-3, inclusion=1e-2),
+    )
     return truth, inside, result
 
 
@@ -65,9 +75,15 @@ def chi_square(found):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("posterior", "estimator", "most"), [
-    ("mean-field", "local", 3.5), ("mvn", "local", 3.5), ("low-rank", "local", 3.5),
-    ("mean-field", "relaxed", 5.0)])  # whose indicators are relaxed: near 1, some 0.02 too low
+@pytest.mark.parametrize(
+    ("posterior", "estimator", "most"),
+    [
+        ("mean-field", "local", 3.5),
+        ("mvn", "local", 3.5),
+        ("low-rank", "local", 3.5),
+        ("mean-field", "relaxed", 5.0),
+    ],
+)  # whose indicators are relaxed: near 1, some 0.02 too low
 def test_weights_and_inclusion_are_calibrated(posterior, estimator, most):
     truth, inside, result = fitted(posterior, estimator, INCLUSION, seed=0)
     assert chi_square(ranks(truth, result)) > 1e-3
@@ -99,16 +115,28 @@ def test_whole_units_have_their_exact_probabilities():
     truth = inside * rng.normal(0, slab, (UNITS, p))
     y = x @ truth.T + sigma * rng.normal(size=(N, UNITS))
     noise, zeros = sigma**2 * np.eye(N), np.zeros(N)
-    odds = (math.log(INCLUSION / (1 - INCLUSION))
-            + stats.multivariate_normal(zeros, noise + slab**2 * x @ x.T).logpdf(y.T)
-            - stats.multivariate_normal(zeros, noise).logpdf(y.T))
+    odds = (
+        math.log(INCLUSION / (1 - INCLUSION))
+        + stats.multivariate_normal(zeros, noise + slab**2 * x @ x.T).logpdf(y.T)
+        - stats.multivariate_normal(zeros, noise).logpdf(y.T)
+    )
     made = sparse.convert(
-        nn.Linear(p, UNITS, bias=False).double(), structure="units", sd=0.1, inclusion=0.5,
-        prior=sparse.SpikeSlab(sparse.NormalSlab(slab), sparse.Bernoulli(INCLUSION)))
+        nn.Linear(p, UNITS, bias=False).double(),
+        structure="units",
+        sd=0.1,
+        inclusion=0.5,
+        prior=sparse.SpikeSlab(sparse.NormalSlab(slab), sparse.Bernoulli(INCLUSION)),
+    )
     result = sparse.fit(
-        made, subbayes.likelihoods.Gaussian(noise=sigma), (torch.from_numpy(x), torch.from_numpy(y)),
-        epochs=3000, early_epochs=0, batch_size=None, progress=False,
-        rates=sparse.Rates(weights=5e-3, inclusion=1e-2))
+        made,
+        subbayes.likelihoods.Gaussian(noise=sigma),
+        (torch.from_numpy(x), torch.from_numpy(y)),
+        epochs=3000,
+        early_epochs=0,
+        batch_size=None,
+        progress=False,
+        rates=sparse.Rates(weights=5e-3, inclusion=1e-2),
+    )
     found = result.module.probability().numpy()[:, 0]
     exact = 1 / (1 + np.exp(-odds))
     assert np.abs(found - exact).mean() < 0.04

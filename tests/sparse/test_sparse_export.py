@@ -60,25 +60,88 @@ def norm(n, kind=nn.BatchNorm2d):
 
 
 CASES = {
-    "mlp": (lambda: nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Dropout(0.3), nn.Linear(30, 20),
-                                  nn.Sigmoid(), nn.Linear(20, 2)), (6,), True),
+    "mlp": (
+        lambda: nn.Sequential(
+            nn.Linear(6, 30),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(30, 20),
+            nn.Sigmoid(),
+            nn.Linear(20, 2),
+        ),
+        (6,),
+        True,
+    ),
     "functional": (Functional, (6,), True),
     "residual": (Residual, (6,), True),
-    "cnn": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.MaxPool2d(2),
-                                  nn.Conv2d(8, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2)),
-            (3, 8, 8), True),
-    "padded": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(),
-                                     nn.Conv2d(8, 6, 3, padding=1), nn.AdaptiveAvgPool2d(1),
-                                     nn.Flatten(), nn.Linear(6, 2)), (3, 6, 6), True),
-    "norms": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), norm(8), nn.ReLU(), nn.Conv2d(8, 4, 3),
-                                    nn.Flatten(), nn.Linear(16, 2)), (3, 6, 6), True),
-    "silent units before a norm": (lambda: nn.Sequential(
-        nn.Conv2d(3, 6, 3), nn.Tanh(), norm(6), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(6, 5, 2),
-        norm(5), nn.Flatten(), nn.Linear(5, 2)), (3, 6, 6), True),
-    "groups": (lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 6, 1),
-                                     nn.ReLU(), nn.Conv2d(6, 6, 1, groups=3), nn.ReLU(),
-                                     nn.Flatten(), nn.Linear(54, 20), nn.Tanh(),
-                                     nn.Linear(20, 2)), (4, 5, 5), True),
+    "cnn": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32, 2),
+        ),
+        (3, 8, 8),
+        True,
+    ),
+    "padded": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(8, 6, 3, padding=1),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(6, 2),
+        ),
+        (3, 6, 6),
+        True,
+    ),
+    "norms": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            norm(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 4, 3),
+            nn.Flatten(),
+            nn.Linear(16, 2),
+        ),
+        (3, 6, 6),
+        True,
+    ),
+    "silent units before a norm": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 6, 3),
+            nn.Tanh(),
+            norm(6),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(6, 5, 2),
+            norm(5),
+            nn.Flatten(),
+            nn.Linear(5, 2),
+        ),
+        (3, 6, 6),
+        True,
+    ),
+    "groups": (
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 8, 3, groups=2),
+            nn.ReLU(),
+            nn.Conv2d(8, 6, 1),
+            nn.ReLU(),
+            nn.Conv2d(6, 6, 1, groups=3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(54, 20),
+            nn.Tanh(),
+            nn.Linear(20, 2),
+        ),
+        (4, 5, 5),
+        True,
+    ),
     "one linear": (lambda: nn.Linear(6, 2), (6,), False),
 }
 
@@ -137,14 +200,19 @@ def test_control_flow_that_depends_on_data_leaves_all_units():
     small = result.export(x, "dense")
     assert small.units == {"a": (4, 4), "b": (2, 2)}
     torch.testing.assert_close(
-        small.module(x).double(), result.predict(x, structure="median", weights="mean").outputs[0],
-        atol=1e-6, rtol=1e-5)
+        small.module(x).double(),
+        result.predict(x, structure="median", weights="mean").outputs[0],
+        atol=1e-6,
+        rtol=1e-5,
+    )
 
 
 def test_the_posterior_of_the_surviving_weights_is_that_of_the_subnetwork():
     torch.manual_seed(0)
-    made = sparse.convert(nn.Linear(4, 1, bias=False).double(),
-                          prior=sparse.SpikeSlab(sparse.NormalSlab(0.5), sparse.Bernoulli(0.2)))
+    made = sparse.convert(
+        nn.Linear(4, 1, bias=False).double(),
+        prior=sparse.SpikeSlab(sparse.NormalSlab(0.5), sparse.Bernoulli(0.2)),
+    )
     with torch.no_grad():
         made.logits.mean.copy_(torch.tensor([[3.0, -3.0, 3.0, -3.0]]))
     x = torch.randn(30, 4, dtype=torch.float64)
@@ -177,8 +245,9 @@ def test_units_that_are_out_leave_through_a_norm():
     assert small.units["0"] == (4, 2)
     x = torch.randn(5, 2, 5, 5)
     torch.testing.assert_close(small.module(x), net(x))
-    by_batch = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False),
-                             nn.Linear(4, 2))
+    by_batch = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2)
+    )
     by_batch[0].weight.data[1] = 0.0  # what becomes of it depends on the batch: it stays
     assert sparse.exported(by_batch.eval(), ("0", "2")).units["0"] == (4, 4)
 
@@ -194,8 +263,9 @@ def test_unknown_layers_are_named():
 def silenced(module, seed=0):
     """A module in float64, whose layers but the last have units that are silent, or not read."""
     generator = torch.Generator().manual_seed(seed)
-    layers = [m for m in module.double().modules() if isinstance(m, nn.Linear | nn.Conv1d
-                                                                | nn.Conv2d)]
+    layers = [
+        m for m in module.double().modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d)
+    ]
     with torch.no_grad():
         for layer in layers:
             layer.weight.normal_(generator=generator)
@@ -207,8 +277,9 @@ def silenced(module, seed=0):
 
 
 def names(module):
-    return tuple(n for n, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv1d
-                                                                   | nn.Conv2d))
+    return tuple(
+        n for n, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d)
+    )
 
 
 def functional_mix():
@@ -224,21 +295,37 @@ def functional_mix():
 
 
 OTHER_AXES = {
-    "flattened sequences": (lambda: nn.Sequential(
-        nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(15, 2)), (5, 4)),
+    "flattened sequences": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(15, 2)),
+        (5, 4),
+    ),
     "flattened by a function": (functional_mix, (5, 4)),
-    "a convolution read along its length": (lambda: nn.Sequential(
-        nn.Conv1d(2, 6, 3, padding=1), nn.ReLU(), nn.Linear(6, 2)), (2, 6)),
-    "a linear layer read by position": (lambda: nn.Sequential(
-        nn.Linear(4, 6), nn.Tanh(), nn.Conv1d(6, 2, 3)), (6, 4)),
-    "a norm of positions": (lambda: nn.Sequential(
-        nn.Linear(4, 6), norm(6, nn.BatchNorm1d), nn.Linear(6, 2)), (6, 4)),
-    "a pool along units": (lambda: nn.Sequential(
-        nn.Linear(4, 6), nn.MaxPool1d(3, 1, 1), nn.Linear(6, 2)), (5, 4)),
-    "a pool of another dimension": (lambda: nn.Sequential(
-        nn.Conv1d(2, 6, 3), nn.MaxPool2d(3, 1, 1), nn.Conv1d(6, 2, 3)), (2, 9)),
-    "a sum for a mean": (lambda: nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.AvgPool2d(2, divisor_override=1), nn.Conv2d(3, 2, 1)), (1, 8, 8)),
+    "a convolution read along its length": (
+        lambda: nn.Sequential(nn.Conv1d(2, 6, 3, padding=1), nn.ReLU(), nn.Linear(6, 2)),
+        (2, 6),
+    ),
+    "a linear layer read by position": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Conv1d(6, 2, 3)),
+        (6, 4),
+    ),
+    "a norm of positions": (
+        lambda: nn.Sequential(nn.Linear(4, 6), norm(6, nn.BatchNorm1d), nn.Linear(6, 2)),
+        (6, 4),
+    ),
+    "a pool along units": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.MaxPool1d(3, 1, 1), nn.Linear(6, 2)),
+        (5, 4),
+    ),
+    "a pool of another dimension": (
+        lambda: nn.Sequential(nn.Conv1d(2, 6, 3), nn.MaxPool2d(3, 1, 1), nn.Conv1d(6, 2, 3)),
+        (2, 9),
+    ),
+    "a sum for a mean": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 3, 3), nn.AvgPool2d(2, divisor_override=1), nn.Conv2d(3, 2, 1)
+        ),
+        (1, 8, 8),
+    ),
 }
 
 
@@ -255,8 +342,9 @@ def test_units_stay_where_what_follows_works_along_another_axis(name, given):
 
 
 def test_the_export_of_sequences_predicts_as_the_median_model():
-    made = sparse.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(),
-                                        nn.Linear(15, 2)).double()).eval()
+    made = sparse.convert(
+        nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(15, 2)).double()
+    ).eval()
     made[0].logits.mean.data[1] = -9
     result = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
     x = torch.randn(6, 5, 4, dtype=torch.float64)
@@ -266,16 +354,41 @@ def test_the_export_of_sequences_predicts_as_the_median_model():
 
 SAME_AXIS = {
     "sequences": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), (5, 4), True),
-    "flattening that joins nothing": (lambda: nn.Sequential(
-        nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Linear(6, 2)), (4,), True),
-    "a norm after flattening": (lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(8, 6), norm(6, nn.BatchNorm1d), nn.ReLU(), nn.Linear(6, 5),
-        norm(5, nn.BatchNorm1d), nn.Linear(5, 2)), (2, 4), True),
-    "a norm": (lambda: nn.Sequential(
-        nn.Linear(4, 6), norm(6, nn.BatchNorm1d), nn.ReLU(), nn.Linear(6, 2)), (4,), False),
-    "a convolution of sequences": (lambda: nn.Sequential(
-        nn.Conv1d(2, 6, 3), norm(6, nn.BatchNorm1d), nn.AvgPool1d(2), nn.Conv1d(6, 4, 2),
-        nn.Flatten(), nn.Linear(8, 2)), (2, 8), True),
+    "flattening that joins nothing": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Linear(6, 2)),
+        (4,),
+        True,
+    ),
+    "a norm after flattening": (
+        lambda: nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(8, 6),
+            norm(6, nn.BatchNorm1d),
+            nn.ReLU(),
+            nn.Linear(6, 5),
+            norm(5, nn.BatchNorm1d),
+            nn.Linear(5, 2),
+        ),
+        (2, 4),
+        True,
+    ),
+    "a norm": (
+        lambda: nn.Sequential(nn.Linear(4, 6), norm(6, nn.BatchNorm1d), nn.ReLU(), nn.Linear(6, 2)),
+        (4,),
+        False,
+    ),
+    "a convolution of sequences": (
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 6, 3),
+            norm(6, nn.BatchNorm1d),
+            nn.AvgPool1d(2),
+            nn.Conv1d(6, 4, 2),
+            nn.Flatten(),
+            nn.Linear(8, 2),
+        ),
+        (2, 8),
+        True,
+    ),
 }
 
 
@@ -301,8 +414,9 @@ def test_links_say_whether_norms_are_of_the_units():
 
 @pytest.mark.parametrize("value", [0.7, 0.0])
 def test_the_constant_of_a_lone_unit_moves_once(value):
-    net = nn.Sequential(nn.Linear(3, 1), nn.Tanh(), nn.Linear(1, 4), nn.ReLU(),
-                        nn.Linear(4, 2)).double()
+    net = nn.Sequential(
+        nn.Linear(3, 1), nn.Tanh(), nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 2)
+    ).double()
     with torch.no_grad():
         net[0].weight.zero_()
         net[0].bias.fill_(value)
@@ -330,8 +444,9 @@ class Between(nn.Module):
 
 
 def images(between, flatten, positions):
-    return Between(nn.Conv2d(2, 6, 3), nn.Conv2d(6, 5, 3), nn.Linear(5 * positions, 3), between,
-                   flatten)
+    return Between(
+        nn.Conv2d(2, 6, 3), nn.Conv2d(6, 5, 3), nn.Linear(5 * positions, 3), between, flatten
+    )
 
 
 class Mnist(nn.Module):
@@ -414,23 +529,55 @@ def test_ways_to_flatten_rows(name):
 
 
 FUNCTIONS = {
-    "clamp": lambda x: x.clamp(min=0.1), "torch.clamp": lambda x: torch.clamp(x, -0.5, 0.7),
-    "clamp_min": lambda x: x.clamp_min(0.2), "relu": lambda x: x.relu(),
-    **{name: getattr(functional, name) for name in (
-        "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish",
-        "hardtanh", "hardsigmoid", "logsigmoid", "softplus", "softsign", "tanh")},
+    "clamp": lambda x: x.clamp(min=0.1),
+    "torch.clamp": lambda x: torch.clamp(x, -0.5, 0.7),
+    "clamp_min": lambda x: x.clamp_min(0.2),
+    "relu": lambda x: x.relu(),
+    **{
+        name: getattr(functional, name)
+        for name in (
+            "relu6",
+            "leaky_relu",
+            "elu",
+            "selu",
+            "celu",
+            "gelu",
+            "silu",
+            "mish",
+            "hardswish",
+            "hardtanh",
+            "hardsigmoid",
+            "logsigmoid",
+            "softplus",
+            "softsign",
+            "tanh",
+        )
+    },
     **{f"elu({alpha})": (lambda x, alpha=alpha: functional.elu(x, alpha)) for alpha in (0.3, 2)},
-    **{make.__name__: make() for make in (
-        nn.ReLU6, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish, nn.PReLU, nn.Softsign, nn.ELU,
-        nn.Hardsigmoid, nn.LogSigmoid)},
+    **{
+        make.__name__: make()
+        for make in (
+            nn.ReLU6,
+            nn.SELU,
+            nn.CELU,
+            nn.Mish,
+            nn.Hardswish,
+            nn.PReLU,
+            nn.Softsign,
+            nn.ELU,
+            nn.Hardsigmoid,
+            nn.LogSigmoid,
+        )
+    },
     "dropout": lambda x: functional.dropout(functional.relu(x), training=False),
 }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_single_numbers_are_followed(name):
-    net = silenced(Between(nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3), FUNCTIONS[name],
-                           nn.Identity()))
+    net = silenced(
+        Between(nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3), FUNCTIONS[name], nn.Identity())
+    )
     assert all_but_the_last_lose(smaller(net, 4))
 
 
@@ -451,10 +598,21 @@ def test_functional_pools_are_followed(name):
 
 
 def test_pools_of_sequences_are_followed():
-    for pool in (functional.max_pool1d, functional.avg_pool1d, functional.adaptive_avg_pool1d,
-                 functional.adaptive_max_pool1d):
-        net = silenced(Between(nn.Conv1d(2, 6, 1), nn.Conv1d(6, 5, 1), nn.Linear(10, 3),
-                               lambda x, pool=pool: pool(x, 2), nn.Flatten()))
+    for pool in (
+        functional.max_pool1d,
+        functional.avg_pool1d,
+        functional.adaptive_avg_pool1d,
+        functional.adaptive_max_pool1d,
+    ):
+        net = silenced(
+            Between(
+                nn.Conv1d(2, 6, 1),
+                nn.Conv1d(6, 5, 1),
+                nn.Linear(10, 3),
+                lambda x, pool=pool: pool(x, 2),
+                nn.Flatten(),
+            )
+        )
         assert all_but_the_last_lose(smaller(net, 2, 8))
 
 
@@ -538,8 +696,12 @@ def test_examples_come_in_the_forms_that_predict_takes(layout):
     net = silenced(Two()).float()
     x = torch.randn(9, 4)
     first, second = x[:, :1], x[:, 1:]
-    for example in ((first, second), {"second": second, "first": first},
-                    (first.double(), second.double()), (first.numpy(), second.double().numpy())):
+    for example in (
+        (first, second),
+        {"second": second, "first": first},
+        (first.double(), second.double()),
+        (first.numpy(), second.double().numpy()),
+    ):
         small = sparse.exported(net, None, example, layout)
         assert small.units["a"] == (6, 4)
         torch.testing.assert_close(small.module(first, second), net(first, second))
@@ -561,15 +723,21 @@ def test_an_example_leaves_the_module_and_itself_as_they_are():
     assert (x == 3.0).all()
 
 
-@pytest.mark.parametrize(("example", "got"), [
-    (torch.ones(3, 5), r"inputs that the module takes, got shape \(3, 5\), torch.float32 \(mat1"),
-    ((torch.ones(3, 4), torch.ones(3, 1)), "inputs that the module takes, got 0 of shape"),
-    ({"other": torch.ones(3, 4)}, "inputs that the module takes, got other of shape"),
-    (torch.ones(()), "tensors with one row per observation, got a scalar"),
-    ((), "at least one tensor"),
-    (np.array(["a"]), "numbers, got an array of dtype"),
-    ("text", "a tensor or an array, got str"),
-])
+@pytest.mark.parametrize(
+    ("example", "got"),
+    [
+        (
+            torch.ones(3, 5),
+            r"inputs that the module takes, got shape \(3, 5\), torch.float32 \(mat1",
+        ),
+        ((torch.ones(3, 4), torch.ones(3, 1)), "inputs that the module takes, got 0 of shape"),
+        ({"other": torch.ones(3, 4)}, "inputs that the module takes, got other of shape"),
+        (torch.ones(()), "tensors with one row per observation, got a scalar"),
+        ((), "at least one tensor"),
+        (np.array(["a"]), "numbers, got an array of dtype"),
+        ("text", "a tensor or an array, got str"),
+    ],
+)
 def test_examples_that_the_module_does_not_take_are_one_line(example, got):
     with pytest.raises((InputError, subbayes.InputTypeError), match=f"^example: expected {got}"):
         thinned(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).export(example)
@@ -592,8 +760,9 @@ def test_transformer_layers_read_dense_weights(layout):
     assert layout != "csr" or small.layouts["head"] == "csr"
     expected = result.predict(x, structure="median", weights="mean").outputs[0]
     with torch.no_grad():  # without gradients, where the layer passes its weights to one kernel
-        torch.testing.assert_close(small.module(x).double(), torch.as_tensor(expected).double(),
-                                   atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            small.module(x).double(), torch.as_tensor(expected).double(), atol=1e-5, rtol=1e-5
+        )
 
 
 # --- what reduces positions -----------------------------------------------------------------------

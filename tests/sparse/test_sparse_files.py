@@ -19,8 +19,15 @@ from subbayes.utils import artifact
 def network():
     """A linear stack of which units and weights are out."""
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv1d(2, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.Flatten(),
-                           nn.Linear(24, 9), nn.Sigmoid(), nn.Linear(9, 3, bias=False))
+    module = nn.Sequential(
+        nn.Conv1d(2, 6, 3),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(24, 9),
+        nn.Sigmoid(),
+        nn.Linear(9, 3, bias=False),
+    )
     made = sparse.convert(module).eval()
     with torch.no_grad():
         for layer in sparse.sparse_layers(made).values():
@@ -49,7 +56,9 @@ def test_a_saved_small_network_gives_the_same_outputs(tmp_path, layout):
 
 
 def test_a_saved_layer_that_is_the_whole_network_gives_the_same_outputs(tmp_path):
-    whole = sparse.SparseNetwork(sparse.convert(nn.Linear(6, 2)).eval(), subbayes.likelihoods.Categorical(2))
+    whole = sparse.SparseNetwork(
+        sparse.convert(nn.Linear(6, 2)).eval(), subbayes.likelihoods.Categorical(2)
+    )
     x = torch.randn(30, 6)
     small = whole.export(x, "csr")
     back = sparse.load_exported(small.save(tmp_path / "small.safetensors"), nn.Linear(6, 2))
@@ -90,8 +99,13 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path):
     for odd in (None, nn.Linear):
         with pytest.raises(InputTypeError, match="module: expected the torch.nn.Module that was c"):
             sparse.load_exported(tmp_path / "text", odd)
-    for name, got in (("text", other), ("empty", other), ("odd", other), ("list", other),
-                      ("nothing", "no such file: ")):
+    for name, got in (
+        ("text", other),
+        ("empty", other),
+        ("odd", other),
+        ("list", other),
+        ("nothing", "no such file: "),
+    ):
         with pytest.raises(InputError, match=f"path: .*Exported.save wrote, got {got}.*{name}"):
             sparse.load_exported(tmp_path / name, module)
 
@@ -144,8 +158,11 @@ def test_an_onnx_file_of_several_inputs(tmp_path, named):
 
     small = sparse.exported(Two())
     first, second = torch.randn(5, 3), torch.randn(5, 2)
-    example = {"second": second[:2], "first": first[:2].double()} if named else (
-        first[:2].numpy(), second[:2])
+    example = (
+        {"second": second[:2], "first": first[:2].double()}
+        if named
+        else (first[:2].numpy(), second[:2])
+    )
     file = small.to_onnx(tmp_path / "small.onnx", example)
     keys = ("first", "second") if named else ("inputs_0", "inputs_1")
     given = dict(zip(keys, (first.numpy(), second.numpy()), strict=True))
@@ -153,7 +170,9 @@ def test_an_onnx_file_of_several_inputs(tmp_path, named):
     np.testing.assert_allclose(found, small.module(first, second).numpy(), atol=1e-5)
     for odd, message in (
         ({"first": first, "second": second, "third": second}, "names that forward lists, got thir"),
-        (first, "inputs that the module takes"), ("text", "a tensor or an array, got str")):
+        (first, "inputs that the module takes"),
+        ("text", "a tensor or an array, got str"),
+    ):
         with pytest.raises((InputError, subbayes.InputTypeError), match=f"example: .*{message}"):
             small.to_onnx(tmp_path / "other.onnx", odd)
 
@@ -163,8 +182,13 @@ def test_an_onnx_file_of_several_inputs(tmp_path, named):
 
 def trained(labels, outputs=3, likelihood=None):
     net = sparse.convert(nn.Linear(2, outputs))
-    return sparse.fit(net, likelihood or subbayes.likelihoods.Categorical(), (torch.randn(len(labels), 2),
-                      torch.tensor(labels)), epochs=1, progress=False)
+    return sparse.fit(
+        net,
+        likelihood or subbayes.likelihoods.Categorical(),
+        (torch.randn(len(labels), 2), torch.tensor(labels)),
+        epochs=1,
+        progress=False,
+    )
 
 
 def test_a_class_without_rows_is_named():
@@ -184,8 +208,11 @@ def test_classes_that_are_all_there_warn_of_nothing():
 
 
 def test_more_labels_than_outputs_are_refused():
-    with pytest.raises(InputError, match=r"y: expected labels in 0\.\.2, the module's 3 outputs, "
-                                         r"got 4"):
+    with pytest.raises(
+        InputError,
+        match=r"y: expected labels in 0\.\.2, the module's 3 outputs, "
+        r"got 4",
+    ):
         trained([0, 4, 1])
     with pytest.raises(InputError, match=r"module: expected 5 outputs for .*got 3"):
         trained([0, 4, 1], likelihood=subbayes.likelihoods.Categorical(5))
@@ -199,16 +226,25 @@ def test_a_module_of_other_layers_is_refused_by_its_architecture(tmp_path):
         with pytest.raises(InputError, match="module: expected the saved architecture Sequential"):
             sparse.load(folder, other)
 
+
 # --- whole posteriors ---------------------------------------------------------------------------
 
 
 def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
-    made = sparse.convert(subbayes.MLP(3, (20, 6), 1, seed=0), "low-rank", keep="layers.4",
-                          estimator="relaxed", temperature=0.4)
+    made = sparse.convert(
+        subbayes.MLP(3, (20, 6), 1, seed=0),
+        "low-rank",
+        keep="layers.4",
+        estimator="relaxed",
+        temperature=0.4,
+    )
     made = sparse.convert(made, "dropout", temperature=0.2)
     network = sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Gaussian(1.0))
     assert [layer.posterior for layer in network.layers.values()] == [
-        "low-rank", "low-rank", "dropout"]
+        "low-rank",
+        "low-rank",
+        "dropout",
+    ]
     back, _ = sparse.load(sparse.save(network, tmp_path / "saved"))
     for name, layer in network.layers.items():
         other = back.layers[name]
@@ -223,7 +259,9 @@ def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
 @pytest.mark.parametrize("posterior", sparse.FACTORS + sparse.BASELINES)
 def test_layers_of_a_loaded_network_draw_from_one_stream(posterior, tmp_path):
     made = sparse.convert(subbayes.MLP(3, (4,), 1, seed=0), posterior)
-    folder = sparse.save(sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)), tmp_path / "saved")
+    folder = sparse.save(
+        sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)), tmp_path / "saved"
+    )
     first, second = sparse.load(folder)[0].layers.values()
     assert first.noise is second.noise
 
@@ -239,8 +277,9 @@ def test_files_with_one_posterior_for_all_layers_are_read(tmp_path):
             del config[key]
     artifact.write(tmp_path / "old", "sparse-network", tensors, meta)
     x = torch.randn(5, 3)
-    assert torch.equal(sparse.load(tmp_path / "old")[0].predict(x).outputs,
-                       network.predict(x).outputs)
+    assert torch.equal(
+        sparse.load(tmp_path / "old")[0].predict(x).outputs, network.predict(x).outputs
+    )
 
 
 # --- devices and dtypes -------------------------------------------------------------------------
@@ -256,15 +295,20 @@ def test_a_network_that_was_moved_is_one_of_its_new_dtype():
         plain[0].weight += 1
     assert not torch.equal(plain[0].weight, made[0].mean)
     x = torch.randn(20, 2, 6, dtype=torch.float64)
-    result = sparse.fit(made, subbayes.likelihoods.Gaussian(), (x, x[:, 0, 0]), epochs=1, progress=False)
+    result = sparse.fit(
+        made, subbayes.likelihoods.Gaussian(), (x, x[:, 0, 0]), epochs=1, progress=False
+    )
     assert result.network.dtype == torch.float64
 
 
 @pytest.mark.parametrize("posterior", sparse.FACTORS + sparse.BASELINES)
 def test_layers_are_made_where_their_module_is_and_leave_with_it(posterior):
     made = sparse.convert(nn.Linear(3, 2, device="meta"), posterior)
-    own = {name: value for name, value in [*made.named_parameters(), *made.named_buffers()]
-           if not name.startswith(("slab.", "inclusion."))}
+    own = {
+        name: value
+        for name, value in [*made.named_parameters(), *made.named_buffers()]
+        if not name.startswith(("slab.", "inclusion."))
+    }
     assert {value.device.type for value in own.values()} == {"meta"}
     assert sparse.plain(made).weight.is_meta
     assert not sparse.plain(made.to_empty(device="cpu")).weight.is_meta
@@ -278,7 +322,8 @@ def test_a_posterior_on_a_gpu_is_that_on_the_cpu():
     made = sparse.convert(nn.Linear(3, 1)).eval()
     here = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)).posterior((x, y))
     there = sparse.SparseNetwork(made.cuda(), subbayes.likelihoods.Gaussian(1.0)).posterior(
-        (x.cuda(), y.cuda()))
+        (x.cuda(), y.cuda())
+    )
     assert there.subspace.shift.is_cuda
     np.testing.assert_allclose(there.prior.mean, here.prior.mean)
 
@@ -290,8 +335,14 @@ def test_a_posterior_on_a_gpu_is_that_on_the_cpu():
 def test_the_posteriors_prior_has_each_layers_slab(structure):
     net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)), nn.Linear(3, 1))
     slabs = sparse.NormalSlab(0.5), sparse.NormalSlab(2.0), sparse.StudentTSlab(1.0, 9.0)
-    made = sparse.convert(net, keep="3", structure=structure, prior={
-        str(i): sparse.SpikeSlab(slab, sparse.Bernoulli(0.5)) for i, slab in enumerate(slabs)})
+    made = sparse.convert(
+        net,
+        keep="3",
+        structure=structure,
+        prior={
+            str(i): sparse.SpikeSlab(slab, sparse.Bernoulli(0.5)) for i, slab in enumerate(slabs)
+        },
+    )
     with torch.no_grad():  # one weight of each layer is out, or one unit
         for layer in sparse.sparse_layers(made).values():
             layer.logits.mean.view(-1)[1] = -3.0
@@ -316,8 +367,9 @@ def test_a_module_of_other_parts_is_refused(tmp_path):
     module, whole = network()
     for layout in ("dense", "csr"):
         file = whole.export(INPUTS, layout).save(tmp_path / f"{layout}.safetensors")
-        other = nn.Sequential(*(nn.Tanh() if isinstance(own, nn.Sigmoid) else own
-                                for own in module))
+        other = nn.Sequential(
+            *(nn.Tanh() if isinstance(own, nn.Sigmoid) else own for own in module)
+        )
         with pytest.raises(InputError, match=r"module: expected the layers .* got others: 5 \(Tan"):
             sparse.load_exported(file, other)
         assert sparse.load_exported(file, module).layouts
@@ -328,8 +380,9 @@ def test_an_onnx_file_of_transformer_layers(tmp_path):
     from onnx.reference import ReferenceEvaluator
 
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 12, batch_first=True),
-                        nn.Linear(8, 2)).eval()
+    net = nn.Sequential(
+        nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), nn.Linear(8, 2)
+    ).eval()
     x = torch.randn(4, 5, 3)
     fast = torch.backends.mha.get_fastpath_enabled()
     small = sparse.exported(sparse.prune(net, 0.5), example=x, layout="dense")

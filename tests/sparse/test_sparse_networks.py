@@ -22,9 +22,17 @@ TINY = sparse_networks.Plan(hidden=(4,), rows=60)
 
 
 def options(results, **changes):
-    given = {"datasets": "raisin", "methods": ["LBBNN-SSP-MF"], "folds": 1, "epochs": 1,
-             "post": "none", "mode": "eager", "results": str(results), "data_dir": None,
-             "write": None}
+    given = {
+        "datasets": "raisin",
+        "methods": ["LBBNN-SSP-MF"],
+        "folds": 1,
+        "epochs": 1,
+        "post": "none",
+        "mode": "eager",
+        "results": str(results),
+        "data_dir": None,
+        "write": None,
+    }
     return argparse.Namespace(**(given | changes))
 
 
@@ -40,8 +48,9 @@ def there(read, *given):
 
 def test_tables_are_read_with_missing_values(tmp_path):
     (tmp_path / "credit_approval").mkdir()
-    frame = pd.DataFrame({"A1": ["a", "?", "b", "a"], "A2": ["1.0", "3.0", "?", "5.0"],
-                          "A16": ["+", "-", "-", "+"]})
+    frame = pd.DataFrame(
+        {"A1": ["a", "?", "b", "a"], "A2": ["1.0", "3.0", "?", "5.0"], "A16": ["+", "-", "-", "+"]}
+    )
     frame.to_csv(tmp_path / "credit_approval" / "credit_approval.csv.gz", index=False)
     columns, y = sparse_tabular.table("credit_approval", str(tmp_path))
     assert y.tolist() == [0, 1, 1, 0]
@@ -50,9 +59,14 @@ def test_tables_are_read_with_missing_values(tmp_path):
     np.testing.assert_allclose(x, [[-1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1], [3, 0, 1, 0]])
 
 
-@pytest.mark.parametrize(("name", "shape", "share"), [
-    ("credit_approval", (690, 15), 307 / 690), ("adult", (48842, 14), 11687 / 48842),
-    ("bank_marketing", (45211, 16), 5289 / 45211)])
+@pytest.mark.parametrize(
+    ("name", "shape", "share"),
+    [
+        ("credit_approval", (690, 15), 307 / 690),
+        ("adult", (48842, 14), 11687 / 48842),
+        ("bank_marketing", (45211, 16), 5289 / 45211),
+    ],
+)
 def test_the_real_tables_have_their_sizes(name, shape, share):
     frame, y = there(sparse_tabular.table, name, None)
     assert frame.shape == shape
@@ -118,21 +132,38 @@ def test_every_method_leaves_a_record_and_a_finished_run_only_reads(tmp_path, mo
 
 
 def record(method, seed, accuracy, **more):
-    modes = {mode: {"accuracy": accuracy, "decided": 800, "decided_accuracy": 0.99,
-                    "density": 0.25} for mode in sparse_networks.MODES}
+    modes = {
+        mode: {"accuracy": accuracy, "decided": 800, "decided_accuracy": 0.99, "density": 0.25}
+        for mode in sparse_networks.MODES
+    }
     layers = {str(i): {"mean probability": 0.1 * (i + 1)} for i in range(3)}
-    return {"dataset": "phoneme", "method": method, "seed": seed, "epochs": 250, "modes": modes,
-            "layers": layers, "epoch_seconds": 1.25, "seconds_in_all": 60.0,
-            "plan": {"post": "none"}} | more
+    return {
+        "dataset": "phoneme",
+        "method": method,
+        "seed": seed,
+        "epochs": 250,
+        "modes": modes,
+        "layers": layers,
+        "epoch_seconds": 1.25,
+        "seconds_in_all": 60.0,
+        "plan": {"post": "none"},
+    } | more
 
 
 def test_the_tables_have_ours_beside_the_papers():
-    pruned = {f"{s} {d:g}": {"accuracy": d, "decided": 1, "decided_accuracy": None}
-              for s in ("units", "weights") for d in (1.0, 0.6)}
-    text = sparse_networks_tables.markdown([
-        record("LBBNN-SSP-MF", 0, 0.91), record("LBBNN-SSP-MF", 1, 0.93),
-        record("LBBNN-SSP-MF", 2, 0.95),
-        record("FNN", 0, 0.0, modes=pruned, plan={"densities": [1.0, 0.6], "post": "fixed"})])
+    pruned = {
+        f"{s} {d:g}": {"accuracy": d, "decided": 1, "decided_accuracy": None}
+        for s in ("units", "weights")
+        for d in (1.0, 0.6)
+    }
+    text = sparse_networks_tables.markdown(
+        [
+            record("LBBNN-SSP-MF", 0, 0.91),
+            record("LBBNN-SSP-MF", 1, 0.93),
+            record("LBBNN-SSP-MF", 2, 0.95),
+            record("FNN", 0, 0.0, modes=pruned, plan={"densities": [1.0, 0.6], "post": "fixed"}),
+        ]
+    )
     assert "3 runs of 250 epochs, post-training 'fixed' among them" in text
     assert "| LBBNN-SSP-MF | 0.930 (0.910, 0.950) [0.913] | 0.930 (0.910, 0.950) [0.927] |" in text
     assert "| LBBNN-SSP-MF | SIM SIM 10 | 0.990 [0.992] | 800 [690] | 0.250 [0.371] | 1.2 |" in text
@@ -141,16 +172,18 @@ def test_the_tables_have_ours_beside_the_papers():
 
 
 def test_runs_with_post_training_have_figures_and_marks_of_their_own(tmp_path):
-    found = [record(method, 0, 0.91, plan={"post": "fixed"})
-             for method in ("LBBNN-SSP-MF", "BNN-HP-MF")]
+    found = [
+        record(method, 0, 0.91, plan={"post": "fixed"}) for method in ("LBBNN-SSP-MF", "BNN-HP-MF")
+    ]
     text = sparse_networks_tables.markdown(found)
     assert "| BNN-HP-MF | 0.910 | 0.910 | 0.910 | 0.910 [0.913] | 0.910 [0.917] | " in text
     assert "| BNN-HP-MF | MED SIM 10 | 0.990 [0.936] | 800 [37] | 0.250 [0.457] | 1.2 |" in text
     assert "| LBBNN-SSP-MF | 0.910 [0.917] | 0.910 [0.927] |" in text
     assert "| LBBNN-SSP-MF | SIM SIM 10 | 0.990 [0.991] | 800 [703] | 0.250 [0.120] | 1.2 |" in text
     page = tmp_path / "page.md"
-    page.write_text("".join(f"<!-- a{end}: begin -->\nstale\n<!-- a{end}: end -->\n"
-                            for end in ("", "_post")))
+    page.write_text(
+        "".join(f"<!-- a{end}: begin -->\nstale\n<!-- a{end}: end -->\n" for end in ("", "_post"))
+    )
     sparse_networks.said(found, "a", text, str(page), lambda *_: None)
     assert page.read_text().count("stale") == 1
     assert page.read_text().index("stale") < page.read_text().index("0.910")

@@ -34,16 +34,19 @@ def rows(n: int = 50):
 
 def fitted(mode, module=None, likelihood=None, data=None, **options):
     settings = {"epochs": 4, "early_epochs": 2, "batch_size": 20, "progress": False} | options
-    convert = {key: settings.pop(key) for key in ("posterior", "structure", "estimator")
-               if key in settings}
+    convert = {
+        key: settings.pop(key) for key in ("posterior", "structure", "estimator") if key in settings
+    }
     made = sparse.convert(network() if module is None else module, **convert)
-    return sparse.fit(made, likelihood or Categorical(), rows() if data is None else data,
-                      mode=mode, **settings)
+    return sparse.fit(
+        made, likelihood or Categorical(), rows() if data is None else data, mode=mode, **settings
+    )
 
 
 def check_same(one, other, tolerance=2e-4):
-    for (name, a), (_, b) in zip(one.module.state_dict().items(),
-                                 other.module.state_dict().items(), strict=True):
+    for (name, a), (_, b) in zip(
+        one.module.state_dict().items(), other.module.state_dict().items(), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=name)
     for name, values in one.history.items():
         np.testing.assert_allclose(values, other.history[name], rtol=tolerance)
@@ -51,9 +54,15 @@ def check_same(one, other, tolerance=2e-4):
 
 @pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize("estimator", ["local", "relaxed"])
-@pytest.mark.parametrize(("posterior", "structure"), [
-    ("mean-field", "weights"), ("mean-field", "units"), ("mvn", "weights"),
-    ("low-rank", "weights")])
+@pytest.mark.parametrize(
+    ("posterior", "structure"),
+    [
+        ("mean-field", "weights"),
+        ("mean-field", "units"),
+        ("mvn", "weights"),
+        ("low-rank", "weights"),
+    ],
+)
 def test_traced_steps_are_eager_steps(posterior, structure, estimator):
     options = {"posterior": posterior, "structure": structure, "estimator": estimator}
     with warnings.catch_warnings():
@@ -73,8 +82,9 @@ def test_traced_steps_follow_the_phases(post):
 @pytest.mark.usefixtures("traced_at_once")
 def test_traced_steps_of_convolutions_and_of_learned_noise():
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(),
-                           nn.Linear(24, 1))
+    module = nn.Sequential(
+        nn.Conv1d(1, 4, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(24, 1)
+    )
     x = torch.randn(40, 1, 6, generator=torch.Generator().manual_seed(2))
     options = {"module": module, "likelihood": Gaussian(), "data": (x, x.sum((1, 2)))}
     check_same(fitted("trace", **options), fitted("eager", **options))
@@ -98,8 +108,9 @@ def test_modules_with_randomness_or_statistics_of_their_own_are_evaluated_eagerl
         warnings.simplefilter("error")
         traced = fitted("trace", network(own))
     eager = fitted("eager", network(own))
-    for a, b in zip(traced.module.state_dict().values(), eager.module.state_dict().values(),
-                    strict=True):
+    for a, b in zip(
+        traced.module.state_dict().values(), eager.module.state_dict().values(), strict=True
+    ):
         assert torch.equal(a, b)
 
 
@@ -132,10 +143,17 @@ class Peeking(nn.Module):
 
 
 @pytest.mark.usefixtures("traced_at_once")
-@pytest.mark.parametrize(("what", "said"), [
-    ("numpy", "its result differs on other rows"), ("list", "its result differs on other rows"),
-    ("rows", "replaying the training step failed"), ("random", None),
-    ("numpy random", None), ("held", "its result differs")])
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("numpy", "its result differs on other rows"),
+        ("list", "its result differs on other rows"),
+        ("rows", "replaying the training step failed"),
+        ("random", None),
+        ("numpy random", None),
+        ("held", "its result differs"),
+    ],
+)
 def test_what_a_trace_cannot_hold_is_evaluated_eagerly(what, said):
     found = []
     for mode in ("eager", "trace"):
@@ -176,8 +194,9 @@ def test_a_traced_run_resumes_bit_for_bit(tmp_path):
         fitted("trace", checkpoint=tmp_path / "run.pt", callback=stop)
     again = fitted("trace", checkpoint=tmp_path / "run.pt")
     assert whole.history == again.history
-    for a, b in zip(whole.module.state_dict().values(), again.module.state_dict().values(),
-                    strict=True):
+    for a, b in zip(
+        whole.module.state_dict().values(), again.module.state_dict().values(), strict=True
+    ):
         assert torch.equal(a, b)
 
 

@@ -38,16 +38,29 @@ SHARED = {
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("what", SHARED)
-@pytest.mark.parametrize(("posterior", "structure"), [
-    ("mean-field", "weights"), ("mean-field", "units"), ("all", "weights"),
-    ("dropout", "weights"), ("horseshoe", "weights")])
+@pytest.mark.parametrize(
+    ("posterior", "structure"),
+    [
+        ("mean-field", "weights"),
+        ("mean-field", "units"),
+        ("all", "weights"),
+        ("dropout", "weights"),
+        ("horseshoe", "weights"),
+    ],
+)
 def test_outputs_at_all_positions_vary_together(what, posterior, structure):
     """Covariances in training are those of draws of whole weight vectors."""
     torch.manual_seed(1)
     make, shape = SHARED[what]
     x, n = torch.randn(1, *shape, dtype=DOUBLE), 1500
-    made = sparse.convert(nn.Sequential(make(), nn.Flatten()).double(), posterior,
-                          structure=structure, inclusion=0.7, sd=0.3, temperature=0.01)
+    made = sparse.convert(
+        nn.Sequential(make(), nn.Flatten()).double(),
+        posterior,
+        structure=structure,
+        inclusion=0.7,
+        sd=0.3,
+        temperature=0.01,
+    )
     made.eval()
     network = sparse.SparseNetwork(made, subbayes.likelihoods.Categorical(made(x).shape[1]))
     naive = network.predict(x, draws=n).outputs[:, 0].numpy()
@@ -78,8 +91,7 @@ class Pooled(nn.Module):
 
     def __init__(self, convolution):
         super().__init__()
-        self.layer = (nn.Conv1d(1, 1, 1, bias=False) if convolution
-                      else nn.Linear(1, 1, bias=False))
+        self.layer = nn.Conv1d(1, 1, 1, bias=False) if convolution else nn.Linear(1, 1, bias=False)
         self.dims = (2,) if convolution else (1,)
 
     def forward(self, x):
@@ -93,9 +105,16 @@ def test_a_pooled_weight_has_its_exact_posterior(convolution):
     x = torch.ones(50, 1, 25) if convolution else torch.ones(50, 25, 1)
     prior = sparse.SpikeSlab(sparse.NormalSlab(1.0), sparse.Bernoulli(0.5))
     result = sparse.fit(
-        sparse.convert(Pooled(convolution), "all", prior=prior, sd=0.1), subbayes.likelihoods.Gaussian(1.0),
-        (x, torch.full((50,), 0.5)), epochs=1500, early_epochs=0, kl_epochs=0, batch_size=None,
-        rates=sparse.Rates(weights=1e-2), progress=False)
+        sparse.convert(Pooled(convolution), "all", prior=prior, sd=0.1),
+        subbayes.likelihoods.Gaussian(1.0),
+        (x, torch.full((50,), 0.5)),
+        epochs=1500,
+        early_epochs=0,
+        kl_epochs=0,
+        batch_size=None,
+        rates=sparse.Rates(weights=1e-2),
+        progress=False,
+    )
     layer = result.layers["layer"]
     assert float(layer.mean.detach()) == pytest.approx(25 / 51, abs=0.05)
     assert float(layer.sd.detach()) == pytest.approx(51**-0.5, rel=0.15)
@@ -124,8 +143,14 @@ def test_the_elbo_is_one_whatever_shape_outputs_have():
         def forward(self, x):
             return self.net(x)[:, 0]
 
-    found = [float(sparse.elbo(sparse.convert(module).train(), subbayes.likelihoods.Gaussian(1.0), x, y, 600))
-             for module in (net(), Squeezed())]
+    found = [
+        float(
+            sparse.elbo(
+                sparse.convert(module).train(), subbayes.likelihoods.Gaussian(1.0), x, y, 600
+            )
+        )
+        for module in (net(), Squeezed())
+    ]
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
@@ -138,12 +163,20 @@ def test_the_elbo_needs_draws():
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("change", "error", "said"), [
-    (lambda x, y: (x.numpy(), y), InputTypeError, "inputs: expected tensors, got ndarray"),
-    (lambda x, y: (x, y.tolist()), InputTypeError, "y: expected tensors, got list"),
-    (lambda x, y: (x * torch.nan, y), InputError, "inputs: expected finite numbers"),
-    (lambda x, y: (x, y * torch.inf), InputError, "y: expected finite numbers"),
-    (lambda x, y: (x, y[:-1]), InputError, "inputs: expected between 1 and n = 60 rows, as many")])
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (lambda x, y: (x.numpy(), y), InputTypeError, "inputs: expected tensors, got ndarray"),
+        (lambda x, y: (x, y.tolist()), InputTypeError, "y: expected tensors, got list"),
+        (lambda x, y: (x * torch.nan, y), InputError, "inputs: expected finite numbers"),
+        (lambda x, y: (x, y * torch.inf), InputError, "y: expected finite numbers"),
+        (
+            lambda x, y: (x, y[:-1]),
+            InputError,
+            "inputs: expected between 1 and n = 60 rows, as many",
+        ),
+    ],
+)
 def test_the_elbo_of_what_is_no_batch(change, error, said):
     x, y = data()
     made = sparse.convert(net()).train()
@@ -173,8 +206,10 @@ def test_layers_of_two_conversions_draw_different_numbers():
     once = sparse.convert(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), "all", keep="1", sd=1.0)
     twice = sparse.convert(once, "all", sd=1.0).train()
     with torch.no_grad():
-        first, second = (layer(torch.zeros(4, 3)) - layer.bias_mean
-                         for layer in sparse.sparse_layers(twice).values())
+        first, second = (
+            layer(torch.zeros(4, 3)) - layer.bias_mean
+            for layer in sparse.sparse_layers(twice).values()
+        )
     assert not torch.allclose(first, second)
 
 
@@ -196,15 +231,21 @@ def logits(out):
 def test_inputs_and_outputs_may_have_names(tmp_path):
     x, y = data()
     named = {"a": x[:, :2], "b": x[:, 2:]}
-    plain = sparse.elbo(sparse.convert(net()).train(), subbayes.likelihoods.Gaussian(1.0), x, y, 600)
+    plain = sparse.elbo(
+        sparse.convert(net()).train(), subbayes.likelihoods.Gaussian(1.0), x, y, 600
+    )
     made = sparse.convert(Named()).train()
     found = sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), named, y, 600, output=logits)
     assert float(found.detach()) == pytest.approx(float(plain.detach()), rel=1e-6)
     with pytest.raises(TypeError, match="module: expected one tensor as its output, got dict"):
         sparse.fit(made, subbayes.likelihoods.Gaussian(1.0), (named, y), epochs=2, progress=False)
     settings = {"epochs": 2, "progress": False, "mode": "eager"}
-    result = sparse.fit(made, subbayes.likelihoods.Gaussian(1.0), (named, y), output=logits, **settings)
-    theirs = sparse.fit(sparse.convert(net()), subbayes.likelihoods.Gaussian(1.0), (x, y), **settings)
+    result = sparse.fit(
+        made, subbayes.likelihoods.Gaussian(1.0), (named, y), output=logits, **settings
+    )
+    theirs = sparse.fit(
+        sparse.convert(net()), subbayes.likelihoods.Gaussian(1.0), (x, y), **settings
+    )
     expected = theirs.predict(x, draws=3).outputs
     torch.testing.assert_close(result.predict(named, draws=3).outputs, expected)
     sparse.save(result, tmp_path / "saved")
@@ -218,21 +259,33 @@ def test_the_weight_is_that_of_the_divergence():
     values = []
     for weight in (0.0, 0.5, 1.0):
         made[0].noise.generator.manual_seed(0)
-        values.append(float(sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), x, y, 60, weight=weight)))
+        values.append(
+            float(sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), x, y, 60, weight=weight))
+        )
     kl = float(sparse.kl(made))
     assert values[0] - values[1] == pytest.approx(0.5 * kl, rel=1e-5)
     assert values[0] - values[2] == pytest.approx(kl, rel=1e-5)
 
 
 def test_groups_have_every_parameter_once_at_its_rate():
-    rates = sparse.Rates(weights=0.1, early_inclusion=0.2, early_covariance=0.3,
-                         inclusion_prior=0.4, slab=0.5)
+    rates = sparse.Rates(
+        weights=0.1, early_inclusion=0.2, early_covariance=0.3, inclusion_prior=0.4, slab=0.5
+    )
     made = sparse.convert(net(), "low-rank")
     rate = {id(p): group["lr"] for group in rates.groups(made) for p in group["params"]}
-    expected = {"mean": 0.1, "raw_sd": 0.1, "bias_mean": 0.1, "bias_raw_sd": 0.1,
-                "logits.mean": 0.2, "logits.factor": 0.3, "logits.log_sd": 0.3,
-                "inclusion.log_a": 0.4, "inclusion.log_b": 0.4, "slab.log_shape": 0.5,
-                "slab.log_rate": 0.5}
+    expected = {
+        "mean": 0.1,
+        "raw_sd": 0.1,
+        "bias_mean": 0.1,
+        "bias_raw_sd": 0.1,
+        "logits.mean": 0.2,
+        "logits.factor": 0.3,
+        "logits.log_sd": 0.3,
+        "inclusion.log_a": 0.4,
+        "inclusion.log_b": 0.4,
+        "slab.log_shape": 0.5,
+        "slab.log_rate": 0.5,
+    }
     for name, parameter in made.named_parameters():
         assert rate.pop(id(parameter)) == expected[name.partition(".")[2]]
     assert not rate
@@ -253,8 +306,14 @@ class Twice(nn.Module):
 @pytest.mark.parametrize("epochs", [2, 60])  # eager steps, traced ones
 def test_a_layer_used_twice_is_refused(epochs):
     with pytest.raises(InputError, match="layers that are used once"):
-        sparse.fit(sparse.convert(Twice()), subbayes.likelihoods.Gaussian(), data(), epochs=epochs,
-                   batch_size=30, progress=False)
+        sparse.fit(
+            sparse.convert(Twice()),
+            subbayes.likelihoods.Gaussian(),
+            data(),
+            epochs=epochs,
+            batch_size=30,
+            progress=False,
+        )
 
 
 class Cosine(nn.Linear):
@@ -280,17 +339,36 @@ def test_hooks_go_on_to_the_sparse_layer_and_the_network():
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("make", "said"), [
-    (lambda: sparse.convert(nn.Sequential(nn.LazyLinear(3))), "layers that know their sizes, got "),
-    (lambda: sparse.convert(net(), prior=sparse.Horseshoe()), "Use posterior='horseshoe'"),
-    (lambda: sparse.convert(net(), keep=[nn.ReLU()]), "keep: expected names of layers, got ReLU"),
-    (lambda: sparse.convert(net(), inclusion="a"), "inclusion: expected a number above 0, got 'a'"),
-    (lambda: sparse.Bernoulli("a"), "probability: expected a number above 0, got 'a'"),
-    (lambda: sparse.prune(net(), "a"), "density: expected a share above 0 and at"),
-    (lambda: sparse.fit(sparse.convert(net()), "gaussian", data()), "likelihood: expected a like"),
-    (lambda: sparse.fit(sparse.convert(net()), subbayes.likelihoods.Gaussian(), data(), rates=0.1),
-     "rates: expected Rates, such as"),
-])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: sparse.convert(nn.Sequential(nn.LazyLinear(3))),
+            "layers that know their sizes, got ",
+        ),
+        (lambda: sparse.convert(net(), prior=sparse.Horseshoe()), "Use posterior='horseshoe'"),
+        (
+            lambda: sparse.convert(net(), keep=[nn.ReLU()]),
+            "keep: expected names of layers, got ReLU",
+        ),
+        (
+            lambda: sparse.convert(net(), inclusion="a"),
+            "inclusion: expected a number above 0, got 'a'",
+        ),
+        (lambda: sparse.Bernoulli("a"), "probability: expected a number above 0, got 'a'"),
+        (lambda: sparse.prune(net(), "a"), "density: expected a share above 0 and at"),
+        (
+            lambda: sparse.fit(sparse.convert(net()), "gaussian", data()),
+            "likelihood: expected a like",
+        ),
+        (
+            lambda: sparse.fit(
+                sparse.convert(net()), subbayes.likelihoods.Gaussian(), data(), rates=0.1
+            ),
+            "rates: expected Rates, such as",
+        ),
+    ],
+)
 def test_what_is_of_a_wrong_kind_is_refused_in_a_line(make, said):
     with pytest.raises((InputError, TypeError), match=said):
         make()
@@ -300,8 +378,9 @@ def test_frozen_layers_stay_frozen():
     module = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1))
     module[:2].requires_grad_(False)
     module[1].eval()
-    result = sparse.fit(sparse.convert(module), subbayes.likelihoods.Gaussian(), data(), epochs=2,
-                        progress=False)
+    result = sparse.fit(
+        sparse.convert(module), subbayes.likelihoods.Gaussian(), data(), epochs=2, progress=False
+    )
     assert torch.equal(result.module[1].running_mean, module[1].running_mean)
     assert not any(p.requires_grad for p in result.module[:2].parameters())
     assert all(p.requires_grad for p in result.module[3].parameters())
@@ -312,11 +391,19 @@ def test_frozen_layers_stay_frozen():
 
 
 def test_a_run_that_is_finished_is_taken_up_as_it_was(tmp_path):
-    settings = {"epochs": 3, "post": "median", "post_epochs": 2, "batch_size": None,
-                "rates": sparse.Rates(inclusion=0.5, early_inclusion=0.5), "progress": False,
-                "checkpoint": tmp_path / "run.pt"}
-    first, again = (sparse.fit(sparse.convert(net()), subbayes.likelihoods.Gaussian(), data(), **settings)
-                    for _ in range(2))
+    settings = {
+        "epochs": 3,
+        "post": "median",
+        "post_epochs": 2,
+        "batch_size": None,
+        "rates": sparse.Rates(inclusion=0.5, early_inclusion=0.5),
+        "progress": False,
+        "checkpoint": tmp_path / "run.pt",
+    }
+    first, again = (
+        sparse.fit(sparse.convert(net()), subbayes.likelihoods.Gaussian(), data(), **settings)
+        for _ in range(2)
+    )
     assert [layer.phase for layer in again.layers.values()] == ["median", "median"]
     assert again.density("sample") == first.density("sample")
     x = data()[0]
@@ -328,14 +415,17 @@ def of(**options):
     return sparse.convert(net() if module is None else module, **options)
 
 
-@pytest.mark.parametrize("other", [
-    {"made": lambda: of(temperature=0.3)},
-    {"made": lambda: of(sd=0.1)},
-    {"made": lambda: of(prior=sparse.SpikeSlab(inclusion=sparse.Bernoulli(0.3)))},
-    {"made": lambda: of(module=nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1)))},
-    {"rows": (data()[0] + 1e-3, data()[1])},
-    {"likelihood": subbayes.likelihoods.Gaussian(0.3)},
-])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"made": lambda: of(temperature=0.3)},
+        {"made": lambda: of(sd=0.1)},
+        {"made": lambda: of(prior=sparse.SpikeSlab(inclusion=sparse.Bernoulli(0.3)))},
+        {"made": lambda: of(module=nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1)))},
+        {"rows": (data()[0] + 1e-3, data()[1])},
+        {"likelihood": subbayes.likelihoods.Gaussian(0.3)},
+    ],
+)
 def test_the_checkpoint_of_another_run_is_refused(tmp_path, other):
     settings = {"epochs": 2, "progress": False, "checkpoint": tmp_path / "run.pt"}
 

@@ -108,8 +108,13 @@ def test_bernstein_stays_sound_at_high_degree(degree):
     c = coefficients(t, degree + 1)
     assert bool((c >= 0).all())
     np.testing.assert_allclose(c.sum(-1), 1, rtol=1e-13)
-    exact = [[math.comb(degree, i) * float(s) ** i * (1 - float(s)) ** (degree - i)
-              for i in range(degree + 1)] for s in t]
+    exact = [
+        [
+            math.comb(degree, i) * float(s) ** i * (1 - float(s)) ** (degree - i)
+            for i in range(degree + 1)
+        ]
+        for s in t
+    ]
     np.testing.assert_allclose(c, np.array(exact, float), rtol=1e-10, atol=1e-300)
 
 
@@ -162,8 +167,9 @@ def test_the_basis_is_that_of_the_paper():
     torch.testing.assert_close(space.basis()[0], (p[0] - shift) / (p[0] - shift).norm())
     torch.testing.assert_close(space.basis()[1], (middle - shift) / (middle - shift).norm())
     half = float((p[0] - shift).norm())
-    torch.testing.assert_close(Curve(p).coordinates([0.0, 1.0]),
-                               torch.tensor([[half, 0], [-half, 0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        Curve(p).coordinates([0.0, 1.0]), torch.tensor([[half, 0], [-half, 0]], dtype=torch.float64)
+    )
 
 
 def test_lengths_put_the_ends_at_one():
@@ -178,8 +184,9 @@ def test_principal_directions_are_those_of_scikit_learn():
     peer = PCA(4).fit(p.numpy())
     space = Curve(p).subspace("principal")
     np.testing.assert_allclose(space.shift, peer.mean_, atol=1e-14)
-    np.testing.assert_allclose(np.abs(space.basis().numpy() @ peer.components_.T), np.eye(4),
-                               atol=1e-10)
+    np.testing.assert_allclose(
+        np.abs(space.basis().numpy() @ peer.components_.T), np.eye(4), atol=1e-10
+    )
     wide = Curve(p).subspace("principal", unit=False).basis()
     np.testing.assert_allclose(wide.norm(dim=1), peer.explained_variance_**0.5, rtol=1e-10)
 
@@ -198,8 +205,18 @@ def test_a_straight_curve_spans_no_plane(basis, dtype):
 def curve_run(control, network, data, likelihood=None, clip_norm=None, decay=0.0, **options):
     plan = Plan(epochs=1, learning_rate=1.0, momentum=0.0, clip_norm=clip_norm)
     feed = Feed(data, likelihood or Gaussian(0.7), network, None, 0)
-    return CurveRun(network, likelihood or Gaussian(0.7), feed, plan, decay, control, None,
-                     options.get("extra", {}), options.get("join"), 5)
+    return CurveRun(
+        network,
+        likelihood or Gaussian(0.7),
+        feed,
+        plan,
+        decay,
+        control,
+        None,
+        options.get("extra", {}),
+        options.get("join"),
+        5,
+    )
 
 
 @pytest.mark.parametrize("kind", ["bezier", "polygon"])
@@ -222,7 +239,7 @@ def test_a_step_is_autograd_through_the_control_points(kind, fixed, clip, scratc
     t = torch.rand((), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     w = coefficients(t, 5, kind) @ leaf
     loss = -Gaussian(0.7).log_prob(network(w, x), y).mean()
-    point_gradient, = torch.autograd.grad(loss, w, retain_graph=True)
+    (point_gradient,) = torch.autograd.grad(loss, w, retain_graph=True)
     size = float(point_gradient.norm())
     share = 1.0 if clip is None else min(1.0, clip / (size + 1e-6))
     (share * loss + decay / 2 * w.square().sum()).backward()
@@ -235,8 +252,18 @@ def test_a_step_is_autograd_through_the_control_points(kind, fixed, clip, scratc
 def test_training_is_a_plain_loop_over_all_control_points(optimizer):
     """Several epochs of minibatches, with the optimisers of torch on one (k + 1, D) tensor."""
     data, module = table(), net().double()
-    result = train_curve(module, Gaussian(0.7), data, degree=3, epochs=3, batch_size=None,
-                         learning_rate=0.02, optimizer=optimizer, seed=4, progress=False)
+    result = train_curve(
+        module,
+        Gaussian(0.7),
+        data,
+        degree=3,
+        epochs=3,
+        batch_size=None,
+        learning_rate=0.02,
+        optimizer=optimizer,
+        seed=4,
+        progress=False,
+    )
     network, start = Network(module), train_curve_start(module, 3, 4)
     leaf = nn.Parameter(start)
     make = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
@@ -255,9 +282,18 @@ def test_training_is_a_plain_loop_over_all_control_points(optimizer):
 
 def train_curve_start(module, degree, seed):
     """Control points before training: what an epoch at a rate of nearly nothing leaves."""
-    result = train_curve(module, Gaussian(0.7), table(), degree=degree, epochs=1,
-                         learning_rate=1e-300, optimizer="sgd", momentum=0.0, seed=seed,
-                         progress=False)
+    result = train_curve(
+        module,
+        Gaussian(0.7),
+        table(),
+        degree=degree,
+        epochs=1,
+        learning_rate=1e-300,
+        optimizer="sgd",
+        momentum=0.0,
+        seed=seed,
+        progress=False,
+    )
     return result.curve.points.clone()
 
 
@@ -265,22 +301,39 @@ def alive(size):
     """Bytes of all storages of tensors of at least this many entries."""
     gc.collect()
     tensors = [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter)]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-                for t in tensors if t.numel() >= size}
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in tensors
+        if t.numel() >= size
+    }
     return sum(storages.values())
 
 
-@pytest.mark.parametrize(("optimizer", "momentum", "copies"), [
-    ("adam", 0.0, 3), pytest.param("sgd", 0.9, 2, marks=pytest.mark.slow),
-    pytest.param("sgd", 0.0, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("optimizer", "momentum", "copies"),
+    [
+        ("adam", 0.0, 3),
+        pytest.param("sgd", 0.9, 2, marks=pytest.mark.slow),
+        pytest.param("sgd", 0.0, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_control_point_costs_itself_and_its_optimiser(optimizer, momentum, copies, monkeypatch):
     """And the curve handed to the callback, which counts them, one more."""
     monkeypatch.setattr("subbayes.training.curve_steps._SCRATCH", 8000)
     data, seen = table(dtype=torch.float32), {}
     for degree in (3, 9):
-        train_curve(MLP(3, (2000,), 1), Gaussian(1.0), data, degree=degree, epochs=2,
-                    optimizer=optimizer, momentum=momentum, learning_rate=1e-4, progress=False,
-                    callback=lambda _, curve, k=degree: seen.update({k: alive(1000)}))
+        train_curve(
+            MLP(3, (2000,), 1),
+            Gaussian(1.0),
+            data,
+            degree=degree,
+            epochs=2,
+            optimizer=optimizer,
+            momentum=momentum,
+            learning_rate=1e-4,
+            progress=False,
+            callback=lambda _, curve, k=degree: seen.update({k: alive(1000)}),
+        )
     size = 4 * (3 * 2000 + 2000 + 2000 + 1)
     assert (seen[9] - seen[3]) / size == pytest.approx(6 * (copies + 1), rel=0.02)
 
@@ -303,7 +356,8 @@ def test_ends_stay_where_they_are(kind, degree):
     assert torch.equal(result.curve.points[0], a)
     assert torch.equal(result.curve.points[-1], b)
     moved = result.curve.points[1:-1] - torch.stack(
-        [torch.lerp(a, b, i / degree) for i in range(1, degree)])
+        [torch.lerp(a, b, i / degree) for i in range(1, degree)]
+    )
     assert bool((moved.norm(dim=1) > 1e-3).all())
 
 
@@ -321,8 +375,18 @@ def test_a_linear_model_is_at_its_optimum_all_along():
     best = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
     lowest = float(0.5 * (x @ best - y).square().mean())
     layer = nn.Linear(3, 1, bias=False, dtype=torch.float64)
-    result = train_curve(layer, Gaussian(1.0), (x, y), degree=2, epochs=900, optimizer="sgd",
-                         learning_rate=0.4, momentum=0.5, batch_size=None, progress=False)
+    result = train_curve(
+        layer,
+        Gaussian(1.0),
+        (x, y),
+        degree=2,
+        epochs=900,
+        optimizer="sgd",
+        learning_rate=0.4,
+        momentum=0.5,
+        batch_size=None,
+        progress=False,
+    )
     losses = curve_losses(result.curve, result.network, Gaussian(1.0), (x, y), 21)
     np.testing.assert_allclose(losses.loss - 0.5 * math.log(2 * math.pi), lowest, rtol=1e-6)
 
@@ -331,8 +395,16 @@ def test_the_noise_is_learned_along():
     x, y = table(400)
     best = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
     layer = nn.Linear(3, 1, bias=False, dtype=torch.float64)
-    result = train_curve(layer, Gaussian(), (x, y), degree=2, epochs=400, learning_rate=0.02,
-                         batch_size=None, progress=False)
+    result = train_curve(
+        layer,
+        Gaussian(),
+        (x, y),
+        degree=2,
+        epochs=400,
+        learning_rate=0.02,
+        batch_size=None,
+        progress=False,
+    )
     assert result.likelihood.learned
     noise = float((x @ best - y).square().mean().sqrt())
     assert result.likelihood.to_config()["noise"][0] == pytest.approx(noise, rel=1e-3)
@@ -343,11 +415,22 @@ def test_the_prior_shrinks_the_whole_curve_to_the_ridge_solution():
     s = 0.4
     best = torch.linalg.solve(x.T @ x + torch.eye(3) / s**2, x.T @ y)
     layer = nn.Linear(3, 1, bias=False, dtype=torch.float64)
-    result = train_curve(layer, Gaussian(1.0), (x, y), degree=2, epochs=900, optimizer="sgd",
-                         learning_rate=0.4, momentum=0.5, batch_size=None, prior_scale=s,
-                         progress=False)
-    torch.testing.assert_close(result.curve.point([0.1, 0.6]), best.expand(2, 3), rtol=1e-5,
-                               atol=1e-6)
+    result = train_curve(
+        layer,
+        Gaussian(1.0),
+        (x, y),
+        degree=2,
+        epochs=900,
+        optimizer="sgd",
+        learning_rate=0.4,
+        momentum=0.5,
+        batch_size=None,
+        prior_scale=s,
+        progress=False,
+    )
+    torch.testing.assert_close(
+        result.curve.point([0.1, 0.6]), best.expand(2, 3), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_extra_tensors_are_learned_along():
@@ -362,17 +445,33 @@ def test_extra_tensors_are_learned_along():
             return super().forward(u)
 
     result = train_curve(
-        First(3, 1, bias=False, dtype=torch.float64), Gaussian(1.0), ((u, x), y), degree=2,
-        extra={"effects": torch.zeros(2, dtype=torch.float64)}, epochs=800, optimizer="sgd",
+        First(3, 1, bias=False, dtype=torch.float64),
+        Gaussian(1.0),
+        ((u, x), y),
+        degree=2,
+        extra={"effects": torch.zeros(2, dtype=torch.float64)},
+        epochs=800,
+        optimizer="sgd",
         join=lambda f, extra, inputs: f + (inputs[1] @ extra["effects"])[:, None],
-        learning_rate=0.2, momentum=0.5, batch_size=None, progress=False)
+        learning_rate=0.2,
+        momentum=0.5,
+        batch_size=None,
+        progress=False,
+    )
     torch.testing.assert_close(result.extra["effects"], both, rtol=1e-5, atol=1e-6)
 
 
 def test_the_curve_goes_round_what_the_straight_line_runs_into():
     data, test = moons(), moons(seed=1)
-    result = connect(MLP(2, (32,), 2), Categorical(), data, epochs=60, learning_rate=2e-2,
-                     prior_scale=1.0, progress=False)
+    result = connect(
+        MLP(2, (32,), 2),
+        Categorical(),
+        data,
+        epochs=60,
+        learning_rate=2e-2,
+        prior_scale=1.0,
+        progress=False,
+    )
     straight = result.curve.points[[0, -1]]
     for rows in (data, test):
         around = curve_losses(result.curve, result.network, result.likelihood, rows, 25)
@@ -386,8 +485,7 @@ def test_the_curve_goes_round_what_the_straight_line_runs_into():
 # --- the losses along it ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "likelihood", [Gaussian(0.5), Standardized(Gaussian(0.5), (3.0,), (2.0,))])
+@pytest.mark.parametrize("likelihood", [Gaussian(0.5), Standardized(Gaussian(0.5), (3.0,), (2.0,))])
 def test_losses_are_those_of_the_formula(likelihood):
     x, y = table(30)
     network, curve = Network(net().double()), Curve(points(3, 41))
@@ -403,8 +501,9 @@ def test_losses_are_those_of_the_formula(likelihood):
 def test_error_of_classes_is_the_share_of_wrong_labels():
     x, y = moons(5000)  # more rows than one batch
     network = Network(MLP(2, (8,), 2, seed=0))
-    losses = curve_losses(Curve(points(3, network.size, dtype=torch.float32)), network,
-                          Categorical(), (x, y), [0.3])
+    losses = curve_losses(
+        Curve(points(3, network.size, dtype=torch.float32)), network, Categorical(), (x, y), [0.3]
+    )
     wrong = network(Curve(points(3, network.size, dtype=torch.float32)).point(0.3), x).argmax(1)
     assert losses.error[0] == pytest.approx(float((wrong != y).double().mean()))
     assert losses.error_name == "error rate"
@@ -439,8 +538,15 @@ def test_a_residual_network_with_batchnorm():
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(48) % 2
     x = torch.randn(48, 1, 6, 6, generator=generator) + 2 * y[:, None, None, None]
-    result = connect(Residual(), Categorical(), (x, y), epochs=8, learning_rate=1e-2,
-                     batch_size=16, progress=False)
+    result = connect(
+        Residual(),
+        Categorical(),
+        (x, y),
+        epochs=8,
+        learning_rate=1e-2,
+        batch_size=16,
+        progress=False,
+    )
     own = dict(network=result.network, likelihood=result.likelihood, data=(x, y), ts=7)
     refreshed = curve_losses(result.curve, **own, refresh_batchnorm=(x, y))
     assert refreshed.loss.max() < curve_losses(result.curve, **own).loss.max()
@@ -451,7 +557,8 @@ def test_a_residual_network_with_batchnorm():
     at = result.at(0.0, (x, y))
     assert torch.equal(at.weights, result.curve.points[0])
     assert refreshed.loss[0] == pytest.approx(
-        -float(Categorical().log_prob(at(at.weights, x), y).mean()), rel=1e-5)
+        -float(Categorical().log_prob(at(at.weights, x), y).mean()), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -470,8 +577,9 @@ def test_dropout_acts_in_training_alone():
     dropped = train_curve(net(dropout=0.5), Gaussian(1.0), data, **QUICK)
     kept = train_curve(net(dropout=0.0), Gaussian(1.0), data, **QUICK)
     assert not torch.equal(dropped.curve.points, kept.curve.points)
-    one, two = (curve_losses(dropped.curve, dropped.network, Gaussian(1.0), data, 3)
-                for _ in range(2))
+    one, two = (
+        curve_losses(dropped.curve, dropped.network, Gaussian(1.0), data, 3) for _ in range(2)
+    )
     np.testing.assert_array_equal(one.loss, two.loss)
 
 
@@ -513,9 +621,19 @@ def test_the_same_seed_gives_the_same_curve():
 
 def test_patience_returns_to_the_best_curve():
     data, seen = table(dtype=torch.float32), []
-    result = train_curve(net(), Gaussian(), data, epochs=60, learning_rate=0.2, validation=0.3,
-                         patience=4, batch_size=8, progress=False, seed=2,
-                         callback=lambda _, curve: seen.append(curve.points.clone()))
+    result = train_curve(
+        net(),
+        Gaussian(),
+        data,
+        epochs=60,
+        learning_rate=0.2,
+        validation=0.3,
+        patience=4,
+        batch_size=8,
+        progress=False,
+        seed=2,
+        callback=lambda _, curve: seen.append(curve.points.clone()),
+    )
     scores = result.history["validation_log_likelihood"]
     assert result.best_epoch == int(np.argmax(scores)) + 1
     assert len(scores) in (60, result.best_epoch + 4)
@@ -523,8 +641,9 @@ def test_patience_returns_to_the_best_curve():
 
 
 def test_a_callback_stops():
-    result = train_curve(net(), Gaussian(), table(dtype=torch.float32),
-                         callback=lambda epoch, _: epoch == 2, **QUICK)
+    result = train_curve(
+        net(), Gaussian(), table(dtype=torch.float32), callback=lambda epoch, _: epoch == 2, **QUICK
+    )
     assert len(result.history["train_loss"]) == 2
 
 
@@ -579,9 +698,18 @@ def test_a_prior_pulls_what_is_learned_along():
     """With all rows in each step and no noise: the ridge solution of the extra tensor."""
     x = torch.linspace(-1, 1, 20)[:, None]
     result = train_curve(
-        nn.Linear(1, 1), Gaussian(1.0), (x, 2.0 * torch.ones(20)), degree=1, epochs=800,
-        learning_rate=0.05, batch_size=None, prior_scale=1e-3, extra={"level": torch.zeros(1)},
-        join=lambda outputs, extra, _: outputs + extra["level"], extra_prior_scale=0.3)
+        nn.Linear(1, 1),
+        Gaussian(1.0),
+        (x, 2.0 * torch.ones(20)),
+        degree=1,
+        epochs=800,
+        learning_rate=0.05,
+        batch_size=None,
+        prior_scale=1e-3,
+        extra={"level": torch.zeros(1)},
+        join=lambda outputs, extra, _: outputs + extra["level"],
+        extra_prior_scale=0.3,
+    )
     ridge = 20 * 2.0 / (20 + 1 / 0.3**2)
     assert float(result.extra["level"]) == pytest.approx(ridge, abs=0.01)
 
@@ -598,8 +726,9 @@ def test_estimators_know_the_curve():
     from subbayes import SubspaceRegressor
 
     x, y = table(dtype=torch.float32)
-    model = SubspaceRegressor(subspace="curve", hidden=(5,), epochs=3, swa_epochs=3, draws=10,
-                              chains=2).fit(x.numpy(), y.numpy())
+    model = SubspaceRegressor(
+        subspace="curve", hidden=(5,), epochs=3, swa_epochs=3, draws=10, chains=2
+    ).fit(x.numpy(), y.numpy())
     assert model.model_.subspace.rank == 2
 
 
@@ -608,58 +737,110 @@ def test_estimators_know_the_curve():
 A, B = Network(net()).weights, Network(net(seed=1)).weights
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (dict(ends=(A, B[:5])), r"ends\[1\]: expected 41 weights, as the network has, got shape"),
-    (dict(ends=(A, Network(net(norm=True)))), r"ends\[1\]: expected the architecture of the mod"),
-    (dict(ends=(A, A.clone())), "ends: expected solutions that differ, got the same weights twice"),
-    (dict(ends=(A,)), "ends: expected 2 solutions, got 1"),
-    (dict(ends=(A, B, A)), "ends: expected 2 solutions, got 3. Pass kind='polygon'"),
-    (dict(ends=(A,), kind="polygon"), "ends: expected at least 2 solutions, got 1"),
-    (dict(ends=(A, B), degree=1), "degree: expected at least 2, so that there is a point"),
-    (dict(degree=-1), "degree: expected a whole number of at least 0, got -1"),
-    (dict(kind="spline"), "kind: expected one of 'bezier', 'polygon', got 'spline'"),
-    (dict(extra={"a": A}), "join: expected a function that brings the tensors of extra"),
-    (dict(join=lambda f, e, x: f), "join: expected tensors to learn in extra, got no tensors"),
-    (dict(patience=2), "patience: expected validation data to watch"),
-    (dict(learning_rate=1e6, optimizer="sgd", epochs=20), "learning_rate: expected a training"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(ends=(A, B[:5])), r"ends\[1\]: expected 41 weights, as the network has, got shape"),
+        (
+            dict(ends=(A, Network(net(norm=True)))),
+            r"ends\[1\]: expected the architecture of the mod",
+        ),
+        (
+            dict(ends=(A, A.clone())),
+            "ends: expected solutions that differ, got the same weights twice",
+        ),
+        (dict(ends=(A,)), "ends: expected 2 solutions, got 1"),
+        (dict(ends=(A, B, A)), "ends: expected 2 solutions, got 3. Pass kind='polygon'"),
+        (dict(ends=(A,), kind="polygon"), "ends: expected at least 2 solutions, got 1"),
+        (dict(ends=(A, B), degree=1), "degree: expected at least 2, so that there is a point"),
+        (dict(degree=-1), "degree: expected a whole number of at least 0, got -1"),
+        (dict(kind="spline"), "kind: expected one of 'bezier', 'polygon', got 'spline'"),
+        (dict(extra={"a": A}), "join: expected a function that brings the tensors of extra"),
+        (dict(join=lambda f, e, x: f), "join: expected tensors to learn in extra, got no tensors"),
+        (dict(patience=2), "patience: expected validation data to watch"),
+        (dict(learning_rate=1e6, optimizer="sgd", epochs=20), "learning_rate: expected a training"),
+    ],
+)
 def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
     with pytest.raises(InputError, match=message) as caught:
         train_curve(net(), Gaussian(), table(dtype=torch.float32), **QUICK | options)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: Curve(points(0)), r"points: expected at least 1 control point, .* got shape \(0, 9"),
-    (lambda: Curve(points(3), "spline"), "kind: expected one of"),
-    (lambda: Curve(points(2)[[0, 0]]).subspace(), "curve: expected two ends that differ"),
-    (lambda: Curve(points(2) / 0), "points: expected finite numbers"),
-    (lambda: Curve(points(3)).point(1.2), r"t: expected numbers in \[0, 1\], got 1.2"),
-    (lambda: Curve(points(3)).point([0.1, -0.5]), r"t: expected numbers in \[0, 1\], got -0.5"),
-    (lambda: Curve(points(3)).point(float("nan")), r"t: expected numbers in \[0, 1\], got nan"),
-    (lambda: Curve(points(3)).subspace("pca"), "basis: expected one of 'ends', 'principal'"),
-    (lambda: curve_losses(Curve(points(3)), Network(net()), Gaussian(1.0), table()),
-     "curve: expected 41 weights, as the network has, got 9"),
-    (lambda: connect(net(), Gaussian(), table(), solutions=3, kind="bezier"), "kind: expected 'po"),
-    (lambda: connect(net(), Gaussian(), table(), solutions=1), "solutions: expected a whole num"),
-    (lambda: connect(net(), Gaussian(), table(), factory=lambda: net(norm=True)),
-     "factory: expected modules of the architecture of the module, got another"),
-    (lambda: train_curve(net(), Gaussian(), table(dtype=torch.float32), progress=False,
-                         factory=lambda: nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1))),
-     "factory: expected modules of the architecture of the module, got another"),
-    (lambda: restarted(Network(net(), {"2.weight": torch.eye(8)[:1] > 0}), 0),
-     "parameters: expected whole parameters"),
-    (lambda: fit(net().double(), table(), subspace="curve", rank=1), "rank: expected a whole num"),
-    (lambda: fit(net().double(), table(), subspace="curve", training=Training(epochs=0)),
-     "training: expected epochs above 0 to train a curve's other end"),
-    (lambda: fit(Bare(), table(dtype=torch.float32), subspace="curve", training=PLAN),
-     "module: expected a reset_parameters method"),
-    (lambda: compare_methods(Bare(), Gaussian(), table(dtype=torch.float32), table(), ["curve"]),
-     "module: expected a reset_parameters method"),
-    (lambda: build_subspace("curve", train_trajectory(
-        net(), Gaussian(), Data.of(table(dtype=torch.float32)), PLAN, progress=False), 2),
-     "data: expected the training data"),
-])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Curve(points(0)),
+            r"points: expected at least 1 control point, .* got shape \(0, 9",
+        ),
+        (lambda: Curve(points(3), "spline"), "kind: expected one of"),
+        (lambda: Curve(points(2)[[0, 0]]).subspace(), "curve: expected two ends that differ"),
+        (lambda: Curve(points(2) / 0), "points: expected finite numbers"),
+        (lambda: Curve(points(3)).point(1.2), r"t: expected numbers in \[0, 1\], got 1.2"),
+        (lambda: Curve(points(3)).point([0.1, -0.5]), r"t: expected numbers in \[0, 1\], got -0.5"),
+        (lambda: Curve(points(3)).point(float("nan")), r"t: expected numbers in \[0, 1\], got nan"),
+        (lambda: Curve(points(3)).subspace("pca"), "basis: expected one of 'ends', 'principal'"),
+        (
+            lambda: curve_losses(Curve(points(3)), Network(net()), Gaussian(1.0), table()),
+            "curve: expected 41 weights, as the network has, got 9",
+        ),
+        (
+            lambda: connect(net(), Gaussian(), table(), solutions=3, kind="bezier"),
+            "kind: expected 'po",
+        ),
+        (
+            lambda: connect(net(), Gaussian(), table(), solutions=1),
+            "solutions: expected a whole num",
+        ),
+        (
+            lambda: connect(net(), Gaussian(), table(), factory=lambda: net(norm=True)),
+            "factory: expected modules of the architecture of the module, got another",
+        ),
+        (
+            lambda: train_curve(
+                net(),
+                Gaussian(),
+                table(dtype=torch.float32),
+                progress=False,
+                factory=lambda: nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1)),
+            ),
+            "factory: expected modules of the architecture of the module, got another",
+        ),
+        (
+            lambda: restarted(Network(net(), {"2.weight": torch.eye(8)[:1] > 0}), 0),
+            "parameters: expected whole parameters",
+        ),
+        (
+            lambda: fit(net().double(), table(), subspace="curve", rank=1),
+            "rank: expected a whole num",
+        ),
+        (
+            lambda: fit(net().double(), table(), subspace="curve", training=Training(epochs=0)),
+            "training: expected epochs above 0 to train a curve's other end",
+        ),
+        (
+            lambda: fit(Bare(), table(dtype=torch.float32), subspace="curve", training=PLAN),
+            "module: expected a reset_parameters method",
+        ),
+        (
+            lambda: compare_methods(
+                Bare(), Gaussian(), table(dtype=torch.float32), table(), ["curve"]
+            ),
+            "module: expected a reset_parameters method",
+        ),
+        (
+            lambda: build_subspace(
+                "curve",
+                train_trajectory(
+                    net(), Gaussian(), Data.of(table(dtype=torch.float32)), PLAN, progress=False
+                ),
+                2,
+            ),
+            "data: expected the training data",
+        ),
+    ],
+)
 def test_bad_input_is_refused_in_a_line(make, message, unchecked):
     with pytest.raises(InputError, match=message) as caught:
         make()

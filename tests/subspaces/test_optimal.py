@@ -83,16 +83,20 @@ def test_the_full_and_coordinate_subspaces():
     for what in ("covariance", "blocks"):
         torch.testing.assert_close(getattr(chosen, what)(new), getattr(as_dense, what)(new))
     torch.testing.assert_close(chosen.variances(), as_dense.variances())
-    torch.testing.assert_close(chosen.leading(2).covariance(new),
-                               as_dense.leading(2).covariance(new))
+    torch.testing.assert_close(
+        chosen.leading(2).covariance(new), as_dense.leading(2).covariance(new)
+    )
 
 
 @pytest.mark.parametrize("kind", ["dense", "coordinates"])
 def test_a_subspace_of_what_the_primal_form_holds(kind):
     net, likelihood, data, new = problem(2)
     psi = precision(net, likelihood, data, "primal")
-    space = (subbayes.subspace.RandomSubspace(net.weights, 5, seed=0) if kind == "dense" else
-             subbayes.subspace.CoordinateSubspace(net.weights, torch.tensor([9, 2, 30])))
+    space = (
+        subbayes.subspace.RandomSubspace(net.weights, 5, seed=0)
+        if kind == "dense"
+        else subbayes.subspace.CoordinateSubspace(net.weights, torch.tensor([9, 2, 30]))
+    )
     streamed = Restricted(psi.V, space, psi.prior_precision)
     torch.testing.assert_close(Restricted.of(psi, space).covariance(new), streamed.covariance(new))
 
@@ -138,10 +142,11 @@ def test_a_rank_above_that_of_the_jacobian_is_lowered():
 def test_approximate_covariances_choose_good_subspaces_too():
     net, likelihood, data, new = problem(4, width=30, n=40)
     psi = precision(net, likelihood, data)
-    spaces = {"diagonal": optimal(net, likelihood, data, inputs=new, rank=4,
-                                  covariance="diagonal"),
-              "exact": optimal(net, likelihood, data, inputs=new, rank=4),
-              "random": subbayes.subspace.RandomSubspace(net.weights, 4)}
+    spaces = {
+        "diagonal": optimal(net, likelihood, data, inputs=new, rank=4, covariance="diagonal"),
+        "exact": optimal(net, likelihood, data, inputs=new, rank=4),
+        "random": subbayes.subspace.RandomSubspace(net.weights, 4),
+    }
     by_name = {j.name: j for j in judge(psi, spaces, new, noise=0.3)}
     assert by_name["exact"].relative_error < by_name["diagonal"].relative_error
     assert by_name["diagonal"].relative_error < by_name["random"].relative_error
@@ -180,10 +185,14 @@ def test_what_cannot_be_judged():
         judge(psi, {"random": subbayes.subspace.RandomSubspace(net.weights, 2)}, new)
     with pytest.raises(InputError, match="subspaces: expected at least one, got none"):
         judge(precision(net, likelihood, data), {}, new)
-    exact, spaces = precision(net, likelihood, data), {"r": subbayes.subspace.RandomSubspace(net.weights, 2)}
+    exact, spaces = (
+        precision(net, likelihood, data),
+        {"r": subbayes.subspace.RandomSubspace(net.weights, 2)},
+    )
     for ranks, got in (((5,), "5"), ((), "none")):
-        with pytest.raises(InputError, match="ranks: expected at least one of at most 2, the la.*"
-                           f"got {got}"):
+        with pytest.raises(
+            InputError, match=f"ranks: expected at least one of at most 2, the la.*got {got}"
+        ):
             judge(exact, spaces, new, ranks=ranks)
     for noise in (-0.3, math.nan, math.inf):
         with pytest.raises(InputError, match="noise: expected a finite number of at least 0, got"):
@@ -198,8 +207,9 @@ def test_what_cannot_be_judged():
 def test_other_types_cannot_be_judged():
     net, likelihood, data, new = problem(5)
     psi, space = precision(net, likelihood, data), subbayes.subspace.RandomSubspace(net.weights, 2)
-    with pytest.raises(InputTypeError, match="subspaces: expected a dict of subspaces by name, "
-                       "got list"):
+    with pytest.raises(
+        InputTypeError, match="subspaces: expected a dict of subspaces by name, got list"
+    ):
         judge(psi, [space], new)
     with pytest.raises(InputTypeError, match=r"subspaces\['net'\]: expected a Subspace, got Netw"):
         judge(psi, {"net": net}, new)
@@ -223,11 +233,14 @@ def test_with_targets_predictives_are_scored(classes):
     space = optimal_for(psi, new, 3)[0]
     found = judge(psi, {"optimal": space}, new, ranks=(1, 3), targets=y)
     part = DenseSubspace(space.shift, space.basis()[:1])
-    for subspace, nll, accuracy in ((part, found[0].nll, found[0].accuracy),
-                                    (space, found[1].nll, found[1].accuracy),
-                                    (None, found[0].full_nll, found[1].full_accuracy)):
-        predictive = linearised_laplace(net, likelihood, data, subspace,
-                                        prior_precision=0.5).predict(new)
+    for subspace, nll, accuracy in (
+        (part, found[0].nll, found[0].accuracy),
+        (space, found[1].nll, found[1].accuracy),
+        (None, found[0].full_nll, found[1].full_accuracy),
+    ):
+        predictive = linearised_laplace(
+            net, likelihood, data, subspace, prior_precision=0.5
+        ).predict(new)
         assert math.isclose(nll, -float(predictive.log_prob(y).mean()), rel_tol=1e-9)
         if classes == 1:
             variance = predictive.epistemic + 0.3**2
@@ -250,7 +263,7 @@ def test_noise_scales_come_with_the_targets():
     likelihood = subbayes.likelihoods.Gaussian(noise="per-observation")
     data, space = (x, (y, scales[0])), subbayes.subspace.RandomSubspace(net.weights, 3)
     psi = precision(net, likelihood, data)
-    found, = judge(psi, {"random": space}, new, targets=(new[:, 0], scales[1]))
+    (found,) = judge(psi, {"random": space}, new, targets=(new[:, 0], scales[1]))
     predictive = linearised_laplace(net, likelihood, data, space).predict(new, noise=scales[1])
     assert math.isclose(found.nll, -float(predictive.log_prob(new[:, 0]).mean()), rel_tol=1e-9)
 
@@ -271,8 +284,10 @@ def test_targets_that_do_not_fit():
 def test_judgements_against_the_rank_are_drawn():
     net, likelihood, data, new = problem(6)
     psi = precision(net, likelihood, data)
-    spaces = {"optimal": optimal_for(psi, new, 6)[0],
-              "random": subbayes.subspace.RandomSubspace(net.weights, 4)}
+    spaces = {
+        "optimal": optimal_for(psi, new, 6)[0],
+        "random": subbayes.subspace.RandomSubspace(net.weights, 4),
+    }
     found = judge(psi, spaces, new, ranks=(1, 2, 4, 6), noise=0.1, targets=new[:, 0])
     assert [(j.name, j.rank) for j in found][-2:] == [("random", 2), ("random", 4)]
     for what in ("relative_error", "trace", "log_trace", "wasserstein", "kl", "nll"):
@@ -280,7 +295,8 @@ def test_judgements_against_the_rank_are_drawn():
         lines = {line.get_label(): line for line in ax.get_lines()}
         assert list(lines["optimal"].get_xdata()) == [1, 2, 4, 6]
         assert list(lines["random"].get_ydata()) == [
-            getattr(j, what) for j in found if j.name == "random"]
+            getattr(j, what) for j in found if j.name == "random"
+        ]
         assert ("least possible" in lines) is (what == "relative_error")
         assert ("all weights" in lines) is (what == "nll")
         plt.close(ax.figure)

@@ -93,11 +93,12 @@ def test_weights_in_order_are_the_subnetworks_of_all_sizes(by):
 def test_the_first_weights_of_a_subnetwork_are_judged_as_the_smaller_subnetwork(by):
     network, x, y = model()
     options = {"by": by, "prior_precision": LAMBDA}
-    spaces = {rank: subnetwork(network, Categorical(), (x, y), rank=rank, **options)
-              for rank in (3, 9)}
+    spaces = {
+        rank: subnetwork(network, Categorical(), (x, y), rank=rank, **options) for rank in (3, 9)
+    }
     psi = precision(network, Categorical(), (x, y), prior_precision=LAMBDA)
-    first, = subbayes.inference.judge(psi, {"nine": spaces[9]}, x[:5], ranks=(3,))
-    alone, = subbayes.inference.judge(psi, {"three": spaces[3]}, x[:5])
+    (first,) = subbayes.inference.judge(psi, {"nine": spaces[9]}, x[:5], ranks=(3,))
+    (alone,) = subbayes.inference.judge(psi, {"three": spaces[3]}, x[:5])
     assert first.trace == pytest.approx(alone.trace, rel=1e-9)
 
 
@@ -124,8 +125,9 @@ def test_the_wasserstein_choice_of_one_is_the_best_and_of_three_close_to_it():
     assert chosen(rank=1, by="wasserstein").tolist() == [min(every, key=every.get)]
     found = wasserstein(H, chosen(rank=3, by="wasserstein"))
     rng = np.random.default_rng(0)
-    some = itertools.islice((rng.choice(network.size, 3, replace=False) for _ in itertools.count()),
-                            300)
+    some = itertools.islice(
+        (rng.choice(network.size, 3, replace=False) for _ in itertools.count()), 300
+    )
     assert found <= min(wasserstein(H, torch.from_numpy(S)) for S in some) + 1e-9
 
 
@@ -175,11 +177,13 @@ def diabetes():
     X, y = load_diabetes(return_X_y=True)
     X, y = torch.from_numpy(X / X.std(0)), torch.from_numpy((y - y.mean()) / y.std())
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(),
-                           nn.Linear(32, 1)).double()
+    module = nn.Sequential(
+        nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1)
+    ).double()
     data = X[:300], y[:300]
-    trained = subbayes.training.train(module, Gaussian(), data, epochs=60, learning_rate=5e-3,
-                             prior_scale=1.0, progress=False)
+    trained = subbayes.training.train(
+        module, Gaussian(), data, epochs=60, learning_rate=5e-3, prior_scale=1.0, progress=False
+    )
     psi = precision(trained.network, trained.likelihood, data)
     return trained.network, trained.likelihood, data, X[300:], psi, psi.covariance(X[300:])
 
@@ -201,17 +205,29 @@ def test_plain_variance_picks_dead_weights_and_predictive_selection_does_not():
 # --- bad input ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"rank": 52}, "rank: expected at most 51, the number of weights, got 52. Lower it."),
-    ({"rank": 0}, "rank: expected a whole number of at least 1, got 0."),
-    ({}, "rank: expected the number of weights to choose, got None."),
-    ({"rank": 2, "prior_precision": 0.0}, "prior_precision: expected a finite number above 0"),
-    ({"rank": 2, "prior_precision": -1.0}, "prior_precision: expected a finite number above 0"),
-    ({"rank": 2, "by": "luck"}, "by: expected one of 'predictive', 'variance'"),
-    ({"rank": 2, "inputs": torch.zeros(3, 5).double()}, "inputs: expected what the module takes"),
-    ({"rank": 5, "candidates": 4}, "candidates: expected at least 5, the rank, got 4. Raise it."),
-    ({"rank": 3, "by": "last-layer"}, "rank: expected None or 21, the weights of the last layer"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 52}, "rank: expected at most 51, the number of weights, got 52. Lower it."),
+        ({"rank": 0}, "rank: expected a whole number of at least 1, got 0."),
+        ({}, "rank: expected the number of weights to choose, got None."),
+        ({"rank": 2, "prior_precision": 0.0}, "prior_precision: expected a finite number above 0"),
+        ({"rank": 2, "prior_precision": -1.0}, "prior_precision: expected a finite number above 0"),
+        ({"rank": 2, "by": "luck"}, "by: expected one of 'predictive', 'variance'"),
+        (
+            {"rank": 2, "inputs": torch.zeros(3, 5).double()},
+            "inputs: expected what the module takes",
+        ),
+        (
+            {"rank": 5, "candidates": 4},
+            "candidates: expected at least 5, the rank, got 4. Raise it.",
+        ),
+        (
+            {"rank": 3, "by": "last-layer"},
+            "rank: expected None or 21, the weights of the last layer",
+        ),
+    ],
+)
 def test_what_cannot_be_chosen(options, message):
     network, x, y = model()
     with pytest.raises(InputError, match=message):
@@ -230,22 +246,37 @@ def test_what_a_selection_needs():
         subnetwork(network, rank=2, by="swag", trajectory=other)
     large = Network(nn.Linear(1000, 1))
     with pytest.raises(InputError, match="at most 1000 weights for 'wasserstein', got 1001"):
-        subnetwork(large, Gaussian(1.0), (torch.zeros(2, 1000), torch.zeros(2)), rank=1,
-                   by="wasserstein")
+        subnetwork(
+            large, Gaussian(1.0), (torch.zeros(2, 1000), torch.zeros(2)), rank=1, by="wasserstein"
+        )
     with pytest.raises(InputError, match="a last layer among the selected parameters"):
-        subnetwork(Network(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "0.*"),
-                   by="last-layer")
+        subnetwork(Network(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "0.*"), by="last-layer")
 
 
-@pytest.mark.parametrize(("mask", "message"), [
-    (torch.ones(50, dtype=torch.bool), r"mask: expected 51 entries, one for each weight, got \(50"),
-    (torch.zeros(51, dtype=torch.bool), "mask: expected at least one weight, got none"),
-    (torch.tensor([51]), r"indices: expected distinct positions in 0\.\.50"),
-    (torch.tensor([1, 1]), r"indices: expected distinct positions in 0\.\.50"),
-    ({"2.bias": torch.ones(2, dtype=torch.bool)}, r"mask\['2.bias'\]: expected booleans of shape"),
-    ({"3.bias": torch.ones(2, dtype=torch.bool)}, "mask: expected names of selected parameters"),
-    ({"2.bias": torch.zeros(3, dtype=torch.bool)}, "mask: expected at least one weight, got none"),
-])
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (
+            torch.ones(50, dtype=torch.bool),
+            r"mask: expected 51 entries, one for each weight, got \(50",
+        ),
+        (torch.zeros(51, dtype=torch.bool), "mask: expected at least one weight, got none"),
+        (torch.tensor([51]), r"indices: expected distinct positions in 0\.\.50"),
+        (torch.tensor([1, 1]), r"indices: expected distinct positions in 0\.\.50"),
+        (
+            {"2.bias": torch.ones(2, dtype=torch.bool)},
+            r"mask\['2.bias'\]: expected booleans of shape",
+        ),
+        (
+            {"3.bias": torch.ones(2, dtype=torch.bool)},
+            "mask: expected names of selected parameters",
+        ),
+        (
+            {"2.bias": torch.zeros(3, dtype=torch.bool)},
+            "mask: expected at least one weight, got none",
+        ),
+    ],
+)
 def test_masks_that_do_not_fit(mask, message):
     with pytest.raises(InputError, match=message):
         masked(model()[0], mask)
@@ -259,11 +290,21 @@ def test_fit_predicts_by_the_subnetwork_chosen_for_inputs():
     x = torch.randn(60, 2)
     module = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
     model = subbayes.fit(
-        module, (x, x[:, 0]), subspace="subnetwork", inference="laplace-linearised", rank=12,
-        prior=0.5, inputs=x[:10], draws=50, chains=2, progress=False,
-        training=subbayes.Training(epochs=20, swa_epochs=4))
-    expected = subnetwork(model.network, model.likelihood, (x, x[:, 0]), rank=12, inputs=x[:10],
-                          prior_precision=4.0)
+        module,
+        (x, x[:, 0]),
+        subspace="subnetwork",
+        inference="laplace-linearised",
+        rank=12,
+        prior=0.5,
+        inputs=x[:10],
+        draws=50,
+        chains=2,
+        progress=False,
+        training=subbayes.Training(epochs=20, swa_epochs=4),
+    )
+    expected = subnetwork(
+        model.network, model.likelihood, (x, x[:, 0]), rank=12, inputs=x[:10], prior_precision=4.0
+    )
     assert model.subspace.indices.equal(expected.indices)
     assert model.prior.scale == 0.5
     plain = Restricted(model_root(model, x), expected, 4.0).blocks(x[:5])[:, 0, 0]

@@ -15,15 +15,27 @@ from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspaces.subnetwork import masked, subnetwork
 
 pytestmark = pytest.mark.skipif(
-    find_spec("laplace") is None, reason="laplace-torch is not installed (extra benchmark)")
+    find_spec("laplace") is None, reason="laplace-torch is not installed (extra benchmark)"
+)
 SAME = dict(rtol=1e-9, atol=1e-9)
 PRIOR = 0.7
 
 
 def problem(kind: str, seed: int = 0):
     torch.manual_seed(seed)
-    module = nn.Sequential(nn.Conv1d(1, 3, 2), nn.BatchNorm1d(3), nn.ReLU(), nn.Flatten(),
-                           nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 3)).double().eval()
+    module = (
+        nn.Sequential(
+            nn.Conv1d(1, 3, 2),
+            nn.BatchNorm1d(3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(12, 6),
+            nn.Tanh(),
+            nn.Linear(6, 3),
+        )
+        .double()
+        .eval()
+    )
     module[1].running_mean.uniform_(-1, 1)
     module[1].running_var.uniform_(0.5, 2)
     x, new = torch.randn(20, 1, 5).double(), torch.randn(7, 1, 5).double()
@@ -35,8 +47,14 @@ def problem(kind: str, seed: int = 0):
 def peer(module, kind, x, y, structure="full", **options):
     from laplace import Laplace
 
-    made = Laplace(module, kind, hessian_structure=structure, prior_precision=PRIOR,
-                   sigma_noise=0.4 if kind == "regression" else 1.0, **options)
+    made = Laplace(
+        module,
+        kind,
+        hessian_structure=structure,
+        prior_precision=PRIOR,
+        sigma_noise=0.4 if kind == "regression" else 1.0,
+        **options,
+    )
     made.fit(DataLoader(TensorDataset(x, y), batch_size=6))
     return made
 
@@ -59,11 +77,13 @@ def test_precision_and_predictions_of_a_subnetwork(kind):
     network = Network(module)
     mask = torch.randperm(network.size)[:25].sort().values
     theirs = peer(module, kind, x, y, subset_of_weights="subnetwork", subnetwork_indices=mask)
-    ours = linearised_laplace(network, likelihood, (x, y), masked(network, mask),
-                              prior_precision=PRIOR)
+    ours = linearised_laplace(
+        network, likelihood, (x, y), masked(network, mask), prior_precision=PRIOR
+    )
     inside = ours.precision
-    torch.testing.assert_close(inside.matrix + PRIOR * inside.metric,
-                               theirs.posterior_precision.detach(), **SAME)
+    torch.testing.assert_close(
+        inside.matrix + PRIOR * inside.metric, theirs.posterior_precision.detach(), **SAME
+    )
     mean, covariance = theirs._glm_predictive_distribution(new)
     torch.testing.assert_close(inside.blocks(new), covariance.detach(), **SAME)
     found = ours.predict(new)
@@ -72,5 +92,8 @@ def test_precision_and_predictions_of_a_subnetwork(kind):
         joint = theirs.functional_covariance(theirs.backend.jacobians(new)[0])
         torch.testing.assert_close(ours.covariance(new), joint.detach(), **SAME)
     else:
-        torch.testing.assert_close(torch.from_numpy(found.probabilities),
-                                   theirs(new, link_approx="probit").detach(), **SAME)
+        torch.testing.assert_close(
+            torch.from_numpy(found.probabilities),
+            theirs(new, link_approx="probit").detach(),
+            **SAME,
+        )

@@ -78,8 +78,12 @@ def test_everything_follows_from_shift_and_basis(make):
 def test_leading_dimensions(make, leading):
     space = make(shift())
     z, v = normal(*leading, space.rank), normal(*leading, D)
-    for function, argument, size in ((space.push, z, D), (space.weights, z, D),
-                                     (space.pull, v, space.rank), (space.project, v, space.rank)):
+    for function, argument, size in (
+        (space.push, z, D),
+        (space.weights, z, D),
+        (space.pull, v, space.rank),
+        (space.project, v, space.rank),
+    ):
         found = function(argument)
         assert found.shape == (*leading, size)
         rows = [function(row) for row in argument.reshape(-1, argument.shape[-1])]
@@ -105,8 +109,9 @@ def test_projections_are_nearest(seed, kind):
     space = KINDS[kind](shift())
     w = normal(D, seed=seed)
     gap = w - space.weights(space.project(w))
-    torch.testing.assert_close(space.pull(gap), torch.zeros(space.rank, dtype=torch.float64),
-                               rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        space.pull(gap), torch.zeros(space.rank, dtype=torch.float64), rtol=0, atol=1e-9
+    )
 
 
 def test_dependent_rows_give_the_shortest_coordinates():
@@ -126,8 +131,9 @@ def test_vmap_and_derivatives(make):
     close(vmap(space.project)(v), space.project(v))
     close(jacrev(space.weights)(z[0]), space.basis().T)
     close(jacfwd(space.weights)(z[0]), space.basis().T)
-    close(vmap(jacrev(lambda z: space.weights(z).sin().sum()))(z),
-          space.pull(space.weights(z).cos()))
+    close(
+        vmap(jacrev(lambda z: space.weights(z).sin().sum()))(z), space.pull(space.weights(z).cos())
+    )
 
 
 # --- kinds ---------------------------------------------------------------------------------------
@@ -135,8 +141,10 @@ def test_vmap_and_derivatives(make):
 
 def test_coordinates_are_unit_rows():
     indices = torch.tensor([5, 0, 3])
-    one, other = CoordinateSubspace(shift(), indices), DenseSubspace(
-        shift(), torch.eye(D, dtype=torch.float64)[indices])
+    one, other = (
+        CoordinateSubspace(shift(), indices),
+        DenseSubspace(shift(), torch.eye(D, dtype=torch.float64)[indices]),
+    )
     z, v = normal(4, K), normal(4, D)
     assert torch.equal(one.basis(), other.basis())
     assert torch.equal(one.push(z), other.push(z))
@@ -156,8 +164,9 @@ def test_full_is_the_identity():
 
 def test_random_directions_have_norm_one_and_spread_evenly():
     basis = RandomSubspace(torch.zeros(4000, dtype=torch.float64), 20, seed=3).basis()
-    torch.testing.assert_close(basis.norm(dim=1), torch.ones(20, dtype=torch.float64),
-                               rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        basis.norm(dim=1), torch.ones(20, dtype=torch.float64), rtol=1e-14, atol=0
+    )
     cosines = (basis @ basis.T)[~torch.eye(20, dtype=torch.bool)]
     assert abs(cosines).max() < 5 / 4000**0.5  # each N(0, 1/D)
     assert abs(basis.mean()) < 4.5 / (4000 * 20 * 4000) ** 0.5
@@ -207,8 +216,13 @@ def test_a_random_subspace_saves_no_directions():
 def test_coordinates_in_float64_become_weights_in_the_networks_dtype(make):
     space = make(shift(torch.float32))
     z = normal(2, space.rank)
-    for found in (space.push(z), space.weights(z), space.basis(), space.pull(normal(2, D).float()),
-                  space.project(normal(2, D).float())):
+    for found in (
+        space.push(z),
+        space.weights(z),
+        space.basis(),
+        space.pull(normal(2, D).float()),
+        space.project(normal(2, D).float()),
+    ):
         assert found.dtype == torch.float32
     exact = make(shift())
     torch.testing.assert_close(space.weights(z).double(), exact.weights(z), rtol=1e-5, atol=1e-5)
@@ -243,8 +257,10 @@ def test_config_round_trip_through_json(make):
 
 
 def test_config_of_an_unknown_kind():
-    with pytest.raises(InputError, match="subspace: expected a kind this version knows, got "
-                                         "'Curve'. Upgrade subbayes"):
+    with pytest.raises(
+        InputError,
+        match="subspace: expected a kind this version knows, got 'Curve'. Upgrade subbayes",
+    ):
         from_config({"name": "Curve"}, {})
 
 
@@ -266,27 +282,52 @@ def test_gradients_stay_out_of_the_basis():
 NAN = torch.full((1, D), float("nan"))
 
 
-@pytest.mark.parametrize(("make", "what"), [
-    (lambda: DenseSubspace(shift(), normal(2, 5)), r"basis: expected shape \(k, 7\).*got \(2, 5\)"),
-    (lambda: DenseSubspace(shift(), normal(D)), r"basis: expected shape \(k, 7\).*got \(7,\)"),
-    (lambda: DenseSubspace(normal(1, D), normal(2, D)), r"basis: expected shape"),
-    (lambda: DenseSubspace(shift(), normal(8, D)), "basis: .*at most 7 rows.*got 8"),
-    (lambda: DenseSubspace(shift(), normal(0, D)), "basis: expected "),
-    (lambda: DenseSubspace(shift(), NAN), "basis: expected finite numbers, got NaN or infinite"),
-    (lambda: DenseSubspace(NAN[0], normal(2, D)), "basis: expected finite numbers"),
-    (lambda: CoordinateSubspace(shift(), torch.tensor([0, 7])),
-     r"indices: expected distinct positions in 0\.\.6"),
-    (lambda: CoordinateSubspace(shift(), torch.tensor([-1])), "indices: expected distinct"),
-    (lambda: CoordinateSubspace(shift(), torch.tensor([1, 1])), "indices: expected distinct"),
-    (lambda: CoordinateSubspace(shift(), torch.tensor([], dtype=torch.int64)), "indices: expected"),
-    (lambda: CoordinateSubspace(shift(), torch.tensor([[1, 2]])), r"indices: .*got .*\(1, 2\)"),
-    (lambda: CoordinateSubspace(shift(), torch.tensor([0.0, 2.5])), "indices: .*got torch.float32"),
-    (lambda: CoordinateSubspace(shift(), torch.ones(D, dtype=torch.bool)),
-     "indices: .*got torch.bool.*nonzero"),
-    (lambda: RandomSubspace(shift(), 8), "rank: expected at most 7, the number of weights, got 8"),
-    (lambda: RandomSubspace(shift(), 0), "rank: expected a whole number of at least 1, got 0"),
-    (lambda: RandomSubspace(shift(), 2, seed=-1), "seed: expected a whole number of at least 0"),
-])
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (
+            lambda: DenseSubspace(shift(), normal(2, 5)),
+            r"basis: expected shape \(k, 7\).*got \(2, 5\)",
+        ),
+        (lambda: DenseSubspace(shift(), normal(D)), r"basis: expected shape \(k, 7\).*got \(7,\)"),
+        (lambda: DenseSubspace(normal(1, D), normal(2, D)), r"basis: expected shape"),
+        (lambda: DenseSubspace(shift(), normal(8, D)), "basis: .*at most 7 rows.*got 8"),
+        (lambda: DenseSubspace(shift(), normal(0, D)), "basis: expected "),
+        (
+            lambda: DenseSubspace(shift(), NAN),
+            "basis: expected finite numbers, got NaN or infinite",
+        ),
+        (lambda: DenseSubspace(NAN[0], normal(2, D)), "basis: expected finite numbers"),
+        (
+            lambda: CoordinateSubspace(shift(), torch.tensor([0, 7])),
+            r"indices: expected distinct positions in 0\.\.6",
+        ),
+        (lambda: CoordinateSubspace(shift(), torch.tensor([-1])), "indices: expected distinct"),
+        (lambda: CoordinateSubspace(shift(), torch.tensor([1, 1])), "indices: expected distinct"),
+        (
+            lambda: CoordinateSubspace(shift(), torch.tensor([], dtype=torch.int64)),
+            "indices: expected",
+        ),
+        (lambda: CoordinateSubspace(shift(), torch.tensor([[1, 2]])), r"indices: .*got .*\(1, 2\)"),
+        (
+            lambda: CoordinateSubspace(shift(), torch.tensor([0.0, 2.5])),
+            "indices: .*got torch.float32",
+        ),
+        (
+            lambda: CoordinateSubspace(shift(), torch.ones(D, dtype=torch.bool)),
+            "indices: .*got torch.bool.*nonzero",
+        ),
+        (
+            lambda: RandomSubspace(shift(), 8),
+            "rank: expected at most 7, the number of weights, got 8",
+        ),
+        (lambda: RandomSubspace(shift(), 0), "rank: expected a whole number of at least 1, got 0"),
+        (
+            lambda: RandomSubspace(shift(), 2, seed=-1),
+            "seed: expected a whole number of at least 0",
+        ),
+    ],
+)
 def test_subspaces_that_cannot_be(make, what):
     with pytest.raises(InputError, match=what) as e:
         make()

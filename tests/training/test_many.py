@@ -48,12 +48,16 @@ def compare(together, alone):
 def both(modules, likelihoods, data, **options):
     """Results of one call, and of a call per member."""
     options = COMMON | options
-    each = [likelihoods if not isinstance(likelihoods, list) else likelihoods[m]
-            for m in range(len(modules))]
+    each = [
+        likelihoods if not isinstance(likelihoods, list) else likelihoods[m]
+        for m in range(len(modules))
+    ]
     rows = [data if not isinstance(data, list) else data[m] for m in range(len(modules))]
     together = train_many(modules, likelihoods, data, **options)
-    alone = [train(module, one, part, seed=m, **options)
-             for m, (module, one, part) in enumerate(zip(modules, each, rows, strict=True))]
+    alone = [
+        train(module, one, part, seed=m, **options)
+        for m, (module, one, part) in enumerate(zip(modules, each, rows, strict=True))
+    ]
     return together, alone
 
 
@@ -80,8 +84,10 @@ def test_members_with_data_and_units_of_their_own():
     assert [r.likelihood.shift for r in together] == [one.shift for one in likelihoods]
 
 
-@pytest.mark.parametrize(("likelihood", "outputs"), [
-    (Bernoulli(), 1), (Categorical(2), 2), (Poisson(), 1), (Gaussian(0.5), 1)])
+@pytest.mark.parametrize(
+    ("likelihood", "outputs"),
+    [(Bernoulli(), 1), (Categorical(2), 2), (Poisson(), 1), (Gaussian(0.5), 1)],
+)
 def test_every_likelihood(likelihood, outputs):
     x, y = table()
     targets = y if likelihood.kind == "regression" else (y > 0).long()
@@ -90,8 +96,15 @@ def test_every_likelihood(likelihood, outputs):
 
 @pytest.mark.parametrize("validation", [0.3, table(40, seed=7)])
 def test_early_stopping_of_each_member(validation):
-    together, alone = both([net(m) for m in range(4)], Gaussian(), table(20), epochs=60,
-                           validation=validation, patience=3, learning_rate=0.1)
+    together, alone = both(
+        [net(m) for m in range(4)],
+        Gaussian(),
+        table(20),
+        epochs=60,
+        validation=validation,
+        patience=3,
+        learning_rate=0.1,
+    )
     compare(together, alone)
     assert len({len(r.history["train_loss"]) for r in together}) > 1
 
@@ -124,8 +137,9 @@ def test_frozen_parameters_are_each_members_own():
 MASKS = {"0.weight": torch.tensor([[True, False, True]] * 6), "2.bias": torch.tensor([True])}
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"rank": 2}, {"every": 3, "unit": "steps"}, {"every": 2, "weight_decay": 0.1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"rank": 2}, {"every": 3, "unit": "steps"}, {"every": 2, "weight_decay": 0.1}]
+)
 @pytest.mark.parametrize("parameters", ["all", MASKS])
 def test_averaging_together_is_as_alone(options, parameters):
     x, y = table()
@@ -145,14 +159,28 @@ def test_averaging_together_is_as_alone(options, parameters):
 def test_what_cannot_be_vectorised_is_trained_one_after_the_other(why):
     x, y = table()
     middle = {"batchnorm": [nn.BatchNorm1d(6)], "dropout": [nn.Dropout(0.3)]}.get(why, [])
-    data = {"loader": DataLoader(TensorDataset(x, y), batch_size=16),
-            "sizes": [(x, y), (x[:30], y[:30])]}.get(why, (x, y))
+    data = {
+        "loader": DataLoader(TensorDataset(x, y), batch_size=16),
+        "sizes": [(x, y), (x[:30], y[:30])],
+    }.get(why, (x, y))
     modules = [net(m, 1, *middle) for m in range(1 if why == "one" else 2)]
     together, alone = both(modules, Gaussian(), data)
     compare(together, alone)
     averages = swa_many(together, Gaussian(), data, epochs=2, progress=False)
-    compare(averages, [swa(start, Gaussian(), data[m] if why == "sizes" else data, seed=m,
-                           epochs=2, progress=False) for m, start in enumerate(alone)])
+    compare(
+        averages,
+        [
+            swa(
+                start,
+                Gaussian(),
+                data[m] if why == "sizes" else data,
+                seed=m,
+                epochs=2,
+                progress=False,
+            )
+            for m, start in enumerate(alone)
+        ],
+    )
 
 
 class Branches(nn.Module):

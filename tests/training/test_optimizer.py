@@ -11,9 +11,11 @@ from subbayes.training.optimizer import Adam
 def groups():
     """Two groups of rates, one of them of two types."""
     generator = torch.Generator().manual_seed(0)
-    first = [nn.Parameter(torch.randn(3, 4, generator=generator)),
-             nn.Parameter(torch.randn((), generator=generator, dtype=torch.float64)),
-             nn.Parameter(torch.randn(5, generator=generator))]
+    first = [
+        nn.Parameter(torch.randn(3, 4, generator=generator)),
+        nn.Parameter(torch.randn((), generator=generator, dtype=torch.float64)),
+        nn.Parameter(torch.randn(5, generator=generator)),
+    ]
     second = [nn.Parameter(torch.randn(2, generator=generator))]
     return [{"params": first, "lr": 0.1}, {"params": second, "lr": 0.01, "weight_decay": 0.3}]
 
@@ -63,8 +65,9 @@ def test_a_state_that_is_loaded_is_gone_on_from():
     walk(half, 5)
     half.load_state_dict(middle)
     with torch.no_grad():
-        for p, value in zip((p for g in half.param_groups for p in g["params"]), values,
-                            strict=True):
+        for p, value in zip(
+            (p for g in half.param_groups for p in g["params"]), values, strict=True
+        ):
             p.copy_(value)
     check_same(walk(half, 3, seed=2), expected)
     again = torch.optim.Adam(groups(), fused=True)

@@ -45,8 +45,14 @@ def net(d=3, outputs=1, dropout=0.0, norm=False, seed=0):
         return nn.Sequential(nn.Linear(d, 8), nn.Tanh(), *middle, nn.Linear(8, outputs))
 
 
-EXACT = {"optimizer": "sgd", "learning_rate": 0.2, "momentum": 0.5, "batch_size": None,
-         "epochs": 150, "progress": False}
+EXACT = {
+    "optimizer": "sgd",
+    "learning_rate": 0.2,
+    "momentum": 0.5,
+    "batch_size": None,
+    "epochs": 150,
+    "progress": False,
+}
 QUICK = {"epochs": 3, "batch_size": 16, "progress": False}
 
 
@@ -108,8 +114,12 @@ class ConstantNoise(nn.Module):
 
 def test_learned_global_variance_makes_up_the_residual_variance():
     x, y = table()
-    options = EXACT | {"optimizer": "adam", "learning_rate": 0.1, "epochs": 500,
-                       "schedule": "cosine"}
+    options = EXACT | {
+        "optimizer": "adam",
+        "learning_rate": 0.1,
+        "epochs": 500,
+        "schedule": "cosine",
+    }
     result = train(ConstantNoise(), HeteroscedasticGaussian(), (x, y), **options)
     residual = y - x @ weights(result)
     expected = float(residual.square().mean()) - math.log1p(math.exp(-2.0))
@@ -122,8 +132,9 @@ def test_logistic_regression_is_that_of_scikit_learn():
     x, y = table()
     labels, scale = (y > 0).long(), 0.8
     theirs = LogisticRegression(C=scale**2, fit_intercept=False, tol=1e-10).fit(x, labels)
-    result = train(linear(), Bernoulli(), (x, labels), **EXACT | {"learning_rate": 1.0},
-                   prior_scale=scale)
+    result = train(
+        linear(), Bernoulli(), (x, labels), **EXACT | {"learning_rate": 1.0}, prior_scale=scale
+    )
     assert np.allclose(weights(result), theirs.coef_[0], atol=1e-5)
 
 
@@ -133,8 +144,13 @@ def test_softmax_regression_is_that_of_scikit_learn():
     x, y = table()
     labels, scale = torch.bucketize(y, torch.tensor([-1.0, 1.0], dtype=y.dtype)), 0.8
     theirs = LogisticRegression(C=scale**2, fit_intercept=False, tol=1e-10).fit(x, labels)
-    result = train(linear(outputs=3), Categorical(3), (x, labels), **EXACT | {"learning_rate": 1.0},
-                   prior_scale=scale)
+    result = train(
+        linear(outputs=3),
+        Categorical(3),
+        (x, labels),
+        **EXACT | {"learning_rate": 1.0},
+        prior_scale=scale,
+    )
     assert np.allclose(weights(result).reshape(3, 3), theirs.coef_, atol=1e-4)
 
 
@@ -165,8 +181,9 @@ def test_known_noise_per_observation():
     scale = torch.linspace(0.1, 2, len(y), dtype=y.dtype)
     w = 1 / scale**2
     expected = torch.linalg.solve(x.T @ (w[:, None] * x), x.T @ (w * y))
-    result = train(linear(), Gaussian("per-observation"), (x, (y, scale)),
-                   **EXACT | {"learning_rate": 0.05})
+    result = train(
+        linear(), Gaussian("per-observation"), (x, (y, scale)), **EXACT | {"learning_rate": 0.05}
+    )
     assert torch.allclose(weights(result), expected, atol=1e-6)
 
 
@@ -189,12 +206,23 @@ def by_hand(module, batches, epochs, optimizer, after=lambda epoch: None):
 def test_minibatch_training_is_the_loop_by_hand(optimizer):
     x, y = table(dtype=torch.float32)
     loader = DataLoader(TensorDataset(x, y), batch_size=16)
-    result = train(net(), Gaussian(0.5), loader, epochs=4, optimizer=optimizer, momentum=0.8,
-                   learning_rate=0.02, weight_decay=0.1, progress=False)
+    result = train(
+        net(),
+        Gaussian(0.5),
+        loader,
+        epochs=4,
+        optimizer=optimizer,
+        momentum=0.8,
+        learning_rate=0.02,
+        weight_decay=0.1,
+        progress=False,
+    )
     module = net()
-    chosen = (torch.optim.SGD(module.parameters(), 0.02, momentum=0.8, weight_decay=0.1)
-              if optimizer == "sgd" else
-              torch.optim.Adam(module.parameters(), 0.02, weight_decay=0.1))
+    chosen = (
+        torch.optim.SGD(module.parameters(), 0.02, momentum=0.8, weight_decay=0.1)
+        if optimizer == "sgd"
+        else torch.optim.Adam(module.parameters(), 0.02, weight_decay=0.1)
+    )
     by_hand(module, loader, 4, chosen)
     assert torch.allclose(weights(result), Network(module).weights, atol=1e-6)
 
@@ -202,12 +230,26 @@ def test_minibatch_training_is_the_loop_by_hand(optimizer):
 def test_swa_is_the_mean_of_the_snapshots_of_a_loop_by_hand():
     x, y = table(dtype=torch.float32)
     loader = DataLoader(TensorDataset(x, y), batch_size=16)
-    result = swa(net(), Gaussian(0.5), loader, epochs=6, learning_rate=0.05, momentum=0.5,
-                 every=2, max_snapshots=2, progress=False)
+    result = swa(
+        net(),
+        Gaussian(0.5),
+        loader,
+        epochs=6,
+        learning_rate=0.05,
+        momentum=0.5,
+        every=2,
+        max_snapshots=2,
+        progress=False,
+    )
     module, seen = net(), []
     network = Network(module)
-    by_hand(module, loader, 6, torch.optim.SGD(module.parameters(), 0.05, momentum=0.5),
-            lambda epoch: seen.append(network.flatten(module)) if epoch % 2 else None)
+    by_hand(
+        module,
+        loader,
+        6,
+        torch.optim.SGD(module.parameters(), 0.05, momentum=0.5),
+        lambda epoch: seen.append(network.flatten(module)) if epoch % 2 else None,
+    )
     path = torch.stack(seen)
     assert len(path) == 3
     assert torch.allclose(weights(result), path.mean(0), atol=1e-6)
@@ -216,15 +258,25 @@ def test_swa_is_the_mean_of_the_snapshots_of_a_loop_by_hand():
 
 def test_swa_counts_steps_when_asked():
     x, y = table(64)
-    result = swa(linear(), Gaussian(0.5), (x, y), epochs=3, every=3, unit="steps", batch_size=16,
-                 progress=False)
+    result = swa(
+        linear(),
+        Gaussian(0.5),
+        (x, y),
+        epochs=3,
+        every=3,
+        unit="steps",
+        batch_size=16,
+        progress=False,
+    )
     assert result.recorder.n == 4
 
 
 def test_all_rows_in_one_batch_whatever_the_batch_size():
     data = table()
-    runs = [train(net().double(), Gaussian(), data, **QUICK | {"batch_size": size})
-            for size in (None, 60, 1000)]
+    runs = [
+        train(net().double(), Gaussian(), data, **QUICK | {"batch_size": size})
+        for size in (None, 60, 1000)
+    ]
     assert all(torch.equal(weights(runs[0]), weights(run)) for run in runs)
 
 
@@ -254,8 +306,16 @@ def test_biases_learn_at_their_own_rate():
     layer = linear(bias=True)
     moves = []
     for factor in (1.0, 2.0):
-        result = train(layer, Gaussian(1.0), (x, y), optimizer="sgd", epochs=1, batch_size=None,
-                       bias_lr_factor=factor, progress=False)
+        result = train(
+            layer,
+            Gaussian(1.0),
+            (x, y),
+            optimizer="sgd",
+            epochs=1,
+            batch_size=None,
+            bias_lr_factor=factor,
+            progress=False,
+        )
         moves.append(weights(result) - Network(layer).weights)
     assert torch.allclose(moves[1][:3], moves[0][:3])
     assert torch.allclose(moves[1][3], 2 * moves[0][3])
@@ -264,8 +324,17 @@ def test_biases_learn_at_their_own_rate():
 def test_gradients_are_clipped():
     x, y = table()
     before = linear()
-    result = train(before, Gaussian(0.01), (x, y), optimizer="sgd", epochs=1, batch_size=None,
-                   learning_rate=0.5, clip_norm=0.2, progress=False)
+    result = train(
+        before,
+        Gaussian(0.01),
+        (x, y),
+        optimizer="sgd",
+        epochs=1,
+        batch_size=None,
+        learning_rate=0.5,
+        clip_norm=0.2,
+        progress=False,
+    )
     step = weights(result) - Network(before).weights
     assert float(step.norm()) == pytest.approx(0.5 * 0.2, rel=1e-4)
 
@@ -273,11 +342,14 @@ def test_gradients_are_clipped():
 def test_schedules():
     data = table()
     options = {"epochs": 20, "learning_rate": 0.1, "batch_size": None, "progress": False}
-    rates = {s: train(linear(), Gaussian(1.0), data, schedule=s, **options).history["learning_rate"]
-             for s in ("constant", "cosine", "swa")}
+    rates = {
+        s: train(linear(), Gaussian(1.0), data, schedule=s, **options).history["learning_rate"]
+        for s in ("constant", "cosine", "swa")
+    }
     assert rates["constant"] == [0.1] * 20
     assert rates["cosine"] == pytest.approx(
-        [0.05 * (1 + math.cos(math.pi * e / 20)) for e in range(20)])
+        [0.05 * (1 + math.cos(math.pi * e / 20)) for e in range(20)]
+    )
     assert rates["swa"][:11] == [0.1] * 11
     assert rates["swa"][14] == pytest.approx((0.1 + 0.001) / 2)
     assert rates["swa"][18:] == pytest.approx([0.001] * 2)
@@ -298,8 +370,10 @@ def test_the_module_and_the_generators_are_left_as_they_were():
         result = train(module, Gaussian(), data, validation=(x, y), **QUICK)
         swa(result, Gaussian(), data, epochs=2, progress=False)
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(a, b) for a, b in
-               zip(before.values(), module.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before.values(), module.state_dict().values(), strict=True)
+    )
     assert [m.training for m in module.modules()] == modes
     assert [p.requires_grad for p in module.parameters()] == [True, False] + [True] * 4
     assert all(p.grad is None for p in module.parameters())
@@ -359,8 +433,10 @@ def test_tied_parameters_stay_tied():
 
 def test_results_say_what_they_are_in_a_line():
     result = train(net(), Gaussian(0.5), table(dtype=torch.float32), **QUICK)
-    assert repr(result) == ("TrainingResult(Network(Sequential, 41 weights in 4 parameters), "
-                            "Gaussian(noise=0.5), epoch 3 of 3)")
+    assert repr(result) == (
+        "TrainingResult(Network(Sequential, 41 weights in 4 parameters), "
+        "Gaussian(noise=0.5), epoch 3 of 3)"
+    )
     average = swa(result, Gaussian(0.5), table(dtype=torch.float32), epochs=2, progress=False)
     assert repr(average).endswith("TrajectoryRecorder(n=2, size=41, max_snapshots=20))")
 
@@ -392,8 +468,9 @@ def test_a_shuffling_loader_follows_the_seed_whatever_its_workers():
     for workers in (0, 0, 2):
         torch.manual_seed(workers + len(runs))
         loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True, num_workers=workers)
-        runs.append(weights(train(net(dropout=0.3), Gaussian(), loader, epochs=2, seed=3,
-                                  progress=False)))
+        runs.append(
+            weights(train(net(dropout=0.3), Gaussian(), loader, epochs=2, seed=3, progress=False))
+        )
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2])
 
@@ -409,8 +486,17 @@ def overfitting():
 
 def test_early_stopping_goes_back_to_the_best_epoch():
     data, held_out = overfitting()
-    result = train(net(norm=True), Gaussian(), data, validation=held_out, patience=5,
-                   learning_rate=0.05, epochs=300, batch_size=None, progress=False)
+    result = train(
+        net(norm=True),
+        Gaussian(),
+        data,
+        validation=held_out,
+        patience=5,
+        learning_rate=0.05,
+        epochs=300,
+        batch_size=None,
+        progress=False,
+    )
     curve = result.history["validation_log_likelihood"]
     assert len(curve) < 300
     assert result.best_epoch == 1 + int(np.argmax(curve)) == len(curve) - 5
@@ -440,23 +526,44 @@ def test_a_fraction_is_held_out_and_the_prior_counts_the_rest():
             return super().forward(0.1 * rows)
 
     spy = Spy(3, 1, dtype=x.dtype)
-    runs = [train(spy, Gaussian(1.0), (x, y), validation=0.2, prior_scale=0.5, seed=seed,
-                  **EXACT | {"epochs": 1}) for seed in (0, 0, 1)]
+    runs = [
+        train(
+            spy,
+            Gaussian(1.0),
+            (x, y),
+            validation=0.2,
+            prior_scale=0.5,
+            seed=seed,
+            **EXACT | {"epochs": 1},
+        )
+        for seed in (0, 0, 1)
+    ]
     trained = [set(rows.tolist()) for rows in seen]
     assert [len(rows) for rows in trained] == [40] * 3
     assert trained[0] == trained[1] != trained[2]
     rows = seen[0].long()
-    decayed = train(spy, Gaussian(1.0), (x[rows], y[rows]), weight_decay=1 / (0.25 * 40),
-                    **EXACT | {"epochs": 1})
+    decayed = train(
+        spy,
+        Gaussian(1.0),
+        (x[rows], y[rows]),
+        weight_decay=1 / (0.25 * 40),
+        **EXACT | {"epochs": 1},
+    )
     assert torch.allclose(weights(runs[0]), weights(decayed))
 
 
 def test_the_callback_sees_each_epoch_and_may_stop():
     seen = []
     recorder = TrajectoryRecorder()
-    result = train(net(), Gaussian(), table(dtype=torch.float32), epochs=9, progress=False,
-                   recorder=recorder,
-                   callback=lambda epoch, module: seen.append(epoch) or epoch == 4)
+    result = train(
+        net(),
+        Gaussian(),
+        table(dtype=torch.float32),
+        epochs=9,
+        progress=False,
+        recorder=recorder,
+        callback=lambda epoch, module: seen.append(epoch) or epoch == 4,
+    )
     assert seen == [1, 2, 3, 4]
     assert result.recorder is recorder
     assert recorder.n == len(result.history["train_loss"]) == 4
@@ -480,8 +587,12 @@ def test_swa_averages_what_the_likelihood_learns():
     x, y = table()
     start = train(linear(), Gaussian(), (x, y), **EXACT | {"epochs": 20})
     assert start.raw.exp().tolist() == pytest.approx(list(start.likelihood.noise))
-    runs = [swa(start, Gaussian(), (x, y), epochs=5, batch_size=None, learning_rate=0.05,
-                progress=False) for _ in range(2)]
+    runs = [
+        swa(
+            start, Gaussian(), (x, y), epochs=5, batch_size=None, learning_rate=0.05, progress=False
+        )
+        for _ in range(2)
+    ]
     layer, raw, seen = copy.deepcopy(start.module), nn.Parameter(start.raw.clone()), []
     optimizer = torch.optim.SGD([layer.weight, raw], 0.05, momentum=0.9)
     for _ in range(5):
@@ -549,12 +660,18 @@ def test_empty_batches_of_a_loader_are_left_out():
     full = [(x[i : i + 16], y[i : i + 16]) for i in (0, 16, 32)]
     gaps = [(x[:0], y[:0]), full[0], (x[:0], y[:0]), *full[1:], (x[:0], y[:0])]
     for norm in (False, True):
-        found, expected = (train(net(norm=norm), Gaussian(), DataLoader(batches, batch_size=None),
-                                 **QUICK) for batches in (gaps, full))
+        found, expected = (
+            train(net(norm=norm), Gaussian(), DataLoader(batches, batch_size=None), **QUICK)
+            for batches in (gaps, full)
+        )
         assert torch.equal(weights(found), weights(expected))
     sparse_net = sparse.convert(net())
-    results = [sparse.fit(sparse_net, Gaussian(), DataLoader(batches, batch_size=None), epochs=3,
-                          progress=False) for batches in (gaps, full)]
+    results = [
+        sparse.fit(
+            sparse_net, Gaussian(), DataLoader(batches, batch_size=None), epochs=3, progress=False
+        )
+        for batches in (gaps, full)
+    ]
     assert results[0].history == results[1].history
     whole = results[0].predict(x)
     assert torch.equal(results[0].predict(DataLoader(gaps, batch_size=None)).outputs, whole.outputs)
@@ -573,18 +690,33 @@ def test_training_without_gradients():
     with torch.no_grad():  # which says nothing of the gradients that training needs itself
         result = train(net(), Gaussian(), (x, y), **QUICK)
     assert torch.equal(weights(result), weights(train(net(), Gaussian(), (x, y), **QUICK)))
-    with torch.inference_mode(), pytest.raises(
-            InputError, match=r"data: expected a call that may compute gradients, got one in "
-                              r"torch.inference_mode\(\). Train outside of it"):
+    with (
+        torch.inference_mode(),
+        pytest.raises(
+            InputError,
+            match=r"data: expected a call that may compute gradients, got one in "
+            r"torch.inference_mode\(\). Train outside of it",
+        ),
+    ):
         train(net(), Gaussian(), (x, y), **QUICK)
 
 
 def test_a_training_that_diverges():
     x, y = table(dtype=torch.float32)
-    with pytest.raises(InputError, match="learning_rate: expected a training loss that stays "
-                                         "finite, got .* in epoch .* Lower the learning rate"):
-        train(net(), Gaussian(0.01), (1e4 * x, y), optimizer="sgd", learning_rate=1e6, epochs=20,
-              progress=False)
+    with pytest.raises(
+        InputError,
+        match="learning_rate: expected a training loss that stays "
+        "finite, got .* in epoch .* Lower the learning rate",
+    ):
+        train(
+            net(),
+            Gaussian(0.01),
+            (1e4 * x, y),
+            optimizer="sgd",
+            learning_rate=1e6,
+            epochs=20,
+            progress=False,
+        )
 
 
 BAD = [

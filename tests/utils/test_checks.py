@@ -16,7 +16,8 @@ text = st.text(min_size=1, max_size=400)
 
 def test_says_what_was_expected_what_came_and_what_to_do():
     assert message("rank", "at most 20", "30", "Record more snapshots") == (
-        "rank: expected at most 20, got 30. Record more snapshots.")
+        "rank: expected at most 20, got 30. Record more snapshots."
+    )
     assert message("rank", "at most 20", "30", "Record more.").endswith(" Record more.")
     assert message("rank", "at most 20", "30") == "rank: expected at most 20, got 30."
 
@@ -60,8 +61,22 @@ def test_counts(value):
     assert type(found) is int
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.0, np.float64(2), "3", None, True, np.bool_(True),
-                                   float("nan"), [1], np.array([1, 2])])
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        -1,
+        1.0,
+        np.float64(2),
+        "3",
+        None,
+        True,
+        np.bool_(True),
+        float("nan"),
+        [1],
+        np.array([1, 2]),
+    ],
+)
 def test_what_is_no_count(value):
     with pytest.raises(InputError, match="n: expected a whole number of at least 1, got "):
         checks.check_count("n", value)
@@ -80,8 +95,9 @@ def test_positive_numbers(value):
     assert found == float(value)
 
 
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "wide", None, [1.0],
-                                   np.ones(2)])
+@pytest.mark.parametrize(
+    "value", [0, -1.0, float("nan"), float("inf"), "wide", None, [1.0], np.ones(2)]
+)
 def test_what_is_no_positive_number(value):
     with pytest.raises(InputError, match="scale: expected a (finite )?number above 0, got ") as e:
         checks.check_positive("scale", value)
@@ -94,8 +110,11 @@ def test_finite_values(make):
     checks.check_finite("x", make([1, 2]))
     checks.check_finite("x", make(1.0))
     checks.check_finite("x", make(np.zeros((0, 3))))
-    with pytest.raises(InputError, match=r"x: expected finite numbers, got 1 NaN or infinite value "
-                                         r"\(first in row 1\). Drop or impute them first"):
+    with pytest.raises(
+        InputError,
+        match=r"x: expected finite numbers, got 1 NaN or infinite value "
+        r"\(first in row 1\). Drop or impute them first",
+    ):
         checks.check_finite("x", make([[1.0, 2.0], [np.nan, 4.0]]))
     with pytest.raises(InputError, match=r"got 3 NaN or infinite values \(first in row 0\)"):
         checks.check_finite("x", make([np.inf, np.nan, 0.0, -np.inf]))
@@ -103,9 +122,18 @@ def test_finite_values(make):
         checks.check_finite("x", make(np.nan))
 
 
-@pytest.mark.parametrize(("entries", "finite"), [
-    ([1.0, 2.0], True), ([], True), ([3e38, 3e38], True), ([-3e38, -3e38], True),
-    ([1.0, torch.nan], False), ([torch.inf, -torch.inf], False), ([-torch.inf], False)])
+@pytest.mark.parametrize(
+    ("entries", "finite"),
+    [
+        ([1.0, 2.0], True),
+        ([], True),
+        ([3e38, 3e38], True),
+        ([-3e38, -3e38], True),
+        ([1.0, torch.nan], False),
+        ([torch.inf, -torch.inf], False),
+        ([-torch.inf], False),
+    ],
+)
 def test_what_is_finite_though_its_sum_may_not_be(entries, finite):
     assert is_finite(torch.tensor(entries)) == finite
     assert is_finite(torch.tensor(entries, requires_grad=True)) == finite
@@ -113,6 +141,9 @@ def test_what_is_finite_though_its_sum_may_not_be(entries, finite):
 
 def test_lengths():
     checks.check_same_length(["x", "y"], [3, 3])
-    with pytest.raises(InputError, match="x and y: expected the same number of rows, got 3 and 4. "
-                                         "Pass one row of each per observation"):
+    with pytest.raises(
+        InputError,
+        match="x and y: expected the same number of rows, got 3 and 4. "
+        "Pass one row of each per observation",
+    ):
         checks.check_same_length(["x", "y"], [3, 4])

@@ -75,8 +75,11 @@ def blackjax(
     with jax.enable_x64(True):
         density = jax_density(value.gradient)
         adaptation = library.window_adaptation(
-            library.nuts, density, is_mass_matrix_diagonal=not dense,
-            target_acceptance_rate=target_acceptance)
+            library.nuts,
+            density,
+            is_mass_matrix_diagonal=not dense,
+            target_acceptance_rate=target_acceptance,
+        )
 
         def chain(key: Any, z: Any) -> Any:
             first, second = jax.random.split(key)
@@ -85,16 +88,29 @@ def blackjax(
 
             def step(state: Any, key: Any) -> Any:
                 state, info = kernel.step(key, state)
-                return state, (state.position, state.logdensity, info.energy, info.is_divergent,
-                               info.num_integration_steps, info.acceptance_rate)
+                return state, (
+                    state.position,
+                    state.logdensity,
+                    info.energy,
+                    info.is_divergent,
+                    info.num_integration_steps,
+                    info.acceptance_rate,
+                )
 
             return jax.lax.scan(step, state, jax.random.split(second, draws))[1]
 
         keys = jax.random.split(jax.random.key(seed), chains)
         z, *noted = map(np.asarray, jax.jit(jax.vmap(chain))(keys, start))
     names = ("log_density", "energy", "divergent", "evaluations", "acceptance")
-    return finished("blackjax", z, dict(zip(names, noted, strict=True)), value, started,
-                    seed=seed, warmup=warmup)
+    return finished(
+        "blackjax",
+        z,
+        dict(zip(names, noted, strict=True)),
+        value,
+        started,
+        seed=seed,
+        warmup=warmup,
+    )
 
 
 def jax_density(value_and_grad: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> Any:

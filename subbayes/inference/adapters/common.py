@@ -27,8 +27,10 @@ def needed(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(f"adapters.{package.split('.')[0]} needs {package.split('.')[0]}: "
-                          "pip install 'subbayes[samplers]'") from error
+        raise ImportError(
+            f"adapters.{package.split('.')[0]} needs {package.split('.')[0]}: "
+            "pip install 'subbayes[samplers]'"
+        ) from error
 
 
 def check_counts(**counts: tuple[int, int]) -> None:
@@ -40,8 +42,12 @@ def check_counts(**counts: tuple[int, int]) -> None:
 def check_gradient(posterior: Any) -> None:
     """Raise `InputError` for a density without gradients."""
     if not isinstance(posterior, GradientDensity):
-        fail("posterior", "a density with value_and_grad", type(posterior).__name__,
-             "Use adapters.emcee, which needs no gradient")
+        fail(
+            "posterior",
+            "a density with value_and_grad",
+            type(posterior).__name__,
+            "Use adapters.emcee, which needs no gradient",
+        )
 
 
 class Value:
@@ -81,15 +87,27 @@ class Value:
 
 
 def finished(
-    sampler: str, z: Float[np.ndarray, "chains draws k"], stats: dict[str, Any], value: Value,
-    started: float, **meta: Any,
+    sampler: str,
+    z: Float[np.ndarray, "chains draws k"],
+    stats: dict[str, Any],
+    value: Value,
+    started: float,
+    **meta: Any,
 ) -> Draws:
     """The draws with what every run notes of itself."""
     plain = {name: np.array(numbers) for name, numbers in stats.items()}
-    return Draws(np.array(z, dtype=np.float64, order="C"), plain, {
-        "sampler": sampler, "temperature": value.posterior.temperature,
-        "density_evaluations": value.evaluations, "batched_evaluations": value.batches,
-        "seconds": time.perf_counter() - started} | meta)
+    return Draws(
+        np.array(z, dtype=np.float64, order="C"),
+        plain,
+        {
+            "sampler": sampler,
+            "temperature": value.posterior.temperature,
+            "density_evaluations": value.evaluations,
+            "batched_evaluations": value.batches,
+            "seconds": time.perf_counter() - started,
+        }
+        | meta,
+    )
 
 
 def on_terminal(progress: bool | None) -> bool:

@@ -72,23 +72,36 @@ def dynesty(
         ((4, 100, 2), True)
     """
     library = needed("dynesty")
-    check_counts(draws=(draws, 1), chains=(chains, 1), live=(live, 2 * posterior.rank + 1),
-                 seed=(seed, 0))
+    check_counts(
+        draws=(draws, 1), chains=(chains, 1), live=(live, 2 * posterior.rank + 1), seed=(seed, 0)
+    )
     started, value = time.perf_counter(), Value(posterior)
     rng = np.random.default_rng(seed)
     sampler = library.NestedSampler(
         lambda z: float(np.maximum(value.likelihood(z[None])[0], _LOWEST)),
-        lambda u: _from_cube(posterior, u), posterior.rank, nlive=live, rstate=rng,
-        live_points=_live_points(posterior, value, live, rng), **options)
+        lambda u: _from_cube(posterior, u),
+        posterior.rank,
+        nlive=live,
+        rstate=rng,
+        live_points=_live_points(posterior, value, live, rng),
+        **options,
+    )
     sampler.run_nested(dlogz=tolerance, print_progress=on_terminal(progress))
     found = sampler.results
     weights = found.importance_weights()
     rows = _resampled(weights, chains * draws, rng).reshape(chains, draws)
     return finished(
-        "dynesty", found.samples[rows],
-        {"log_likelihood": posterior.temperature * found.logl[rows]}, value, started, seed=seed,
-        log_evidence=float(found.logz[-1]), log_evidence_error=float(found.logzerr[-1]),
-        effective_draws=float(1 / np.square(weights).sum()), live=live)
+        "dynesty",
+        found.samples[rows],
+        {"log_likelihood": posterior.temperature * found.logl[rows]},
+        value,
+        started,
+        seed=seed,
+        log_evidence=float(found.logz[-1]),
+        log_evidence_error=float(found.logzerr[-1]),
+        effective_draws=float(1 / np.square(weights).sum()),
+        live=live,
+    )
 
 
 def _from_cube(posterior: Density, u: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:
@@ -104,12 +117,17 @@ def _live_points(
     for _ in range(_TRIES):
         u = rng.random((live, posterior.rank))
         z = _from_cube(posterior, u)
-        heights = np.concatenate([value.likelihood(part) for part in np.array_split(
-            z, max(1, live // 64))])
+        heights = np.concatenate(
+            [value.likelihood(part) for part in np.array_split(z, max(1, live // 64))]
+        )
         if np.isfinite(heights).any():
             return [u, z, np.maximum(heights, _LOWEST)]
-    fail("posterior", "a finite log-likelihood at some draw from the prior",
-         f"minus infinity at all {_TRIES * live}", "Narrow the prior, or check the data")
+    fail(
+        "posterior",
+        "a finite log-likelihood at some draw from the prior",
+        f"minus infinity at all {_TRIES * live}",
+        "Narrow the prior, or check the data",
+    )
 
 
 def _resampled(

@@ -71,15 +71,20 @@ def emcee(
     k = posterior.rank
     walkers = max(32, 4 * k) if walkers is None else walkers
     warmup = draws * thin if warmup is None else warmup
-    check_counts(draws=(draws, 1), walkers=(walkers, 2), warmup=(warmup, 0), thin=(thin, 1),
-                 seed=(seed, 0))
+    check_counts(
+        draws=(draws, 1), walkers=(walkers, 2), warmup=(warmup, 0), thin=(thin, 1), seed=(seed, 0)
+    )
     if walkers < 2 * k:
         fail("walkers", f"at least 2 k = {2 * k}", walkers, "Raise it, or use nuts")
     started, value = time.perf_counter(), Value(posterior)
     z = start_points(posterior, initial, streams(seed, walkers))
     if np.linalg.matrix_rank(z - z[0]) < k:
-        fail("initial", f"start points that span all {k} coordinates", "points that do not",
-             "Use initial='prior', or add some noise to them")
+        fail(
+            "initial",
+            f"start points that span all {k} coordinates",
+            "points that do not",
+            "Use initial='prior', or add some noise to them",
+        )
     sampler = library.EnsembleSampler(walkers, k, value, vectorize=True, moves=moves)
     source = np.random.RandomState(seed).get_state()  # the only kind that emcee takes
     state = library.State(z, random_state=source)
@@ -89,9 +94,16 @@ def emcee(
             sampler.reset()
         _last(sampler.sample(state, iterations=draws, thin_by=thin), steps, thin)
     return finished(
-        "emcee", np.swapaxes(sampler.get_chain(), 0, 1),
-        {"log_density": sampler.get_log_prob().T}, value, started, seed=seed, warmup=warmup,
-        thin=thin, acceptance=float(sampler.acceptance_fraction.mean()))
+        "emcee",
+        np.swapaxes(sampler.get_chain(), 0, 1),
+        {"log_density": sampler.get_log_prob().T},
+        value,
+        started,
+        seed=seed,
+        warmup=warmup,
+        thin=thin,
+        acceptance=float(sampler.acceptance_fraction.mean()),
+    )
 
 
 def _last(states: Iterable[Any], steps: Any, size: int) -> Any:

@@ -26,8 +26,15 @@ from subbayes.utils.checks import check_choice
 
 __all__ = ["nutpie"]
 
-_STATS = {"logp": "log_density", "energy": "energy", "diverging": "divergent", "depth": "depth",
-          "n_steps": "evaluations", "step_size": "step_size", "mean_tree_accept": "acceptance"}
+_STATS = {
+    "logp": "log_density",
+    "energy": "energy",
+    "diverging": "divergent",
+    "depth": "depth",
+    "n_steps": "evaluations",
+    "step_size": "step_size",
+    "mean_tree_accept": "acceptance",
+}
 
 
 class _Impossible(Exception):
@@ -92,16 +99,35 @@ def nutpie(
         return start_points(posterior, initial, streams(own, 1))[0]
 
     model = compiled.from_pyfunc(
-        posterior.rank, lambda: _density(value), lambda *seeds: lambda z: {"z": z},
-        [np.dtype("float64")], [(posterior.rank,)], ["z"], make_initial_point_fn=start)
+        posterior.rank,
+        lambda: _density(value),
+        lambda *seeds: lambda z: {"z": z},
+        [np.dtype("float64")],
+        [(posterior.rank,)],
+        ["z"],
+        make_initial_point_fn=start,
+    )
     trace = library.sample(
-        model, draws=draws, tune=warmup, chains=chains, cores=1, seed=seed, save_warmup=False,
-        progress_bar=on_terminal(progress), **options)
+        model,
+        draws=draws,
+        tune=warmup,
+        chains=chains,
+        cores=1,
+        seed=seed,
+        save_warmup=False,
+        progress_bar=on_terminal(progress),
+        **options,
+    )
     noted = trace["sample_stats"]
     return finished(
-        "nutpie", trace["posterior"]["z"].values,
+        "nutpie",
+        trace["posterior"]["z"].values,
         {ours: noted[theirs].values for theirs, ours in _STATS.items() if theirs in noted},
-        value, started, seed=seed, warmup=warmup)
+        value,
+        started,
+        seed=seed,
+        warmup=warmup,
+    )
 
 
 def _density(value: Value) -> Any:

@@ -31,8 +31,13 @@ __all__ = ["check_size", "laplace_linearised", "predict_linearised"]
 
 
 def laplace_linearised(
-    posterior: Posterior, *, draws: int = 1000, chains: int = 4, seed: int = 0,
-    step: bool = False, progress: bool | None = None,
+    posterior: Posterior,
+    *,
+    draws: int = 1000,
+    chains: int = 4,
+    seed: int = 0,
+    step: bool = False,
+    progress: bool | None = None,
 ) -> Draws:
     r"""The Gaussian posterior of the coordinates under the linearised network, as an engine.
 
@@ -74,8 +79,11 @@ def laplace_linearised(
     network = posterior.network.with_weights(posterior.subspace.shift)
     V = root(network, posterior.likelihood, posterior.data)
     inside = Restricted(V, posterior.subspace, 1.0).matrix.cpu() / posterior.temperature
-    factor = np.diag(np.broadcast_to(posterior.prior.scale, k)) if (
-        posterior.prior.factor is None) else posterior.prior.factor
+    factor = (
+        np.diag(np.broadcast_to(posterior.prior.scale, k))
+        if (posterior.prior.factor is None)
+        else posterior.prior.factor
+    )
     prior = torch.cholesky_inverse(torch.from_numpy(np.ascontiguousarray(factor)))
     half = cholesky(inside + prior, "subspace")
     value, gradient = posterior.value_and_grad(np.zeros((1, k)))
@@ -84,13 +92,22 @@ def laplace_linearised(
     rng = np.random.default_rng(check_count("seed", seed, 0))
     eps = rng.standard_normal((k, check_count("draws", draws) * check_count("chains", chains)))
     z = mean + torch.linalg.solve_triangular(half.T, torch.from_numpy(eps), upper=True).T
-    evidence = float(value[0] + 0.5 * g[:, 0] @ mean - half.diagonal().log().sum()
-                     + 0.5 * k * np.log(2 * np.pi))
-    return Draws(z.numpy().reshape(chains, draws, k), {}, {
-        "sampler": "laplace-linearised", "independent": True, "seed": seed,
-        "temperature": posterior.temperature,
-        "mean": mean.tolist(), "covariance": torch.cholesky_inverse(half).tolist(),
-        "log_evidence": evidence})
+    evidence = float(
+        value[0] + 0.5 * g[:, 0] @ mean - half.diagonal().log().sum() + 0.5 * k * np.log(2 * np.pi)
+    )
+    return Draws(
+        z.numpy().reshape(chains, draws, k),
+        {},
+        {
+            "sampler": "laplace-linearised",
+            "independent": True,
+            "seed": seed,
+            "temperature": posterior.temperature,
+            "mean": mean.tolist(),
+            "covariance": torch.cholesky_inverse(half).tolist(),
+            "log_evidence": evidence,
+        },
+    )
 
 
 def check_size(rank: int) -> None:
@@ -105,14 +122,23 @@ def check_size(rank: int) -> None:
     Example:
         >>> check_size(1000)
     """
-    check_memory("subspace", f"the {rank} x {rank} covariance of its coordinates for "
-                 "'laplace-linearised'", 32 * rank * rank,
-                 "Use linearised_laplace(...) for all weights, or a subspace of lower rank")
+    check_memory(
+        "subspace",
+        f"the {rank} x {rank} covariance of its coordinates for 'laplace-linearised'",
+        32 * rank * rank,
+        "Use linearised_laplace(...) for all weights, or a subspace of lower rank",
+    )
 
 
 def predict_linearised(
-    network: Network, likelihood: Likelihood, subspace: Subspace, draws: Draws, inputs: Any, *,
-    noise: Any = None, n_draws: int | None = None,
+    network: Network,
+    likelihood: Likelihood,
+    subspace: Subspace,
+    draws: Draws,
+    inputs: Any,
+    *,
+    noise: Any = None,
+    n_draws: int | None = None,
 ) -> Predictive:
     """Predictions of the linearised network from what `laplace_linearised` returned.
 
@@ -127,8 +153,9 @@ def predict_linearised(
     """
     network, batches = network.with_weights(subspace.shift), list(input_batches(inputs))
     X = Jacobian.of_inputs(Layers(network, to_device(batches[0], network.device)), inputs)
-    z, covariance = (torch.tensor(draws.meta[name], dtype=torch.float64)
-                     for name in ("mean", "covariance"))
+    z, covariance = (
+        torch.tensor(draws.meta[name], dtype=torch.float64) for name in ("mean", "covariance")
+    )
     moves, blocks = [], []
     for part in along_in_parts(X, subspace):
         columns = part.cpu()
@@ -137,5 +164,11 @@ def predict_linearised(
         moves.append(columns @ z)
     mean = X.outputs().double().cpu() + torch.cat(moves).reshape(X.n, X.roots)
     rows, likelihood = torch.cat(blocks), with_noise(likelihood, noise, X.n)
-    return predictive_of(mean, (rows + rows.mT) / 2, likelihood,
-                         natural(likelihood, mean), 200 if n_draws is None else n_draws, 0)
+    return predictive_of(
+        mean,
+        (rows + rows.mT) / 2,
+        likelihood,
+        natural(likelihood, mean),
+        200 if n_draws is None else n_draws,
+        0,
+    )

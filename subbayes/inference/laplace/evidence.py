@@ -47,8 +47,12 @@ def widened(likelihood: Likelihood, factor: float) -> Likelihood:
     if isinstance(likelihood, Standardized):
         return replace(likelihood, likelihood=widened(likelihood.likelihood, factor))
     if not _has_noise(likelihood):
-        fail("noise", "Gaussian noise with a scale of its own", repr(likelihood),
-             "Tune the prior precision alone: noise=False")
+        fail(
+            "noise",
+            "Gaussian noise with a scale of its own",
+            repr(likelihood),
+            "Tune the prior precision alone: noise=False",
+        )
     assert isinstance(likelihood, Gaussian)
     scale = torch.as_tensor(likelihood.noise, dtype=torch.float64) * factor
     return replace(likelihood, noise=float(scale) if scale.ndim == 0 else tuple(scale.tolist()))
@@ -93,8 +97,13 @@ class Evidence:
                     value = torch.as_tensor(y).double().reshape(mean.shape)
                     squares += float(((value - mean) / std).square().sum())
                     targets += mean.numel()
-        return cls(total, squares if targets else float("nan"), targets, _random_norm(psi),
-                   psi.eigenvalues().clamp_min(0).cpu().numpy())
+        return cls(
+            total,
+            squares if targets else float("nan"),
+            targets,
+            _random_norm(psi),
+            psi.eigenvalues().clamp_min(0).cpu().numpy(),
+        )
 
     def log_marginal_likelihood(self, prior_precision: float, noise_factor: float = 1.0) -> float:
         """At a prior precision, and noise a factor wider than the likelihood's."""
@@ -102,7 +111,8 @@ class Evidence:
         fit = self.log_likelihood
         if noise_factor != 1:
             fit += 0.5 * self.squares * (1 - noise_factor**-2) - (
-                self.targets * np.log(noise_factor))
+                self.targets * np.log(noise_factor)
+            )
         occam = np.log1p(self.eigenvalues / (noise_factor**2 * prior_precision)).sum()
         return float(fit - 0.5 * prior_precision * self.norm - 0.5 * occam)
 
@@ -120,9 +130,14 @@ class Evidence:
             factor = float(np.exp(at[1])) if free else 1.0
             return -self.log_marginal_likelihood(float(np.exp(at[0])), factor)
 
-        box = [(-20.0, 20.0), (-7.0, 7.0)][:1 + free]
-        found = min((minimize(negative, [start, 0.0][:1 + free], method="L-BFGS-B", bounds=box)
-                     for start in (-6.0, 0.0, 6.0)), key=lambda result: float(result.fun))
+        box = [(-20.0, 20.0), (-7.0, 7.0)][: 1 + free]
+        found = min(
+            (
+                minimize(negative, [start, 0.0][: 1 + free], method="L-BFGS-B", bounds=box)
+                for start in (-6.0, 0.0, 6.0)
+            ),
+            key=lambda result: float(result.fun),
+        )
         return float(np.exp(found.x[0])), float(np.exp(found.x[1])) if free else 1.0
 
 
@@ -197,18 +212,28 @@ def cross_validated(
     _check_held_out(validation, retrain, subspace)
 
     def posterior(trained: Network, kept: Data, prior_precision: float) -> LinearisedLaplace:
-        return linearised_laplace(trained, likelihood, kept, subspace, covariance=covariance,
-                                  prior_precision=prior_precision, **options)
+        return linearised_laplace(
+            trained,
+            likelihood,
+            kept,
+            subspace,
+            covariance=covariance,
+            prior_precision=prior_precision,
+            **options,
+        )
 
     rows = Data.of(data).to(network.device)
     scores = {(float(p), float(c)): 0.0 for p in prior_precisions for c in noise_factors}
-    parts = _folds(rows, folds, seed) if validation is None else iter(
-        [(rows, Data.of(validation, "validation").to(network.device))])
+    parts = (
+        _folds(rows, folds, seed)
+        if validation is None
+        else iter([(rows, Data.of(validation, "validation").to(network.device))])
+    )
     n = 0
     for kept, held in parts:
         trained = network if retrain is None else _retrained(retrain, kept, network)
         fitted, n = posterior(trained, kept, float(prior_precisions[0])), n + held.n
-        for (p, c) in scores:
+        for p, c in scores:
             scores[p, c] += _score(fitted.rescaled(p, c), held)
     scores = {pair: score / n for pair, score in scores.items()}
     best, factor = max(scores, key=lambda pair: scores[pair])
@@ -216,13 +241,20 @@ def cross_validated(
         warnings.warn(
             "data: the weights have seen the held-out rows, whose scores favour too narrow a "
             "prior; pass validation=, rows that training has not seen, or retrain=, a function "
-            "from a fold's training data to a network trained on them", stacklevel=2)
-    for name, value, tried in (("prior_precisions", best, prior_precisions),
-                               ("noise_factors", factor, noise_factors)):
+            "from a fold's training data to a network trained on them",
+            stacklevel=2,
+        )
+    for name, value, tried in (
+        ("prior_precisions", best, prior_precisions),
+        ("noise_factors", factor, noise_factors),
+    ):
         if len(tried) > 1 and value in (min(tried), max(tried)):
             end = "smallest" if value == min(tried) else "largest"
-            warnings.warn(f"{name}: {value:g} is the {end} of those tried, and others beyond it "
-                          "may be better; widen the grid", stacklevel=2)
+            warnings.warn(
+                f"{name}: {value:g} is the {end} of those tried, and others beyond it "
+                "may be better; widen the grid",
+                stacklevel=2,
+            )
     return posterior(network, rows, best).rescaled(best, factor), scores
 
 
@@ -230,11 +262,19 @@ def _check_held_out(validation: Any, retrain: Any, subspace: Subspace | None) ->
     if retrain is None:
         return
     if validation is not None:
-        fail("validation and retrain", "one of the two", "both",
-             "Rows held out from training need no folds")
+        fail(
+            "validation and retrain",
+            "one of the two",
+            "both",
+            "Rows held out from training need no folds",
+        )
     if subspace is not None:
-        fail("subspace", "None with retrain", repr(subspace),
-             "A subspace lies around one network's weights: pass validation= instead")
+        fail(
+            "subspace",
+            "None with retrain",
+            repr(subspace),
+            "A subspace lies around one network's weights: pass validation= instead",
+        )
     if not callable(retrain) or isinstance(retrain, (Network, torch.nn.Module)):
         fail_type("retrain", "a function from a fold's training data to a Network", retrain)
 
@@ -253,8 +293,9 @@ def _folds(rows: Data, folds: int, seed: int) -> Iterator[tuple[Data, Data]]:
 def _retrained(retrain: Callable[[Data], Network], kept: Data, network: Network) -> Network:
     found = retrain(kept)
     if not isinstance(found, Network):
-        fail_type("retrain", "a function that returns a Network", found,
-                  "Return train(...).network")
+        fail_type(
+            "retrain", "a function that returns a Network", found, "Return train(...).network"
+        )
     if found.size != network.size:
         fail("retrain", f"networks of {network.size} weights, as the network has", found.size)
     return found

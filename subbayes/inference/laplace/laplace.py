@@ -69,12 +69,20 @@ def laplace(
         >>> laplace(posterior, draws=100, chains=2, progress=False).z.shape
         (2, 100, 2)
     """
-    for name, number, least in (("draws", draws, 1), ("chains", chains, 1), ("starts", starts, 1),
-                                ("seed", seed, 0)):
+    for name, number, least in (
+        ("draws", draws, 1),
+        ("chains", chains, 1),
+        ("starts", starts, 1),
+        ("seed", seed, 0),
+    ):
         check_count(name, number, least)
     if not isinstance(posterior, GradientDensity):
-        fail("posterior", "a density with value_and_grad", type(posterior).__name__,
-             "Use elliptical_slice, which needs no gradient")
+        fail(
+            "posterior",
+            "a density with value_and_grad",
+            type(posterior).__name__,
+            "Use elliptical_slice, which needs no gradient",
+        )
     started = time.perf_counter()
     rng = np.random.default_rng(seed)
     k = posterior.rank
@@ -86,8 +94,12 @@ def laplace(
             steps.update(1)
         height, mode = max(modes, key=lambda pair: pair[0])
         if not np.isfinite(height):
-            fail("posterior", "a finite log density at z = 0 or at a draw from the prior",
-                 f"minus infinity at all {starts}", "Raise starts, or check the data")
+            fail(
+                "posterior",
+                "a finite log density at z = 0 or at a draw from the prior",
+                f"minus infinity at all {starts}",
+                "Raise starts, or check the data",
+            )
         factor = _factor(posterior, mode)
         steps.update(1)
         eps = rng.standard_normal((chains, draws, k))
@@ -95,11 +107,20 @@ def laplace(
     log_volume = float(np.linalg.slogdet(factor)[1])
     log_q = -0.5 * (eps**2).sum(-1) - 0.5 * k * np.log(2 * np.pi) - log_volume
     gradient = posterior.value_and_grad(mode[None])[1][0]
-    found = weighed(posterior, z, log_q, {
-        "sampler": "laplace", "seed": seed, "temperature": posterior.temperature,
-        "mode": mode.tolist(), "covariance": (factor @ factor.T).tolist(),
-        "log_evidence": height + 0.5 * k * float(np.log(2 * np.pi)) + log_volume,
-        "gradient": float(np.abs(factor.T @ gradient).max())})
+    found = weighed(
+        posterior,
+        z,
+        log_q,
+        {
+            "sampler": "laplace",
+            "seed": seed,
+            "temperature": posterior.temperature,
+            "mode": mode.tolist(),
+            "covariance": (factor @ factor.T).tolist(),
+            "log_evidence": height + 0.5 * k * float(np.log(2 * np.pi)) + log_volume,
+            "gradient": float(np.abs(factor.T @ gradient).max()),
+        },
+    )
     found.meta["seconds"] = time.perf_counter() - started
     return found
 
@@ -121,14 +142,17 @@ def climb(
 
     if not np.isfinite(value_and_grad(start[None])[0][0]):
         return -np.inf, start
-    found = minimize(descent, start, jac=True, method="L-BFGS-B",
-                     options={"maxiter": iterations, "ftol": 1e-14, "gtol": 1e-8})
+    found = minimize(
+        descent,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": iterations, "ftol": 1e-14, "gtol": 1e-8},
+    )
     return -float(found.fun), np.asarray(found.x, dtype=np.float64)
 
 
-def _factor(
-    posterior: GradientDensity, mode: Float[np.ndarray, "k"]
-) -> Float[np.ndarray, "k k"]:
+def _factor(posterior: GradientDensity, mode: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k k"]:
     """L with covariance L L^T: curvature by central differences, in ever better directions.
 
     The prior's scale is a first guess of the directions' lengths; with the curvature along
@@ -142,9 +166,12 @@ def _factor(
             directions = directions @ np.linalg.inv(np.linalg.cholesky(curvature)).T
         except np.linalg.LinAlgError:
             least = float(np.linalg.eigvalsh(curvature)[0])
-            fail("posterior", "a mode with positive definite curvature",
-                 f"an eigenvalue of {least:.3g}",
-                 "Raise starts, use nuts, or take smooth functions in the network, not relu")
+            fail(
+                "posterior",
+                "a mode with positive definite curvature",
+                f"an eigenvalue of {least:.3g}",
+                "Raise starts, use nuts, or take smooth functions in the network, not relu",
+            )
     return directions
 
 
@@ -153,8 +180,12 @@ def _curvature(
 ) -> Float[np.ndarray, "k k"]:
     """Negative Hessian along directions (columns), by differences of the gradient."""
     ways = np.concatenate([directions.T, -directions.T]) * _STEP
-    gradient = np.concatenate([posterior.value_and_grad(mode + ways[i:i + _AT_ONCE])[1]
-                               for i in range(0, len(ways), _AT_ONCE)])
+    gradient = np.concatenate(
+        [
+            posterior.value_and_grad(mode + ways[i : i + _AT_ONCE])[1]
+            for i in range(0, len(ways), _AT_ONCE)
+        ]
+    )
     k = len(mode)
     curvature = -(gradient[:k] - gradient[k:]) @ directions / (2 * _STEP)
     return (curvature + curvature.T) / 2

@@ -39,8 +39,15 @@ from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 
 __all__ = ["LinearisedLaplace", "Method", "linearised_laplace"]
 
-METHODS = ("auto", "gaussian", "probit", "extended-probit", "laplace-bridge", "monte-carlo",
-           "network")
+METHODS = (
+    "auto",
+    "gaussian",
+    "probit",
+    "extended-probit",
+    "laplace-bridge",
+    "monte-carlo",
+    "network",
+)
 
 
 def linearised_laplace(
@@ -85,8 +92,15 @@ def linearised_laplace(
         True
     """
     if subspace is None or isinstance(subspace, FullSubspace):
-        psi = precision(network, likelihood, data, covariance, prior_precision=prior_precision,
-                        memory_limit=memory_limit, **options)
+        psi = precision(
+            network,
+            likelihood,
+            data,
+            covariance,
+            prior_precision=prior_precision,
+            memory_limit=memory_limit,
+            **options,
+        )
         return LinearisedLaplace(psi, likelihood, None)
     if not isinstance(subspace, Subspace):
         fail_type("subspace", "a Subspace or None", subspace, "Make one: optimal(...), say")
@@ -101,9 +115,12 @@ def linearised_laplace(
 def _check_centre(network: Network, subspace: Subspace) -> None:
     away = float((subspace.shift.to(network.weights) - network.weights).abs().max())
     if away > 1e-5 * max(1.0, float(network.weights.abs().max())):
-        fail("subspace", "a centre at the network's weights, where it is linearised",
-             f"one that is up to {away:.2g} away",
-             "Use network.with_weights(subspace.shift), or move the subspace")
+        fail(
+            "subspace",
+            "a centre at the network's weights, where it is linearised",
+            f"one that is up to {away:.2g} away",
+            "Use network.with_weights(subspace.shift), or move the subspace",
+        )
 
 
 @dataclass(frozen=True)
@@ -131,10 +148,15 @@ class LinearisedLaplace:
         return self.precision.prior_precision
 
     def __repr__(self) -> str:
-        where = f"{self.network.size} weights, {self.precision.form}" if (
-            self.subspace is None) else repr(self.subspace)
-        return (f"LinearisedLaplace({where}, prior_precision={self.prior_precision:g}, "
-                f"{self.likelihood!r})")
+        where = (
+            f"{self.network.size} weights, {self.precision.form}"
+            if (self.subspace is None)
+            else repr(self.subspace)
+        )
+        return (
+            f"LinearisedLaplace({where}, prior_precision={self.prior_precision:g}, "
+            f"{self.likelihood!r})"
+        )
 
     def with_prior_precision(self, prior_precision: float) -> LinearisedLaplace:
         """The same posterior under another prior; products with the Jacobian are shared."""
@@ -212,8 +234,12 @@ class LinearisedLaplace:
         check_joint(X)
         generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
         mean = X.outputs().double().cpu()
-        found = draws(torch.zeros(X.rows).double(), self.precision.covariance(X).cpu(),
-                      check_count("n", n), generator)
+        found = draws(
+            torch.zeros(X.rows).double(),
+            self.precision.covariance(X).cpu(),
+            check_count("n", n),
+            generator,
+        )
         return (mean + found.reshape(n, *mean.shape)).numpy()
 
     def draws(self, draws: int = 1000, chains: int = 4, seed: int = 0) -> Draws:
@@ -223,14 +249,29 @@ class LinearisedLaplace:
             InputError: a posterior over all weights, whose draws do not fit here.
         """
         if not isinstance(self.precision, Restricted):
-            fail("subspace", "a subspace to draw coordinates in", "all weights",
-                 "Use predict(..., method='network'), or a subspace")
+            fail(
+                "subspace",
+                "a subspace to draw coordinates in",
+                "all weights",
+                "Use predict(..., method='network'), or a subspace",
+            )
         generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
-        z = self.precision.coordinates(
-            check_count("draws", draws) * check_count("chains", chains), generator).cpu().numpy()
-        return Draws(z.reshape(chains, draws, -1),
-                     meta={"sampler": "laplace-linearised", "seed": seed, "temperature": 1.0,
-                           "prior_precision": self.prior_precision})
+        z = (
+            self.precision.coordinates(
+                check_count("draws", draws) * check_count("chains", chains), generator
+            )
+            .cpu()
+            .numpy()
+        )
+        return Draws(
+            z.reshape(chains, draws, -1),
+            meta={
+                "sampler": "laplace-linearised",
+                "seed": seed,
+                "temperature": 1.0,
+                "prior_precision": self.prior_precision,
+            },
+        )
 
     # --- evidence and tuning --------------------------------------------------------------------
 
@@ -260,8 +301,11 @@ class LinearisedLaplace:
 
         likelihood, V = widened(self.likelihood, noise_factor), self.precision.V
         wider = Jacobian(V.plan, V._pairs, V.n, likelihood, V.memory_limit)
-        return replace(self, likelihood=likelihood, precision=self.precision.rescaled(
-            wider, prior_precision, noise_factor**-2))
+        return replace(
+            self,
+            likelihood=likelihood,
+            precision=self.precision.rescaled(wider, prior_precision, noise_factor**-2),
+        )
 
 
 def _blocks(full: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:

@@ -32,8 +32,18 @@ from subbayes.utils.checks import check_count, check_same_length, fail, fail_typ
 if TYPE_CHECKING:
     from subbayes.inference.laplace.linearised import LinearisedLaplace
 
-__all__ = ["Judgement", "dead_fraction", "eckart_young", "jacobian_rank", "judge", "kl",
-           "log_trace", "relative_error", "trace_criterion", "wasserstein"]
+__all__ = [
+    "Judgement",
+    "dead_fraction",
+    "eckart_young",
+    "jacobian_rank",
+    "judge",
+    "kl",
+    "log_trace",
+    "relative_error",
+    "trace_criterion",
+    "wasserstein",
+]
 
 Matrix = Float[Tensor, "m m"]
 
@@ -60,7 +70,7 @@ def eckart_young(full: Matrix, rank: int) -> float:
     falling order.
     """
     values = torch.linalg.eigvalsh(full).flip(0)
-    return float(values[check_count("rank", rank, 0):].norm() / values.norm())
+    return float(values[check_count("rank", rank, 0) :].norm() / values.norm())
 
 
 def wasserstein(a: Matrix, b: Matrix) -> float:
@@ -189,8 +199,12 @@ def judge(
     """
     psi = _check(psi, subspaces, ranks, noise)
     if psi.form not in ("dual", "primal"):
-        fail("psi", "an exact precision, dual or primal", psi.form,
-             "Subspaces are judged by the exact one, whatever they were chosen by")
+        fail(
+            "psi",
+            "an exact precision, dual or primal",
+            psi.form,
+            "Subspaces are judged by the exact one, whatever they were chosen by",
+        )
     X = psi.jacobian(inputs)
     full, found = psi.covariance(X), []
     scores = None if targets is None else _Scores(psi, X, targets)
@@ -201,26 +215,28 @@ def judge(
             if rank <= space.rank:
                 precise = (inside.matrix + psi.prior_precision * inside.metric)[:rank, :rank]
                 half = torch.linalg.solve_triangular(
-                    cholesky(precise, "subspace"), columns[:, :rank].T, upper=False)
+                    cholesky(precise, "subspace"), columns[:, :rank].T, upper=False
+                )
                 part = half.T @ half
                 own = (math.nan, math.nan) if scores is None else scores(part)
                 found.append(_judgement(name, rank, part, full, noise, (*own, *best)))
     return found
 
 
-def _check(
-    psi: Any, subspaces: Any, ranks: Sequence[int] | None, noise: float
-) -> Precision:
+def _check(psi: Any, subspaces: Any, ranks: Sequence[int] | None, noise: float) -> Precision:
     """What can be said before anything is computed; and the precision."""
     from subbayes.inference.laplace.linearised import LinearisedLaplace
 
     psi = psi.precision if isinstance(psi, LinearisedLaplace) else psi
     if not isinstance(psi, Precision):
-        fail_type("psi", "the precision of all weights, or a LinearisedLaplace", psi,
-                  "Pass linearised_laplace(network, likelihood, data)")
+        fail_type(
+            "psi",
+            "the precision of all weights, or a LinearisedLaplace",
+            psi,
+            "Pass linearised_laplace(network, likelihood, data)",
+        )
     if not isinstance(subspaces, Mapping):
-        fail_type("subspaces", "a dict of subspaces by name", subspaces,
-                  'Pass {"name": subspace}')
+        fail_type("subspaces", "a dict of subspaces by name", subspaces, 'Pass {"name": subspace}')
     if not subspaces:
         fail("subspaces", "at least one", "none")
     for name, space in subspaces.items():
@@ -228,8 +244,12 @@ def _check(
             fail_type(f"subspaces[{name!r}]", "a Subspace", space)
     most = max(space.rank for space in subspaces.values())
     if ranks is not None and not any(check_count("ranks", rank) <= most for rank in list(ranks)):
-        fail("ranks", f"at least one of at most {most}, the largest rank of a subspace",
-             ", ".join(map(str, ranks)) or "none", "Lower them, or choose larger subspaces")
+        fail(
+            "ranks",
+            f"at least one of at most {most}, the largest rank of a subspace",
+            ", ".join(map(str, ranks)) or "none",
+            "Lower them, or choose larger subspaces",
+        )
     if not (isinstance(noise, (int, float)) and 0 <= noise < math.inf):
         fail("noise", "a finite number of at least 0", repr(noise))
     return psi
@@ -253,19 +273,38 @@ class _Scores:
         """Of one covariance of all outputs."""
         n, C = self.mean.shape
         blocks = covariance.reshape(n, C, n, C).diagonal(dim1=0, dim2=2).permute(2, 0, 1).cpu()
-        found = predictive_of(self.mean, blocks, self.likelihood,
-                              natural(self.likelihood, self.mean), n_draws=200, seed=0)
+        found = predictive_of(
+            self.mean,
+            blocks,
+            self.likelihood,
+            natural(self.likelihood, self.mean),
+            n_draws=200,
+            seed=0,
+        )
         known = self.likelihood.kind == "classification"
-        return (-float(found.log_prob(self.y).mean()),
-                metrics.accuracy(found, self.y) if known else math.nan)
+        return (
+            -float(found.log_prob(self.y).mean()),
+            metrics.accuracy(found, self.y) if known else math.nan,
+        )
 
 
 def _judgement(
-    name: str, rank: int, part: Matrix, full: Matrix, noise: float,
+    name: str,
+    rank: int,
+    part: Matrix,
+    full: Matrix,
+    noise: float,
     scores: tuple[float, float, float, float],
 ) -> Judgement:
     eye = noise**2 * torch.eye(len(full), dtype=full.dtype, device=full.device)
     return Judgement(
-        name, rank, relative_error(part, full), eckart_young(full, rank),
-        trace_criterion(part, full), log_trace(part), wasserstein(part + eye, full + eye),
-        kl(part + eye, full + eye) if noise else math.nan, *scores)
+        name,
+        rank,
+        relative_error(part, full),
+        eckart_young(full, rank),
+        trace_criterion(part, full),
+        log_trace(part),
+        wasserstein(part + eye, full + eye),
+        kl(part + eye, full + eye) if noise else math.nan,
+        *scores,
+    )

@@ -18,8 +18,7 @@ from jaxtyping import Float, Int
 
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["Adaptation", "Metric", "Schedule", "begin", "preferred", "pulled", "pushed",
-           "update"]
+__all__ = ["Adaptation", "Metric", "Schedule", "begin", "preferred", "pulled", "pushed", "update"]
 
 Metric = Literal["diagonal", "dense"]
 
@@ -116,12 +115,18 @@ def begin(
     check_choice("metric", metric, ("diagonal", "dense"))
     k = len(scale)
     shape = (chains, k) if metric == "diagonal" else (chains, k, k)
-    log_step = np.full(chains, np.log(step or k ** -0.25))
+    log_step = np.full(chains, np.log(step or k**-0.25))
     none = np.zeros(chains, dtype=np.int64)
     return {
-        "count": none, "step": np.exp(log_step), "log_step_mean": log_step,
-        "centre": log_step + np.log(2), "excess": np.zeros(chains), "updates": none,
-        "window": none, "window_mean": np.zeros((chains, k)), "window_spread": np.zeros(shape),
+        "count": none,
+        "step": np.exp(log_step),
+        "log_step_mean": log_step,
+        "centre": log_step + np.log(2),
+        "excess": np.zeros(chains),
+        "updates": none,
+        "window": none,
+        "window_mean": np.zeros((chains, k)),
+        "window_spread": np.zeros(shape),
         "factor": _filled(scale, shape),
     }
 
@@ -150,8 +155,14 @@ def pulled(
 
 
 def update(
-    s: Any, rows: Int[np.ndarray, "c"], acceptance: Float[np.ndarray, "c"], *,
-    target: float, warmup: int, schedule: Schedule, scale: Callable[[], Float[np.ndarray, "k"]],
+    s: Any,
+    rows: Int[np.ndarray, "c"],
+    acceptance: Float[np.ndarray, "c"],
+    *,
+    target: float,
+    warmup: int,
+    schedule: Schedule,
+    scale: Callable[[], Float[np.ndarray, "k"]],
 ) -> None:
     """Take account of a finished draw of the chains `rows`, in place.
 
@@ -212,7 +223,7 @@ def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None
     s.factor[rows] = _cholesky(covariance) if dense else np.sqrt(covariance)
     for name in ("window", "window_mean", "window_spread", "updates", "excess"):
         getattr(s, name)[rows] = 0
-    s.step[rows] = k ** -0.25
+    s.step[rows] = k**-0.25
     s.log_step_mean[rows] = np.log(s.step[rows])
     s.centre[rows] = s.log_step_mean[rows] + np.log(2)
 
@@ -221,5 +232,9 @@ def _cholesky(covariance: Float[np.ndarray, "c k k"]) -> Float[np.ndarray, "c k 
     try:
         return np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:
-        fail("metric", "draws of the warm-up with a positive definite covariance", "a singular one",
-             "Use metric='diagonal' or a longer warm-up")
+        fail(
+            "metric",
+            "draws of the warm-up with a positive definite covariance",
+            "a singular one",
+            "Use metric='diagonal' or a longer warm-up",
+        )

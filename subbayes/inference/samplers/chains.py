@@ -107,8 +107,9 @@ class _Store:
             return
         self.count += info.finished
         kept, phase = np.divmod(self.count - warmup - 1, thin)
-        c = (info.finished & (phase == thin - 1) & (kept >= 0)
-             & (kept < self.z.shape[1])).nonzero()[0]
+        c = (
+            info.finished & (phase == thin - 1) & (kept >= 0) & (kept < self.z.shape[1])
+        ).nonzero()[0]
         if not c.size:
             return
         at = kept[c]
@@ -120,14 +121,16 @@ class _Store:
 
     def resized(self, draws: int) -> _Store:
         """The same store with room for another number of draws."""
+
         def fit(array: np.ndarray) -> np.ndarray:
             out = np.zeros((array.shape[0], draws, *array.shape[2:]), array.dtype)
             n = min(draws, array.shape[1])
             out[:, :n] = array[:, :n]
             return out
 
-        return _Store(fit(self.z), {k: fit(v) for k, v in self.stats.items()}, self.count,
-                      self.evaluations)
+        return _Store(
+            fit(self.z), {k: fit(v) for k, v in self.stats.items()}, self.count, self.evaluations
+        )
 
 
 def run(
@@ -165,27 +168,42 @@ def run(
         InputError: a checkpoint of another posterior or other settings, or start points where
             the density is not finite.
     """
-    for name, value, least in (("draws", draws, 1), ("chains", chains, 1), ("warmup", warmup, 0),
-                               ("thin", thin, 1), ("seed", seed, 0)):
+    for name, value, least in (
+        ("draws", draws, 1),
+        ("chains", chains, 1),
+        ("warmup", warmup, 0),
+        ("thin", thin, 1),
+        ("seed", seed, 0),
+    ):
         check_count(name, value, least)
     started = time.perf_counter()
     _check_memory(kernel, posterior, chains, draws)
     rngs = streams(seed, chains)
-    saved = _Checkpoint.of(checkpoint, kernel, posterior, chains=chains, warmup=warmup,
-                           thin=thin, seed=seed, initial=_describe(initial))
+    saved = _Checkpoint.of(
+        checkpoint,
+        kernel,
+        posterior,
+        chains=chains,
+        warmup=warmup,
+        thin=thin,
+        seed=seed,
+        initial=_describe(initial),
+    )
     resumed = saved.read(rngs, draws) if saved else None
     if resumed is None:
         start = start_points(posterior, initial, rngs)
         state = kernel.init(posterior, start, rngs)
-        store = _Store(np.zeros((chains, draws, posterior.rank)), {},
-                       np.zeros(chains, dtype=np.int64))
+        store = _Store(
+            np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, dtype=np.int64)
+        )
     else:
         state, store = resumed
     needed = warmup + draws * thin
-    parked = {int(c): _Parked.of(state, rngs, c)
-              for c in np.flatnonzero(store.count >= needed)}
-    with _interruptible(saved is not None) as interrupted, bar(
-            needed * chains, f"Sampling ({kernel.name})", progress, "draws") as steps:
+    parked = {int(c): _Parked.of(state, rngs, c) for c in np.flatnonzero(store.count >= needed)}
+    with (
+        _interruptible(saved is not None) as interrupted,
+        bar(needed * chains, f"Sampling ({kernel.name})", progress, "draws") as steps,
+    ):
         steps.update(int(np.minimum(store.count, needed).sum()))
         last = time.monotonic()
         while (active := store.count < needed).any():
@@ -205,10 +223,19 @@ def run(
         _raise_again(interrupted[0])
     if saved:
         saved.write(state, store, rngs, parked)
-    return Draws(store.z, store.stats, {
-        "sampler": kernel.name, "seed": seed, "warmup": warmup, "thin": thin,
-        "temperature": posterior.temperature, "batched_evaluations": store.evaluations,
-        "seconds": time.perf_counter() - started})
+    return Draws(
+        store.z,
+        store.stats,
+        {
+            "sampler": kernel.name,
+            "seed": seed,
+            "warmup": warmup,
+            "thin": thin,
+            "temperature": posterior.temperature,
+            "batched_evaluations": store.evaluations,
+            "seconds": time.perf_counter() - started,
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -223,8 +250,10 @@ class _Parked:
 
     @classmethod
     def of(cls, state: Any, rngs: Rngs, c: Any) -> _Parked:
-        return cls({name: array[c].copy() for name, array in vars(state).items()},
-                   rngs[c].bit_generator.state)
+        return cls(
+            {name: array[c].copy() for name, array in vars(state).items()},
+            rngs[c].bit_generator.state,
+        )
 
 
 def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -> None:
@@ -238,13 +267,20 @@ def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -
     numbers = draws * (k + _STATS) + k * (_COPIES + matrices)
     network = getattr(posterior, "network", None)
     weights = 0 if network is None else 2 * network.size * network.weights.element_size()
-    check_memory("chains", f"{chains} chains of {draws} draws", chains * (8 * numbers + weights),
-                 "Run fewer chains or draws, or thin them (thin=...)")
+    check_memory(
+        "chains",
+        f"{chains} chains of {draws} draws",
+        chains * (8 * numbers + weights),
+        "Run fewer chains or draws, or thin them (thin=...)",
+    )
 
 
 def _describe(initial: str | np.ndarray) -> str:
-    return initial if isinstance(initial, str) else artifact.fingerprint(
-        {"initial": np.asarray(initial, dtype=np.float64)}, {})
+    return (
+        initial
+        if isinstance(initial, str)
+        else artifact.fingerprint({"initial": np.asarray(initial, dtype=np.float64)}, {})
+    )
 
 
 def streams(seed: int, chains: int) -> Rngs:
@@ -255,8 +291,9 @@ def streams(seed: int, chains: int) -> Rngs:
         ...     stream.integers(100) for stream in streams(0, 2)]
         True
     """
-    return [np.random.Generator(np.random.PCG64(s))
-            for s in np.random.SeedSequence(seed).spawn(chains)]
+    return [
+        np.random.Generator(np.random.PCG64(s)) for s in np.random.SeedSequence(seed).spawn(chains)
+    ]
 
 
 def start_points(
@@ -292,9 +329,12 @@ def start_points(
             break
         for c in np.flatnonzero(bad):
             z[c] = posterior.prior.sample((k,), rngs[c])
-    fail("initial", "start points where the log density is finite",
-         f"minus infinity at {int(bad.sum())} of {chains}",
-         "Use initial='shift', a narrower prior, or check the data and the trained weights")
+    fail(
+        "initial",
+        "start points where the log density is finite",
+        f"minus infinity at {int(bad.sum())} of {chains}",
+        "Use initial='shift', a narrower prior, or check the data and the trained weights",
+    )
 
 
 @dataclass(frozen=True)
@@ -316,9 +356,7 @@ class _Checkpoint:
             identity["kernel settings"] = dataclasses.asdict(kernel)
         return cls(Path(path), kernel, identity)
 
-    def write(
-        self, state: Any, store: _Store, rngs: Rngs, parked: dict[int, _Parked]
-    ) -> None:
+    def write(self, state: Any, store: _Store, rngs: Rngs, parked: dict[int, _Parked]) -> None:
         state = copied(state)
         for c, chain in parked.items():
             for name, value in chain.row.items():
@@ -326,9 +364,14 @@ class _Checkpoint:
         tensors = {f"state.{k}": v for k, v in vars(state).items()}
         tensors |= {"z": store.z, "count": store.count}
         tensors |= {f"stats.{k}": v for k, v in store.stats.items()}
-        meta = {"identity": self.identity, "evaluations": store.evaluations,
-                "rngs": [parked[c].rng if c in parked else rng.bit_generator.state
-                         for c, rng in enumerate(rngs)]}
+        meta = {
+            "identity": self.identity,
+            "evaluations": store.evaluations,
+            "rngs": [
+                parked[c].rng if c in parked else rng.bit_generator.state
+                for c, rng in enumerate(rngs)
+            ],
+        }
         artifact.write(self.path, KIND, tensors, meta, overwrite=True)
 
     def read(self, rngs: Rngs, draws: int) -> tuple[Any, _Store] | None:
@@ -338,14 +381,18 @@ class _Checkpoint:
         arrays = {k: v.numpy() for k, v in tensors.items()}
         for key, value in self.identity.items():
             if meta["identity"].get(key) != value:
-                fail("checkpoint", f"one made with the same {key}", f"another in {self.path}",
-                     "Delete it to start again, or choose another path")
+                fail(
+                    "checkpoint",
+                    f"one made with the same {key}",
+                    f"another in {self.path}",
+                    "Delete it to start again, or choose another path",
+                )
         for rng, rng_state in zip(rngs, meta["rngs"], strict=True):
             rng.bit_generator.state = rng_state
-        state = self.kernel.state_type(**{k.removeprefix("state."): v for k, v in arrays.items()
-                                     if k.startswith("state.")})
-        stats = {k.removeprefix("stats."): v for k, v in arrays.items()
-                 if k.startswith("stats.")}
+        state = self.kernel.state_type(
+            **{k.removeprefix("state."): v for k, v in arrays.items() if k.startswith("state.")}
+        )
+        stats = {k.removeprefix("stats."): v for k, v in arrays.items() if k.startswith("stats.")}
         store = _Store(arrays["z"], stats, arrays["count"].copy(), meta["evaluations"])
         return state, store.resized(draws)
 

@@ -67,16 +67,25 @@ class EllipticalSlice:
     name = "elliptical-slice"
     state_type = State
 
-    def init(
-        self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs
-    ) -> State:
+    def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain with a fresh ellipse."""
         value = posterior.log_likelihood(z) / posterior.temperature
         chains, k = z.shape
         blank, none = np.zeros(chains), np.zeros(chains, dtype=np.int64)
-        state = State(z, value, np.zeros((chains, k)), blank, blank, blank, blank, none,
-                      np.zeros((chains, _AHEAD)), np.zeros((chains, _AHEAD_NORMALS, k)),
-                      none + _AHEAD, none + _AHEAD_NORMALS)
+        state = State(
+            z,
+            value,
+            np.zeros((chains, k)),
+            blank,
+            blank,
+            blank,
+            blank,
+            none,
+            np.zeros((chains, _AHEAD)),
+            np.zeros((chains, _AHEAD_NORMALS, k)),
+            none + _AHEAD,
+            none + _AHEAD_NORMALS,
+        )
         return next_angles(posterior, state, np.ones(chains, dtype=bool), rngs)
 
     def step(self, posterior: Density, state: State, rngs: Rngs) -> tuple[State, Info]:
@@ -86,8 +95,9 @@ class EllipticalSlice:
         value = posterior.log_likelihood(proposal) / posterior.temperature
         accepted = value > state.threshold
         evaluations = state.evaluations + 1
-        info = Info(accepted, {"log_likelihood": value * posterior.temperature,
-                               "evaluations": evaluations})
+        info = Info(
+            accepted, {"log_likelihood": value * posterior.temperature, "evaluations": evaluations}
+        )
         backward = angle[:, 0] < 0
         moved = replace(
             state,
@@ -100,18 +110,21 @@ class EllipticalSlice:
         return next_angles(posterior, moved, accepted, rngs), info
 
 
-def next_angles(
-    posterior: Density, state: State, fresh: np.ndarray, rngs: Rngs
-) -> State:
+def next_angles(posterior: Density, state: State, fresh: np.ndarray, rngs: Rngs) -> State:
     """A new ellipse and full bracket for `fresh` chains; an angle in the bracket for the others.
 
     A fresh chain uses one normal vector and two uniforms of its stream, another one uniform.
     """
     uniforms, n_uniforms = refilled(
-        state.uniforms, state.n_uniforms, _AHEAD - 1, lambda rng, like: rng.random(like), rngs)
+        state.uniforms, state.n_uniforms, _AHEAD - 1, lambda rng, like: rng.random(like), rngs
+    )
     normals, n_normals = refilled(
-        state.normals, state.n_normals, _AHEAD_NORMALS,
-        lambda rng, like: rng.standard_normal(like), rngs)
+        state.normals,
+        state.n_normals,
+        _AHEAD_NORMALS,
+        lambda rng, like: rng.standard_normal(like),
+        rngs,
+    )
     chains = np.arange(len(fresh))
     u = uniforms[chains, n_uniforms]
     v = uniforms[chains, n_uniforms + 1]
@@ -123,10 +136,14 @@ def next_angles(
         state,
         direction=np.where(fresh[:, None], direction, state.direction),
         threshold=np.where(fresh, state.log_likelihood + np.log1p(-v), state.threshold),
-        angle=np.where(fresh, whole, low + u * (high - low)), low=low, high=high,
+        angle=np.where(fresh, whole, low + u * (high - low)),
+        low=low,
+        high=high,
         evaluations=np.where(fresh, 0, state.evaluations),
-        uniforms=uniforms, normals=normals,
-        n_uniforms=n_uniforms + 1 + fresh, n_normals=n_normals + fresh,
+        uniforms=uniforms,
+        normals=normals,
+        n_uniforms=n_uniforms + 1 + fresh,
+        n_normals=n_normals + fresh,
     )
 
 
@@ -184,8 +201,17 @@ def elliptical_slice(
         (4, 100, 2)
     """
     recentred = near(posterior, around, widened=widened, seed=seed, progress=progress)
-    found = run(EllipticalSlice(), recentred or posterior, draws=draws, chains=chains,
-                warmup=draws // 2 if warmup is None else warmup, thin=thin, seed=seed,
-                initial=initial, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds,
-                progress=progress)
+    found = run(
+        EllipticalSlice(),
+        recentred or posterior,
+        draws=draws,
+        chains=chains,
+        warmup=draws // 2 if warmup is None else warmup,
+        thin=thin,
+        seed=seed,
+        initial=initial,
+        checkpoint=checkpoint,
+        checkpoint_seconds=checkpoint_seconds,
+        progress=progress,
+    )
     return recentred.as_drawn(found) if recentred else found

@@ -37,8 +37,11 @@ class Recentred:
 
     def __init__(self, posterior: Density, q: Normal) -> None:
         self.posterior, self.prior, self.rank = posterior, q, posterior.rank
-        known = {np.shape(v)[0] for v in (q.mean, q.scale, q.covariance)
-                 if v is not None and np.ndim(v) and np.shape(v)[0] > 1}
+        known = {
+            np.shape(v)[0]
+            for v in (q.mean, q.scale, q.covariance)
+            if v is not None and np.ndim(v) and np.shape(v)[0] > 1
+        }
         if known - {self.rank}:
             fail("around", f"a Normal of {self.rank} coordinates", f"one of {known.pop()}")
 
@@ -50,8 +53,9 @@ class Recentred:
 
     def fingerprint(self) -> str:
         """A digest of both."""
-        return artifact.fingerprint({}, {"of": self.posterior.fingerprint(),
-                                         "q": self.prior.to_config()})
+        return artifact.fingerprint(
+            {}, {"of": self.posterior.fingerprint(), "q": self.prior.to_config()}
+        )
 
     def as_drawn(self, draws: Draws) -> Draws:
         """Draws with the log-likelihood and the temperature of the posterior."""
@@ -59,7 +63,8 @@ class Recentred:
         stats = dict(draws.stats)
         if "log_likelihood" in stats:
             stats["log_likelihood"] = of.temperature * (
-                stats["log_likelihood"] + self.prior.log_prob(z) - of.prior.log_prob(z))
+                stats["log_likelihood"] + self.prior.log_prob(z) - of.prior.log_prob(z)
+            )
         return Draws(z, stats, draws.meta | {"temperature": of.temperature})
 
 
@@ -88,9 +93,17 @@ def near(
     if around != "laplace":
         fail("around", "'prior', 'laplace' or a Normal", repr(around))
     if not isinstance(posterior, GradientDensity):
-        fail("around", "a density with value_and_grad for 'laplace'", type(posterior).__name__,
-             "Pass a Normal")
+        fail(
+            "around",
+            "a density with value_and_grad for 'laplace'",
+            type(posterior).__name__,
+            "Pass a Normal",
+        )
     found = laplace(posterior, draws=1, chains=1, seed=seed, progress=progress)
-    return Recentred(posterior, Normal(
-        mean=np.array(found.meta["mode"]),
-        covariance=widened**2 * np.array(found.meta["covariance"])))
+    return Recentred(
+        posterior,
+        Normal(
+            mean=np.array(found.meta["mode"]),
+            covariance=widened**2 * np.array(found.meta["covariance"]),
+        ),
+    )

@@ -134,30 +134,42 @@ def begin(
         InputError: a density without gradients, or one that is not finite there.
     """
     if not isinstance(posterior, GradientDensity):
-        fail("posterior", "a density with value_and_grad", type(posterior).__name__,
-             "Use elliptical_slice, which needs no gradient")
+        fail(
+            "posterior",
+            "a density with value_and_grad",
+            type(posterior).__name__,
+            "Use elliptical_slice, which needs no gradient",
+        )
     chains, k = z.shape
     value, gradient = posterior.value_and_grad(z)
     bad = ~(np.isfinite(value) & np.isfinite(gradient).all(1))
     if bad.any():
-        fail("initial", "start points where the gradient of the log density is finite",
-             f"one that is not at {int(bad.sum())} of {chains}",
-             "Start elsewhere, or use elliptical_slice, which needs no gradient")
+        fail(
+            "initial",
+            "start points where the gradient of the log density is finite",
+            f"one that is not at {int(bad.sum())} of {chains}",
+            "Start elsewhere, or use elliptical_slice, which needs no gradient",
+        )
     none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
     return adaptation.begin(chains, _scale(posterior), settings.metric, settings.step_size) | {
-        "z": z.copy(), "value": value, "gradient": gradient, "start_energy": blank,
-        "acceptance": blank.copy(), "evaluations": none,
-        "uniforms": np.zeros((chains, _AHEAD)), "normals": np.zeros((chains, _AHEAD_NORMALS, k)),
-        "n_uniforms": none + _AHEAD, "n_normals": none + _AHEAD_NORMALS}
+        "z": z.copy(),
+        "value": value,
+        "gradient": gradient,
+        "start_energy": blank,
+        "acceptance": blank.copy(),
+        "evaluations": none,
+        "uniforms": np.zeros((chains, _AHEAD)),
+        "normals": np.zeros((chains, _AHEAD_NORMALS, k)),
+        "n_uniforms": none + _AHEAD,
+        "n_normals": none + _AHEAD_NORMALS,
+    }
 
 
 def _scale(posterior: Density) -> Float[np.ndarray, "k"]:
     return np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
 
 
-def refresh(
-    s: State, rows: Int[np.ndarray, "c"], rngs: Rngs
-) -> Float[np.ndarray, "c columns"]:
+def refresh(s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> Float[np.ndarray, "c columns"]:
     """The first points of trajectories that begin anew, in the chains `rows`: fresh momenta."""
     at = s.n_normals[rows]
     if at.max(initial=0) >= s.normals.shape[1]:
@@ -178,7 +190,9 @@ def refresh(
 
 
 def leapfrog(
-    posterior: GradientDensity, s: State, point: Float[np.ndarray, "chains columns"],
+    posterior: GradientDensity,
+    s: State,
+    point: Float[np.ndarray, "chains columns"],
     step: Float[np.ndarray, "chains"],
 ) -> Float[np.ndarray, "chains columns"]:
     """One step of every chain.
@@ -212,13 +226,16 @@ def settle(s: State, rows: Int[np.ndarray, "c"], point: Float[np.ndarray, "c col
     s.value[rows] = point[:, c.value]
 
 
-def stats(
-    s: State, diverged: np.ndarray, energy: np.ndarray
-) -> dict[str, np.ndarray]:
+def stats(s: State, diverged: np.ndarray, energy: np.ndarray) -> dict[str, np.ndarray]:
     """What is noted of a draw."""
-    return {"log_density": s.value, "energy": energy,
-            "acceptance": s.acceptance / np.maximum(s.evaluations, 1), "step_size": s.step.copy(),
-            "evaluations": s.evaluations.copy(), "divergent": diverged}
+    return {
+        "log_density": s.value,
+        "energy": energy,
+        "acceptance": s.acceptance / np.maximum(s.evaluations, 1),
+        "step_size": s.step.copy(),
+        "evaluations": s.evaluations.copy(),
+        "divergent": diverged,
+    }
 
 
 def with_likelihood(posterior: GradientDensity, draws: Draws) -> Draws:
@@ -236,6 +253,11 @@ def adapt(
         s.count[rows] += 1
         return
     adaptation.update(
-        s, rows, s.acceptance[rows] / s.evaluations[rows], target=settings.target_acceptance,
-        warmup=settings.warmup, schedule=Schedule.of(settings.warmup),
-        scale=lambda: _scale(posterior))
+        s,
+        rows,
+        s.acceptance[rows] / s.evaluations[rows],
+        target=settings.target_acceptance,
+        warmup=settings.warmup,
+        schedule=Schedule.of(settings.warmup),
+        scale=lambda: _scale(posterior),
+    )

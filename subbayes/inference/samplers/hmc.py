@@ -65,9 +65,13 @@ class HMC(hamiltonian.Settings):
     ) -> State:
         """The state at start points z, each chain with a fresh momentum."""
         fields = hamiltonian.begin(self, posterior, z)
-        s = hamiltonian.copied(State(
-            **fields, end=np.zeros((len(z), hamiltonian.Point.of(z.shape[1]).size)),
-            steps=np.ones(len(z), dtype=np.int64)))
+        s = hamiltonian.copied(
+            State(
+                **fields,
+                end=np.zeros((len(z), hamiltonian.Point.of(z.shape[1]).size)),
+                steps=np.ones(len(z), dtype=np.int64),
+            )
+        )
         self._start(s, np.arange(len(z)), rngs, hamiltonian.uniforms(s, rngs, 1)[:, 0])
         return s
 
@@ -164,10 +168,27 @@ def hmc(
         (2, 100, 2)
     """
     warmup = max(draws * thin, 200) if warmup is None else warmup
-    kernel = HMC(warmup=warmup, target_acceptance=target_acceptance,
-                 metric=metric or preferred(posterior.rank), step_size=step_size, length=length,
-                 max_steps=max_steps)
-    return hamiltonian.with_likelihood(posterior, run(
-        kernel, posterior, draws=draws, chains=chains, warmup=warmup, thin=thin, seed=seed,
-        initial=initial, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds,
-        progress=progress))
+    kernel = HMC(
+        warmup=warmup,
+        target_acceptance=target_acceptance,
+        metric=metric or preferred(posterior.rank),
+        step_size=step_size,
+        length=length,
+        max_steps=max_steps,
+    )
+    return hamiltonian.with_likelihood(
+        posterior,
+        run(
+            kernel,
+            posterior,
+            draws=draws,
+            chains=chains,
+            warmup=warmup,
+            thin=thin,
+            seed=seed,
+            initial=initial,
+            checkpoint=checkpoint,
+            checkpoint_seconds=checkpoint_seconds,
+            progress=progress,
+        ),
+    )

@@ -88,11 +88,22 @@ class NUTS(hamiltonian.Settings):
         points = np.zeros((chains, Point.of(k).size))
         none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
         rows = np.zeros((chains, k))
-        s = hamiltonian.copied(State(
-            **hamiltonian.begin(self, posterior, z), ends=np.stack([points, points], 1), side=none,
-            depth=none, leaf=none, log_weight=blank, p_sum=rows, proposal=points,
-            sub_log_weight=blank, sub_p_sum=rows, sub=points,
-            levels=np.zeros((chains, self.max_depth + 1, 2, k))))
+        s = hamiltonian.copied(
+            State(
+                **hamiltonian.begin(self, posterior, z),
+                ends=np.stack([points, points], 1),
+                side=none,
+                depth=none,
+                leaf=none,
+                log_weight=blank,
+                p_sum=rows,
+                proposal=points,
+                sub_log_weight=blank,
+                sub_p_sum=rows,
+                sub=points,
+                levels=np.zeros((chains, self.max_depth + 1, 2, k)),
+            )
+        )
         log_u = np.log(hamiltonian.uniforms(s, rngs, 1)[:, 0])
         _new_trajectories(s, np.arange(chains), rngs)
         _new_subtrees(s, np.ones(chains, dtype=bool), log_u)
@@ -104,7 +115,8 @@ class NUTS(hamiltonian.Settings):
         log_u = np.log(hamiltonian.uniforms(s, rngs, _UNIFORMS))
         chains = _chains(len(s.side))
         leaf = hamiltonian.leapfrog(
-            posterior, s, s.ends[chains, s.side], np.where(s.side, s.step, -s.step))
+            posterior, s, s.ends[chains, s.side], np.where(s.side, s.step, -s.step)
+        )
         s.ends[chains, s.side] = leaf
         _choose_leaf(s, leaf, leaf[:, c.log_weight], log_u[:, 0])
         diverged = leaf[:, c.log_weight] < -hamiltonian.DIVERGENCE
@@ -118,7 +130,11 @@ class NUTS(hamiltonian.Settings):
         return s, info
 
     def _finish(
-        self, posterior: GradientDensity, s: State, ended: np.ndarray, diverged: np.ndarray,
+        self,
+        posterior: GradientDensity,
+        s: State,
+        ended: np.ndarray,
+        diverged: np.ndarray,
         rngs: Rngs,
     ) -> Info:
         """End trajectories: their draws, adaptation and new momenta."""
@@ -157,9 +173,7 @@ def _new_subtrees(s: State, where: np.ndarray, log_u: np.ndarray) -> None:
     s.sub_p_sum[where] = 0.0
 
 
-def _choose_leaf(
-    s: State, leaf: np.ndarray, log_weight: np.ndarray, log_u: np.ndarray
-) -> None:
+def _choose_leaf(s: State, leaf: np.ndarray, log_weight: np.ndarray, log_u: np.ndarray) -> None:
     """Take the new leaf as the subtree's draw with probability weight / summed weights."""
     total = np.logaddexp(s.sub_log_weight, log_weight, out=s.sub_log_weight)
     np.copyto(s.sub, leaf, where=(log_u + total < log_weight)[:, None])
@@ -174,8 +188,9 @@ def _turned_inside(s: State, p: np.ndarray) -> np.ndarray:
     s.levels[chains, slot, 0], s.levels[chains, slot, 1] = p, halfway
     here = ends[s.leaf, :levels]
     way = halfway[:, None] - s.levels[:, :levels, 1]
-    along = np.minimum(np.einsum("clk,clk->cl", s.levels[:, :levels, 0], way),
-                       np.einsum("ck,clk->cl", p, way))
+    along = np.minimum(
+        np.einsum("clk,clk->cl", s.levels[:, :levels, 0], way), np.einsum("ck,clk->cl", p, way)
+    )
     return np.asarray(((along <= 0) & here).any(1))
 
 
@@ -261,10 +276,26 @@ def nuts(
         (2, 100, 2)
     """
     warmup = max(draws * thin, 200) if warmup is None else warmup
-    kernel = NUTS(warmup=warmup, target_acceptance=target_acceptance,
-                  metric=metric or preferred(posterior.rank), step_size=step_size,
-                  max_depth=max_depth)
-    return hamiltonian.with_likelihood(posterior, run(
-        kernel, posterior, draws=draws, chains=chains, warmup=warmup, thin=thin, seed=seed,
-        initial=initial, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds,
-        progress=progress))
+    kernel = NUTS(
+        warmup=warmup,
+        target_acceptance=target_acceptance,
+        metric=metric or preferred(posterior.rank),
+        step_size=step_size,
+        max_depth=max_depth,
+    )
+    return hamiltonian.with_likelihood(
+        posterior,
+        run(
+            kernel,
+            posterior,
+            draws=draws,
+            chains=chains,
+            warmup=warmup,
+            thin=thin,
+            seed=seed,
+            initial=initial,
+            checkpoint=checkpoint,
+            checkpoint_seconds=checkpoint_seconds,
+            progress=progress,
+        ),
+    )

@@ -42,8 +42,18 @@ _AHEAD = 32
 _SPACING = 5.0  # of the first ladder: beta_r = (1 - r / (R - 1))^5
 _MOST_MOVES = 20
 _NOWHERE, _COLD, _HOT = 0, 1, 2
-_SEARCH = ("direction", "threshold", "angle", "low", "high", "evaluations", "uniforms", "normals",
-           "n_uniforms", "n_normals")
+_SEARCH = (
+    "direction",
+    "threshold",
+    "angle",
+    "low",
+    "high",
+    "evaluations",
+    "uniforms",
+    "normals",
+    "n_uniforms",
+    "n_normals",
+)
 
 
 @dataclass(frozen=True)
@@ -162,27 +172,44 @@ class ParallelTempering:
         check_count("warmup", self.warmup, 0)
         check_count("rungs", self.rungs, 2)
 
-    def init(
-        self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs
-    ) -> State:
+    def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, all rungs of a ladder at the same one."""
         (chains, k), rungs = z.shape, self.rungs
         beta = np.tile((1 - np.arange(rungs) / (rungs - 1)) ** _SPACING, (chains, 1))
         powers = _Powers(posterior, beta.reshape(-1) / posterior.temperature)
         flat = elliptical_slice.EllipticalSlice().init(
-            powers, np.repeat(z, rungs, 0), _shared(rngs, rungs))
+            powers, np.repeat(z, rungs, 0), _shared(rngs, rungs)
+        )
         none, blank = np.zeros((chains, rungs), dtype=np.int64), np.zeros((chains, rungs - 1))
         origin = none.copy()
         origin[:, 0], origin[:, -1] = _COLD, _HOT
         one = np.zeros(chains, dtype=np.int64)
-        return copied(State(
-            z=z, points=flat.z.reshape(chains, rungs, k),
-            log_likelihood=powers.raw.reshape(chains, rungs),
-            **{name: _ladders(getattr(flat, name), rungs) for name in _SEARCH},
-            beta=beta, moves=none + 1, left=none + 1, round=none,
-            coins=np.zeros((chains, _AHEAD, rungs - 1)), n_coins=one + _AHEAD, count=one,
-            steps=one, spent=none, made=none, idle=one, tried=blank, refused=blank,
-            up=blank - np.inf, down=blank - np.inf, noted=none, origin=origin, trips=one))
+        return copied(
+            State(
+                z=z,
+                points=flat.z.reshape(chains, rungs, k),
+                log_likelihood=powers.raw.reshape(chains, rungs),
+                **{name: _ladders(getattr(flat, name), rungs) for name in _SEARCH},
+                beta=beta,
+                moves=none + 1,
+                left=none + 1,
+                round=none,
+                coins=np.zeros((chains, _AHEAD, rungs - 1)),
+                n_coins=one + _AHEAD,
+                count=one,
+                steps=one,
+                spent=none,
+                made=none,
+                idle=one,
+                tried=blank,
+                refused=blank,
+                up=blank - np.inf,
+                down=blank - np.inf,
+                noted=none,
+                origin=origin,
+                trips=one,
+            )
+        )
 
     def step(self, posterior: Density, state: State, rngs: Rngs) -> tuple[State, Info]:
         """Try one angle on every rung of every ladder."""
@@ -211,8 +238,7 @@ class ParallelTempering:
         ready = s.left == 0
         rung = np.arange(self.rungs)
         lower = (rung + s.round) % 2 == 0  # of its pair in this round
-        pair = (ready[:, :-1] & ready[:, 1:] & lower[:, :-1]
-                & (s.round[:, :-1] == s.round[:, 1:]))
+        pair = ready[:, :-1] & ready[:, 1:] & lower[:, :-1] & (s.round[:, :-1] == s.round[:, 1:])
         alone = ready & ((lower & (rung == self.rungs - 1)) | (~lower & (rung == 0)))
         advanced = alone.copy()
         advanced[:, :-1] |= pair
@@ -231,8 +257,13 @@ class ParallelTempering:
     ) -> None:
         """Accept or refuse the exchanges of `pair`."""
         rows = np.flatnonzero(pair.any(1))  # others draw nothing: their streams are their own
-        coins, used = refilled(s.coins[rows], s.n_coins[rows], _AHEAD,
-                               lambda rng, shape: rng.random(shape), [rngs[c] for c in rows])
+        coins, used = refilled(
+            s.coins[rows],
+            s.n_coins[rows],
+            _AHEAD,
+            lambda rng, shape: rng.random(shape),
+            [rngs[c] for c in rows],
+        )
         s.coins[rows], s.n_coins[rows] = coins, used + 1
         u = np.ones(pair.shape)
         u[rows] = coins[np.arange(len(rows)), used]
@@ -284,12 +315,15 @@ def _ladders(rows: np.ndarray, rungs: int) -> np.ndarray:
 
 def _flat(s: State, powers: _Powers) -> elliptical_slice.State:
     """All rungs in a row, as elliptical slice sampling takes them."""
+
     def rows(array: np.ndarray) -> np.ndarray:
         return array.reshape(-1, *array.shape[2:])
 
     return elliptical_slice.State(
-        z=rows(s.points), log_likelihood=_powered(powers.power, rows(s.log_likelihood)),
-        **{name: rows(getattr(s, name)) for name in _SEARCH})
+        z=rows(s.points),
+        log_likelihood=_powered(powers.power, rows(s.log_likelihood)),
+        **{name: rows(getattr(s, name)) for name in _SEARCH},
+    )
 
 
 def _begin_anew(posterior: Density, s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> None:
@@ -298,7 +332,8 @@ def _begin_anew(posterior: Density, s: State, rows: Int[np.ndarray, "c"], rngs: 
     powers = _Powers(posterior, part.beta.reshape(-1) / posterior.temperature)
     fresh = np.ones(part.beta.size, dtype=bool)
     moved = elliptical_slice.next_angles(
-        powers, _flat(part, powers), fresh, _shared([rngs[c] for c in rows], s.beta.shape[1]))
+        powers, _flat(part, powers), fresh, _shared([rngs[c] for c in rows], s.beta.shape[1])
+    )
     _put(part, moved)
     for name in _SEARCH:
         getattr(s, name)[rows] = getattr(part, name)
@@ -316,7 +351,8 @@ def _try_angles(
     """One evaluation of every rung; which of those at work have made a move."""
     flat = _flat(s, powers)
     moved, info = elliptical_slice.EllipticalSlice().step(
-        powers, flat, _shared(rngs, at_work.shape[1]))
+        powers, flat, _shared(rngs, at_work.shape[1])
+    )
     kept = only_where(at_work.reshape(-1), moved, flat)
     accepted = info.finished.reshape(at_work.shape) & at_work
     _put(s, kept)
@@ -330,8 +366,9 @@ def _note(posterior: Density, s: State, rungs: Bool[np.ndarray, "chains rungs"])
     half = 0.5 * (s.beta[:, :-1] - s.beta[:, 1:]) / posterior.temperature
     s.up[:] = np.where(rungs[:, 1:], np.logaddexp(s.up, half * s.log_likelihood[:, 1:]), s.up)
     with np.errstate(over="ignore"):
-        s.down[:] = np.where(rungs[:, :-1],
-                             np.logaddexp(s.down, -half * s.log_likelihood[:, :-1]), s.down)
+        s.down[:] = np.where(
+            rungs[:, :-1], np.logaddexp(s.down, -half * s.log_likelihood[:, :-1]), s.down
+        )
     s.noted[:] += rungs
 
 
@@ -344,10 +381,13 @@ def _stats(s: State) -> dict[str, np.ndarray]:
     return {
         "log_likelihood": s.log_likelihood[:, 0].copy(),
         "evaluations": s.steps * s.beta.shape[1],
-        "swap_rate": 1 - refused.mean(1), "least_swap_rate": 1 - refused.max(1),
-        "barrier": refused.sum(1), "round_trips": s.trips.copy(),
+        "swap_rate": 1 - refused.mean(1),
+        "least_swap_rate": 1 - refused.max(1),
+        "barrier": refused.sum(1),
+        "round_trips": s.trips.copy(),
         "idle": s.idle / np.maximum(s.idle + s.spent.sum(1), 1),
-        "log_evidence": np.where((s.noted > 0).all(1), bridges.sum(1), np.nan)}
+        "log_evidence": np.where((s.noted > 0).all(1), bridges.sum(1), np.nan),
+    }
 
 
 def _equal_rates(
@@ -418,17 +458,34 @@ def parallel_tempering(
         (2, 50, 2)
     """
     warmup = max(draws * thin // 2, 200) if warmup is None else warmup
-    out = run(ParallelTempering(warmup, rungs), posterior, draws=draws, chains=chains,
-              warmup=warmup, thin=thin, seed=seed, initial=initial, checkpoint=checkpoint,
-              checkpoint_seconds=checkpoint_seconds, progress=progress)
+    out = run(
+        ParallelTempering(warmup, rungs),
+        posterior,
+        draws=draws,
+        chains=chains,
+        warmup=warmup,
+        thin=thin,
+        seed=seed,
+        initial=initial,
+        checkpoint=checkpoint,
+        checkpoint_seconds=checkpoint_seconds,
+        progress=progress,
+    )
     last = {name: values[:, -1] for name, values in out.stats.items()}
     evidence = last["log_evidence"]
     error = {}
     if chains > 1:
         error = {"log_evidence_error": float(evidence.std(ddof=1) / np.sqrt(chains))}
-    return replace(out, meta=out.meta | error | {
-        "log_evidence": float(evidence.mean()),
-        "swap_rate": float(last["swap_rate"].mean()),
-        "least_swap_rate": float(last["least_swap_rate"].min()),
-        "barrier": float(last["barrier"].mean()), "idle": float(last["idle"].mean()),
-        "round_trips": int(last["round_trips"].sum())})
+    return replace(
+        out,
+        meta=out.meta
+        | error
+        | {
+            "log_evidence": float(evidence.mean()),
+            "swap_rate": float(last["swap_rate"].mean()),
+            "least_swap_rate": float(last["least_swap_rate"].min()),
+            "barrier": float(last["barrier"].mean()),
+            "idle": float(last["idle"].mean()),
+            "round_trips": int(last["round_trips"].sum()),
+        },
+    )

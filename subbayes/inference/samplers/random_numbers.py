@@ -56,8 +56,10 @@ def only_where(active: np.ndarray, moved: Any, state: Any) -> Any:
     """The new state of active chains; the others stay where they are."""
     if active.all():
         return moved
-    rows = {name: np.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, getattr(state, name))
-            for name, new in vars(moved).items()}
+    rows = {
+        name: np.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, getattr(state, name))
+        for name, new in vars(moved).items()
+    }
     return rebuilt(moved, rows)
 
 

@@ -98,21 +98,35 @@ class SliceSampling:
         check_count("warmup", self.warmup, 0)
         check_choice("metric", self.metric, ("diagonal", "dense"))
 
-    def init(
-        self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs
-    ) -> State:
+    def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain on its first line."""
         chains, k = z.shape
         value, log_likelihood = _evaluate(posterior, z)
         scale = np.broadcast_to(posterior.prior.scale, (k,)).astype(np.float64)
         fields = adaptation.begin(chains, scale, self.metric, None)
         none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
-        s = copied(State(
-            **fields, z=z, value=value, log_likelihood=log_likelihood,
-            direction=np.zeros((chains, k)), coordinate=none, phase=none, threshold=blank,
-            trial=blank, low=blank, high=blank, left=none, right=none, expansions=none,
-            contractions=none, evaluations=none, uniforms=np.zeros((chains, _AHEAD)),
-            n_uniforms=none + _AHEAD))
+        s = copied(
+            State(
+                **fields,
+                z=z,
+                value=value,
+                log_likelihood=log_likelihood,
+                direction=np.zeros((chains, k)),
+                coordinate=none,
+                phase=none,
+                threshold=blank,
+                trial=blank,
+                low=blank,
+                high=blank,
+                left=none,
+                right=none,
+                expansions=none,
+                contractions=none,
+                evaluations=none,
+                uniforms=np.zeros((chains, _AHEAD)),
+                n_uniforms=none + _AHEAD,
+            )
+        )
         u = uniforms(s, rngs, 4)
         _begin_line(s, np.arange(chains), u)
         _next_trial(s, u[:, 3])
@@ -137,9 +151,16 @@ class SliceSampling:
         rows = (accepted | (inside & (s.high - s.low < _COLLAPSED))).nonzero()[0]
         s.coordinate[rows] += 1
         finished = s.coordinate == s.z.shape[1]
-        info = Info(finished, {
-            "log_likelihood": s.log_likelihood.copy(), "log_density": s.value.copy(),
-            "evaluations": s.evaluations.copy()} if finished.any() else {})
+        info = Info(
+            finished,
+            {
+                "log_likelihood": s.log_likelihood.copy(),
+                "log_density": s.value.copy(),
+                "evaluations": s.evaluations.copy(),
+            }
+            if finished.any()
+            else {},
+        )
         self._end_sweep(posterior, s, finished.nonzero()[0])
         _begin_line(s, rows, u[rows])
         _next_trial(s, u[:, 3])
@@ -153,8 +174,15 @@ class SliceSampling:
         share = np.where(out + back > 0, out / np.maximum(out + back, 1), 0.5)
         scale = np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
         if self.warmup:
-            adaptation.update(s, rows, share, target=0.5, warmup=self.warmup,
-                              schedule=Schedule.of(self.warmup), scale=lambda: scale)
+            adaptation.update(
+                s,
+                rows,
+                share,
+                target=0.5,
+                warmup=self.warmup,
+                schedule=Schedule.of(self.warmup),
+                scale=lambda: scale,
+            )
         for counter in (s.coordinate, s.expansions, s.contractions, s.evaluations):
             counter[rows] = 0
 
@@ -267,6 +295,16 @@ def slice_sampling(
         (4, 50, 2)
     """
     warmup = max(draws * thin // 2, 100) if warmup is None else warmup
-    return run(SliceSampling(warmup, metric), posterior, draws=draws, chains=chains,
-               warmup=warmup, thin=thin, seed=seed, initial=initial, checkpoint=checkpoint,
-               checkpoint_seconds=checkpoint_seconds, progress=progress)
+    return run(
+        SliceSampling(warmup, metric),
+        posterior,
+        draws=draws,
+        chains=chains,
+        warmup=warmup,
+        thin=thin,
+        seed=seed,
+        initial=initial,
+        checkpoint=checkpoint,
+        checkpoint_seconds=checkpoint_seconds,
+        progress=progress,
+    )

@@ -83,9 +83,7 @@ class _Reference:
     nu: float
 
     @classmethod
-    def of(
-        cls, z: Float[np.ndarray, "draws k"], scale: Float[np.ndarray, "k"]
-    ) -> _Reference:
+    def of(cls, z: Float[np.ndarray, "draws k"], scale: Float[np.ndarray, "k"]) -> _Reference:
         r"""By moments: Mardia's kurtosis $E[d^2] / k(k + 2)$ is $(\nu - 2)/(\nu - 4)$.
 
         The covariance is shrunk a little towards the particles' own variances, so that few
@@ -137,9 +135,12 @@ def _run(
     z = posterior.prior.sample((n, posterior.rank), rng)
     group = _Group(z, (yield z))
     if not np.isfinite(group.log_likelihood).any():
-        fail("posterior", "a finite log-likelihood somewhere",
-             f"minus infinity at all {n} draws from the prior",
-             "Use more draws, a narrower prior, or check the data and the trained weights")
+        fail(
+            "posterior",
+            "a finite log-likelihood somewhere",
+            f"minus infinity at all {n} draws from the prior",
+            "Use more draws, a narrower prior, or check the data and the trained weights",
+        )
     rho = 0.5
     while group.beta[-1] < 1:
         weights = _temper(posterior.temperature, group, ess)
@@ -149,9 +150,7 @@ def _run(
     return group
 
 
-def _temper(
-    temperature: float, group: _Group, target: float
-) -> Float[np.ndarray, "draws"]:
+def _temper(temperature: float, group: _Group, target: float) -> Float[np.ndarray, "draws"]:
     """Go to the next power; the particles' weights there, of sum 1."""
     beta = group.beta[-1]
     finite = np.isfinite(group.log_likelihood)
@@ -176,9 +175,7 @@ def _temper(
     return np.exp(log_w - total)
 
 
-def _systematic(
-    weights: Float[np.ndarray, "draws"], rng: np.random.Generator
-) -> np.ndarray:
+def _systematic(weights: Float[np.ndarray, "draws"], rng: np.random.Generator) -> np.ndarray:
     """Indices by systematic resampling: each particle its share of copies, to within one."""
     n = len(weights)
     edges = np.cumsum(weights)
@@ -199,16 +196,18 @@ def _moves(
         ahead, correction = reference.moved(group.z, rho, rng)
         log_likelihood = yield ahead
         ahead_prior = posterior.prior.log_prob(ahead)
-        log_ratio = (power * (log_likelihood - group.log_likelihood) + ahead_prior - prior
-                     + correction)
+        log_ratio = (
+            power * (log_likelihood - group.log_likelihood) + ahead_prior - prior + correction
+        )
         chance = np.exp(np.minimum(log_ratio, 0.0))
         accepted = rng.random(len(chance)) < chance
         group.z = np.where(accepted[:, None], ahead, group.z)
         group.log_likelihood = np.where(accepted, log_likelihood, group.log_likelihood)
         prior = np.where(accepted, ahead_prior, prior)
         moves, acceptance = moves + 1, float(chance.mean())
-        rho = float(np.clip(rho * np.exp((acceptance - _ACCEPTANCE) / np.sqrt(moves)),
-                            _LEAST_RHO, 1.0))
+        rho = float(
+            np.clip(rho * np.exp((acceptance - _ACCEPTANCE) / np.sqrt(moves)), _LEAST_RHO, 1.0)
+        )
         now = np.column_stack([group.z, group.log_likelihood])
         if _correlation(start, now).max() < enough:
             break
@@ -232,9 +231,12 @@ def _correlation(
 def _evaluated(posterior: Density, z: Float[np.ndarray, "rows k"]) -> Float[np.ndarray, "rows"]:
     """Log-likelihood in batches of one shape; what is not finite is impossible."""
     size = min(_AT_ONCE, len(z))
-    out = np.concatenate([
-        posterior.log_likelihood(np.resize(z[i:i + size], (size, z.shape[1])))[:len(z) - i]
-        for i in range(0, len(z), size)])
+    out = np.concatenate(
+        [
+            posterior.log_likelihood(np.resize(z[i : i + size], (size, z.shape[1])))[: len(z) - i]
+            for i in range(0, len(z), size)
+        ]
+    )
     return np.where(np.isfinite(out), out, -np.inf)
 
 
@@ -304,24 +306,38 @@ def smc(
         >>> smc(posterior, draws=100, chains=2, progress=False).z.shape
         (2, 100, 2)
     """
-    for name, value, least in (("draws", draws, 2), ("chains", chains, 1), ("seed", seed, 0),
-                               ("max_moves", max_moves, 1)):
+    for name, value, least in (
+        ("draws", draws, 2),
+        ("chains", chains, 1),
+        ("seed", seed, 0),
+        ("max_moves", max_moves, 1),
+    ):
         check_count(name, value, least)
     if not 0 < ess < 1:
         fail("ess", "a number between 0 and 1", ess)
     started = time.perf_counter()
-    runs = [_run(posterior, draws, np.random.Generator(np.random.PCG64(s)), ess, max_moves)
-            for s in np.random.SeedSequence(seed).spawn(chains)]
+    runs = [
+        _run(posterior, draws, np.random.Generator(np.random.PCG64(s)), ess, max_moves)
+        for s in np.random.SeedSequence(seed).spawn(chains)
+    ]
     groups, evaluations = _together(posterior, runs, progress)
     z = np.stack([group.z for group in groups])
     log_likelihood = np.stack([group.log_likelihood for group in groups])
-    return Draws(z, {"log_likelihood": log_likelihood}, {
-        "sampler": "smc", "seed": seed, "temperature": posterior.temperature,
-        **_evidence(np.array([group.log_evidence for group in groups])),
-        "stages": [len(group.moves) for group in groups],
-        "moves": [sum(group.moves) for group in groups],
-        "acceptance": min(min(group.acceptance) for group in groups),
-        "density_evaluations": evaluations, "seconds": time.perf_counter() - started})
+    return Draws(
+        z,
+        {"log_likelihood": log_likelihood},
+        {
+            "sampler": "smc",
+            "seed": seed,
+            "temperature": posterior.temperature,
+            **_evidence(np.array([group.log_evidence for group in groups])),
+            "stages": [len(group.moves) for group in groups],
+            "moves": [sum(group.moves) for group in groups],
+            "acceptance": min(min(group.acceptance) for group in groups),
+            "density_evaluations": evaluations,
+            "seconds": time.perf_counter() - started,
+        },
+    )
 
 
 def _evidence(logs: Float[np.ndarray, "groups"]) -> dict[str, Any]:

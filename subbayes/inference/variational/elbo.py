@@ -142,6 +142,9 @@ def _stands(history: Float[np.ndarray, "windows window"]) -> bool:
 def _check(value: Float[np.ndarray, "S"], slope: Rows, step: int) -> None:
     bad = ~(np.isfinite(value) & np.isfinite(slope).all(1))
     if bad.any():
-        fail("posterior", "finite log densities and gradients where the approximation draws",
-             f"others at {int(bad.sum())} of {len(bad)} points in step {step + 1}",
-             "Lower learning_rate, narrow the prior, or check the data and the trained weights")
+        fail(
+            "posterior",
+            "finite log densities and gradients where the approximation draws",
+            f"others at {int(bad.sum())} of {len(bad)} points in step {step + 1}",
+            "Lower learning_rate, narrow the prior, or check the data and the trained weights",
+        )

@@ -40,8 +40,9 @@ def load_zuko() -> Any:
     try:
         import zuko
     except ImportError as error:
-        raise ImportError("realnvp needs the package zuko: pip install 'subbayes[flows]'"
-                          ) from error
+        raise ImportError(
+            "realnvp needs the package zuko: pip install 'subbayes[flows]'"
+        ) from error
     finally:
         Distribution.set_default_validate_args(validates)
     return zuko
@@ -55,8 +56,12 @@ def check_flow(rank: int) -> None:
         ImportError: if zuko is not installed.
     """
     if rank < 2:
-        fail("posterior", "at least 2 coordinates for realnvp", rank,
-             "Use family='full-rank', or raise the rank")
+        fail(
+            "posterior",
+            "at least 2 coordinates for realnvp",
+            rank,
+            "Use family='full-rank', or raise the rank",
+        )
     load_zuko()
 
 
@@ -65,8 +70,9 @@ class _Couplings(nn.Module):
 
     def __init__(self, rank: int) -> None:
         super().__init__()
-        flow = load_zuko().flows.RealNVP(rank, transforms=TRANSFORMS, hidden_features=HIDDEN,
-                                         activation=nn.SiLU)
+        flow = load_zuko().flows.RealNVP(
+            rank, transforms=TRANSFORMS, hidden_features=HIDDEN, activation=nn.SiLU
+        )
         self.transform = flow.transform
         for layer in self.transform.modules():
             if hasattr(layer, "hyper"):
@@ -84,8 +90,10 @@ class _Couplings(nn.Module):
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """The parameters out of one vector."""
         parts = flat.split([shape.numel() for shape in self.shapes])
-        return {name: part.view(shape)
-                for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+        return {
+            name: part.view(shape)
+            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
 
     def forward(self, rows: Tensor, inverse: bool) -> tuple[Tensor, ...]:
         """From x (S, k) to noise, with the log determinant; the other way without it."""
@@ -105,6 +113,7 @@ class _Couplings(nn.Module):
 
     def placed(self, weights: Tensor, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Where noise lands, log density and its gradient there."""
+
         def total(x: Tensor) -> tuple[Tensor, Tensor]:
             log_q = self.log_q(weights, x)
             return log_q.sum(), log_q
@@ -119,15 +128,17 @@ class _Couplings(nn.Module):
         return pull(slope)[0]
 
     def replay(self, what: str, *arguments: Tensor) -> Any:
-        """"placed" or "pulled", from its graph where there is one for this many draws."""
+        """Return "placed" or "pulled", from its graph where there is one for this many draws."""
         found = self.graphs.get((what, len(arguments[1])), getattr(self, what))
         with torch.no_grad():
             return found(*arguments)
 
     def trace(self, weights: Tensor, eps: Tensor) -> None:
         """Make the graphs of steps of so many draws: they take a fifth of the time."""
-        for what, arguments in (("placed", (weights, eps)),
-                                ("pulled", (weights, eps, torch.ones_like(eps)))):
+        for what, arguments in (
+            ("placed", (weights, eps)),
+            ("pulled", (weights, eps, torch.ones_like(eps))),
+        ):
             eager = getattr(self, what)
             try:
                 with taking_turns, torch.no_grad():
@@ -180,8 +191,11 @@ class Flow:
         """
         given = torch.from_numpy(self.weights), torch.from_numpy(eps)
         x, log_q, score = self.couplings.replay("placed", *given)
-        return (self.frame.pushed(x.numpy()), log_q.numpy() - self.frame.log_volume(),
-                partial(self._pull, given, score))
+        return (
+            self.frame.pushed(x.numpy()),
+            log_q.numpy() - self.frame.log_volume(),
+            partial(self._pull, given, score),
+        )
 
     def _pull(
         self, given: tuple[Tensor, Tensor], score: Tensor, slope: Rows

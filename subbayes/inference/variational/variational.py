@@ -29,8 +29,14 @@ from subbayes.posterior import Posterior
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.progress import bar
 
-__all__ = ["Approximation", "full_rank_vi", "mean_field_vi", "realnvp", "variational",
-           "variational_fit"]
+__all__ = [
+    "Approximation",
+    "full_rank_vi",
+    "mean_field_vi",
+    "realnvp",
+    "variational",
+    "variational_fit",
+]
 
 FamilyName = Literal["mean-field", "full-rank", "realnvp"]
 SAMPLERS = {"mean-field": "vi", "full-rank": "full-rank-vi", "realnvp": "realnvp"}
@@ -74,8 +80,10 @@ class Approximation:
         return self.density.place(rng.standard_normal(shape))[0]
 
     def __repr__(self) -> str:
-        return (f"Approximation({self.family}, rank={self.rank}, steps={len(self.elbo)}, "
-                f"converged={self.converged})")
+        return (
+            f"Approximation({self.family}, rank={self.rank}, steps={len(self.elbo)}, "
+            f"converged={self.converged})"
+        )
 
 
 def variational_fit(
@@ -129,8 +137,12 @@ def variational_fit(
     if learning_rate is not None:
         check_positive("learning_rate", learning_rate)
     if not isinstance(posterior, GradientDensity):
-        fail("posterior", "a density with value_and_grad", type(posterior).__name__,
-             "Use elliptical_slice, which needs no gradient")
+        fail(
+            "posterior",
+            "a density with value_and_grad",
+            type(posterior).__name__,
+            "Use elliptical_slice, which needs no gradient",
+        )
     fit = _Fit(posterior, steps, samples, batch_size, seed, progress)
     if family == "realnvp":
         done = fit.flow(learning_rate or _FLOW_RATE)
@@ -157,8 +169,12 @@ class _Fit:
         target = _target(self.posterior, self.batch_size, self._rng(0), fixed=True)
         height, mode = climb(target, np.zeros(k), _CLIMB)
         if not np.isfinite(height):
-            fail("posterior", "a finite log density at z = 0", "minus infinity",
-                 "Check the data and the trained weights")
+            fail(
+                "posterior",
+                "a finite log density at z = 0",
+                "minus infinity",
+                "Check the data and the trained weights",
+            )
         return MeanField(mode, _START * np.broadcast_to(self.posterior.prior.scale, k))
 
     def climbed(self, member: Family, rate: float, stage: int = 1) -> Ascent:
@@ -166,8 +182,15 @@ class _Fit:
         target = _target(self.posterior, self.batch_size, self._rng(2 * stage))
         name = type(member).__name__
         with bar(self.steps, f"Variational inference ({name})", self.progress, "steps") as shown:
-            return ascend(member, target, steps=self.steps, samples=self.samples, rate=rate,
-                          rng=self._rng(2 * stage + 1), tell=partial(shown.update, 1))
+            return ascend(
+                member,
+                target,
+                steps=self.steps,
+                samples=self.samples,
+                rate=rate,
+                rng=self._rng(2 * stage + 1),
+                tell=partial(shown.update, 1),
+            )
 
     def flow(self, rate: float) -> Ascent:
         """A flow on top of a full-rank Gaussian."""
@@ -182,7 +205,9 @@ class _Fit:
 
 
 def _target(
-    posterior: GradientDensity, batch_size: int | None, rng: np.random.Generator,
+    posterior: GradientDensity,
+    batch_size: int | None,
+    rng: np.random.Generator,
     fixed: bool = False,
 ) -> Target:
     """The density, or its unbiased estimate from the next minibatch at each call, or from one."""
@@ -192,21 +217,23 @@ def _target(
         fail("batch_size", "None for a density that is no Posterior", batch_size)
     n = posterior.data.n
     if check_count("batch_size", batch_size) > n:
-        fail("batch_size", f"at most {n}, the rows of the data", batch_size,
-             "Lower it, or leave it out to take them all")
+        fail(
+            "batch_size",
+            f"at most {n}, the rows of the data",
+            batch_size,
+            "Lower it, or leave it out to take them all",
+        )
     batches = _minibatches(n, batch_size, rng)
     if fixed:
         batches = itertools.repeat(next(batches))
     return lambda z: posterior.value_and_grad(z, next(batches))
 
 
-def _minibatches(
-    n: int, size: int, rng: np.random.Generator
-) -> Iterator[Int[np.ndarray, "b"]]:
+def _minibatches(n: int, size: int, rng: np.random.Generator) -> Iterator[Int[np.ndarray, "b"]]:
     """Rows in random order, pass after pass; what a pass leaves over is dropped."""
     while True:
         order = rng.permutation(n)
-        yield from (order[i:i + size] for i in range(0, n - size + 1, size))
+        yield from (order[i : i + size] for i in range(0, n - size + 1, size))
 
 
 def variational(
@@ -262,15 +289,34 @@ def variational(
     check_count("chains", chains)
     started = time.perf_counter()
     fitted = variational_fit(
-        posterior, family=family, steps=steps, samples=samples, learning_rate=learning_rate,
-        batch_size=batch_size, seed=seed, progress=progress)
-    groups = [fitted.density.place(np.random.default_rng(s).standard_normal(
-        (draws, posterior.rank)))[:2] for s in np.random.SeedSequence(seed).spawn(chains)]
+        posterior,
+        family=family,
+        steps=steps,
+        samples=samples,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        seed=seed,
+        progress=progress,
+    )
+    groups = [
+        fitted.density.place(np.random.default_rng(s).standard_normal((draws, posterior.rank)))[:2]
+        for s in np.random.SeedSequence(seed).spawn(chains)
+    ]
     z, log_q = (np.stack(part) for part in zip(*groups, strict=True))
-    found = weighed(posterior, z, log_q, {
-        "sampler": SAMPLERS[family], "family": family, "seed": seed,
-        "temperature": posterior.temperature, "steps": len(fitted.elbo),
-        "converged": fitted.converged, **_moments(fitted.density)})
+    found = weighed(
+        posterior,
+        z,
+        log_q,
+        {
+            "sampler": SAMPLERS[family],
+            "family": family,
+            "seed": seed,
+            "temperature": posterior.temperature,
+            "steps": len(fitted.elbo),
+            "converged": fitted.converged,
+            **_moments(fitted.density),
+        },
+    )
     found.meta.update(_bounds(found), seconds=time.perf_counter() - started)
     return found
 
@@ -281,8 +327,11 @@ def _moments(density: Family) -> dict[str, Any]:
         return {"mean": density.mean.tolist(), "sd": density.sd.tolist()}
     if isinstance(density, FullRank):
         covariance = density.covariance()
-        return {"mean": density.mean.tolist(), "sd": np.sqrt(np.diag(covariance)).tolist(),
-                "covariance": covariance.tolist()}
+        return {
+            "mean": density.mean.tolist(),
+            "sd": np.sqrt(np.diag(covariance)).tolist(),
+            "covariance": covariance.tolist(),
+        }
     return {}
 
 
@@ -290,8 +339,12 @@ def _bounds(found: Draws) -> dict[str, float]:
     """ELBO and log evidence from the final draws, with standard errors."""
     ratios = (found.stats["log_density"] - found.stats["log_q"]).reshape(-1)
     log_evidence, error = evidence(ratios)
-    return {"elbo": float(ratios.mean()), "elbo_error": float(ratios.std() / np.sqrt(len(ratios))),
-            "log_evidence": log_evidence, "log_evidence_error": error}
+    return {
+        "elbo": float(ratios.mean()),
+        "elbo_error": float(ratios.std() / np.sqrt(len(ratios))),
+        "log_evidence": log_evidence,
+        "log_evidence_error": error,
+    }
 
 
 def mean_field_vi(
@@ -303,8 +356,9 @@ def mean_field_vi(
     progress: bool | None = None,
 ) -> Draws:
     """`variational` with family="mean-field" and its default settings."""
-    return variational(posterior, family="mean-field", draws=draws, chains=chains, seed=seed,
-                       progress=progress)
+    return variational(
+        posterior, family="mean-field", draws=draws, chains=chains, seed=seed, progress=progress
+    )
 
 
 def full_rank_vi(
@@ -316,8 +370,9 @@ def full_rank_vi(
     progress: bool | None = None,
 ) -> Draws:
     """`variational` with family="full-rank" and its default settings."""
-    return variational(posterior, family="full-rank", draws=draws, chains=chains, seed=seed,
-                       progress=progress)
+    return variational(
+        posterior, family="full-rank", draws=draws, chains=chains, seed=seed, progress=progress
+    )
 
 
 def realnvp(
@@ -329,5 +384,6 @@ def realnvp(
     progress: bool | None = None,
 ) -> Draws:
     """`variational` with family="realnvp" and its default settings."""
-    return variational(posterior, family="realnvp", draws=draws, chains=chains, seed=seed,
-                       progress=progress)
+    return variational(
+        posterior, family="realnvp", draws=draws, chains=chains, seed=seed, progress=progress
+    )

@@ -44,8 +44,9 @@ class Batched:
 
     def __call__(self, weights: Tensor, inputs: Inputs, y: Targets) -> Any:
         """Evaluate all weight vectors (S, D) on one batch."""
-        key = tuple((t.shape, t.stride(), t.dtype, t.device)
-                    for t in [weights, *leaves(inputs), *leaves(y)])
+        key = tuple(
+            (t.shape, t.stride(), t.dtype, t.device) for t in [weights, *leaves(inputs), *leaves(y)]
+        )
         if key not in self._replays:
             self._replays[key] = self._prepare(weights, inputs, y)
         return self._replays[key](weights, inputs, y)
@@ -66,9 +67,15 @@ class Batched:
             return self._eager
         first = [*leaves(inputs), *leaves(y)]
         return Watched(
-            replay, self._eager, "the log density", lambda a, b: _close(b, a),
-            looks=lambda _, *rows: any(new is not old for new, old in zip(
-                [*leaves(rows[0]), *leaves(rows[1])], first, strict=True)))
+            replay,
+            self._eager,
+            "the log density",
+            lambda a, b: _close(b, a),
+            looks=lambda _, *rows: any(
+                new is not old
+                for new, old in zip([*leaves(rows[0]), *leaves(rows[1])], first, strict=True)
+            ),
+        )
 
     def _traced(self, weights: Tensor, inputs: Inputs, y: Targets) -> Callable[..., Any]:
         graph = make_fx(lambda weights, *flat: self._eager(weights, *_unflatten(flat, inputs, y)))(
@@ -113,10 +120,16 @@ def _like(structure: Any, flat: Sequence[Tensor]) -> Any:
 
 def _close(a: Any, b: Any) -> bool:
     pairs = zip(a, b, strict=True) if isinstance(a, (tuple, list)) else [(a, b)]
-    return all(torch.allclose(
-        x.double(), y.double(), rtol=1e-3, equal_nan=True,
-        atol=1e-3 + 1e-4 * float(y.nan_to_num(0, 0, 0).abs().max() if y.numel() else 0))
-        for x, y in pairs)
+    return all(
+        torch.allclose(
+            x.double(),
+            y.double(),
+            rtol=1e-3,
+            equal_nan=True,
+            atol=1e-3 + 1e-4 * float(y.nan_to_num(0, 0, 0).abs().max() if y.numel() else 0),
+        )
+        for x, y in pairs
+    )
 
 
 class _CountBytes(TorchDispatchMode):
@@ -126,9 +139,7 @@ class _CountBytes(TorchDispatchMode):
         super().__init__()
         self.total = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(tensor, Tensor):

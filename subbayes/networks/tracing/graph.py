@@ -30,31 +30,69 @@ __all__ = ["compiled", "folded", "interpreted", "tidy"]
 
 aten = torch.ops.aten
 
-_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.expand.default,
-          aten.squeeze_.dims, aten.unsqueeze.default, aten.transpose.int}
-_SAME_SHAPE_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.expand.default}
-_FRESH = {aten.bmm.default, aten.mm.default, aten.addmm.default, aten.baddbmm.default,
-          aten.convolution.default}
-_IN_PLACE = {
-    aten.add.Tensor: aten.add_.Tensor, aten.sub.Tensor: aten.sub_.Tensor,
-    aten.mul.Tensor: aten.mul_.Tensor, aten.div.Tensor: aten.div_.Tensor,
-    aten.relu.default: aten.relu_.default, aten.tanh.default: aten.tanh_.default,
-    aten.sigmoid.default: aten.sigmoid_.default, aten.log.default: aten.log_.default,
-    aten.exp.default: aten.exp_.default, aten.pow.Tensor_Scalar: aten.pow_.Scalar,
+_VIEWS = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.expand.default,
+    aten.squeeze_.dims,
+    aten.unsqueeze.default,
+    aten.transpose.int,
 }
-_POINTWISE = {aten.relu.default, aten.tanh.default, aten.sigmoid.default, aten.softplus.default,
-              aten.gelu.default, aten.silu.default, aten.elu.default, aten.leaky_relu.default,
-              aten.tanh_backward.default, aten.sigmoid_backward.default,
-              aten.threshold_backward.default, aten.softplus_backward.default,
-              aten.gelu_backward.default, aten.silu_backward.default, aten.elu_backward.default,
-              aten.leaky_relu_backward.default}
+_SAME_SHAPE_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.expand.default}
+_FRESH = {
+    aten.bmm.default,
+    aten.mm.default,
+    aten.addmm.default,
+    aten.baddbmm.default,
+    aten.convolution.default,
+}
+_IN_PLACE = {
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.div.Tensor: aten.div_.Tensor,
+    aten.relu.default: aten.relu_.default,
+    aten.tanh.default: aten.tanh_.default,
+    aten.sigmoid.default: aten.sigmoid_.default,
+    aten.log.default: aten.log_.default,
+    aten.exp.default: aten.exp_.default,
+    aten.pow.Tensor_Scalar: aten.pow_.Scalar,
+}
+_POINTWISE = {
+    aten.relu.default,
+    aten.tanh.default,
+    aten.sigmoid.default,
+    aten.softplus.default,
+    aten.gelu.default,
+    aten.silu.default,
+    aten.elu.default,
+    aten.leaky_relu.default,
+    aten.tanh_backward.default,
+    aten.sigmoid_backward.default,
+    aten.threshold_backward.default,
+    aten.softplus_backward.default,
+    aten.gelu_backward.default,
+    aten.silu_backward.default,
+    aten.elu_backward.default,
+    aten.leaky_relu_backward.default,
+}
 _TANH_IS_ONE = 7.90531110763549805
-_TANH_ABOVE = (4.89352455891786e-03, 6.37261928875436e-04, 1.48572235717979e-05,
-               5.12229709037114e-08, -8.60467152213735e-11, 2.00018790482477e-13,
-               -2.76076847742355e-16)
-_TANH_BELOW = (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04,
-               1.19825839466702e-06)
-_LOG1P = (2.000000008e+00, 6.666632041e-01, 4.002465133e-01, 2.796434470e-01, 2.816145376e-01)
+_TANH_ABOVE = (
+    4.89352455891786e-03,
+    6.37261928875436e-04,
+    1.48572235717979e-05,
+    5.12229709037114e-08,
+    -8.60467152213735e-11,
+    2.00018790482477e-13,
+    -2.76076847742355e-16,
+)
+_TANH_BELOW = (
+    4.89352518554385e-03,
+    2.26843463243900e-03,
+    1.18534705686654e-04,
+    1.19825839466702e-06,
+)
+_LOG1P = (2.000000008e00, 6.666632041e-01, 4.002465133e-01, 2.796434470e-01, 2.816145376e-01)
 _NARROW = 16  # columns
 _USUAL_SOFTPLUS = ((), (1, 20))  # beta and threshold
 _SETTLING = 3  # calls after which the interpreter has profiled and simplified a function
@@ -131,14 +169,16 @@ def folded(
     if not all(map(_is_pure, _calls(graph))):
         return []  # what is written into in one call would be found so by the next
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    values: dict[Node, Any] = {node: value for node, value, own in zip(
-        placeholders, arguments, still, strict=True) if own}
+    values: dict[Node, Any] = {
+        node: value for node, value, own in zip(placeholders, arguments, still, strict=True) if own
+    }
     depends = set(values)  # others are made of nothing: a compiler makes them in passing
     for node in graph.nodes:
         if node.op == "get_attr":
             values[node] = getattr(graph_module, str(node.target))
-        elif (node.op == "call_function"
-                and all(source in values for source in node.all_input_nodes)):
+        elif node.op == "call_function" and all(
+            source in values for source in node.all_input_nodes
+        ):
             args, named = map_arg((node.args, node.kwargs), values.__getitem__)
             with torch.no_grad():
                 values[node] = node.target(*args, **named)
@@ -208,10 +248,13 @@ def compiled(graph_module: GraphModule, *arguments: torch.Tensor) -> Callable[..
         node.meta.clear()  # of the tracing, with fake tensors of another world
     validates = Distribution._validate_args
     try:
-        with torch.no_grad(), torch._inductor.config.patch({
-                "cpp_wrapper": True, "cpp.enable_floating_point_contract_flag": "fast"}):
-            call = torch._inductor.compile(
-                GraphModule(graph_module, graph), list(arguments))
+        with (
+            torch.no_grad(),
+            torch._inductor.config.patch(
+                {"cpp_wrapper": True, "cpp.enable_floating_point_contract_flag": "fast"}
+            ),
+        ):
+            call = torch._inductor.compile(GraphModule(graph_module, graph), list(arguments))
             call(*arguments)
     finally:  # the compiler turns it off for everybody
         Distribution.set_default_validate_args(validates)
@@ -222,7 +265,8 @@ def _script(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> A
     """A function of its own, as `torch.jit.trace` makes one, but not kept by a global registry."""
     names = [f"argument{i}" for i in range(len(inputs))]
     traced, _ = torch._C._create_graph_by_tracing(
-        lambda *tensors: function(*tensors), inputs, lambda _: "", True, False, None, names)
+        lambda *tensors: function(*tensors), inputs, lambda _: "", True, False, None, names
+    )
     return torch._C._create_function_from_graph("replay", traced)
 
 
@@ -243,16 +287,21 @@ def _straighten(graph: Graph) -> None:
             continue
         with graph.inserting_before(node):
             inner = graph.call_function(
-                node.target, tuple(arg.args[0] if isinstance(arg, Node) else arg
-                                   for arg in node.args), node.kwargs)
+                node.target,
+                tuple(arg.args[0] if isinstance(arg, Node) else arg for arg in node.args),
+                node.kwargs,
+            )
             outer = graph.call_function(aten.transpose.int, (inner, *turned[0].args[1:]))
         outer.meta = dict(node.meta)
         node.replace_all_uses_with(outer)
         graph.erase_node(node)
     for node in list(graph.nodes):
         source = node.args[0] if node.target is aten.transpose.int else None
-        if (isinstance(source, Node) and source.target is aten.transpose.int
-                and _axes(source) == _axes(node)):
+        if (
+            isinstance(source, Node)
+            and source.target is aten.transpose.int
+            and _axes(source) == _axes(node)
+        ):
             node.replace_all_uses_with(source.args[0])
             graph.erase_node(node)
     graph.eliminate_dead_code()
@@ -261,9 +310,11 @@ def _straighten(graph: Graph) -> None:
 def _turned_alike(nodes: list[Node]) -> bool:
     """Whether all are transpositions of the same two axes of tensors of one shape."""
     return bool(nodes) and all(
-        node.target is aten.transpose.int and _axes(node) == _axes(nodes[0])
+        node.target is aten.transpose.int
+        and _axes(node) == _axes(nodes[0])
         and _shape(node).shape == _shape(nodes[0]).shape  # type: ignore[union-attr]
-        for node in nodes)
+        for node in nodes
+    )
 
 
 def _share(graph: Graph) -> None:
@@ -303,8 +354,9 @@ def _is_pure(node: Node) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return not (node.target._schema.is_mutable
-                or torch.Tag.nondeterministic_seeded in node.target.tags)
+    return not (
+        node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
+    )
 
 
 def _hashable(value: Any) -> Any:
@@ -365,8 +417,7 @@ def _quick_softplus(graph: Graph) -> None:
         with graph.inserting_before(node):
             if node.target is aten.softplus.default and node.args[1:] in _USUAL_SOFTPLUS:
                 out = _softplus_by_sigmoid(graph, node.args[0])
-            elif (node.target is aten.softplus_backward.default
-                    and node.args[2:] in _USUAL_SOFTPLUS):
+            elif node.target is aten.softplus_backward.default and node.args[2:] in _USUAL_SOFTPLUS:
                 own = graph.call_function(aten.sigmoid.default, (node.args[1],))
                 out = graph.call_function(aten.mul.Tensor, (node.args[0], own))
             else:
@@ -386,8 +437,9 @@ def _softplus_by_sigmoid(graph: Graph, x: Any) -> Node:
     m = call(aten.minimum.default, (above, call(aten.rsub.Scalar, (above, 1.0))))
     z = call(aten.div.Tensor, (m, call(aten.rsub.Scalar, (m, 2.0))))
     series = _polynomial(graph, call(aten.mul.Tensor, (z, z)), _LOG1P)
-    return call(aten.add.Tensor, (call(aten.relu.default, (x,)),
-                                  call(aten.mul.Tensor, (z, series))))
+    return call(
+        aten.add.Tensor, (call(aten.relu.default, (x,)), call(aten.mul.Tensor, (z, series)))
+    )
 
 
 def _times_minus_two(graph: Graph, node: Node) -> Node:
@@ -397,10 +449,16 @@ def _times_minus_two(graph: Graph, node: Node) -> Node:
     if x.target is aten.add.Tensor and not x.kwargs and len(x.users) == 1:
         product, bias = x.args
         shape = _shape(bias)
-        if (isinstance(product, Node) and product.target is aten.bmm.default and shape is not None
-                and len(product.users) == 1 and len(shape.shape) == 3):
+        if (
+            isinstance(product, Node)
+            and product.target is aten.bmm.default
+            and shape is not None
+            and len(product.users) == 1
+            and len(shape.shape) == 3
+        ):
             return graph.call_function(
-                aten.baddbmm.default, (bias, *product.args), {"beta": -2.0, "alpha": -2.0})
+                aten.baddbmm.default, (bias, *product.args), {"beta": -2.0, "alpha": -2.0}
+            )
     return graph.call_function(aten.mul.Tensor, (x, -2.0))
 
 
@@ -417,7 +475,8 @@ def _narrow_products(graph: Graph) -> None:
             product = graph.call_function(aten.mm.default, tuple(flipped))
             out = graph.call_function(aten.t.default, (product,))
             out = graph.call_function(
-                aten.clone.default, (out,), {"memory_format": torch.contiguous_format})
+                aten.clone.default, (out,), {"memory_format": torch.contiguous_format}
+            )
         node.replace_all_uses_with(out)
         graph.erase_node(node)
 

@@ -75,8 +75,13 @@ class Watched:
     """
 
     def __init__(
-        self, traced: Callable[..., Any], plain: Callable[..., Any], what: str,
-        same: Callable[[Any, Any], bool], *, looks: Callable[..., bool] = lambda *_: True,
+        self,
+        traced: Callable[..., Any],
+        plain: Callable[..., Any],
+        what: str,
+        same: Callable[[Any, Any], bool],
+        *,
+        looks: Callable[..., bool] = lambda *_: True,
         mark: Callable[[], Callable[[], Any]] = lambda: lambda: None,
     ) -> None:
         self.traced, self.plain, self.what, self.same = traced, plain, what, same
@@ -102,8 +107,11 @@ class Watched:
                 expected = self.plain(*given)
                 if not self.same(expected, found):
                     return self._given_up(
-                        expected, f"tracing {self.what}", "its result differs on other rows: the "
-                        "module reads them through Python or NumPy, or changes")
+                        expected,
+                        f"tracing {self.what}",
+                        "its result differs on other rows: the "
+                        "module reads them through Python or NumPy, or changes",
+                    )
         return found
 
     def _given_up(self, expected: Any, what: str, error: Any) -> Any:

@@ -22,16 +22,30 @@ __all__ = [
     "family_of",
 ]
 
-FAMILIES: dict[str, type[Family]] = {family.label: family for family in (
-    NormalFamily, PoissonFamily, BernoulliFamily, NegativeBinomialFamily, GammaFamily, BetaFamily,
-    OrdinalFamily)}
+FAMILIES: dict[str, type[Family]] = {
+    family.label: family
+    for family in (
+        NormalFamily,
+        PoissonFamily,
+        BernoulliFamily,
+        NegativeBinomialFamily,
+        GammaFamily,
+        BetaFamily,
+        OrdinalFamily,
+    )
+}
 """Families by name."""
 
 
 _ALIASES = {name: name for name in FAMILIES} | {
-    "gaussian": "normal", "binomial": "bernoulli", "cumulative": "ordinal",
-    "negbin": "negative-binomial", "nb": "negative-binomial", "nbinom": "negative-binomial",
-    "negativebinomial": "negative-binomial"}
+    "gaussian": "normal",
+    "binomial": "bernoulli",
+    "cumulative": "ordinal",
+    "negbin": "negative-binomial",
+    "nb": "negative-binomial",
+    "nbinom": "negative-binomial",
+    "negativebinomial": "negative-binomial",
+}
 
 
 def family_of(family: str | Family, link: str | None = None) -> Family:

@@ -81,8 +81,10 @@ class Family(Likelihood):
 
     def values(self, outputs: Outputs) -> dict[str, Tensor]:
         """The parameters themselves, each (..., N)."""
-        return {name: LINKS[link][1](eta) for name, link, eta
-                in zip(self.parameters, self.links, outputs.unbind(-1), strict=True)}
+        return {
+            name: LINKS[link][1](eta)
+            for name, link, eta in zip(self.parameters, self.links, outputs.unbind(-1), strict=True)
+        }
 
     # --- as a likelihood --------------------------------------------------------------------
 
@@ -104,8 +106,12 @@ class Family(Likelihood):
         bad = ~self.allows(value)
         if bool(bad.any()):
             row = int(bad.nonzero()[0])
-            fail("y", f"{self.support} for family {self.label!r}",
-                 f"{value[row].item():g} at row {row}", self._remedy())
+            fail(
+                "y",
+                f"{self.support} for family {self.label!r}",
+                f"{value[row].item():g} at row {row}",
+                self._remedy(),
+            )
         if weight is not None and (weight.shape != value.shape or bool((weight < 0).any())):
             fail("weights", f"{len(value)} numbers of at least 0", "others")
 
@@ -130,8 +136,9 @@ class Family(Likelihood):
         return {"name": self.label, "links": list(self.links)}
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}: {link}" for name, link in
-                          zip(self.parameters, self.links, strict=True))
+        shown = ", ".join(
+            f"{name}: {link}" for name, link in zip(self.parameters, self.links, strict=True)
+        )
         return f"{self.label}({shown})"
 
 

@@ -26,8 +26,7 @@ class NormalFamily(Family):
     kind: ClassVar[Kind] = "regression"
     label: ClassVar[str] = "normal"
     parameters: ClassVar[tuple[str, ...]] = ("mu", "sigma")
-    allowed: ClassVar[dict[str, tuple[str, ...]]] = {
-        "mu": ("identity", "log"), "sigma": ("log",)}
+    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("identity", "log"), "sigma": ("log",)}
     support: ClassVar[str] = "real numbers"
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
@@ -62,8 +61,11 @@ class NormalFamily(Family):
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y)."""
         mean, sd = self.components(outputs)
-        return torch.special.ndtr((y.to(mean).reshape(*y.shape[:1], 1) - mean) / sd
-                                  if y.ndim == 1 else (y.to(mean) - mean) / sd)
+        return torch.special.ndtr(
+            (y.to(mean).reshape(*y.shape[:1], 1) - mean) / sd
+            if y.ndim == 1
+            else (y.to(mean) - mean) / sd
+        )
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One response per row."""
@@ -85,8 +87,7 @@ class GammaFamily(Numeric):
         """Log density of responses."""
         log_mu, log_a = eta
         a = log_a.exp()
-        return (a * (log_a - log_mu) + (a - 1) * y.log() - a * y * (-log_mu).exp()
-                - torch.lgamma(a))
+        return a * (log_a - log_mu) + (a - 1) * y.log() - a * y * (-log_mu).exp() - torch.lgamma(a)
 
     def allows(self, y: Tensor) -> Tensor:
         """Numbers above 0."""
@@ -128,8 +129,13 @@ class BetaFamily(Numeric):
         """Log density of responses."""
         precision = eta[1].exp()
         a, b = eta[0].sigmoid() * precision, (-eta[0]).sigmoid() * precision
-        return (torch.lgamma(precision) - torch.lgamma(a) - torch.lgamma(b)
-                + (a - 1) * y.log() + (b - 1) * torch.log1p(-y))
+        return (
+            torch.lgamma(precision)
+            - torch.lgamma(a)
+            - torch.lgamma(b)
+            + (a - 1) * y.log()
+            + (b - 1) * torch.log1p(-y)
+        )
 
     def allows(self, y: Tensor) -> Tensor:
         """Strictly between 0 and 1."""
@@ -159,5 +165,6 @@ class BetaFamily(Numeric):
         from scipy import stats
 
         values = {k: v.double().cpu().numpy() for k, v in self.values(outputs).items()}
-        return stats.beta(values["mu"] * values["precision"],
-                          (1 - values["mu"]) * values["precision"])
+        return stats.beta(
+            values["mu"] * values["precision"], (1 - values["mu"]) * values["precision"]
+        )

@@ -62,8 +62,13 @@ class NegativeBinomialFamily(Numeric):
         """Log probability of counts."""
         log_mu, log_r = eta
         r, total = log_r.exp(), torch.logaddexp(log_mu, log_r)
-        return (torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1)
-                + r * (log_r - total) + y * (log_mu - total))
+        return (
+            torch.lgamma(y + r)
+            - torch.lgamma(r)
+            - torch.lgamma(y + 1)
+            + r * (log_r - total)
+            + y * (log_mu - total)
+        )
 
     allows = PoissonFamily.allows
 
@@ -78,11 +83,13 @@ class NegativeBinomialFamily(Numeric):
         """
         values = self.values(outputs)
         u = torch.linspace(0, 1, 2049, dtype=torch.float64)[1::2].reshape(
-            -1, *[1] * (outputs.ndim - 1))
+            -1, *[1] * (outputs.ndim - 1)
+        )
         y = torch.from_numpy(self._frozen(outputs).ppf(u.numpy())).to(outputs)
         r, mu = values["shape"], values["mu"]
-        score = r * (torch.digamma(y + r) - torch.digamma(r) + torch.log(r / (r + mu))
-                     + (mu - y) / (r + mu))
+        score = r * (
+            torch.digamma(y + r) - torch.digamma(r) + torch.log(r / (r + mu)) + (mu - y) / (r + mu)
+        )
         first = mu / (1 + mu / r)
         return torch.diag_embed(torch.stack([first, score.square().mean(0)], -1))
 

@@ -33,8 +33,7 @@ LAYOUTS = ("auto", "dense", "csr")
 
 
 def exported(
-    module: nn.Module, names: Iterable[str] | None = None, example: Any = None,
-    layout: str = "auto",
+    module: nn.Module, names: Iterable[str] | None = None, example: Any = None, layout: str = "auto"
 ) -> Exported:
     """The small network of a module with zeros.
 
@@ -63,16 +62,19 @@ def exported(
     if not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
     if any(isinstance(own, SparseLayer) for own in module.modules()):
-        fail("module", "a module with zeros", "one that convert() has made",
-             "Train it, and call export() of the result")
+        fail(
+            "module",
+            "a module with zeros",
+            "one that convert() has made",
+            "Train it, and call export() of the result",
+        )
     chosen = _chosen(module, names)
     inputs = None if example is None else as_example(copy.deepcopy(module).eval(), example)
     before = sum(p.numel() for p in module.parameters())
     small, units = pruned(module, chosen, inputs)
     small, layouts = _laid_out(small, chosen, inputs, layout)
     after = sum(p.numel() for p in small.parameters())
-    after += sum(t.values().numel() if t.layout == torch.sparse_csr else 0
-                 for t in small.buffers())
+    after += sum(t.values().numel() if t.layout == torch.sparse_csr else 0 for t in small.buffers())
     return Exported(small.eval().requires_grad_(False), units, layouts, (before, after))
 
 
@@ -85,8 +87,9 @@ def _chosen(module: nn.Module, names: Any) -> tuple[str, ...]:
     known = [name for name, own in module.named_modules() if isinstance(own, LAYERS)]
     unknown = [str(name) for name in names if name not in known]
     if unknown:
-        fail("names", f"linear or convolutional layers: {', '.join(known)}",
-             ", ".join(unknown)[:200])
+        fail(
+            "names", f"linear or convolutional layers: {', '.join(known)}", ", ".join(unknown)[:200]
+        )
     return names
 
 
@@ -113,8 +116,10 @@ def pruned(
     moved = True
     while moved:
         moved = sum(_prune(small, link) for link in found) > 0
-    return small, {name: (before[name], len(small.get_submodule(name).weight))  # type: ignore
-                   for name in names}
+    return small, {
+        name: (before[name], len(small.get_submodule(name).weight))  # type: ignore
+        for name in names
+    }
 
 
 @torch.no_grad()
@@ -132,7 +137,10 @@ def _prune(module: nn.Module, link: Link) -> bool:
         constant = step(constant)
     silent = (w == 0).flatten(1).all(1)
     padded = not isinstance(reader, nn.Linear) and getattr(reader, "padding", 0) not in (
-        0, (0,), (0, 0))
+        0,
+        (0,),
+        (0, 0),
+    )
     silent &= (constant == 0) if padded else torch.isfinite(constant)
     _fold(reader, columns, torch.where(silent & ~unread, constant, 0.0))
     columns[:, silent] = 0.0  # what they said has been folded

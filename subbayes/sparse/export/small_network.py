@@ -72,8 +72,12 @@ class CsrLinear(nn.Module):
             InputError: rows of another size, or a call that is traced or compiled.
         """
         if torch._C._get_tracing_state() or torch.compiler.is_compiling():
-            fail("module", "layers that are called as they are, where some are CSR",
-                 "a call that is traced or compiled", "Export with layout='dense' for that")
+            fail(
+                "module",
+                "layers that are called as they are, where some are CSR",
+                "a call that is traced or compiled",
+                "Export with layout='dense' for that",
+            )
         weight = self.weight
         known = self._known
         if known is None or known[0] is not weight:
@@ -97,13 +101,20 @@ class CsrLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes and number of weights."""
-        return (f"in_features={self.in_features}, out_features={self.out_features}, "
-                f"weights={self.weight.values().numel()}")
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"weights={self.weight.values().numel()}"
+        )
 
     def dense(self) -> nn.Linear:
         """The same layer with its zeros."""
-        layer = nn.Linear(self.in_features, self.out_features, self.bias is not None,
-                          device=self.weight.device, dtype=self.weight.dtype)
+        layer = nn.Linear(
+            self.in_features,
+            self.out_features,
+            self.bias is not None,
+            device=self.weight.device,
+            dtype=self.weight.dtype,
+        )
         layer.weight.data.copy_(self.weight.to_dense())
         if self.bias is not None:
             layer.bias.data.copy_(self.bias)
@@ -155,17 +166,28 @@ class Exported:
         tensors: dict[str, Tensor] = {}
         for name, value in self.module.state_dict().items():
             if value.layout == torch.sparse_csr:
-                tensors |= {f"{name}.{part}": getattr(value, part)().contiguous()
-                            for part in _PARTS}
+                tensors |= {
+                    f"{name}.{part}": getattr(value, part)().contiguous() for part in _PARTS
+                }
                 tensors[f"{name}.inputs"] = torch.tensor(value.shape[1])
             else:
                 tensors[name] = value.contiguous()
-        facts = {"units": self.units, "layouts": self.layouts, "weights": self.weights,
-                 "inputs": self.inputs, "outputs": self.outputs, "fills": self.fills,
-                 "kinds": _kinds(self.module)}
-        atomic_write_bytes(file, as_bytes(
-            {name: value.detach().cpu() for name, value in tensors.items()},
-            {"format": "pt", "subbayes": json.dumps(facts)}))
+        facts = {
+            "units": self.units,
+            "layouts": self.layouts,
+            "weights": self.weights,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "fills": self.fills,
+            "kinds": _kinds(self.module),
+        }
+        atomic_write_bytes(
+            file,
+            as_bytes(
+                {name: value.detach().cpu() for name, value in tensors.items()},
+                {"format": "pt", "subbayes": json.dumps(facts)},
+            ),
+        )
         return file
 
     def to_onnx(self, path: StrPath, example: Any, *, overwrite: bool = False) -> Path:
@@ -196,13 +218,27 @@ class Exported:
             warnings.simplefilter("ignore", DeprecationWarning)
             written = Path(folder) / "network.onnx"
             torch.onnx.export(
-                module, args, str(written), dynamo=False, input_names=names,
+                module,
+                args,
+                str(written),
+                dynamo=False,
+                input_names=names,
                 output_names=["outputs"],
-                dynamic_axes={name: {0: "rows"} for name in (*names, "outputs")})
+                dynamic_axes={name: {0: "rows"} for name in (*names, "outputs")},
+            )
             model = onnx.load(str(written))
-        onnx.helper.set_model_props(model, {
-            name: json.dumps(value) for name, value in
-            (("inputs", self.inputs), ("outputs", self.outputs), ("fills", self.fills)) if value})
+        onnx.helper.set_model_props(
+            model,
+            {
+                name: json.dumps(value)
+                for name, value in (
+                    ("inputs", self.inputs),
+                    ("outputs", self.outputs),
+                    ("fills", self.fills),
+                )
+                if value
+            },
+        )
         atomic_write_bytes(file, model.SerializeToString())
         return file
 
@@ -238,18 +274,26 @@ def as_example(module: nn.Module, example: Any) -> Inputs:
     inside = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
     if inside:
         inputs = to_device(inputs, inside[0].device)
-    copied: Inputs = tree_map(lambda t: t.to(
-        inside[0].dtype if inside and t.is_floating_point() else t.dtype, copy=True), inputs)
+    copied: Inputs = tree_map(
+        lambda t: t.to(inside[0].dtype if inside and t.is_floating_point() else t.dtype, copy=True),
+        inputs,
+    )
     args, kwargs = arguments(copied)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             module(*args, **kwargs)
     except Exception as error:
-        got = " and ".join(f"{name} of shape {tuple(t.shape)}, {t.dtype}".strip()
-                           for name, t in named_leaves(inputs).items())
+        got = " and ".join(
+            f"{name} of shape {tuple(t.shape)}, {t.dtype}".strip()
+            for name, t in named_leaves(inputs).items()
+        )
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        fail("example", "inputs that the module takes", f"{got.removeprefix('of ')} ({reason})",
-             "Pass what predict takes")
+        fail(
+            "example",
+            "inputs that the module takes",
+            f"{got.removeprefix('of ')} ({reason})",
+            "Pass what predict takes",
+        )
     return copied
 
 
@@ -288,11 +332,18 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
     owners = dict(made.named_modules())
     odd += sorted(made.state_dict().keys() - tensors.keys())
     odd += [name for name in tensors if not _has(owners, name)]
-    odd += [f"{name} ({kind})" for name, kind in _kinds(made).items()
-            if facts.get("kinds", {}).get(name, kind) != kind]
+    odd += [
+        f"{name} ({kind})"
+        for name, kind in _kinds(made).items()
+        if facts.get("kinds", {}).get(name, kind) != kind
+    ]
     if odd:
-        fail("module", f"the layers of {shown(path)}", f"others: {', '.join(odd[:4])}",
-             "Pass the module that was converted")
+        fail(
+            "module",
+            f"the layers of {shown(path)}",
+            f"others: {', '.join(odd[:4])}",
+            "Pass the module that was converted",
+        )
     for name, value in tensors.items():
         owner, _, last = name.rpartition(".")
         _put(owners[owner], last, value)
@@ -301,16 +352,25 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
     if "csr" in facts["layouts"].values():
         flow.overwrite(made)
         made = in_tiles(made) if flow.by_row else made
-    return Exported(made.requires_grad_(False), units, facts["layouts"], (before, after),
-                    tuple(facts.get("inputs", ())), tuple(facts.get("outputs", ())),
-                    facts.get("fills", {}))
+    return Exported(
+        made.requires_grad_(False),
+        units,
+        facts["layouts"],
+        (before, after),
+        tuple(facts.get("inputs", ())),
+        tuple(facts.get("outputs", ())),
+        facts.get("fills", {}),
+    )
 
 
 def _kinds(module: nn.Module) -> dict[str, str]:
     """What each submodule is, of whatever size and layout."""
     linear = CsrLinear, TiledLinear
-    return {name: nn.Linear.__name__ if isinstance(own, linear) else type(own).__name__
-            for name, own in module.named_modules() if name}
+    return {
+        name: nn.Linear.__name__ if isinstance(own, linear) else type(own).__name__
+        for name, own in module.named_modules()
+        if name
+    }
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -320,11 +380,19 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             facts["layouts"], facts["units"], facts["weights"]  # each file has them
             found = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
     except FileNotFoundError:
-        refuse("path", "a file that Exported.save wrote", f"no such file: {shown(file)}",
-               "Check the path")
+        refuse(
+            "path",
+            "a file that Exported.save wrote",
+            f"no such file: {shown(file)}",
+            "Check the path",
+        )
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-        refuse("path", "a file that Exported.save wrote",
-               f"another file, or a damaged one: {shown(file)}", "Check the path")
+        refuse(
+            "path",
+            "a file that Exported.save wrote",
+            f"another file, or a damaged one: {shown(file)}",
+            "Check the path",
+        )
     return found, facts
 
 
@@ -361,14 +429,19 @@ def _put(owner: nn.Module, name: str, value: Tensor) -> None:
 
 def _densified(module: nn.Module) -> nn.Module:
     """A copy with dense layers in place of CSR ones, whose tensors cannot be copied so."""
-    dense: dict[int, Any] = {id(layer): layer.dense() for layer in module.modules()
-                             if isinstance(layer, CsrLinear)}
+    dense: dict[int, Any] = {
+        id(layer): layer.dense() for layer in module.modules() if isinstance(layer, CsrLinear)
+    }
     return copy.deepcopy(module, dense)
 
 
 def _new_file(path: StrPath, overwrite: bool) -> Path:
     file = as_path(path)
     if file.exists() and not overwrite:
-        refuse("path", "a new file", f"one that is there: {shown(path)}",
-               "Pass overwrite=True to replace it, or choose another path")
+        refuse(
+            "path",
+            "a new file",
+            f"one that is there: {shown(path)}",
+            "Pass overwrite=True to replace it, or choose another path",
+        )
     return file

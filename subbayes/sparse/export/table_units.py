@@ -25,9 +25,14 @@ _FAR = 1e4  # standard deviations from zero to the mean, beyond which float32 is
 
 
 def small_in_units(
-    result: SparseNetwork, mean: Float[ndarray, "d"], scale: Float[ndarray, "d"],
-    rows: Float[Tensor, "n d"] | None = None, layout: str = "auto", *,
-    inputs: Iterable[str] = (), classes: Iterable[Any] = (),
+    result: SparseNetwork,
+    mean: Float[ndarray, "d"],
+    scale: Float[ndarray, "d"],
+    rows: Float[Tensor, "n d"] | None = None,
+    layout: str = "auto",
+    *,
+    inputs: Iterable[str] = (),
+    classes: Iterable[Any] = (),
     fills: Mapping[str, Any] | None = None,
 ) -> Exported:
     """The small network of one that reads standardised columns, with the scales folded in.
@@ -57,8 +62,12 @@ def small_in_units(
     _fold_scales(whole, mean, scale, result.likelihood)
     small = exported(whole, tuple(result.layers), rows, layout)
     count: Any = whole.layers[-1].out_features
-    return replace(small, inputs=tuple(names), fills=dict(fills or {}),
-                   outputs=_outputs(result.likelihood, count, classes))
+    return replace(
+        small,
+        inputs=tuple(names),
+        fills=dict(fills or {}),
+        outputs=_outputs(result.likelihood, count, classes),
+    )
 
 
 def _outputs(likelihood: Likelihood, count: int, classes: Iterable[Any]) -> tuple[str, ...]:
@@ -79,7 +88,10 @@ def _warn_of_offsets(
             f"Columns {columns} vary little beside their means: in float32 the exported network "
             "reads them with an error of up to "
             f"{float((abs(mean) / scale)[far].max()) * 2.0**-24:.1g} standard deviations. Subtract "
-            "a constant from them before fitting", UserWarning, stacklevel=3)
+            "a constant from them before fitting",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 @torch.no_grad()

@@ -43,8 +43,11 @@ class TiledLinear(nn.Linear):
         if tiles is None or not tiles.is_contiguous():
             return super().forward(input)
         weight = self.weight.expand(len(tiles), -1, -1)
-        found = (torch.bmm(weight, tiles) if self.bias is None
-                 else torch.baddbmm(self.bias[:, None], weight, tiles))
+        found = (
+            torch.bmm(weight, tiles)
+            if self.bias is None
+            else torch.baddbmm(self.bias[:, None], weight, tiles)
+        )
         return found.transpose(1, 2)
 
 
@@ -80,8 +83,12 @@ class ThinNetwork:
 
     @torch.no_grad()
     def outputs(
-        self, draws: Sequence[Mapping[str, DrawnLayer]], inputs: Any, *,
-        memory_limit: int = 2**30, progress: bool | None = False,
+        self,
+        draws: Sequence[Mapping[str, DrawnLayer]],
+        inputs: Any,
+        *,
+        memory_limit: int = 2**30,
+        progress: bool | None = False,
     ) -> Float[Tensor, "S N C"]:
         """Outputs of the draws.
 
@@ -108,8 +115,10 @@ class ThinNetwork:
 
     def _check(self, batch: Any) -> None:
         """Whether the network takes inputs of such shapes; tried once for each."""
-        kind = tuple((name, leaf.shape[1:], leaf.dtype, leaf.device)
-                     for name, leaf in named_leaves(batch).items())
+        kind = tuple(
+            (name, leaf.shape[1:], leaf.dtype, leaf.device)
+            for name, leaf in named_leaves(batch).items()
+        )
         if kind not in self._checked:
             self.network.check(batch)
             self._checked.add(kind)
@@ -120,8 +129,11 @@ class ThinNetwork:
         tiles = _cut(rows, self._widest) if isinstance(rows, Tensor) else None
         for draw in draws:
             _hold(layers, draw)
-            found.append(self.network.call(module, rows) if tiles is None else
-                         self.network.as_outputs(_joined(module(tiles), len(rows)), rows))
+            found.append(
+                self.network.call(module, rows)
+                if tiles is None
+                else self.network.as_outputs(_joined(module(tiles), len(rows)), rows)
+            )
         return torch.stack(found)
 
     def _bytes_per_row(self, batch: Any) -> int:
@@ -142,9 +154,13 @@ def may_be_thin(module: nn.Module, names: Iterable[str], flow: Flow) -> list[str
         names: of layers.
         flow: that of the module.
     """
-    return [name for name in names if isinstance(own := module.get_submodule(name), nn.Linear)
-            and not hooked(own) and not (name and (
-                name in flow.read or isinstance(parent_of(module, name), READERS)))]
+    return [
+        name
+        for name in names
+        if isinstance(own := module.get_submodule(name), nn.Linear)
+        and not hooked(own)
+        and not (name and (name in flow.read or isinstance(parent_of(module, name), READERS)))
+    ]
 
 
 def in_tiles(module: nn.Module) -> nn.Module:
@@ -181,8 +197,14 @@ def _tile(module: nn.Module) -> None:
 
 def _widest(module: nn.Module) -> int:
     """The most inputs of a layer, 0 for a module that is one."""
-    return max((int(layer.in_features) for layer in module.modules()  # type: ignore[arg-type]
-                if layer is not module and hasattr(layer, "in_features")), default=0)
+    return max(
+        (
+            int(layer.in_features)  # type: ignore[arg-type]
+            for layer in module.modules()
+            if layer is not module and hasattr(layer, "in_features")
+        ),
+        default=0,
+    )
 
 
 def _cut(x: Tensor, widest: int) -> Float[Tensor, "tiles width i"] | None:
@@ -217,8 +239,11 @@ class _Cut:
 
 def _listened_to(module: nn.Module) -> bool:
     """Whether a module in tiles has more hooks than its two, which would see tiles."""
-    return len(module._forward_hooks) > 1 or len(module._forward_pre_hooks) > 1 or any(
-        map(hooked, islice(module.modules(), 1, None)))
+    return (
+        len(module._forward_hooks) > 1
+        or len(module._forward_pre_hooks) > 1
+        or any(map(hooked, islice(module.modules(), 1, None)))
+    )
 
 
 class _Joined:

@@ -16,8 +16,10 @@ MODELS = {
     "subspace": LinearGaussian(rank=2),
     "full": LinearGaussian(rank=None),
     "tempered": LinearGaussian(rank=2, temperature=8.0),
-    "prior": LinearGaussian(rank=2, prior=Normal(
-        covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))),
+    "prior": LinearGaussian(
+        rank=2,
+        prior=Normal(covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0])),
+    ),
 }
 
 
@@ -37,7 +39,8 @@ def test_the_evidence_of_a_linear_gaussian_model():
     model = LinearGaussian(rank=2)
     a = model.phi @ model.basis.T
     exact = stats.multivariate_normal.logpdf(
-        model.y, model.phi @ model.shift, model.noise**2 * np.eye(model.n) + a @ a.T)
+        model.y, model.phi @ model.shift, model.noise**2 * np.eye(model.n) + a @ a.T
+    )
     draws = laplace(model.posterior(), progress=False)
     assert draws.meta["log_evidence"] == pytest.approx(exact, abs=1e-6)
 
@@ -46,8 +49,7 @@ def test_the_higher_of_two_modes():
     draws = laplace(Bimodal(2, distance=2.0, weight=0.8), starts=12, progress=False)
     np.testing.assert_allclose(draws.meta["mode"], [2.0, 0.0], atol=1e-3)
     np.testing.assert_allclose(draws.meta["covariance"], 0.36 * np.eye(2), rtol=0.01, atol=1e-3)
-    assert draws.meta["log_evidence"] == pytest.approx(
-        np.log(0.8 * 2 * np.pi * 0.36), abs=0.01)
+    assert draws.meta["log_evidence"] == pytest.approx(np.log(0.8 * 2 * np.pi * 0.36), abs=0.01)
 
 
 def test_a_bent_density_shows_in_the_importance_ratios():

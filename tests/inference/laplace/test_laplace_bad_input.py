@@ -35,8 +35,11 @@ class Normalised(nn.Module):
 
     def forward(self, x):
         h = self.first(x)
-        h = nn.functional.batch_norm(h, None, None, training=True) if self.norm is None else (
-            self.norm(h))
+        h = (
+            nn.functional.batch_norm(h, None, None, training=True)
+            if self.norm is None
+            else (self.norm(h))
+        )
         return self.last(h)
 
 
@@ -62,8 +65,11 @@ def test_normalisation_by_the_rows_of_a_batch(own):
 
 def in_training_mode():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5),
-                         nn.Linear(4, 1)).double().train()
+    return (
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+        .double()
+        .train()
+    )
 
 
 MODE = "module: BatchNorm1d and Dropout in training mode, read in evaluation mode"
@@ -88,8 +94,14 @@ def test_a_module_in_training_mode_is_read_in_evaluation_mode():
             judged = judge(psi, {"optimal": space, "chosen": chosen}, new)
             assert len(said) == 4 * training
         assert all(str(one.message).startswith(MODE) for one in said)
-        found.append([space.basis(), chosen.indices, torch.from_numpy(predictive.std),
-                      torch.tensor([one.relative_error for one in judged])])
+        found.append(
+            [
+                space.basis(),
+                chosen.indices,
+                torch.from_numpy(predictive.std),
+                torch.tensor([one.relative_error for one in judged]),
+            ]
+        )
         assert all(part.training == training for part in module.modules())
         assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
     assert all(map(torch.equal, *found))
@@ -104,9 +116,18 @@ def test_of_a_mode_that_does_not_matter_nothing_is_said():
             call()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*draws|.*R-hat|rank: lowered")
-            subbayes.fit(in_training_mode(), data, subspace="optimal", inputs=new, rank=2,
-                         inference="laplace-linearised", draws=10, chains=2, progress=False,
-                         training=subbayes.Training(epochs=2, swa_epochs=2))
+            subbayes.fit(
+                in_training_mode(),
+                data,
+                subspace="optimal",
+                inputs=new,
+                rank=2,
+                inference="laplace-linearised",
+                draws=10,
+                chains=2,
+                progress=False,
+                training=subbayes.Training(epochs=2, swa_epochs=2),
+            )
 
 
 def test_a_module_in_training_mode_that_fit_takes_as_it_is():
@@ -114,8 +135,15 @@ def test_a_module_in_training_mode_that_fit_takes_as_it_is():
     module = in_training_mode()
     space = masked(Network(module), torch.arange(3))
     with pytest.warns(UserWarning, match=MODE):
-        subbayes.fit(module, data, subspace=space, inference="laplace-linearised", draws=10,
-                     chains=2, progress=False)
+        subbayes.fit(
+            module,
+            data,
+            subspace=space,
+            inference="laplace-linearised",
+            draws=10,
+            chains=2,
+            progress=False,
+        )
     assert module.training
     assert Network(module).to("cpu", torch.float32).in_training == ("BatchNorm1d", "Dropout")
 
@@ -130,12 +158,18 @@ def test_a_module_for_a_network_and_a_name_for_a_likelihood_or_subspace():
     net, likelihood, data, new = problem(0)
     for call in everywhere(nn.Linear(3, 1), likelihood, data, new):
         refused(call, r"network: expected a Network, got Linear. Wrap the module", InputTypeError)
-    refused(lambda: masked(nn.Linear(3, 1), torch.tensor([0])), "network: expected a Network",
-            InputTypeError)
+    refused(
+        lambda: masked(nn.Linear(3, 1), torch.tensor([0])),
+        "network: expected a Network",
+        InputTypeError,
+    )
     for call in everywhere(net, "gaussian", data, new):
         refused(call, "likelihood: expected a Likelihood such as Gaussian", InputTypeError)
-    refused(lambda: linearised_laplace(net, likelihood, data, "optimal"),
-            "subspace: expected a Subspace or None, got str", InputTypeError)
+    refused(
+        lambda: linearised_laplace(net, likelihood, data, "optimal"),
+        "subspace: expected a Subspace or None, got str",
+        InputTypeError,
+    )
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "large", None])
@@ -144,9 +178,12 @@ def test_prior_precisions(value):
     space, posterior = masked(net, torch.arange(3)), linearised_laplace(net, likelihood, data)
     for form in ("exact", "dual", "primal", "diagonal", "low-rank", "kfac"):
         options = {"rank": 3} if form == "low-rank" else {}
-        refused(lambda f=form, o=options: linearised_laplace(
-            net, likelihood, data, covariance=f, prior_precision=value, **o),
-            "prior_precision: expected a (finite )?number above 0, got")
+        refused(
+            lambda f=form, o=options: linearised_laplace(
+                net, likelihood, data, covariance=f, prior_precision=value, **o
+            ),
+            "prior_precision: expected a (finite )?number above 0, got",
+        )
     for call in (
         lambda: linearised_laplace(net, likelihood, data, space, prior_precision=value),
         lambda: optimal(net, likelihood, data, inputs=new, rank=2, prior_precision=value),
@@ -154,57 +191,81 @@ def test_prior_precisions(value):
         lambda: posterior.with_prior_precision(value),
         lambda: subbayes.fit(net.module_with(), data, subspace="optimal", prior=value),
     ):
-        refused(call, r"prior(_precision)?: expected a (finite )?number above 0"
-                      r"(, a Normal or 'evidence')?, got")
+        refused(
+            call,
+            r"prior(_precision)?: expected a (finite )?number above 0"
+            r"(, a Normal or 'evidence')?, got",
+        )
 
 
 def test_no_candidates():
     net, likelihood, data, _ = problem(0)
     for options in ({"prior_precisions": ()}, {"noise_factors": ()}):
-        refused(lambda o=options: cross_validated(net, likelihood, data, **o),
-                "prior_precisions and noise_factors: expected at least one candidate of each")
+        refused(
+            lambda o=options: cross_validated(net, likelihood, data, **o),
+            "prior_precisions and noise_factors: expected at least one candidate of each",
+        )
 
 
 def test_options_that_a_form_does_not_have():
     net, likelihood, data, new = problem(0)
     space = masked(net, torch.arange(3))
     for form in ("exact", "diagonal", "kfac"):
-        refused(lambda f=form: linearised_laplace(net, likelihood, data, covariance=f, rank=3),
-                f"rank: expected an option of '{form}', which has none, got one. Leave it out")
-    refused(lambda: optimal(net, likelihood, data, covariance="low-rank", tol=1e-3),
-            "tol: expected an option of 'low-rank': rank, tolerance, iterations, rounds, seed")
-    refused(lambda: linearised_laplace(net, likelihood, data, space, rank=3),
-            "rank: expected an option of the posterior in a subspace, which has none")
-    refused(lambda: linearised_laplace(net, likelihood, data, space, covariance="full"),
-            "covariance: expected one of 'exact', 'dual'")
+        refused(
+            lambda f=form: linearised_laplace(net, likelihood, data, covariance=f, rank=3),
+            f"rank: expected an option of '{form}', which has none, got one. Leave it out",
+        )
+    refused(
+        lambda: optimal(net, likelihood, data, covariance="low-rank", tol=1e-3),
+        "tol: expected an option of 'low-rank': rank, tolerance, iterations, rounds, seed",
+    )
+    refused(
+        lambda: linearised_laplace(net, likelihood, data, space, rank=3),
+        "rank: expected an option of the posterior in a subspace, which has none",
+    )
+    refused(
+        lambda: linearised_laplace(net, likelihood, data, space, covariance="full"),
+        "covariance: expected one of 'exact', 'dual'",
+    )
 
 
 def test_sizes_that_do_not_fit_are_said_beforehand():
     small, likelihood, data, _ = problem(0)
     x = torch.zeros(HUGE, 3).double()
     posterior = linearised_laplace(small, likelihood, data)
-    for call in (lambda: posterior.covariance(x), lambda: posterior.predict(x, joint=True),
-                 lambda: posterior.function_samples(x),
-                 lambda: optimal(small, likelihood, data, inputs=x, rank=2)):
+    for call in (
+        lambda: posterior.covariance(x),
+        lambda: posterior.predict(x, joint=True),
+        lambda: posterior.function_samples(x),
+        lambda: optimal(small, likelihood, data, inputs=x, rank=2),
+    ):
         refused(call, f"inputs: expected the covariance of {HUGE} outputs to fit into .* free mem")
     wide = Network(nn.Linear(HUGE, 1))
     few = torch.zeros(2, HUGE), torch.zeros(2)
-    refused(lambda: linearised_laplace(wide, likelihood, few, masked(wide, torch.arange(HUGE))),
-            f"subspace: expected the {HUGE} x {HUGE} covariance of its coordinates to fit")
-    refused(lambda: linearised_laplace(wide, likelihood, few, covariance="primal"),
-            r"covariance: expected one that fits into .*, got the primal form with 2000001 "
-            r"weights, .* GiB. The dual form with 2 rows \(N C\) fits")
-    refused(lambda: linearised_laplace(small, likelihood, (x, x[:, 0]), covariance="dual"),
-            rf"got the dual form with {HUGE} rows \(N C\), .* GiB. The primal form with 31 weights")
+    refused(
+        lambda: linearised_laplace(wide, likelihood, few, masked(wide, torch.arange(HUGE))),
+        f"subspace: expected the {HUGE} x {HUGE} covariance of its coordinates to fit",
+    )
+    refused(
+        lambda: linearised_laplace(wide, likelihood, few, covariance="primal"),
+        r"covariance: expected one that fits into .*, got the primal form with 2000001 "
+        r"weights, .* GiB. The dual form with 2 rows \(N C\) fits",
+    )
+    refused(
+        lambda: linearised_laplace(small, likelihood, (x, x[:, 0]), covariance="dual"),
+        rf"got the dual form with {HUGE} rows \(N C\), .* GiB. The primal form with 31 weights",
+    )
 
 
 @pytest.fixture
 def free(monkeypatch, tmp_path):
     """A machine with so many KiB of free memory, on which nothing is trained."""
+
     def set_to(size):
         (tmp_path / "meminfo").write_text(f"MemAvailable: {size} kB")
         monkeypatch.setattr("subbayes.utils.memory._PAGES", tmp_path / "meminfo")
         monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
+
     return set_to
 
 
@@ -213,83 +274,153 @@ def test_sizes_that_do_not_fit_are_said_before_the_training(free):
     wide = nn.Sequential(nn.Linear(3, 200), nn.Linear(200, 2))
     fit = partial(subbayes.fit, data=(x, torch.arange(200) % 2), likelihood="categorical")
     free(1000)
-    refused(lambda: fit(wide, subspace="optimal"),
-            r"covariance: expected one that fits into 0.8 MiB, got the dual form with 400 rows "
-            r"\(N C\), 3.7 MiB. Use 'kfac', 'low-rank' or 'diagonal', .* or at most 92 observ")
-    refused(lambda: fit(module, subspace="optimal", covariance="dual"),
-            r"covariance: .* got the dual form .* The primal form with 8 weights fits: 0.0 MiB")
-    refused(lambda: fit(module, subspace="optimal", inputs=x),
-            "inputs: expected the covariance of 400 outputs to fit into 1.0 MiB of free memory, "
-            "got about 3.7 MiB. Pass fewer inputs")
-    refused(lambda: fit(wide, subspace="subnetwork", rank=300),
-            "rank: expected three matrices of 1200 candidates squared to fit into 1.0 MiB")
+    refused(
+        lambda: fit(wide, subspace="optimal"),
+        r"covariance: expected one that fits into 0.8 MiB, got the dual form with 400 rows "
+        r"\(N C\), 3.7 MiB. Use 'kfac', 'low-rank' or 'diagonal', .* or at most 92 observ",
+    )
+    refused(
+        lambda: fit(module, subspace="optimal", covariance="dual"),
+        r"covariance: .* got the dual form .* The primal form with 8 weights fits: 0.0 MiB",
+    )
+    refused(
+        lambda: fit(module, subspace="optimal", inputs=x),
+        "inputs: expected the covariance of 400 outputs to fit into 1.0 MiB of free memory, "
+        "got about 3.7 MiB. Pass fewer inputs",
+    )
+    refused(
+        lambda: fit(wide, subspace="subnetwork", rank=300),
+        "rank: expected three matrices of 1200 candidates squared to fit into 1.0 MiB",
+    )
     for space in ("full", DenseSubspace(torch.zeros(1202), torch.eye(1202))):
-        refused(lambda s=space: fit(wide, subspace=s, inference="laplace-linearised"),
-                "subspace: expected the 1202 x 1202 covariance of its coordinates for "
-                "'laplace-linearised' to fit into 1.0 MiB of free memory, got about 44.1 MiB")
+        refused(
+            lambda s=space: fit(wide, subspace=s, inference="laplace-linearised"),
+            "subspace: expected the 1202 x 1202 covariance of its coordinates for "
+            "'laplace-linearised' to fit into 1.0 MiB of free memory, got about 44.1 MiB",
+        )
 
 
 def test_what_is_for_other_subspaces_or_inputs_is_said_before_the_training(free):
     fit = partial(subbayes.fit, nn.Linear(3, 1), (torch.zeros(20, 3), torch.zeros(20)))
     free(10**9)
-    refused(lambda: fit(subspace="random", covariance="kfac"),
-            "covariance: expected subspace='optimal', which is chosen by it, got 'random'")
+    refused(
+        lambda: fit(subspace="random", covariance="kfac"),
+        "covariance: expected subspace='optimal', which is chosen by it, got 'random'",
+    )
     refused(lambda: fit(subspace="optimal", covariance="full"), "covariance: expected one of 'exa")
     for subspace in ("optimal", "subnetwork"):
-        refused(lambda s=subspace: fit(subspace=s, inputs=torch.zeros(4, 2)),
-                "inputs: expected what the module takes, got")
+        refused(
+            lambda s=subspace: fit(subspace=s, inputs=torch.zeros(4, 2)),
+            "inputs: expected what the module takes, got",
+        )
 
 
 def test_the_command_line_names_its_own_options(free, tmp_path, capsys):
     rows = "\n".join(f"{i % 7},{i}.5" for i in range(200))
     (tmp_path / "table.csv").write_text(f"x,y\n{rows}\n")
     free(1000)
-    assert run(["fit", str(tmp_path / "table.csv"), "--target", "y", "--out", str(tmp_path / "m"),
-                "--subspace", "optimal", "--hidden", "300"]) == 2
-    assert re.search(r"--covariance: expected one that fits into 0.8 MiB, got the dual form with "
-                     r"400 rows .* Use 'kfac'", capsys.readouterr().err)
+    assert (
+        run(
+            [
+                "fit",
+                str(tmp_path / "table.csv"),
+                "--target",
+                "y",
+                "--out",
+                str(tmp_path / "m"),
+                "--subspace",
+                "optimal",
+                "--hidden",
+                "300",
+            ]
+        )
+        == 2
+    )
+    assert re.search(
+        r"--covariance: expected one that fits into 0.8 MiB, got the dual form with "
+        r"400 rows .* Use 'kfac'",
+        capsys.readouterr().err,
+    )
 
 
 @pytest.mark.parametrize("covariance", ["kfac", "low-rank", "diagonal", "primal"])
 def test_fit_chooses_the_subspace_by_the_covariance_asked_for(covariance):
     net, _, data, new = problem(0)
     model = subbayes.fit(
-        net.module_with(), data, subspace="optimal", covariance=covariance, inputs=new, rank=3,
-        prior=0.5, inference="laplace-linearised", draws=10, chains=2, progress=False,
-        training=subbayes.Training(epochs=2, swa_epochs=2))
-    expected = optimal(model.network, model.likelihood, data, inputs=new, rank=3,
-                       covariance=covariance, prior_precision=4.0)
+        net.module_with(),
+        data,
+        subspace="optimal",
+        covariance=covariance,
+        inputs=new,
+        rank=3,
+        prior=0.5,
+        inference="laplace-linearised",
+        draws=10,
+        chains=2,
+        progress=False,
+        training=subbayes.Training(epochs=2, swa_epochs=2),
+    )
+    expected = optimal(
+        model.network,
+        model.likelihood,
+        data,
+        inputs=new,
+        rank=3,
+        covariance=covariance,
+        prior_precision=4.0,
+    )
     assert torch.equal(model.subspace.basis(), expected.basis())
 
 
-@pytest.mark.parametrize("bad", [torch.zeros(4, 2).double(), torch.zeros(4).double(),
-                                 torch.zeros(4, 3), {"z": torch.zeros(4, 3).double()}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        torch.zeros(4, 2).double(),
+        torch.zeros(4).double(),
+        torch.zeros(4, 3),
+        {"z": torch.zeros(4, 3).double()},
+    ],
+)
 def test_inputs_of_another_shape(bad):
     net, likelihood, data, new = problem(0)
     posterior = linearised_laplace(net, likelihood, data)
     later = DataLoader([new, bad], batch_size=None)
     for inputs in (bad, later):
-        for call in (posterior.predict, posterior.covariance, posterior.function_samples,
-                     lambda X: optimal(net, likelihood, data, inputs=X, rank=2),
-                     lambda X: subnetwork(net, likelihood, data, inputs=X, rank=2),
-                     lambda X: judge(posterior.precision, {"masked": masked(net, torch.arange(3))},
-                                     X)):
+        for call in (
+            posterior.predict,
+            posterior.covariance,
+            posterior.function_samples,
+            lambda X: optimal(net, likelihood, data, inputs=X, rank=2),
+            lambda X: subnetwork(net, likelihood, data, inputs=X, rank=2),
+            lambda X: judge(posterior.precision, {"masked": masked(net, torch.arange(3))}, X),
+        ):
             refused(lambda c=call, X=inputs: c(X), "inputs: expected what the module takes, got")
     pairs = DataLoader([(new, new[:, 0]), (bad, torch.zeros(4).double())], batch_size=None)
     for call in everywhere(net, likelihood, pairs, new):
         refused(call, "inputs: expected what the module takes, got")
 
 
-@pytest.mark.parametrize(("form", "seed"), [
-    *((form, seed) for form in ("dual", "primal") for seed in range(8)),
-    *((form, seed) for form in ("kfac", "diagonal", "low-rank") for seed in range(2))])
+@pytest.mark.parametrize(
+    ("form", "seed"),
+    [
+        *((form, seed) for form in ("dual", "primal") for seed in range(8)),
+        *((form, seed) for form in ("kfac", "diagonal", "low-rank") for seed in range(2)),
+    ],
+)
 def test_duplicate_inputs_add_no_rank(seed, form):
     """Covariances that are small differences of large ones have no rank of their rounding."""
     net, likelihood, data, new = problem(seed, n=60)
     distinct = 1 + seed % 4
     with pytest.warns(UserWarning, match=f"rank: lowered from 12 to {distinct}, the rank of the"):
-        space = optimal(net, likelihood, data, inputs=new[:distinct].repeat(5, 1), rank=12,
-                        covariance=form, prior_precision=0.01)
+        space = optimal(
+            net,
+            likelihood,
+            data,
+            inputs=new[:distinct].repeat(5, 1),
+            rank=12,
+            covariance=form,
+            prior_precision=0.01,
+        )
     assert space.rank == distinct
     assert bool(torch.isfinite(space.basis()).all())
 
@@ -297,11 +428,23 @@ def test_duplicate_inputs_add_no_rank(seed, form):
 @pytest.mark.parametrize("inference", ["laplace-linearised", "elliptical-slice"])
 def test_fit_goes_on_in_the_lower_rank(inference):
     net, _, data, new = problem(0)
-    with pytest.warns(UserWarning, match="rank: lowered from 20 to 3, the rank of the Jacobian at "
-                      "these 12 inputs; pass more or other inputs for more"):
-        model = subbayes.fit(net.module_with(), data, subspace="optimal", rank=20,
-                             inputs=new[:3].repeat(4, 1), inference=inference, draws=10, chains=2,
-                             progress=False, training=subbayes.Training(epochs=2, swa_epochs=2))
+    with pytest.warns(
+        UserWarning,
+        match="rank: lowered from 20 to 3, the rank of the Jacobian at "
+        "these 12 inputs; pass more or other inputs for more",
+    ):
+        model = subbayes.fit(
+            net.module_with(),
+            data,
+            subspace="optimal",
+            rank=20,
+            inputs=new[:3].repeat(4, 1),
+            inference=inference,
+            draws=10,
+            chains=2,
+            progress=False,
+            training=subbayes.Training(epochs=2, swa_epochs=2),
+        )
     assert model.subspace.rank == model.draws.z.shape[-1] == 3
     assert bool((model.predict(new).std > 0).all())
 
@@ -309,10 +452,14 @@ def test_fit_goes_on_in_the_lower_rank(inference):
 def test_duplicate_training_rows_count_as_often_as_they_are_there():
     net, likelihood, (x, y), new = problem(0)
     often = x.repeat(4, 1), y.repeat(4)
-    wider = subbayes.likelihoods.Gaussian(0.3 / 2)  # four rows of one noise are one row of half of it
+    wider = subbayes.likelihoods.Gaussian(
+        0.3 / 2
+    )  # four rows of one noise are one row of half of it
     for form in ("dual", "primal", "diagonal", "kfac"):
-        one, other = (precision(net, noise, data, form).covariance(new)
-                      for noise, data in ((likelihood, often), (wider, (x, y))))
+        one, other = (
+            precision(net, noise, data, form).covariance(new)
+            for noise, data in ((likelihood, often), (wider, (x, y)))
+        )
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
 
 
@@ -320,8 +467,10 @@ def test_outputs_that_depend_on_no_weight():
     module = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)).double()
     nn.init.constant_(module[0].bias, -100.0)
     _, likelihood, data, new = problem(0)
-    refused(lambda: optimal(Network(module, "0.*"), likelihood, data, inputs=new, rank=2),
-            "inputs: expected some at which the outputs depend on the weights, got 8 at which")
+    refused(
+        lambda: optimal(Network(module, "0.*"), likelihood, data, inputs=new, rank=2),
+        "inputs: expected some at which the outputs depend on the weights, got 8 at which",
+    )
 
 
 def test_jitter_is_reported_and_what_is_beyond_it_is_refused():
@@ -330,32 +479,54 @@ def test_jitter_is_reported_and_what_is_beyond_it_is_refused():
     space = masked(net, torch.arange(5))
     twice = DenseSubspace(net.weights, torch.ones(3, net.size).double())
     jitter = "not positive definite; added jitter .* to the diagonal"
-    for call in (lambda: linearised_laplace(net, likelihood, same, prior_precision=1e-30),
-                 lambda: linearised_laplace(net, likelihood, same, covariance="primal",
-                                            prior_precision=1e-30),
-                 lambda: linearised_laplace(net, likelihood, same, space, prior_precision=1e-30),
-                 lambda: linearised_laplace(net, likelihood, same, twice)):
+    for call in (
+        lambda: linearised_laplace(net, likelihood, same, prior_precision=1e-30),
+        lambda: linearised_laplace(
+            net, likelihood, same, covariance="primal", prior_precision=1e-30
+        ),
+        lambda: linearised_laplace(net, likelihood, same, space, prior_precision=1e-30),
+        lambda: linearised_laplace(net, likelihood, same, twice),
+    ):
         with pytest.warns(UserWarning, match=jitter):
             call()
     for call in (
         lambda: judge(linearised_laplace(net, likelihood, data).precision, {"twice": twice}, new),
-        lambda: subbayes.fit(net.module_with(), same, likelihood=likelihood, subspace=twice,
-                             prior=1e12, inference="laplace-linearised", draws=10, chains=2,
-                             progress=False),
+        lambda: subbayes.fit(
+            net.module_with(),
+            same,
+            likelihood=likelihood,
+            subspace=twice,
+            prior=1e12,
+            inference="laplace-linearised",
+            draws=10,
+            chains=2,
+            progress=False,
+        ),
     ):
         with pytest.warns(UserWarning, match=f"subspace: {jitter}"):
             call()
     nothing = DenseSubspace(net.weights, torch.zeros(3, net.size).double())
-    refused(lambda: linearised_laplace(net, likelihood, same, nothing),
-            "subspace: expected a positive definite matrix, got smallest eigenvalue 0")
-    low = linearised_laplace(net, likelihood, same, covariance="low-rank", rank=3,
-                             prior_precision=1e-30)
+    refused(
+        lambda: linearised_laplace(net, likelihood, same, nothing),
+        "subspace: expected a positive definite matrix, got smallest eigenvalue 0",
+    )
+    low = linearised_laplace(
+        net, likelihood, same, covariance="low-rank", rank=3, prior_precision=1e-30
+    )
     refused(lambda: low.predict(new), "prior_precision: expected one for which conjugate gradients")
 
 
 @pytest.mark.filterwarnings("ignore:prior_precision. not positive definite")
 def test_the_exact_distance_of_an_indefinite_precision():
     net, likelihood, (x, y), _ = problem(0)
-    refused(lambda: subnetwork(net, likelihood, (x[[0] * 6], y[[0] * 6]), rank=3, by="wasserstein",
-                               prior_precision=1e-300),
-            "prior_precision: expected a positive definite precision of each subnetwork")
+    refused(
+        lambda: subnetwork(
+            net,
+            likelihood,
+            (x[[0] * 6], y[[0] * 6]),
+            rank=3,
+            by="wasserstein",
+            prior_precision=1e-300,
+        ),
+        "prior_precision: expected a positive definite precision of each subnetwork",
+    )

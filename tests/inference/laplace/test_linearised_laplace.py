@@ -36,8 +36,9 @@ def test_a_linear_network_is_bayesian_linear_regression():
         net.weight.copy_(torch.from_numpy(w[None, :3]))
         net.bias.copy_(torch.from_numpy(w[3:]))
     data = torch.from_numpy(x), torch.from_numpy(y)
-    posterior = linearised_laplace(Network(net), subbayes.likelihoods.Gaussian(0.3), data,
-                                   prior_precision=2.0)
+    posterior = linearised_laplace(
+        Network(net), subbayes.likelihoods.Gaussian(0.3), data, prior_precision=2.0
+    )
     predictive = posterior.predict(torch.from_numpy(new), joint=True)
     assert predictive.kind == "gaussian"
     np.testing.assert_allclose(predictive.mean, psi @ w)
@@ -51,12 +52,18 @@ def test_a_linear_network_is_bayesian_linear_regression():
     np.testing.assert_allclose(predictive.quantile(0.9), truth.ppf(0.9))
     assert predictive.components()[1].shape == (1, 5)
     evidence = stats.multivariate_normal(
-        np.zeros(30), phi @ phi.T / 2.0 + 0.09 * np.eye(30)).logpdf(y)
+        np.zeros(30), phi @ phi.T / 2.0 + 0.09 * np.eye(30)
+    ).logpdf(y)
     assert math.isclose(posterior.log_marginal_likelihood(), evidence, rel_tol=1e-9)
 
 
-@cases.parametrize(*(c for c in cases.CASES if c.dtype == torch.float64 and (
-    c.network == "mlp" and c.data == "memory")))
+@cases.parametrize(
+    *(
+        c
+        for c in cases.CASES
+        if c.dtype == torch.float64 and (c.network == "mlp" and c.data == "memory")
+    )
+)
 def test_every_likelihood_predicts_from_the_dense_moments(case):
     built, new = case.build(), None
     new = take(built.inputs, slice(0, 4))
@@ -69,8 +76,9 @@ def test_every_likelihood_predicts_from_the_dense_moments(case):
     small = J @ P.T @ torch.linalg.inv(inner) @ P @ J.T
     noise = torch.ones(4) if case.likelihood == "per-observation" else None
     for subspace, sigma in ((None, full), (space, small)):
-        posterior = linearised_laplace(built.network, built.likelihood, built.data, subspace,
-                                       prior_precision=0.5)
+        posterior = linearised_laplace(
+            built.network, built.likelihood, built.data, subspace, prior_precision=0.5
+        )
         torch.testing.assert_close(posterior.covariance(new), sigma, rtol=1e-8, atol=1e-10)
         c = len(J) // 4
         mean = built.network(built.network.weights, new).detach()
@@ -83,9 +91,13 @@ def test_every_likelihood_predicts_from_the_dense_moments(case):
             units = getattr(built.likelihood, "scale", (1.0,))[0]
             expected = rows.diagonal(dim1=1, dim2=2).numpy() * units**2
             np.testing.assert_allclose(found.epistemic.reshape(expected.shape), expected)
-        log_prob = found.log_prob(take(built.y, slice(0, 4)) if not isinstance(built.y, tuple)
-                                  else (built.y[0][:4], built.y[1][:4])
-                                  if found.kind == "mixture" else built.y[0][:4])
+        log_prob = found.log_prob(
+            take(built.y, slice(0, 4))
+            if not isinstance(built.y, tuple)
+            else (built.y[0][:4], built.y[1][:4])
+            if found.kind == "mixture"
+            else built.y[0][:4]
+        )
         assert np.isfinite(log_prob).all()
 
 
@@ -99,8 +111,9 @@ def test_joint_regression_with_two_targets():
     noise = torch.tensor([0.25, 4.0]).double()
     mean = net(net.weights, new).detach()
     rows = sigma.reshape(8, 2, 8, 2)
-    expected = [MultivariateNormal(mean[n], rows[n, :, n] + noise.diag()).log_prob(y[n])
-                for n in range(8)]
+    expected = [
+        MultivariateNormal(mean[n], rows[n, :, n] + noise.diag()).log_prob(y[n]) for n in range(8)
+    ]
     np.testing.assert_allclose(predictive.log_prob(y[:8]), torch.stack(expected).numpy())
     draws = predictive.sample(4000)
     spread = predictive.std
@@ -122,14 +135,26 @@ def test_approximations_of_class_probabilities():
     A = torch.randn(6, 4, 4, generator=generator, dtype=torch.float64)
     covariance = A @ A.transpose(1, 2)
     for method in ("probit", "extended-probit"):
-        torch.testing.assert_close(class_probabilities(mean, 1e-12 * covariance, method),
-                                   mean.softmax(-1), rtol=1e-9, atol=0)
-        torch.testing.assert_close(class_probabilities(mean, 1e12 * covariance, method),
-                                   torch.full_like(mean, 0.25), rtol=1e-4, atol=0)
+        torch.testing.assert_close(
+            class_probabilities(mean, 1e-12 * covariance, method),
+            mean.softmax(-1),
+            rtol=1e-9,
+            atol=0,
+        )
+        torch.testing.assert_close(
+            class_probabilities(mean, 1e12 * covariance, method),
+            torch.full_like(mean, 0.25),
+            rtol=1e-4,
+            atol=0,
+        )
     eps = torch.randn(20_000, 6, 4, generator=generator, dtype=torch.float64)
     away = torch.einsum("nij,snj->sni", A, eps)
-    for method, size, off in (("probit", 1.0, 0.2), ("extended-probit", 1.0, 0.12),
-                              ("probit", 0.3, 0.05), ("extended-probit", 0.3, 0.05)):
+    for method, size, off in (
+        ("probit", 1.0, 0.2),
+        ("extended-probit", 1.0, 0.12),
+        ("probit", 0.3, 0.05),
+        ("extended-probit", 0.3, 0.05),
+    ):
         p = class_probabilities(mean, size**2 * covariance, method)
         drawn = (mean + size * away).softmax(-1).mean(0)
         torch.testing.assert_close(p.sum(-1), torch.ones(6).double())
@@ -159,8 +184,9 @@ def test_two_classes_by_one_logit_or_two_agree():
     torch.testing.assert_close(two, class_probabilities(*gap))
 
 
-@pytest.mark.parametrize("method", ["auto", "extended-probit", "laplace-bridge", "monte-carlo",
-                                    "network"])
+@pytest.mark.parametrize(
+    "method", ["auto", "extended-probit", "laplace-bridge", "monte-carlo", "network"]
+)
 def test_classifiers_predict_in_every_way(method):
     net, likelihood, data, new = problem(1, 3)
     posterior = linearised_laplace(net, likelihood, data, prior_precision=5.0)
@@ -206,14 +232,20 @@ def test_evidence_against_a_dense_computation(classes):
         eye = torch.eye(net.size).double()
         inside = linearised_laplace(net, likelihood, data, space, prior_precision=lam)
         whole = linearised_laplace(net, likelihood, data, prior_precision=lam)
-        dense_whole = (fit - lam / 2 * float(net.weights.square().sum())
-                       + net.size / 2 * math.log(lam)
-                       - 0.5 * float(torch.logdet(V.T @ V + lam * eye)))
+        dense_whole = (
+            fit
+            - lam / 2 * float(net.weights.square().sum())
+            + net.size / 2 * math.log(lam)
+            - 0.5 * float(torch.logdet(V.T @ V + lam * eye))
+        )
         assert math.isclose(whole.log_marginal_likelihood(), dense_whole, rel_tol=1e-9)
         part = torch.linalg.pinv(P) @ P @ net.weights
-        dense_inside = (fit - lam / 2 * float(part.square().sum())
-                        + 0.5 * float(torch.logdet(lam * P @ P.T))
-                        - 0.5 * float(torch.logdet(P @ (V.T @ V + lam * eye) @ P.T)))
+        dense_inside = (
+            fit
+            - lam / 2 * float(part.square().sum())
+            + 0.5 * float(torch.logdet(lam * P @ P.T))
+            - 0.5 * float(torch.logdet(P @ (V.T @ V + lam * eye) @ P.T))
+        )
         assert math.isclose(inside.log_marginal_likelihood(), dense_inside, rel_tol=1e-9)
 
 
@@ -225,8 +257,9 @@ def test_tuning_finds_the_largest_evidence(subspace):
     tuned = start.tuned()
     best = tuned.log_marginal_likelihood()
     # the shared products under the new noise are those of a posterior made anew
-    anew = linearised_laplace(net, tuned.likelihood, data, space,
-                              prior_precision=tuned.prior_precision)
+    anew = linearised_laplace(
+        net, tuned.likelihood, data, space, prior_precision=tuned.prior_precision
+    )
     assert math.isclose(anew.log_marginal_likelihood(), best, rel_tol=1e-9)
     torch.testing.assert_close(anew.covariance(new), tuned.covariance(new), rtol=1e-7, atol=0)
     for p, c in ((1.1, 1.0), (0.9, 1.0), (1.0, 1.1), (1.0, 0.9)):
@@ -249,15 +282,23 @@ def test_evidence_in_other_units_of_y():
 
 def test_cross_validation_against_fits_to_each_fold():
     net, likelihood, (x, y), _ = problem(6)
-    found, scores = cross_validated(net, likelihood, (x, y), folds=3, seed=1,
-                                    prior_precisions=(0.1, 10.0), noise_factors=(1.0, 2.0))
+    found, scores = cross_validated(
+        net,
+        likelihood,
+        (x, y),
+        folds=3,
+        seed=1,
+        prior_precisions=(0.1, 10.0),
+        noise_factors=(1.0, 2.0),
+    )
     order = np.random.default_rng(1).permutation(15)
     total = dict.fromkeys(scores, 0.0)
     for part in np.array_split(order, 3):
         rest = np.setdiff1d(order, part)
         for p, c in scores:
-            fitted = linearised_laplace(net, widened(likelihood, c), (x[rest], y[rest]),
-                                        prior_precision=p)
+            fitted = linearised_laplace(
+                net, widened(likelihood, c), (x[rest], y[rest]), prior_precision=p
+            )
             total[p, c] += fitted.predict(x[part]).log_prob(y[part]).sum() / 15
     for key, score in scores.items():
         assert math.isclose(score, total[key], rel_tol=1e-7)
@@ -277,9 +318,15 @@ def overfitted():
 
 
 def trained_on(rows):
-    return subbayes.training.train(subbayes.MLP(2, (16,), 2, "tanh", seed=0).double(),
-                          subbayes.likelihoods.Categorical(), rows, epochs=400, learning_rate=0.02,
-                          prior_scale=100.0, progress=False).network
+    return subbayes.training.train(
+        subbayes.MLP(2, (16,), 2, "tanh", seed=0).double(),
+        subbayes.likelihoods.Categorical(),
+        rows,
+        epochs=400,
+        learning_rate=0.02,
+        prior_scale=100.0,
+        progress=False,
+    ).network
 
 
 def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
@@ -290,12 +337,19 @@ def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
     assert seen.prior_precision == 1e4
     assert [str(w.message).split(";")[0] for w in warned] == [
         "data: the weights have seen the held-out rows, whose scores favour too narrow a prior",
-        "prior_precisions: 10000 is the largest of those tried, and others beyond it may be better"]
+        "prior_precisions: 10000 is the largest of those tried, and others beyond it may be better",
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         held, scores = cross_validated(net, likelihood, data, validation=validation)
-        anew, honest = cross_validated(net, likelihood, data, retrain=trained_on, folds=3,
-                                       prior_precisions=(1e-4, 1e-2, 1.0, 1e4))
+        anew, honest = cross_validated(
+            net,
+            likelihood,
+            data,
+            retrain=trained_on,
+            folds=3,
+            prior_precisions=(1e-4, 1e-2, 1.0, 1e4),
+        )
         streamed = DataLoader(TensorDataset(*validation), batch_size=50)
         _, again = cross_validated(net, likelihood, data, validation=streamed)
     assert 1e-4 < held.prior_precision < 1e3
@@ -308,8 +362,9 @@ def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
     (x, y), total = data, 0.0
     for part in np.array_split(np.random.default_rng(0).permutation(60), 3):
         rest = np.setdiff1d(np.arange(60), part)
-        fitted = linearised_laplace(trained_on((x[rest], y[rest])), likelihood,
-                                    (x[rest], y[rest]), prior_precision=1.0)
+        fitted = linearised_laplace(
+            trained_on((x[rest], y[rest])), likelihood, (x[rest], y[rest]), prior_precision=1.0
+        )
         total += fitted.predict(x[part]).log_prob(y[part]).sum() / 60
     assert math.isclose(honest[1.0, 1.0], total, rel_tol=1e-6)
 
@@ -344,11 +399,22 @@ def test_the_low_rank_evidence_is_from_above():
 
 def test_modules_in_training_mode_are_left_alone():
     torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(),
-                                 torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)).double().train()
+    module = (
+        torch.nn.Sequential(
+            torch.nn.Linear(3, 4),
+            torch.nn.BatchNorm1d(4),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(0.5),
+            torch.nn.Linear(4, 1),
+        )
+        .double()
+        .train()
+    )
     before = {name: value.clone() for name, value in module.state_dict().items()}
     x = torch.randn(20, 3).double()
-    posterior = linearised_laplace(Network(module), subbayes.likelihoods.Gaussian(1.0), (x, x[:, 0]))
+    posterior = linearised_laplace(
+        Network(module), subbayes.likelihoods.Gaussian(1.0), (x, x[:, 0])
+    )
     first, again = (posterior.predict(x).std for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert module.training
@@ -402,8 +468,9 @@ def test_as_an_engine_it_is_exact_for_linear_networks(temperature, rank):
     if temperature == 1:
         assert math.isclose(draws.meta["log_evidence"], model.log_evidence(), rel_tol=1e-8)
     new = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
-    found = predict_linearised(posterior.network, posterior.likelihood, posterior.subspace, draws,
-                               new)
+    found = predict_linearised(
+        posterior.network, posterior.likelihood, posterior.subspace, draws, new
+    )
     phi = np.column_stack([new.numpy(), np.ones(4)])
     P = model.basis
     np.testing.assert_allclose(found.mean, phi @ (model.shift + mean @ P), rtol=1e-7)
@@ -425,19 +492,36 @@ def test_fit_leaves_a_trained_module_where_it_is(subspace):
     """No epoch at all: the same predictive as that of `linearised_laplace` in that subspace."""
     torch.manual_seed(0)
     x, new = torch.randn(60, 2).double(), torch.randn(9, 2).double()
-    trained = subbayes.training.train(subbayes.MLP(2, (6,), 1, "tanh", seed=0).double(),
-                             subbayes.likelihoods.Gaussian(0.5), (x, x[:, 0].clone()), epochs=5,
-                             prior_scale=0.7)
+    trained = subbayes.training.train(
+        subbayes.MLP(2, (6,), 1, "tanh", seed=0).double(),
+        subbayes.likelihoods.Gaussian(0.5),
+        (x, x[:, 0].clone()),
+        epochs=5,
+        prior_scale=0.7,
+    )
     network = trained.network
     options = {} if subspace == "full" else {"rank": 4, "inputs": new}
     model = subbayes.fit(
-        network.module_with(), (x, x[:, 0].clone()), likelihood=subbayes.likelihoods.Gaussian(0.5),
-        subspace=subspace, prior=0.7, inference="laplace-linearised", draws=20, progress=False,
-        training=subbayes.Training(epochs=0, swa_epochs=0), **options)
+        network.module_with(),
+        (x, x[:, 0].clone()),
+        likelihood=subbayes.likelihoods.Gaussian(0.5),
+        subspace=subspace,
+        prior=0.7,
+        inference="laplace-linearised",
+        draws=20,
+        progress=False,
+        training=subbayes.Training(epochs=0, swa_epochs=0),
+        **options,
+    )
     torch.testing.assert_close(model.network.weights, network.weights)
     space = None if subspace == "full" else model.subspace
-    direct = linearised_laplace(network, subbayes.likelihoods.Gaussian(0.5), (x, x[:, 0].clone()), space,
-                                prior_precision=0.7**-2).predict(new)
+    direct = linearised_laplace(
+        network,
+        subbayes.likelihoods.Gaussian(0.5),
+        (x, x[:, 0].clone()),
+        space,
+        prior_precision=0.7**-2,
+    ).predict(new)
     found = model.predict(new)
     np.testing.assert_allclose(found.mean, direct.mean, rtol=1e-9)
     np.testing.assert_allclose(found.epistemic, direct.epistemic, rtol=1e-6)
@@ -462,16 +546,28 @@ def test_fit_in_the_optimal_subspace_for_the_inputs_to_be_predicted(likelihood, 
     x, new = torch.randn(60, 2).double(), torch.randn(9, 2).double()
     y = (x[:, 0] > 0).long() if likelihood == "categorical" else x[:, 0]
     net = subbayes.MLP(2, (8,), 1 if likelihood == "gaussian" else 2, "tanh", seed=0).double()
-    model = subbayes.fit(net, (x, y), likelihood=likelihood, subspace="optimal", rank=8,
-                         inputs=new, prior=0.5, inference="laplace-linearised", draws=50, chains=2,
-                         training=subbayes.Training(epochs=5, swa_epochs=3), progress=False)
+    model = subbayes.fit(
+        net,
+        (x, y),
+        likelihood=likelihood,
+        subspace="optimal",
+        rank=8,
+        inputs=new,
+        prior=0.5,
+        inference="laplace-linearised",
+        draws=50,
+        chains=2,
+        training=subbayes.Training(epochs=5, swa_epochs=3),
+        progress=False,
+    )
     assert model.subspace.rank == 8
     found = model.predict(new)
     whole = linearised_laplace(model.network, model.likelihood, (x, y), prior_precision=4.0)
     if likelihood == "gaussian":
         assert found.kind == "gaussian"
-        np.testing.assert_allclose(found.epistemic.sum(), whole.predict(new).epistemic.sum(),
-                                   rtol=0.05)
+        np.testing.assert_allclose(
+            found.epistemic.sum(), whole.predict(new).epistemic.sum(), rtol=0.05
+        )
     assert set(model.evaluate(new, y[:9]))
     loaded = subbayes.load(model.save(tmp_path / "model"), net)
     np.testing.assert_array_equal(loaded.predict(new).mean, found.mean)
@@ -496,9 +592,14 @@ def test_against_laplace_torch(classes):
     net, likelihood, (x, y), new = problem(9, classes)
     module = net.module_with()
     rows = torch.utils.data.TensorDataset(x, y[:, None] if classes == 1 else y)
-    other = peer.Laplace(module, "regression" if classes == 1 else "classification",
-                         subset_of_weights="all", hessian_structure="full", prior_precision=2.0,
-                         **({"sigma_noise": 0.3} if classes == 1 else {}))
+    other = peer.Laplace(
+        module,
+        "regression" if classes == 1 else "classification",
+        subset_of_weights="all",
+        hessian_structure="full",
+        prior_precision=2.0,
+        **({"sigma_noise": 0.3} if classes == 1 else {}),
+    )
     other.fit(torch.utils.data.DataLoader(rows, batch_size=5))
     mine = linearised_laplace(net, likelihood, (x, y), prior_precision=2.0)
     evidence = float(other.log_marginal_likelihood())

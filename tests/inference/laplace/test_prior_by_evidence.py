@@ -12,8 +12,16 @@ from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.models.data_frame_model import TableModel
 
 STILL = Training(epochs=0, swa_epochs=0)
-GIVEN = {"hidden": (6,), "rank": 5, "epochs": 3, "swa_epochs": 2, "draws": 10, "chains": 2,
-         "inference": "laplace-linearised", "prior": "evidence"}
+GIVEN = {
+    "hidden": (6,),
+    "rank": 5,
+    "epochs": 3,
+    "swa_epochs": 2,
+    "draws": 10,
+    "chains": 2,
+    "inference": "laplace-linearised",
+    "prior": "evidence",
+}
 
 
 def rows(n=60):
@@ -23,8 +31,13 @@ def rows(n=60):
 
 @pytest.fixture(scope="module")
 def trained():
-    return subbayes.training.train(subbayes.MLP(3, (6,), 1, "tanh", seed=0).double(), subbayes.likelihoods.Gaussian(),
-                          rows(), epochs=30, prior_scale=1.0)
+    return subbayes.training.train(
+        subbayes.MLP(3, (6,), 1, "tanh", seed=0).double(),
+        subbayes.likelihoods.Gaussian(),
+        rows(),
+        epochs=30,
+        prior_scale=1.0,
+    )
 
 
 @pytest.mark.parametrize("subspace", ["full", "subnetwork", "optimal"])
@@ -32,46 +45,106 @@ def test_fit_takes_what_linearised_laplace_finds(trained, subspace, tmp_path):
     """Noise too; the subspace is chosen under it; a run that is resumed keeps it."""
     tuned = linearised_laplace(trained.network, trained.likelihood, rows()).tuned()
     options = {} if subspace == "full" else {"rank": 6}
-    models = [subbayes.fit(
-        trained.network.module_with(), rows(), likelihood=trained.likelihood, subspace=subspace,
-        prior="evidence", inference="laplace-linearised", training=STILL, draws=20,
-        progress=False, checkpoint=tmp_path, **options) for _ in range(2)]
+    models = [
+        subbayes.fit(
+            trained.network.module_with(),
+            rows(),
+            likelihood=trained.likelihood,
+            subspace=subspace,
+            prior="evidence",
+            inference="laplace-linearised",
+            training=STILL,
+            draws=20,
+            progress=False,
+            checkpoint=tmp_path,
+            **options,
+        )
+        for _ in range(2)
+    ]
     for model in models:
         assert np.isclose(model.likelihood.noise, tuned.likelihood.noise)
         if subspace == "full":
             assert np.isclose(model.prior.scale.item(), tuned.prior_precision**-0.5)
-            np.testing.assert_allclose(model.predict(rows()[0][:5]).epistemic,
-                                       tuned.predict(rows()[0][:5]).epistemic, rtol=1e-6)
+            np.testing.assert_allclose(
+                model.predict(rows()[0][:5]).epistemic,
+                tuned.predict(rows()[0][:5]).epistemic,
+                rtol=1e-6,
+            )
         else:
             space = model.subspace
-            inside = linearised_laplace(model.network, model.likelihood, rows(), space,
-                                        prior_precision=tuned.prior_precision)
-            np.testing.assert_allclose(model.predict(rows()[0][:5]).epistemic,
-                                       inside.predict(rows()[0][:5]).epistemic, rtol=1e-5)
+            inside = linearised_laplace(
+                model.network,
+                model.likelihood,
+                rows(),
+                space,
+                prior_precision=tuned.prior_precision,
+            )
+            np.testing.assert_allclose(
+                model.predict(rows()[0][:5]).epistemic,
+                inside.predict(rows()[0][:5]).epistemic,
+                rtol=1e-5,
+            )
     assert np.array_equal(models[0].draws.z, models[1].draws.z)
 
 
 def test_a_share_of_the_weights_widens_what_is_found(trained):
-    plain, wide = (subbayes.fit(
-        trained.network.module_with(), rows(), likelihood=trained.likelihood, rank=6,
-        subspace="subnetwork", prior="evidence", scale_prior=share, training=STILL, draws=20,
-        inference="laplace-linearised", progress=False) for share in (False, True))
+    plain, wide = (
+        subbayes.fit(
+            trained.network.module_with(),
+            rows(),
+            likelihood=trained.likelihood,
+            rank=6,
+            subspace="subnetwork",
+            prior="evidence",
+            scale_prior=share,
+            training=STILL,
+            draws=20,
+            inference="laplace-linearised",
+            progress=False,
+        )
+        for share in (False, True)
+    )
     ratio = wide.prior.scale.item() / plain.prior.scale.item()
     assert np.isclose(ratio, (trained.network.size / 6) ** 0.5)
 
 
 def test_estimators_and_command_line(tmp_path):
     x, y = (part.numpy() for part in rows())
-    regressor = SubspaceRegressor(likelihood="gaussian", subspace="subnetwork", random_state=0,
-                                  **GIVEN).fit(x, y)
+    regressor = SubspaceRegressor(
+        likelihood="gaussian", subspace="subnetwork", random_state=0, **GIVEN
+    ).fit(x, y)
     assert regressor.model_.prior.scale.item() != 1.0
     classifier = SubspaceClassifier(subspace="optimal", random_state=0, **GIVEN).fit(x, y > 0)
     assert np.isfinite(classifier.predict_proba(x)).all()
     pd.DataFrame(x, columns=list("abc")).assign(y=y).to_csv(tmp_path / "rows.csv", index=False)
-    words = ["fit", str(tmp_path / "rows.csv"), "--target", "y", "--hidden", "6", "--epochs", "3",
-             "--swa-epochs", "2", "--draws", "10", "--chains", "2", "--likelihood", "gaussian",
-             "--quiet", "--out", str(tmp_path / "run"), "--subspace", "subnetwork", "--rank", "5",
-             "--inference", "laplace-linearised", "--prior"]
+    words = [
+        "fit",
+        str(tmp_path / "rows.csv"),
+        "--target",
+        "y",
+        "--hidden",
+        "6",
+        "--epochs",
+        "3",
+        "--swa-epochs",
+        "2",
+        "--draws",
+        "10",
+        "--chains",
+        "2",
+        "--likelihood",
+        "gaussian",
+        "--quiet",
+        "--out",
+        str(tmp_path / "run"),
+        "--subspace",
+        "subnetwork",
+        "--rank",
+        "5",
+        "--inference",
+        "laplace-linearised",
+        "--prior",
+    ]
     assert run([*words, "widest"]) == 2
     assert run([*words, "evidence"]) == 0
     model = TableModel.load(tmp_path / "run" / "model").sampled
@@ -86,8 +159,10 @@ def test_where_it_has_no_meaning(monkeypatch):
     net = subbayes.MLP(3, (6,), 1).double()
     for change, message in (
         ({"subspace": "pca"}, "prior: expected subspace='optimal', 'subnetwork' or 'full' with"),
-        ({"subspace": "full", "prior": "best"},
-         "prior: expected a number above 0, a Normal or 'evidence', got 'best'"),
+        (
+            {"subspace": "full", "prior": "best"},
+            "prior: expected a number above 0, a Normal or 'evidence', got 'best'",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             subbayes.fit(net, rows(), **{"prior": "evidence"} | change)

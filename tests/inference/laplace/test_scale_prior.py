@@ -30,27 +30,46 @@ def net():
 
 def test_fit_is_linearised_laplace_under_the_scaled_prior():
     x, y = rows()
-    model = subbayes.fit(net(), (x, y), subspace="subnetwork", rank=5, prior=0.5, scale_prior=True,
-                         inference="laplace-linearised", **FAST)
+    model = subbayes.fit(
+        net(),
+        (x, y),
+        subspace="subnetwork",
+        rank=5,
+        prior=0.5,
+        scale_prior=True,
+        inference="laplace-linearised",
+        **FAST,
+    )
     assert model.subspace.size == 31
     precision = scaled_prior_precision(0.5**-2, model.subspace)
     assert np.isclose(precision, 4 * 5 / 31)
     np.testing.assert_allclose(model.prior.scale, precision**-0.5)
-    expected = subnetwork(model.network, model.likelihood, (x, y), rank=5,
-                          prior_precision=precision)
+    expected = subnetwork(
+        model.network, model.likelihood, (x, y), rank=5, prior_precision=precision
+    )
     assert torch.equal(model.subspace.indices, expected.indices)
-    inside = linearised_laplace(model.network, model.likelihood, (x, y), expected,
-                                prior_precision=precision)
-    np.testing.assert_allclose(np.array(model.draws.meta["covariance"]),
-                               inside.precision.z_covariance, rtol=1e-6)
+    inside = linearised_laplace(
+        model.network, model.likelihood, (x, y), expected, prior_precision=precision
+    )
+    np.testing.assert_allclose(
+        np.array(model.draws.meta["covariance"]), inside.precision.z_covariance, rtol=1e-6
+    )
 
 
 def test_a_linear_network_has_the_posterior_in_closed_form():
     x, y = rows()
     linear = torch.nn.Linear(3, 1).double()
     space = CoordinateSubspace(Network(linear).weights, torch.tensor([0, 2]))
-    model = subbayes.fit(linear, (x, y), likelihood=subbayes.likelihoods.Gaussian(0.5), subspace=space,
-                         prior=0.3, scale_prior=True, draws=1000, progress=False)
+    model = subbayes.fit(
+        linear,
+        (x, y),
+        likelihood=subbayes.likelihoods.Gaussian(0.5),
+        subspace=space,
+        prior=0.3,
+        scale_prior=True,
+        draws=1000,
+        progress=False,
+    )
     phi = x[:, [0, 2]].numpy()
     precision = phi.T @ phi / 0.25 + np.eye(2) / (0.3**2 * 4 / 2)
     rest = (y - linear(x)[:, 0]).detach().numpy()
@@ -74,10 +93,22 @@ def test_default_ranks_estimators_and_artifacts(tmp_path):
     x, y = rows()
     whole = subbayes.fit(net(), (x, y), subspace="subnetwork", scale_prior=True, **FAST)
     assert whole.prior.scale.item() == 1.0  # 100 weights or all 31
-    given = {"hidden": (6,), "subspace": "subnetwork", "rank": 5, "epochs": 3, "swa_epochs": 2,
-             "draws": 10, "chains": 2, "random_state": 0}
-    plain, scaled = (SubspaceRegressor(scale_prior=choice, likelihood="gaussian", **given)
-                     .fit(x.numpy(), y.numpy()) for choice in (False, True))
+    given = {
+        "hidden": (6,),
+        "subspace": "subnetwork",
+        "rank": 5,
+        "epochs": 3,
+        "swa_epochs": 2,
+        "draws": 10,
+        "chains": 2,
+        "random_state": 0,
+    }
+    plain, scaled = (
+        SubspaceRegressor(scale_prior=choice, likelihood="gaussian", **given).fit(
+            x.numpy(), y.numpy()
+        )
+        for choice in (False, True)
+    )
     assert plain.model_.prior.scale.item() == 1.0
     assert np.isclose(scaled.model_.prior.scale.item(), (31 / 5) ** 0.5)
     again = SubspaceRegressor.load(scaled.save(tmp_path / "model"))
@@ -88,10 +119,32 @@ def test_default_ranks_estimators_and_artifacts(tmp_path):
 def test_the_command_line(tmp_path):
     x, y = rows()
     pd.DataFrame(x.numpy(), columns=list("abc")).assign(y=y.numpy()).to_csv(
-        tmp_path / "rows.csv", index=False)
-    words = ["fit", str(tmp_path / "rows.csv"), "--target", "y", "--hidden", "6", "--epochs", "3",
-             "--swa-epochs", "2", "--draws", "10", "--chains", "2", "--likelihood", "gaussian",
-             "--quiet", "--out", str(tmp_path / "run"), "--scale-prior", "--rank", "5"]
+        tmp_path / "rows.csv", index=False
+    )
+    words = [
+        "fit",
+        str(tmp_path / "rows.csv"),
+        "--target",
+        "y",
+        "--hidden",
+        "6",
+        "--epochs",
+        "3",
+        "--swa-epochs",
+        "2",
+        "--draws",
+        "10",
+        "--chains",
+        "2",
+        "--likelihood",
+        "gaussian",
+        "--quiet",
+        "--out",
+        str(tmp_path / "run"),
+        "--scale-prior",
+        "--rank",
+        "5",
+    ]
     assert run([*words, "--subspace", "random"]) == 2
     assert run([*words, "--subspace", "subnetwork"]) == 0
     model = TableModel.load(tmp_path / "run" / "model").sampled
@@ -102,10 +155,15 @@ def test_the_command_line(tmp_path):
 def test_where_it_has_no_meaning(monkeypatch):
     monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
     for change, message in (
-        ({"subspace": "random"}, "scale_prior: expected subspace='subnetwork', by whose share .* "
-         "got 'random'. Leave it out"),
-        ({"subspace": "subnetwork", "prior": Normal(0.5)}, "scale_prior: expected a prior given as "
-         "a scale, got a Normal"),
+        (
+            {"subspace": "random"},
+            "scale_prior: expected subspace='subnetwork', by whose share .* "
+            "got 'random'. Leave it out",
+        ),
+        (
+            {"subspace": "subnetwork", "prior": Normal(0.5)},
+            "scale_prior: expected a prior given as a scale, got a Normal",
+        ),
         ({"subspace": "subnetwork", "prior": 0.0}, "prior: expected a finite number above 0"),
         ({"subspace": "subnetwork", "rank": 0}, "rank: expected a whole number of at least 1"),
     ):

@@ -37,22 +37,35 @@ SCRIPT = textwrap.dedent(f"""
 
 @functools.cache
 def uninterrupted() -> np.ndarray:
-    return elliptical_slice(LinearGaussian().posterior(), draws=DRAWS, chains=3, warmup=10,
-                            progress=False).z
+    return elliptical_slice(
+        LinearGaussian().posterior(), draws=DRAWS, chains=3, warmup=10, progress=False
+    ).z
 
 
 def resumed(path: Path) -> np.ndarray:
-    return elliptical_slice(LinearGaussian().posterior(), draws=DRAWS, chains=3, warmup=10,
-                            checkpoint=path, progress=False).z
+    return elliptical_slice(
+        LinearGaussian().posterior(),
+        draws=DRAWS,
+        chains=3,
+        warmup=10,
+        checkpoint=path,
+        progress=False,
+    ).z
 
 
-@pytest.mark.parametrize(("number", "code"), [
-    (signal.SIGINT, 1), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 1), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
+)
 def test_a_run_that_was_stopped_resumes_bit_for_bit(tmp_path, number, code):
     path = tmp_path / "run"
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)], text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(path)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     deadline = time.monotonic() + 60
     while not (path / "manifest.json").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -75,12 +88,19 @@ def test_a_finished_run_is_read_and_can_be_extended(tmp_path):
     assert np.array_equal(longer.z, fresh.z)
     assert np.array_equal(longer.stats["log_likelihood"], fresh.stats["log_likelihood"])
     assert np.array_equal(
-        elliptical_slice(posterior, draws=10, checkpoint=path, **options).z, fresh.z[:, :10])
+        elliptical_slice(posterior, draws=10, checkpoint=path, **options).z, fresh.z[:, :10]
+    )
 
 
-@pytest.mark.parametrize(("change", "what"), [
-    (dict(seed=9), "seed"), (dict(warmup=7), "warmup"), (dict(chains=2), "chains"),
-    (dict(initial="shift"), "initial")])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (dict(seed=9), "seed"),
+        (dict(warmup=7), "warmup"),
+        (dict(chains=2), "chains"),
+        (dict(initial="shift"), "initial"),
+    ],
+)
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path, change, what):
     posterior = LinearGaussian().posterior()
     options = dict(draws=5, chains=3, warmup=1, progress=False, checkpoint=tmp_path / "run")
@@ -98,6 +118,7 @@ def test_a_checkpoint_of_another_posterior_is_refused(tmp_path):
 
 def test_signal_handlers_are_put_back(tmp_path):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    elliptical_slice(LinearGaussian().posterior(), draws=5, chains=2, progress=False,
-                     checkpoint=tmp_path / "run")
+    elliptical_slice(
+        LinearGaussian().posterior(), draws=5, chains=2, progress=False, checkpoint=tmp_path / "run"
+    )
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

@@ -57,6 +57,7 @@ def test_no_data_gives_the_prior():
 
 def test_a_bimodal_density_in_both_modes():
     """Two Gaussian bumps of weights 0.3 and 0.7, reached through the ellipse."""
+
     def log_likelihood(z):
         a = np.log(0.3) + stats.norm.logpdf(z[:, 0], -1.5, 0.3)
         b = np.log(0.7) + stats.norm.logpdf(z[:, 0], 1.5, 0.3)
@@ -82,16 +83,19 @@ def test_simulation_based_calibration():
     simulations, kept, n = 600, 19, 6
     truth = rng.normal(size=(simulations, 2)) * 1.5
     a, b = rng.normal(size=(2, n))
+
     def predict(z):
         return np.tanh(z[:, :1] * a * 2) + z[:, 1:] * b
 
     y = predict(truth) + 0.5 * rng.normal(size=(simulations, n))
+
     def log_likelihood(z):
         return stats.norm.logpdf(y, predict(z), 0.5).sum(1)
 
     density = Density(log_likelihood, 2, Normal(1.5))
-    draws = elliptical_slice(density, draws=kept, chains=simulations, warmup=150, thin=12,
-                             progress=False)
+    draws = elliptical_slice(
+        density, draws=kept, chains=simulations, warmup=150, thin=12, progress=False
+    )
     for i in range(2):
         ranks = (draws.z[:, :, i] < truth[:, None, i]).sum(1)
         counts = np.bincount(ranks, minlength=kept + 1)
@@ -100,8 +104,9 @@ def test_simulation_based_calibration():
 
 def test_the_same_seed_gives_the_same_draws_and_another_does_not():
     posterior = LinearGaussian().posterior()
-    first, again, other = (elliptical_slice(posterior, draws=50, chains=3, seed=s, progress=False)
-                           for s in (1, 1, 2))
+    first, again, other = (
+        elliptical_slice(posterior, draws=50, chains=3, seed=s, progress=False) for s in (1, 1, 2)
+    )
     assert np.array_equal(first.z, again.z)
     assert not np.array_equal(first.z, other.z)
 
@@ -109,9 +114,11 @@ def test_the_same_seed_gives_the_same_draws_and_another_does_not():
 def test_a_chain_does_not_depend_on_its_neighbours_or_on_the_batch_size():
     model = LinearGaussian()
     one, five, chunked = (
-        elliptical_slice(model.posterior(batch_size=size), draws=60, chains=chains,
-                         warmup=0, progress=False).z
-        for chains, size in ((1, None), (5, None), (5, 17)))
+        elliptical_slice(
+            model.posterior(batch_size=size), draws=60, chains=chains, warmup=0, progress=False
+        ).z
+        for chains, size in ((1, None), (5, None), (5, 17))
+    )
     np.testing.assert_allclose(five[:1], one, rtol=1e-10)
     np.testing.assert_allclose(five, chunked, rtol=1e-10)
 
@@ -142,8 +149,7 @@ def test_no_chain_waits_for_another():
 def test_start_points():
     posterior = LinearGaussian().posterior()
     start = np.full((2, 2), 0.25)
-    draws = elliptical_slice(posterior, draws=1, chains=2, warmup=0, initial=start,
-                             progress=False)
+    draws = elliptical_slice(posterior, draws=1, chains=2, warmup=0, initial=start, progress=False)
     assert draws.z.shape == (2, 1, 2)
     with pytest.raises(InputError, match=r"initial: expected shape \(2, 2\), got \(3, 2\)"):
         elliptical_slice(posterior, draws=1, chains=2, initial=np.zeros((3, 2)))
@@ -153,8 +159,11 @@ def test_start_points():
 
 def test_a_density_of_minus_infinity_everywhere_is_said():
     density = Density(lambda z: np.full(len(z), -np.inf), 1)
-    with pytest.raises(InputError, match="initial: expected start points where the log density "
-                                         "is finite, got minus infinity at 2 of 2"):
+    with pytest.raises(
+        InputError,
+        match="initial: expected start points where the log density "
+        "is finite, got minus infinity at 2 of 2",
+    ):
         elliptical_slice(density, draws=1, chains=2)
 
 
@@ -172,11 +181,15 @@ def test_counts_are_checked(option):
 
 def test_more_chains_than_memory_allows(monkeypatch):
     """Refused before anything is evaluated or allocated."""
+
     def untouched(z):
         raise AssertionError
 
-    with pytest.raises(InputError, match=r"chains: expected 100000000 chains of 1000000 draws to "
-                       r"fit into .* GiB of free memory, got about .* GiB. Run fewer chains"):
+    with pytest.raises(
+        InputError,
+        match=r"chains: expected 100000000 chains of 1000000 draws to "
+        r"fit into .* GiB of free memory, got about .* GiB. Run fewer chains",
+    ):
         elliptical_slice(Density(untouched, 2), draws=10**6, chains=10**8)
     monkeypatch.setattr("subbayes.utils.memory.available", lambda: 50_000)
     with pytest.raises(InputError, match=r"100 chains of 20 draws to fit into 0.0 MiB of free"):
@@ -197,8 +210,9 @@ def test_ellipses_about_another_gaussian_sample_the_same_density(name, around):
         shift, wide = (0, 4) if around == "a wide one" else (np.sqrt(np.diag(covariance)), 2)
         around = Normal(mean=mean + shift, covariance=wide * covariance)
     posterior = model.posterior()
-    draws = elliptical_slice(posterior, draws=150, chains=80, warmup=20, around=around,
-                             progress=False)
+    draws = elliptical_slice(
+        posterior, draws=150, chains=80, warmup=20, around=around, progress=False
+    )
     check_moments(draws, mean, covariance)
     found = draws.stats["log_likelihood"].reshape(-1)
     np.testing.assert_allclose(found, posterior.log_likelihood(draws.flat()), rtol=1e-9, atol=1e-8)
@@ -222,13 +236,19 @@ def test_a_run_about_another_gaussian_resumes_and_is_told_from_others(tmp_path):
     again = elliptical_slice(posterior, **options, warmup=15, checkpoint=tmp_path / "run")
     assert (again.z == whole.z).all()
     with pytest.raises(InputError, match="posterior"):
-        elliptical_slice(posterior, **options | {"around": "prior"}, warmup=15,
-                         checkpoint=tmp_path / "run")
+        elliptical_slice(
+            posterior, **options | {"around": "prior"}, warmup=15, checkpoint=tmp_path / "run"
+        )
 
 
-@pytest.mark.parametrize(("around", "message"), [
-    ("posterior", "'prior', 'laplace' or a Normal"), (3, "'prior', 'laplace' or a Normal"),
-    (Normal(np.ones(3)), "a Normal of 2 coordinates")])
+@pytest.mark.parametrize(
+    ("around", "message"),
+    [
+        ("posterior", "'prior', 'laplace' or a Normal"),
+        (3, "'prior', 'laplace' or a Normal"),
+        (Normal(np.ones(3)), "a Normal of 2 coordinates"),
+    ],
+)
 def test_what_ellipses_cannot_be_drawn_from(around, message):
     with pytest.raises((InputError, TypeError), match=message):
         elliptical_slice(LinearGaussian(rank=2).posterior(), around=around, progress=False)

@@ -33,14 +33,17 @@ engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
 
 @engines
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.slow) if name == "vector-prior" else name
-    for name in MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "vector-prior" else name
+        for name in MODELS
+    ],
+)
 def test_draws_match_the_closed_form(engine, name):
     model = MODELS[name]
     metric = "dense" if name in ("full-conjugate", "correlated-prior") else "diagonal"
-    draws = engine(model.posterior(), draws=50, chains=60, warmup=60, metric=metric,
-                   progress=False)
+    draws = engine(model.posterior(), draws=50, chains=60, warmup=60, metric=metric, progress=False)
     check_moments(draws, *model.moments())
     assert not draws.stats["divergent"].any()
 
@@ -48,20 +51,23 @@ def test_draws_match_the_closed_form(engine, name):
 @engines
 def test_two_modes(engine):
     density = Bimodal(2, distance=1.0)
-    draws = engine(density, draws=100, chains=250, warmup=120, seed=2, target_acceptance=0.9,
-                   progress=False)
+    draws = engine(
+        density, draws=100, chains=250, warmup=120, seed=2, target_acceptance=0.9, progress=False
+    )
     check_moments(draws, *density.moments())
 
 
 @engines
 @pytest.mark.parametrize("step_size", [0.15, 0.6])
-@pytest.mark.parametrize("density", [Banana(2), Bimodal(2, distance=1.0)],
-                         ids=["banana", "bimodal"])
+@pytest.mark.parametrize(
+    "density", [Banana(2), Bimodal(2, distance=1.0)], ids=["banana", "bimodal"]
+)
 def test_exact_draws_stay_exact(engine, density, step_size):
     """Whatever the step size: at 0.6 many trajectories diverge, or are all but refused."""
     start = density.sample(4000, np.random.default_rng(0))
-    draws = engine(density, draws=5, chains=4000, warmup=0, step_size=step_size, initial=start,
-                   progress=False)
+    draws = engine(
+        density, draws=5, chains=4000, warmup=0, step_size=step_size, initial=start, progress=False
+    )
     assert (draws.z[:, -1] != start).any(1).mean() > 0.5
     for i in range(5):
         check_moments(Draws(draws.z[:, i].reshape(4, 1000, 2)), *density.moments())
@@ -71,15 +77,20 @@ def test_exact_draws_stay_exact(engine, density, step_size):
 @pytest.mark.parametrize(("rank", "metric"), [(50, "dense"), (51, "diagonal")])
 def test_few_coordinates_have_a_dense_mass_matrix(engine, rank, metric):
     options = dict(draws=3, chains=2, warmup=30, progress=False)
-    assert np.array_equal(engine(Toy(rank), **options).z,
-                          engine(Toy(rank), metric=metric, **options).z)
+    assert np.array_equal(
+        engine(Toy(rank), **options).z, engine(Toy(rank), metric=metric, **options).z
+    )
 
 
 @engines
 def test_a_dense_mass_matrix_spares_gradients(engine):
     prior = Normal(covariance=[[1.0, 0.999], [0.999, 1.0]])
-    spent = [engine(Toy(2, prior), draws=100, chains=10, warmup=150, metric=metric,
-                    progress=False).stats["evaluations"].mean() for metric in METRICS]
+    spent = [
+        engine(Toy(2, prior), draws=100, chains=10, warmup=150, metric=metric, progress=False)
+        .stats["evaluations"]
+        .mean()
+        for metric in METRICS
+    ]
     assert spent[1] < 0.5 * spent[0]
 
 
@@ -169,7 +180,9 @@ def test_blackjax_agrees():
     state = kernel.init(jax.numpy.zeros(2))
     _, (theirs, info) = jax.lax.scan(
         lambda s, key: (lambda new: (new[0], (new[0].position, new[1])))(kernel.step(key, s)),
-        state, keys)
+        state,
+        keys,
+    )
     ours = nuts(Banana(2), draws=150, chains=100, warmup=0, step_size=0.4, progress=False)
     z = ours.z[:, 20:].reshape(-1, 2)
     se = np.asarray(theirs)[500:].std(0) / np.sqrt(300)
@@ -234,8 +247,10 @@ def test_bad_input(engine):
 
 def test_a_singular_mass_matrix():
     """Shrinkage keeps windows of a few draws regular; what is left is said."""
-    expected = ("metric: expected draws of the warm-up with a positive definite covariance, got a "
-                "singular one. Use metric='diagonal' or a longer warm-up")
+    expected = (
+        "metric: expected draws of the warm-up with a positive definite covariance, got a "
+        "singular one. Use metric='diagonal' or a longer warm-up"
+    )
     for bad in (np.zeros((2, 2)), np.ones((2, 2)), np.diag([1.0, -1e-9])):
         with pytest.raises(InputError, match=expected):
             _cholesky(np.stack([np.eye(2), bad]))

@@ -17,19 +17,24 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotat
 MODELS = {
     "subspace": LinearGaussian(rank=2),
     "tempered": LinearGaussian(rank=2, temperature=8.0),
-    "correlated-prior": LinearGaussian(rank=2, prior=Normal(
-        covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))),
+    "correlated-prior": LinearGaussian(
+        rank=2,
+        prior=Normal(covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0])),
+    ),
 }
 # Two modes 24 standard deviations apart, no ellipse around the prior's mean through both.
 FAR = Bimodal(2, prior=Normal(3.0, mean=[0.0, 4.0]), distance=6.0, sd=0.5)
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.slow) if name == "subspace" else name for name in MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "subspace" else name for name in MODELS],
+)
 def test_moments_and_evidence_match_the_closed_form(name):
     model = MODELS[name]
-    draws = parallel_tempering(model.posterior(), draws=150, chains=30, rungs=8, warmup=60, seed=1,
-                               progress=False)
+    draws = parallel_tempering(
+        model.posterior(), draws=150, chains=30, rungs=8, warmup=60, seed=1, progress=False
+    )
     check_moments(draws, *model.moments())
     assert draws.meta["log_evidence_error"] < 0.1
     error = draws.meta["log_evidence"] - model.log_evidence()
@@ -49,8 +54,9 @@ def test_a_mode_far_from_where_all_chains_begin():
     start = np.tile([[-6.0, 0.0]], (60, 1))
     alone = elliptical_slice(FAR, draws=50, chains=60, warmup=0, initial=start, progress=False)
     assert (alone.z[:, :, 0] < 0).mean() > 0.8
-    draws = parallel_tempering(FAR, draws=80, chains=60, rungs=7, warmup=80, initial=start,
-                               progress=False)
+    draws = parallel_tempering(
+        FAR, draws=80, chains=60, rungs=7, warmup=80, initial=start, progress=False
+    )
     check_moments(draws, *FAR.moments())
     error = draws.meta["log_evidence"] - np.log(2 * np.pi * 0.25)
     assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
@@ -59,8 +65,9 @@ def test_a_mode_far_from_where_all_chains_begin():
 
 def test_calibration():
     density = LogisticTwins(300)
-    draws = parallel_tempering(density, draws=9, thin=4, chains=300, rungs=3, warmup=30,
-                               progress=False)
+    draws = parallel_tempering(
+        density, draws=9, thin=4, chains=300, rungs=3, warmup=30, progress=False
+    )
     check_uniform_ranks(draws, density.truth)
 
 
@@ -72,8 +79,10 @@ def test_no_data_gives_the_prior():
 
 
 def test_warm_up_makes_exchanges_equally_likely():
-    wild, tame = (parallel_tempering(Narrow(3), draws=80, chains=8, rungs=7, warmup=w,
-                                     progress=False) for w in (0, 300))
+    wild, tame = (
+        parallel_tempering(Narrow(3), draws=80, chains=8, rungs=7, warmup=w, progress=False)
+        for w in (0, 300)
+    )
     assert tame.meta["least_swap_rate"] > tame.meta["swap_rate"] - 0.25
     assert tame.meta["least_swap_rate"] > wild.meta["least_swap_rate"]
 
@@ -90,8 +99,9 @@ def test_powers_of_equal_rates():
 def test_a_ladder_does_not_depend_on_the_ladders_beside_it():
     start = np.random.default_rng(1).normal(size=(4, 2))
     settings = {"draws": 20, "warmup": 30, "rungs": 4, "progress": False}
-    many, again, few = (parallel_tempering(Banana(2), chains=n, initial=start[:n], **settings)
-                        for n in (4, 4, 2))
+    many, again, few = (
+        parallel_tempering(Banana(2), chains=n, initial=start[:n], **settings) for n in (4, 4, 2)
+    )
     np.testing.assert_array_equal(many.z[:2], few.z)
     np.testing.assert_array_equal(many.z, again.z)
     other = parallel_tempering(Banana(2), chains=2, initial=start[:2], seed=1, **settings)
@@ -128,6 +138,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
 
 def test_impossible_regions_count_in_the_evidence():
     """Not a number on half of the prior: the hottest rung goes there, the others never."""
+
     class Half(Toy):
         def likelihood(self, z):
             return np.where(z[:, 0] < 0, np.nan, 0.0), np.zeros_like(z)
@@ -148,8 +159,11 @@ def test_bad_input():
         def likelihood(self, z):
             return np.full(len(z), -np.inf), np.zeros_like(z)
 
-    with pytest.raises(InputError, match="initial: expected start points where the log density "
-                                         "is finite, got minus infinity at 2 of 2"):
+    with pytest.raises(
+        InputError,
+        match="initial: expected start points where the log density "
+        "is finite, got minus infinity at 2 of 2",
+    ):
         parallel_tempering(Impossible(2), draws=5, chains=2, progress=False)
     with pytest.raises(InputError, match="rungs: expected a whole number of at least 2, got 1"):
         parallel_tempering(Toy(2), draws=5, rungs=1)

@@ -17,30 +17,37 @@ MODELS = {
     "subspace": LinearGaussian(rank=2),
     "full-conjugate": LinearGaussian(rank=None),
     "tempered": LinearGaussian(rank=2, temperature=8.0),
-    "correlated-prior": LinearGaussian(rank=2, prior=Normal(
-        covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))),
+    "correlated-prior": LinearGaussian(
+        rank=2,
+        prior=Normal(covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0])),
+    ),
     "rank-one": LinearGaussian(rank=1),
 }
 metrics = pytest.mark.parametrize("metric", ["diagonal", "dense"])
 
 
 @metrics
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.slow) if name in ("subspace", "rank-one") else name
-    for name in MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("subspace", "rank-one") else name
+        for name in MODELS
+    ],
+)
 def test_draws_match_the_closed_form(metric, name):
     model = MODELS[name]
-    draws = slice_sampling(model.posterior(), draws=60, chains=60, warmup=40, metric=metric,
-                           progress=False)
+    draws = slice_sampling(
+        model.posterior(), draws=60, chains=60, warmup=40, metric=metric, progress=False
+    )
     check_moments(draws, *model.moments())
 
 
 @metrics
-@pytest.mark.parametrize("density", [Banana(2), Bimodal(2, distance=1.2)],
-                         ids=["banana", "bimodal"])
+@pytest.mark.parametrize(
+    "density", [Banana(2), Bimodal(2, distance=1.2)], ids=["banana", "bimodal"]
+)
 def test_other_shapes(metric, density):
-    draws = slice_sampling(density, draws=100, chains=200, warmup=80, metric=metric,
-                           progress=False)
+    draws = slice_sampling(density, draws=100, chains=200, warmup=80, metric=metric, progress=False)
     check_moments(draws, *density.moments())
 
 
@@ -53,8 +60,9 @@ def test_no_data_gives_the_prior():
 @metrics
 def test_calibration(metric):
     density = LogisticTwins(300)
-    draws = slice_sampling(density, draws=9, thin=4, chains=300, warmup=40, metric=metric,
-                           progress=False)
+    draws = slice_sampling(
+        density, draws=9, thin=4, chains=300, warmup=40, metric=metric, progress=False
+    )
     check_uniform_ranks(draws, density.truth)
 
 
@@ -72,8 +80,10 @@ def test_dense_directions_follow_a_correlation():
         def likelihood(self, z):
             return -0.5 * ((z[:, 0] - z[:, 1]) / 0.03) ** 2, np.zeros_like(z)
 
-    axes, along = (slice_sampling(Ridge(2), draws=100, chains=12, warmup=150, metric=metric,
-                                  progress=False) for metric in ("diagonal", "dense"))
+    axes, along = (
+        slice_sampling(Ridge(2), draws=100, chains=12, warmup=150, metric=metric, progress=False)
+        for metric in ("diagonal", "dense")
+    )
     assert along.ess_bulk().min() > 5 * axes.ess_bulk().min()
 
 
@@ -81,11 +91,13 @@ def test_a_chain_does_not_depend_on_the_chains_beside_it():
     start = np.random.default_rng(1).normal(size=(6, 2))
     many, again, few = (
         slice_sampling(Banana(2), draws=30, chains=n, warmup=40, initial=start[:n], progress=False)
-        for n in (6, 6, 2))
+        for n in (6, 6, 2)
+    )
     np.testing.assert_array_equal(many.z[:2], few.z)
     np.testing.assert_array_equal(many.z, again.z)
-    other = slice_sampling(Banana(2), draws=30, chains=2, warmup=40, initial=start[:2], seed=1,
-                           progress=False)
+    other = slice_sampling(
+        Banana(2), draws=30, chains=2, warmup=40, initial=start[:2], seed=1, progress=False
+    )
     assert not np.array_equal(other.z, few.z)
 
 
@@ -140,8 +152,11 @@ def test_bad_input():
         def likelihood(self, z):
             return np.full(len(z), -np.inf), np.zeros_like(z)
 
-    with pytest.raises(InputError, match="initial: expected start points where the log density "
-                                         "is finite, got minus infinity at 2 of 2"):
+    with pytest.raises(
+        InputError,
+        match="initial: expected start points where the log density "
+        "is finite, got minus infinity at 2 of 2",
+    ):
         slice_sampling(Impossible(2), draws=5, chains=2, progress=False)
     with pytest.raises(InputError, match="metric: expected one of 'diagonal', 'dense'"):
         slice_sampling(Toy(2), draws=5, progress=False, metric="round")

@@ -19,16 +19,24 @@ MODELS = {
     "full-conjugate": LinearGaussian(rank=None),
     "tempered": LinearGaussian(rank=2, temperature=8.0),
     "cold": LinearGaussian(rank=2, temperature=0.5),
-    "correlated-prior": LinearGaussian(rank=2, prior=Normal(
-        covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))),
+    "correlated-prior": LinearGaussian(
+        rank=2,
+        prior=Normal(covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0])),
+    ),
     "vector-prior": LinearGaussian(rank=2, prior=Normal(np.array([0.1, 2.0]))),
     "rank-ten": LinearGaussian(rank=10, features=14),
 }
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.slow) if name in ("subspace", "cold", "rank-ten") else name
-    for name in MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("subspace", "cold", "rank-ten")
+        else name
+        for name in MODELS
+    ],
+)
 def test_moments_and_evidence_match_the_closed_form(name):
     model = MODELS[name]
     draws = smc(model.posterior(), draws=400, chains=10, seed=1, progress=False)
@@ -43,8 +51,10 @@ def test_the_oracle_of_the_evidence():
     model = MODELS["vector-prior"]
     a = model.phi @ model.basis.T
     exact = stats.multivariate_normal.logpdf(
-        model.y, model.phi @ model.shift,
-        model.noise**2 * np.eye(model.n) + a @ np.diag(model.prior.scale**2) @ a.T)
+        model.y,
+        model.phi @ model.shift,
+        model.noise**2 * np.eye(model.n) + a @ np.diag(model.prior.scale**2) @ a.T,
+    )
     assert model.log_evidence() == pytest.approx(exact, abs=1e-8)
 
 
@@ -98,6 +108,7 @@ def test_a_group_does_not_depend_on_the_groups_beside_it():
 
 def test_impossible_regions_count_in_the_evidence():
     """Minus infinity, or not a number, on three quarters of the prior: the evidence is 1/4."""
+
     class Quarter(Toy):
         def likelihood(self, z):
             value = np.where(z[:, 0] < 0, np.nan, np.where(z[:, 1] < 0, -np.inf, 0.0))
@@ -157,8 +168,11 @@ def test_bad_input():
         def likelihood(self, z):
             return np.full(len(z), -np.inf), np.zeros_like(z)
 
-    with pytest.raises(InputError, match="posterior: expected a finite log-likelihood somewhere, "
-                                         "got minus infinity at all 30 draws from the prior"):
+    with pytest.raises(
+        InputError,
+        match="posterior: expected a finite log-likelihood somewhere, "
+        "got minus infinity at all 30 draws from the prior",
+    ):
         smc(Impossible(2), draws=30, progress=False)
     with pytest.raises(InputError, match="draws: expected a whole number of at least 2"):
         smc(Toy(2), draws=1)

@@ -34,8 +34,10 @@ MODELS = {
     "full": LinearGaussian(rank=None),
     "tempered": LinearGaussian(rank=2, temperature=8.0),
     "narrow": LinearGaussian(rank=2, noise=0.02),
-    "prior": LinearGaussian(rank=2, prior=Normal(
-        covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0]))),
+    "prior": LinearGaussian(
+        rank=2,
+        prior=Normal(covariance=np.array([[1.0, 0.6], [0.6, 0.8]]), mean=np.array([0.5, -1.0])),
+    ),
 }
 
 
@@ -56,22 +58,27 @@ class Plain(Toy):
     def likelihood(self, z):
         off = (self.rest - z @ self.a.T) / self.noise
         return stats.norm.logpdf(off).sum(1) - len(self.rest) * np.log(self.noise), (
-            off @ self.a / self.noise)
+            off @ self.a / self.noise
+        )
 
 
 def test_the_plain_model_is_the_model():
     model = MODELS["prior"]
     z = np.random.default_rng(0).normal(size=(3, 2))
-    for a, b in zip(Plain(model).value_and_grad(z), model.posterior().value_and_grad(z),
-                    strict=True):
+    for a, b in zip(
+        Plain(model).value_and_grad(z), model.posterior().value_and_grad(z), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
 def log_evidence(model: LinearGaussian) -> float:
     """p(y) = N(Phi shift + A m, s^2 I + A S0 A^T) with A = Phi P^T, at temperature 1."""
     a = model.phi @ model.basis.T
-    return float(stats.multivariate_normal.logpdf(
-        model.y, model.phi @ model.shift, model.noise**2 * np.eye(model.n) + a @ a.T))
+    return float(
+        stats.multivariate_normal.logpdf(
+            model.y, model.phi @ model.shift, model.noise**2 * np.eye(model.n) + a @ a.T
+        )
+    )
 
 
 # --- Gaussians on a linear-Gaussian model: everything is known ------------------------------------
@@ -85,8 +92,9 @@ def test_full_rank_is_exact_on_a_linear_gaussian_model(name):
     posterior = model.posterior() if name == "subspace" else Plain(model)
     found = full_rank_vi(posterior, draws=500, progress=False)
     np.testing.assert_allclose((found.meta["mean"] - mean) / sd, 0, atol=2e-3)
-    whitened = np.linalg.solve(np.linalg.cholesky(covariance), np.linalg.cholesky(
-        np.array(found.meta["covariance"])))
+    whitened = np.linalg.solve(
+        np.linalg.cholesky(covariance), np.linalg.cholesky(np.array(found.meta["covariance"]))
+    )
     np.testing.assert_allclose(whitened, np.eye(2 if name != "full" else 4), atol=2e-3)
     check_moments(found, mean, covariance)
     assert found.meta["converged"]
@@ -123,8 +131,16 @@ def test_the_bound_is_below_the_evidence_and_reaches_it():
 def test_minibatches_lead_to_the_same_place():
     model = LinearGaussian(n=400, rank=2, seed=1)
     mean, covariance = model.moments()
-    found = variational(model.posterior(), family="full-rank", batch_size=100, samples=8,
-                        steps=400, draws=50, seed=3, progress=False).meta
+    found = variational(
+        model.posterior(),
+        family="full-rank",
+        batch_size=100,
+        samples=8,
+        steps=400,
+        draws=50,
+        seed=3,
+        progress=False,
+    ).meta
     sd = np.sqrt(np.diag(covariance))
     np.testing.assert_allclose((found["mean"] - mean) / sd, 0, atol=0.3)
     np.testing.assert_allclose(np.sqrt(np.diag(found["covariance"])) / sd, 1, atol=0.15)
@@ -165,8 +181,13 @@ def test_the_elbo_gradient_equals_finite_differences(name):
 def random_flow(rank: int = 2):
     """A flow with weights that are not zero, on a frame that is not the identity."""
     needs_zuko()
-    flow = Flow.on(FullRank(np.array([0.3, -0.4] + [0.0] * (rank - 2)),
-                            np.eye(rank) * 0.8 + np.tri(rank, k=-1) * 0.2), seed=1)
+    flow = Flow.on(
+        FullRank(
+            np.array([0.3, -0.4] + [0.0] * (rank - 2)),
+            np.eye(rank) * 0.8 + np.tri(rank, k=-1) * 0.2,
+        ),
+        seed=1,
+    )
     rng = np.random.default_rng(5)
     return flow.like(flow.numbers() + 0.1 * rng.normal(size=len(flow.numbers())))
 
@@ -241,8 +262,9 @@ def test_realnvp_recovers_the_banana_better_than_gaussians():
     for family in ("mean-field", "full-rank", "realnvp"):
         found = variational(target, family=family, steps=800, draws=2000, progress=False)
         gaps[family] = exact - found.meta["elbo"]
-        errors[family] = np.abs(found.mean() - mean).max() + np.abs(
-            found.covariance() - covariance).max()
+        errors[family] = (
+            np.abs(found.mean() - mean).max() + np.abs(found.covariance() - covariance).max()
+        )
         assert gaps[family] > -5 * found.meta["elbo_error"]
     assert gaps["realnvp"] < 0.05
     assert min(gaps["mean-field"], gaps["full-rank"]) > 0.3
@@ -251,8 +273,9 @@ def test_realnvp_recovers_the_banana_better_than_gaussians():
 
 def test_one_of_two_far_modes_shows_in_the_importance_ratios():
     """Each family settles in one: its share of the mass is missing, and the bound says so."""
-    found = variational(Bimodal(2, distance=2.0, weight=0.8), family="full-rank", draws=500,
-                        progress=False)
+    found = variational(
+        Bimodal(2, distance=2.0, weight=0.8), family="full-rank", draws=500, progress=False
+    )
     exact = np.log(2 * np.pi * 0.36)
     assert found.meta["elbo"] < exact + np.log(0.8) + 0.05
     assert np.abs(found.mean()[0]) > 1.8
@@ -264,8 +287,12 @@ def test_one_of_two_far_modes_shows_in_the_importance_ratios():
 def test_the_evidence_of_a_wide_proposal_and_its_error():
     """q = N(0, 1.5^2) for p = 3 N(0, 1): the error is the spread of repeated estimates."""
     rng = np.random.default_rng(0)
-    found = np.array([evidence(np.log(3) + stats.norm.logpdf(z) - stats.norm.logpdf(z, scale=1.5))
-                      for z in 1.5 * rng.normal(size=(400, 200))])
+    found = np.array(
+        [
+            evidence(np.log(3) + stats.norm.logpdf(z) - stats.norm.logpdf(z, scale=1.5))
+            for z in 1.5 * rng.normal(size=(400, 200))
+        ]
+    )
     assert found[:, 0].mean() == pytest.approx(np.log(3), abs=5 * found[:, 0].std() / 20)
     assert found[:, 1].mean() == pytest.approx(found[:, 0].std(), rel=0.15)
 
@@ -279,8 +306,15 @@ def test_the_seed_decides_whatever_else(family):
         needs_zuko()
 
     def run(chains: int, draws: int, seed: int = 3) -> np.ndarray:
-        return variational(Banana(2), family=family, steps=20, draws=draws, chains=chains,
-                           seed=seed, progress=False).z
+        return variational(
+            Banana(2),
+            family=family,
+            steps=20,
+            draws=draws,
+            chains=chains,
+            seed=seed,
+            progress=False,
+        ).z
 
     before = torch.get_rng_state()
     z = run(3, 10)
@@ -296,7 +330,8 @@ def test_minibatches_by_seed():
     posterior = MODELS["subspace"].posterior()
     first, again, other = (
         variational_fit(posterior, steps=20, batch_size=7, seed=s, progress=False).density.mean
-        for s in (0, 0, 1))
+        for s in (0, 0, 1)
+    )
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -338,8 +373,11 @@ def test_without_zuko_one_line_names_the_extra(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ImportError, match=r"realnvp needs the package zuko: pip install "
-                       r"'subbayes\[flows\]'"):
+    with pytest.raises(
+        ImportError,
+        match=r"realnvp needs the package zuko: pip install "
+        r"'subbayes\[flows\]'",
+    ):
         variational(Banana(2), family="realnvp", progress=False)
     assert torch.distributions.Distribution._validate_args
 
@@ -357,28 +395,53 @@ class Cliff(Toy):
 
 
 REFUSALS = {
-    "family": (Banana(2), dict(family="gaussian"), "family: expected one of 'mean-field', "
-               "'full-rank', 'realnvp', got 'gaussian'"),
-    "no gradient": (object(), dict(), "posterior: expected a density with value_and_grad, got "
-                    "object. Use elliptical_slice"),
-    "impossible": (Impossible(2), dict(), "posterior: expected a finite log density at z = 0, got "
-                   "minus infinity. Check the data"),
-    "gradient": (Cliff(2), dict(), r"posterior: expected finite log densities and gradients where "
-                 r"the approximation draws, got others at \d+ of 16 points in step 1. Lower"),
-    "too large": (MODELS["subspace"].posterior(), dict(batch_size=41), "batch_size: expected at "
-                  "most 40, the rows of the data, got 41. Lower it"),
-    "no rows": (Banana(2), dict(batch_size=10), "batch_size: expected None for a density that is "
-                "no Posterior, got 10"),
-    "batch size": (MODELS["subspace"].posterior(), dict(batch_size=0), "batch_size: expected a "
-                   "whole number of at least 1, got 0"),
+    "family": (
+        Banana(2),
+        dict(family="gaussian"),
+        "family: expected one of 'mean-field', 'full-rank', 'realnvp', got 'gaussian'",
+    ),
+    "no gradient": (
+        object(),
+        dict(),
+        "posterior: expected a density with value_and_grad, got object. Use elliptical_slice",
+    ),
+    "impossible": (
+        Impossible(2),
+        dict(),
+        "posterior: expected a finite log density at z = 0, got minus infinity. Check the data",
+    ),
+    "gradient": (
+        Cliff(2),
+        dict(),
+        r"posterior: expected finite log densities and gradients where "
+        r"the approximation draws, got others at \d+ of 16 points in step 1. Lower",
+    ),
+    "too large": (
+        MODELS["subspace"].posterior(),
+        dict(batch_size=41),
+        "batch_size: expected at most 40, the rows of the data, got 41. Lower it",
+    ),
+    "no rows": (
+        Banana(2),
+        dict(batch_size=10),
+        "batch_size: expected None for a density that is no Posterior, got 10",
+    ),
+    "batch size": (
+        MODELS["subspace"].posterior(),
+        dict(batch_size=0),
+        "batch_size: expected a whole number of at least 1, got 0",
+    ),
     "steps": (Banana(2), dict(steps=7), "steps: expected a whole number of at least 8, got 7"),
     "samples": (Banana(2), dict(samples=0), "samples: expected a whole number of at least 1"),
     "rate": (Banana(2), dict(learning_rate=0.0), "learning_rate: expected a finite number above 0"),
     "draws": (Banana(2), dict(draws=0), "draws: expected a whole number of at least 1, got 0"),
     "chains": (Banana(2), dict(chains=0), "chains: expected a whole number of at least 1, got 0"),
     "seed": (Banana(2), dict(seed=-1), "seed: expected a whole number of at least 0, got -1"),
-    "one coordinate": (Toy(1), dict(family="realnvp"), "posterior: expected at least 2 coordinates "
-                       "for realnvp, got 1. Use family='full-rank'"),
+    "one coordinate": (
+        Toy(1),
+        dict(family="realnvp"),
+        "posterior: expected at least 2 coordinates for realnvp, got 1. Use family='full-rank'",
+    ),
 }
 
 
@@ -398,7 +461,14 @@ def test_where_the_bound_still_rises_a_warning_says_so():
 def test_few_draws_a_step_are_enough_for_a_gaussian(samples):
     target = Toy(3, prior=Normal(scale=2.0, mean=1.0))
     start = FullRank(np.zeros(3), 0.1 * np.eye(3))
-    done = ascend(start, target.value_and_grad, steps=800, samples=samples, rate=0.05,
-                  rng=np.random.default_rng(0), tell=lambda: None)
+    done = ascend(
+        start,
+        target.value_and_grad,
+        steps=800,
+        samples=samples,
+        rate=0.05,
+        rng=np.random.default_rng(0),
+        tell=lambda: None,
+    )
     np.testing.assert_allclose(done.member.mean, 1.0, atol=0.05)
     np.testing.assert_allclose(done.member.covariance(), 4 * np.eye(3), atol=0.2)

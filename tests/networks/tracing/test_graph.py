@@ -13,8 +13,9 @@ from subbayes.networks.tracing.layout import observations_last
 
 NETS = {
     "relu": nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)),
-    "deep": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Sigmoid(),
-                          nn.Linear(4, 1, bias=False)),
+    "deep": nn.Sequential(
+        nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 1, bias=False)
+    ),
     "residual": nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 1)),
 }
 
@@ -54,8 +55,9 @@ def test_tidy_keeps_the_result_and_the_arguments(function):
 @pytest.mark.parametrize("grad", [False, True])
 def test_tidy_keeps_vectorised_networks_and_their_gradients(name, grad):
     net = NETS[name].double()
-    parameters = {k: torch.randn(4, *v.shape, dtype=torch.float64)
-                  for k, v in net.named_parameters()}
+    parameters = {
+        k: torch.randn(4, *v.shape, dtype=torch.float64) for k, v in net.named_parameters()
+    }
     names, values = list(parameters), list(parameters.values())
     x = torch.randn(7, 3, dtype=torch.float64)
 
@@ -63,8 +65,7 @@ def test_tidy_keeps_vectorised_networks_and_their_gradients(name, grad):
         out = torch.func.functional_call(net, dict(zip(names, rows, strict=True)), (x,))
         return out.square().sum()
 
-    function = torch.func.vmap(torch.func.grad_and_value(loss) if grad else loss,
-                               in_dims=(0, None))
+    function = torch.func.vmap(torch.func.grad_and_value(loss) if grad else loss, in_dims=(0, None))
     expected = function(values, x)
 
     def flat(x, *values):
@@ -122,8 +123,12 @@ def test_a_tanh_behind_a_linear_map_is_one_product_and_a_sigmoid(dtype):
 
 @pytest.mark.parametrize("compiles", [False, True])
 def test_a_tanh_keeps_its_value(compiles):
-    x = torch.cat([torch.tensor([0.0, 1e-6, -1e-6, 30.0, -30.0, torch.inf, -torch.inf]),
-                   torch.linspace(-10, 10, 100_001)])
+    x = torch.cat(
+        [
+            torch.tensor([0.0, 1e-6, -1e-6, 30.0, -30.0, torch.inf, -torch.inf]),
+            torch.linspace(-10, 10, 100_001),
+        ]
+    )
     graph = tidy(make_fx(lambda x: torch.tanh(x))(x), x, compiles=compiles)
     torch.testing.assert_close(graph(x).double(), torch.tanh(x.double()), rtol=0, atol=4e-7)
 
@@ -137,12 +142,18 @@ def test_a_tanh_that_is_a_ratio_is_exact_near_zero():
 def test_a_ratio_for_tanh_passes_on_nan():
     x = torch.tensor([torch.nan, 1.0])
     assert tidy(make_fx(lambda x: torch.tanh(x))(x), x, compiles=True)(x).isnan().tolist() == [
-        True, False]
+        True,
+        False,
+    ]
 
 
 def test_a_softplus_for_a_compiler_and_its_gradient_need_one_sigmoid():
-    x = torch.cat([torch.tensor([0.0, 20.0, 20.001, -torch.inf, torch.inf, 1e-30]),
-                   torch.linspace(-100, 100, 200_001)])
+    x = torch.cat(
+        [
+            torch.tensor([0.0, 20.0, 20.001, -torch.inf, torch.inf, 1e-30]),
+            torch.linspace(-100, 100, 200_001),
+        ]
+    )
 
     def both(x):
         x = x.detach().requires_grad_()
@@ -159,8 +170,10 @@ def test_a_softplus_for_a_compiler_and_its_gradient_need_one_sigmoid():
     assert graph(torch.full_like(x, torch.nan))[0].isnan().all()
 
 
-@pytest.mark.parametrize(("dtype", "options"), [
-    (torch.float64, {}), (torch.float32, {"beta": 2.0}), (torch.float32, {"threshold": 5.0})])
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [(torch.float64, {}), (torch.float32, {"beta": 2.0}), (torch.float32, {"threshold": 5.0})],
+)
 def test_other_softplus_are_left_as_they_are(dtype, options):
     x = torch.linspace(-9, 9, 50, dtype=dtype)
     traced = make_fx(lambda x: nn.functional.softplus(x, **options))(x)
@@ -168,8 +181,9 @@ def test_other_softplus_are_left_as_they_are(dtype, options):
     assert "softplus" in tidy(make_fx(nn.functional.softplus)(x), x).code  # interpreted
 
 
-@pytest.mark.parametrize(("rows", "columns", "flipped"), [(64, 4, True), (64, 40, False),
-                                                          (8, 4, False)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "flipped"), [(64, 4, True), (64, 40, False), (8, 4, False)]
+)
 def test_narrow_products_are_flipped(rows, columns, flipped):
     a, b = torch.randn(rows, 100), torch.randn(100, columns)
     graph = tidy(make_fx(lambda a, b: (a @ b).view(-1))(a, b), a, b)
@@ -198,8 +212,11 @@ def test_the_interpreter_gives_the_same_numbers_and_the_same_bits_each_time():
 
 def test_the_interpreter_is_differentiated_as_python_is():
     w, x = torch.randn(3, 4, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
-    run = interpreted(tidy(make_fx(lambda w, x: torch.tanh(x @ w).square().sum())(w, x), w, x,
-                           compiles=True), w, x)
+    run = interpreted(
+        tidy(make_fx(lambda w, x: torch.tanh(x @ w).square().sum())(w, x), w, x, compiles=True),
+        w,
+        x,
+    )
     leaf = w.clone().requires_grad_()
     run(leaf, x).backward()
     torch.testing.assert_close(leaf.grad, loss_and_gradient(w, x)[0])
