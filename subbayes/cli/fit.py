@@ -147,8 +147,8 @@ def fit(
             help="What is random: the principal directions of the trajectory (pca), random "
             "directions, a curve of low loss to a second solution, what keeps most of the "
             "predictive covariance (optimal), the weights that keep most of the predictive "
-            "variance (subnetwork), all weights (full); a sparse network, in which each weight is in or out "
-            "(sparse); or a baseline without a posterior.",
+            "variance (subnetwork), all weights (full); a sparse network, in which each weight is "
+            "included or excluded (sparse); or a baseline without a posterior.",
             rich_help_panel=POSTERIOR,
         ),
     ] = Method[_D.subspace],
