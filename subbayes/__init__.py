@@ -25,7 +25,7 @@ _NAMES = {
     "SparseRegressor": "models.sparse_estimators",
     "SubspaceClassifier": "models.estimators",
     "SubspaceRegressor": "models.estimators",
-    "Training": "models.training_pipeline",
+    "Training": "training.configuration",
     "__version__": "utils.version",
     "fit": "models.fit",
     "load": "models.fitted",

@@ -30,19 +30,14 @@ from subbayes.models.subspace_choice import (
     prior_within,
     widened,
 )
-from subbayes.models.training_pipeline import (
-    Trained,
-    Training,
-    learned,
-    train_second_end,
-    train_trajectory,
-)
 from subbayes.networks.network import Network, Selection
 from subbayes.networks.tracing.batched import Mode
 from subbayes.posterior import Posterior, check_fit
 from subbayes.predictions.averaging import input_batches
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
+from subbayes.training.configuration import Training
+from subbayes.training.pipeline import Trained, learned, train_second_end, train_trajectory
 from subbayes.utils import artifact
 from subbayes.utils.checks import (
     InputError,

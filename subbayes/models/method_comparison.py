@@ -17,7 +17,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from subbayes import sparse
-from subbayes.baselines.deep_ensemble import deep_ensemble, fresh
+from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.map import point
 from subbayes.baselines.mc_dropout import McDropout, mc_dropout
@@ -34,14 +34,16 @@ from subbayes.models.subspace_choice import (
     check_subspace,
     prior_within,
 )
-from subbayes.models.training_pipeline import Trained, Training, train_trajectory
+from subbayes.networks.initialisation import fresh
 from subbayes.networks.network import Network, Selection
 from subbayes.posterior import check_fit
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
+from subbayes.training.configuration import Training
 from subbayes.training.curve import restarted
+from subbayes.training.pipeline import Trained, train_trajectory
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.types import Form, Targets
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from subbayes.models.fit import Training
+    from subbayes.training.configuration import Training
     from subbayes.utils.types import Form
 
 __all__ = ["LIKELIHOODS", "PRIOR_SCALES", "Settings", "unread"]
@@ -110,7 +110,7 @@ class Settings:
         Args:
             task: decides on the prior's scale where none is asked for.
         """
-        from subbayes.models.fit import Training
+        from subbayes.training.configuration import Training
 
         scale = PRIOR_SCALES[task] if self.prior_scale is None else self.prior_scale
         return Training(

@@ -15,12 +15,13 @@ from torch import nn
 from subbayes.data.data import Data, to_device
 from subbayes.draws import Draws
 from subbayes.likelihoods import Gaussian, Likelihood
-from subbayes.models.training_pipeline import Trained, Training, train_second_end
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import count_rows
 from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace, FullSubspace, RandomSubspace, Subspace
+from subbayes.training.configuration import Training
 from subbayes.training.curve import restarted
+from subbayes.training.pipeline import Trained, train_second_end
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import FORMS, Form
 

@@ -286,7 +286,7 @@ def _naive(
     network = Network(deep)
 
     def begun() -> Predictors:
-        from subbayes.baselines.deep_ensemble import fresh
+        from subbayes.networks.initialisation import fresh
 
         again = fresh(deep, None, int(torch.initial_seed() % 2**31))
         assert isinstance(again, DeepPart)

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.baselines.deep_ensemble import fresh
 from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.initialisation import fresh
 from subbayes.networks.network import Network, Selection
 from subbayes.subspaces.curve import Curve, CurveKind
 from subbayes.training.curve_steps import ControlPoints, CurveRun, Join

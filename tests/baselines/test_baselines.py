@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import Network
-from subbayes.baselines.deep_ensemble import combined, deep_ensemble, reinitialised
+from subbayes.baselines.deep_ensemble import combined, deep_ensemble
 from subbayes.baselines.ensemble import WeightSamples, stacked
 from subbayes.baselines.map import point
 from subbayes.baselines.mc_dropout import Mask, mc_dropout
@@ -24,6 +24,7 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
+from subbayes.networks.initialisation import reinitialised
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError, InputTypeError
