@@ -29,7 +29,7 @@ def check_dialect(argument: str, text: str) -> None:
         >>> check_dialect("formula", "age + (1 | school)")
         Traceback (most recent call last):
         ...
-        subbayes.utils.checks.InputError: formula: expected re(school) for random intercepts, got
+        subbayes.InputError: formula: expected re(school) for random intercepts, got
         '(1 | school)'. Write re(school).
     """
     for found in _GROUPED.finditer(text):
