@@ -20,6 +20,7 @@ _NAMES = {
     "Network": "networks.network",
     "Posterior": "posterior",
     "Predictive": "predictions.predictive",
+    "Sampling": "inference.configuration",
     "SemiStructuredRegression": "semistructured.model",
     "SparseClassifier": "models.sparse_estimators",
     "SparseRegressor": "models.sparse_estimators",

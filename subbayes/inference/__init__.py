@@ -4,8 +4,11 @@ from subbayes.utils.namespace import lazy
 
 _NAMES = {
     "Approximation": "variational.variational",
+    "Engine": "engine",
+    "FunctionEngine": "engine",
     "LinearisedLaplace": "laplace.linearised",
     "RefreshedPosterior": "refreshed_posterior",
+    "Sampling": "configuration",
     "choose_temperature": "tempering",
     "elliptical_slice": "samplers.elliptical_slice",
     "hmc": "samplers.hmc",

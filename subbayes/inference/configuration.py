@@ -1,0 +1,65 @@
+"""How a posterior is sampled: the settings that every inference engine shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+
+__all__ = ["Sampling"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Length, seed and bookkeeping of a sampling run.
+
+    Engines whose draws are independent (`SMC`, `Laplace`, `MeanFieldVI`, ...) have no use for
+    `warmup`, `thin`, `initial` and `checkpoint` and ignore them.
+
+    Attributes:
+        draws: draws to keep per chain.
+        chains: number of chains, evaluated together.
+        warmup: draws per chain to discard first, in which samplers adapt; None takes the default
+            of the engine.
+        thin: keep every `thin`-th draw.
+        seed: seed; every chain has its own random stream.
+        initial: "prior" (start at draws from the prior), "shift" (start at z = 0), or start
+            points of shape (chains, k).
+        mode: how the density is evaluated: "trace", "compile" (pays for long runs) or "eager".
+        checkpoint: folder to save the run in and resume it from, bit for bit.
+        checkpoint_seconds: time between checkpoints.
+        progress: show progress bars; None shows them on a terminal.
+
+    Raises:
+        InputError: a value that is out of range.
+
+    Example:
+        >>> Sampling(draws=200, seed=1).chains
+        8
+    """
+
+    draws: int = 500
+    chains: int = 8
+    warmup: int | None = None
+    thin: int = 1
+    seed: int = 0
+    initial: str | np.ndarray = "prior"
+    mode: Literal["trace", "compile", "eager"] = "trace"
+    checkpoint: str | Path | None = None
+    checkpoint_seconds: float = 10.0
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("draws", 1), ("chains", 1), ("thin", 1), ("seed", 0)):
+            check_count(name, getattr(self, name), least)
+        if self.warmup is not None:
+            check_count("warmup", self.warmup, 0)
+        if isinstance(self.initial, str) and self.initial not in ("prior", "shift"):
+            fail("initial", "'prior', 'shift' or an array (chains, k)", repr(self.initial))
+        check_choice("mode", self.mode, ("trace", "compile", "eager"))
+        if self.checkpoint_seconds:  # 0 saves after every step
+            check_positive("checkpoint_seconds", self.checkpoint_seconds)
