@@ -24,7 +24,7 @@ from scipy import stats
 
 from experiments.store import Record, Store, key_of
 from subbayes import MLP
-from subbayes.diagnostics.metrics import wilson_interval
+from subbayes.diagnostics.calibration import wilson_interval
 from subbayes.semistructured import Deep, Fitting, SemiStructuredRegression
 from subbayes.utils.checks import check_choice, check_count
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.store import Record
-from subbayes.diagnostics.metrics import wilson_interval
+from subbayes.diagnostics.calibration import wilson_interval
 from subbayes.plots import style
 
 

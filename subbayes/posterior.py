@@ -14,9 +14,9 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,9 +35,6 @@ from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
-
-if TYPE_CHECKING:
-    from subbayes.diagnostics.model_comparison import Choice
 
 __all__ = ["Posterior", "check_fit"]
 
@@ -365,49 +362,6 @@ class Posterior:
             memory_limit=self.memory_limit,
             refresh_batchnorm=self.data if refresh_batchnorm else None,
             progress=progress,
-        )
-
-    def compare(
-        self,
-        draws: Draws,
-        *,
-        temperatures: Sequence[float] | None = None,
-        prior_scales: Sequence[float] | None = None,
-        most_draws: int | None = None,
-    ) -> Choice:
-        r"""Score other temperatures and priors by weights on draws of this posterior, no refit.
-
-        Args:
-            draws: draws of this posterior.
-            temperatures: T' to score; by default its own.
-            prior_scales: s of priors $N(m, s^2 I)$ to score, m its own mean; by default its own
-                prior. With both, all pairs are scored.
-            most_draws: use this many evenly spaced draws; by default 4000, fewer where they would
-                take more than 1 GiB.
-
-        Returns:
-            Leave-one-out scores beside those of the posterior as it was sampled, best first; see
-            `model_comparison`. A row whose weights have a Pareto k above 0.7 is marked unreliable:
-            sample that posterior instead.
-
-        Raises:
-            InputError: draws of another posterior, or candidates that are not above 0.
-
-        Example:
-            >>> import subbayes
-            >>> from subbayes.likelihoods import Gaussian
-            >>> net = Network(torch.nn.Linear(2, 1))
-            >>> data = torch.randn(40, 2), torch.randn(40)
-            >>> space = subbayes.subspace.FullSubspace(net.weights)
-            >>> posterior = Posterior(net, Gaussian(1.0), data, space)
-            >>> draws = subbayes.inference.elliptical_slice(posterior, draws=50)
-            >>> sorted(row.name for row in posterior.compare(draws, temperatures=[2, 4]).rows)
-            ['T = 2', 'T = 4', 'as sampled']
-        """
-        from subbayes.diagnostics.model_comparison import reweighted
-
-        return reweighted(
-            self, draws, temperatures=temperatures, prior_scales=prior_scales, most_draws=most_draws
         )
 
     # --- identity ---------------------------------------------------------------------------

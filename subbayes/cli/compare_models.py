@@ -39,13 +39,13 @@ def rank_models(
     Raises:
         InputError: folders without models, models of other targets, a table they do not fit.
     """
-    from subbayes.diagnostics.model_comparison import compare
+    from subbayes.diagnostics.model_comparison import compare_posteriors
     from subbayes.utils.checks import fail
 
     check_new_file(out, overwrite, ".csv")
     if len(set(models)) < len(models):
         fail("models", "each folder once", ", ".join(map(str, models)))
-    found = compare(
+    found = compare_posteriors(
         {str(folder): _candidate(folder, table, target, separator) for folder in models}
     )
     if out is not None:

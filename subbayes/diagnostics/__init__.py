@@ -1,33 +1,31 @@
-r"""Did the chains mix, how much are they worth, and what would leaving a point out have done.
+"""Convergence of chains, scores and calibration of predictions, comparison of posteriors."""
 
-See `convergence` for the former two and `leave_one_out` for the latter.
-"""
+from subbayes.utils.namespace import lazy
 
-from subbayes.diagnostics.convergence import (
-    average_ranks,
-    ebfmi,
-    ess_bulk,
-    ess_mean,
-    ess_tail,
-    mcse_mean,
-    rhat,
-    separate_groups,
-)
-from subbayes.diagnostics.leave_one_out import Comparison, LooResult, compare, loo, psis, sum_se
+_NAMES = {
+    "CalibrationCurve": "calibration",
+    "LooComparison": "leave_one_out",
+    "LooResult": "leave_one_out",
+    "ModelComparison": "model_comparison",
+    "average_ranks": "convergence",
+    "calibration_curve": "calibration",
+    "compare": "leave_one_out",
+    "compare_posteriors": "model_comparison",
+    "ebfmi": "convergence",
+    "ess_bulk": "convergence",
+    "ess_mean": "convergence",
+    "ess_tail": "convergence",
+    "loo": "leave_one_out",
+    "mcse_mean": "convergence",
+    "psis": "leave_one_out",
+    "reweight": "model_comparison",
+    "rhat": "convergence",
+    "score": "metrics",
+    "separate_groups": "convergence",
+    "sum_se": "leave_one_out",
+    "to_arviz": "arviz",
+    "wilson_interval": "calibration",
+}
 
-__all__ = [
-    "Comparison",
-    "LooResult",
-    "average_ranks",
-    "compare",
-    "ebfmi",
-    "ess_bulk",
-    "ess_mean",
-    "ess_tail",
-    "loo",
-    "mcse_mean",
-    "psis",
-    "rhat",
-    "separate_groups",
-    "sum_se",
-]
+__all__ = sorted(_NAMES)
+__getattr__, __dir__ = lazy(__name__, _NAMES, ("metrics",))

@@ -1,4 +1,4 @@
-"""Draws to ArviZ, on its 0.2x and 1.x lines."""
+"""Conversion of draws to the data structures of ArviZ 0.2x and 1.x."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from subbayes.draws import Draws
     from subbayes.posterior import Posterior
 
-__all__ = ["converted", "to_arviz"]
+__all__ = ["arviz_data", "to_arviz"]
 
-
-_NAMES = {  # what ArviZ's plots and diagnostics look for
-    "log_likelihood": "log_likelihood_sum",  # under its own name: one number per observation
+_NAMES = {  # the names that ArviZ's plots and diagnostics look for
+    "log_likelihood": "log_likelihood_sum",  # ArviZ's log_likelihood has a number per observation
     "log_density": "lp",
     "divergent": "diverging",
     "depth": "tree_depth",
@@ -29,61 +28,75 @@ _ROWS = 4096
 
 
 def to_arviz(draws: Draws, posterior: Posterior | None = None, *, seed: int = 0) -> Any:
-    """Convert draws; see `Draws.to_arviz`."""
+    """Convert draws to ArviZ data (`InferenceData` of ArviZ 0.2x, `DataTree` of 1.x).
+
+    The groups are posterior and sample_stats, with ArviZ's names for the statistics (lp, diverging,
+    tree_depth, ...), and, if the posterior is given, log_likelihood, posterior_predictive and
+    observed_data.
+
+    Args:
+        draws: the draws to convert.
+        posterior: posterior of the draws, to add the log-likelihood of each observation, replicated
+            targets for each draw, and the observed targets.
+        seed: seed of the replicated targets.
+
+    Raises:
+        ImportError: arviz is not installed (`pip install subbayes[arviz]`).
+        InputError: the posterior has another rank than the draws.
+    """
     groups: dict[str, Any] = {}
     if posterior is not None:
         if posterior.rank != draws.rank:
             fail("posterior", f"one of rank {draws.rank}, as the draws", posterior.rank)
         shape = draws.n_chains, draws.n_draws
         groups["log_likelihood"] = {"y": posterior.pointwise(draws.flat()).reshape(*shape, -1)}
-        y = _values(posterior.data.targets()).numpy()
-        groups["posterior_predictive"] = {
-            "y": _replicated(draws, posterior, seed).reshape(*shape, *y.shape)
-        }
+        y = _observed(posterior.data.targets()).numpy()
+        replicated = _replicated(draws, posterior, seed)
+        groups["posterior_predictive"] = {"y": replicated.reshape(*shape, *y.shape)}
         groups["observed_data"] = {"y": y}
-    return converted(
+    return arviz_data(
         draws, {"z": draws.z}, {"coordinate": np.arange(draws.rank)}, {"z": ["coordinate"]}, groups
     )
 
 
-def converted(
+def arviz_data(
     draws: Draws,
     variables: dict[str, np.ndarray],
     coords: dict[str, Any],
     dims: dict[str, list[str]],
     groups: dict[str, Any],
 ) -> Any:
-    """ArviZ data of named variables of the posterior, with the draws' statistics.
+    """ArviZ data of named posterior variables, with the statistics of the draws.
 
     Args:
-        draws: whose statistics they are.
+        draws: the draws whose statistics are included.
         variables: arrays of shape (chains, draws, ...) by name.
         coords: labels by dimension.
         dims: names of the dimensions after chain and draw, by variable.
-        groups: further groups.
+        groups: additional groups.
     """
     try:
         import arviz
     except ImportError as error:
         raise ImportError("to_arviz needs arviz: pip install 'subbayes[arviz]'") from error
     stats = {_NAMES.get(name, name): values for name, values in draws.stats.items()}
-    whole = {"posterior": variables, **({"sample_stats": stats} if stats else {}), **groups}
+    data = {"posterior": variables, **({"sample_stats": stats} if stats else {}), **groups}
     if int(arviz.__version__.split(".")[0]) >= 1:
-        return arviz.from_dict(whole, coords=coords, dims=dims)
-    return arviz.from_dict(**whole, coords=coords, dims=dims)
+        return arviz.from_dict(data, coords=coords, dims=dims)
+    return arviz.from_dict(**data, coords=coords, dims=dims)
 
 
 def _replicated(draws: Draws, posterior: Posterior, seed: int) -> np.ndarray:
-    """Targets of the observations anew, one for each draw, shape (S, N, ...)."""
+    """Replicated targets of all observations for each draw, shape (S, N, ...)."""
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for inputs, y in posterior.data.batches(_ROWS):
         noise = None if isinstance(y, Tensor) else y[1]
-        found = posterior.predict(draws, inputs, noise=noise)
-        parts.append(found.likelihood.sample(found.outputs, generator))
+        predictive = posterior.predict(draws, inputs, noise=noise)
+        parts.append(predictive.likelihood.sample(predictive.outputs, generator))
     return torch.cat(parts, 1).numpy()
 
 
-def _values(y: Targets) -> Tensor:
-    """Targets without known noise scales, on the CPU."""
+def _observed(y: Targets) -> Tensor:
+    """The targets on the CPU, without their noise scales."""
     return (y if isinstance(y, Tensor) else y[0]).cpu()

@@ -17,7 +17,7 @@ from jaxtyping import Float, Num
 from subbayes.diagnostics.convergence import blocks, ess_mean
 from subbayes.utils.checks import fail
 
-__all__ = ["Comparison", "LooResult", "compare", "loo", "psis", "sum_se"]
+__all__ = ["LooComparison", "LooResult", "compare", "loo", "psis", "sum_se"]
 
 _MIN_TAIL = 5  # fewer exceedances cannot hold a generalised Pareto fit
 _LOG_TINY = math.log(np.finfo(np.float64).tiny)
@@ -60,7 +60,7 @@ class LooResult:
         )
 
 
-class Comparison(NamedTuple):
+class LooComparison(NamedTuple):
     """One row of `compare`.
 
     Attributes:
@@ -204,7 +204,7 @@ def loo(
     return result
 
 
-def compare(results: dict[str, LooResult]) -> list[Comparison]:
+def compare(results: dict[str, LooResult]) -> list[LooComparison]:
     r"""Rank models by leave-one-out predictive density, best first.
 
     The standard error of a difference pairs the observations,
@@ -239,7 +239,7 @@ def compare(results: dict[str, LooResult]) -> list[Comparison]:
     ranked = sorted(results.items(), key=lambda item: -item[1].elpd)
     best = ranked[0][1]
     return [
-        Comparison(
+        LooComparison(
             name,
             one.elpd,
             one.se,

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from jaxtyping import Bool, Float
 
-from subbayes.data.data import to_targets
+from subbayes.diagnostics.calibration import reliability
+from subbayes.diagnostics.checks import class_labels, require_ordered, target_values
 from subbayes.diagnostics.convergence import average_ranks
 from subbayes.diagnostics.crps import crps_counts, crps_gaussian_mixture, crps_samples
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_count, check_finite, fail
 
 __all__ = [
-    "CalibrationCurve",
     "accuracy",
     "auroc",
     "brier",
-    "calibration_curve",
     "coverage",
     "crps",
     "crps_gaussian_mixture",
@@ -35,7 +30,6 @@ __all__ = [
     "log_likelihood",
     "rmse",
     "score",
-    "wilson_interval",
 ]
 
 
@@ -75,7 +69,7 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
     return scores | {
         "rmse": rmse(predictive, y),
         "crps": crps(predictive, y),
-        "coverage": _covered(interval, _values(predictive, y)),
+        "coverage": _covered(interval, target_values(predictive, y)),
         "interval_width": _width(interval),
     }
 
@@ -110,7 +104,7 @@ def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = Fal
         >>> round(log_likelihood(predictive, [0.0, 0.0]), 4)
         -0.9189
     """
-    targets = y if isinstance(y, tuple) else _values(predictive, y)
+    targets = y if isinstance(y, tuple) else target_values(predictive, y)
     return float(np.mean(predictive.log_prob(targets, moment_matched=moment_matched)))
 
 
@@ -136,8 +130,8 @@ def rmse(predictive: Predictive, y: object) -> float:
         >>> rmse(Predictive(torch.zeros(1, 2, 1), Gaussian(noise=1.0)), [3.0, -3.0])
         3.0
     """
-    _require_ordered(predictive, "rmse")
-    return float(np.sqrt(np.mean((predictive.mean - _values(predictive, y)) ** 2)))
+    require_ordered(predictive, "rmse")
+    return float(np.sqrt(np.mean((predictive.mean - target_values(predictive, y)) ** 2)))
 
 
 def crps(predictive: Predictive, y: object) -> float:
@@ -169,8 +163,8 @@ def crps(predictive: Predictive, y: object) -> float:
         >>> round(crps(predictive, [0.0]), 4), round((2**0.5 - 1) / math.pi**0.5, 4)
         (0.2337, 0.2337)
     """
-    _require_ordered(predictive, "crps")
-    values = _values(predictive, y)
+    require_ordered(predictive, "crps")
+    values = target_values(predictive, y)
     parts = predictive.components()
     if parts is not None:
         means, stds = (part.reshape(len(part), -1) for part in parts)
@@ -200,34 +194,9 @@ def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
         >>> coverage(Predictive(torch.zeros(1, 2, 1), Gaussian(noise=1.0)), [1.9, 2.0])
         0.5
     """
-    _require_ordered(predictive, "coverage")
-    values = _values(predictive, y)
+    require_ordered(predictive, "coverage")
+    values = target_values(predictive, y)
     return _covered(predictive.interval(level), values)
-
-
-def wilson_interval(
-    share: Float[np.ndarray, "*m"] | float, count: Any
-) -> tuple[Float[np.ndarray, "*m"], Float[np.ndarray, "*m"]]:
-    """95 % interval of a probability of which a share was observed.
-
-    Args:
-        share: observed shares, in [0, 1].
-        count: number of observations of each.
-
-    Returns:
-        Lower and upper ends.
-
-    Source: Wilson (1927), "Probable inference, the law of succession, and statistical inference".
-
-    Example:
-        >>> [round(float(end), 3) for end in wilson_interval(0.9, 10)]
-        [0.596, 0.982]
-    """
-    z, share = 1.96, np.asarray(share, dtype=np.float64)
-    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    low, high = np.minimum(middle - half, share), np.maximum(middle + half, share)
-    return np.asarray(low), np.asarray(high)
 
 
 def interval_width(predictive: Predictive, y: object = None, level: float = 0.95) -> float:
@@ -252,7 +221,7 @@ def interval_width(predictive: Predictive, y: object = None, level: float = 0.95
         >>> round(interval_width(Predictive(torch.zeros(1, 2, 1), Gaussian(noise=1.0))), 2)
         3.92
     """
-    _require_ordered(predictive, "interval_width")
+    require_ordered(predictive, "interval_width")
     return _width(predictive.interval(level))
 
 
@@ -286,7 +255,7 @@ def accuracy(predictive: Predictive, y: object) -> float:
         >>> accuracy(Predictive(torch.tensor([[[-1.0], [2.0]]]), Bernoulli()), [0, 0])
         0.5
     """
-    p, labels = _classes(predictive, y, "accuracy")
+    p, labels = class_labels(predictive, y, "accuracy")
     return float(np.mean(p.argmax(1) == labels))
 
 
@@ -315,7 +284,7 @@ def brier(predictive: Predictive, y: object) -> float:
         >>> brier(Predictive(torch.zeros(1, 2, 1), Bernoulli()), [0, 1])
         0.5
     """
-    p, labels = _classes(predictive, y, "brier")
+    p, labels = class_labels(predictive, y, "brier")
     right = p[np.arange(len(p)), labels]
     return float(np.mean((p**2).sum(1) - 2 * right + 1))
 
@@ -346,8 +315,8 @@ def ece(predictive: Predictive, y: object, bins: int = 15) -> float:
         >>> ece(Predictive(torch.zeros(1, 2, 1), Bernoulli()), [0, 0])
         0.5
     """
-    p, labels = _classes(predictive, y, "ece")
-    curve = _reliability(p, labels, bins)
+    p, labels = class_labels(predictive, y, "ece")
+    curve = reliability(p, labels, bins)
     gaps = np.abs(curve.observed - curve.expected)
     return float(np.sum(curve.count * gaps) / len(p))
 
@@ -378,7 +347,7 @@ def auroc(predictive: Predictive, y: object) -> float:
         >>> auroc(Predictive(outputs, Bernoulli()), [0, 0, 1, 1])
         0.75
     """
-    p, labels = _classes(predictive, y, "auroc")
+    p, labels = class_labels(predictive, y, "auroc")
     missing = np.setdiff1d(np.arange(p.shape[1]), labels)
     if len(missing):
         warnings.warn(
@@ -396,141 +365,3 @@ def _area(p: Float[np.ndarray, "N"], inside: Bool[np.ndarray, "N"]) -> float:
     n = int(inside.sum())
     ranks = average_ranks(p[None])[0]
     return float((ranks[inside].sum() - n * (n + 1) / 2) / (n * (len(p) - n)))
-
-
-# --- curves ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class CalibrationCurve:
-    """What was promised against what came; calibrated predictions lie on the diagonal.
-
-    Attributes:
-        expected: interval levels, or mean confidence per bin, shape (m,).
-        observed: fraction of targets inside, or accuracy per bin, shape (m,).
-        count: number of targets behind each point, shape (m,).
-    """
-
-    expected: Float[np.ndarray, "m"]
-    observed: Float[np.ndarray, "m"]
-    count: Int[np.ndarray, "m"]
-
-
-def calibration_curve(
-    predictive: Predictive, y: object, levels: Float[np.ndarray, "m"] | None = None, bins: int = 15
-) -> CalibrationCurve:
-    r"""Observed against expected coverage, or accuracy against confidence for classes.
-
-    Regression and counts: for each level, the fraction of targets inside the central interval
-    of that level, found from $F(y)$ without computing the intervals. Classification: the
-    reliability diagram of the top class, empty bins left out.
-
-    Args:
-        predictive: the predictive distribution of N observations.
-        y: targets, (N,) or (N, T); labels for a classifier.
-        levels: interval levels between 0 and 1; by default 0.05, 0.1, ..., 0.95.
-        bins: number of bins of equal width, for a classifier.
-
-    Returns:
-        The points of the curve.
-
-    Raises:
-        InputError: if `y` does not fit the predictions, or `levels` are not within [0, 1].
-
-    Source: Kuleshov, Fenner and Ermon (2018), ICML, section 3.5; Guo et al. (2017), section 2.
-
-    Example:
-        >>> import torch
-        >>> from subbayes.likelihoods import Gaussian
-        >>> predictive = Predictive(torch.zeros(1, 3, 1), Gaussian(noise=1.0))
-        >>> calibration_curve(predictive, [0.0, 1.0, 3.0], np.array([0.5, 0.9])).observed
-        array([0.333, 0.667])
-    """
-    if predictive.likelihood.kind == "classification":
-        return _reliability(*_classes(predictive, y, "calibration_curve"), bins)
-    levels = np.linspace(0.05, 0.95, 19) if levels is None else np.asarray(levels, np.float64)
-    if not ((levels >= 0) & (levels <= 1)).all():
-        fail("levels", "probabilities between 0 and 1", f"{levels.min():g} to {levels.max():g}")
-    needed = np.sort(_needed_level(predictive, _values(predictive, y)).ravel())
-    inside = np.searchsorted(needed, levels + 1e-12, side="right")
-    return CalibrationCurve(levels, inside / len(needed), np.full(len(levels), len(needed)))
-
-
-def _needed_level(
-    predictive: Predictive, values: Float[np.ndarray, "..."]
-) -> Float[np.ndarray, "..."]:
-    """Level of the smallest central interval that holds each target."""
-    below = predictive.cdf(values)
-    strictly = predictive.cdf(values - 1) if predictive.likelihood.kind == "count" else below
-    return 1 - 2 * np.minimum(below, 1 - strictly)
-
-
-def _reliability(
-    p: Float[np.ndarray, "N K"], labels: Int[np.ndarray, "N"], bins: int
-) -> CalibrationCurve:
-    check_count("bins", bins)
-    top = p.max(axis=1)
-    index = np.searchsorted(np.linspace(0, 1, bins + 1), top, side="left") - 1
-    index = index.clip(0, bins - 1)
-    count = np.bincount(index, minlength=bins)
-    hits = np.bincount(index, p.argmax(axis=1) == labels, minlength=bins)
-    confidence = np.bincount(index, top, minlength=bins)
-    used = count > 0
-    return CalibrationCurve(confidence[used] / count[used], hits[used] / count[used], count[used])
-
-
-# --- targets --------------------------------------------------------------------------------
-
-
-def _require_ordered(predictive: Predictive, name: str) -> None:
-    if predictive.likelihood.kind == "classification":
-        fail(
-            "predictive",
-            f"regression or counts for {name}",
-            "classification",
-            "Use accuracy, brier or ece",
-        )
-
-
-def _classes(
-    predictive: Predictive, y: object, name: str
-) -> tuple[Float[np.ndarray, "N K"], Int[np.ndarray, "N"]]:
-    """Class probabilities and labels."""
-    if predictive.likelihood.kind != "classification":
-        fail(
-            "predictive",
-            f"classification for {name}",
-            predictive.likelihood.kind,
-            "Use rmse, crps or coverage",
-        )
-    p = predictive.probabilities
-    values = _values(predictive, y)
-    bad = (values < 0) | (values >= p.shape[1]) | (values != np.floor(values))
-    if bad.any():
-        fail(
-            "y",
-            f"labels 0 to {p.shape[1] - 1}",
-            f"{values[bad][0]:g}",
-            "Encode classes as they were in training",
-        )
-    return p, values.astype(np.int64)
-
-
-def _values(predictive: Predictive, y: object) -> Float[np.ndarray, "..."]:
-    """Targets as float64 in the shape of the predictions; a column counts as a vector."""
-    targets = to_targets(y, "y")
-    first = targets if isinstance(targets, Tensor) else targets[0]
-    values = first.detach().cpu().double().numpy()
-    classes = predictive.likelihood.kind == "classification"
-    shape = (len(predictive),) if classes else predictive.mean.shape
-    if values.shape not in (shape, (*shape, 1)):
-        fail(
-            "y",
-            f"shape {shape}, one target per prediction",
-            f"shape {values.shape}",
-            "Score the rows that were predicted",
-        )
-    if values.size == 0:
-        fail("y", "at least one target", "none", "Score a table that has rows")
-    check_finite("y", values)
-    return values.reshape(shape)

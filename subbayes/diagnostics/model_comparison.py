@@ -1,13 +1,13 @@
-r"""Posteriors on one scale, without a refit: leave-one-out scores and log evidence from draws.
+r"""Compare posteriors without refitting: leave-one-out scores and log evidence from draws.
 
 $$ \mathrm{elpd} = \sum_n \log p(y_n \mid y_{-n}) $$
 
-is estimated by PSIS-LOO (Vehtari, Gelman & Gabry 2017). Another temperature T' or prior p' needs no
-draws of its own where it is close by: those of $p_T(z \mid D)$ are weighted by
+is estimated by PSIS-LOO (Vehtari, Gelman & Gabry 2017). A nearby temperature T' or prior p' needs
+no new draws: draws of $p_T(z \mid D)$ are weighted by
 
 $$ \omega(z) = \frac{p(D \mid z)^{1/T'}\, p'(z)}{p(D \mid z)^{1/T}\, p(z)} $$
 
-and the Pareto k of the weights says whether that can be trusted.
+and the Pareto k of the weights tells whether the result is reliable.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes import diagnostics
-from subbayes.diagnostics import LooResult
-from subbayes.draws import Draws
-from subbayes.posterior import Posterior
+from subbayes.diagnostics.leave_one_out import LooResult, loo, psis, sum_se
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_count, check_positive, fail, fail_type
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Choice", "Row", "compare", "reweighted"]
+    from subbayes.draws import Draws
+    from subbayes.posterior import Posterior
+
+__all__ = ["ModelComparison", "ModelScore", "compare_posteriors", "reweight"]
 
 _MOST_DRAWS, _MOST_NUMBERS = 4000, 2**27
 _BAD_K = 0.7
@@ -39,28 +39,28 @@ _LINEARISED = "laplace-linearised"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One candidate.
+class ModelScore:
+    """The leave-one-out score of one posterior.
 
     Attributes:
-        name: what it is called.
+        name: name of the posterior.
         elpd: expected log predictive density of all observations, in nats; higher is better.
-        se: its standard error.
-        difference: `elpd` less that of the best reliable candidate.
+        se: standard error of `elpd`.
+        difference: `elpd` minus that of the best reliable posterior.
         difference_se: standard error of the difference, from the paired observations.
         p_loo: effective number of parameters.
-        n_bad: observations whose Pareto k is too large for their terms to be trusted.
-        weights_k: Pareto k of the weights that make the draws those of the candidate; NaN for
-            draws of the candidate itself.
-        log_evidence: of the tempered posterior, where the engine knows it; comparable at one
-            temperature only. NaN where it does not.
-        log_evidence_error: its standard error, where known.
-        temperature: T.
+        n_bad: number of observations whose Pareto k is too large.
+        weights_k: Pareto k of the importance weights from `reweight`; NaN for draws of the
+            posterior itself.
+        log_evidence: log evidence of the tempered posterior, comparable at one temperature only;
+            NaN where the inference engine does not estimate it.
+        log_evidence_error: its standard error, NaN if unknown.
+        temperature: temperature T.
         rank: number of coordinates.
-        sampler: the engine.
-        draws: number of draws behind the row.
-        reliable: whether no Pareto k of weights or of the engine's approximation is above 0.7, and
-            the model predicts by the density that is scored (linearised Laplace does not).
+        sampler: name of the inference engine.
+        draws: number of draws used.
+        reliable: whether the Pareto k of the weights and of the engine's approximation are at most
+            0.7 and the model predicts by the density that is scored (linearised Laplace does not).
     """
 
     name: str
@@ -81,37 +81,37 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Candidates side by side, best first, unreliable ones last.
+class ModelComparison:
+    """Scores of posteriors, best first; unreliable scores come last.
 
     Attributes:
-        rows: one per candidate.
+        rows: one score per posterior.
         n: number of observations.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ModelScore, ...]
     n: int
 
     @property
     def best(self) -> str:
-        """The name of the reliable candidate with the highest score."""
+        """The name of the reliable posterior with the highest score."""
         return self.rows[0].name
 
-    def __getitem__(self, name: str) -> Row:
-        """The row of a candidate."""
-        found = {row.name: row for row in self.rows}
-        if name not in found:
-            fail("name", f"one of {', '.join(found)}", repr(name))
-        return found[name]
+    def __getitem__(self, name: str) -> ModelScore:
+        """The score of the posterior called `name`."""
+        scores = {row.name: row for row in self.rows}
+        if name not in scores:
+            fail("name", f"one of {', '.join(scores)}", repr(name))
+        return scores[name]
 
     def to_frame(self) -> pd.DataFrame:
-        """A table with one row for each candidate, indexed by name."""
+        """A data frame with one row per posterior, indexed by name."""
         import pandas as pd
 
         return pd.DataFrame([asdict(row) for row in self.rows]).set_index("name")
 
     def to_dict(self) -> dict[str, Any]:
-        """The rows as JSON-able values; unknown numbers are None."""
+        """The scores as values that JSON can hold; unknown numbers are None."""
         rows = [
             {
                 key: None if isinstance(value, float) and not np.isfinite(value) else value
@@ -122,7 +122,7 @@ class Choice:
         return {"n": self.n, "best": self.best, "rows": rows}
 
     def to_text(self) -> str:
-        """A table in plain text."""
+        """A plain-text table."""
         heads = ["", "elpd", "difference", "p_loo", "bad k", "log evidence", ""]
         cells = [
             heads,
@@ -152,14 +152,14 @@ class Choice:
         return self.to_text()
 
 
-def _evidence_text(row: Row) -> str:
+def _evidence_text(row: ModelScore) -> str:
     if not np.isfinite(row.log_evidence):
         return "-"
     error = f" ± {row.log_evidence_error:.1f}" if np.isfinite(row.log_evidence_error) else ""
     return f"{row.log_evidence:.1f}{error}"
 
 
-def _remark(row: Row) -> str:
+def _remark(row: ModelScore) -> str:
     if row.weights_k > _BAD_K:
         return f"unreliable: Pareto k of the weights {row.weights_k:.2f}; sample it"
     if row.sampler == _LINEARISED:
@@ -169,7 +169,7 @@ def _remark(row: Row) -> str:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """What a row is computed from; `terms` are the pointwise log-likelihoods."""
+    """A posterior to be scored; `terms` are the pointwise log-likelihoods of its draws."""
 
     name: str
     terms: Float[np.ndarray, "chains draws N"]
@@ -178,31 +178,31 @@ class _Candidate:
     meta: Mapping[str, Any]
     log_weights: Float[np.ndarray, "S"] | None = None
 
-    def row(self) -> tuple[Row, LooResult]:
-        """The row, but for its difference from the best."""
-        found = diagnostics.loo(
+    def score(self) -> tuple[ModelScore, LooResult]:
+        """The score, without its difference from the best."""
+        result = loo(
             self.terms, temperature=self.temperature, quiet=True, log_weights=self.log_weights
         )
         evidence, error, k = self._evidence()
         own = float(self.meta.get("pareto_k", np.nan))
         sampler = str(self.meta.get("sampler", "unknown"))
-        return Row(
+        return ModelScore(
             self.name,
-            found.elpd,
-            found.se,
+            result.elpd,
+            result.se,
             0.0,
             0.0,
-            found.p_loo,
-            found.n_bad,
+            result.p_loo,
+            result.n_bad,
             k,
             evidence,
             error,
             self.temperature,
             self.rank,
             sampler,
-            found.n_draws,
+            result.n_draws,
             not (k > _BAD_K or own > _BAD_K or sampler == _LINEARISED),
-        ), found
+        ), result
 
     def _evidence(self) -> tuple[float, float, float]:
         """Log evidence, its error and Pareto k; weighted by the mean of the weights."""
@@ -210,29 +210,33 @@ class _Candidate:
         error = float(self.meta.get("log_evidence_error", np.nan))
         if self.log_weights is None:
             return known, error, float("nan")
-        smoothed, k = diagnostics.psis(self.log_weights[:, None])
+        smoothed, k = psis(self.log_weights[:, None])
         share = np.exp(smoothed[:, 0])
         spread = float(np.sqrt(max(np.square(share).sum() - 1 / len(share), 0.0)))
         mean = np.logaddexp.reduce(self.log_weights) - np.log(len(share))
         return known + float(mean), float(np.hypot(error, spread)), float(k[0])
 
 
-def compare(models: Mapping[str, Any], *, most_draws: int | None = None) -> Choice:
-    """Compare posteriors of the same observations by the draws at hand.
+def compare_posteriors(
+    models: Mapping[str, Any], *, most_draws: int | None = None
+) -> ModelComparison:
+    """Compare posteriors of the same observations by leave-one-out scores of their draws.
 
     Args:
-        models: by name, a pair (posterior, draws), or a `FittedModel` with its data. They may
-            differ in subspace, rank, prior, temperature, likelihood, network and engine.
-        most_draws: use this many evenly spaced draws of each; by default 4000, fewer where they
-            would take more than 1 GiB.
+        models: a dict from names to pairs (posterior, draws) or fitted models with their data. The
+            posteriors may differ in subspace, rank, prior, temperature, likelihood, network and
+            inference engine.
+        most_draws: number of evenly spaced draws to use of each posterior; by default 4000, or
+            fewer if their log-likelihoods would exceed 1 GiB.
 
     Returns:
-        A table, best first. The score of draws of an approximation (Laplace, variational) takes
-        them for draws of the posterior; where the engine has noted a Pareto k above 0.7 the row
-        is marked unreliable.
+        The scores, best first. Draws of an approximation (Laplace, variational) are treated as
+        draws of the posterior; a score is marked unreliable if the engine reported a Pareto k above
+        0.7.
 
     Raises:
-        InputError: no models, other observations, or another posterior than that of the draws.
+        InputError: `models` is empty, the observations differ, or draws do not belong to their
+            posterior.
 
     Source: Vehtari, Gelman and Gabry (2017), Statistics and Computing 27.
 
@@ -241,13 +245,13 @@ def compare(models: Mapping[str, Any], *, most_draws: int | None = None) -> Choi
         >>> from subbayes.likelihoods import Gaussian
         >>> net = subbayes.Network(torch.nn.Linear(3, 1))
         >>> x, y = torch.randn(40, 3), torch.randn(40)
-        >>> found = {}
+        >>> models = {}
         >>> for rank in (1, 2):
         ...     space = subbayes.subspace.RandomSubspace(net.weights, rank)
-        ...     posterior = Posterior(net, Gaussian(1.0), (x, y), space)
+        ...     posterior = subbayes.Posterior(net, Gaussian(1.0), (x, y), space)
         ...     draws = subbayes.inference.elliptical_slice(posterior, draws=50)
-        ...     found[f"rank {rank}"] = posterior, draws
-        >>> sorted(row.rank for row in compare(found).rows)
+        ...     models[f"rank {rank}"] = posterior, draws
+        >>> sorted(row.rank for row in compare_posteriors(models).rows)
         [1, 2]
     """
     if not isinstance(models, Mapping):
@@ -272,67 +276,92 @@ def compare(models: Mapping[str, Any], *, most_draws: int | None = None) -> Choi
     )
 
 
-def reweighted(
+def reweight(
     posterior: Posterior,
     draws: Draws,
     *,
-    temperatures: Sequence[float] | None = None,
-    prior_scales: Sequence[float] | None = None,
+    temperatures: float | Sequence[float] | None = None,
+    prior_scales: float | Sequence[float] | None = None,
     most_draws: int | None = None,
-) -> Choice:
-    """Other temperatures and priors, by weights on the draws at hand; see `Posterior.compare`."""
-    _check_own("draws", posterior, draws)
+) -> ModelComparison:
+    r"""Score other temperatures and priors by importance weights on draws of one posterior.
+
+    Args:
+        posterior: the posterior that was sampled.
+        draws: its draws.
+        temperatures: temperatures T' to score; by default that of the posterior.
+        prior_scales: scales s of priors $N(m, s^2 I)$ to score, with the mean m of the
+            posterior's prior; by default the prior itself. If both are given, all pairs are scored.
+        most_draws: number of evenly spaced draws to use; by default 4000, or fewer if their
+            log-likelihoods would exceed 1 GiB.
+
+    Returns:
+        Leave-one-out scores, best first, with that of the sampled posterior under the name "as
+        sampled". A score whose weights have a Pareto k above 0.7 is marked unreliable: sample that
+        posterior instead.
+
+    Raises:
+        InputError: draws of another posterior, or temperatures or scales that are not positive.
+
+    Example:
+        >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
+        >>> net = subbayes.Network(torch.nn.Linear(2, 1))
+        >>> data = torch.randn(40, 2), torch.randn(40)
+        >>> space = subbayes.subspace.FullSubspace(net.weights)
+        >>> posterior = subbayes.Posterior(net, Gaussian(1.0), data, space)
+        >>> draws = subbayes.inference.elliptical_slice(posterior, draws=50)
+        >>> sorted(row.name for row in reweight(posterior, draws, temperatures=[2, 4]).rows)
+        ['T = 2', 'T = 4', 'as sampled']
+    """
+    _check_match("draws", posterior, draws)
     terms, z = _terms(posterior, draws, most_draws)
     total = terms.reshape(len(z), -1).sum(1)
-    here = total / posterior.temperature + posterior.prior.log_prob(z)
-    as_sampled = _Candidate("as sampled", terms, posterior.temperature, posterior.rank, draws.meta)
-    found = [as_sampled]
-    for temperature in [posterior.temperature] if temperatures is None else _several(temperatures):
+    log_density = total / posterior.temperature + posterior.prior.log_prob(z)
+    sampled = _Candidate("as sampled", terms, posterior.temperature, posterior.rank, draws.meta)
+    candidates = [sampled]
+    for temperature in [posterior.temperature] if temperatures is None else _list(temperatures):
         check_positive("temperatures", temperature)
-        for scale in [None] if prior_scales is None else _several(prior_scales):
-            prior = (
-                posterior.prior
-                if scale is None
-                else Normal(check_positive("prior_scales", scale), mean=posterior.prior.mean)
-            )
-            weights = total / temperature + prior.log_prob(z) - here
+        for scale in [None] if prior_scales is None else _list(prior_scales):
+            prior, parts = posterior.prior, []
+            if temperatures is not None:
+                parts.append(f"T = {temperature:g}")
+            if scale is not None:
+                prior = Normal(check_positive("prior_scales", scale), mean=posterior.prior.mean)
+                parts.append(f"prior scale {scale:g}")
+            weights = total / temperature + prior.log_prob(z) - log_density
             if np.ptp(weights) > 0:
-                name = ", ".join(
-                    part
-                    for part, asked in (
-                        (f"T = {temperature:g}", temperatures is not None),
-                        (f"prior scale {scale:g}" if scale is not None else "", scale is not None),
-                    )
-                    if asked
-                )
-                found.append(
+                candidates.append(
                     replace(
-                        as_sampled, name=name, temperature=float(temperature), log_weights=weights
+                        sampled,
+                        name=", ".join(parts),
+                        temperature=float(temperature),
+                        log_weights=weights,
                     )
                 )
-    return _ranked(found)
+    return _ranked(candidates)
 
 
-def _several(values: float | Sequence[float]) -> Sequence[float]:
-    """The values; one alone counts as a list of one."""
+def _list(values: float | Sequence[float]) -> Sequence[float]:
+    """The values as a list; a single number becomes a list of one."""
     return values if isinstance(values, Sequence) else np.atleast_1d(values).tolist()
 
 
-def _ranked(candidates: Sequence[_Candidate]) -> Choice:
+def _ranked(candidates: Sequence[_Candidate]) -> ModelComparison:
     pairs = sorted(
-        (candidate.row() for candidate in candidates),
+        (candidate.score() for candidate in candidates),
         key=lambda pair: (not pair[0].reliable, -pair[0].elpd),
     )
     best = pairs[0][1]
     rows = [
         replace(
             row,
-            difference=found.elpd - best.elpd,
-            difference_se=diagnostics.sum_se(found.pointwise - best.pointwise),
+            difference=result.elpd - best.elpd,
+            difference_se=sum_se(result.pointwise - best.pointwise),
         )
-        for row, found in pairs
+        for row, result in pairs
     ]
-    return Choice(tuple(rows), len(best.pointwise))
+    return ModelComparison(tuple(rows), len(best.pointwise))
 
 
 def _terms(
@@ -348,24 +377,25 @@ def _terms(
 
 
 def _pair(name: str, model: Any) -> tuple[Posterior, Draws]:
+    """The posterior and the draws of a model; recognised by what is used of them."""
     pair = (
         model
         if isinstance(model, tuple)
         else (getattr(model, "posterior", None), getattr(model, "draws", None))
     )
-    if len(pair) != 2 or not isinstance(pair[0], Posterior) or not isinstance(pair[1], Draws):
+    if len(pair) != 2 or not hasattr(pair[0], "pointwise") or not hasattr(pair[1], "n_chains"):
         fail_type(
             f"models[{name!r}]",
             "a pair (posterior, draws), or a fitted model with data",
             model,
             "Load models with load(path, data=...)",
         )
-    _check_own(f"models[{name!r}]", *pair)
+    _check_match(f"models[{name!r}]", *pair)
     return pair
 
 
-def _check_own(argument: str, posterior: Posterior, draws: Draws) -> None:
-    """Draws of another posterior, as far as can be seen, are refused."""
+def _check_match(argument: str, posterior: Posterior, draws: Draws) -> None:
+    """Refuse draws that cannot be of this posterior, by their rank and temperature."""
     if draws.rank != posterior.rank:
         fail(argument, f"draws of rank {posterior.rank}, as the posterior", draws.rank)
     sampled = draws.meta.get("temperature", posterior.temperature)

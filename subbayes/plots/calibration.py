@@ -13,7 +13,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 
 from subbayes.data.data import to_targets
-from subbayes.diagnostics import metrics
+from subbayes.diagnostics.calibration import calibration_curve, wilson_interval
 from subbayes.plots.predictions import observed
 from subbayes.plots.style import BLUE, GREY, SKY, labelled, legend, new_axes, note
 from subbayes.predictions.predictive import Predictive
@@ -50,7 +50,7 @@ def calibration(
     """
     if predictive.likelihood.kind == "classification":
         return reliability(predictive, y, label=label, ax=ax)
-    curve = metrics.calibration_curve(predictive, y, np.linspace(0, 1, 41))
+    curve = calibration_curve(predictive, y, np.linspace(0, 1, 41))
     ax, first = _unit_square(ax)
     if first:
         _expected_band(ax, int(curve.count[0]))
@@ -95,11 +95,11 @@ def reliability(
             predictive.likelihood.kind,
             "Use calibration(...)",
         )
-    curve = metrics.calibration_curve(predictive, y, bins=bins)
+    curve = calibration_curve(predictive, y, bins=bins)
     ax, first = _unit_square(ax)
     if first:
         ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="calibrated")
-    low, high = metrics.wilson_interval(curve.observed, curve.count)
+    low, high = wilson_interval(curve.observed, curve.count)
     drawn = ax.errorbar(
         curve.expected,
         curve.observed,

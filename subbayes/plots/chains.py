@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
-from subbayes.diagnostics import average_ranks
+from subbayes.diagnostics.convergence import average_ranks
 from subbayes.draws import Draws
 from subbayes.plots.style import BLUE, COLORS, GREY, RED, SKY, labelled, legend, new_axes, note
 from subbayes.utils.checks import check_count, fail

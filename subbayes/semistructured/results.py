@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from subbayes import diagnostics
 from subbayes.diagnostics import LooResult
-from subbayes.diagnostics.arviz import converted
+from subbayes.diagnostics.arviz import arviz_data
 from subbayes.draws import Draws
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
@@ -266,7 +266,7 @@ class Reading:
             groups["log_likelihood"] = {
                 "y": self.posterior.pointwise(self.draws.flat()).reshape(*shape, -1)
             }
-        return converted(self.draws, variables, coords, dims, groups)
+        return arviz_data(self.draws, variables, coords, dims, groups)
 
     def loo(self, quiet: bool = False) -> LooResult:
         """Leave-one-out log predictive density (PSIS) of the training rows.

@@ -17,11 +17,11 @@ from sklearn import metrics as sklearn_metrics
 
 from subbayes.diagnostics import crps as crps_room
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.calibration import calibration_curve
 from subbayes.diagnostics.metrics import (
     accuracy,
     auroc,
     brier,
-    calibration_curve,
     coverage,
     crps,
     crps_gaussian_mixture,

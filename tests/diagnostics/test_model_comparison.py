@@ -13,6 +13,7 @@ from scipy import stats
 
 import subbayes
 from subbayes import Draws
+from subbayes.diagnostics import compare_posteriors, reweight, to_arviz
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError, InputTypeError
 
@@ -75,7 +76,7 @@ def test_posteriors_side_by_side():
         "narrow": LinearGaussian(rank=2, prior=Normal(0.05)),
         "tempered": LinearGaussian(rank=2, temperature=5.0),
     }
-    found = subbayes.diagnostics.model_comparison.compare(
+    found = compare_posteriors(
         {name: (model.posterior(), exact_draws(model)) for name, model in models.items()}
     )
     terms = {name: exact_terms(model) for name, model in models.items()}
@@ -98,8 +99,8 @@ def test_arviz_agrees():
     arviz = pytest.importorskip("arviz")
     model = LinearGaussian(rank=2)
     draws = exact_draws(model)
-    row = subbayes.diagnostics.model_comparison.compare({"m": (model.posterior(), draws)})["m"]
-    theirs = arviz.loo(draws.to_arviz(model.posterior()))
+    row = compare_posteriors({"m": (model.posterior(), draws)})["m"]
+    theirs = arviz.loo(to_arviz(draws, model.posterior()))
     elpd = getattr(theirs, "elpd_loo", None)  # elpd on ArviZ 1.x
     assert row.elpd == pytest.approx(float(theirs.elpd if elpd is None else elpd), abs=1e-3)
     assert row.se == pytest.approx(float(theirs.se), rel=1e-4)
@@ -109,8 +110,8 @@ def test_other_priors_and_temperatures_without_a_refit():
     model = LinearGaussian(rank=2, temperature=2.0)
     known = log_evidence(model)
     draws = exact_draws(model, log_evidence=known, log_evidence_error=0.01)
-    found = model.posterior().compare(
-        draws, temperatures=(2.0, *TEMPERATURES), prior_scales=(1.0, *SCALES)
+    found = reweight(
+        model.posterior(), draws, temperatures=(2.0, *TEMPERATURES), prior_scales=(1.0, *SCALES)
     )
     assert len(found.rows) == 9
     check(found["as sampled"], model)
@@ -129,7 +130,7 @@ def test_other_priors_and_temperatures_without_a_refit():
 def test_weights_that_cannot_be_trusted_are_marked():
     model = LinearGaussian(rank=2, temperature=1.0)
     draws = exact_draws(model)
-    found = model.posterior().compare(draws, temperatures=[0.01, 100.0])
+    found = reweight(model.posterior(), draws, temperatures=[0.01, 100.0])
     assert found.rows[0].name == "as sampled"
     assert not any(row.reliable for row in found.rows[1:])
     assert "unreliable: Pareto k of the weights" in found.to_text()
@@ -137,7 +138,7 @@ def test_weights_that_cannot_be_trusted_are_marked():
 
 def test_a_poor_approximation_is_marked():
     model = LinearGaussian(rank=2)
-    found = subbayes.diagnostics.model_comparison.compare(
+    found = compare_posteriors(
         {
             "exact": (model.posterior(), exact_draws(model)),
             "laplace": (model.posterior(), exact_draws(model, seed=1, pareto_k=0.9)),
@@ -150,7 +151,7 @@ def test_a_poor_approximation_is_marked():
 def test_text_table_and_json():
     model = LinearGaussian(rank=2)
     draws = exact_draws(model, log_evidence=-68.0)
-    found = model.posterior().compare(draws, prior_scales=[2.0])
+    found = reweight(model.posterior(), draws, prior_scales=[2.0])
     assert list(found.to_frame().index) == [row.name for row in found.rows]
     plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert plain["n"] == model.n
@@ -163,9 +164,7 @@ def test_text_table_and_json():
 def test_few_draws_are_evenly_spaced_and_enough():
     model = LinearGaussian(rank=2)
     draws = exact_draws(model)
-    few = subbayes.diagnostics.model_comparison.compare(
-        {"m": (model.posterior(), draws)}, most_draws=800
-    )["m"]
+    few = compare_posteriors({"m": (model.posterior(), draws)}, most_draws=800)["m"]
     assert few.draws == 800
     check(few, model)
 
@@ -181,40 +180,34 @@ def test_a_fitted_model_is_a_candidate():
         training=subbayes.Training(epochs=5, swa_epochs=2),
         progress=False,
     )
-    found = subbayes.diagnostics.model_comparison.compare({"fit": fitted})
+    found = compare_posteriors({"fit": fitted})
     assert found["fit"].sampler == "elliptical-slice"
     with pytest.raises(InputTypeError, match=r"models\['fit'\]: expected a pair .*load\(path, dat"):
-        subbayes.diagnostics.model_comparison.compare({"fit": replace(fitted, posterior=None)})
+        compare_posteriors({"fit": replace(fitted, posterior=None)})
 
 
 def test_bad_input(unchecked):
     model, other = LinearGaussian(rank=2), LinearGaussian(rank=2, seed=1)
     posterior, draws = model.posterior(), exact_draws(model)
     with pytest.raises(InputError, match="models: expected at least one posterior"):
-        subbayes.diagnostics.model_comparison.compare({})
+        compare_posteriors({})
     with pytest.raises(InputError, match=r"models\['b'\]: expected the observations of 'a'"):
-        subbayes.diagnostics.model_comparison.compare(
-            {"a": (posterior, draws), "b": (other.posterior(), draws)}
-        )
+        compare_posteriors({"a": (posterior, draws), "b": (other.posterior(), draws)})
     short = LinearGaussian(n=20).posterior()
     with pytest.raises(InputError, match="got 20 instead of 40. Fit all to the same rows"):
-        subbayes.diagnostics.model_comparison.compare(
-            {"a": (posterior, draws), "b": (short, draws)}
-        )
+        compare_posteriors({"a": (posterior, draws), "b": (short, draws)})
     with pytest.raises(InputError, match="draws at temperature 3, as the posterior, got 1"):
-        subbayes.diagnostics.model_comparison.compare(
-            {"a": (posterior.with_temperature(3.0), draws)}
-        )
+        compare_posteriors({"a": (posterior.with_temperature(3.0), draws)})
     with pytest.raises(InputError, match="draws: expected draws of rank 2"):
-        posterior.compare(Draws(np.zeros((2, 5, 3))))
+        reweight(posterior, Draws(np.zeros((2, 5, 3))))
     with pytest.raises(InputError, match="temperatures: expected a finite number above 0, got 0"):
-        posterior.compare(draws, temperatures=[0.0])
+        reweight(posterior, draws, temperatures=[0.0])
     with pytest.raises(InputError, match="prior_scales: expected a finite number above 0, got -1"):
-        posterior.compare(draws, prior_scales=[-1.0])
+        reweight(posterior, draws, prior_scales=[-1.0])
     with pytest.raises(InputError, match="name: expected one of as sampled, got 'x'"):
-        posterior.compare(draws)["x"]
+        reweight(posterior, draws)["x"]
     with pytest.raises(InputTypeError, match="models.*: expected a pair"):
-        subbayes.diagnostics.model_comparison.compare({"a": 3})
+        compare_posteriors({"a": 3})
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -222,15 +215,15 @@ def test_what_is_no_dict_of_models_and_numbers_alone():
     posterior = LinearGaussian(rank=2).posterior()
     draws = subbayes.inference.elliptical_slice(posterior, draws=60, chains=4, progress=False)
     with pytest.raises(InputTypeError, match="models: expected a dict from names to pairs"):
-        subbayes.diagnostics.model_comparison.compare([(posterior, draws)])
-    one, listed = (posterior.compare(draws, temperatures=t) for t in (2.0, [2.0]))
+        compare_posteriors([(posterior, draws)])
+    one, listed = (reweight(posterior, draws, temperatures=t) for t in (2.0, [2.0]))
     assert [row.elpd for row in one.rows] == [row.elpd for row in listed.rows]
 
 
 def test_linearised_laplace_is_not_scored_as_if_it_predicted_through_the_network():
     model = LinearGaussian()
     posterior = model.posterior()
-    choice = subbayes.diagnostics.model_comparison.compare(
+    choice = compare_posteriors(
         {
             "linearised": (posterior, exact_draws(model, sampler="laplace-linearised")),
             "sampled": (posterior, exact_draws(model, seed=1)),

@@ -19,7 +19,7 @@ from scipy import stats
 from subbayes import Draws, InputError, InputTypeError, Network, Posterior, Predictive, plots
 from subbayes.curvature import Eigenpairs, SpectralDensity
 from subbayes.diagnostics import metrics
-from subbayes.diagnostics.metrics import wilson_interval
+from subbayes.diagnostics.calibration import calibration_curve, wilson_interval
 from subbayes.inference.tempering import TemperatureChoice
 from subbayes.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from subbayes.plots.approximations import ellipse, gaussian, log_prob_on
@@ -334,7 +334,7 @@ def test_pit_of_counts_is_the_mean_of_randomised_ones():
 def test_reliability_shows_accuracy_by_confidence():
     predictive, y = classes()
     ax = plots.reliability(predictive, y, bins=5)
-    curve = metrics.calibration_curve(predictive, y, bins=5)
+    curve = calibration_curve(predictive, y, bins=5)
     points = ax.collections[-1].get_offsets()
     np.testing.assert_allclose(points, np.stack([curve.expected, curve.observed], 1))
 

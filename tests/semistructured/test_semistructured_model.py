@@ -418,14 +418,14 @@ def test_arviz_has_the_names_of_effects(fitted):
 
 
 def test_models_are_compared_by_leave_one_out(fitted):
-    import subbayes
+    from subbayes.diagnostics import compare_posteriors
 
     frame, model = fitted
     plain = SemiStructuredRegression("y ~ 1").fit(
         frame, draws=40, warmup=60, chains=2, progress=False
     )
-    choice = subbayes.diagnostics.model_comparison.compare({"plain": plain, "all": model})
-    assert [row.name for row in choice.rows] == ["all", "plain"]
+    comparison = compare_posteriors({"plain": plain, "all": model})
+    assert [row.name for row in comparison.rows] == ["all", "plain"]
     assert model.loo(quiet=True).elpd > plain.loo(quiet=True).elpd
     held = model.score_samples(frame.iloc[:5])
     np.testing.assert_allclose(held, model.predict(frame.iloc[:5]).log_prob(frame.y[:5]))

@@ -1,0 +1,119 @@
+"""Calibration curves: expected against observed frequencies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from subbayes.diagnostics.checks import class_labels, target_values
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import check_count, fail
+
+__all__ = ["CalibrationCurve", "calibration_curve", "reliability", "wilson_interval"]
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationCurve:
+    """Observed against expected frequencies; calibrated predictions lie on the diagonal.
+
+    Attributes:
+        expected: interval levels, or mean confidence per bin, shape (m,).
+        observed: fraction of targets inside, or accuracy per bin, shape (m,).
+        count: number of targets behind each point, shape (m,).
+    """
+
+    expected: Float[np.ndarray, "m"]
+    observed: Float[np.ndarray, "m"]
+    count: Int[np.ndarray, "m"]
+
+
+def calibration_curve(
+    predictive: Predictive, y: object, levels: Float[np.ndarray, "m"] | None = None, bins: int = 15
+) -> CalibrationCurve:
+    r"""Observed against expected coverage, or accuracy against confidence for classes.
+
+    Regression and counts: for each level, the fraction of targets inside the central interval
+    of that level, found from $F(y)$ without computing the intervals. Classification: the
+    reliability diagram of the top class, empty bins left out.
+
+    Args:
+        predictive: the predictive distribution of N observations.
+        y: targets, (N,) or (N, T); labels for a classifier.
+        levels: interval levels between 0 and 1; by default 0.05, 0.1, ..., 0.95.
+        bins: number of bins of equal width, for a classifier.
+
+    Returns:
+        The points of the curve.
+
+    Raises:
+        InputError: if `y` does not fit the predictions, or `levels` are not within [0, 1].
+
+    Source: Kuleshov, Fenner and Ermon (2018), ICML, section 3.5; Guo et al. (2017), section 2.
+
+    Example:
+        >>> import torch
+        >>> from subbayes.likelihoods import Gaussian
+        >>> predictive = Predictive(torch.zeros(1, 3, 1), Gaussian(noise=1.0))
+        >>> calibration_curve(predictive, [0.0, 1.0, 3.0], np.array([0.5, 0.9])).observed
+        array([0.333, 0.667])
+    """
+    if predictive.likelihood.kind == "classification":
+        return reliability(*class_labels(predictive, y, "calibration_curve"), bins)
+    levels = np.linspace(0.05, 0.95, 19) if levels is None else np.asarray(levels, np.float64)
+    if not ((levels >= 0) & (levels <= 1)).all():
+        fail("levels", "probabilities between 0 and 1", f"{levels.min():g} to {levels.max():g}")
+    needed = np.sort(_needed_level(predictive, target_values(predictive, y)).ravel())
+    inside = np.searchsorted(needed, levels + 1e-12, side="right")
+    return CalibrationCurve(levels, inside / len(needed), np.full(len(levels), len(needed)))
+
+
+def _needed_level(
+    predictive: Predictive, values: Float[np.ndarray, "..."]
+) -> Float[np.ndarray, "..."]:
+    """Level of the smallest central interval that contains each target."""
+    below = predictive.cdf(values)
+    strictly = predictive.cdf(values - 1) if predictive.likelihood.kind == "count" else below
+    return 1 - 2 * np.minimum(below, 1 - strictly)
+
+
+def reliability(
+    p: Float[np.ndarray, "N K"], labels: Int[np.ndarray, "N"], bins: int
+) -> CalibrationCurve:
+    """Accuracy against confidence of the most probable class, in bins of equal width."""
+    check_count("bins", bins)
+    top = p.max(axis=1)
+    index = np.searchsorted(np.linspace(0, 1, bins + 1), top, side="left") - 1
+    index = index.clip(0, bins - 1)
+    count = np.bincount(index, minlength=bins)
+    hits = np.bincount(index, p.argmax(axis=1) == labels, minlength=bins)
+    confidence = np.bincount(index, top, minlength=bins)
+    used = count > 0
+    return CalibrationCurve(confidence[used] / count[used], hits[used] / count[used], count[used])
+
+
+def wilson_interval(
+    share: Float[np.ndarray, "*m"] | float, count: Any
+) -> tuple[Float[np.ndarray, "*m"], Float[np.ndarray, "*m"]]:
+    """95 % interval of a probability of which a share was observed.
+
+    Args:
+        share: observed shares, in [0, 1].
+        count: number of observations of each.
+
+    Returns:
+        Lower and upper ends.
+
+    Source: Wilson (1927), "Probable inference, the law of succession, and statistical inference".
+
+    Example:
+        >>> [round(float(end), 3) for end in wilson_interval(0.9, 10)]
+        [0.596, 0.982]
+    """
+    z, share = 1.96, np.asarray(share, dtype=np.float64)
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    low, high = np.minimum(middle - half, share), np.maximum(middle + half, share)
+    return np.asarray(low), np.asarray(high)

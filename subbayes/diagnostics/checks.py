@@ -1,0 +1,68 @@
+"""Check targets against the predictions that they are compared with."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from subbayes.data.data import to_targets
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import check_finite, fail
+
+__all__ = ["class_labels", "require_ordered", "target_values"]
+
+
+def require_ordered(predictive: Predictive, name: str) -> None:
+    """Refuse predictions of classes, to which the score `name` does not apply."""
+    if predictive.likelihood.kind == "classification":
+        fail(
+            "predictive",
+            f"regression or counts for {name}",
+            "classification",
+            "Use accuracy, brier or ece",
+        )
+
+
+def class_labels(
+    predictive: Predictive, y: object, name: str
+) -> tuple[Float[np.ndarray, "N K"], Int[np.ndarray, "N"]]:
+    """Class probabilities and labels, for the score `name`."""
+    if predictive.likelihood.kind != "classification":
+        fail(
+            "predictive",
+            f"classification for {name}",
+            predictive.likelihood.kind,
+            "Use rmse, crps or coverage",
+        )
+    p = predictive.probabilities
+    values = target_values(predictive, y)
+    bad = (values < 0) | (values >= p.shape[1]) | (values != np.floor(values))
+    if bad.any():
+        fail(
+            "y",
+            f"labels 0 to {p.shape[1] - 1}",
+            f"{values[bad][0]:g}",
+            "Encode classes as they were in training",
+        )
+    return p, values.astype(np.int64)
+
+
+def target_values(predictive: Predictive, y: object) -> Float[np.ndarray, "..."]:
+    """Targets in float64 with the shape of the predictions; a column becomes a vector."""
+    targets = to_targets(y, "y")
+    first = targets if isinstance(targets, Tensor) else targets[0]
+    values = first.detach().cpu().double().numpy()
+    classes = predictive.likelihood.kind == "classification"
+    shape = (len(predictive),) if classes else predictive.mean.shape
+    if values.shape not in (shape, (*shape, 1)):
+        fail(
+            "y",
+            f"shape {shape}, one target per prediction",
+            f"shape {values.shape}",
+            "Score the rows that were predicted",
+        )
+    if values.size == 0:
+        fail("y", "at least one target", "none", "Score a table that has rows")
+    check_finite("y", values)
+    return values.reshape(shape)
