@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from subbayes import diagnostics
-from subbayes.utils.checks import check_count, fail
+from subbayes.predictions.averaging import evenly_spaced
+from subbayes.utils.checks import fail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,10 +66,7 @@ class Draws:
     def flat(self, n: int | None = None) -> Float[np.ndarray, "S k"]:
         """All draws as rows, shape (chains x draws, k), or n evenly spaced ones."""
         rows = self.z.reshape(-1, self.rank)
-        if n is None or n >= len(rows):
-            return rows
-        check_count("n_draws", n)
-        return rows[np.linspace(0, len(rows) - 1, n).round().astype(int)]
+        return rows if n is None else evenly_spaced(rows, n)
 
     def mean(self) -> Float[np.ndarray, "k"]:
         """Mean of all draws, shape (k,)."""

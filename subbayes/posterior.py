@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,17 +24,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.data.data import Data, n_rows, named_leaves, take, to_device
-from subbayes.draws import Draws
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.batched import Batched, Mode, bytes_per_row, reuse_memory
 from subbayes.networks.tracing.layout import observations_last
-from subbayes.predictions.averaging import average
+from subbayes.predictions.averaging import average, evenly_spaced
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
+
+if TYPE_CHECKING:
+    from subbayes.draws import Draws
 
 __all__ = ["Posterior", "check_fit"]
 
@@ -349,9 +351,10 @@ class Posterior:
         Raises:
             InputError: inputs the module does not take, or that hold NaN.
         """
-        rows = draws.flat() if isinstance(draws, Draws) else self._coordinates(draws).cpu().numpy()
-        z = rows if n_draws is None else Draws(rows[None]).flat(n_draws)
+        z = draws.flat() if hasattr(draws, "n_chains") else draws
         points = self._coordinates(z)
+        if n_draws is not None:
+            points = self._coordinates(evenly_spaced(points.cpu().numpy(), n_draws))
         return average(
             self.network,
             self.likelihood,

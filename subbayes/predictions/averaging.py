@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -33,14 +34,31 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.batched import bytes_per_row
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import bar
 from subbayes.utils.types import Inputs
 
-__all__ = ["average", "count_rows", "outputs"]
+__all__ = ["average", "count_rows", "evenly_spaced", "outputs"]
 
 WeightsAt = Callable[[slice], Tensor]
 _CHUNK = 64
+
+
+def evenly_spaced(rows: Float[np.ndarray, "S k"], n: int) -> Float[np.ndarray, "m k"]:
+    """At most n of the rows, evenly spaced.
+
+    Args:
+        rows: draws, one per row.
+        n: number of rows to select; all are returned if there are fewer.
+
+    Example:
+        >>> evenly_spaced(np.arange(5.0)[:, None], 3).ravel()
+        array([0., 2., 4.])
+    """
+    if n >= len(rows):
+        return rows
+    check_count("n_draws", n)
+    return rows[np.linspace(0, len(rows) - 1, n).round().astype(int)]
 
 
 def average(
