@@ -351,7 +351,7 @@ class Posterior:
         Raises:
             InputError: inputs the module does not take, or that hold NaN.
         """
-        z = draws.flat() if hasattr(draws, "n_chains") else draws
+        z = draws if isinstance(draws, (np.ndarray, Tensor, list)) else draws.flat()
         points = self._coordinates(z)
         if n_draws is not None:
             points = self._coordinates(evenly_spaced(points.cpu().numpy(), n_draws))
