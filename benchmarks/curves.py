@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from benchmarks.harness import bar, in_turns, peak_memory, summary
-from subbayes import MLP, Network
+from subbayes import MLP, Network, Training
 from subbayes.likelihoods import Gaussian
 from subbayes.subspaces.curve import coefficients
 from subbayes.training.curve import train_curve
@@ -86,9 +86,8 @@ def curve(module: nn.Module, data: Any, degree: int, epochs: int, batch_size: in
         module,
         Gaussian(),
         data,
+        Training(epochs=epochs, learning_rate=1e-3, batch_size=batch_size, clip_norm=None),
         degree=degree,
-        epochs=epochs,
-        batch_size=batch_size,
         progress=False,
         callback=None if batch_size is None else clock,
     )
@@ -102,8 +101,7 @@ def plain(module: nn.Module, data: Any, epochs: int, batch_size: int | None) -> 
         module,
         Gaussian(),
         data,
-        epochs=epochs,
-        batch_size=batch_size,
+        Training(epochs=epochs, learning_rate=1e-3, batch_size=batch_size, clip_norm=None),
         progress=False,
         callback=clock,
     )

@@ -263,16 +263,24 @@ def one(name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..
     """All measures of all subspaces, for one training."""
     clock = _Clock(lambda *line: say(f"{name}, seed {seed}:", *line))
     rows, likelihood = rows_of(name, seed, plan, data_dir), subbayes.likelihoods.Categorical(10)
-    options = {"prior_scale": plan.prior_precision**-0.5, "seed": seed, "progress": False}
-    trained = subbayes.training.train(
-        network_of(name, seed, plan),
-        likelihood,
-        (rows.x, rows.y),
+    training = subbayes.Training(
         epochs=plan.epochs,
         batch_size=BATCH,
         learning_rate=plan.learning_rate,
         schedule="cosine",
-        **options,
+        prior_scale=plan.prior_precision**-0.5,
+        clip_norm=None,
+        swa_epochs=plan.path_epochs,
+        swa_learning_rate=plan.path_rate,
+        max_snapshots=20,
+    )
+    trained = subbayes.training.train(
+        network_of(name, seed, plan),
+        likelihood,
+        (rows.x, rows.y),
+        training,
+        seed=seed,
+        progress=False,
     )
     clock("training")
     steps = plan.path_epochs * -(-plan.train // BATCH)
@@ -280,13 +288,11 @@ def one(name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..
         trained,
         likelihood,
         (rows.x, rows.y),
-        epochs=plan.path_epochs,
-        batch_size=BATCH,
-        learning_rate=plan.path_rate,
-        clip_norm=1.0,
+        replace(training, clip_norm=1.0),
         unit="steps",
         every=max(1, steps // SNAPSHOTS),
-        **options,
+        seed=seed,
+        progress=False,
     )
     clock("trajectory")
     network, share = trained.network, plan.curvature / plan.train

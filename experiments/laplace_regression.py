@@ -233,17 +233,19 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
     began = time.perf_counter()
     x, y, new, y_new = rows
     module = subbayes.MLP(x.shape[1], plan.hidden, 1, "relu", seed=seed).double()
-    trained = subbayes.training.train(
-        module,
-        subbayes.likelihoods.Gaussian(),
-        (x, y),
+    training = subbayes.Training(
         epochs=plan.epochs or 1,
         batch_size=None,
         learning_rate=plan.learning_rate or 1e-2,
         schedule="cosine",
         prior_scale=plan.prior_precision**-0.5,
-        seed=seed,
-        progress=False,
+        clip_norm=None,
+        swa_epochs=plan.path_epochs,
+        swa_learning_rate=plan.path_rate,
+        max_snapshots=20,
+    )
+    trained = subbayes.training.train(
+        module, subbayes.likelihoods.Gaussian(), (x, y), training, seed=seed, progress=False
     )
     network, data = trained.network, (x, y)
     likelihood = noisy(network, rows, plan)
@@ -279,10 +281,7 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
         trained,
         likelihood,
         data,
-        epochs=plan.path_epochs,
-        learning_rate=plan.path_rate,
-        prior_scale=plan.prior_precision**-0.5,
-        clip_norm=1.0,
+        replace(training, batch_size=64, clip_norm=1.0),
         seed=seed,
         progress=False,
     )

@@ -18,7 +18,7 @@ import torch
 
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import write_between
-from subbayes import MLP, Predictive, sparse
+from subbayes import MLP, Predictive, Training, sparse
 from subbayes.diagnostics.metrics import accuracy
 from subbayes.likelihoods import Bernoulli, Categorical, Likelihood
 from subbayes.training.trainer import train
@@ -224,9 +224,12 @@ def _point(
         net,
         likelihood,
         data,
-        epochs=plan.epochs,
-        learning_rate=plan.baseline_rate,
-        batch_size=plan.batch_size,
+        Training(
+            epochs=plan.epochs,
+            learning_rate=plan.baseline_rate,
+            batch_size=plan.batch_size,
+            clip_norm=None,
+        ),
         seed=seed,
         progress=False,
     )

@@ -100,10 +100,13 @@ def one(name: str, seed: int, data_dir: str | None) -> dict[str, Any]:
         module,
         subbayes.likelihoods.Gaussian(),
         (x, y),
-        epochs=SETTINGS["epochs"],
+        subbayes.Training(
+            epochs=SETTINGS["epochs"],
+            learning_rate=SETTINGS["learning_rate"],
+            prior_scale=1.0,
+            clip_norm=None,
+        ),
         seed=seed,
-        learning_rate=SETTINGS["learning_rate"],
-        prior_scale=1.0,
         progress=False,
     )
     network, likelihood = trained.network, trained.likelihood

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from experiments.store import Record, Store, key_of, versions
-from subbayes import MLP, Draws, Network, Posterior, Predictive, curvature
+from subbayes import MLP, Draws, Network, Posterior, Predictive, Training, curvature
 from subbayes.data.datasets import find_file
 from subbayes.inference.samplers.elliptical_slice import elliptical_slice
 from subbayes.inference.samplers.nuts import nuts
@@ -34,7 +34,7 @@ from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace, RandomSubspace, Subspace
 from subbayes.subspaces.curve import Curve
 from subbayes.subspaces.pca import TrajectoryRecorder
-from subbayes.training.curve import train_curve
+from subbayes.training.curve import connect
 from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError, check_count
 from subbayes.utils.seeding import derive, forked
@@ -195,44 +195,47 @@ def trained(points: Points, plan: Plan, seed: int, keep: Keep) -> Trained:
 
 def _train(points: Points, plan: Plan, seed: int) -> tuple[Arrays, Record]:
     unit = Gaussian(noise=1.0)  # half the squared error, as the authors train
-    options: dict[str, Any] = {
-        "learning_rate": plan.learning_rate,
-        "momentum": plan.momentum,
-        "batch_size": plan.batch_size,
-        "progress": False,
-    }
+    training = Training(
+        epochs=plan.epochs,
+        learning_rate=plan.learning_rate,
+        optimizer="sgd",
+        momentum=plan.momentum,
+        batch_size=plan.batch_size,
+        clip_norm=None,
+        swa_epochs=plan.path_epochs,
+        swa_learning_rate=plan.learning_rate,
+        max_snapshots=plan.snapshots,
+        curve_epochs=plan.curve_epochs,
+    )
     results = []
     for s in range(2):
         first = train(
             MLP(2, plan.hidden, 1, seed=derive(seed, s)),
             unit,
             points.data,
-            optimizer="sgd",
-            epochs=plan.epochs,
+            training,
             seed=derive(seed, s),
-            **options,
+            progress=False,
         )
         results.append(
             swa(
                 first,
                 unit,
                 points.data,
-                epochs=plan.path_epochs,
+                training,
                 every=plan.path_epochs // plan.snapshots,
-                max_snapshots=plan.snapshots,
                 seed=derive(seed, s),
-                **options,
+                progress=False,
             )
         )
-    curve = train_curve(
+    curve = connect(
         results[0].network,
         unit,
         points.data,
-        optimizer="sgd",
+        training,
+        solutions=[r.network for r in results],
         seed=seed,
-        ends=[r.network for r in results],
-        epochs=plan.curve_epochs,
-        **options,
+        progress=False,
     )
     path, network = results[0].recorder, results[0].network
     inputs, y = points.data

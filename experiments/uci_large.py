@@ -36,7 +36,7 @@ from experiments.uci import (
     summary_of,
     worst_rhat,
 )
-from subbayes import MLP, Draws, Posterior, Predictive
+from subbayes import MLP, Draws, Posterior, Predictive, Training
 from subbayes.baselines.map import point
 from subbayes.baselines.swag import swag
 from subbayes.data.datasets import load_uci
@@ -180,13 +180,16 @@ def trained(c: Case, plan: Plan, learning_rate: float, device: str) -> Run:
         initial(table, plan).to(device),
         table.likelihood,
         (table.inputs, table.y),
-        optimizer="sgd",
-        epochs=plan.epochs,
-        learning_rate=learning_rate,
-        momentum=plan.momentum,
-        batch_size=plan.batch_size,
-        weight_decay=plan.weight_decay,
-        bias_lr_factor=plan.bias_lr_factor,
+        Training(
+            optimizer="sgd",
+            epochs=plan.epochs,
+            learning_rate=learning_rate,
+            momentum=plan.momentum,
+            batch_size=plan.batch_size,
+            weight_decay=plan.weight_decay,
+            bias_lr_factor=plan.bias_lr_factor,
+            clip_norm=None,
+        ),
         seed=table.seed,
         callback=snapshot,
         progress=False,

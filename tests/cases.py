@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from subbayes import Network, Posterior
+from subbayes import Network, Posterior, Training
 from subbayes.data.data import n_rows
 from subbayes.likelihoods import (
     Bernoulli,
@@ -32,6 +32,20 @@ from subbayes.likelihoods import (
 from subbayes.subspace import FullSubspace, RandomSubspace
 
 N = 7
+
+PLAIN = Training(epochs=200, learning_rate=1e-3, clip_norm=None, swa_epochs=20, max_snapshots=20)
+
+
+def training_options(**given: Any) -> dict[str, Any]:
+    """Arguments of training functions: fields of `Training` in one object, the others as given."""
+    fields = {
+        name: given.pop(name)
+        for name in list(given)
+        if name in Training.__dataclass_fields__
+        and (name != "validation" or isinstance(given[name], float))
+    }
+    return given | {"training": replace(PLAIN, **fields)}
+
 
 # --- networks: module with C outputs, and inputs it takes ---------------------------------------
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from subbayes.baselines.ensemble import WeightSamples, stacked
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import fresh
+from subbayes.networks.network import Selection
+from subbayes.training.configuration import Training
 from subbayes.training.many import train_many
 from subbayes.training.trainer import TrainingResult
 from subbayes.utils.checks import check_count, fail
@@ -23,12 +25,15 @@ def deep_ensemble(
     module: nn.Module,
     likelihood: Likelihood,
     data: Any,
+    training: Training = Training(),
     *,
     members: int = 5,
     factory: Callable[[], nn.Module] | None = None,
     seed: int = 0,
+    validation: Any = None,
+    parameters: Selection = "all",
+    output: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
-    **training: Any,
 ) -> WeightSamples:
     r"""Train members from their own initial weights and in their own order of the data.
 
@@ -43,29 +48,41 @@ def deep_ensemble(
             parameters keep their values). Not changed.
         likelihood: p(y | f).
         data: as for `train`.
+        training: how each member is trained, as for `train`.
         members: number of members S.
         factory: makes a module with fresh weights from torch's global generator, which is
             seeded for it; needed where a layer has no `reset_parameters`.
         seed: of initial weights, shuffling and dropout.
+        validation: held-out data, as for `train`.
+        parameters: which parameters are weights, as for `Network`.
+        output: picks the tensor out of what the module returns, as for `Network`.
         progress: show a progress bar; None shows it on a terminal.
-        **training: options of `train_many`, by their names.
 
     Raises:
         InputError: a layer that cannot be given fresh weights, or what `train_many` raises.
-        TypeError: an option `train_many` does not have.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
         >>> data = torch.randn(20, 2), torch.randn(20)
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
-        >>> ensemble = deep_ensemble(net, Gaussian(), data, members=3, epochs=2)
+        >>> ensemble = deep_ensemble(net, Gaussian(), data, Training(epochs=2), members=3)
         >>> ensemble.predict(data[0]).n_draws
         3
     """
     seeds = [derive(seed, s) for s in range(check_count("members", members))]
     starts = [fresh(module, factory, own) for own in seeds]
     return combined(
-        train_many(starts, likelihood, data, seeds=seeds, progress=progress, **training)
+        train_many(
+            starts,
+            likelihood,
+            data,
+            training,
+            seeds=seeds,
+            validation=validation,
+            parameters=parameters,
+            output=output,
+            progress=progress,
+        )
     )
 
 

@@ -25,7 +25,7 @@ def point(result: Any, name: str | None = None) -> WeightSamples:
         >>> import torch, subbayes
         >>> from subbayes.likelihoods import Gaussian
         >>> data = torch.randn(20, 2), torch.randn(20)
-        >>> result = subbayes.training.train(torch.nn.Linear(2, 1), Gaussian(), data, epochs=2)
+        >>> result = subbayes.training.train(torch.nn.Linear(2, 1), Gaussian(), data)
         >>> point(result).name, float(point(result).predict(data[0]).epistemic.max())
         ('MAP', 0.0)
     """

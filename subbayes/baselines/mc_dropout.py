@@ -59,7 +59,7 @@ def mc_dropout(
         >>> from subbayes.likelihoods import Gaussian
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
         >>> data = torch.randn(20, 2), torch.randn(20)
-        >>> result = subbayes.training.train(net, Gaussian(), data, epochs=2)
+        >>> result = subbayes.training.train(net, Gaussian(), data, subbayes.Training(epochs=2))
         >>> mc_dropout(result, n_draws=10).predict(data[0]).n_draws
         10
     """

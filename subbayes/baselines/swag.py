@@ -32,7 +32,7 @@ def swag(
         >>> import torch, subbayes
         >>> from subbayes.likelihoods import Gaussian
         >>> data = torch.randn(20, 2), torch.randn(20)
-        >>> path = subbayes.training.swa(torch.nn.Linear(2, 1), Gaussian(), data, epochs=5)
+        >>> path = subbayes.training.swa(torch.nn.Linear(2, 1), Gaussian(), data)
         >>> swag(path, n_draws=10).predict(data[0]).n_draws
         10
     """

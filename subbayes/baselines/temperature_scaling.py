@@ -45,8 +45,7 @@ def temperature_scaling(base: Any, validation: Any) -> TemperatureScaled:
         >>> from subbayes.baselines.map import point
         >>> from subbayes.likelihoods import Gaussian
         >>> x, y = torch.randn(40, 2), torch.randn(40)
-        >>> result = subbayes.training.train(torch.nn.Linear(2, 1), Gaussian(0.1), (x, y),
-        ...                         epochs=2)
+        >>> result = subbayes.training.train(torch.nn.Linear(2, 1), Gaussian(0.1), (x, y))
         >>> temperature_scaling(point(result), (x, y)).temperature > 1
         True
     """

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -310,11 +310,7 @@ def _prior_scale(
                 module,
                 likelihood,
                 data,
-                epochs=plan.epochs,
-                learning_rate=plan.learning_rate,
-                batch_size=plan.batch_size,
-                prior_scale=scale,
-                clip_norm=plan.clip_norm,
+                replace(plan, prior_scale=scale, validation=None, patience=None),
                 seed=settings.seed,
                 progress=False,
             )

@@ -531,26 +531,17 @@ class _Bench:
         return swag(self.trained.swa, self.n_draws, seed=self.seed)
 
     def ensemble(self) -> WeightSamples:
-        plan = self.training
         return deep_ensemble(
             self.module,
             self.likelihood,
             self.data,
+            self.training,
             members=self.members,
             factory=self.factory,
-            seed=self.seed,
-            progress=self.progress,
-            epochs=plan.epochs,
-            learning_rate=plan.learning_rate,
-            optimizer=plan.optimizer,
-            batch_size=plan.batch_size,
-            prior_scale=plan.prior_scale,
-            weight_decay=plan.weight_decay,
-            clip_norm=plan.clip_norm,
-            validation=plan.validation,
-            patience=plan.patience,
             parameters=self.parameters,
             output=self.output,
+            seed=self.seed,
+            progress=self.progress,
         )
 
     def sparse(self) -> WeightSamples:

@@ -26,7 +26,8 @@ from subbayes.semistructured.families import Family
 from subbayes.semistructured.module import DeepPart, Predictors
 from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, Subspace
 from subbayes.subspaces.curve import Curve
-from subbayes.training.curve import CurveResult, train_curve
+from subbayes.training.configuration import Training
+from subbayes.training.curve import CurveResult, ExtraParameters, train_curve
 from subbayes.training.trainer import History
 from subbayes.utils.checks import check_choice, check_positive, fail
 from subbayes.utils.seeding import derive
@@ -240,29 +241,32 @@ def trained(
         network,
         family,
         data,
+        _training(fitting),
         degree=degree,
-        extra={"effects": torch.from_numpy(start).to(network.dtype)},
-        join=lambda outputs, extra, inputs: _joined(structure, deep, outputs, extra, inputs),
-        extra_prior_scale=1.0,
+        extra=ExtraParameters(
+            {"effects": torch.from_numpy(start).to(network.dtype)},
+            lambda outputs, extra, inputs: _joined(structure, deep, outputs, extra, inputs),
+            prior_scale=1.0,
+        ),
         seed=seed,
         progress=progress,
         callback=callback,
-        **_options(fitting),
     )
 
 
-def _options(fitting: Fitting) -> dict[str, Any]:
+def _training(fitting: Fitting) -> Training:
     patience = fitting.patience
     if patience is None and fitting.validation is not None:
         patience = fitting.epochs  # never stops, and takes the best
-    return {
-        "epochs": fitting.epochs,
-        "learning_rate": fitting.learning_rate,
-        "batch_size": fitting.batch_size,
-        "weight_decay": fitting.weight_decay or None,
-        "validation": fitting.validation,
-        "patience": patience,
-    }
+    return Training(
+        epochs=fitting.epochs,
+        learning_rate=fitting.learning_rate,
+        batch_size=fitting.batch_size,
+        weight_decay=fitting.weight_decay or None,
+        clip_norm=None,
+        validation=fitting.validation,
+        patience=patience,
+    )
 
 
 def _joined(structure: Effects, deep: DeepPart, outputs: Tensor, extra: Any, inputs: Any) -> Tensor:
@@ -301,11 +305,11 @@ def _naive(
         whole,
         family,
         data,
+        _training(fitting),
         degree=rank,
         factory=begun,
         seed=seed,
         progress=progress,
-        **_options(fitting),
     )
     inner = result.curve.subspace("principal")
     places = result.curve.coordinates(np.linspace(0, 1, 33), inner).numpy()

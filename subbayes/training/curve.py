@@ -14,7 +14,7 @@ no ends given all control points are trained at once, from initial weights of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,17 +25,18 @@ from torch import Tensor, nn
 from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import fresh
-from subbayes.networks.network import Network, Selection
+from subbayes.networks.network import Network
 from subbayes.subspaces.curve import Curve, CurveKind
-from subbayes.training.curve_steps import ControlPoints, CurveRun, Join
+from subbayes.training.configuration import Training
+from subbayes.training.curve_steps import ControlPoints, CurveRun, ExtraParameters
 from subbayes.training.many import train_many
 from subbayes.training.minibatches import Feed, split
-from subbayes.training.optimizer import Optimizer, Plan, Schedule, check_patience, decay_of
+from subbayes.training.optimizer import check_patience
 from subbayes.training.trainer import History, Stopper, TrainingResult, epochs_of, swa
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.seeding import derive, forked
 
-__all__ = ["CurveResult", "connect", "restarted", "train_curve"]
+__all__ = ["CurveResult", "ExtraParameters", "connect", "restarted", "train_curve"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,131 +88,108 @@ def train_curve(
     module: nn.Module | Network,
     likelihood: Likelihood,
     data: Any,
+    training: Training = Training(),
     *,
-    ends: Sequence[Any] | None = None,
     degree: int = 2,
     kind: CurveKind = "bezier",
-    epochs: int = 200,
-    learning_rate: float = 1e-3,
-    optimizer: Optimizer = "adam",
-    momentum: float = 0.9,
-    batch_size: int | None = 64,
-    schedule: Schedule = "constant",
-    final_learning_rate: float | None = None,
-    prior_scale: float | None = None,
-    weight_decay: float | None = None,
-    clip_norm: float | None = None,
     validation: Any = None,
-    patience: int | None = None,
-    extra: Mapping[str, Tensor] | None = None,
-    join: Join | None = None,
-    extra_prior_scale: float | None = None,
+    extra: ExtraParameters | None = None,
     factory: Callable[[], nn.Module] | None = None,
-    parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
     seed: int = 0,
     progress: bool | None = None,
     callback: Callable[[int, Curve], Any] | None = None,
 ) -> CurveResult:
-    r"""Train a curve of low loss, between given solutions or from scratch.
+    r"""Train a curve of low loss from scratch.
 
-    With `ends` these stay fixed, bit for bit, and the control points between them start on the
-    straight lines from one to the next. Without, all k + 1 control points start from initial
-    weights of their own and are trained in a single run.
+    All k + 1 control points start from their own initial weights and are trained in a single run;
+    `connect` trains a curve between solutions instead. Only the weights of the network lie on the
+    curve; other parameters keep the module's values. The parameters of the likelihood have one
+    value for the whole curve and are learned as well, and so are the tensors of `extra`.
 
-    Only the selected weights lie on the curve; other parameters keep the module's values.
-    Parameters of the likelihood are learned along, one value for the whole curve, and so are the
-    tensors of `extra`.
-
-    Memory: one copy of the weights for each control point and one for the point, one gradient, and
-    the optimiser's state for the control points that move (twice their size for Adam). Early
-    stopping keeps a second copy of the control points.
+    Memory: one copy of the weights per control point, the current point, its gradient, and the
+    state of the optimiser for the control points that are trained (twice their size for Adam).
+    Early stopping keeps a second copy of the control points.
 
     Args:
-        module: the module, or a `Network` of it; neither it nor its mode is changed.
+        module: the module, or a `Network` that selects the weights of one; not changed.
         likelihood: p(y | f).
         data: as for `train`.
-        ends: the solutions to connect, in order: weight vectors (D,), networks, or results of
-            `train` or `swa`. Two for a Bézier curve, any number for a polygonal chain. None to
-            train all control points at once.
-        degree: k, the degree of a Bézier curve, 0 for a single point (plain training, with the
-            tensors of `extra`); of a chain the number of segments from one solution to the next,
-            2 for one bend, or in all if no solutions are given.
+        training: as for `train`, for `curve_epochs` passes if given; one t is drawn for each step.
+            `clip_norm` limits the gradient of the log-likelihood at the point, and `prior_scale`
+            is that of the weights on the curve.
+        degree: k, the degree of a Bézier curve or the number of segments of a polygonal chain;
+            0 for a single point (training of one network with the tensors of `extra`).
         kind: "bezier" or "polygon".
-        epochs: passes over the data.
-        learning_rate: step size.
-        optimizer: "adam" or "sgd".
-        momentum: of SGD.
-        batch_size: rows per step; None takes all rows in each. One t is drawn for each step.
-        schedule: as for `train`.
-        final_learning_rate: as for `train`.
-        prior_scale: s of the prior $N(0, s^2 I)$ of the weights on the curve.
-        weight_decay: $\lambda$ itself, instead of `prior_scale`; by default neither.
-        clip_norm: largest norm of the gradient of the log-likelihood at the point.
-        validation: as for `train`; looked at in five places on the curve.
-        patience: as for `train`.
-        extra: tensors learned along that are not on the curve, by name, e.g. structured effects.
-        join: a function (outputs, extra, inputs) that gives the outputs the likelihood sees.
-        extra_prior_scale: s of the prior $N(0, s^2 I)$ of the tensors of `extra`; None for none.
-        factory: makes a module with fresh weights, for curves without ends; needed where a layer
-            has no `reset_parameters`.
-        parameters: which parameters of a module are weights, as for `Network`.
-        output: as for `Network`.
-        seed: of initial weights, places, shuffling, dropout and the validation split.
+        validation: held-out data, as for `train`; scored at five places on the curve.
+        extra: tensors learned with the curve that are not on it.
+        factory: makes a module with new initial weights; needed where a layer has no
+            `reset_parameters`.
+        seed: seed of initial weights, places, shuffling, dropout and the validation split.
         progress: show a progress bar; None shows it on a terminal.
         callback: called with (epoch, curve) after each epoch; training stops if it returns True.
 
     Raises:
-        InputError: ends of different architectures or sizes, equal ends, nothing to train, or
-            what `train` raises.
+        InputError: nothing to train, or what `train` raises.
 
-    Source: Garipov et al. (2018), "Loss surfaces, mode connectivity, and fast ensembling of
-    DNNs", section 3; Dold et al. (2024), "Bayesian semi-structured subspace inference",
-    algorithm 1.
+    Source: Dold et al. (2024), "Bayesian semi-structured subspace inference", algorithm 1.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 40)[:, None]
         >>> net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-        >>> result = train_curve(net, Gaussian(0.1), (x, x[:, 0] ** 2), epochs=5)
+        >>> result = train_curve(net, Gaussian(0.1), (x, x[:, 0] ** 2), Training(epochs=5))
         >>> result.curve, result.curve.subspace()
         (Curve(bezier, degree=2, size=25), DenseSubspace(rank=2, size=25))
     """
-    network = module if isinstance(module, Network) else Network(module, parameters, output)
-    plan = Plan(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        optimizer=optimizer,
-        momentum=momentum,
-        schedule=schedule,
-        final_learning_rate=final_learning_rate,
-        clip_norm=clip_norm,
-    )
+    network = module if isinstance(module, Network) else Network(module)
     check_choice("kind", kind, ("bezier", "polygon"))
-    check_patience(patience, validation)
-    fixed = _solutions(network, ends, kind, check_count("degree", degree, 0))
-    _check_join(extra, join)
-    stopper = Stopper(patience)
+    check_count("degree", degree, 0)
+    training = training.along_curve()
+
+    def initial() -> ControlPoints:
+        control = ControlPoints(network.weights, degree + 1, (), kind, training)
+        for i in range(degree + 1):
+            control.write(i, _fresh_weights(network, factory, derive(seed, 3, i)))
+        return control
+
+    return _trained(
+        network,
+        likelihood,
+        data,
+        training,
+        initial,
+        None,
+        validation,
+        extra,
+        seed,
+        progress,
+        callback,
+    )
+
+
+def _trained(
+    network: Network,
+    likelihood: Likelihood,
+    data: Any,
+    training: Training,
+    initial: Callable[[], ControlPoints],
+    raw: Tensor | None,
+    validation: Any,
+    extra: ExtraParameters | None,
+    seed: int,
+    progress: bool | None,
+    callback: Callable[[int, Curve], Any] | None,
+) -> CurveResult:
+    """Train the control points that `initial` makes."""
+    check_count("epochs", training.epochs)
+    check_patience(training, validation)
+    stopper = Stopper(training.patience)
     with forked(seed, network.device), torch.enable_grad():
-        data, held_out = split(data, validation, seed)
-        feed = Feed(data, likelihood, network, batch_size, seed)
+        data, held_out = split(data, training.validation, validation, seed)
+        feed = Feed(data, likelihood, network, training.batch_size, seed)
         feed.check_held_out(held_out)
-        decay = decay_of(prior_scale, weight_decay, feed.n)
-        control = _begun(network, fixed, degree, kind, factory, seed, plan)
-        along = decay_of(extra_prior_scale, None, feed.n)
-        run = CurveRun(
-            network,
-            likelihood,
-            feed,
-            plan,
-            decay,
-            control,
-            _raw_of(ends),
-            extra or {},
-            join,
-            derive(seed, 2),
-            along,
-        )
+        control = initial()
+        run = CurveRun(network, likelihood, feed, training, control, raw, extra, derive(seed, 2))
         told = None if callback is None else (lambda n, _: callback(n, control.curve()))
         history = epochs_of(run, held_out, stopper, None, progress, told, "Training the curve")
         run.settle()
@@ -228,122 +206,138 @@ def train_curve(
 
 
 def connect(
-    module: nn.Module,
+    module: nn.Module | Network,
     likelihood: Likelihood,
     data: Any,
+    training: Training = Training(),
     *,
-    solutions: int = 2,
+    solutions: int | Sequence[Any] = 2,
     degree: int = 2,
     kind: CurveKind | None = None,
-    epochs: int = 200,
-    learning_rate: float = 1e-3,
-    swa_epochs: int = 0,
-    swa_learning_rate: float = 1e-2,
-    curve_epochs: int | None = None,
-    curve_learning_rate: float | None = None,
-    optimizer: Optimizer = "adam",
-    batch_size: int | None = 64,
-    prior_scale: float | None = None,
-    weight_decay: float | None = None,
-    clip_norm: float | None = None,
+    validation: Any = None,
     factory: Callable[[], nn.Module] | None = None,
-    parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    callback: Callable[[int, Curve], Any] | None = None,
 ) -> CurveResult:
-    """Train independent solutions from seeds of their own, then a curve of low loss through them.
+    """Train a curve of low loss through independent solutions, which are trained first if needed.
+
+    The solutions stay fixed, bit for bit. The control points between them start on the straight
+    lines from one to the next.
 
     Args:
-        module: the architecture; each solution starts from fresh initial weights. Not changed.
-        likelihood: p(y | f); what is learned starts on the curve from the solutions' mean.
+        module: the architecture, or a `Network` that selects the weights of a module; not changed.
+        likelihood: p(y | f); its parameters start on the curve from the solutions' mean.
         data: as for `train`.
-        solutions: how many; more than two need a polygonal chain.
-        degree: as for `train_curve`: control points from one solution to the next, plus one.
+        training: of the solutions (with `swa_epochs` of weight averaging after it) and of the
+            curve (for `curve_epochs` passes if given).
+        solutions: number of solutions to train, each from new initial weights, or trained ones to
+            connect, in order: weight vectors (D,), networks, or results of `train` or `swa`. More
+            than two need a polygonal chain.
+        degree: degree of a Bézier curve, or number of segments of a chain from one solution to the
+            next: 2 for one bend.
         kind: "bezier" or "polygon"; by default a Bézier curve between two solutions and a chain
             through more.
-        epochs: passes over the data to each solution.
-        learning_rate: of these.
-        swa_epochs: passes of stochastic weight averaging after them; 0 for none.
-        swa_learning_rate: the constant rate of these.
-        curve_epochs: passes for the curve; by default `epochs`.
-        curve_learning_rate: of these; by default `learning_rate`.
-        optimizer: of the solutions and of the curve.
-        batch_size: rows per step.
-        prior_scale: as for `train`, on solutions and curve.
-        weight_decay: as for `train`.
-        clip_norm: as for `train`.
-        factory: makes a module with fresh weights; needed where a layer has no
+        validation: held-out data, as for `train`.
+        factory: makes a module with new initial weights; needed where a layer has no
             `reset_parameters`.
-        parameters: which parameters are weights, as for `Network`; others keep their values.
-        output: as for `Network`.
         seed: solution s is seeded by the seed and s.
         progress: show progress bars; None shows them on a terminal.
+        callback: called with (epoch, curve) after each epoch of the curve; its training stops if it
+            returns True.
 
     Raises:
-        InputError: a Bézier curve through more than two solutions, or what training raises.
+        InputError: a Bézier curve through more than two solutions, solutions of different
+            architectures or equal ones, or what `train` raises.
+
+    Source: Garipov et al. (2018), "Loss surfaces, mode connectivity, and fast ensembling of
+    DNNs", section 3.
 
     Example:
         >>> import subbayes
         >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 40)[:, None]
         >>> result = connect(subbayes.MLP(1, (5,), 1), Gaussian(0.1), (x, x[:, 0] ** 2),
-        ...                  solutions=3, epochs=5)
+        ...                  Training(epochs=5, swa_epochs=0), solutions=3)
         >>> result.curve
         Curve(polygon, degree=4, size=16)
     """
-    if check_count("solutions", solutions, 2) > 2 and kind == "bezier":
-        fail("kind", "'polygon' to connect more than 2 solutions", "'bezier'")
-    base = Network(module, parameters, output)
-    seeds = [derive(seed, s) for s in range(solutions)]
-    shared: dict[str, Any] = {
-        "batch_size": batch_size,
-        "prior_scale": prior_scale,
-        "weight_decay": weight_decay,
-        "clip_norm": clip_norm,
-        "progress": progress,
-    }
-    results: list[Any] = list(
-        train_many(
-            [restarted(base, own, factory) for own in seeds],
-            likelihood,
-            data,
-            seeds=seeds,
-            epochs=epochs,
-            learning_rate=learning_rate,
-            optimizer=optimizer,
-            parameters=list(base.names),
-            output=output,
-            **shared,
+    network = module if isinstance(module, Network) else Network(module)
+    if kind is not None:
+        check_choice("kind", kind, ("bezier", "polygon"))
+    check_count("degree", degree, 0)
+    if isinstance(solutions, int):
+        if check_count("solutions", solutions, 2) > 2 and kind == "bezier":
+            fail("kind", "'polygon' to connect more than 2 solutions", "'bezier'")
+        found: Sequence[Any] = _train_solutions(
+            network, likelihood, data, training, solutions, validation, factory, seed, progress
         )
-    )
-    raws = [result.raw for result in results]
-    if swa_epochs:
-        results = [
-            swa(
-                result,
-                likelihood,
-                data,
-                epochs=swa_epochs,
-                seed=own,
-                learning_rate=swa_learning_rate,
-                **shared,
+    else:
+        found = solutions
+    kind = kind or ("polygon" if len(found) > 2 else "bezier")
+    fixed = _solutions(network, found, kind, degree)
+    training = training.along_curve()
+
+    def initial() -> ControlPoints:
+        count = (len(fixed) - 1) * degree + 1
+        control = ControlPoints(network.weights, count, range(0, count, degree), kind, training)
+        for i in range(count):
+            a, step = divmod(i, degree)
+            control.write(
+                i, torch.lerp(fixed[a], fixed[a + 1], step / degree) if step else fixed[a]
             )
-            for result, own in zip(results, seeds, strict=True)
-        ]
-    return train_curve(
-        base,
+        return control
+
+    raw = _raw_of(found)
+    return _trained(
+        network,
         likelihood,
         data,
-        ends=[_Solution(r.network, raw) for r, raw in zip(results, raws, strict=True)],
-        degree=degree,
-        kind=kind or ("bezier" if solutions == 2 else "polygon"),
-        epochs=epochs if curve_epochs is None else curve_epochs,
-        learning_rate=learning_rate if curve_learning_rate is None else curve_learning_rate,
-        optimizer=optimizer,
-        seed=seed,
-        **shared,
+        training,
+        initial,
+        raw,
+        validation,
+        None,
+        seed,
+        progress,
+        callback,
     )
+
+
+def _train_solutions(
+    network: Network,
+    likelihood: Likelihood,
+    data: Any,
+    training: Training,
+    count: int,
+    validation: Any,
+    factory: Callable[[], nn.Module] | None,
+    seed: int,
+    progress: bool | None,
+) -> list[Any]:
+    """Solutions from their own initial weights, each seeded by the seed and its number."""
+    seeds = [derive(seed, s) for s in range(count)]
+    results: list[Any] = list(
+        train_many(
+            [restarted(network, own, factory) for own in seeds],
+            likelihood,
+            data,
+            training,
+            seeds=seeds,
+            validation=validation,
+            parameters=list(network.names),
+            output=network.output,
+            progress=progress,
+        )
+    )
+    if not training.swa_epochs:
+        return results
+    raws = [result.raw for result in results]
+    results = [
+        swa(result, likelihood, data, training, seed=own, progress=progress)
+        for result, own in zip(results, seeds, strict=True)
+    ]
+    return [_Solution(r.network, raw) for r, raw in zip(results, raws, strict=True)]
 
 
 # --- where it starts ------------------------------------------------------------------------------
@@ -381,7 +375,7 @@ def restarted(
             "parameters",
             "whole parameters to train solutions of their own",
             "masks",
-            "Train them elsewhere and pass them to train_curve as ends=",
+            "Train them elsewhere and pass them to connect as solutions=",
         )
     drawn = _fresh_weights(network, factory, seed)
     made = network.module_with(drawn)
@@ -407,19 +401,13 @@ def _fresh_weights(
     return network.flatten(module)
 
 
-def _solutions(
-    network: Network, ends: Sequence[Any] | None, kind: CurveKind, degree: int
-) -> list[Tensor]:
+def _solutions(network: Network, ends: Sequence[Any], kind: CurveKind, degree: int) -> list[Tensor]:
     """Weight vectors of the solutions to connect."""
-    if ends is None:
-        return []
-    if isinstance(ends, Tensor):
-        ends = list(ends)
     if not isinstance(ends, Sequence):
-        fail_type("ends", "two solutions", ends)
+        fail_type("solutions", "two solutions", ends)
     if len(ends) < 2 or (kind == "bezier" and len(ends) > 2):
         fail(
-            "ends",
+            "solutions",
             "2 solutions" if kind == "bezier" else "at least 2 solutions",
             len(ends),
             "Pass kind='polygon' to connect more" if len(ends) > 2 else "",
@@ -435,7 +423,7 @@ def _solutions(
     for i, (a, b) in enumerate(zip(found, found[1:], strict=False)):
         if torch.equal(a, b):
             fail(
-                "ends",
+                "solutions",
                 "solutions that differ",
                 f"the same weights twice, at {i} and {i + 1}",
                 "Train the second one from another seed",
@@ -448,17 +436,17 @@ def _weights_of(network: Network, end: Any, place: int) -> Float[Tensor, "D"]:
     if isinstance(other, Network):
         if other.architecture != network.architecture:
             fail(
-                f"ends[{place}]",
+                f"solutions[{place}]",
                 "the architecture of the module",
                 "another",
                 "Train both ends from one architecture",
             )
         other = other.weights
     if not isinstance(other, Tensor):
-        fail_type(f"ends[{place}]", "a weight vector, a Network or a training result", end)
+        fail_type(f"solutions[{place}]", "a weight vector, a Network or a training result", end)
     if other.shape != (network.size,):
         fail(
-            f"ends[{place}]",
+            f"solutions[{place}]",
             f"{network.size} weights, as the network has",
             f"shape {tuple(other.shape)}",
             "Flatten them with network.flatten(module)",
@@ -466,43 +454,9 @@ def _weights_of(network: Network, end: Any, place: int) -> Float[Tensor, "D"]:
     return other.detach().to(network.weights)
 
 
-def _raw_of(ends: Sequence[Any] | None) -> Tensor | None:
-    """The mean of what the likelihoods of the ends have learned, where that is known."""
-    raws = [end.raw for end in ends or () if isinstance(end, (TrainingResult, _Solution))]
-    if not raws or len(raws) < len(ends or ()) or len({raw.shape for raw in raws}) > 1:
+def _raw_of(ends: Sequence[Any]) -> Tensor | None:
+    """The mean of the likelihoods' parameters at the ends, where these are known."""
+    raws = [end.raw for end in ends if isinstance(end, (TrainingResult, _Solution))]
+    if not raws or len(raws) < len(ends) or len({raw.shape for raw in raws}) > 1:
         return None
     return torch.stack(raws).mean(0)
-
-
-def _check_join(extra: Mapping[str, Tensor] | None, join: Join | None) -> None:
-    if (join is None) != (not extra):
-        fail(
-            "join",
-            "a function that brings the tensors of extra into the outputs"
-            if extra
-            else "tensors to learn in extra",
-            "None" if extra else "no tensors in extra",
-        )
-
-
-def _begun(
-    network: Network,
-    fixed: Sequence[Tensor],
-    degree: int,
-    kind: CurveKind,
-    factory: Callable[[], nn.Module] | None,
-    seed: int,
-    plan: Plan,
-) -> ControlPoints:
-    """Control points at the start: on lines between the solutions, or each from fresh weights."""
-    if not fixed:
-        control = ControlPoints(network.weights, degree + 1, (), kind, plan)
-        for i in range(degree + 1):
-            control.write(i, _fresh_weights(network, factory, derive(seed, 3, i)))
-        return control
-    count = (len(fixed) - 1) * degree + 1
-    control = ControlPoints(network.weights, count, range(0, count, degree), kind, plan)
-    for i in range(count):
-        a, step = divmod(i, degree)
-        control.write(i, torch.lerp(fixed[a], fixed[a + 1], step / degree) if step else fixed[a])
-    return control

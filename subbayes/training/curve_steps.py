@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.subspaces.curve import Curve, CurveKind, coefficients
+from subbayes.training.configuration import Training
 from subbayes.training.minibatches import Feed, inner
-from subbayes.training.optimizer import Plan, make_optimizer
+from subbayes.training.optimizer import make_optimizer
 from subbayes.training.trainer import Run
+from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["ControlPoints", "CurveRun", "Join"]
+__all__ = ["ControlPoints", "CurveRun", "ExtraParameters"]
 
 Join = Callable[[Tensor, Mapping[str, Tensor], Inputs], Tensor]
 
@@ -43,7 +46,7 @@ class ControlPoints:
         count: int,
         fixed: Sequence[int],
         kind: CurveKind,
-        plan: Plan,
+        training: Training,
     ) -> None:
         self.kind, self.count = kind, count
         self.fixed = list(fixed)
@@ -54,7 +57,7 @@ class ControlPoints:
         self.blocks = [nn.Parameter(like.new_empty(len(self.trained), w)) for w in self.widths]
         self.scratch = like.new_empty(len(self.trained) * self.widths[0])
         none = nn.Parameter(like.new_empty(0))
-        self.optimizers = [make_optimizer({"points": b}, none, plan, 0.0) for b in self.blocks]
+        self.optimizers = [make_optimizer({"points": b}, none, training, 0.0) for b in self.blocks]
 
     @torch.no_grad()
     def write(self, i: int, weights: Float[Tensor, "D"]) -> None:
@@ -103,6 +106,33 @@ class ControlPoints:
         return Curve(self.points(), self.kind)
 
 
+@dataclass(frozen=True)
+class ExtraParameters:
+    r"""Tensors that are learned with a curve but do not lie on it, such as structured effects.
+
+    Attributes:
+        tensors: initial values by name.
+        join: a function (outputs, tensors, inputs) that returns the outputs that the likelihood
+            receives.
+        prior_scale: s of the prior $N(0, s^2 I)$ of the tensors; None for a flat prior.
+
+    Raises:
+        InputError: no tensors, or a scale that is not positive.
+    """
+
+    tensors: Mapping[str, Tensor]
+    join: Join
+    prior_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            fail("extra", "at least one tensor to learn", "none")
+        if not callable(self.join):
+            fail_type("join", "a function of (outputs, tensors, inputs)", self.join)
+        if self.prior_scale is not None:
+            check_positive("prior_scale", self.prior_scale)
+
+
 class CurveRun(Run):
     """A curve in training: the steps of a module, each at another point of the curve."""
 
@@ -111,27 +141,28 @@ class CurveRun(Run):
         network: Network,
         likelihood: Likelihood,
         feed: Feed,
-        plan: Plan,
-        decay: float,
+        training: Training,
         control: ControlPoints,
         raw: Tensor | None,
-        extra: Mapping[str, Tensor],
-        join: Join | None,
+        extra: ExtraParameters | None,
         seed: int,
-        decay_along: float = 0.0,
     ) -> None:
-        self.network, self.feed, self.plan, self.likelihood = network, feed, plan, likelihood
-        self.inner, self.control, self.join = inner(likelihood), control, join
-        self.decay, self.decay_along = decay, decay_along
+        self.network, self.feed, self.likelihood = network, feed, likelihood
+        self.training = training
+        self.inner, self.control = inner(likelihood), control
+        self.join = None if extra is None else extra.join
+        self.decay = training.weight_decay_for(feed.n)
+        scale = None if extra is None else extra.prior_scale
+        self.decay_along = 0.0 if scale is None else 1 / (scale**2 * feed.n)
         self.module = network.module_with().train().requires_grad_(False)
         begin = feed.raw if raw is None or raw.shape != feed.raw.shape else raw
         self.raw = nn.Parameter(begin.to(feed.raw, copy=True))
         self.extra = {
             name: nn.Parameter(tensor.detach().to(feed.device, copy=True))
-            for name, tensor in extra.items()
+            for name, tensor in ({} if extra is None else extra.tensors).items()
         }
         self.along = [*self.extra.values(), *([self.raw] if self.raw.numel() else [])]
-        own = [make_optimizer(self.extra, self.raw, plan, 0.0)] if self.along else []
+        own = [make_optimizer(self.extra, self.raw, training, 0.0)] if self.along else []
         self.own = own
         self.optimizers = [*own, *control.optimizers]
         self.moving = self.extra | {f"block {i}": b for i, b in enumerate(control.blocks)}
@@ -153,8 +184,8 @@ class CurveRun(Run):
         for parameter in self.along:
             parameter.grad = None
         loss.backward()
-        if self.plan.clip_norm is not None:
-            nn.utils.clip_grad_norm_([weights, *self.along], self.plan.clip_norm)
+        if self.training.clip_norm is not None:
+            nn.utils.clip_grad_norm_([weights, *self.along], self.training.clip_norm)
         gradient = weights.grad
         assert gradient is not None
         if self.decay:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any, Literal
 
 import torch
@@ -26,9 +25,10 @@ from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network, Selection
 from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.configuration import Training
 from subbayes.training.many_steps import StackedRun, alike
 from subbayes.training.minibatches import Feed, log_scale, split
-from subbayes.training.optimizer import Optimizer, Plan, Schedule, check_patience, decay_of
+from subbayes.training.optimizer import check_patience
 from subbayes.training.trainer import History, SwaResult, TrainingResult, started, swa, train
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.progress import bar
@@ -41,21 +41,10 @@ def train_many(
     modules: Sequence[nn.Module],
     likelihood: Likelihood | Sequence[Likelihood],
     data: Any,
+    training: Training = Training(),
     *,
     seeds: Sequence[int] | None = None,
-    epochs: int = 200,
-    learning_rate: float = 1e-3,
-    optimizer: Optimizer = "adam",
-    momentum: float = 0.9,
-    batch_size: int | None = 64,
-    schedule: Schedule = "constant",
-    final_learning_rate: float | None = None,
-    prior_scale: float | None = None,
-    weight_decay: float | None = None,
-    bias_lr_factor: float = 1.0,
-    clip_norm: float | None = None,
     validation: Any = None,
-    patience: int | None = None,
     parameters: Selection = "all",
     output: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
@@ -67,20 +56,9 @@ def train_many(
         likelihood: one for all, or a list of one per member (targets standardised by each
             split's own mean, say).
         data: data for all members, or a list of one per member.
+        training: how each member is trained, as for `train`.
         seeds: one per member; by default 0, 1, ...
-        epochs: as for `train`, and so are all others that follow.
-        learning_rate: step size.
-        optimizer: "adam" or "sgd".
-        momentum: of SGD.
-        batch_size: rows per step of each member.
-        schedule: of the rate.
-        final_learning_rate: where the schedule ends.
-        prior_scale: s of the prior of the weights.
-        weight_decay: instead of `prior_scale`.
-        bias_lr_factor: biases learn at this multiple of the rate.
-        clip_norm: largest norm of each member's gradient.
-        validation: a fraction, held-out data for all, or a list of one per member.
-        patience: epochs without improvement after which a member stops.
+        validation: held-out data for all, or a list of one per member.
         parameters: which parameters are weights.
         output: picks the tensor out of what the module returns.
         progress: show a progress bar.
@@ -95,21 +73,12 @@ def train_many(
         >>> from subbayes.likelihoods import Gaussian
         >>> x, y = torch.randn(30, 2), torch.randn(30)
         >>> nets = [nn.Linear(2, 1) for _ in range(3)]
-        >>> results = train_many(nets, Gaussian(), (x, y), epochs=5)
+        >>> results = train_many(nets, Gaussian(), (x, y), Training(epochs=5))
         >>> [result.network.size for result in results]
         [3, 3, 3]
     """
-    plan = Plan(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        optimizer=optimizer,
-        momentum=momentum,
-        schedule=schedule,
-        final_learning_rate=final_learning_rate,
-        bias_lr_factor=bias_lr_factor,
-        clip_norm=clip_norm,
-    )
-    check_patience(patience, validation)
+    check_count("epochs", training.epochs)
+    check_patience(training, validation)
     modules = list(modules)
     count = _count("modules", modules)
     seeds = _per_member("seeds", list(range(count) if seeds is None else seeds), count)
@@ -127,48 +96,32 @@ def train_many(
     for module, one, rows, part, seed in each:
         with forked(seed):
             network = Network(module, parameters, output)
-            rows, held = split(rows, part, seed)
-            feeds.append(Feed(rows, one, network, batch_size, seed))
+            rows, held = split(rows, training.validation, part, seed)
+            feeds.append(Feed(rows, one, network, training.batch_size, seed))
             feeds[-1].check_held_out(held)
             held_out.append(held)
-    decay = decay_of(prior_scale, weight_decay, feeds[0].n)
-    run = StackedRun.of(feeds, plan, decay)
+    run = StackedRun.of(feeds, training)
     if run is None or not alike(held_out):
-        options = {f.name: getattr(plan, f.name) for f in fields(plan)} | {
-            "prior_scale": prior_scale,
-            "weight_decay": weight_decay,
-            "batch_size": batch_size,
-            "patience": patience,
-            "parameters": parameters,
-            "output": output,
-            "progress": False,
-        }
+        options: dict[str, Any] = {"parameters": parameters, "output": output, "progress": False}
         with bar(count, "Training", progress, "members") as steps:
             return [
-                _counted(steps, train(module, one, rows, seed=seed, validation=part, **options))
+                _counted(
+                    steps, train(module, one, rows, training, seed=seed, validation=part, **options)
+                )
                 for module, one, rows, part, seed in each
             ]
-    return _trained(run, held_out, patience, progress)
+    return _trained(run, held_out, progress)
 
 
 def swa_many(
     starts: Sequence[Any],
     likelihood: Likelihood | Sequence[Likelihood],
     data: Any,
+    training: Training = Training(),
     *,
     seeds: Sequence[int] | None = None,
-    epochs: int = 20,
-    learning_rate: float = 1e-2,
-    momentum: float = 0.9,
-    batch_size: int | None = 64,
     every: int = 1,
     unit: Literal["epochs", "steps"] = "epochs",
-    max_snapshots: int = 20,
-    rank: int | None = None,
-    prior_scale: float | None = None,
-    weight_decay: float | None = None,
-    bias_lr_factor: float = 1.0,
-    clip_norm: float | None = None,
     parameters: Selection = "all",
     output: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
@@ -179,19 +132,10 @@ def swa_many(
         starts: what `train_many` returned, or trained modules of one architecture.
         likelihood: one for all, or a list of one per member.
         data: data for all members, or a list of one per member.
+        training: as for `swa`.
         seeds: one per member; by default 0, 1, ...
-        epochs: as for `swa`, and so are all others that follow.
-        learning_rate: the constant rate.
-        momentum: of SGD.
-        batch_size: rows per step of each member.
         every: take a snapshot after each `every` epochs or steps.
         unit: "epochs" or "steps".
-        max_snapshots: how many of the last snapshots the recorders keep.
-        rank: record in a sketch of this rank instead.
-        prior_scale: s of the prior of the weights.
-        weight_decay: instead of `prior_scale`.
-        bias_lr_factor: biases learn at this multiple of the rate.
-        clip_norm: largest norm of each member's gradient.
         parameters: which parameters of modules are weights.
         output: picks the tensor out of what the modules return.
         progress: show a progress bar.
@@ -204,13 +148,7 @@ def swa_many(
     """
     check_choice("unit", unit, ("epochs", "steps"))
     check_count("every", every)
-    plan = Plan(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        bias_lr_factor=bias_lr_factor,
-        clip_norm=clip_norm,
-    )
+    training = training.averaging()
     starts = list(starts)
     count = _count("starts", starts)
     seeds = _per_member("seeds", list(range(count) if seeds is None else seeds), count)
@@ -227,33 +165,23 @@ def swa_many(
     for start, one, rows, seed in each:
         with forked(seed):
             network, raw = started(start, parameters, output)
-            feeds.append(Feed(rows, one, network, batch_size, seed))
+            feeds.append(Feed(rows, one, network, training.batch_size, seed))
             raws.append(raw)
-    decay = decay_of(prior_scale, weight_decay, feeds[0].n)
-    run = StackedRun.of(feeds, plan, decay, raws)
+    run = StackedRun.of(feeds, training, raws)
     if run is None:
         options: dict[str, Any] = {
-            "epochs": epochs,
-            "learning_rate": learning_rate,
-            "momentum": momentum,
-            "batch_size": batch_size,
             "every": every,
             "unit": unit,
-            "max_snapshots": max_snapshots,
-            "rank": rank,
-            "prior_scale": prior_scale,
-            "weight_decay": weight_decay,
-            "bias_lr_factor": bias_lr_factor,
-            "clip_norm": clip_norm,
             "parameters": parameters,
             "output": output,
+            "progress": False,
         }
         with bar(count, "Averaging", progress, "members") as steps:
             return [
-                _counted(steps, swa(start, one, rows, seed=seed, progress=False, **options))
+                _counted(steps, swa(start, one, rows, training, seed=seed, **options))
                 for start, one, rows, seed in each
             ]
-    recorders = [TrajectoryRecorder(max_snapshots, rank) for _ in feeds]
+    recorders = [TrajectoryRecorder(training.max_snapshots, training.sketch) for _ in feeds]
     return _averaged(run, recorders, every, unit, progress)
 
 
@@ -283,13 +211,13 @@ def _counted(steps: Any, result: Any) -> Any:
 
 
 def _trained(
-    run: StackedRun, held_out: Sequence[Data | None], patience: int | None, progress: bool | None
+    run: StackedRun, held_out: Sequence[Data | None], progress: bool | None
 ) -> list[TrainingResult]:
     histories: list[History] = [{} for _ in run.feeds]
-    best = _Best(run, patience)
+    best = _Best(run, run.training.patience)
     watch = _Watch(run, held_out)
-    with bar(run.plan.epochs, "Training", progress, "epochs") as steps:
-        for number in range(run.plan.epochs):
+    with bar(run.training.epochs, "Training", progress, "epochs") as steps:
+        for number in range(run.training.epochs):
             rate, losses = run.epoch(number)
             values = watch.values()
             for m in best.active:
@@ -404,8 +332,8 @@ def _averaged(
             raw = raw + (run.raw.detach() - raw) / recorders[0].n
 
     run.after_step = tick if unit == "steps" else None
-    with bar(run.plan.epochs, "Averaging", progress, "epochs") as steps:
-        for number in range(run.plan.epochs):
+    with bar(run.training.epochs, "Averaging", progress, "epochs") as steps:
+        for number in range(run.training.epochs):
             rate, losses = run.epoch(number)
             for history, loss in zip(histories, losses, strict=True):
                 history.setdefault("train_loss", []).append(loss)

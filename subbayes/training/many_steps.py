@@ -16,8 +16,9 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.graph import interpreted, tidy
 from subbayes.networks.tracing.vectorised import Watched, say
+from subbayes.training.configuration import Training
 from subbayes.training.minibatches import Feed, batch_sizes, inner, log_scale
-from subbayes.training.optimizer import Plan, make_optimizer
+from subbayes.training.optimizer import make_optimizer
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Inputs, Targets
 
@@ -31,22 +32,18 @@ class StackedRun:
 
     @classmethod
     def of(
-        cls,
-        feeds: Sequence[Feed],
-        plan: Plan,
-        decay: float,
-        raws: Sequence[Tensor | None] | None = None,
+        cls, feeds: Sequence[Feed], training: Training, raws: Sequence[Tensor | None] | None = None
     ) -> StackedRun | None:
         """A run, or None for what has to be trained one after the other."""
         if len(feeds) < 2 or not _vectorisable(feeds):
             return None
-        run = cls(feeds, plan, decay, raws)
+        run = cls(feeds, training, raws)
         return run if run.works() else None
 
     def __init__(
-        self, feeds: Sequence[Feed], plan: Plan, decay: float, raws: Sequence[Tensor | None] | None
+        self, feeds: Sequence[Feed], training: Training, raws: Sequence[Tensor | None] | None
     ) -> None:
-        self.feeds, self.plan, self.count = feeds, plan, len(feeds)
+        self.feeds, self.training, self.count = feeds, training, len(feeds)
         self.network = feeds[0].network
         self.inner = inner(feeds[0].likelihood)
         self.module = self.network.module_with()
@@ -73,7 +70,9 @@ class StackedRun:
                 ]
             )
         )
-        self.optimizer = make_optimizer(self.moving, self.raw, plan, decay)
+        self.optimizer = make_optimizer(
+            self.moving, self.raw, training, training.weight_decay_for(feeds[0].n)
+        )
         self.gradients = _Gradients(self.loss)
         self.after_step: Callable[[], None] | None = None
         self._stack_data()
@@ -152,8 +151,8 @@ class StackedRun:
         """One step of every member; returns their losses (M,)."""
         with torch.no_grad():
             (grads, grad_raw), losses = self.gradients(self.moving, self.raw, self.rest, x, y)
-            if self.plan.clip_norm is not None:
-                grads, grad_raw = _clipped(grads, grad_raw, self.plan.clip_norm)
+            if self.training.clip_norm is not None:
+                grads, grad_raw = _clipped(grads, grad_raw, self.training.clip_norm)
             for name, parameter in self.moving.items():
                 parameter.grad = grads[name]
             self.raw.grad = grad_raw
@@ -166,7 +165,7 @@ class StackedRun:
 
     def epoch(self, number: int) -> tuple[float, list[float]]:
         """One pass; returns the rate and each member's loss."""
-        rate = self.plan.rate(number)
+        rate = self.training.rate(number)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         total = torch.zeros(self.count, dtype=torch.float64, device=self.network.device)
@@ -187,7 +186,7 @@ class StackedRun:
                 "learning_rate",
                 "a training loss that stays finite",
                 f"{float(total[m]) / self.feeds[0].n:g} in epoch {number + 1} of member {m} at "
-                f"learning rate {self.plan.learning_rate:g}",
+                f"learning rate {self.training.learning_rate:g}",
                 "Lower the learning rate, standardise the inputs, or set clip_norm",
             )
 

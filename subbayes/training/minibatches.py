@@ -13,30 +13,37 @@ from torch.utils.data import DataLoader, Dataset
 from subbayes.data.data import Data, as_pair, check_rows, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood, Standardized
 from subbayes.networks.network import Network
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["Feed", "absent_classes", "batch_sizes", "inner", "log_scale", "split"]
 
 
-def split(data: Any, validation: Any, seed: int) -> tuple[Any, Data | None]:
-    """Training and validation data, the latter as a fraction of the former if it is a number."""
-    if validation is None:
-        return data, None
-    if not isinstance(validation, float):
+def split(data: Any, fraction: float | None, validation: Any, seed: int) -> tuple[Any, Data | None]:
+    """Training and validation data, the latter a fraction of the former where none are given."""
+    if isinstance(validation, float):
+        fail_type(
+            "validation",
+            "held-out data",
+            validation,
+            f"Hold out a fraction by Training(validation={validation:g})",
+        )
+    if validation is not None:
         return data, Data.of(validation, "validation")
+    if fraction is None:
+        return data, None
     whole = None if isinstance(data, (DataLoader, Dataset)) else Data.of(data)
     if whole is None or not whole.in_memory:
         fail(
             "validation",
             "held-out data, since the data are streamed",
-            validation,
+            fraction,
             "Pass a loader of held-out rows",
         )
-    n = round(whole.n * validation)
+    n = round(whole.n * fraction)
     if not 0 < n < whole.n:
-        fail("validation", f"a fraction that leaves rows on both sides of {whole.n}", validation)
+        fail("validation", f"a fraction that leaves rows on both sides of {whole.n}", fraction)
     order = torch.randperm(whole.n, generator=torch.Generator().manual_seed(derive(seed, 1)))
     order = order.to(_device_of(whole))
     return whole.rows(order[n:].sort().values), whole.rows(order[:n].sort().values)
@@ -66,7 +73,7 @@ class Feed:
         self.device, self.dtype = network.device, network.dtype
         self.network, self.likelihood = network, likelihood
         self.generator = torch.Generator().manual_seed(derive(seed, 0))
-        self.batch_size = None if batch_size is None else check_count("batch_size", batch_size)
+        self.batch_size = batch_size
         self.normalises = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module_with().modules()
         )

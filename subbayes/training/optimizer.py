@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.training.configuration import Training
+from subbayes.utils.checks import fail
 
-__all__ = ["Adam", "Optimizer", "Plan", "Schedule", "check_patience", "decay_of", "make_optimizer"]
-
-Optimizer = Literal["adam", "sgd"]
-Schedule = Literal["constant", "cosine", "swa"]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Checked settings of the optimiser."""
-
-    epochs: int
-    learning_rate: float
-    optimizer: str = "sgd"
-    momentum: float = 0.9
-    schedule: str = "constant"
-    final_learning_rate: float | None = None
-    bias_lr_factor: float = 1.0
-    clip_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        check_count("epochs", self.epochs)
-        check_positive("learning_rate", self.learning_rate)
-        check_positive("bias_lr_factor", self.bias_lr_factor)
-        check_choice("optimizer", self.optimizer, ("adam", "sgd"))
-        check_choice("schedule", self.schedule, ("constant", "cosine", "swa"))
-        if not 0 <= self.momentum < 1:
-            fail("momentum", "a number in [0, 1)", self.momentum)
-        if self.clip_norm is not None:
-            check_positive("clip_norm", self.clip_norm)
-        final = self.final_learning_rate
-        if final is not None and not 0 <= final < math.inf:
-            fail("final_learning_rate", "a finite number of at least 0", final)
-
-    def rate(self, epoch: int) -> float:
-        """Learning rate of an epoch, counted from 0."""
-        first, last = self.learning_rate, self.final_learning_rate
-        t = epoch / self.epochs
-        if self.schedule == "cosine":
-            last = 0.0 if last is None else last
-            return last + (first - last) * (1 + math.cos(math.pi * t)) / 2
-        if self.schedule == "swa":
-            last = 0.01 * first if last is None else last
-            return first + (last - first) * min(max((t - 0.5) / 0.4, 0.0), 1.0)
-        return first
+__all__ = ["Adam", "check_patience", "make_optimizer"]
 
 
 class Adam(torch.optim.Adam):
@@ -137,30 +93,9 @@ class Adam(torch.optim.Adam):
         super().load_state_dict(state_dict)
 
 
-def decay_of(prior_scale: float | None, weight_decay: float | None, n: int) -> float:
-    """The weight decay of a prior N(0, s^2 I) for a mean loss over n rows."""
-    if prior_scale is not None:
-        if weight_decay is not None:
-            fail(
-                "weight_decay",
-                "either weight_decay or prior_scale",
-                "both",
-                "They are two names of one thing: weight_decay = 1 / (prior_scale**2 * N)",
-            )
-        return 1 / (check_positive("prior_scale", prior_scale) ** 2 * n)
-    if weight_decay is None:
-        return 0.0
-    if not 0 <= weight_decay < math.inf:
-        fail("weight_decay", "a finite number of at least 0", weight_decay)
-    return float(weight_decay)
-
-
-def check_patience(patience: int | None, validation: Any) -> None:
-    """Check that early stopping has something to watch."""
-    if patience is None:
-        return
-    check_count("patience", patience)
-    if validation is None:
+def check_patience(training: Training, validation: Any) -> None:
+    """Check that early stopping has validation data."""
+    if training.patience is not None and training.validation is None and validation is None:
         fail(
             "patience",
             "validation data to watch",
@@ -170,20 +105,24 @@ def check_patience(patience: int | None, validation: Any) -> None:
 
 
 def make_optimizer(
-    moving: Mapping[str, nn.Parameter], raw: nn.Parameter, plan: Plan, decay: float
+    moving: Mapping[str, nn.Parameter], raw: nn.Parameter, training: Training, decay: float
 ) -> torch.optim.Optimizer:
     """Weights, biases and likelihood parameters, in groups of their own."""
     is_bias = {name: name.rpartition(".")[2].startswith("bias") for name in moving}
     groups = [
         {"params": [p for n, p in moving.items() if not is_bias[n]], "factor": 1.0},
-        {"params": [p for n, p in moving.items() if is_bias[n]], "factor": plan.bias_lr_factor},
+        {"params": [p for n, p in moving.items() if is_bias[n]], "factor": training.bias_lr_factor},
     ]
     if raw.numel():
         groups.append({"params": [raw], "factor": 1.0, "weight_decay": 0.0})
     groups = [group for group in groups if group["params"]]
     fused = raw.device.type in ("cpu", "cuda")
-    if plan.optimizer == "adam":
-        return torch.optim.Adam(groups, lr=plan.learning_rate, weight_decay=decay, fused=fused)
+    if training.optimizer == "adam":
+        return torch.optim.Adam(groups, lr=training.learning_rate, weight_decay=decay, fused=fused)
     return torch.optim.SGD(
-        groups, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=decay, fused=fused
+        groups,
+        lr=training.learning_rate,
+        momentum=training.momentum,
+        weight_decay=decay,
+        fused=fused,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network, Selection
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
-from subbayes.training.curve import CurveResult, restarted, train_curve
+from subbayes.training.curve import CurveResult, connect, restarted
 from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
 from subbayes.utils.seeding import derive
 
@@ -71,10 +71,6 @@ def train_trajectory(
         progress: show progress bars.
     """
     shared: dict[str, Any] = {
-        "batch_size": training.batch_size,
-        "prior_scale": training.prior_scale,
-        "weight_decay": training.weight_decay,
-        "clip_norm": training.clip_norm,
         "parameters": parameters,
         "output": output,
         "seed": seed,
@@ -82,29 +78,10 @@ def train_trajectory(
     }
     started, result = time.perf_counter(), None
     if training.epochs:
-        result = train(
-            model,
-            likelihood,
-            data,
-            epochs=training.epochs,
-            learning_rate=training.learning_rate,
-            optimizer=training.optimizer,
-            validation=training.validation,
-            patience=training.patience,
-            **shared,
-        )
+        result = train(model, likelihood, data, training, **shared)
     between, begin = time.perf_counter(), model if result is None else result
     along = (
-        swa(
-            begin,
-            likelihood,
-            data,
-            epochs=training.swa_epochs,
-            learning_rate=training.swa_learning_rate,
-            max_snapshots=training.max_snapshots,
-            rank=training.sketch,
-            **shared,
-        )
+        swa(begin, likelihood, data, training, **shared)
         if training.swa_epochs
         else _resting(begin, likelihood, data, parameters, output)
     )
@@ -180,19 +157,13 @@ def train_second_end(
         seed=own,
         progress=progress,
     )
-    return train_curve(
+    return connect(
         network,
         trained.likelihood,
         data,
-        ends=(trained.swa, other.swa),
+        replace(training, validation=None, patience=None),
+        solutions=(trained.swa, other.swa),
         degree=2 if rank is None else rank,
-        epochs=training.epochs if training.curve_epochs is None else training.curve_epochs,
-        learning_rate=training.learning_rate,
-        optimizer=training.optimizer,
-        batch_size=training.batch_size,
-        prior_scale=training.prior_scale,
-        weight_decay=training.weight_decay,
-        clip_norm=training.clip_norm,
         seed=own,
         progress=progress,
     )

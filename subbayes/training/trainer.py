@@ -29,15 +29,9 @@ from subbayes.data.data import Data, n_rows, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network, Selection
 from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.configuration import Training
 from subbayes.training.minibatches import Feed, inner, log_scale, split
-from subbayes.training.optimizer import (
-    Optimizer,
-    Plan,
-    Schedule,
-    check_patience,
-    decay_of,
-    make_optimizer,
-)
+from subbayes.training.optimizer import check_patience, make_optimizer
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type, is_finite
 from subbayes.utils.progress import bar
 from subbayes.utils.seeding import forked
@@ -104,20 +98,9 @@ def train(
     module: nn.Module,
     likelihood: Likelihood,
     data: Any,
+    training: Training = Training(),
     *,
-    epochs: int = 200,
-    learning_rate: float = 1e-3,
-    optimizer: Optimizer = "adam",
-    momentum: float = 0.9,
-    batch_size: int | None = 64,
-    schedule: Schedule = "constant",
-    final_learning_rate: float | None = None,
-    prior_scale: float | None = None,
-    weight_decay: float | None = None,
-    bias_lr_factor: float = 1.0,
-    clip_norm: float | None = None,
     validation: Any = None,
-    patience: int | None = None,
     recorder: TrajectoryRecorder | None = None,
     parameters: Selection = "all",
     output: Callable[[Any], Tensor] | None = None,
@@ -137,22 +120,9 @@ def train(
             and batches and is read once beforehand for its targets; data in memory are
             reshuffled each epoch. A last batch of a single row joins the one before, since
             BatchNorm cannot take it; from a loader it is skipped if there is BatchNorm.
-        epochs: passes over the data.
-        learning_rate: step size.
-        optimizer: "adam" or "sgd".
-        momentum: of SGD.
-        batch_size: rows per step; None takes all rows in each.
-        schedule: "constant"; "cosine" (to `final_learning_rate`, by default 0); or "swa":
-            constant for half of the epochs, then linear to `final_learning_rate` at 90 % of
-            them (by default a hundredth), then constant (Izmailov et al. 2018).
-        final_learning_rate: where the schedule ends.
-        prior_scale: s of the prior $N(0, s^2 I)$ of the weights.
-        weight_decay: $\lambda$ itself, instead of `prior_scale`; by default neither.
-        bias_lr_factor: biases learn at this multiple of the rate (the paper uses 2).
-        clip_norm: largest norm of the gradient of the log-likelihood.
-        validation: held-out data in any form of `data`, or a fraction of the data in memory.
-        patience: stop after this many epochs without a better validation log-likelihood, and
-            go back to the best epoch. Without it validation is only recorded.
+        training: how; the fields of the first phase.
+        validation: held-out data in any form of `data`, instead of the fraction
+            `training.validation`. Without `training.patience` they are only scored.
         recorder: takes a snapshot after each epoch.
         parameters: which parameters are weights of the result, as for `Network`.
         output: picks the tensor out of what the module returns, as for `Network`.
@@ -168,29 +138,19 @@ def train(
         >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 40)[:, None]
         >>> y = 3 * x[:, 0] + 0.1 * torch.sin(40 * x[:, 0])
-        >>> result = train(nn.Linear(1, 1), Gaussian(), (x, y), learning_rate=0.05)
+        >>> result = train(nn.Linear(1, 1), Gaussian(), (x, y), Training(learning_rate=0.05))
         >>> [round(w, 1) for w in result.network.weights.tolist()]
         [3.0, 0.0]
     """
     network = Network(module, parameters, output)
-    plan = Plan(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        optimizer=optimizer,
-        momentum=momentum,
-        schedule=schedule,
-        final_learning_rate=final_learning_rate,
-        bias_lr_factor=bias_lr_factor,
-        clip_norm=clip_norm,
-    )
-    check_patience(patience, validation)
-    stopper = Stopper(patience)
+    check_count("epochs", training.epochs)
+    check_patience(training, validation)
+    stopper = Stopper(training.patience)
     with forked(seed, network.device), torch.enable_grad():
-        data, held_out = split(data, validation, seed)
-        feed = Feed(data, likelihood, network, batch_size, seed)
-        decay = decay_of(prior_scale, weight_decay, feed.n)
+        data, held_out = split(data, training.validation, validation, seed)
+        feed = Feed(data, likelihood, network, training.batch_size, seed)
         feed.check_held_out(held_out)
-        run = Run(network, likelihood, feed, plan, decay)
+        run = Run(network, likelihood, feed, training)
         history = epochs_of(run, held_out, stopper, recorder, progress, callback)
     run.module.eval()
     return TrainingResult(
@@ -208,19 +168,10 @@ def swa(
     start: Any,
     likelihood: Likelihood,
     data: Any,
+    training: Training = Training(),
     *,
-    epochs: int = 20,
-    learning_rate: float = 1e-2,
-    momentum: float = 0.9,
-    batch_size: int | None = 64,
     every: int = 1,
     unit: Literal["epochs", "steps"] = "epochs",
-    max_snapshots: int = 20,
-    rank: int | None = None,
-    prior_scale: float | None = None,
-    weight_decay: float | None = None,
-    bias_lr_factor: float = 1.0,
-    clip_norm: float | None = None,
     parameters: Selection = "all",
     output: Callable[[Any], Tensor] | None = None,
     seed: int = 0,
@@ -242,18 +193,10 @@ def swa(
         start: a `TrainingResult`, whose selection of weights is kept, or a trained module.
         likelihood: the likelihood as passed to `train`, or one with fixed parameters.
         data: as for `train`.
-        epochs: passes over the data.
-        learning_rate: the constant rate; larger explores further.
-        momentum: of SGD.
-        batch_size: rows per step.
+        training: how; its fields `swa_epochs`, `swa_learning_rate`, `max_snapshots` and `sketch`,
+            and those that both phases share.
         every: take a snapshot after each `every` epochs or steps.
         unit: "epochs" or "steps".
-        max_snapshots: how many of the last snapshots the recorder keeps.
-        rank: record any number of snapshots in a sketch of this rank instead.
-        prior_scale: as for `train`.
-        weight_decay: as for `train`.
-        bias_lr_factor: as for `train`.
-        clip_norm: as for `train`.
         parameters: which parameters of a module are weights, as for `Network`.
         output: as for `Network`.
         seed: of the shuffling and of dropout.
@@ -266,25 +209,17 @@ def swa(
     Example:
         >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 40)[:, None]
-        >>> result = swa(nn.Linear(1, 1), Gaussian(0.5), (x, 3 * x[:, 0]), epochs=30)
+        >>> result = swa(nn.Linear(1, 1), Gaussian(0.5), (x, 3 * x[:, 0]), Training(swa_epochs=30))
         >>> result.recorder.n, result.recorder.pca(rank=2).rank
         (30, 2)
     """
     check_choice("unit", unit, ("epochs", "steps"))
     network, raw = started(start, parameters, output)
-    plan = Plan(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        optimizer="sgd",
-        momentum=momentum,
-        bias_lr_factor=bias_lr_factor,
-        clip_norm=clip_norm,
-    )
-    recorder = TrajectoryRecorder(max_snapshots, rank)
+    training = training.averaging()
+    recorder = TrajectoryRecorder(training.max_snapshots, training.sketch)
     with forked(seed, network.device), torch.enable_grad():
-        feed = Feed(data, likelihood, network, batch_size, seed)
-        decay = decay_of(prior_scale, weight_decay, feed.n)
-        run = Run(network, likelihood, feed, plan, decay, raw, only_weights=True)
+        feed = Feed(data, likelihood, network, training.batch_size, seed)
+        run = Run(network, likelihood, feed, training, raw, only_weights=True)
         average = _Average(run, recorder, check_count("every", every))
         run.after_step = average.tick if unit == "steps" else None
         if unit == "epochs":
@@ -338,12 +273,12 @@ class Run:
         network: Network,
         likelihood: Likelihood,
         feed: Feed,
-        plan: Plan,
-        decay: float,
+        training: Training,
         raw: Tensor | None = None,
         only_weights: bool = False,
     ) -> None:
-        self.network, self.feed, self.plan, self.likelihood = network, feed, plan, likelihood
+        self.network, self.feed, self.likelihood = network, feed, likelihood
+        self.training = training
         self.inner = inner(likelihood)
         self.module = network.module_with().train()
         begin = feed.raw if raw is None or raw.shape != feed.raw.shape else raw
@@ -358,7 +293,9 @@ class Run:
             else {}
         )
         self.trained = [*self.moving.values(), self.raw]
-        self.optimizers = [make_optimizer(self.moving, self.raw, plan, decay)]
+        self.optimizers = [
+            make_optimizer(self.moving, self.raw, training, training.weight_decay_for(feed.n))
+        ]
         self.after_step: Callable[[], None] | None = None
 
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
@@ -368,8 +305,8 @@ class Run:
         for parameter in self.trained:
             parameter.grad = None
         loss.backward()
-        if self.plan.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.trained, self.plan.clip_norm)
+        if self.training.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.trained, self.training.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
         self._hold_still()
@@ -385,7 +322,7 @@ class Run:
 
     def epoch(self, number: int) -> dict[str, float]:
         """One pass over the data; returns what goes into the history."""
-        rate = self.plan.rate(number)
+        rate = self.training.rate(number)
         for group in (g for optimizer in self.optimizers for g in optimizer.param_groups):
             group["lr"] = rate * group["factor"]
         losses, sizes = [], []
@@ -404,7 +341,7 @@ class Run:
             fail(
                 "learning_rate",
                 "a training loss that stays finite",
-                f"{got} in epoch {number + 1} at learning rate {self.plan.learning_rate:g}",
+                f"{got} in epoch {number + 1} at learning rate {self.training.learning_rate:g}",
                 "Lower the learning rate, standardise the inputs, or set clip_norm",
             )
 
@@ -458,8 +395,8 @@ def epochs_of(
 ) -> History:
     """All epochs, then back to the best if there is one."""
     history: History = {}
-    with bar(run.plan.epochs, what, progress, "epochs") as steps:
-        for number in range(run.plan.epochs):
+    with bar(run.training.epochs, what, progress, "epochs") as steps:
+        for number in range(run.training.epochs):
             facts, value = run.epoch(number), None
             if held_out is not None:
                 value = run.mean_log_likelihood(held_out)

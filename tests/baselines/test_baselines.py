@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import training_options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -75,8 +76,8 @@ def test_weight_samples_with_bad_weights():
 
 def test_point_estimates():
     x, y = table()
-    result = train(net(), Gaussian(), (x, y), **QUICK)
-    average = swa(result, Gaussian(), (x, y), epochs=3, progress=False)
+    result = train(net(), Gaussian(), (x, y), **training_options(**QUICK))
+    average = swa(result, Gaussian(), (x, y), **training_options(swa_epochs=3, progress=False))
     for estimate, module, name in (
         (point(result), result.module, "MAP"),
         (point(average), average.network.module_with(), "SWA"),
@@ -95,7 +96,7 @@ def test_point_estimates():
 
 def test_swag_averages_over_the_draws_of_its_recorder():
     x, y = table()
-    average = swa(net(), Gaussian(), (x, y), epochs=6, progress=False)
+    average = swa(net(), Gaussian(), (x, y), **training_options(swa_epochs=6, progress=False))
     baseline = swag(average, n_draws=4, scale=2.0, seed=5)
     weights = average.recorder.swag(4, seed=5, scale=2.0)
     by_hand = torch.stack([average.network.module_with(w)(x) for w in weights])
@@ -106,7 +107,10 @@ def test_swag_averages_over_the_draws_of_its_recorder():
 def test_swag_collects_batchnorm_statistics_for_each_draw():
     x, y = table()
     average = swa(
-        net(1, nn.BatchNorm1d(8)), Gaussian(), (x, y), epochs=4, learning_rate=0.05, progress=False
+        net(1, nn.BatchNorm1d(8)),
+        Gaussian(),
+        (x, y),
+        **training_options(swa_epochs=4, swa_learning_rate=0.05, progress=False),
     )
     baseline = swag(average, n_draws=3)
     outputs = baseline.predict(x, refresh_batchnorm=(x, y)).outputs
@@ -124,10 +128,12 @@ def test_swag_collects_batchnorm_statistics_for_each_draw():
 
 def test_members_are_trained_from_their_own_start_and_order():
     data = table()
-    ensemble = deep_ensemble(net(), Gaussian(), data, members=3, seed=7, **QUICK)
+    ensemble = deep_ensemble(
+        net(), Gaussian(), data, members=3, seed=7, **training_options(**QUICK)
+    )
     for s, weights in enumerate(ensemble.weights):
         start = reinitialised(net(), derive(7, s))
-        alone = train(start, Gaussian(), data, seed=derive(7, s), **QUICK)
+        alone = train(start, Gaussian(), data, seed=derive(7, s), **training_options(**QUICK))
         assert torch.allclose(weights, alone.network.weights, atol=1e-5)
         assert ensemble.likelihood.noise[s, 0, 0] == pytest.approx(alone.likelihood.noise[0], 1e-4)
     assert torch.pdist(ensemble.weights).min() > 0.1
@@ -138,7 +144,11 @@ def test_members_do_not_depend_on_their_number_or_on_the_generator():
     for members in (2, 3, 3):
         torch.manual_seed(len(runs))
         state = torch.get_rng_state()
-        runs.append(deep_ensemble(net(), Gaussian(), data, members=members, **QUICK).weights)
+        runs.append(
+            deep_ensemble(
+                net(), Gaussian(), data, members=members, **training_options(**QUICK)
+            ).weights
+        )
         assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(runs[1], runs[2])
     assert torch.allclose(runs[0], runs[1][:2], atol=1e-5)
@@ -156,7 +166,11 @@ def test_a_mixture_of_members_with_noise_of_their_own(likelihood, outputs):
     x, y = table()
     results = [
         train(
-            reinitialised(net(outputs), s), likelihood, (x, y), seed=s, learning_rate=0.03, **QUICK
+            reinitialised(net(outputs), s),
+            likelihood,
+            (x, y),
+            seed=s,
+            **training_options(**QUICK, learning_rate=0.03),
         )
         for s in range(3)
     ]
@@ -176,7 +190,9 @@ def test_a_mixture_of_members_with_noise_of_their_own(likelihood, outputs):
 
 def test_members_of_a_classifier_share_the_likelihood():
     x, y = table()
-    ensemble = deep_ensemble(net(2), Categorical(2), (x, (y > 0).long()), members=2, **QUICK)
+    ensemble = deep_ensemble(
+        net(2), Categorical(2), (x, (y > 0).long()), members=2, **training_options(**QUICK)
+    )
     assert ensemble.likelihood == Categorical(2)
     assert ensemble.predict(x).probabilities.shape == (40, 2)
 
@@ -190,7 +206,7 @@ def test_members_keep_their_batchnorm_statistics_and_unselected_parameters():
             (x, y),
             seed=s,
             parameters="last-layer",
-            **QUICK,
+            **training_options(**QUICK),
         )
         for s in range(2)
     ]
@@ -233,14 +249,14 @@ def test_layers_without_reset_parameters_need_a_factory():
         match="module: expected a reset_parameters method in every "
         "layer with parameters, got none in Scale 0. Add one, or",
     ):
-        deep_ensemble(module, Gaussian(), data, members=2, **QUICK)
+        deep_ensemble(module, Gaussian(), data, members=2, **training_options(**QUICK))
     ensemble = deep_ensemble(
         module,
         Gaussian(),
         data,
         members=2,
         factory=lambda: nn.Sequential(Scale(), nn.Linear(3, 1)),
-        **QUICK,
+        **training_options(**QUICK),
     )
     assert torch.pdist(ensemble.weights).min() > 0.1
     with pytest.raises(InputTypeError, match="factory: expected a function that returns a module"):
@@ -304,7 +320,7 @@ def test_a_mask_is_what_the_layer_draws(layer, shape):
 
 def test_predictions_follow_the_seed_and_nothing_else():
     x, y = table()
-    result = train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **QUICK)
+    result = train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **training_options(**QUICK))
     state = torch.get_rng_state()
     baseline = mc_dropout(result, n_draws=6, seed=1)
     outputs = baseline.predict(x).outputs
@@ -447,14 +463,19 @@ def test_known_noise_is_scaled_too():
 
 def test_on_top_of_every_baseline():
     x, y = table()
-    result = train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **QUICK)
-    average = swa(result, Gaussian(), (x, y), epochs=4, progress=False)
+    result = train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **training_options(**QUICK))
+    average = swa(result, Gaussian(), (x, y), **training_options(swa_epochs=4, progress=False))
     held_out = table(30, seed=9)
     for base in (
         point(result),
         swag(average, 3),
         mc_dropout(result, n_draws=3),
-        combined([result, train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **QUICK)]),
+        combined(
+            [
+                result,
+                train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **training_options(**QUICK)),
+            ]
+        ),
     ):
         fitted = temperature_scaling(base, held_out)
         before = base.predict(held_out[0]).log_prob(held_out[1]).mean()

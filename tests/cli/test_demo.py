@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import training_options
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 
@@ -179,10 +180,9 @@ def test_the_prior_is_the_one_that_predicts_validation_rows_best(done):
             module,
             likelihood,
             data,
-            epochs=5,
-            prior_scale=scale,
-            learning_rate=SMALL.learning_rate,
-            batch_size=64,
+            **training_options(
+                epochs=5, prior_scale=scale, learning_rate=SMALL.learning_rate, batch_size=64
+            ),
         )
         outputs = result.network(result.network.weights, torch.from_numpy(x))[None]
         predictive = subbayes.Predictive(outputs, result.likelihood)

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from cases import training_options
 from sklearn.datasets import load_diabetes
 
 import subbayes
@@ -118,16 +119,19 @@ def test_members_are_what_training_alone_gives(tables, hidden):
             subbayes.MLP(4, hidden, 2, seed=s),
             t.likelihood,
             data,
-            epochs=12,
-            schedule="cosine",
-            **shared,
+            **training_options(**shared, epochs=12, schedule="cosine"),
         )
         torch.testing.assert_close(members.network(s).weights, alone.network.weights)
         assert members.likelihood(s).likelihood.global_variance == pytest.approx(
             alone.likelihood.likelihood.global_variance, rel=1e-4
         )
         path = subbayes.training.swa(
-            alone, t.likelihood, data, epochs=6, max_snapshots=4, clip_norm=0.5, **shared
+            alone,
+            t.likelihood,
+            data,
+            **training_options(
+                **shared, swa_epochs=6, swa_learning_rate=rate, max_snapshots=4, clip_norm=0.5
+            ),
         )
         torch.testing.assert_close(paths[s].network.weights, path.network.weights)
         torch.testing.assert_close(

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import training_options
 from sklearn.datasets import load_diabetes
 
 import subbayes
@@ -60,16 +61,18 @@ def test_one_run_gives_the_solution_and_the_trajectory_of_its_later_epochs(diabe
         uci_large.initial(c.table, TINY),
         c.table.likelihood,
         (c.table.inputs, c.table.y),
-        epochs=8,
-        learning_rate=1e-3,
-        optimizer="sgd",
-        momentum=0.9,
-        batch_size=30,
-        weight_decay=1e-4,
-        bias_lr_factor=2.0,
         seed=0,
-        progress=False,
         callback=lambda _, module: seen.append(subbayes.Network(module).weights.clone()),
+        **training_options(
+            epochs=8,
+            learning_rate=1e-3,
+            optimizer="sgd",
+            momentum=0.9,
+            batch_size=30,
+            weight_decay=1e-4,
+            bias_lr_factor=2.0,
+            progress=False,
+        ),
     )
     torch.testing.assert_close(run.sgd.network.weights, other.network.weights)
     torch.testing.assert_close(run.swa.network.weights, torch.stack(seen[3:]).mean(0))

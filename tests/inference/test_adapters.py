@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import training_options
 from densities import Banana, Bimodal, Toy
 from oracles import LinearGaussian, check_moments
 from scipy import stats
@@ -155,7 +156,10 @@ def test_our_nuts_agrees_on_a_small_network(name):
     y = torch.sin(2 * x[:, 0]) + 0.3 * torch.from_numpy(np.random.default_rng(0).normal(size=60))
     module = subbayes.MLP(1, (8,), 1, activation="tanh", seed=0).double()
     trained = subbayes.training.train(
-        module, subbayes.likelihoods.Gaussian(0.3), (x, y), epochs=100, progress=False
+        module,
+        subbayes.likelihoods.Gaussian(0.3),
+        (x, y),
+        **training_options(epochs=100, progress=False),
     )
     space = subbayes.subspace.RandomSubspace(trained.network.weights, 3)
     posterior = subbayes.Posterior(

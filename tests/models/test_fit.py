@@ -546,10 +546,6 @@ REFUSALS = {
     "warmup": (dict(warmup=-1), "warmup: expected a whole number of at least 0, got -1"),
     "seed": (dict(seed=-1), "seed: expected a whole number of at least 0, got -1"),
     "prior": (dict(prior=0.0), "prior: expected .*above 0"),
-    "both decays": (
-        dict(training=Training(prior_scale=1.0, weight_decay=0.1)),
-        "weight_decay: expected either weight_decay or prior_scale, got both",
-    ),
     "mode": (dict(mode="fast"), "mode: expected one of 'trace', 'eager', 'compile', got 'fast'"),
 }
 

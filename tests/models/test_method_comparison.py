@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from cases import training_options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -68,10 +69,9 @@ def test_map_is_what_train_gives(six):
         net(),
         Gaussian(),
         TRAIN,
-        epochs=15,
-        learning_rate=PLAN.learning_rate,
-        batch_size=20,
-        clip_norm=PLAN.clip_norm,
+        **training_options(
+            epochs=15, learning_rate=PLAN.learning_rate, batch_size=20, clip_norm=PLAN.clip_norm
+        ),
     )
     expected = point(result).predict(TEST[0])
     assert torch.equal(six.predictives["map"].outputs, expected.outputs)
@@ -83,9 +83,7 @@ def test_ensemble_is_what_deep_ensemble_gives(six):
         Gaussian(),
         TRAIN,
         members=2,
-        epochs=15,
-        learning_rate=PLAN.learning_rate,
-        batch_size=20,
+        **training_options(epochs=15, learning_rate=PLAN.learning_rate, batch_size=20),
     ).predict(TEST[0])
     assert torch.equal(six.predictives["ensemble"].outputs, expected.outputs)
 
@@ -296,7 +294,7 @@ def test_a_factory_makes_the_module_and_the_members():
 
 
 def test_a_module_that_is_trained_already():
-    module = train(net(), Gaussian(), TRAIN, epochs=20).module
+    module = train(net(), Gaussian(), TRAIN, **training_options(epochs=20)).module
     quick = QUICK | {"training": replace(PLAN, epochs=0)}
     comparison = compare_methods(module, Gaussian(), TRAIN, TEST, ("map", "swa"), **quick)
     weights = comparison.models["map"].weights[0]

@@ -1,12 +1,14 @@
 """Curves against de Casteljau, closed forms, autograd through every control point and peers."""
 
 import copy
+import dataclasses
 import gc
 import math
 
 import numpy as np
 import pytest
 import torch
+from cases import training_options
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import make_moons
@@ -19,10 +21,9 @@ from subbayes.models.fit import build_subspace, train_second_end, train_trajecto
 from subbayes.models.fitted import FittedModel
 from subbayes.models.method_comparison import compare_methods
 from subbayes.subspaces.curve import Curve, CurveLosses, coefficients, curve_losses
-from subbayes.training.curve import connect, restarted, train_curve
+from subbayes.training.curve import ExtraParameters, connect, restarted, train_curve
 from subbayes.training.curve_steps import ControlPoints, CurveRun
 from subbayes.training.minibatches import Feed
-from subbayes.training.optimizer import Plan
 from subbayes.training.trainer import swa, train
 
 
@@ -202,21 +203,14 @@ def test_a_straight_curve_spans_no_plane(basis, dtype):
 # --- training ---------------------------------------------------------------------------------
 
 
-def curve_run(control, network, data, likelihood=None, clip_norm=None, decay=0.0, **options):
-    plan = Plan(epochs=1, learning_rate=1.0, momentum=0.0, clip_norm=clip_norm)
-    feed = Feed(data, likelihood or Gaussian(0.7), network, None, 0)
-    return CurveRun(
-        network,
-        likelihood or Gaussian(0.7),
-        feed,
-        plan,
-        decay,
-        control,
-        None,
-        options.get("extra", {}),
-        options.get("join"),
-        5,
-    )
+STEP = Training(
+    epochs=1, learning_rate=1.0, optimizer="sgd", momentum=0.0, clip_norm=None, batch_size=None
+)
+
+
+def curve_run(control, network, data, training=STEP):
+    feed = Feed(data, Gaussian(0.7), network, None, 0)
+    return CurveRun(network, Gaussian(0.7), feed, training, control, None, None, 5)
 
 
 @pytest.mark.parametrize("kind", ["bezier", "polygon"])
@@ -227,12 +221,13 @@ def test_a_step_is_autograd_through_the_control_points(kind, fixed, clip, scratc
     monkeypatch.setattr("subbayes.training.curve_steps._SCRATCH", scratch)
     network, (x, y) = Network(net().double()), table()
     p, decay = 0.3 * points(5, network.size), 0.05
-    plan = Plan(epochs=1, learning_rate=1.0, momentum=0.0)
-    control = ControlPoints(network.weights, 5, fixed, kind, plan)
+    control = ControlPoints(network.weights, 5, fixed, kind, STEP)
     for i, row in enumerate(p):
         control.write(i, row)
     assert torch.equal(control.points(), p)
-    run = curve_run(control, network, (x, y), clip_norm=clip, decay=decay)
+    run = curve_run(
+        control, network, (x, y), dataclasses.replace(STEP, clip_norm=clip, weight_decay=decay)
+    )
     run.epoch(0)
 
     leaf = p.clone().requires_grad_()
@@ -257,12 +252,10 @@ def test_training_is_a_plain_loop_over_all_control_points(optimizer):
         Gaussian(0.7),
         data,
         degree=3,
-        epochs=3,
-        batch_size=None,
-        learning_rate=0.02,
-        optimizer=optimizer,
         seed=4,
-        progress=False,
+        **training_options(
+            epochs=3, batch_size=None, learning_rate=0.02, optimizer=optimizer, progress=False
+        ),
     )
     network, start = Network(module), train_curve_start(module, 3, 4)
     leaf = nn.Parameter(start)
@@ -287,12 +280,10 @@ def train_curve_start(module, degree, seed):
         Gaussian(0.7),
         table(),
         degree=degree,
-        epochs=1,
-        learning_rate=1e-300,
-        optimizer="sgd",
-        momentum=0.0,
         seed=seed,
-        progress=False,
+        **training_options(
+            epochs=1, learning_rate=1e-300, optimizer="sgd", momentum=0.0, progress=False
+        ),
     )
     return result.curve.points.clone()
 
@@ -327,12 +318,10 @@ def test_a_control_point_costs_itself_and_its_optimiser(optimizer, momentum, cop
             Gaussian(1.0),
             data,
             degree=degree,
-            epochs=2,
-            optimizer=optimizer,
-            momentum=momentum,
-            learning_rate=1e-4,
-            progress=False,
             callback=lambda _, curve, k=degree: seen.update({k: alive(1000)}),
+            **training_options(
+                epochs=2, optimizer=optimizer, momentum=momentum, learning_rate=1e-4, progress=False
+            ),
         )
     size = 4 * (3 * 2000 + 2000 + 2000 + 1)
     assert (seen[9] - seen[3]) / size == pytest.approx(6 * (copies + 1), rel=0.02)
@@ -351,7 +340,15 @@ def test_initial_points_are_independent_draws_of_the_modules_initialisation():
 def test_ends_stay_where_they_are(kind, degree):
     data, network = table(dtype=torch.float32), Network(net())
     a, b = network.weights, Network(net(seed=1)).weights
-    result = train_curve(net(), Gaussian(), data, ends=(a, b), kind=kind, degree=degree, **QUICK)
+    result = connect(
+        net(),
+        Gaussian(),
+        data,
+        solutions=(a, b),
+        kind=kind,
+        degree=degree,
+        **training_options(**QUICK),
+    )
     assert result.curve.degree == degree
     assert torch.equal(result.curve.points[0], a)
     assert torch.equal(result.curve.points[-1], b)
@@ -363,7 +360,9 @@ def test_ends_stay_where_they_are(kind, degree):
 
 def test_a_chain_passes_through_all_solutions():
     data, solutions = table(dtype=torch.float32), [Network(net(seed=s)).weights for s in range(4)]
-    result = train_curve(net(), Gaussian(), data, ends=solutions, kind="polygon", **QUICK)
+    result = connect(
+        net(), Gaussian(), data, solutions=solutions, kind="polygon", **training_options(**QUICK)
+    )
     assert result.curve.degree == 6
     assert torch.equal(result.curve.points[::2], torch.stack(solutions))
     assert torch.equal(result.curve.point([i / 3 for i in range(4)]), torch.stack(solutions))
@@ -380,12 +379,14 @@ def test_a_linear_model_is_at_its_optimum_all_along():
         Gaussian(1.0),
         (x, y),
         degree=2,
-        epochs=900,
-        optimizer="sgd",
-        learning_rate=0.4,
-        momentum=0.5,
-        batch_size=None,
-        progress=False,
+        **training_options(
+            epochs=900,
+            optimizer="sgd",
+            learning_rate=0.4,
+            momentum=0.5,
+            batch_size=None,
+            progress=False,
+        ),
     )
     losses = curve_losses(result.curve, result.network, Gaussian(1.0), (x, y), 21)
     np.testing.assert_allclose(losses.loss - 0.5 * math.log(2 * math.pi), lowest, rtol=1e-6)
@@ -400,10 +401,7 @@ def test_the_noise_is_learned_along():
         Gaussian(),
         (x, y),
         degree=2,
-        epochs=400,
-        learning_rate=0.02,
-        batch_size=None,
-        progress=False,
+        **training_options(epochs=400, learning_rate=0.02, batch_size=None, progress=False),
     )
     assert result.likelihood.learned
     noise = float((x @ best - y).square().mean().sqrt())
@@ -420,13 +418,15 @@ def test_the_prior_shrinks_the_whole_curve_to_the_ridge_solution():
         Gaussian(1.0),
         (x, y),
         degree=2,
-        epochs=900,
-        optimizer="sgd",
-        learning_rate=0.4,
-        momentum=0.5,
-        batch_size=None,
-        prior_scale=s,
-        progress=False,
+        **training_options(
+            epochs=900,
+            optimizer="sgd",
+            learning_rate=0.4,
+            momentum=0.5,
+            batch_size=None,
+            prior_scale=s,
+            progress=False,
+        ),
     )
     torch.testing.assert_close(
         result.curve.point([0.1, 0.6]), best.expand(2, 3), rtol=1e-5, atol=1e-6
@@ -449,14 +449,18 @@ def test_extra_tensors_are_learned_along():
         Gaussian(1.0),
         ((u, x), y),
         degree=2,
-        extra={"effects": torch.zeros(2, dtype=torch.float64)},
-        epochs=800,
-        optimizer="sgd",
-        join=lambda f, extra, inputs: f + (inputs[1] @ extra["effects"])[:, None],
-        learning_rate=0.2,
-        momentum=0.5,
-        batch_size=None,
-        progress=False,
+        extra=ExtraParameters(
+            {"effects": torch.zeros(2, dtype=torch.float64)},
+            lambda f, extra, inputs: f + (inputs[1] @ extra["effects"])[:, None],
+        ),
+        **training_options(
+            epochs=800,
+            optimizer="sgd",
+            learning_rate=0.2,
+            momentum=0.5,
+            batch_size=None,
+            progress=False,
+        ),
     )
     torch.testing.assert_close(result.extra["effects"], both, rtol=1e-5, atol=1e-6)
 
@@ -467,10 +471,9 @@ def test_the_curve_goes_round_what_the_straight_line_runs_into():
         MLP(2, (32,), 2),
         Categorical(),
         data,
-        epochs=60,
-        learning_rate=2e-2,
-        prior_scale=1.0,
-        progress=False,
+        **training_options(
+            epochs=60, learning_rate=2e-2, prior_scale=1.0, progress=False, swa_epochs=0
+        ),
     )
     straight = result.curve.points[[0, -1]]
     for rows in (data, test):
@@ -542,10 +545,9 @@ def test_a_residual_network_with_batchnorm():
         Residual(),
         Categorical(),
         (x, y),
-        epochs=8,
-        learning_rate=1e-2,
-        batch_size=16,
-        progress=False,
+        **training_options(
+            epochs=8, learning_rate=1e-2, batch_size=16, progress=False, swa_epochs=0
+        ),
     )
     own = dict(network=result.network, likelihood=result.likelihood, data=(x, y), ts=7)
     refreshed = curve_losses(result.curve, **own, refresh_batchnorm=(x, y))
@@ -565,8 +567,8 @@ def test_a_residual_network_with_batchnorm():
 def test_the_module_and_the_global_generators_are_left_alone(training):
     module, data = net(dropout=0.3, norm=True).train(training), table(dtype=torch.float32)
     before, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
-    train_curve(module, Gaussian(), data, **QUICK)
-    connect(module, Gaussian(), data, swa_epochs=2, **QUICK)
+    train_curve(module, Gaussian(), data, **training_options(**QUICK))
+    connect(module, Gaussian(), data, **training_options(**QUICK, swa_epochs=2))
     assert module.training is training
     assert all(torch.equal(before[n], v) for n, v in module.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
@@ -574,8 +576,8 @@ def test_the_module_and_the_global_generators_are_left_alone(training):
 
 def test_dropout_acts_in_training_alone():
     data = table(dtype=torch.float32)
-    dropped = train_curve(net(dropout=0.5), Gaussian(1.0), data, **QUICK)
-    kept = train_curve(net(dropout=0.0), Gaussian(1.0), data, **QUICK)
+    dropped = train_curve(net(dropout=0.5), Gaussian(1.0), data, **training_options(**QUICK))
+    kept = train_curve(net(dropout=0.0), Gaussian(1.0), data, **training_options(**QUICK))
     assert not torch.equal(dropped.curve.points, kept.curve.points)
     one, two = (
         curve_losses(dropped.curve, dropped.network, Gaussian(1.0), data, 3) for _ in range(2)
@@ -585,12 +587,14 @@ def test_dropout_acts_in_training_alone():
 
 def test_only_the_selected_weights_lie_on_the_curve():
     data, module = table(dtype=torch.float32), net()
-    result = connect(module, Gaussian(), data, parameters="last-layer", **QUICK)
+    result = connect(
+        Network(module, "last-layer"), Gaussian(), data, **training_options(**QUICK, swa_epochs=0)
+    )
     assert result.curve.size == 9
     for name, value in result.network.frozen.items():
         assert torch.equal(value, dict(module.named_parameters())[name])
     masks = {"2.weight": torch.arange(8)[None] % 2 == 0}
-    masked = train_curve(module, Gaussian(), data, parameters=masks, **QUICK)
+    masked = train_curve(Network(module, masks), Gaussian(), data, **training_options(**QUICK))
     assert masked.curve.size == 4
 
 
@@ -599,7 +603,7 @@ def test_streamed_data_and_counts():
 
     x, y = table(dtype=torch.float32)
     loader = DataLoader(TensorDataset(x, y.abs().round()), batch_size=20)
-    result = train_curve(net(), Poisson(), loader, epochs=2, progress=False)
+    result = train_curve(net(), Poisson(), loader, **training_options(epochs=2, progress=False))
     assert len(result.history["train_loss"]) == 2
     assert result.history["train_loss"][1] < result.history["train_loss"][0]
 
@@ -611,7 +615,9 @@ def test_the_same_seed_gives_the_same_curve():
     data = table(dtype=torch.float32)
 
     def run(seed):
-        return connect(net(dropout=0.2), Gaussian(), data, seed=seed, **QUICK)
+        return connect(
+            net(dropout=0.2), Gaussian(), data, seed=seed, **training_options(**QUICK, swa_epochs=0)
+        )
 
     one, same, other = run(0), run(0), run(1)
     assert torch.equal(one.curve.points, same.curve.points)
@@ -625,14 +631,11 @@ def test_patience_returns_to_the_best_curve():
         net(),
         Gaussian(),
         data,
-        epochs=60,
-        learning_rate=0.2,
-        validation=0.3,
-        patience=4,
-        batch_size=8,
-        progress=False,
         seed=2,
         callback=lambda _, curve: seen.append(curve.points.clone()),
+        **training_options(
+            epochs=60, learning_rate=0.2, validation=0.3, patience=4, batch_size=8, progress=False
+        ),
     )
     scores = result.history["validation_log_likelihood"]
     assert result.best_epoch == int(np.argmax(scores)) + 1
@@ -642,26 +645,37 @@ def test_patience_returns_to_the_best_curve():
 
 def test_a_callback_stops():
     result = train_curve(
-        net(), Gaussian(), table(dtype=torch.float32), callback=lambda epoch, _: epoch == 2, **QUICK
+        net(),
+        Gaussian(),
+        table(dtype=torch.float32),
+        callback=lambda epoch, _: epoch == 2,
+        **training_options(**QUICK),
     )
     assert len(result.history["train_loss"]) == 2
 
 
 def test_solutions_may_be_networks_and_training_results():
     data = table(dtype=torch.float32)
-    one = train(net(), Gaussian(), data, **QUICK)
-    two = swa(net(seed=1), Gaussian(), data, epochs=2, progress=False)
+    one = train(net(), Gaussian(), data, **training_options(**QUICK))
+    two = swa(net(seed=1), Gaussian(), data, **training_options(swa_epochs=2, progress=False))
     three = Network(net(seed=2))
-    result = train_curve(net(), Gaussian(), data, ends=[one, two, three], kind="polygon", **QUICK)
+    result = connect(
+        net(),
+        Gaussian(),
+        data,
+        solutions=[one, two, three],
+        kind="polygon",
+        **training_options(**QUICK),
+    )
     expected = torch.stack([e.weights for e in (one.network, two.network, three)])
     assert torch.equal(result.curve.points[::2], expected)
 
 
 def test_the_noise_starts_where_the_solutions_left_it():
     data = table(dtype=torch.float32)
-    ends = [train(net(seed=s), Gaussian(), data, **QUICK) for s in (0, 1)]
+    ends = [train(net(seed=s), Gaussian(), data, **training_options(**QUICK)) for s in (0, 1)]
     still = QUICK | {"learning_rate": 1e-30}
-    result = train_curve(net(), Gaussian(), data, ends=ends, **still)
+    result = connect(net(), Gaussian(), data, solutions=ends, **training_options(**still))
     torch.testing.assert_close(result.raw, (ends[0].raw + ends[1].raw) / 2)
 
 
@@ -702,13 +716,10 @@ def test_a_prior_pulls_what_is_learned_along():
         Gaussian(1.0),
         (x, 2.0 * torch.ones(20)),
         degree=1,
-        epochs=800,
-        learning_rate=0.05,
-        batch_size=None,
-        prior_scale=1e-3,
-        extra={"level": torch.zeros(1)},
-        join=lambda outputs, extra, _: outputs + extra["level"],
-        extra_prior_scale=0.3,
+        extra=ExtraParameters(
+            {"level": torch.zeros(1)}, lambda outputs, extra, _: outputs + extra["level"], 0.3
+        ),
+        **training_options(epochs=800, learning_rate=0.05, batch_size=None, prior_scale=1e-3),
     )
     ridge = 20 * 2.0 / (20 + 1 / 0.3**2)
     assert float(result.extra["level"]) == pytest.approx(ridge, abs=0.01)
@@ -718,7 +729,9 @@ def test_a_factory_makes_the_other_end():
     data = table(dtype=torch.float32)
     found = compare_methods(Bare, Gaussian(), data, data, ["curve"], **SHORT)
     assert found.models["curve"].subspace.rank == 2
-    result = connect(Bare(), Gaussian(), data, factory=Bare, **QUICK)
+    result = connect(
+        Bare(), Gaussian(), data, factory=Bare, **training_options(**QUICK, swa_epochs=0)
+    )
     assert result.curve.size == 3
 
 
@@ -740,30 +753,34 @@ A, B = Network(net()).weights, Network(net(seed=1)).weights
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(ends=(A, B[:5])), r"ends\[1\]: expected 41 weights, as the network has, got shape"),
+        (dict(solutions=(A, B[:5])), r"solutions\[1\]: expected 41 weights, .*, got shape"),
         (
-            dict(ends=(A, Network(net(norm=True)))),
-            r"ends\[1\]: expected the architecture of the mod",
+            dict(solutions=(A, Network(net(norm=True)))),
+            r"solutions\[1\]: expected the architecture of the mod",
         ),
         (
-            dict(ends=(A, A.clone())),
-            "ends: expected solutions that differ, got the same weights twice",
+            dict(solutions=(A, A.clone())),
+            "solutions: expected solutions that differ, got the same weights twice",
         ),
-        (dict(ends=(A,)), "ends: expected 2 solutions, got 1"),
-        (dict(ends=(A, B, A)), "ends: expected 2 solutions, got 3. Pass kind='polygon'"),
-        (dict(ends=(A,), kind="polygon"), "ends: expected at least 2 solutions, got 1"),
-        (dict(ends=(A, B), degree=1), "degree: expected at least 2, so that there is a point"),
+        (dict(solutions=(A,)), "solutions: expected 2 solutions, got 1"),
+        (
+            dict(solutions=(A, B, A), kind="bezier"),
+            "solutions: expected 2 solutions, got 3. Pass kind='polygon'",
+        ),
+        (dict(solutions=(A,), kind="polygon"), "solutions: expected at least 2 solutions, got 1"),
+        (dict(solutions=(A, B), degree=1), "degree: expected at least 2, so that there is a point"),
         (dict(degree=-1), "degree: expected a whole number of at least 0, got -1"),
         (dict(kind="spline"), "kind: expected one of 'bezier', 'polygon', got 'spline'"),
-        (dict(extra={"a": A}), "join: expected a function that brings the tensors of extra"),
-        (dict(join=lambda f, e, x: f), "join: expected tensors to learn in extra, got no tensors"),
         (dict(patience=2), "patience: expected validation data to watch"),
         (dict(learning_rate=1e6, optimizer="sgd", epochs=20), "learning_rate: expected a training"),
     ],
 )
 def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
+    function = connect if "solutions" in options else train_curve
     with pytest.raises(InputError, match=message) as caught:
-        train_curve(net(), Gaussian(), table(dtype=torch.float32), **QUICK | options)
+        function(
+            net(), Gaussian(), table(dtype=torch.float32), **training_options(**QUICK | options)
+        )
     assert "\n" not in str(caught.value)
 
 
@@ -802,8 +819,8 @@ def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
                 net(),
                 Gaussian(),
                 table(dtype=torch.float32),
-                progress=False,
                 factory=lambda: nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1)),
+                **training_options(progress=False),
             ),
             "factory: expected modules of the architecture of the module, got another",
         ),
@@ -850,7 +867,11 @@ def test_bad_input_is_refused_in_a_line(make, message, unchecked):
 def test_wrong_types_are_refused_in_a_line(unchecked):
     with pytest.raises(InputTypeError, match="points: expected a tensor"):
         Curve([[0.0], [1.0]])
-    with pytest.raises(InputTypeError, match=r"ends\[0\]: expected a weight vector"):
-        train_curve(net(), Gaussian(), table(dtype=torch.float32), ends=("a", "b"))
+    with pytest.raises(InputTypeError, match=r"solutions\[0\]: expected a weight vector"):
+        connect(net(), Gaussian(), table(dtype=torch.float32), solutions=("a", "b"))
+    with pytest.raises(InputError, match="extra: expected at least one tensor to learn, got none"):
+        ExtraParameters({}, lambda f, e, x: f)
+    with pytest.raises(InputTypeError, match="join: expected a function of"):
+        ExtraParameters({"a": A}, None)
     with pytest.raises(InputTypeError, match="t: expected a number or an array"):
         Curve(points(3)).point("half")

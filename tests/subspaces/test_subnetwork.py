@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from cases import training_options
 from jacobians import dense, dense_rows
 from sklearn.datasets import load_diabetes
 from torch import nn
@@ -182,7 +183,10 @@ def diabetes():
     ).double()
     data = X[:300], y[:300]
     trained = subbayes.training.train(
-        module, Gaussian(), data, epochs=60, learning_rate=5e-3, prior_scale=1.0, progress=False
+        module,
+        Gaussian(),
+        data,
+        **training_options(epochs=60, learning_rate=5e-3, prior_scale=1.0, progress=False),
     )
     psi = precision(trained.network, trained.likelihood, data)
     return trained.network, trained.likelihood, data, X[300:], psi, psi.covariance(X[300:])

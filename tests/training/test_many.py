@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import training_options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -53,9 +54,9 @@ def both(modules, likelihoods, data, **options):
         for m in range(len(modules))
     ]
     rows = [data if not isinstance(data, list) else data[m] for m in range(len(modules))]
-    together = train_many(modules, likelihoods, data, **options)
+    together = train_many(modules, likelihoods, data, **training_options(**options))
     alone = [
-        train(module, one, part, seed=m, **options)
+        train(module, one, part, seed=m, **training_options(**options))
         for m, (module, one, part) in enumerate(zip(modules, each, rows, strict=True))
     ]
     return together, alone
@@ -138,16 +139,21 @@ MASKS = {"0.weight": torch.tensor([[True, False, True]] * 6), "2.bias": torch.te
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"rank": 2}, {"every": 3, "unit": "steps"}, {"every": 2, "weight_decay": 0.1}]
+    "options", [{}, {"sketch": 2}, {"every": 3, "unit": "steps"}, {"every": 2, "weight_decay": 0.1}]
 )
 @pytest.mark.parametrize("parameters", ["all", MASKS])
 def test_averaging_together_is_as_alone(options, parameters):
     x, y = table()
     modules = [net(m) for m in range(3)]
-    starts = train_many(modules, Gaussian(), (x, y), parameters=parameters, **COMMON)
-    options = {"epochs": 5, "batch_size": 16, "progress": False} | options
-    together = swa_many(starts, Gaussian(), (x, y), **options)
-    alone = [swa(start, Gaussian(), (x, y), seed=m, **options) for m, start in enumerate(starts)]
+    starts = train_many(
+        modules, Gaussian(), (x, y), parameters=parameters, **training_options(**COMMON)
+    )
+    options = {"swa_epochs": 5, "batch_size": 16, "progress": False} | options
+    together = swa_many(starts, Gaussian(), (x, y), **training_options(**options))
+    alone = [
+        swa(start, Gaussian(), (x, y), seed=m, **training_options(**options))
+        for m, start in enumerate(starts)
+    ]
     compare(together, alone)
     for one, other in zip(together, alone, strict=True):
         assert one.recorder.n == other.recorder.n
@@ -166,7 +172,9 @@ def test_what_cannot_be_vectorised_is_trained_one_after_the_other(why):
     modules = [net(m, 1, *middle) for m in range(1 if why == "one" else 2)]
     together, alone = both(modules, Gaussian(), data)
     compare(together, alone)
-    averages = swa_many(together, Gaussian(), data, epochs=2, progress=False)
+    averages = swa_many(
+        together, Gaussian(), data, **training_options(swa_epochs=2, progress=False)
+    )
     compare(
         averages,
         [
@@ -175,8 +183,7 @@ def test_what_cannot_be_vectorised_is_trained_one_after_the_other(why):
                 Gaussian(),
                 data[m] if why == "sizes" else data,
                 seed=m,
-                epochs=2,
-                progress=False,
+                **training_options(swa_epochs=2, progress=False),
             )
             for m, start in enumerate(alone)
         ],
@@ -196,7 +203,9 @@ class Branches(nn.Module):
 
 def test_modules_without_a_batching_rule():
     with pytest.warns(UserWarning, match="training members together failed .*one after the other"):
-        results = train_many([Branches(), Branches()], Gaussian(), table(), **COMMON)
+        results = train_many(
+            [Branches(), Branches()], Gaussian(), table(), **training_options(**COMMON)
+        )
     assert len(results) == 2
 
 
@@ -204,8 +213,8 @@ def test_modules_and_generators_are_left_as_they_were():
     modules = [net(m) for m in range(2)]
     before = [p.detach().clone() for module in modules for p in module.parameters()]
     state = torch.get_rng_state()
-    results = train_many(modules, Gaussian(), table(), **COMMON)
-    swa_many(results, Gaussian(), table(), epochs=2, progress=False)
+    results = train_many(modules, Gaussian(), table(), **training_options(**COMMON))
+    swa_many(results, Gaussian(), table(), **training_options(swa_epochs=2, progress=False))
     assert torch.equal(torch.get_rng_state(), state)
     after = [p for module in modules for p in module.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -216,12 +225,14 @@ def test_bad_input():
     x, y = table()
     nets = [net(0), net(1)]
     with pytest.raises(InputError, match="seeds: expected one for each of 2 members, got 3"):
-        train_many(nets, Gaussian(), (x, y), seeds=[0, 1, 2], **COMMON)
+        train_many(nets, Gaussian(), (x, y), seeds=[0, 1, 2], **training_options(**COMMON))
     with pytest.raises(InputError, match="data: expected one for each of 2 members, got 1"):
-        train_many(nets, Gaussian(), [(x, y)], **COMMON)
+        train_many(nets, Gaussian(), [(x, y)], **training_options(**COMMON))
     with pytest.raises(InputError, match="stays finite, got .* in epoch .* of member 1 at learn"):
-        train_many(nets, Gaussian(0.01), [(x, y), (x, 1e200 * y)], **COMMON)
+        train_many(nets, Gaussian(0.01), [(x, y), (x, 1e200 * y)], **training_options(**COMMON))
     with pytest.raises(InputError, match="modules: expected at least one member, got none"):
-        train_many([], Gaussian(), (x, y), **COMMON)
+        train_many([], Gaussian(), (x, y), **training_options(**COMMON))
     with pytest.raises(InputError, match="every: expected at most the 3 epochs of the run, got 5"):
-        swa_many(nets, Gaussian(), (x, y), epochs=3, every=5, progress=False)
+        swa_many(
+            nets, Gaussian(), (x, y), every=5, **training_options(swa_epochs=3, progress=False)
+        )

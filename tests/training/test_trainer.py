@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import training_options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -74,20 +75,20 @@ def test_linear_gaussian_map_is_the_ridge_solution(n, optimizer):
     if optimizer == "adam":
         options |= {"schedule": "cosine", "epochs": 400}
     for decay in ({"prior_scale": scale}, {"weight_decay": 1 / (scale**2 * n)}):
-        result = train(linear(), Gaussian(noise), (x, y), **options, **decay)
+        result = train(linear(), Gaussian(noise), (x, y), **training_options(**options, **decay))
         assert torch.allclose(weights(result), expected, atol=1e-5)
 
 
 def test_no_decay_is_least_squares():
     x, y = table()
-    result = train(linear(), Gaussian(1.0), (x, y), **EXACT)
+    result = train(linear(), Gaussian(1.0), (x, y), **training_options(**EXACT))
     expected = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
     assert torch.allclose(weights(result), expected, atol=1e-8)
 
 
 def test_learned_noise_is_the_residual_standard_deviation():
     x, y = table()
-    result = train(linear(), Gaussian(), (x, y), **EXACT)
+    result = train(linear(), Gaussian(), (x, y), **training_options(**EXACT))
     residual = y - x @ weights(result)
     assert result.likelihood.noise == pytest.approx((float(residual.square().mean().sqrt()),))
 
@@ -95,7 +96,12 @@ def test_learned_noise_is_the_residual_standard_deviation():
 def test_likelihood_parameters_are_not_decayed():
     x, y = table()
     y = 3 * y
-    result = train(linear(), Gaussian(), (x, y), **EXACT | {"epochs": 400}, weight_decay=0.1)
+    result = train(
+        linear(),
+        Gaussian(),
+        (x, y),
+        **training_options(**EXACT | {"epochs": 400}, weight_decay=0.1),
+    )
     residual = y - x @ weights(result)
     assert result.likelihood.noise[0] == pytest.approx(float(residual.square().mean().sqrt()), 1e-4)
 
@@ -120,7 +126,9 @@ def test_learned_global_variance_makes_up_the_residual_variance():
         "epochs": 500,
         "schedule": "cosine",
     }
-    result = train(ConstantNoise(), HeteroscedasticGaussian(), (x, y), **options)
+    result = train(
+        ConstantNoise(), HeteroscedasticGaussian(), (x, y), **training_options(**options)
+    )
     residual = y - x @ weights(result)
     expected = float(residual.square().mean()) - math.log1p(math.exp(-2.0))
     assert result.likelihood.global_variance == pytest.approx((expected,), rel=1e-4)
@@ -133,7 +141,10 @@ def test_logistic_regression_is_that_of_scikit_learn():
     labels, scale = (y > 0).long(), 0.8
     theirs = LogisticRegression(C=scale**2, fit_intercept=False, tol=1e-10).fit(x, labels)
     result = train(
-        linear(), Bernoulli(), (x, labels), **EXACT | {"learning_rate": 1.0}, prior_scale=scale
+        linear(),
+        Bernoulli(),
+        (x, labels),
+        **training_options(**EXACT | {"learning_rate": 1.0}, prior_scale=scale),
     )
     assert np.allclose(weights(result), theirs.coef_[0], atol=1e-5)
 
@@ -148,8 +159,7 @@ def test_softmax_regression_is_that_of_scikit_learn():
         linear(outputs=3),
         Categorical(3),
         (x, labels),
-        **EXACT | {"learning_rate": 1.0},
-        prior_scale=scale,
+        **training_options(**EXACT | {"learning_rate": 1.0}, prior_scale=scale),
     )
     assert np.allclose(weights(result).reshape(3, 3), theirs.coef_, atol=1e-4)
 
@@ -160,7 +170,7 @@ def test_poisson_regression_is_that_of_scikit_learn():
     x, _ = table()
     counts = torch.poisson(torch.exp(0.5 * x[:, 0]), generator=torch.Generator().manual_seed(1))
     theirs = PoissonRegressor(alpha=0.05, fit_intercept=False, tol=1e-10).fit(x, counts)
-    result = train(linear(), Poisson(), (x, counts), **EXACT, weight_decay=0.05)
+    result = train(linear(), Poisson(), (x, counts), **training_options(**EXACT, weight_decay=0.05))
     assert np.allclose(weights(result), theirs.coef_, atol=1e-5)
 
 
@@ -169,8 +179,8 @@ def test_standardised_targets_train_the_same_network_as_scaling_by_hand():
     y = 300 + 50 * y
     likelihood = Standardized.of(Gaussian(), y)
     scaled = (y - likelihood.shift[0]) / likelihood.scale[0]
-    ours = train(net().double(), likelihood, (x, y), **QUICK)
-    hand = train(net().double(), Gaussian(), (x, scaled), **QUICK)
+    ours = train(net().double(), likelihood, (x, y), **training_options(**QUICK))
+    hand = train(net().double(), Gaussian(), (x, scaled), **training_options(**QUICK))
     assert torch.allclose(weights(ours), weights(hand), atol=1e-12)
     expected = hand.history["train_loss"][-1] + math.log(likelihood.scale[0])
     assert ours.history["train_loss"][-1] == pytest.approx(expected)
@@ -182,7 +192,10 @@ def test_known_noise_per_observation():
     w = 1 / scale**2
     expected = torch.linalg.solve(x.T @ (w[:, None] * x), x.T @ (w * y))
     result = train(
-        linear(), Gaussian("per-observation"), (x, (y, scale)), **EXACT | {"learning_rate": 0.05}
+        linear(),
+        Gaussian("per-observation"),
+        (x, (y, scale)),
+        **training_options(**EXACT | {"learning_rate": 0.05}),
     )
     assert torch.allclose(weights(result), expected, atol=1e-6)
 
@@ -210,12 +223,14 @@ def test_minibatch_training_is_the_loop_by_hand(optimizer):
         net(),
         Gaussian(0.5),
         loader,
-        epochs=4,
-        optimizer=optimizer,
-        momentum=0.8,
-        learning_rate=0.02,
-        weight_decay=0.1,
-        progress=False,
+        **training_options(
+            epochs=4,
+            optimizer=optimizer,
+            momentum=0.8,
+            learning_rate=0.02,
+            weight_decay=0.1,
+            progress=False,
+        ),
     )
     module = net()
     chosen = (
@@ -234,12 +249,10 @@ def test_swa_is_the_mean_of_the_snapshots_of_a_loop_by_hand():
         net(),
         Gaussian(0.5),
         loader,
-        epochs=6,
-        learning_rate=0.05,
-        momentum=0.5,
         every=2,
-        max_snapshots=2,
-        progress=False,
+        **training_options(
+            swa_epochs=6, swa_learning_rate=0.05, momentum=0.5, max_snapshots=2, progress=False
+        ),
     )
     module, seen = net(), []
     network = Network(module)
@@ -262,11 +275,9 @@ def test_swa_counts_steps_when_asked():
         linear(),
         Gaussian(0.5),
         (x, y),
-        epochs=3,
         every=3,
         unit="steps",
-        batch_size=16,
-        progress=False,
+        **training_options(swa_epochs=3, batch_size=16, progress=False),
     )
     assert result.recorder.n == 4
 
@@ -274,7 +285,7 @@ def test_swa_counts_steps_when_asked():
 def test_all_rows_in_one_batch_whatever_the_batch_size():
     data = table()
     runs = [
-        train(net().double(), Gaussian(), data, **QUICK | {"batch_size": size})
+        train(net().double(), Gaussian(), data, **training_options(**QUICK | {"batch_size": size}))
         for size in (None, 60, 1000)
     ]
     assert all(torch.equal(weights(runs[0]), weights(run)) for run in runs)
@@ -294,7 +305,12 @@ def test_every_row_is_seen_once_an_epoch():
             return self.layer(x)
 
     x = torch.arange(33.0)[:, None]
-    train(Spy(), Gaussian(1e3), (x, x[:, 0]), epochs=2, batch_size=16, progress=False)
+    train(
+        Spy(),
+        Gaussian(1e3),
+        (x, x[:, 0]),
+        **training_options(epochs=2, batch_size=16, progress=False),
+    )
     assert [len(batch) for batch in seen] == [16, 17, 16, 17]
     for epoch in (seen[:2], seen[2:]):
         assert torch.equal(torch.cat(epoch).sort().values, x[:, 0])
@@ -310,11 +326,9 @@ def test_biases_learn_at_their_own_rate():
             layer,
             Gaussian(1.0),
             (x, y),
-            optimizer="sgd",
-            epochs=1,
-            batch_size=None,
-            bias_lr_factor=factor,
-            progress=False,
+            **training_options(
+                optimizer="sgd", epochs=1, batch_size=None, bias_lr_factor=factor, progress=False
+            ),
         )
         moves.append(weights(result) - Network(layer).weights)
     assert torch.allclose(moves[1][:3], moves[0][:3])
@@ -328,12 +342,14 @@ def test_gradients_are_clipped():
         before,
         Gaussian(0.01),
         (x, y),
-        optimizer="sgd",
-        epochs=1,
-        batch_size=None,
-        learning_rate=0.5,
-        clip_norm=0.2,
-        progress=False,
+        **training_options(
+            optimizer="sgd",
+            epochs=1,
+            batch_size=None,
+            learning_rate=0.5,
+            clip_norm=0.2,
+            progress=False,
+        ),
     )
     step = weights(result) - Network(before).weights
     assert float(step.norm()) == pytest.approx(0.5 * 0.2, rel=1e-4)
@@ -343,7 +359,9 @@ def test_schedules():
     data = table()
     options = {"epochs": 20, "learning_rate": 0.1, "batch_size": None, "progress": False}
     rates = {
-        s: train(linear(), Gaussian(1.0), data, schedule=s, **options).history["learning_rate"]
+        s: train(linear(), Gaussian(1.0), data, **training_options(**options, schedule=s)).history[
+            "learning_rate"
+        ]
         for s in ("constant", "cosine", "swa")
     }
     assert rates["constant"] == [0.1] * 20
@@ -367,8 +385,8 @@ def test_the_module_and_the_generators_are_left_as_they_were():
     loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
     state = torch.get_rng_state()
     for data in ((x, y), loader, TensorDataset(x, y)):
-        result = train(module, Gaussian(), data, validation=(x, y), **QUICK)
-        swa(result, Gaussian(), data, epochs=2, progress=False)
+        result = train(module, Gaussian(), data, validation=(x, y), **training_options(**QUICK))
+        swa(result, Gaussian(), data, **training_options(swa_epochs=2, progress=False))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(
         torch.equal(a, b)
@@ -382,7 +400,9 @@ def test_the_module_and_the_generators_are_left_as_they_were():
 def test_frozen_parameters_stay():
     module = net()
     module[0].weight.requires_grad_(False)
-    result = train(module, Gaussian(), table(dtype=torch.float32), prior_scale=1.0, **QUICK)
+    result = train(
+        module, Gaussian(), table(dtype=torch.float32), **training_options(**QUICK, prior_scale=1.0)
+    )
     assert torch.equal(result.module[0].weight, module[0].weight)
     assert not torch.equal(result.module[2].weight, module[2].weight)
     assert result.network.size == 8 + 8 + 1
@@ -392,10 +412,14 @@ def test_training_moves_all_and_swa_only_the_selected():
     data = table(dtype=torch.float32)
     mask = torch.zeros(8, 3, dtype=torch.bool)
     mask[2, 1] = mask[4] = True
-    result = train(net(), Gaussian(), data, parameters={"0.weight": mask}, **QUICK)
+    result = train(
+        net(), Gaussian(), data, parameters={"0.weight": mask}, **training_options(**QUICK)
+    )
     assert result.network.size == 4
     assert not torch.equal(result.module[2].weight, net()[2].weight)
-    average = swa(result, Gaussian(), data, epochs=3, weight_decay=0.1, progress=False)
+    average = swa(
+        result, Gaussian(), data, **training_options(swa_epochs=3, weight_decay=0.1, progress=False)
+    )
     moved = average.network.module_with()
     assert torch.equal(moved[2].weight, result.module[2].weight)
     assert torch.equal(moved[0].weight != result.module[0].weight, mask)
@@ -405,7 +429,7 @@ def test_the_mode_is_the_real_training_mode():
     modes = []
     module = net(dropout=0.5, norm=True).eval()
     module.register_forward_pre_hook(lambda m, _: modes.append((m.training, m[3].training)))
-    result = train(module, Gaussian(), table(dtype=torch.float32), **QUICK)
+    result = train(module, Gaussian(), table(dtype=torch.float32), **training_options(**QUICK))
     assert (True, True) in modes
     assert not result.module.training
     assert int(result.module[2].num_batches_tracked) > 0
@@ -424,26 +448,33 @@ class Tied(nn.Module):
 
 def test_tied_parameters_stay_tied():
     data = table(dtype=torch.float32)
-    result = train(Tied(), Gaussian(), data, **QUICK)
-    average = swa(result, Gaussian(), data, epochs=2, progress=False).network.module_with()
+    result = train(Tied(), Gaussian(), data, **training_options(**QUICK))
+    average = swa(
+        result, Gaussian(), data, **training_options(swa_epochs=2, progress=False)
+    ).network.module_with()
     for module in (result.module, average):
         assert module.second.weight is module.first.weight
     assert result.network.size == 9 + 3 + 3 + 4
 
 
 def test_results_say_what_they_are_in_a_line():
-    result = train(net(), Gaussian(0.5), table(dtype=torch.float32), **QUICK)
+    result = train(net(), Gaussian(0.5), table(dtype=torch.float32), **training_options(**QUICK))
     assert repr(result) == (
         "TrainingResult(Network(Sequential, 41 weights in 4 parameters), "
         "Gaussian(noise=0.5), epoch 3 of 3)"
     )
-    average = swa(result, Gaussian(0.5), table(dtype=torch.float32), epochs=2, progress=False)
+    average = swa(
+        result,
+        Gaussian(0.5),
+        table(dtype=torch.float32),
+        **training_options(swa_epochs=2, progress=False),
+    )
     assert repr(average).endswith("TrajectoryRecorder(n=2, size=41, max_snapshots=20))")
 
 
 def test_training_works_where_gradients_are_off():
     with torch.no_grad():
-        result = train(linear(), Gaussian(), table(), **QUICK)
+        result = train(linear(), Gaussian(), table(), **training_options(**QUICK))
     assert float(weights(result).norm()) > 0
 
 
@@ -455,7 +486,13 @@ def test_the_same_seed_gives_the_same_result():
     runs = {}
     for seed in (0, 0, 1):
         torch.manual_seed(len(runs))  # what the user's generator does is of no concern
-        run = train(net(dropout=0.3), Gaussian(), (x, y), seed=seed, validation=0.2, **QUICK)
+        run = train(
+            net(dropout=0.3),
+            Gaussian(),
+            (x, y),
+            seed=seed,
+            **training_options(**QUICK, validation=0.2),
+        )
         if seed in runs:
             assert torch.equal(runs[seed], weights(run))
         runs[seed] = weights(run)
@@ -469,7 +506,15 @@ def test_a_shuffling_loader_follows_the_seed_whatever_its_workers():
         torch.manual_seed(workers + len(runs))
         loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True, num_workers=workers)
         runs.append(
-            weights(train(net(dropout=0.3), Gaussian(), loader, epochs=2, seed=3, progress=False))
+            weights(
+                train(
+                    net(dropout=0.3),
+                    Gaussian(),
+                    loader,
+                    seed=3,
+                    **training_options(epochs=2, progress=False),
+                )
+            )
         )
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2])
@@ -491,11 +536,9 @@ def test_early_stopping_goes_back_to_the_best_epoch():
         Gaussian(),
         data,
         validation=held_out,
-        patience=5,
-        learning_rate=0.05,
-        epochs=300,
-        batch_size=None,
-        progress=False,
+        **training_options(
+            patience=5, learning_rate=0.05, epochs=300, batch_size=None, progress=False
+        ),
     )
     curve = result.history["validation_log_likelihood"]
     assert len(curve) < 300
@@ -508,8 +551,8 @@ def test_early_stopping_goes_back_to_the_best_epoch():
 def test_without_patience_validation_is_only_recorded():
     data, held_out = overfitting()
     options = {"learning_rate": 0.05, "epochs": 30, "progress": False}
-    watched = train(net(), Gaussian(), data, validation=held_out, **options)
-    alone = train(net(), Gaussian(), data, **options)
+    watched = train(net(), Gaussian(), data, validation=held_out, **training_options(**options))
+    alone = train(net(), Gaussian(), data, **training_options(**options))
     assert torch.equal(weights(watched), weights(alone))
     assert watched.best_epoch == len(watched.history["validation_log_likelihood"]) == 30
 
@@ -531,10 +574,8 @@ def test_a_fraction_is_held_out_and_the_prior_counts_the_rest():
             spy,
             Gaussian(1.0),
             (x, y),
-            validation=0.2,
-            prior_scale=0.5,
             seed=seed,
-            **EXACT | {"epochs": 1},
+            **training_options(**EXACT | {"epochs": 1}, validation=0.2, prior_scale=0.5),
         )
         for seed in (0, 0, 1)
     ]
@@ -546,8 +587,7 @@ def test_a_fraction_is_held_out_and_the_prior_counts_the_rest():
         spy,
         Gaussian(1.0),
         (x[rows], y[rows]),
-        weight_decay=1 / (0.25 * 40),
-        **EXACT | {"epochs": 1},
+        **training_options(**EXACT | {"epochs": 1}, weight_decay=1 / (0.25 * 40)),
     )
     assert torch.allclose(weights(runs[0]), weights(decayed))
 
@@ -559,10 +599,9 @@ def test_the_callback_sees_each_epoch_and_may_stop():
         net(),
         Gaussian(),
         table(dtype=torch.float32),
-        epochs=9,
-        progress=False,
         recorder=recorder,
         callback=lambda epoch, module: seen.append(epoch) or epoch == 4,
+        **training_options(epochs=9, progress=False),
     )
     assert seen == [1, 2, 3, 4]
     assert result.recorder is recorder
@@ -575,8 +614,10 @@ def test_the_callback_sees_each_epoch_and_may_stop():
 
 def test_swa_refreshes_batchnorm_at_the_average():
     x, y = table(dtype=torch.float32)
-    start = train(net(norm=True), Gaussian(), (x, y), **QUICK)
-    average = swa(start, Gaussian(), (x, y), epochs=3, batch_size=None, progress=False)
+    start = train(net(norm=True), Gaussian(), (x, y), **training_options(**QUICK))
+    average = swa(
+        start, Gaussian(), (x, y), **training_options(swa_epochs=3, batch_size=None, progress=False)
+    )
     module = average.network.module_with()
     hidden = module[1](module[0](x))
     assert torch.allclose(module[2].running_mean, hidden.mean(0), atol=1e-5)
@@ -585,11 +626,16 @@ def test_swa_refreshes_batchnorm_at_the_average():
 
 def test_swa_averages_what_the_likelihood_learns():
     x, y = table()
-    start = train(linear(), Gaussian(), (x, y), **EXACT | {"epochs": 20})
+    start = train(linear(), Gaussian(), (x, y), **training_options(**EXACT | {"epochs": 20}))
     assert start.raw.exp().tolist() == pytest.approx(list(start.likelihood.noise))
     runs = [
         swa(
-            start, Gaussian(), (x, y), epochs=5, batch_size=None, learning_rate=0.05, progress=False
+            start,
+            Gaussian(),
+            (x, y),
+            **training_options(
+                swa_epochs=5, batch_size=None, swa_learning_rate=0.05, progress=False
+            ),
         )
         for _ in range(2)
     ]
@@ -602,15 +648,15 @@ def test_swa_averages_what_the_likelihood_learns():
         seen.append(raw.item())
     for run in runs:
         assert math.log(run.likelihood.noise[0]) == pytest.approx(np.mean(seen))
-    fixed = swa(start, start.likelihood, (x, y), epochs=2, progress=False)
+    fixed = swa(start, start.likelihood, (x, y), **training_options(swa_epochs=2, progress=False))
     assert fixed.likelihood == start.likelihood
 
 
 def test_swa_streams_its_trajectory():
     x, y = table()
-    options = {"epochs": 30, "batch_size": 16, "progress": False}
-    streamed = swa(linear(), Gaussian(0.5), (x, y), rank=2, **options)
-    kept = swa(linear(), Gaussian(0.5), (x, y), max_snapshots=30, **options)
+    options = {"swa_epochs": 30, "batch_size": 16, "progress": False}
+    streamed = swa(linear(), Gaussian(0.5), (x, y), **training_options(**options, sketch=2))
+    kept = swa(linear(), Gaussian(0.5), (x, y), **training_options(**options, max_snapshots=30))
     assert torch.allclose(weights(streamed), weights(kept))
     assert torch.allclose(streamed.recorder.pca(2).basis(), kept.recorder.pca(2).basis(), atol=1e-6)
 
@@ -631,28 +677,36 @@ class Sum(nn.Module):
 def test_several_inputs(form):
     x, y = table(dtype=torch.float32)
     inputs = (x, x) if form is tuple else {"b": x, "a": x}
-    result = train(Sum(), Gaussian(), (inputs, y), **QUICK)
+    result = train(Sum(), Gaussian(), (inputs, y), **training_options(**QUICK))
     assert result.network.size == 4
 
 
 def test_numpy_arrays_and_streamed_data():
     x, y = table(dtype=torch.float32)
-    memory = train(net(), Gaussian(), (x.numpy(), y.numpy()), **QUICK)
+    memory = train(net(), Gaussian(), (x.numpy(), y.numpy()), **training_options(**QUICK))
     assert len(memory.history["train_loss"]) == 3
     loader = DataLoader(TensorDataset(x, y), batch_size=16)
-    streamed = [train(net(), Gaussian(), data, **QUICK) for data in (loader, Data.of(loader))]
+    streamed = [
+        train(net(), Gaussian(), data, **training_options(**QUICK))
+        for data in (loader, Data.of(loader))
+    ]
     assert torch.equal(weights(streamed[0]), weights(streamed[1]))
 
 
 def test_a_batch_of_one_row_does_not_break_batchnorm():
     x, y = table(33, dtype=torch.float32)
     for data in ((x, y), DataLoader(TensorDataset(x, y), batch_size=16)):
-        result = train(net(norm=True), Gaussian(), data, **QUICK)
-        swa(result, Gaussian(), data, epochs=2, batch_size=16, progress=False)
+        result = train(net(norm=True), Gaussian(), data, **training_options(**QUICK))
+        swa(
+            result,
+            Gaussian(),
+            data,
+            **training_options(swa_epochs=2, batch_size=16, progress=False),
+        )
     with pytest.raises(InputError, match="batch_size: expected at least 2 for.*BatchNorm, got 1"):
-        train(net(norm=True), Gaussian(), (x, y), **QUICK | {"batch_size": 1})
+        train(net(norm=True), Gaussian(), (x, y), **training_options(**QUICK | {"batch_size": 1}))
     with pytest.raises(InputError, match="data: expected at least 2 rows for BatchNorm, got 1 row"):
-        train(net(norm=True), Gaussian(1.0), (x[:1], y[:1]), **QUICK)
+        train(net(norm=True), Gaussian(1.0), (x[:1], y[:1]), **training_options(**QUICK))
 
 
 def test_empty_batches_of_a_loader_are_left_out():
@@ -661,7 +715,12 @@ def test_empty_batches_of_a_loader_are_left_out():
     gaps = [(x[:0], y[:0]), full[0], (x[:0], y[:0]), *full[1:], (x[:0], y[:0])]
     for norm in (False, True):
         found, expected = (
-            train(net(norm=norm), Gaussian(), DataLoader(batches, batch_size=None), **QUICK)
+            train(
+                net(norm=norm),
+                Gaussian(),
+                DataLoader(batches, batch_size=None),
+                **training_options(**QUICK),
+            )
             for batches in (gaps, full)
         )
         assert torch.equal(weights(found), weights(expected))
@@ -679,7 +738,9 @@ def test_empty_batches_of_a_loader_are_left_out():
         with pytest.raises(InputError, match="inputs: expected at least one row, got an empty lo"):
             results[0].predict(DataLoader(empty, batch_size=None))
         with pytest.raises(InputError, match="data: expected at least one row, got an empty load"):
-            train(net(), Gaussian(), DataLoader(empty, batch_size=None), **QUICK)
+            train(
+                net(), Gaussian(), DataLoader(empty, batch_size=None), **training_options(**QUICK)
+            )
 
 
 # --- errors ----------------------------------------------------------------------------------
@@ -688,8 +749,10 @@ def test_empty_batches_of_a_loader_are_left_out():
 def test_training_without_gradients():
     x, y = table(dtype=torch.float32)
     with torch.no_grad():  # which says nothing of the gradients that training needs itself
-        result = train(net(), Gaussian(), (x, y), **QUICK)
-    assert torch.equal(weights(result), weights(train(net(), Gaussian(), (x, y), **QUICK)))
+        result = train(net(), Gaussian(), (x, y), **training_options(**QUICK))
+    assert torch.equal(
+        weights(result), weights(train(net(), Gaussian(), (x, y), **training_options(**QUICK)))
+    )
     with (
         torch.inference_mode(),
         pytest.raises(
@@ -698,7 +761,7 @@ def test_training_without_gradients():
             r"torch.inference_mode\(\). Train outside of it",
         ),
     ):
-        train(net(), Gaussian(), (x, y), **QUICK)
+        train(net(), Gaussian(), (x, y), **training_options(**QUICK))
 
 
 def test_a_training_that_diverges():
@@ -712,10 +775,7 @@ def test_a_training_that_diverges():
             net(),
             Gaussian(0.01),
             (1e4 * x, y),
-            optimizer="sgd",
-            learning_rate=1e6,
-            epochs=20,
-            progress=False,
+            **training_options(optimizer="sgd", learning_rate=1e6, epochs=20, progress=False),
         )
 
 
@@ -732,7 +792,7 @@ BAD = [
     ({"final_learning_rate": -1.0}, "final_learning_rate: expected a finite number of at least"),
     ({"patience": 3}, "patience: expected validation data to watch, got validation=None. Pass"),
     ({"patience": 0, "validation": 0.2}, "patience: expected a whole number of at least 1"),
-    ({"validation": 1.5}, "validation: expected a fraction that leaves rows on both sides"),
+    ({"validation": 1.5}, "validation: expected a fraction between 0 and 1"),
     ({"seed": -1}, "seed: expected a whole number of at least 0"),
 ]
 
@@ -740,25 +800,37 @@ BAD = [
 @pytest.mark.parametrize(("options", "message"), BAD)
 def test_settings_that_cannot_be(options, message):
     with pytest.raises(InputError, match=message):
-        train(net(), Gaussian(), table(dtype=torch.float32), progress=False, **options)
+        train(
+            net(),
+            Gaussian(),
+            table(dtype=torch.float32),
+            **training_options(**options, progress=False),
+        )
 
 
 def test_data_that_do_not_fit():
     x, y = table(dtype=torch.float32)
     with pytest.raises(InputError, match="module: expected 2 outputs for Heteroscedastic.* got 1"):
-        train(net(), HeteroscedasticGaussian(), (x, y), **QUICK)
+        train(net(), HeteroscedasticGaussian(), (x, y), **training_options(**QUICK))
     with pytest.raises(InputError, match="y: expected labels 0 and 1"):
-        train(net(), Bernoulli(), (x, y), **QUICK)
+        train(net(), Bernoulli(), (x, y), **training_options(**QUICK))
     with pytest.raises(InputError, match="data inputs: expected finite numbers"):
-        train(net(), Gaussian(), (x * torch.nan, y), **QUICK)
+        train(net(), Gaussian(), (x * torch.nan, y), **training_options(**QUICK))
     with pytest.raises(InputError, match="held-out data, since the data are streamed, got 0.1"):
-        train(net(), Gaussian(), DataLoader(TensorDataset(x, y)), validation=0.1, **QUICK)
+        train(
+            net(),
+            Gaussian(),
+            DataLoader(TensorDataset(x, y)),
+            **training_options(**QUICK, validation=0.1),
+        )
     labels = (y > 0).long()
     with pytest.raises(InputError, match="y: expected labels 0 and 1, got 3"):
-        train(net(), Bernoulli(), (x, labels), validation=(x, 3 * labels), **QUICK)
+        train(
+            net(), Bernoulli(), (x, labels), validation=(x, 3 * labels), **training_options(**QUICK)
+        )
     with pytest.raises(InputError, match="inputs: expected what the module takes"):
-        train(net(), Gaussian(), (x, y), validation=(x[:, :2], y), **QUICK)
+        train(net(), Gaussian(), (x, y), validation=(x[:, :2], y), **training_options(**QUICK))
     with pytest.raises(InputError, match="every: expected at most the 3 epochs of the run, got 9"):
-        swa(net(), Gaussian(), (x, y), epochs=3, every=9, progress=False)
+        swa(net(), Gaussian(), (x, y), every=9, **training_options(swa_epochs=3, progress=False))
     with pytest.raises(InputTypeError, match="start: expected a TrainingResult or a module"):
         swa(3, Gaussian(), (x, y))

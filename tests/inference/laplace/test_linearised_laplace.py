@@ -8,6 +8,7 @@ import cases
 import numpy as np
 import pytest
 import torch
+from cases import training_options
 from jacobians import dense, dense_rows, problem
 from oracles import LinearGaussian, check_moments
 from scipy import stats
@@ -322,10 +323,7 @@ def trained_on(rows):
         subbayes.MLP(2, (16,), 2, "tanh", seed=0).double(),
         subbayes.likelihoods.Categorical(),
         rows,
-        epochs=400,
-        learning_rate=0.02,
-        prior_scale=100.0,
-        progress=False,
+        **training_options(epochs=400, learning_rate=0.02, prior_scale=100.0, progress=False),
     ).network
 
 
@@ -496,8 +494,7 @@ def test_fit_leaves_a_trained_module_where_it_is(subspace):
         subbayes.MLP(2, (6,), 1, "tanh", seed=0).double(),
         subbayes.likelihoods.Gaussian(0.5),
         (x, x[:, 0].clone()),
-        epochs=5,
-        prior_scale=0.7,
+        **training_options(epochs=5, prior_scale=0.7),
     )
     network = trained.network
     options = {} if subspace == "full" else {"rank": 4, "inputs": new}

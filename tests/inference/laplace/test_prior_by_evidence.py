@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import training_options
 
 import subbayes
 from subbayes import InputError, SubspaceClassifier, SubspaceRegressor, Training
@@ -35,8 +36,7 @@ def trained():
         subbayes.MLP(3, (6,), 1, "tanh", seed=0).double(),
         subbayes.likelihoods.Gaussian(),
         rows(),
-        epochs=30,
-        prior_scale=1.0,
+        **training_options(epochs=30, prior_scale=1.0),
     )
 
 
