@@ -27,13 +27,14 @@ from subbayes.models.method_comparison import METHODS, Comparison, Predictor, sh
 from subbayes.plots.methods import NAMES
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
-from subbayes.reports import html
+from subbayes.reports import model_figures as figures
 from subbayes.reports import sparse as sparse_report
+from subbayes.reports.rendering import Picture, Table, picture, render
 from subbayes.sparse.result import SparseNetwork
 from subbayes.utils.checks import check_choice, fail_type
 from subbayes.utils.files import atomic_write_text
 
-__all__ = ["WORDS", "describe", "write_report"]
+__all__ = ["WORDS", "write_report"]
 
 WORDS = {
     "weights": "the parameters of the network that may move, in one long vector.",
@@ -70,8 +71,6 @@ _SCORES = {
     "seconds": "seconds",
 }
 _NOT_RANKED = ("seconds", "interval_width")
-_SHOWN_CHAINS = 2
-_MOST_DRAWS = 1000
 
 
 def write_report(
@@ -124,32 +123,30 @@ def write_report(
         'report.html'
     """
     story = _story(subject, data, test, name, unit, method)
-    title = title or f"Predicting {name}"
-    body = [
-        html.heading(title),
-        html.paragraphs(_lead(story), kind="lead"),
-        _verdict(story),
-        html.section(
-            "What was fitted",
-            html.definitions(describe(story.model))
-            if story.model
-            else html.definitions(sparse_report.facts(story.sparse))
-            if story.sparse
-            else "",
-        ),
-        html.section("Scores on test rows", _scores(story), html.paragraphs(*notes)),
-        html.section("Predictions and calibration", _predictions(story)),
-        html.section(
-            "Which weights are in",
-            sparse_report.structure(story.sparse, features) if story.sparse else "",
-        ),
-        html.section("The posterior", _posterior(story)),
-        html.section("Did the chains explore it?", _chains(story)),
-        html.section("Training", _training(story)),
-        html.section("How to reproduce", _reproduce(story, command)),
-        html.section("Words", html.definitions(_words(story))),
-    ]
-    atomic_write_text(path, html.page(title, body))
+    sparse, model = story.sparse, story.model
+    facts = describe(model) if model else sparse_report.facts(sparse) if sparse else {}
+    scores, score_pictures = _scores(story)
+    inclusion, inclusion_pictures = sparse_report.inclusion(sparse, features)
+    text = render(
+        "model.html",
+        title=title or f"Predicting {name}",
+        lead=_lead(story),
+        verdict=_verdict(story),
+        facts=facts,
+        scores=scores,
+        score_pictures=score_pictures,
+        notes=notes,
+        predictions=_predictions(story),
+        inclusion=inclusion,
+        inclusion_pictures=inclusion_pictures,
+        posterior=figures.posterior(model) if model else [],
+        chains=figures.chains(model.draws) if model and model.draws is not None else None,
+        training=_training(story),
+        provenance=_provenance(story),
+        command=command,
+        words=_words(story),
+    )
+    atomic_write_text(path, text)
     return Path(path)
 
 
@@ -222,7 +219,7 @@ def _predicted(model: Any, rows: Data) -> tuple[Predictive, Tensor]:
     y = rows.targets()
     options: dict[str, Any] = {} if isinstance(y, Tensor) else {"noise": y[1]}
     if isinstance(model, FittedModel):
-        options["n_draws"] = _MOST_DRAWS
+        options["n_draws"] = figures.MOST_DRAWS
     if isinstance(model, SparseNetwork):
         options["draws"] = NETWORKS
     predictive = model.predict(rows.inputs if rows.in_memory else rows.loader, **options)
@@ -277,12 +274,13 @@ def _lead(story: _Story) -> str:
     )
 
 
-def _verdict(story: _Story) -> str:
-    """The news first: is the sampling run sound, and are the intervals honest?"""
+def _verdict(story: _Story) -> list[tuple[str, list[str]]]:
+    """Boxes of good or bad news: are the chains reliable, and are the intervals calibrated?"""
     model = story.model
     if model is None or model.draws is None:
-        return ""
+        return []
     good = not model.warnings()
+    kind = "good" if good else "bad"
     if model.draws.independent:
         news = "An approximation, of which all draws are independent"
         if "pareto_k" in model.draws.meta:
@@ -291,11 +289,12 @@ def _verdict(story: _Story) -> str:
                 if good
                 else "it misses part of the posterior, see below what to do"
             )
-        return html.box("good" if good else "bad", f"{news}.", _coverage(story))
+        return [(kind, [f"{news}.", _coverage(story)])]
     news = (
         "The chains agree"
         if good
-        else ("The chains have not settled: read what follows with care, and see below what to do")
+        else "The chains have not converged: interpret the results with care, and see below what "
+        "to do"
     )
     if model.draws.n_draws >= 4:
         news += (
@@ -303,12 +302,15 @@ def _verdict(story: _Story) -> str:
             f"effective sample size {np.nanmin(model.draws.ess_bulk()):.0f}"
         )
     others = story.comparison.warnings() if story.comparison else {}
-    return html.box("good" if good else "bad", f"{news}.", _coverage(story)) + "".join(
-        html.box("bad", f"{METHODS[key]}: {line}.")
-        for key, lines in others.items()
-        for line in lines
-        if METHODS[key] != story.method
-    )
+    return [
+        (kind, [f"{news}.", _coverage(story)]),
+        *(
+            ("bad", [f"{METHODS[key]}: {line}."])
+            for key, lines in others.items()
+            for line in lines
+            if METHODS[key] != story.method
+        ),
+    ]
 
 
 def _coverage(story: _Story) -> str:
@@ -337,22 +339,22 @@ def _words(story: _Story) -> dict[str, str]:
 # --- numbers --------------------------------------------------------------------------------
 
 
-def _scores(story: _Story) -> str:
+def _scores(story: _Story) -> tuple[Table | None, list[Picture]]:
     if story.comparison is not None:
         return _compared(story.comparison)
     if story.predictive is None:
-        return ""
+        return None, []
     scores = metrics.score(story.predictive, story.y)
     kept = [key for key in _SCORES if key in scores]
-    caption = f"{len(story.predictive)} test rows. Log-likelihood in nats a row."
-    return html.table(
+    caption = f"{len(story.predictive)} test rows. Log-likelihood in nats per row."
+    return Table(
         ["method", *(_SCORES[key] for key in kept)],
         [[story.method, *(shown(key, scores[key]) for key in kept)]],
         caption,
-    )
+    ), []
 
 
-def _compared(comparison: Comparison) -> str:
+def _compared(comparison: Comparison) -> tuple[Table, list[Picture]]:
     frame, gaps = comparison.table, comparison.differences()
     kept = [key for key in _SCORES if key in frame.columns]
     rows = [
@@ -366,33 +368,31 @@ def _compared(comparison: Comparison) -> str:
     ]
     n = len(next(iter(comparison.predictives.values())))
     caption = (
-        f"{n} test rows. Log-likelihood in nats a row. Seconds "
-        "are what a method costs by itself, training included; what methods share is "
-        "counted for each. Bold: the best of a column, by however little."
+        f"{n} test rows. Log-likelihood in nats per row. Seconds are the cost of a method on its "
+        "own, training included; shared steps count for each method. Bold: the best of a column, "
+        "however small the difference."
     )
     errors = dict(zip(gaps["method"], gaps["se"], strict=True))
     main = "log_likelihood"
-    drawn = [
-        html.figure(
+    pictures = [
+        picture(
             plots.scores(frame, main, errors=errors),
             "Log-likelihood of the test rows. Lines: one standard error of the difference to the "
-            "best method; methods within two of it are not told apart by these rows.",
+            "best method; these rows cannot separate methods within two of it.",
         )
     ]
-    drawn += [
-        html.figure(plots.scores(frame, score), caption)
-        for score, caption in (
+    pictures += [
+        picture(plots.scores(frame, score), text)
+        for score, text in (
             (
                 "coverage",
-                "Coverage of the 95 % interval on the test rows; the dashed line is right.",
+                "Coverage of the 95 % interval on the test rows; the dashed line is the target.",
             ),
             ("accuracy", "Accuracy on the test rows."),
         )
         if score in frame.columns
     ]
-    return html.table(["method", *(_SCORES[key] for key in kept)], rows, caption, best) + (
-        html.figures(*drawn)
-    )
+    return Table(["method", *(_SCORES[key] for key in kept)], rows, caption, best), pictures
 
 
 def _is_best(score: str, values: pd.Series) -> np.ndarray:
@@ -411,214 +411,38 @@ def _is_best(score: str, values: pd.Series) -> np.ndarray:
 # --- figures --------------------------------------------------------------------------------
 
 
-def _predictions(story: _Story) -> str:
-    predictive, y = story.predictive, story.y
-    curve = _curve(story)
-    if predictive is None:
-        return html.figures(curve)
-    if story.kind == "classification":
-        return html.figures(
-            html.figure(
-                plots.reliability(predictive, y),
-                "Reliability: accuracy against confidence. Below the diagonal the model "
-                "is surer than it should be.",
-            ),
-            html.figure(
-                plots.doubt(predictive, y), "Accuracy among the rows the model is surest of."
-            ),
-        )
-    several = predictive.mean.ndim > 1
-    named = f"{story.named}, first target" if several else story.named
-    return html.figures(
-        curve,
-        html.figure(
-            plots.intervals(predictive, y, name=named),
-            "Test rows against their 95 % intervals. Dark: how far the draws' means "
-            "disagree (epistemic); light: that and the noise (aleatoric) together.",
-        ),
-        html.figure(
-            plots.calibration(predictive, y, label=story.method),
-            "Share of test rows inside intervals of each level. Below the diagonal "
-            "intervals are too narrow; inside the grey band it may be chance.",
-        ),
-        html.figure(
-            plots.pit(predictive, y),
-            "Where test rows fall in their predictive distributions: flat if calibrated, "
-            "a valley if the model is too sure, a hill if it is not sure enough.",
-        ),
-    )
-
-
-def _curve(story: _Story) -> str:
-    """Bands over the input, if there is but one."""
+def _predictions(story: _Story) -> list[Picture]:
     rows = story.data if story.data is not None else story.test
-    model = story.model
-    if model is None or model.draws is None or rows is None or not rows.in_memory:
-        return ""
-    x = rows.inputs
-    if (
-        not isinstance(x, Tensor)
-        or x.numel() != len(x)
-        or model.likelihood.kind == ("classification")
-    ):
-        return ""
-    low, high = float(x.min()), float(x.max())
-    pad = 0.15 * (high - low)
-    grid = torch.linspace(low - pad, high + pad, 200, dtype=x.dtype).reshape(-1, *x.shape[1:])
-    targets = rows.targets()
-    if not isinstance(targets, Tensor):  # noise that is known row by row has no curve
-        return ""
-    return html.figure(
-        plots.bands(
-            model.predict(grid, n_draws=_MOST_DRAWS),
-            grid,
-            data=(x, targets),
-            names=("input", story.named),
-        ),
-        "The predictive curve over the input. Dark: how far the draws' curves disagree "
-        "(epistemic); light: where 95 % of observations are expected.",
-    )
+    pictures = figures.curve(story.model, rows, story.named) if story.model else []
+    if story.predictive is None:
+        return pictures
+    return pictures + figures.predictions(story.predictive, story.y, story.method, story.named)
 
 
-def _posterior(story: _Story) -> str:
-    model = story.model
-    if model is None:
-        return ""
-    drawn = []
-    if model.posterior is not None and model.subspace.rank > 1 and model.draws is not None:
-        drawn.append(
-            html.figure(
-                plots.density(model.posterior, model.draws),
-                "Log density over the first two coordinates, the others at the mean of the draws, "
-                "with draws on it. They spread wider than the slice where coordinates depend on "
-                "each other.",
-            )
-        )
-    if model.settings.get("temperatures"):
-        drawn.append(
-            html.figure(
-                plots.temperature(model.settings["temperatures"]),
-                "How the temperature was chosen. Where the scores differ by less than their error, "
-                "the choice hardly matters.",
-            )
-        )
-    return html.figures(*drawn)
-
-
-def _chains(story: _Story) -> str:
-    if story.model is None or story.model.draws is None:
-        return ""
-    draws = story.model.draws
-    if draws.n_draws < 4:
-        return html.paragraphs(f"Too few draws to tell: {'; '.join(draws.warnings())}.")
-    summary = draws.summary()
-    order = np.argsort(-summary["rhat"].fillna(np.inf).to_numpy(), kind="stable")
-    worst = [int(i) for i in order[:_SHOWN_CHAINS]]
-    drawn = [
-        html.figure(plots.ess(draws), "Effective sample size of each coordinate.")
-        if draws.rank <= 40
-        else "",
-        html.figure(plots.autocorrelation(draws), "How long a chain remembers."),
-    ]
-    for i in sorted(worst):
-        drawn += [
-            html.figure(
-                plots.trace(draws, i),
-                f"Trace of z[{i}]: chains that explored the same posterior look like one another.",
-            ),
-            html.figure(
-                plots.ranks(draws, i),
-                f"Ranks of z[{i}] by chain: flat, around the dashed line, if the chains agree.",
-            ),
-        ]
-    if "log_likelihood" in draws.stats:
-        drawn.append(
-            html.figure(
-                plots.trace(draws, "log_likelihood"),
-                "Trace of the log-likelihood of the training rows.",
-            )
-        )
-    said = (
-        html.box("bad", *(f"{line[:1].upper()}{line[1:]}." for line in draws.warnings()))
-        if draws.warnings()
-        else ""
-    )
-    return (
-        said
-        + _summary(summary)
-        + html.paragraphs(
-            f"Traces and ranks are of the {_SHOWN_CHAINS} coordinates with the largest R-hat."
-            if draws.rank > _SHOWN_CHAINS
-            else ""
-        )
-        + html.figures(*drawn)
-    )
-
-
-def _summary(summary: pd.DataFrame, most: int = 30) -> str:
-    """The table of the coordinates; of very many, those with the largest R-hat."""
-    shown = summary if len(summary) <= most else summary.nlargest(most, "rhat")
-    rows = [
-        [
-            str(name),
-            *(f"{row[key]:.3f}" for key in ("mean", "sd", "2.5%", "97.5%")),
-            f"{row['ess_bulk']:.0f}",
-            f"{row['ess_tail']:.0f}",
-            f"{row['rhat']:.4f}",
-        ]
-        for name, row in shown.iterrows()
-    ]
-    caption = "R-hat below 1.01 and effective sample sizes above 100 a chain are good." + (
-        f" The {most} of {len(summary)} coordinates with the largest R-hat."
-        if len(summary) > most
-        else ""
-    )
-    return html.table(
-        ["coordinate", "mean", "sd", "2.5 %", "97.5 %", "ESS, bulk", "ESS, tail", "R-hat"],
-        rows,
-        caption,
-    )
-
-
-def _training(story: _Story) -> str:
+def _training(story: _Story) -> list[Picture]:
     if story.sparse is not None:
         return sparse_report.training(story.sparse)
-    history = story.model.history if story.model else {}
-    if not any(history.get(phase) for phase in ("train", "swa")):
-        return ""
-    drawn = [
-        html.figure(
-            plots.curves(history),
-            "Negative log-likelihood of the minibatches as they passed; lower "
-            "is better. In the shaded part a constant rate explores around the solution.",
-        )
-    ]
+    if story.model is None:
+        return []
     trained = story.comparison.trained if story.comparison else None
-    if trained is not None and trained.swa.recorder.n > 1:
-        rank = story.model.subspace.rank if story.model else None
-        drawn.append(
-            html.figure(
-                plots.spectrum(trained.swa.recorder, rank),
-                "How far the trajectory of that part went along each of its principal directions.",
-            )
-        )
-    return html.figures(*drawn)
+    recorder = None if trained is None else trained.swa.recorder
+    return figures.training(story.model.history, recorder, story.model.subspace.rank)
 
 
-def _reproduce(story: _Story, command: str) -> str:
+def _provenance(story: _Story) -> dict[str, str]:
+    """Versions, seed and fingerprint of the data."""
     versions = (
         f"subbayes {subbayes.__version__}, torch {torch.__version__}, NumPy "
         f"{np.__version__}, Python {platform.python_version()}, {platform.machine()}"
     )
     facts = {"versions": versions}
-    if story.model is not None:
-        seed = story.model.settings.get(
-            "seed", (story.model.draws.meta if story.model.draws else {}).get("seed")
-        )
+    model = story.model
+    if model is not None:
+        seed = model.settings.get("seed", (model.draws.meta if model.draws else {}).get("seed"))
         facts["seed"] = "" if seed is None else str(seed)
-        if story.model.posterior is not None:
+        if model.posterior is not None:
             facts["posterior"] = (
-                f"{story.model.posterior.data.n} training rows; fingerprint "
-                f"{story.model.posterior.fingerprint()[:16]}"
+                f"{model.posterior.data.n} training rows; fingerprint "
+                f"{model.posterior.fingerprint()[:16]}"
             )
-    return html.definitions(facts) + html.preformatted(command)
+    return facts

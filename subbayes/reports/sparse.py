@@ -1,4 +1,4 @@
-"""What a report says of a sparse network: which weights are in, and how training found them."""
+"""The parts of a report on a sparse network: included weights and training."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 import pandas as pd
 
 from subbayes import plots
-from subbayes.reports import html
+from subbayes.reports.rendering import Picture, Table, picture
 from subbayes.sparse.result import SparseNetwork
 
-__all__ = ["facts", "structure", "training"]
+__all__ = ["facts", "inclusion", "training"]
 
 
 def facts(network: SparseNetwork) -> dict[str, str]:
-    """What was fitted, in words.
+    """A description of the network, as terms with their definitions.
 
     Example:
         >>> from subbayes import MLP, sparse
         >>> from subbayes.likelihoods import Gaussian
         >>> network = sparse.SparseNetwork(sparse.convert(MLP(2, (3,), 1, seed=0)), Gaussian(1.0))
         >>> facts(network)["weights"]
-        '13, of which 9 in 2 layers are in or out'
+        '13, of which 9 in 2 layers can be excluded'
     """
     layers = network.layers
     first = next(iter(layers.values()))
@@ -29,21 +29,25 @@ def facts(network: SparseNetwork) -> dict[str, str]:
     return {
         "network": "sparse Bayesian network",
         "likelihood": repr(network.likelihood),
-        "weights": f"{network.network.size}, of which {inside} in {len(layers)} layers are in "
-        "or out",
-        "in or out": f"{first.structure}, posterior {first.posterior}",
+        "weights": f"{network.network.size}, of which {inside} in {len(layers)} layers "
+        "can be excluded",
+        "inclusion": f"{first.structure}, posterior {first.posterior}",
         "density": f"{100 * network.density():.2g} % of these weights have an inclusion "
         "probability above one half",
     }
 
 
-def structure(network: SparseNetwork, features: Sequence[str] | None = None) -> str:
-    """Inclusion by layer and by input, as HTML.
+def inclusion(
+    network: SparseNetwork | None, features: Sequence[str] | None = None
+) -> tuple[Table | None, list[Picture]]:
+    """Inclusion probabilities by layer and by input.
 
     Args:
-        network: the sparse network.
+        network: the sparse network; without one, there is nothing to show.
         features: names of the inputs of the first layer.
     """
+    if network is None:
+        return None, []
     rows = [
         [
             str(name),
@@ -54,43 +58,40 @@ def structure(network: SparseNetwork, features: Sequence[str] | None = None) -> 
         ]
         for name, row in network.inclusion().iterrows()
     ]
-    table = html.table(
+    table = Table(
         ["layer", "weights", "mean probability", "density", "prior probability"],
         rows,
         "Inclusion probabilities by layer. Density: the share above one half.",
     )
-    drawn = [
-        html.figure(
+    pictures = [
+        picture(
             plots.inclusion(network)[0],
-            "Inclusion probabilities of the weights, by layer: the posterior is sure "
-            "of those near 0 and 1.",
+            "Inclusion probabilities of the weights, by layer: the posterior is certain "
+            "about those near 0 and 1.",
         )
     ]
     if next(iter(network.layers.values())).structure == "weights":
         p = network.feature_inclusion()
-        names = (
-            list(features)
-            if features is not None and len(features) == len(p)
-            else [f"input {k}" for k in range(len(p))]
-        )
-        drawn.append(
-            html.figure(
+        named = features is not None and len(features) == len(p)
+        names = list(features or ()) if named else [f"input {k}" for k in range(len(p))]
+        pictures.append(
+            picture(
                 plots.feature_inclusion(pd.Series(p, index=names)),
-                "Probability that an input is used: that a path of "
-                "weights that are in leads from it to the output.",
+                "Probability that an input is used: that a path of included weights leads from it "
+                "to the output.",
             )
         )
-    return table + html.figures(*drawn)
+    return table, pictures
 
 
-def training(network: SparseNetwork) -> str:
-    """The course of the training, as HTML."""
+def training(network: SparseNetwork) -> list[Picture]:
+    """The objective and the density by epoch."""
     if not network.history.get("elbo"):
-        return ""
-    return html.figures(
-        html.figure(
+        return []
+    return [
+        picture(
             plots.sparse_history(network.history)[0],
             "The evidence lower bound by epoch, higher is better, and the share of weights with an "
             "inclusion probability above one half.",
         )
-    )
+    ]

@@ -45,7 +45,7 @@ def quick():
         partial(choose_temperature, temperatures=(1.0, 10.0), draws=10, chains=2),
     )
     tiny = png(new_axes(), dpi=10)
-    for place in ("subbayes.plots.style.png", "subbayes.reports.html.png"):
+    for place in ("subbayes.plots.style.png", "subbayes.reports.rendering.png"):
         patch.setattr(place, lambda *_: tiny)
     yield
     patch.undo()

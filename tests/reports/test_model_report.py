@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from jinja2 import UndefinedError
 from matplotlib.image import imread
 
 import subbayes
@@ -24,11 +25,12 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
+from subbayes.models.description import describe
 from subbayes.models.method_comparison import compare_methods
 from subbayes.plots.style import new_axes, png
 from subbayes.priors import Normal
-from subbayes.reports import html
-from subbayes.reports.model_report import WORDS, describe, write_report
+from subbayes.reports.model_report import WORDS, write_report
+from subbayes.reports.rendering import Table, _environment, render
 from subbayes.utils.files import ArtifactError
 
 PLAN = Training(epochs=4, swa_epochs=5, swa_learning_rate=1e-3, batch_size=20)
@@ -40,7 +42,7 @@ def one_small_picture(request, monkeypatch):
     """Rendering is what takes the time: axes are drawn on, but only some tests look at pixels."""
     if "real_pictures" not in request.fixturenames:
         small = png(new_axes(), dpi=10)
-        monkeypatch.setattr("subbayes.reports.html.png", lambda drawn: small)
+        monkeypatch.setattr("subbayes.reports.rendering.png", lambda drawn: small)
 
 
 @pytest.fixture
@@ -246,7 +248,7 @@ def test_chains_that_disagree_are_news(fitted, tmp_path):
     z[0] += 5
     apart = dataclasses.replace(fitted, draws=Draws(z, fitted.draws.stats, fitted.draws.meta))
     page = read(write_report(apart, tmp_path / "r.html"))
-    assert "The chains have not settled" in page.words
+    assert "The chains have not converged" in page.words
     assert "above 1.01: chains " in page.words
     assert f"The largest R-hat is {apart.draws.rhat().max():.3f}" in page.words
     assert ("div", {"class": "bad"}) in page.tags
@@ -452,21 +454,26 @@ def test_describe_a_model_of_which_little_is_known(fitted):
     assert words["inference"] == "not sampled"
 
 
-# --- html ---------------------------------------------------------------------------------------
+# --- templates ----------------------------------------------------------------------------------
 
 
-def test_empty_parts_leave_nothing_behind():
-    assert html.section("a", "", "") == ""
-    assert html.definitions({"a": ""}) == ""
-    assert html.figures("", "") == ""
-    assert html.preformatted("") == ""
-    assert html.paragraphs("", "") == ""
-    assert Page(html.page("t", ["", html.heading("h")])).words == "t h"
+def parts(name, *arguments):
+    """The text of one macro of the templates."""
+    return getattr(_environment().get_template("parts.html").module, name)(*arguments)
+
+
+def test_parts_without_content_render_as_nothing():
+    assert parts("definitions", {"a": ""}) == ""
+    assert parts("figures", []) == ""
+    assert parts("paragraphs", ["", ""]) == ""
+    empty = Table([], [])
+    page = Page(render("sections.html", title="t", lead="", sections=[("kept", empty)]))
+    assert page.words == "t t kept"
 
 
 def test_tables_escape_and_mark_cells():
-    text = html.table(["<a>", "b"], [["1 < 2", "3"], ["x", "y"]], "c & d", best=[(0, 1)])
-    page = Page(text)
+    table = Table(["<a>", "b"], [["1 < 2", "3"], ["x", "y"]], "c & d", best=[(0, 1)])
+    page = Page(parts("table", table))
     assert page.words == "<a> b 1 < 2 3 x y c & d"
     assert [attributes for tag, attributes in page.tags if tag == "td"] == [
         {},
@@ -474,6 +481,11 @@ def test_tables_escape_and_mark_cells():
         {},
         {},
     ]
+
+
+def test_a_template_refuses_missing_values():
+    with pytest.raises(UndefinedError, match="'lead' is undefined"):
+        render("sections.html", title="t", sections=[])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,221 @@
+"""The figures and tables of a model's report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from subbayes import plots
+from subbayes.data.data import Data
+from subbayes.draws import Draws
+from subbayes.models.fitted import FittedModel
+from subbayes.predictions.predictive import Predictive
+from subbayes.reports.rendering import Picture, Table, picture
+
+__all__ = ["MOST_DRAWS", "Chains", "chains", "curve", "posterior", "predictions", "training"]
+
+MOST_DRAWS = 1000
+_SHOWN_CHAINS = 2
+_MOST_ROWS = 30
+_MOST_BARS = 40
+
+
+def predictions(predictive: Predictive, y: Any, label: str, name: str) -> list[Picture]:
+    """Predictions of test rows against their targets, and their calibration.
+
+    Args:
+        predictive: predictions of the test rows.
+        y: their targets.
+        label: name of the method.
+        name: the predicted quantity.
+    """
+    if predictive.likelihood.kind == "classification":
+        return [
+            picture(
+                plots.reliability(predictive, y),
+                "Reliability: accuracy against confidence. Below the diagonal the model "
+                "is overconfident.",
+            ),
+            picture(
+                plots.doubt(predictive, y),
+                "Accuracy among the rows with the most confident predictions.",
+            ),
+        ]
+    name = f"{name}, first target" if predictive.mean.ndim > 1 else name
+    return [
+        picture(
+            plots.intervals(predictive, y, name=name),
+            "Test rows against their 95 % intervals. Dark: disagreement of the draws' means "
+            "(epistemic); light: together with the noise (aleatoric).",
+        ),
+        picture(
+            plots.calibration(predictive, y, label=label),
+            "Share of test rows inside intervals of each level. Below the diagonal "
+            "intervals are too narrow; deviations inside the grey band may be chance.",
+        ),
+        picture(
+            plots.pit(predictive, y),
+            "Position of the test rows in their predictive distributions: flat if calibrated, "
+            "a valley if the model is overconfident, a hill if it is underconfident.",
+        ),
+    ]
+
+
+def curve(model: FittedModel, rows: Data | None, name: str) -> list[Picture]:
+    """Bands over the input, for a regression on a single input.
+
+    Args:
+        model: the model.
+        rows: training or test rows, which give the range of the input.
+        name: the predicted quantity.
+    """
+    if model.draws is None or rows is None or not rows.in_memory:
+        return []
+    x, y = rows.inputs, rows.targets()
+    if not isinstance(x, Tensor) or x.numel() != len(x) or not isinstance(y, Tensor):
+        return []  # targets in a tuple have a noise scale per row, unknown between the rows
+    if model.likelihood.kind == "classification":
+        return []
+    low, high = float(x.min()), float(x.max())
+    pad = 0.15 * (high - low)
+    grid = torch.linspace(low - pad, high + pad, 200, dtype=x.dtype).reshape(-1, *x.shape[1:])
+    predictive = model.predict(grid, n_draws=MOST_DRAWS)
+    return [
+        picture(
+            plots.bands(predictive, grid, data=(x, y), names=("input", name)),
+            "The predictive curve over the input. Dark: disagreement of the draws' curves "
+            "(epistemic); light: the range of 95 % of observations.",
+        )
+    ]
+
+
+def posterior(model: FittedModel) -> list[Picture]:
+    """The log density with the draws on it, and the choice of the temperature."""
+    pictures = []
+    if model.posterior is not None and model.subspace.rank > 1 and model.draws is not None:
+        pictures.append(
+            picture(
+                plots.density(model.posterior, model.draws),
+                "Log density over the first two coordinates, with the others at the mean of the "
+                "draws, and the draws. The draws spread wider than this slice where coordinates "
+                "are correlated.",
+            )
+        )
+    if model.settings.get("temperatures"):
+        pictures.append(
+            picture(
+                plots.temperature(model.settings["temperatures"]),
+                "Choice of the temperature. Where the scores differ by less than their standard "
+                "error, the choice hardly matters.",
+            )
+        )
+    return pictures
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Convergence of the chains.
+
+    Attributes:
+        warnings: warnings about the draws, one sentence each.
+        summary: a table of the coordinates, if there are enough draws.
+        note: a remark on the pictures.
+        pictures: effective sample sizes, autocorrelation, traces and ranks.
+    """
+
+    warnings: list[str] = field(default_factory=list)
+    summary: Table | None = None
+    note: str = ""
+    pictures: list[Picture] = field(default_factory=list)
+
+
+def chains(draws: Draws) -> Chains:
+    """The convergence of the chains, with traces of the coordinates that mixed least."""
+    if draws.n_draws < 4:
+        return Chains(note=f"Too few draws to tell: {'; '.join(draws.warnings())}.")
+    summary = draws.summary()
+    order = np.argsort(-summary["rhat"].fillna(np.inf).to_numpy(), kind="stable")
+    pictures = []
+    if draws.rank <= _MOST_BARS:
+        pictures.append(picture(plots.ess(draws), "Effective sample size of each coordinate."))
+    pictures.append(picture(plots.autocorrelation(draws), "Autocorrelation of the chains by lag."))
+    for i in sorted(int(i) for i in order[:_SHOWN_CHAINS]):
+        pictures += [
+            picture(
+                plots.trace(draws, i),
+                f"Trace of z[{i}]: chains that explored the same posterior look alike.",
+            ),
+            picture(
+                plots.ranks(draws, i),
+                f"Ranks of z[{i}] by chain: flat, around the dashed line, if the chains agree.",
+            ),
+        ]
+    if "log_likelihood" in draws.stats:
+        pictures.append(
+            picture(
+                plots.trace(draws, "log_likelihood"),
+                "Trace of the log-likelihood of the training rows.",
+            )
+        )
+    note = f"Traces and ranks show the {_SHOWN_CHAINS} coordinates with the largest R-hat."
+    return Chains(
+        [f"{line[:1].upper()}{line[1:]}." for line in draws.warnings()],
+        _summary(summary),
+        note if draws.rank > _SHOWN_CHAINS else "",
+        pictures,
+    )
+
+
+def _summary(summary: pd.DataFrame) -> Table:
+    """The table of the coordinates; of very many, those with the largest R-hat."""
+    many = len(summary) > _MOST_ROWS
+    rows = [
+        [
+            str(name),
+            *(f"{row[key]:.3f}" for key in ("mean", "sd", "2.5%", "97.5%")),
+            f"{row['ess_bulk']:.0f}",
+            f"{row['ess_tail']:.0f}",
+            f"{row['rhat']:.4f}",
+        ]
+        for name, row in (summary.nlargest(_MOST_ROWS, "rhat") if many else summary).iterrows()
+    ]
+    caption = "R-hat below 1.01 and effective sample sizes above 100 per chain are good."
+    if many:
+        caption += f" The {_MOST_ROWS} of {len(summary)} coordinates with the largest R-hat."
+    return Table(
+        ["coordinate", "mean", "sd", "2.5 %", "97.5 %", "ESS, bulk", "ESS, tail", "R-hat"],
+        rows,
+        caption,
+    )
+
+
+def training(history: Any, recorder: Any, rank: int | None) -> list[Picture]:
+    """The loss by epoch, and the spectrum of the recorded trajectory.
+
+    Args:
+        history: losses by phase of the training.
+        recorder: the recorded trajectory, or None.
+        rank: number of directions of the subspace.
+    """
+    if not any(history.get(phase) for phase in ("train", "swa")):
+        return []
+    pictures = [
+        picture(
+            plots.curves(history),
+            "Negative log-likelihood of the minibatches during training; lower "
+            "is better. In the shaded part a constant learning rate explores around the solution.",
+        )
+    ]
+    if recorder is not None and recorder.n > 1:
+        pictures.append(
+            picture(
+                plots.spectrum(recorder, rank),
+                "Extent of that part of the trajectory along each of its principal directions.",
+            )
+        )
+    return pictures

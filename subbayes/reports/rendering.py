@@ -1,0 +1,97 @@
+"""Render self-contained HTML pages from the templates of this package.
+
+Templates escape all text. A page has no script and fetches nothing: figures are data URIs.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from subbayes.plots.style import png
+
+__all__ = ["Picture", "Table", "picture", "render"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; it scrolls sideways on a narrow screen.
+
+    Attributes:
+        head: column names.
+        rows: cells.
+        caption: text below the table.
+        best: (row, column) of the cells to print bold.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    best: Collection[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image within the page.
+
+    Attributes:
+        source: the image as a data URI.
+        caption: text below the image, and in its place for screen readers.
+    """
+
+    source: str
+    caption: str
+
+
+def picture(drawn: Axes | Figure | bytes, caption: str) -> Picture:
+    """A figure, the axes of one, or the bytes of a PNG file, as a picture with a caption.
+
+    Example:
+        >>> from subbayes.plots.style import new_axes
+        >>> picture(new_axes(), "empty axes").source[:22]
+        'data:image/png;base64,'
+    """
+    content = drawn if isinstance(drawn, bytes) else png(drawn)
+    return Picture(f"data:image/png;base64,{base64.b64encode(content).decode('ascii')}", caption)
+
+
+def render(template: str, **content: Any) -> str:
+    """Render a template.
+
+    Args:
+        template: name of a file in `reports/templates`.
+        content: values of the template's variables; each of them is required.
+
+    Example:
+        >>> page = render("sections.html", title="a < b", lead="", sections=[])
+        >>> "<title>a &lt; b</title>" in page
+        True
+    """
+    return _environment().get_template(template).render(content)
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("subbayes.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["unbroken"] = _unbroken
+    return environment
+
+
+def _unbroken(text: str) -> Markup:
+    """Escape a text and forbid line breaks within the words that have a hyphen."""
+    return escape(text).replace("R-hat", Markup('<span class="whole">R-hat</span>'))
