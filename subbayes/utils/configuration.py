@@ -1,0 +1,281 @@
+"""Configurations: frozen dataclasses, changed by dotted names and read from text, TOML or JSON.
+
+A configuration may hold others (`training`, `sampling`), so that `training.epochs` names one
+setting of the whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from subbayes.utils.checks import InputError, fail, fail_type
+
+__all__ = ["Setting", "change", "from_mapping", "parse", "read_toml", "settings_of", "to_mapping"]
+
+C = TypeVar("C")
+_NONE = ("none", "null")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting of a configuration.
+
+    Attributes:
+        path: its dotted name, such as "training.epochs".
+        annotation: its type.
+        default: its value in the configuration.
+        description: what the class's docstring says of it, as one line.
+    """
+
+    path: str
+    annotation: Any
+    default: Any
+    description: str
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition(".")[2]
+
+
+def settings_of(config: Any, prefix: str = "") -> Iterator[Setting]:
+    """All settings of a configuration and of those that it holds, in order.
+
+    Args:
+        config: a dataclass instance.
+        prefix: dotted name of the configuration itself.
+
+    Example:
+        >>> from subbayes.training.configuration import Training
+        >>> next(settings_of(Training(), "training.")).path
+        'training.epochs'
+    """
+    hints = typing.get_type_hints(type(config))
+    texts = _descriptions(type(config).__doc__ or "")
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if _is_configuration(value):
+            yield from settings_of(value, f"{prefix}{field.name}.")
+        else:
+            yield Setting(prefix + field.name, hints[field.name], value, texts.get(field.name, ""))
+
+
+def change(config: C, changes: Mapping[str, Any]) -> C:
+    """The configuration with other values; text is parsed by the type of the setting.
+
+    Args:
+        config: a dataclass instance.
+        changes: values by dotted name, or nested mappings as TOML tables are read.
+
+    Raises:
+        InputError: an unknown name, or a value that the configuration refuses.
+
+    Example:
+        >>> from subbayes.training.configuration import Training
+        >>> change(Training(), {"epochs": "30", "batch_size": "none"}).epochs
+        30
+    """
+    nested: dict[str, Any] = {}
+    for path, value in changes.items():
+        head, _, rest = path.partition(".")
+        if rest or isinstance(value, Mapping):
+            part = nested.setdefault(head, {})
+            if not isinstance(part, dict):
+                fail(path, "one value or a table of values", "both")
+            part.update({rest: value} if rest else value)
+        else:
+            nested[head] = value
+    hints = typing.get_type_hints(type(config))
+    known = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in nested.items():
+        if name not in known:
+            fail(name, f"one of {', '.join(sorted(known))}", f"'{name}'", _closest(name, known))
+        old = getattr(config, name)
+        if _is_configuration(old):
+            if not isinstance(value, Mapping):
+                fail(name, f"settings of it, such as {name}.NAME", repr(value))
+            values[name] = _within(name, old, value)
+        else:
+            values[name] = parse(name, value, hints[name])
+    return dataclasses.replace(config, **values)  # type: ignore[type-var]
+
+
+def parse(name: str, value: Any, annotation: Any) -> Any:
+    """A value of the type of a setting, from text or from what TOML and JSON hold.
+
+    Args:
+        name: of the setting, for messages.
+        value: text, a number, a list, ...; anything but text and lists is returned as it is.
+        annotation: type of the setting.
+
+    Raises:
+        InputError: text that stands for no value of this type.
+
+    Example:
+        >>> parse("hidden", "50,50", tuple[int, ...]), parse("batch_size", "none", int | None)
+        ((50, 50), None)
+    """
+    if isinstance(value, list):
+        value = tuple(value)
+    if not isinstance(value, str):
+        return value
+    for kind in sorted(_kinds(annotation), key=lambda kind: kind is str):
+        try:
+            return _converted(value, kind)
+        except ValueError:
+            continue
+    return fail(name, f"{_words(annotation)}", f"'{value}'")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        InputError: a file that cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError("config", "a file that can be read", f"'{path}'", str(error)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("config", "a TOML file", f"'{path}' ({error})") from None
+
+
+def to_mapping(config: Any) -> Any:
+    """A configuration as JSON-able values.
+
+    Args:
+        config: a dataclass instance, or a value that one holds.
+
+    Raises:
+        InputTypeError: a value that JSON has no form for.
+    """
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: to_mapping(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {str(key): to_mapping(value) for key, value in config.items()}
+    if isinstance(config, np.ndarray):
+        return config.tolist()
+    if isinstance(config, (Sequence, set)) and not isinstance(config, str):
+        return [to_mapping(value) for value in config]
+    if isinstance(config, Path):
+        return str(config)
+    if config is None or isinstance(config, (bool, int, float, str)):
+        return config
+    return fail_type("configuration", "values that JSON can hold", config)
+
+
+def from_mapping(kind: type[C], values: Mapping[str, Any]) -> C:
+    """A configuration from what `to_mapping` returned; every field is checked.
+
+    Args:
+        kind: the dataclass, whose fields all have defaults.
+        values: its fields; those that are absent keep their defaults.
+
+    Raises:
+        InputError: an unknown field, or a value that the configuration refuses.
+
+    Example:
+        >>> from subbayes.training.configuration import Training
+        >>> from_mapping(Training, to_mapping(Training(epochs=7))).epochs
+        7
+    """
+    return change(kind(), values)
+
+
+def _within(name: str, config: C, values: Mapping[str, Any]) -> C:
+    """Change a configuration that another one holds; messages name both."""
+    try:
+        return change(config, values)
+    except InputError as error:
+        raise InputError(
+            f"{name}.{error.argument}", error.expected, error.got, error.remedy
+        ) from None
+
+
+def _is_configuration(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The types that a setting may have."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        return [kind for part in typing.get_args(annotation) for kind in _kinds(part)]
+    return [annotation]
+
+
+def _converted(text: str, kind: Any) -> Any:
+    origin = typing.get_origin(kind)
+    if kind is type(None):
+        if text.lower() in _NONE:
+            return None
+        raise ValueError
+    if origin is typing.Literal:
+        if text in typing.get_args(kind):
+            return text
+        raise ValueError
+    if kind is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise ValueError
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        item = typing.get_args(kind)[0]
+        parts = [part for part in re.split(r"[\s,]+", text.strip("[]() ")) if part]
+        return () if text.lower() in _NONE else tuple(_converted(part, item) for part in parts)
+    if kind in (int, float, str):
+        return kind(text)
+    raise ValueError
+
+
+def _words(annotation: Any) -> str:
+    """A type in words."""
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    found = []
+    for kind in _kinds(annotation):
+        if kind is type(None):
+            found.append("none")
+        elif typing.get_origin(kind) is typing.Literal:
+            found += [f"'{value}'" for value in typing.get_args(kind)]
+        elif kind in names:
+            found.append(names[kind])
+        elif isinstance(typing.get_origin(kind), type):
+            found.append("values separated by commas")
+    return " or ".join(found) or str(annotation)
+
+
+def _closest(name: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"Did you mean '{near[0]}'?" if near else ""
+
+
+def _descriptions(doc: str) -> dict[str, str]:
+    """What the section "Attributes" of a docstring says of each name, as one line."""
+    section = re.search(r"^ *(?:Attributes|Args):\n(.*?)(?:\n\s*\n|\Z)", doc, re.M | re.S)
+    if section is None:
+        return {}
+    lines = section[1].splitlines()
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    found: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        entry = re.match(rf" {{{indent}}}(\w+): (.*)", line)
+        if entry:
+            name = entry[1]
+            found[name] = entry[2]
+        elif name:
+            found[name] += " " + line.strip()
+    return found

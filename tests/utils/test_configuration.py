@@ -1,0 +1,100 @@
+"""Configurations are changed by dotted names and read from text, TOML and JSON."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from subbayes.inference.configuration import Sampling
+from subbayes.training.configuration import Training
+from subbayes.utils.checks import InputError, check_count
+from subbayes.utils.configuration import (
+    change,
+    from_mapping,
+    parse,
+    read_toml,
+    settings_of,
+    to_mapping,
+)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All settings.
+
+    Attributes:
+        rank: number of coordinates,
+            of the subspace.
+        training: how to train.
+    """
+
+    rank: int | None = None
+    training: Training = field(default_factory=Training)
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self):
+        if self.rank is not None:
+            check_count("rank", self.rank)
+
+
+def test_settings_are_found_with_their_descriptions():
+    found = {setting.path: setting for setting in settings_of(Whole())}
+    assert found["rank"].description == "number of coordinates, of the subspace."
+    assert found["training.epochs"].default == Training().epochs
+    assert found["sampling.draws"].name == "draws"
+    assert "training" not in found
+
+
+@pytest.mark.parametrize(
+    ("text", "annotation", "value"),
+    [
+        ("3", int, 3),
+        ("3", float, 3.0),
+        ("none", int | None, None),
+        ("7", int | None, 7),
+        ("1e-2", float | str, 0.01),
+        ("loo", float | str, "loo"),
+        ("50,20", tuple[int, ...], (50, 20)),
+        ("[50, 20]", tuple[int, ...], (50, 20)),
+        ("none", tuple[int, ...], ()),
+        ("true", bool, True),
+    ],
+)
+def test_text_is_parsed_by_the_type(text, annotation, value):
+    found = parse("x", text, annotation)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_changes_by_dotted_names_and_tables():
+    changed = change(Whole(), {"rank": "4", "training.epochs": "9", "sampling": {"draws": 50}})
+    assert (changed.rank, changed.training.epochs, changed.sampling.draws) == (4, 9, 50)
+    assert Whole().training.epochs == Training().epochs
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"training.epoch": 3}, r"training\.epoch: expected one of .* Did you mean 'epochs'"),
+        ({"rank": "two"}, "rank: expected a whole number or none, got 'two'"),
+        ({"training.epochs": -1}, r"training\.epochs: expected a whole number of at least 0"),
+        ({"training": 3}, r"training: expected settings of it"),
+        ({"training.optimizer": "lion"}, r"training\.optimizer: expected 'adam' or 'sgd'"),
+        ({"rank": 0}, "rank: expected a whole number of at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        change(Whole(), changes)
+
+
+def test_toml_and_json(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text("rank = 3\n[training]\nepochs = 12\nbatch_size = 'none'\n")
+    changed = change(Whole(), read_toml(path))
+    assert (changed.rank, changed.training.epochs, changed.training.batch_size) == (3, 12, None)
+    assert from_mapping(Whole, to_mapping(changed)) == changed
+    path.write_text("rank = = 3")
+    with pytest.raises(InputError, match="config: expected a TOML file"):
+        read_toml(path)
+    with pytest.raises(InputError, match="config: expected a file that can be read"):
+        read_toml(tmp_path / "none.toml")
