@@ -204,8 +204,33 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         from experiments.ssr_simulation_page import figure
         from subbayes.plots.style import save
 
-        say(f"wrote {save(figure(results), options.figure)}")
+        say(f"wrote {save(figure(*drawn(results), np.array(LEVELS), REFERENCE), options.figure)}")
     return {family: summarised(by_method) for family, by_method in results.items()}
+
+
+def drawn(
+    results: Mapping[str, Mapping[str, Sequence[Record]]],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Differences of moments and coverage, as the figure takes them."""
+    away: dict[str, Any] = {}
+    coverage: dict[str, Any] = {}
+    for family, by_method in results.items():
+        away[family] = {
+            moment: {
+                method: differences(records, by_method[REFERENCE], moment).reshape(-1)
+                for method, records in by_method.items()
+                if method != REFERENCE
+            }
+            for moment in MOMENTS
+        }
+        coverage[family] = {
+            method: (
+                np.array([covered(records, level)[0] for level in LEVELS]),
+                covered(records, LEVELS[0])[1],
+            )
+            for method, records in by_method.items()
+        }
+    return away, coverage
 
 
 def summarised(by_method: Mapping[str, Sequence[Record]]) -> Record:

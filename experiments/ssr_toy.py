@@ -203,7 +203,9 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         from subbayes.plots.style import save
 
         train, _ = tables(0, plan, options.data_dir)
-        say(f"wrote {save(figure({n: r[0] for n, r in found.items()}, train), options.figure)}")
+        first = {name: records[0] for name, records in found.items()}
+        drawn = figure(first, train, GRID, TRUTH, REFERENCE)
+        say(f"wrote {save(drawn, options.figure)}")
     keep = ("lppd", "lppd_se", "mean", "sd", "correlation", "rhat", "ess", "seconds")
     return {name: [{k: r[k] for k in keep} for r in records] for name, records in found.items()}
 

@@ -449,7 +449,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Found:
-    """All methods on one data set; arrays only where pictures need them."""
+    """Results of all methods on one data set; arrays only where pictures need them."""
 
     points: Points
     plan: Plan
@@ -460,8 +460,22 @@ class Found:
 
     @property
     def model(self) -> Trained:
-        """What was trained."""
+        """The trained networks."""
         return self.train()
+
+    @property
+    def grid(self) -> Array:
+        """The inputs of the curves."""
+        return GRID
+
+    def posterior(self, subspace: str) -> Posterior:
+        """The posterior in a subspace."""
+        return posterior_of(subspace, self.points, self.model, self.plan, self.seed)
+
+    def predictive(self, method: str) -> Predictive:
+        """The curves of a method as predictions on the grid."""
+        curves = torch.from_numpy(self.arrays[method]["curves"]).double()[..., None]
+        return Predictive(curves, Gaussian(noise=self.records[method]["noise"]))
 
 
 def run_points(
@@ -488,11 +502,6 @@ def _with_summary(
 ) -> tuple[Arrays, Record]:
     arrays, facts = run_method(method, points, model(), plan, seed)
     return arrays, facts | summary(arrays["curves"], points, facts.get("noise", model().noise))
-
-
-def predictive_of(curves: Array, noise: float) -> Predictive:
-    """Curves on the grid as predictions."""
-    return Predictive(torch.from_numpy(curves).double()[..., None], Gaussian(noise=noise))
 
 
 def spectra_of(found: Found, keep: Keep) -> dict[str, Any]:
@@ -574,5 +583,6 @@ def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Reco
     ]
     say(page.markdown(found))
     if wanted:
-        page.write(found, spectra_of(found[0], keep), options.page, options.write)
+        rows = [[f"{subspace} + {engine}" for subspace in SUBSPACES] for engine in ENGINES]
+        page.write(found, spectra_of(found[0], keep), rows, options.page, options.write)
     return {one.points.name: one.records for one in found}

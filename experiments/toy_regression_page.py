@@ -15,7 +15,7 @@ from PIL import Image
 
 from experiments.store import Record
 from subbayes import Draws, plots
-from subbayes.reports import html
+from subbayes.reports.rendering import Table, picture, render
 from subbayes.utils.checks import fail
 from subbayes.utils.files import atomic_write_bytes, atomic_write_text
 
@@ -56,14 +56,26 @@ FIGURES = {
 # --- pictures -----------------------------------------------------------------------------------
 
 
-def pictures(found: Found, spectra: dict[str, Any]) -> dict[str, Figure]:
-    """All figures of one data set, by name; those whose methods were not run are left out."""
+def pictures(
+    found: Found, spectra: dict[str, Any], methods: Sequence[Sequence[str]]
+) -> dict[str, Figure]:
+    """All figures of one data set, by name; those whose methods were not run are omitted.
+
+    Args:
+        found: results of the data set.
+        spectra: largest eigenvalues of the Hessian and the Fisher information.
+        methods: names of the methods, one row per engine and one column per subspace.
+    """
+    every = sum(map(list, methods), [])
     makers: dict[str, tuple[Callable[[], Figure], Iterable[str]]] = {
         "figure1": (lambda: _figure1(found), ("random + ESS", "curve + ESS")),
         "figure3": (lambda: _bands(found, _FIGURE3), sum(_FIGURE3, [])),
-        "figure8": (lambda: _bands(found, _all()), sum(_all(), [])),
-        "figure9": (lambda: _densities(found), sum(_all(), [])),
-        "together": (lambda: _together(found), sum(_all(), [])),
+        "figure8": (lambda: _bands(found, methods), every),
+        "figure9": (lambda: _densities(found, methods), every),
+        "together": (
+            lambda: _together(found, [name.split(" + ")[0] for name in methods[0]]),
+            every,
+        ),
         "spectra": (lambda: _spectra(found, spectra), ()),
     }
     return {
@@ -76,27 +88,13 @@ def pictures(found: Found, spectra: dict[str, Any]) -> dict[str, Figure]:
 _FIGURE3 = [["random + ESS", "PCA + ESS", "curve + ESS"], ["full-space VI", "SWAG", "GP"]]
 
 
-def _all() -> list[list[str]]:
-    from experiments.toy_regression import ENGINES, SUBSPACES
-
-    return [[f"{subspace} + {engine}" for subspace in SUBSPACES] for engine in ENGINES]
-
-
 def _band(found: Found, method: str, ax: Axes, key: bool) -> None:
-    from experiments.toy_regression import GRID, predictive_of
-
-    points, noise = found.points, found.records[method]["noise"]
-    plots.bands(
-        predictive_of(found.arrays[method]["curves"], noise),
-        GRID,
-        curves=8,
-        ax=ax,
-        data=(points.x, points.y),
-    )
+    points = found.points
+    plots.bands(found.predictive(method), found.grid, curves=8, ax=ax, data=(points.x, points.y))
     if points.truth is not None:
-        ax.plot(GRID, points.truth, "--", color=plots.style.RED, linewidth=1.2)
+        ax.plot(found.grid, points.truth, "--", color=plots.style.RED, linewidth=1.2)
     ax.set_ylim(*_Y)
-    ax.set_xlim(GRID[0], GRID[-1])
+    ax.set_xlim(found.grid[0], found.grid[-1])
     _titled(ax, method, key)
 
 
@@ -148,12 +146,6 @@ def _draws(found: Found, method: str) -> Draws:
     return Draws(found.arrays[method]["z"])
 
 
-def _posterior(found: Found, subspace: str) -> Any:
-    from experiments.toy_regression import posterior_of
-
-    return posterior_of(subspace, found.points, found.model, found.plan, found.seed)
-
-
 def _spans(found: Found, subspace: str) -> Any:
     """One window for all engines in a subspace: where elliptical slice sampling goes."""
     z = _draws(found, f"{subspace} + ESS").flat()[:, :2]
@@ -168,21 +160,20 @@ def _figure1(found: Found) -> Figure:
         method = f"{subspace} + ESS"
         _band(found, method, row[0], key=False)
         plots.density(
-            _posterior(found, subspace), _draws(found, method), n_draws=300, size=31, ax=row[1]
+            found.posterior(subspace), _draws(found, method), n_draws=300, size=31, ax=row[1]
         )
         _titled(row[1], method, key=False)
     _shared_legend(axes[0][0])
     return _figure(axes)
 
 
-def _densities(found: Found) -> Figure:
-    names = _all()
+def _densities(found: Found, names: Sequence[Sequence[str]]) -> Figure:
     axes = plots.grid(len(names), len(names[0]), width=3.9, height=2.9)
     for row, methods in zip(axes, names, strict=True):
         for ax, method in zip(row, methods, strict=True):
             subspace = method.split(" + ")[0]
             plots.density(
-                _posterior(found, subspace),
+                found.posterior(subspace),
                 _draws(found, method),
                 n_draws=250,
                 size=31,
@@ -193,17 +184,15 @@ def _densities(found: Found) -> Figure:
     return _figure(axes)
 
 
-def _together(found: Found) -> Figure:
-    from experiments.toy_regression import SUBSPACES
-
-    axes = plots.grid(1, len(SUBSPACES), width=4.6, height=3.9)
-    for ax, subspace in zip(axes[0], SUBSPACES, strict=True):
+def _together(found: Found, subspaces: Sequence[str]) -> Figure:
+    axes = plots.grid(1, len(subspaces), width=4.6, height=3.9)
+    for ax, subspace in zip(axes[0], subspaces, strict=True):
 
         def of(engine: str, subspace: str = subspace) -> Draws:
             return _draws(found, f"{subspace} + {engine}")
 
         plots.density(
-            _posterior(found, subspace),
+            found.posterior(subspace),
             {e: of(e) for e in ("ESS", "NUTS")},
             approximations={e: of(e) for e in ("VI", "RealNVP")},
             n_draws=200,
@@ -322,20 +311,26 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def write(
-    found: Sequence[Found], spectra: dict[str, Any], gallery: str | None, page: str | None
+    found: Sequence[Found],
+    spectra: dict[str, Any],
+    methods: Sequence[Sequence[str]],
+    gallery: str | None,
+    page: str | None,
 ) -> None:
     """Write the gallery, and tables and pictures into a page of the docs.
 
     Args:
         found: the paper's data first, then twins.
-        spectra: of Hessian and Fisher information.
+        spectra: largest eigenvalues of the Hessian and the Fisher information.
+        methods: names of the methods, one row per engine and one column per subspace.
         gallery: an HTML file, or None.
         page: a page with marks, or None; pictures go to `images/toy_regression` beside it.
 
     Raises:
         InputError: a page without the marks.
     """
-    drawn = {name: small_png(figure) for name, figure in pictures(found[0], spectra).items()}
+    figures = pictures(found[0], spectra, methods)
+    drawn = {name: small_png(figure) for name, figure in figures.items()}
     if gallery:
         atomic_write_text(gallery, _gallery(found, drawn))
     if page:
@@ -352,23 +347,17 @@ def write(
 
 def _gallery(found: Sequence[Found], drawn: dict[str, bytes]) -> str:
     paper, twins = found[0], found[1:]
-    body = [
-        html.heading("Toy regression: subspaces and engines"),
-        html.paragraphs(
-            "The 400 points of Izmailov et al. (2019), a network with hidden layers of 200, 50, "
-            "50 and 50, and what each subspace and each engine makes of the places without data.",
-            kind="lead",
-        ),
-        *(
-            html.section(
-                FIGURES[name].split(":")[0] if name != "together" else "Side by side",
-                html.figure(data, FIGURES[name]),
-            )
-            for name, data in drawn.items()
-        ),
-        html.section(
+    sections: list[tuple[str, Any]] = [
+        (
+            FIGURES[name].split(":")[0] if name != "together" else "Side by side",
+            picture(data, FIGURES[name]),
+        )
+        for name, data in drawn.items()
+    ]
+    sections.append(
+        (
             "How much uncertainty grows away from the data",
-            html.table(
+            Table(
                 _HEAD,
                 rows(paper.records),
                 "Standard deviation of the curves, averaged over the places near "
@@ -376,13 +365,13 @@ def _gallery(found: Sequence[Found], drawn: dict[str, bytes]) -> str:
                 "near the data. Noise: "
                 f"{paper.model.noise:.3f}.",
             ),
-        ),
-    ]
+        )
+    )
     if twins:
-        body.append(
-            html.section(
+        sections.append(
+            (
                 "Does the interval hold the truth?",
-                html.table(
+                Table(
                     _COVERED,
                     coverage_rows(twins),
                     "Share of each region in which 95 % of the curves hold the true function, "
@@ -390,4 +379,11 @@ def _gallery(found: Sequence[Found], drawn: dict[str, bytes]) -> str:
                 ),
             )
         )
-    return html.page("Toy regression", body).replace("max-width: 36rem", "max-width: 64rem")
+    return render(
+        "sections.html",
+        title="Toy regression: subspaces and engines",
+        lead="The 400 points of Izmailov et al. (2019), a network with hidden layers of 200, 50, "
+        "50 and 50, and what each subspace and each engine makes of the places without data.",
+        sections=sections,
+        wide=True,
+    )
