@@ -1,14 +1,10 @@
-"""Where real data lie: a directory given, a variable, or a cache of the public originals."""
+"""Locate and load data sets: a data directory, an environment variable, or a download cache."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import http.client
 import io
 import os
-import tempfile
-import urllib.request
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -18,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from subbayes.utils.checks import InputError, check_choice, fail, message
+from subbayes.utils.checks import InputError, check_choice, fail
 
 __all__ = [
     "CENTRED",
@@ -43,7 +39,17 @@ CENTRED = ("airfoil", "elevators", "forest", "keggdirected", "keggundirected", "
 
 @dataclass(frozen=True)
 class _Source:
-    """A public original: a text table whose last column is the target unless `target` says."""
+    """A public text table.
+
+    Attributes:
+        url: address of the file.
+        fingerprint: checksum of the numbers of the table, see `_fingerprint`.
+        separator: separator of the columns; white space if None.
+        header: whether the first line holds the names of the columns.
+        target: column of the target.
+        drop: columns to omit.
+        member: path of the table within a zip archive.
+    """
 
     url: str
     fingerprint: str
@@ -86,20 +92,12 @@ _SOURCES = {
     ),
 }
 _SPLITS = {"protein": 5}
-_MAX_BYTES = 50_000_000
-_DAMAGE = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    http.client.HTTPException,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+_TIMEOUT = 30  # seconds
 
 
 def cache_dir() -> Path:
-    """The folder downloads are kept in: `$XDG_CACHE_HOME/subbayes`, else `~/.cache/subbayes`.
+    """The folder of downloads: `$XDG_CACHE_HOME/subbayes`, or `~/.cache/subbayes`.
 
     Example:
         >>> cache_dir().name
@@ -109,16 +107,16 @@ def cache_dir() -> Path:
 
 
 def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
-    """The folder real data are read from: `option`, else `$SUBBAYES_DATA`, else the cache.
+    """The folder that data are read from: `option`, else `$SUBBAYES_DATA`, else the cache.
 
     Args:
         option: a folder given by the caller (the command line's `--data-dir`).
 
     Returns:
-        The folder; only the cache may not exist yet.
+        The folder; it exists, unless it is the cache.
 
     Raises:
-        InputError: the option or the variable names something that is not a folder.
+        InputError: the option or the variable is not a folder.
 
     Example:
         >>> data_dir(".").is_dir()
@@ -138,18 +136,18 @@ def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
     return cache_dir()
 
 
-_folder = data_dir  # the argument of the functions below bears the same name
+_folder = data_dir  # the functions below have an argument of the same name
 
 
 def find_file(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The path of a data file, looked for in the data directory, then in the cache.
+    """The path of a data file in the data directory or the cache.
 
     Args:
         name: path inside the data directory, such as `"yacht/yacht.npz"`.
         data_dir: the folder, see `data_dir`.
 
     Raises:
-        InputError: the file is in neither; the line names it and what to set.
+        InputError: neither has the file.
 
     Example:
         >>> find_file("no/such.npz", ".")
@@ -162,11 +160,11 @@ nothing there. Pass a data_dir that has it (--data-dir) or set SUBBAYES_DATA.
     for path in (folder / name, cache_dir() / name):
         if path.is_file():
             return path
-    raise InputError(_absent(name, folder))
+    _fail_absent(name, folder)
 
 
-def _absent(name: str, folder: Path, why: str = "") -> str:
-    return message(
+def _fail_absent(name: str, folder: Path, why: str = "") -> NoReturn:
+    fail(
         "data_dir",
         f"the file '{name}' in '{folder}'",
         f"nothing there{why}",
@@ -177,7 +175,7 @@ def _absent(name: str, folder: Path, why: str = "") -> str:
 def load_uci(
     name: str, data_dir: str | os.PathLike[str] | None = None, *, download: bool = True
 ) -> tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n"], Bool[np.ndarray, "splits n"]]:
-    """A UCI regression table with its usual train/test splits.
+    """Load a UCI regression table with its usual train/test splits.
 
     The tables in `RAW` are the published columns in the published order, with the splits of
     Hernández-Lobato and Adams (2015) that Gal and Ghahramani (2016) took over. Those in `CENTRED`
@@ -188,18 +186,19 @@ def load_uci(
 
     Args:
         name: one of `RAW` or `CENTRED`.
-        data_dir: the folder that holds `name/name.npz`, see `data_dir`; then the cache is tried.
-        download: whether a file found in neither may be fetched from the UCI repository into
-            the cache: boston, naval, protein, wine_red and yacht. What arrives is compared with
-            the fingerprint of the table known here.
+        data_dir: the folder that contains `name/name.npz`, see `data_dir`; the cache is searched
+            after it.
+        download: whether to download a table that is in neither from the UCI repository into the
+            cache: boston, naval, protein, wine_red and yacht. The numbers of a download are
+            verified by a checksum.
 
     Returns:
         X (n, d) and y (n,) in float64, and `test_masks` (splits, n), True for test rows:
         `X[~test_masks[i]]` are the training rows of split i.
 
     Raises:
-        InputError: an unknown name; a file that is not there and could not be fetched; a file that
-            is damaged or lacks an array.
+        InputError: an unknown name; a file that does not exist and cannot be downloaded; a file
+            that is damaged or lacks an array.
 
     Source:
         Hernández-Lobato and Adams (2015), Probabilistic backpropagation; Gal and Ghahramani (2016),
@@ -219,8 +218,8 @@ def load_uci(
     except InputError:
         if not (download and name in _SOURCES):
             raise
-        path = cache_dir() / file
-        _download(name, path, folder)
+        table = _download(name, folder)
+        return table[:, :-1], table[:, -1], usual_splits(len(table), _SPLITS.get(name, 20))
     return _read(name, path)
 
 
@@ -242,7 +241,7 @@ def usual_splits(n: int, splits: int) -> Bool[np.ndarray, "splits n"]:
 
 
 def _read(name: str, path: Path) -> tuple[Any, Any, Any]:
-    """The arrays of one table; `gal_*` is the raw copy where a file holds two."""
+    """The arrays of one table; `gal_*` are the unprocessed ones where a file has both."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
@@ -267,35 +266,50 @@ def _read(name: str, path: Path) -> tuple[Any, Any, Any]:
     return X, y.reshape(-1), np.ascontiguousarray(arrays[masks].astype(bool).T)
 
 
-def _download(name: str, path: Path, folder: Path) -> None:
-    """Fetch the original, check that it is the table known here, and keep it in the cache."""
-    source = _SOURCES[name]
+def _download(name: str, folder: Path) -> np.ndarray:
+    """Download a table unless the cache has it, and verify its numbers."""
+    from requests import RequestException
+
+    source, file = _SOURCES[name], f"{name}/{name}.npz"
     try:
-        table = _parse(_fetch(source.url), source)
-    except _DAMAGE as error:
-        why = f", and fetching {source.url} failed ({_one_line(error)})"
-        raise InputError(_absent(f"{name}/{name}.npz", folder, why)) from None
-    if _fingerprint(table) != source.fingerprint:
-        why = f", and {source.url} no longer holds the table known here"
-        raise InputError(_absent(f"{name}/{name}.npz", folder, why))
-    X, y = table[:, :-1], table[:, -1]
-    masks = usual_splits(len(X), _SPLITS.get(name, 20)).T
-    try:
-        _write(path, X, y, masks)
+        path = _fetch(name, source.url)
+    except RequestException as error:
+        _fail_absent(file, folder, f", and fetching {source.url} failed ({_one_line(error)})")
     except OSError as error:
-        _unwritable(path, error)
+        fail(
+            "XDG_CACHE_HOME",
+            f"a cache that can be written, for '{cache_dir() / name}'",
+            error.strerror or _one_line(error),
+            "Free space there, or point it to another folder",
+        )
+    try:
+        table = _parse(path.read_bytes(), source)
+    except _DAMAGE as error:
+        path.unlink()
+        _fail_absent(file, folder, f", and reading {source.url} failed ({_one_line(error)})")
+    if _fingerprint(table) != source.fingerprint:
+        path.unlink()
+        _fail_absent(file, folder, f", and {source.url} no longer holds the expected table")
+    return table
 
 
-def _fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=30) as response:
-        content: bytes = response.read(_MAX_BYTES + 1)
-    if len(content) > _MAX_BYTES:
-        raise ValueError(f"more than {_MAX_BYTES // 1_000_000} MB")
-    return content
+def _fetch(name: str, url: str) -> Path:
+    """The path of the downloaded file in the cache."""
+    import pooch
+
+    # The repository publishes no hashes; the numbers of the table are verified instead.
+    path = pooch.retrieve(
+        url,
+        known_hash=None,
+        path=cache_dir() / name,
+        fname=url.rpartition("/")[2],
+        downloader=pooch.HTTPDownloader(timeout=_TIMEOUT),
+    )
+    return Path(path)
 
 
 def _parse(content: bytes, source: _Source) -> np.ndarray:
-    """The numbers of the text table, target last."""
+    """The numbers of a text table, with the target in the last column."""
     if source.member is not None:
         content = zipfile.ZipFile(io.BytesIO(content)).read(source.member)
     if not content.strip():
@@ -312,32 +326,10 @@ def _parse(content: bytes, source: _Source) -> np.ndarray:
 
 
 def _fingerprint(table: np.ndarray) -> str:
-    """A checksum of the numbers to nine digits, whatever the text they were written in."""
+    """A checksum of the numbers to nine digits, independent of their text format."""
     text = io.BytesIO()
     np.savetxt(text, table + 0.0, fmt="%.9g")
     return hashlib.sha256(text.getvalue()).hexdigest()
-
-
-def _write(path: Path, X: np.ndarray, y: np.ndarray, masks: np.ndarray) -> None:
-    """Write an .npz whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, gal_X=X, gal_y=y, gal_test_mask=masks)
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-
-
-def _unwritable(path: Path, error: OSError) -> NoReturn:
-    fail(
-        "XDG_CACHE_HOME",
-        f"a cache that can be written, for '{path}'",
-        error.strerror or _one_line(error),
-        "Free space there, or point it to another folder",
-    )
 
 
 def _one_line(error: BaseException) -> str:
