@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers as number_types
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -14,14 +15,20 @@ from subbayes.utils.checks import fail, fail_type
 
 __all__ = [
     "Kind",
+    "MANY_ROWS",
     "as_frame",
     "as_labels",
     "as_numbers",
+    "constant_columns",
     "kind_of",
     "mask_markers",
     "on_host",
     "quoted",
+    "warn_about_row_numbers",
 ]
+
+MANY_ROWS = 20
+"""Text columns of so many rows or more without repeated values are taken for identifiers."""
 
 Kind: TypeAlias = Literal["numeric", "categorical"]
 
@@ -260,3 +267,44 @@ def _label(value: Any) -> str:
     if isinstance(value, number_types.Real) and float(value).is_integer():
         return str(int(float(value))) if isinstance(value, (float, np.floating)) else str(value)
     return str(value)
+
+
+def constant_columns(table: pd.DataFrame) -> list[str]:
+    """Names of the columns with a single value, with a warning.
+
+    Raises:
+        InputError: no column has several values.
+    """
+    dropped = [str(name) for name in table if table[name].nunique() < 2]
+    if len(dropped) == table.shape[1]:
+        fail(
+            "X",
+            "a column that varies",
+            f"a single value in each of {quoted(dropped)}",
+            "Check the table",
+        )
+    if dropped:
+        warnings.warn(
+            f"X: left out, as they hold a single value: {quoted(dropped, 20)}.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return dropped
+
+
+def warn_about_row_numbers(table: pd.DataFrame) -> None:
+    """Warn about columns that increase by one from row to row: they are probably a saved index."""
+    counters = [
+        str(name)
+        for name in table
+        if table[name].dtype != object
+        and len(table) >= MANY_ROWS
+        and (np.diff(table[name].to_numpy()) == 1).all()
+    ]
+    if counters:
+        warnings.warn(
+            f"X: {quoted(counters, 20)} only number the rows. Drop them unless the order "
+            "of the rows carries meaning.",
+            UserWarning,
+            stacklevel=3,
+        )

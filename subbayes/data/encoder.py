@@ -1,8 +1,7 @@
-"""Mixed tables to one float32 matrix through scikit-learn, with the fitted state as JSON."""
+"""Encode mixed tables as a float32 matrix with scikit-learn; the fitted state is JSON."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,17 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.validation import check_is_fitted
 
-from subbayes.data.columns import as_frame, as_labels, as_numbers, kind_of, mask_markers, quoted
+from subbayes.data.columns import (
+    MANY_ROWS,
+    as_frame,
+    as_labels,
+    as_numbers,
+    constant_columns,
+    kind_of,
+    mask_markers,
+    quoted,
+    warn_about_row_numbers,
+)
 from subbayes.data.tables import closest, read_table, split_target
 from subbayes.data.targets import Target
 from subbayes.utils.checks import InputError, check_choice, check_count, fail
@@ -24,39 +33,37 @@ from subbayes.utils.checks import InputError, check_choice, check_count, fail
 __all__ = ["TabularEncoder", "Target", "read_table", "split_target"]
 
 _FORMAT = 1
-_RECUR = 20  # this many rows of text, no two alike, are taken for identifiers
 
 
 class TabularEncoder(TransformerMixin, BaseEstimator):
-    """A table of numbers, text, booleans and categories as one float32 matrix.
+    """Encode a table of numbers, text, booleans and categories as a float32 matrix.
 
-    Numbers are centred and divided by their standard deviation; each category becomes a column
-    of zeros and ones. Text all of which reads as numbers counts as numbers. Columns with a single
-    value are left out, with one warning that names them.
+    Numbers are centred and divided by their standard deviation; categories are one-hot encoded.
+    A text column whose values are all numbers is numeric. Columns with a single value are dropped
+    with a warning.
 
-    When transforming, columns are found by name in any order, further ones are ignored, and those
-    left out in fitting need not be there; an array must have the columns in the order of fitting.
+    `transform` finds columns by name, in any order, and ignores additional ones; dropped columns
+    may be absent. An array must have the columns in the order of `fit`.
 
     Args:
-        unknown: what to do with a category not seen in fitting: `"error"`, or `"ignore"` it
-            (zeros in all columns of its group).
-        missing: what to do with missing values: `"error"`, or `"impute"` them (the median of
-            numbers, the most frequent category).
-        missing_indicator: with `missing="impute"`, add a column of zeros and ones for each column
-            that had missing values in fitting.
-        missing_values: values that stand for a missing one, such as `["?"]`.
-        categorical: names of columns to read as categories although they hold numbers.
-        max_categories: the most categories a column may have. Text that never recurs in 20 rows or
-            more is refused too, unless named in `categorical`.
+        unknown: treatment of categories that were not seen in `fit`: `"error"`, or `"ignore"`,
+            which sets all columns of the group to zero.
+        missing: treatment of missing values: `"error"`, or `"impute"`, which inserts the median of
+            numbers and the most frequent category.
+        missing_indicator: with `missing="impute"`, add an indicator column for each column with
+            missing values in `fit`.
+        missing_values: values that denote a missing one, such as `["?"]`.
+        categorical: names of numeric columns to encode as categories.
+        max_categories: largest number of categories of a column. Text columns of 20 or more rows
+            without repeated values are refused too, unless named in `categorical`.
 
     Attributes:
-        columns_: names of the columns it was fitted with.
-        dropped_: those left out because they hold a single value.
+        columns_: names of the columns in `fit`.
+        dropped_: names of the columns dropped because they have a single value.
         pipeline_: the fitted `sklearn.compose.ColumnTransformer`.
 
     Raises:
-        InputError: in `fit` and `transform`, a table that cannot be used: the line names the
-            column, what was expected, what came and what to do.
+        InputError: in `fit` and `transform`, a table that cannot be encoded.
 
     Example:
         >>> X = pd.DataFrame({"age": [20, 40, 60], "job": ["smith", "baker", "smith"]})
@@ -85,7 +92,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         self.max_categories = max_categories
 
     def fit(self, X: Any, y: Any = None) -> TabularEncoder:
-        """Learn medians, scales and categories.
+        """Estimate medians, scales and categories.
 
         Args:
             X: table (n, columns), n at least 2.
@@ -112,10 +119,10 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             )
         table = self._typed(frame)
         self._check_missing(table)
-        dropped = _constant(table)
+        dropped = constant_columns(table)
         table = table.drop(columns=dropped)
         self._check_levels(table, frame)
-        _warn_of_row_numbers(table)
+        warn_about_row_numbers(table)
         self._named, self.columns_, self.dropped_ = named, list(frame.columns), dropped
         self._set_sklearn_names()
         self._build(
@@ -172,7 +179,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         return np.array([*self._numeric, *levels, *flags], dtype=object)
 
     def scales(self) -> tuple[Float64[np.ndarray, "features"], Float64[np.ndarray, "features"]]:
-        """What is subtracted from each feature, and what it is divided by then.
+        """The mean that is subtracted from each feature and the scale that divides it.
 
         Example:
             >>> TabularEncoder().fit([[0.0, "a"], [2.0, "b"], [4.0, "b"]]).scales()[0]
@@ -186,7 +193,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         return mean, scale
 
     def to_config(self) -> dict[str, Any]:
-        """The options and the fitted state in terms JSON has.
+        """The options and the fitted state as values that JSON can hold.
 
         Example:
             >>> TabularEncoder().fit([[0.0], [2.0]]).to_config()["numeric"]
@@ -222,13 +229,14 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TabularEncoder:
-        """The fitted encoder whose `to_config` gave `config`: it transforms to the same bits.
+        """The encoder of a configuration from `to_config`; its output is bitwise the same.
 
-        The scikit-learn objects are fitted anew on one row that holds their medians and most
-        frequent categories, then given the means and scales; so no version's private state is kept.
+        The scikit-learn transformers are fitted to one row with the stored medians and most
+        frequent categories and then receive the stored means and scales, so that no private state
+        of a scikit-learn version is stored.
 
         Raises:
-            InputError: entries that are missing or do not fit each other.
+            InputError: entries that are missing or inconsistent.
 
         Example:
             >>> encoder = TabularEncoder().fit([[0.0], [2.0]])
@@ -244,7 +252,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                     "Use the version of subbayes that wrote it",
                 )
             encoder = cls(**config["options"])
-            encoder._restore(config)
+            encoder._set_state(config)
         except InputError:
             raise
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -270,7 +278,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                 fail(argument, "a list", repr(getattr(self, argument)), "Put it in brackets")
 
     def _typed(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Numbers in float64 and categories as text, by what the columns hold."""
+        """Numeric columns in float64 and categorical ones as text."""
         columns: dict[str, Any] = {}
         for name, column in frame.items():
             column, place = mask_markers(column, self.missing_values), f"column '{name}'"
@@ -308,7 +316,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                     "Drop the column if it identifies rows, group its values, or raise "
                     "max_categories",
                 )
-            if levels == n >= _RECUR and not chosen:
+            if levels == n >= MANY_ROWS and not chosen:
                 fail(
                     "X",
                     f"text that recurs in column '{name}'",
@@ -320,7 +328,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         return self.missing == "impute" and self.missing_indicator and bool(column.isna().any())
 
     def _build(self, table: pd.DataFrame, levels: dict[str, list[str]], flagged: list[str]) -> None:
-        """Fit the scikit-learn objects to a typed table, the categories being known."""
+        """Fit the scikit-learn transformers to a typed table with known categories."""
         self._numeric = [name for name in table if name not in levels]
         self._levels, self._flagged = levels, flagged
         numbers = Pipeline(
@@ -342,11 +350,11 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             ],
             sparse_threshold=0,
         )
-        with np.errstate(over="ignore", invalid="ignore"):  # `_check_scales` says it better
+        with np.errstate(over="ignore", invalid="ignore"):  # refused by `_check_scales`
             self.pipeline_ = pipeline.set_output(transform="default").fit(table)
 
     def _set_sklearn_names(self) -> None:
-        """The attributes scikit-learn expects; no names after fitting an array."""
+        """Set the attributes that scikit-learn expects; an array has no names."""
         self.n_features_in_ = len(self.columns_)
         if self._named:
             self.feature_names_in_ = np.array(self.columns_, dtype=object)
@@ -356,7 +364,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
     # the steps of transforming
 
     def _select(self, X: Any) -> pd.DataFrame:
-        """The columns kept in fitting, by name where there are names, else by position."""
+        """The encoded columns, by name if the table has names, else by position."""
         frame, named = as_frame(X)
         kept = [name for name in self.columns_ if name not in self.dropped_]
         if not (named and self._named):
@@ -413,10 +421,10 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         return pipeline.named_steps["scale"] if self._numeric else None
 
     def fills(self) -> dict[str, Any]:
-        """What stands for missing entries by column: medians and most frequent categories.
+        """The imputed values by column: medians and most frequent categories.
 
         Returns:
-            Nothing with `missing="error"`.
+            An empty dict with `missing="error"`.
 
         Example:
             >>> TabularEncoder(missing="impute").fit([[1, "a"], [None, "b"], [2, "b"]]).fills()
@@ -439,7 +447,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         imputer = self.pipeline_.named_transformers_[part].named_steps["impute"]
         return list(imputer.statistics_.tolist())
 
-    def _restore(self, config: dict[str, Any]) -> None:
+    def _set_state(self, config: dict[str, Any]) -> None:
         numeric, categorical = config["numeric"], config["categorical"]
         parts = [*numeric.values(), *categorical.values()]
         groups = (parts[: len(numeric)], parts[len(numeric) :])
@@ -458,10 +466,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
 
 
 def _one_row(config: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, list[str]], list[str]]:
-    """A row whose median and mode are the stored ones, and what else `_build` needs.
-
-    The columns are in the order of fitting.
-    """
+    """The arguments of `_build`: a row with the stored medians and modes, levels and flags."""
     numeric, categorical = config["numeric"], config["categorical"]
     row: dict[str, Any] = {
         n: [float(v)] for n, v in zip(numeric["columns"], numeric["median"], strict=True)
@@ -479,43 +484,6 @@ def _text_column(column: pd.Series) -> pd.Series:
 
 def _text(table: pd.DataFrame) -> list[str]:
     return [str(name) for name in table if table[name].dtype == object]
-
-
-def _constant(table: pd.DataFrame) -> list[str]:
-    """Columns with fewer than two values, with one warning; refuses a table of nothing else."""
-    dropped = [str(name) for name in table if table[name].nunique() < 2]
-    if len(dropped) == table.shape[1]:
-        fail(
-            "X",
-            "a column that varies",
-            f"a single value in each of {quoted(dropped)}",
-            "Check the table",
-        )
-    if dropped:
-        warnings.warn(
-            f"X: left out, as they hold a single value: {quoted(dropped, 20)}.",
-            UserWarning,
-            stacklevel=3,
-        )
-    return dropped
-
-
-def _warn_of_row_numbers(table: pd.DataFrame) -> None:
-    """A column that counts the rows one by one is an index someone saved."""
-    counters = [
-        str(name)
-        for name in table
-        if table[name].dtype != object
-        and len(table) >= _RECUR
-        and (np.diff(table[name].to_numpy()) == 1).all()
-    ]
-    if counters:
-        warnings.warn(
-            f"X: {quoted(counters, 20)} only number the rows. Drop them unless the order "
-            "of the rows carries meaning.",
-            UserWarning,
-            stacklevel=3,
-        )
 
 
 def _check_scales(scaler: StandardScaler | None, names: list[str]) -> None:
