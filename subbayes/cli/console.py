@@ -77,10 +77,10 @@ def reading(path: str | PathLike[str]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        text = str(error)
-        if _is_ours(error) and text.startswith("path: "):
-            raise type(error)(f"{path}: {text.removeprefix('path: ')}") from None
-        raise
+        if getattr(error, "argument", "") != "path":
+            raise
+        given: Any = error
+        raise type(given)(str(path), given.expected, given.got, given.remedy) from None
 
 
 def lines(facts: Mapping[str, Any]) -> str:

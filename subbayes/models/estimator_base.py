@@ -116,13 +116,14 @@ class Estimator(BaseEstimator):
                 reset=fitting,
                 ensure_min_samples=2 if fitting else 1,
             )
-        except ValueError as error:
-            if "could not convert string" not in str(error):
+        except ValueError:
+            text = _first_text(X)
+            if text is None:
                 raise
             fail(
                 "X",
                 "numbers",
-                str(error).removeprefix("could not convert string to float: "),
+                repr(text),
                 "Put a subbayes.data.encoder.TabularEncoder before it in a pipeline",
             )
         check_finite("X", X)
@@ -351,3 +352,15 @@ class Classifier(ClassifierMixin, Estimator):
     def _restore(self, state: dict[str, Any]) -> None:
         super()._restore(state)
         self.classes_ = np.array(state["classes"], dtype=np.dtype(state["dtype"]))
+
+
+def _first_text(X: Any) -> str | None:
+    """The first text in an array that is no number, if there is any."""
+    for value in np.asarray(X, dtype=object).ravel():
+        try:
+            float(value)
+        except ValueError:
+            return str(value)
+        except TypeError:
+            continue
+    return None
