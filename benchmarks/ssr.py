@@ -32,7 +32,9 @@ from benchmarks.nuts import Numpyro, ours
 from experiments import ssr_lesions, ssr_simulation
 from subbayes import diagnostics
 from subbayes.semistructured import SemiStructuredRegression
-from subbayes.semistructured.subspace import trained
+from subbayes.semistructured.joint_posterior import JointPosterior
+from subbayes.semistructured.specification import PreparedModel
+from subbayes.semistructured.subspace import train_networks
 
 DEGREES = (0, 1, 3, 7, 15)
 IMAGES, BATCH = 1600, 64
@@ -45,22 +47,19 @@ PLAN = ssr_simulation.Plan()
 # --- (a) the construction -----------------------------------------------------------------------
 
 
-def lesions(n: int = IMAGES) -> SemiStructuredRegression:
-    """A model of random images and ages that has read its rows."""
+def lesions(n: int = IMAGES) -> PreparedModel:
+    """A model of random images and ages, on its rows."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"age": rng.normal(size=n), "melanoma": rng.integers(0, 2, n)})
     torch.manual_seed(0)
     network = ssr_lesions.network_of(ssr_lesions.Plan())
     model = SemiStructuredRegression("melanoma ~ age", family="bernoulli", deep={"image": network})
     images = torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    model.fittable = model.specification.on(frame, {"image": images})
-    return model
+    return model.specification.prepare(frame, {"image": images})
 
 
-def epoch_seconds(model: SemiStructuredRegression, degree: int, epochs: int) -> float:
+def epoch_seconds(rows: PreparedModel, degree: int, epochs: int) -> float:
     """Median seconds of an epoch, the first left out."""
-    rows = model.fittable
-    assert rows.deep is not None
     ticks: list[float] = []
     fitting = replace(
         ssr_lesions.Plan().fitting(),
@@ -69,12 +68,9 @@ def epoch_seconds(model: SemiStructuredRegression, degree: int, epochs: int) -> 
         patience=None,
         validation=None,
     )
-    trained(
-        rows.structure,
-        rows.deep,
-        rows.family,
-        rows.data,
-        np.zeros(rows.structure.size),
+    train_networks(
+        rows,
+        np.zeros(rows.structured.size),
         degree,
         fitting,
         0,
@@ -94,8 +90,8 @@ def construction(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[
     ratios = np.array([np.divide(found[f"k = {k}"], found["k = 0"]) for k in DEGREES])
     slope = float(np.median(np.polyfit(DEGREES, ratios, 1)[0]))
     results = {
-        "weights": model.fittable.n_weights,
-        "images": len(model.fittable.frame),
+        "weights": model.n_weights,
+        "images": len(model.frame),
         "seconds_per_epoch": {name: summary(v) for name, v in found.items()},
     }
     return results, [bar("(a) added by a control point, in plain epochs", slope, 0.05, "lower")]
@@ -108,7 +104,7 @@ def jax_log_density(model: SemiStructuredRegression) -> Callable[[Any], Any]:
     """The log density of standard normal coordinates of all unknowns, networks first, in JAX."""
     import jax.numpy as jnp
 
-    rows = model.fittable
+    rows = model.state.model
     inputs, y = rows.inputs, rows.data.y
     assert isinstance(y, torch.Tensor)
     design, u = (jnp.asarray(inputs[name].float().numpy()) for name in ("design", "deep net"))
@@ -169,23 +165,21 @@ def subspace_cases(
     started = time.perf_counter()
     model = ssr_simulation.fitted(f"k = {RANK}", "normal", 0, plan, frame)
     built = time.perf_counter() - started
-    from subbayes.semistructured.sampling import Sampler
-
-    sampler = Sampler(model.fittable, model.space, model.deep, False, 0, "compile")
+    sampler = JointPosterior(model.state.model, model.space, 0, "compile")
     rank = model.space.rank
 
     def measured(initial: np.ndarray, seed: int) -> dict[str, Any]:
         begun = time.perf_counter()
         z, seconds, gradients = ours(
-            sampler.posterior, len(initial), warmup, draws // len(initial), "dense", seed, initial
+            sampler.density, len(initial), warmup, draws // len(initial), "dense", seed, initial
         )
         whole = built + time.perf_counter() - begun
         return scored(PLAN.effect_scale * z[..., rank:], seconds, whole, gradients)
 
     cases: dict[str, Case] = {}
     for number in chains:
-        initial = sampler.starts(number)
-        sampler.posterior.value_and_grad(initial)
+        initial = sampler.start_points(number)
+        sampler.density.value_and_grad(initial)
         cases[f"subspace, {number} chains"] = partial(measured, initial)
     return cases
 

@@ -273,7 +273,7 @@ def one(name: str, number: int, plan: Plan, data_dir: str | None) -> Record:
         "seconds": seconds,
         "train": len(fold.train),
         "test": len(fold.test),
-        "weights": model.fittable.n_weights,
+        "weights": model.state.model.n_weights,
         "auc": metrics.auroc(found, y.astype(int)),
         "lppd": float(found.log_prob(y).mean()),
         "mean": float(theta.mean()),

@@ -14,7 +14,7 @@ from subbayes.plots.style import BLUE, GREY, INK, grid, labelled, new_axes
 from subbayes.utils.checks import check_count, fail
 
 if TYPE_CHECKING:
-    from subbayes.semistructured.partial import Partial
+    from subbayes.semistructured.partial_effects import Partial
 
 __all__ = ["effect", "effects", "forest"]
 

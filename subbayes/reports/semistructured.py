@@ -16,7 +16,7 @@ from subbayes.reports import html
 from subbayes.utils.files import atomic_write_bytes
 
 if TYPE_CHECKING:
-    from subbayes.semistructured.model import SemiStructuredRegression
+    from subbayes.semistructured.results import Results
 
 __all__ = ["write_report"]
 
@@ -33,7 +33,7 @@ _WORDS = {
 
 
 def write_report(
-    model: SemiStructuredRegression,
+    results: Results,
     path: str | Path,
     *,
     title: str = "",
@@ -43,13 +43,14 @@ def write_report(
     notes: Sequence[str] = (),
 ) -> Path:
     """Write a page about a fitted model; see `SemiStructuredRegression.report`."""
-    effects = model.effects()
+    effects = results.effects()
+    title = title or f"Effects on {results.state.model.response.name}"
     shown = _shown(effects)
-    summary = model.summary(level)
+    summary = results.summary(level)
     body = [
-        html.heading(title or f"Effects on {model.response}"),
-        html.paragraphs(_lead(model), kind="lead"),
-        *_verdict(model, summary),
+        html.heading(title),
+        html.paragraphs(_lead(results), kind="lead"),
+        *_verdict(results, summary),
         html.section(
             "Effects",
             html.table(
@@ -58,58 +59,56 @@ def write_report(
             ),
             html.figure(forest(shown, level), _below_forest(effects, shown)),
         ),
-        html.section("Each term", html.figures(*_pictures(model, level))),
-        html.section("Chains", _chains(model, summary)),
-        html.section("Predictions", _scores(model, test, test_inputs)),
-        html.section("What was fitted", html.definitions(_described(model))),
+        html.section("Each term", html.figures(*_pictures(results, level))),
+        html.section("Chains", _chains(results, summary)),
+        html.section("Predictions", _scores(results, test, test_inputs)),
+        html.section("What was fitted", html.definitions(_described(results))),
         html.section("Notes", html.paragraphs(*notes)) if notes else "",
         html.section("Words", html.definitions(_WORDS)),
     ]
-    atomic_write_bytes(path, html.page(title or f"Effects on {model.response}", body).encode())
+    atomic_write_bytes(path, html.page(title, body).encode())
     return Path(path)
 
 
-def _lead(model: SemiStructuredRegression) -> str:
-    rows = model.fittable
-    networks = (
-        f" beside {len(model.deep)} network{'s' * (len(model.deep) > 1)} ({', '.join(model.deep)})"
-        if model.deep
-        else ""
+def _lead(results: Results) -> str:
+    model, specification = results.state.model, results.state.model.specification
+    networks = list(specification.deep)
+    beside = f" beside {len(networks)} network{'s' * (len(networks) > 1)} ({', '.join(networks)})"
+    dropped = f"; {model.dropped} rows with missing values were left out" if model.dropped else ""
+    formula = specification.formula
+    if not isinstance(formula, str):
+        formula = ", ".join(f"{name}: {text}" for name, text in formula.items())
+    return (
+        f"{formula}{beside if networks else ''}, family {model.family!r}, "
+        f"{model.data.n} rows{dropped}."
     )
-    left_out = f"; {rows.dropped} rows with missing values were left out" if rows.dropped else ""
-    formula = (
-        model.formula
-        if isinstance(model.formula, str)
-        else ", ".join(f"{name}: {text}" for name, text in model.formula.items())
-    )
-    return f"{formula}{networks}, family {rows.family!r}, {rows.data.n} rows{left_out}."
 
 
-def _verdict(model: SemiStructuredRegression, summary: pd.DataFrame) -> list[str]:
-    if not model.is_posterior:
+def _verdict(results: Results, summary: pd.DataFrame) -> list[str]:
+    if not results.is_posterior:
         return [
             html.box(
                 "bad",
-                f"{model.draws.n_draws} networks trained anew: their spread is no "
+                f"{results.draws.n_draws} networks trained anew: their spread is no "
                 "posterior of the effects.",
             )
         ]
     worst, least = summary["rhat"].max(), summary["ess_bulk"].min()
-    good = worst < 1.01 and least >= 100 * model.draws.n_chains
+    good = worst < 1.01 and least >= 100 * results.draws.n_chains
     said = [f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size {least:.0f}."]
     if worst >= 1.01:
         said.append("The chains do not agree well enough on the effects: sample longer.")
     elif not good:
         said.append(
             f"The chains agree; for intervals that can be trusted, sample until each "
-            f"effect has {100 * model.draws.n_chains} effective draws."
+            f"effect has {100 * results.draws.n_chains} effective draws."
         )
     pieces = [html.box("good" if good else "bad", *said)]
-    if model.space.rank and model.draws.warnings():
+    if results.space.rank and results.draws.warnings():
         pieces.append(
             html.paragraphs(
                 "Of all coordinates, the networks' included: "
-                + "; ".join(model.draws.warnings())
+                + "; ".join(results.draws.warnings())
                 + "."
             )
         )
@@ -140,14 +139,14 @@ def _below_forest(effects: dict[str, np.ndarray], shown: dict[str, np.ndarray]) 
     )
 
 
-def _pictures(model: SemiStructuredRegression, level: float) -> list[str]:
+def _pictures(results: Results, level: float) -> list[str]:
     what = {
         "factor": "relative to its reference level",
         "random": "by level",
         "network": "a network's contribution relative to its mean, averaged over the rows",
     }
     found = []
-    for partial in model.partials(level):
+    for partial in results.partials(level):
         term = partial.term
         along = f" along {partial.variable}" if term.kind == "network" else ""
         found.append(
@@ -162,12 +161,12 @@ def _pictures(model: SemiStructuredRegression, level: float) -> list[str]:
     return found
 
 
-def _chains(model: SemiStructuredRegression, summary: pd.DataFrame, most: int = 4) -> str:
+def _chains(results: Results, summary: pd.DataFrame, most: int = 4) -> str:
     """Traces and ranks of the effects that mixed least."""
-    if not model.is_posterior or model.draws.independent or model.draws.n_draws < 4:
+    if not results.is_posterior or results.draws.independent or results.draws.n_draws < 4:
         return ""
     names = list(summary["rhat"].sort_values(ascending=False, kind="stable").index[:most])
-    effects = model.effects()
+    effects = results.effects()
     draws = Draws(np.stack([effects[name] for name in names], -1))
     pictures = []
     for i, name in enumerate(names):
@@ -183,15 +182,15 @@ def _chains(model: SemiStructuredRegression, summary: pd.DataFrame, most: int = 
     )
 
 
-def _scores(model: SemiStructuredRegression, test: pd.DataFrame | None, test_inputs: Any) -> str:
+def _scores(results: Results, test: pd.DataFrame | None, test_inputs: Any) -> str:
     rows = []
-    if model.is_posterior and model.draws.meta.get("temperature", 1.0) == 1.0:
-        loo, n = model.loo(quiet=True), model.fittable.data.n
+    if results.is_posterior and results.temperature == 1.0:
+        loo, n = results.loo(quiet=True), results.state.model.data.n
         rows.append(
             ["leave-one-out (PSIS), mean per row", f"{loo.elpd / n:.3f}", f"{loo.se / n:.3f}"]
         )
     if test is not None:
-        values = model.score_samples(test, test_inputs)
+        values = results.score_samples(test, test_inputs)
         rows.append(
             [
                 f"{len(values)} test rows, mean per row",
@@ -206,33 +205,29 @@ def _scores(model: SemiStructuredRegression, test: pd.DataFrame | None, test_inp
     return html.table(["log predictive density", "value", "standard error"], rows)
 
 
-def _described(model: SemiStructuredRegression) -> dict[str, str]:
-    found = {
-        "formula": _lead(model).partition(", family")[0],
-        "family": repr(model.fittable.family),
-    }
-    for name, part in model.deep.items():
+def _described(results: Results) -> dict[str, str]:
+    model = results.state.model
+    found = {"formula": _lead(results).partition(", family")[0], "family": repr(model.family)}
+    for name, part in model.specification.deep.items():
         reads = f"columns {', '.join(part.columns)}" if part.columns else "a tensor"
         size = sum(p.numel() for p in part.module.parameters())
         found[f"network {name}"] = f"{size} weights, reads {reads}"
-    if model.space.rank:
-        found["networks' space"] = f"{model.space.rank} directions of {model.space.kind}"
+    if results.space.rank:
+        found["networks' space"] = f"{results.space.rank} directions of {results.space.kind}"
         found["networks orthogonal to"] = {
             "effects": "the columns of the formula",
             "nothing": "nothing",
             "intercept": "the intercept alone: centred. A network of columns that go with an "
             "effect takes a part of it",
-        }[model.orthogonal_to]
+        }[results.orthogonal_to]
     found["sampling"] = (
-        f"{model.draws.meta.get('sampler', '')}, {model.draws.n_chains} chains "
-        f"of {model.draws.n_draws} draws, seed {model.seed}"
+        f"{results.draws.meta.get('sampler', '')}, {results.draws.n_chains} chains "
+        f"of {results.draws.n_draws} draws, seed {results.state.joint.seed}"
     )
-    temperature = model.draws.meta.get("temperature", 1.0)
+    temperature = results.temperature
     if temperature != 1.0:
         found["temperature"] = f"{temperature:g} of the networks; the effects given them at 1"
-    found["priors"] = "; ".join(
-        f"{name}: {prior!r}" for name, prior in model.fittable.structure.priors.items()
-    )
+    found["priors"] = "; ".join(f"{name}: {prior!r}" for name, prior in results.priors.items())
     return found
 
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from subbayes.semistructured.effect_priors import (
+    EffectPrior,
+    Exponential,
+    Flexible,
+    NormalPrior,
+    StudentT,
+)
 from subbayes.semistructured.families import (
     BernoulliFamily,
     BetaFamily,
@@ -13,11 +20,17 @@ from subbayes.semistructured.families import (
     PoissonFamily,
 )
 from subbayes.semistructured.model import SemiStructuredRegression
-from subbayes.semistructured.module import Deep
-from subbayes.semistructured.priors import EffectPrior, Exponential, Flexible, NormalPrior, StudentT
-from subbayes.semistructured.subspace import Fitting
+from subbayes.semistructured.predictors import Deep
+from subbayes.semistructured.subspace import (
+    AllWeights,
+    Fitting,
+    LastLayer,
+    NaiveSubspace,
+    SemiStructuredSubspace,
+)
 
 __all__ = [
+    "AllWeights",
     "BernoulliFamily",
     "BetaFamily",
     "Deep",
@@ -27,11 +40,14 @@ __all__ = [
     "Fitting",
     "Flexible",
     "GammaFamily",
+    "LastLayer",
+    "NaiveSubspace",
     "NegativeBinomialFamily",
     "NormalFamily",
     "NormalPrior",
     "OrdinalFamily",
     "PoissonFamily",
     "SemiStructuredRegression",
+    "SemiStructuredSubspace",
     "StudentT",
 ]

@@ -1,10 +1,10 @@
-r"""What the networks add to the predictors, and the part of it that columns of the formula say.
+r"""The networks' contributions to the predictors, orthogonal to columns of the formula.
 
-Over the training rows the networks' contribution f is split as $f = X\gamma + f_\perp$ with the
-least-squares coefficients $\gamma$ of the columns X it shares variables with. The model's effects
-are those beside $f_\perp$, so that they mean what they mean without a network; at new rows the
-network adds $f(u^*) - x^{*\top}\gamma$ with the same $\gamma$ (Rügamer 2023, "A new PHO-rmula for
-improved performance of semi-structured networks").
+Over the training rows the networks' contribution f is split as $f = X\gamma + f_\perp$, with the
+least-squares coefficients $\gamma$ of the columns X. The effects of the model are those beside
+$f_\perp$, so that they have the same meaning as without a network. At new rows the network adds
+$f(u^*) - x^{*\top}\gamma$ with the same $\gamma$ (Rügamer 2023, "A new PHO-rmula for improved
+performance of semi-structured networks").
 """
 
 from __future__ import annotations
@@ -19,116 +19,113 @@ from torch import Tensor, nn
 from subbayes.data.data import n_rows, take
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.batched import bytes_per_row
-from subbayes.semistructured.formula import Design
-from subbayes.semistructured.module import Deep
+from subbayes.semistructured.specification import PreparedModel
 
-__all__ = ["Contributions", "Orthogonal", "orthogonal_to"]
+__all__ = ["Contributions", "OrthogonalColumns", "orthogonal_columns"]
 
-_CHUNK = 64
+_DRAWS = 64  # weight vectors of one evaluation
 _BYTES = 2**30  # of activations held at once
 
 
 @dataclass(frozen=True)
-class Orthogonal:
-    """The columns that a predictor's networks are made orthogonal to.
+class OrthogonalColumns:
+    """The columns to which the networks of one predictor are made orthogonal.
 
     Attributes:
-        columns: their places in the design.
+        columns: their positions in the design matrix.
         basis: an orthonormal basis of them over the rows, shape (n, r).
-        solver: their pseudo-inverse, shape (p, n).
+        pseudo_inverse: of the columns, shape (p, n).
     """
 
     columns: tuple[int, ...]
     basis: Float[Tensor, "n r"]
-    solver: Float[Tensor, "p n"]
+    pseudo_inverse: Float[Tensor, "p n"]
 
 
-def orthogonal_to(
-    design: Design, rows: Float[Tensor, "n p"], deep: Mapping[str, Deep], wanted: bool | str
-) -> dict[int, Orthogonal]:
-    """By predictor, what its networks are made orthogonal to.
+def orthogonal_columns(model: PreparedModel) -> dict[int, OrthogonalColumns]:
+    """By predictor, the columns to which its networks are made orthogonal.
 
-    Args:
-        design: the columns.
-        rows: their values.
-        deep: the networks.
-        wanted: True for all columns; False for none; "auto" for all columns where networks read
-            variables of the formula, and else for the intercept, where all networks read columns
-            of the data frame: the level of the predictor is the intercept's then.
+    `Specification.orthogonal` is True for all columns; False for none; "auto" for all columns if
+    the networks read variables of the formula, and otherwise for the intercept, if all networks
+    read columns of the data frame: the intercept then holds the level of the predictor.
     """
-    found: dict[int, Orthogonal] = {}
+    design, wanted = model.design, model.specification.orthogonal
+    found: dict[int, OrthogonalColumns] = {}
     if wanted is False:
         return found
     for place, parameter in enumerate(design.parameters):
-        own = [
-            part for part in deep.values() if (part.parameter or design.parameters[0]) == parameter
+        networks = [
+            part
+            for part in model.specification.deep.values()
+            if (part.parameter or design.parameters[0]) == parameter
         ]
         terms = [t for t in design.terms if t.parameter == parameter and t.kind != "random"]
-        read = {c for part in own for c in part.columns or ()}
-        if wanted == "auto" and not read & {v for t in terms for v in t.variables}:
-            tabular = all(part.columns is not None for part in own)
+        shared = {c for part in networks for c in part.columns or ()}
+        if wanted == "auto" and not shared & {v for t in terms for v in t.variables}:
+            tabular = all(part.columns is not None for part in networks)
             terms = [t for t in terms if t.kind == "intercept" and tabular]
         columns = tuple(i for t in terms for i in t.columns)
-        if not own or not columns:
+        if not networks or not columns:
             continue
-        values = rows[:, columns].double()
+        values = model.inputs["design"][:, columns].double()
         u, s, _ = torch.linalg.svd(values, full_matrices=False)
-        found[place] = Orthogonal(
+        found[place] = OrthogonalColumns(
             columns, u[:, s > 1e-9 * s[0]].contiguous(), torch.linalg.pinv(values, rtol=1e-9)
         )
     return found
 
 
 class Contributions:
-    """The networks' contributions over the training rows.
+    """The networks' contributions at given rows, as functions of their weights.
 
     Args:
-        deep: the networks, such as a `DeepPart`.
-        inputs: of the rows.
-        orthogonal: by predictor, what they are made orthogonal to.
-        width: number of columns of the design.
+        deep: the networks, such as a `DeepPredictor`.
+        inputs: inputs of the rows.
+        orthogonal: by predictor, the columns to which its networks are made orthogonal; for the
+            training rows.
+        width: number of columns of the design matrix.
     """
 
     def __init__(
         self,
         deep: nn.Module,
         inputs: dict[str, Tensor],
-        orthogonal: Mapping[int, Orthogonal],
+        orthogonal: Mapping[int, OrthogonalColumns],
         width: int,
     ) -> None:
         self.network, self.inputs = Network(deep), inputs
         self.orthogonal, self.width = dict(orthogonal), width
-        step = max(1, _BYTES // (bytes_per_row(self.network, inputs) * _CHUNK))
+        step = max(1, _BYTES // (bytes_per_row(self.network, inputs) * _DRAWS))
         self._batches = [take(inputs, slice(i, i + step)) for i in range(0, n_rows(inputs), step)]
 
-    def raw(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
-        """Contributions as the networks give them, in float64; rows pass in batches."""
+    def uncorrected(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
+        """The outputs of the networks, in float64, evaluated in batches of rows."""
         with torch.no_grad():
             return torch.cat(
                 [
                     torch.cat(
                         [self.network.batched(part, batch).double() for batch in self._batches], 1
                     )
-                    for part in weights.split(_CHUNK)
+                    for part in weights.split(_DRAWS)
                 ]
             )
 
     def __call__(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
         """Contributions orthogonal to the columns, in float64."""
-        found = self.raw(weights)
+        found = self.uncorrected(weights)
         for place, part in self.orthogonal.items():
             own = found[..., place]
             found[..., place] = own - (own @ part.basis) @ part.basis.T
         return found
 
     def projections(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S p"]:
-        r"""The coefficients $\gamma$ of all columns; 0 where nothing is projected."""
+        r"""The coefficients $\gamma$ of all columns; 0 for columns that are not projected."""
         found = torch.zeros(len(weights), self.width, dtype=torch.float64)
         if not self.orthogonal:
             return found
-        for start in range(0, len(weights), _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            raw = self.raw(weights[rows])
+        for start in range(0, len(weights), _DRAWS):
+            rows = slice(start, start + _DRAWS)
+            outputs = self.uncorrected(weights[rows])
             for place, part in self.orthogonal.items():
-                found[rows, list(part.columns)] = raw[..., place] @ part.solver.T
+                found[rows, list(part.columns)] = outputs[..., place] @ part.pseudo_inverse.T
         return found

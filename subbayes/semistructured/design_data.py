@@ -1,4 +1,4 @@
-"""From a data frame and the networks' own inputs to the tensors a model reads."""
+"""From a data frame, and the tensors of networks, to the inputs and targets of a model."""
 
 from __future__ import annotations
 
@@ -17,28 +17,22 @@ from torch.utils.data import Dataset, IterableDataset
 from subbayes.data.data import to_tensor
 from subbayes.data.encoder import TabularEncoder
 from subbayes.semistructured.families import Family, OrdinalFamily
-from subbayes.semistructured.formula import (
-    Design,
-    Missing,
-    NewLevels,
-    check_columns,
-    check_complete,
-    drop_missing,
-)
-from subbayes.semistructured.module import Deep
+from subbayes.semistructured.formula import Design, NewLevels
+from subbayes.semistructured.formula_checks import check_columns, check_complete
+from subbayes.semistructured.predictors import Deep
 from subbayes.utils.checks import InputError, fail, fail_type
 
-__all__ = ["Extras", "Response", "Rows", "deep_of"]
+__all__ = ["AuxiliaryColumns", "Response", "RowEncoder", "network_input", "networks_from"]
 
 
 @dataclass(frozen=True)
-class Extras:
-    """Columns of the data frame that are neither response nor effect.
+class AuxiliaryColumns:
+    """Columns of the data frame that weight observations or shift the predictor.
 
     Args:
-        weights: how many times each row counts.
-        offset: added to the location's predictor.
-        exposure: its logarithm is added, for a log link.
+        weights: column of observation weights.
+        offset: column added to the location's predictor.
+        exposure: column whose logarithm is added, for a log link.
     """
 
     weights: str | None = None
@@ -53,16 +47,16 @@ class Extras:
                     argument,
                     "the name of a column of the data frame",
                     value,
-                    f"Put it there: data.assign({argument}=...), {argument}={argument!r}",
+                    f"Add the column: data.assign({argument}=...), {argument}={argument!r}",
                 )
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those that are given."""
+        """The columns that are set."""
         return tuple(c for c in (self.weights, self.offset, self.exposure) if c is not None)
 
-    def added(self, frame: pd.DataFrame, family: Family) -> np.ndarray:
-        """What is added to the location's predictor, shape (n,)."""
+    def total_offset(self, frame: pd.DataFrame, family: Family) -> Float[np.ndarray, "n"]:
+        """Offset plus log exposure, added to the location's predictor."""
         total = np.zeros(len(frame))
         if self.offset is not None:
             total += _numbers(self.offset, frame)
@@ -85,23 +79,23 @@ def _numbers(name: str, frame: pd.DataFrame) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Response:
-    """How a response column becomes numbers.
+    """The response: a column or an expression, and its classes.
 
     Attributes:
         name: the left-hand side of the formula.
-        labels: classes in order, where the family is one of classes.
+        labels: classes in order, for families of classes.
     """
 
     name: str
     labels: tuple[Any, ...] | None = None
 
     @classmethod
-    def of(cls, name: str, frame: pd.DataFrame, family: Family) -> Response:
-        """Learn the classes.
+    def from_rows(cls, name: str, frame: pd.DataFrame, family: Family) -> Response:
+        """Find the classes in training rows.
 
         Raises:
-            InputError: another number of classes than the family takes, or text without an
-                order for a family of ordered classes.
+            InputError: a number of classes that the family does not accept, or unordered text for
+                a family of ordered classes.
         """
         if family.kind != "classification":
             return cls(name)
@@ -130,11 +124,10 @@ class Response:
         Raises:
             InputError: values that are not numbers, or classes unseen in training.
         """
+        present = self.name in frame.columns
         if self.labels is None:
-            if self.name in frame.columns:
-                return _numbers(self.name, frame)
-            return np.asarray(_evaluated(self.name, frame), dtype=np.float64)
-        values = frame[self.name] if self.name in frame.columns else _evaluated(self.name, frame)
+            return _numbers(self.name, frame) if present else _evaluated(self.name, frame)
+        values = frame[self.name] if present else _evaluated(self.name, frame)
         place = {label: i for i, label in enumerate(self.labels)}
         unseen = [v for v in pd.unique(np.asarray(values)) if v not in place]
         if unseen:
@@ -146,7 +139,7 @@ class Response:
         return np.array([place[v] for v in np.asarray(values)], dtype=np.float64)
 
     def variables(self, frame: pd.DataFrame) -> tuple[str, ...]:
-        """Columns it is computed from."""
+        """Columns of the data frame that the response is computed from."""
         if self.name in frame.columns:
             return (self.name,)
         from formulaic import Formula
@@ -158,7 +151,7 @@ class Response:
 
 
 def _check_ordered(name: str, values: pd.Series) -> None:
-    """Refuse text as ordered classes: alphabetical order is hardly ever meant."""
+    """Refuse text as ordered classes: alphabetical order is rarely intended."""
     category = isinstance(values.dtype, pd.CategoricalDtype)
     if category and values.cat.ordered:
         return
@@ -185,41 +178,42 @@ def _evaluated(expression: str, frame: pd.DataFrame) -> np.ndarray:
     return values[:, 0]
 
 
-class Rows:
-    """Turns rows into the inputs of `Predictors`.
+class RowEncoder:
+    """Turns rows of a data frame into the inputs of `Predictors`.
 
     Args:
-        design: the structured columns.
-        family: of the response.
-        extras: weights, offset and exposure.
+        design: the design matrix.
+        family: distribution of the response.
+        auxiliary: weights, offset and exposure.
         deep: the networks.
-        frame: rows to learn scales from.
+        frame: training rows, which determine how the columns of networks are scaled.
+        dtype: of the inputs.
     """
 
     def __init__(
         self,
         design: Design,
         family: Family,
-        extras: Extras,
+        auxiliary: AuxiliaryColumns,
         deep: Mapping[str, Deep],
         frame: pd.DataFrame,
         dtype: torch.dtype,
     ) -> None:
-        self.design, self.family, self.extras = design, family, extras
+        self.design, self.family, self.auxiliary = design, family, auxiliary
         self.deep, self.dtype = dict(deep), dtype
-        self.encoders: dict[str, TabularEncoder] = {}
+        self.column_encoders: dict[str, TabularEncoder] = {}
         for name, part in self.deep.items():
             if part.columns is not None:
                 check_columns(part.columns, frame)
-                with _voice(name):
-                    self.encoders[name] = TabularEncoder().fit(frame[list(part.columns)])
+                with _network_errors(name):
+                    self.column_encoders[name] = TabularEncoder().fit(frame[list(part.columns)])
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the data frame that predictions need."""
         deep = [c for part in self.deep.values() for c in part.columns or ()]
-        extra = [c for c in (self.extras.offset, self.extras.exposure) if c is not None]
-        return tuple(dict.fromkeys([*self.design.variables, *deep, *extra]))
+        offsets = [c for c in (self.auxiliary.offset, self.auxiliary.exposure) if c is not None]
+        return tuple(dict.fromkeys([*self.design.variables, *deep, *offsets]))
 
     def inputs(
         self,
@@ -231,28 +225,36 @@ class Rows:
 
         Args:
             frame: the rows.
-            tensors: what the networks without columns read, by name: tensors, arrays or
-                map-style Datasets.
+            tensors: inputs of the networks without columns, by name: tensors, arrays or map-style
+                Datasets.
             new_levels: as for `Design.matrix`.
 
         Raises:
-            InputError: a network without its input, or what `own_input` raises.
+            InputError: a network without its input, or what `network_input` raises.
         """
         check_columns(self.columns, frame)
         if not len(frame):
             fail("data", "at least one row", "none")
         columns, offsets = self.design.matrix(frame, new_levels)
-        offsets[:, 0] += self.extras.added(frame, self.family)
+        offsets[:, 0] += self.auxiliary.total_offset(frame, self.family)
         found = {
             "design": torch.from_numpy(columns).to(self.dtype),
             "offset": torch.from_numpy(offsets).to(self.dtype),
         }
         tensors = dict(tensors or {})
         for name, part in self.deep.items():
-            if part.columns is None:
-                found[f"deep {name}"] = self._own(name, tensors, len(frame))
-            else:
-                found[f"deep {name}"] = self.encoded(name, frame)
+            if part.columns is not None:
+                found[f"deep {name}"] = self.encode_columns(name, frame)
+                continue
+            if name not in tensors:
+                fail(
+                    "inputs",
+                    f"a tensor for the network {name!r}",
+                    ", ".join(tensors) or "none",
+                    f"Pass inputs={{{name!r}: ...}}",
+                )
+            tensor = network_input(name, tensors[name], len(frame))
+            found[f"deep {name}"] = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
         unknown = [name for name in tensors if name not in self.deep]
         if unknown:
             fail(
@@ -262,127 +264,101 @@ class Rows:
             )
         return found
 
-    def encoded(self, name: str, frame: pd.DataFrame) -> Float[Tensor, "n q"]:
-        """What a network of columns reads: standardised numbers and indicators of levels.
+    def encode_columns(self, name: str, frame: pd.DataFrame) -> Float[Tensor, "n q"]:
+        """The columns that a network reads: standardised numbers and indicators of levels.
 
         Args:
-            name: of the network.
+            name: name of the network.
             frame: the rows.
 
         Raises:
             InputError: missing values, or levels unseen in training, by column.
         """
-        own = self.encoders[name]
-        with _voice(name):
-            check_complete(own.columns_, frame)
-            values = own.transform(frame[own.columns_])
+        encoder = self.column_encoders[name]
+        with _network_errors(name):
+            check_complete(encoder.columns_, frame)
+            values = encoder.transform(frame[encoder.columns_])
         return torch.from_numpy(values).to(self.dtype)
 
-    def _own(self, name: str, tensors: dict[str, Any], n: int) -> Tensor:
-        if name not in tensors:
-            fail(
-                "inputs",
-                f"a tensor for the network {name!r}",
-                ", ".join(tensors) or "none",
-                f"Pass inputs={{{name!r}: ...}}",
-            )
-        tensor = own_input(name, tensors[name], n)
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
-
-_NOT_HERE = (
+_ENCODER_OPTIONS = (
     ", or use unknown='ignore'",
     ", or raise max_categories",
     ", or name it in categorical=[...]",
-)  # options of the encoder
+)  # remedies of TabularEncoder that a user of a network's columns cannot apply
 
 
 @contextmanager
-def _voice(name: str) -> Iterator[None]:
-    """Errors about the columns of a network, in words of the model."""
+def _network_errors(name: str) -> Iterator[None]:
+    """Name the network in errors about its columns."""
     try:
         yield
     except InputError as error:
-        said = str(error)
-        for option in _NOT_HERE:
-            said = said.replace(option, "")
-        start = f"columns of deep[{name!r}]:"
-        raise InputError(start + said[2:] if said.startswith("X:") else said) from None
+        if not error.expected:
+            raise
+        argument, remedy = error.argument, error.remedy
+        for option in _ENCODER_OPTIONS:
+            remedy = remedy.replace(option, "")
+        if argument == "X":
+            argument = f"columns of deep[{name!r}]"
+        raise InputError(argument, error.expected, error.got, remedy) from None
 
 
-def own_input(name: str, value: Any, n: int) -> Tensor:
-    """What a network without columns reads, as one tensor with an entry for each row.
+def network_input(name: str, value: Any, n: int) -> Tensor:
+    """The input of a network without columns, as one tensor with an entry for each row.
 
     Args:
-        name: of the network.
+        name: name of the network.
         value: a tensor, an array, or a map-style Dataset whose item i belongs to row i. Of an
-            item that is a tuple or a list only the first part is read: labels are ignored.
+            item that is a tuple or a list only the first element is read: labels are ignored.
         n: number of rows.
 
     Raises:
-        InputError: another number of entries, a Dataset without a length, or items of several
-            shapes or types.
+        InputError: a different number of entries, a Dataset without a length, or items of
+            different shapes or dtypes.
     """
-    argument, whole = f"inputs[{name!r}]", isinstance(value, Dataset)
-    if isinstance(value, IterableDataset) or (whole and not hasattr(value, "__len__")):
+    argument, is_dataset = f"inputs[{name!r}]", isinstance(value, Dataset)
+    if isinstance(value, IterableDataset) or (is_dataset and not hasattr(value, "__len__")):
         fail(
             argument,
             "a map-style Dataset, with a length",
             type(value).__name__,
             "Read it into a tensor",
         )
-    found = value if whole else to_tensor(argument, value)
+    found = value if is_dataset else to_tensor(argument, value)
     if len(found) != n:
         fail(argument, f"{n} rows, as the data frame has", len(found))
-    return _read(argument, found, n) if whole else found
+    return _read_dataset(argument, found, n) if is_dataset else found
 
 
-def _read(argument: str, dataset: Any, n: int) -> Tensor:
-    """All items of a Dataset, in the order of the rows."""
+def _read_dataset(argument: str, dataset: Any, n: int) -> Tensor:
+    """Read all items of a Dataset, in the order of the rows."""
     found = torch.empty(0)
     for i in range(n):
         item = dataset[i]
         part = to_tensor(f"{argument}[{i}]", item[0] if isinstance(item, (tuple, list)) else item)
         if i == 0:
             found = torch.empty(n, *part.shape, dtype=part.dtype)
-        if _kind(part) != _kind(found[0]):
+        if _form(part) != _form(found[0]):
             fail(
                 f"{argument}[{i}]",
-                f"{_kind(found[0])} as the first entry has",
-                _kind(part),
-                "Let the Dataset give entries of one shape and dtype",
+                f"{_form(found[0])} as in the first entry",
+                _form(part),
+                "Return items of one shape and dtype",
             )
         found[i] = part
     return found
 
 
-def _kind(tensor: Tensor) -> str:
+def _form(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)} and {tensor.dtype}"
 
 
-def complete(
-    frame: pd.DataFrame,
-    tensors: Mapping[str, Any] | None,
-    columns: tuple[str, ...],
-    missing: Missing,
-) -> tuple[pd.DataFrame, dict[str, Any], dict[str, int]]:
-    """The rows without missing values, of the frame and of the tensors."""
-    check_columns(columns, frame)
-    kept, lacking = drop_missing(frame, columns, missing)
-    tensors = dict(tensors or {})
-    if not lacking:
-        return frame.reset_index(drop=True), tensors, lacking
-    picked = {}
-    for name, value in tensors.items():
-        picked[name] = own_input(name, value, len(frame))[torch.from_numpy(kept)]
-    return frame[kept].reset_index(drop=True), picked, lacking
-
-
-def deep_of(deep: Mapping[str, Any] | None, family: Family) -> dict[str, Deep]:
+def networks_from(deep: Mapping[str, Any] | None, family: Family) -> dict[str, Deep]:
     """Networks by name, from modules, pairs (module, columns) or `Deep`.
 
     Raises:
-        InputError: an unknown parameter. InputTypeError: something else than these.
+        InputError: an unknown parameter. InputTypeError: any other value.
     """
     found: dict[str, Deep] = {}
     for name, part in (deep or {}).items():

@@ -1,17 +1,17 @@
-"""From a formula and a data frame to named columns of a design matrix, and the same for new rows.
+"""Formulas: from a formula and a data frame to named columns of a design matrix.
 
-formulaic reads the formulas; what is added here is what a Bayesian model needs of them: which
-columns form a term, which terms are penalised, what is an offset, and errors that name columns
-and levels.
+formulaic parses formulas and evaluates them. This module adds what a Bayesian model needs: which
+columns form a term, which terms are penalised, which are offsets, the same columns for new rows,
+and errors that name columns and levels.
 """
 
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -21,22 +21,17 @@ from formulaic import Formula, ModelSpec
 from formulaic.errors import FormulaicError
 from jaxtyping import Float, Int
 
-from subbayes.semistructured.formula_checks import check_dialect
+from subbayes.semistructured.formula_checks import (
+    check_columns,
+    check_complete,
+    check_levels,
+    check_terms,
+)
 from subbayes.semistructured.smooth import TRANSFORMS, penalised
 from subbayes.utils.checks import InputError, check_choice, fail, fail_type
 
-__all__ = [
-    "Design",
-    "Missing",
-    "NewLevels",
-    "Term",
-    "check_columns",
-    "check_complete",
-    "drop_missing",
-    "split_formula",
-]
+__all__ = ["Design", "NewLevels", "Term", "formula_variables", "split_formula"]
 
-Missing = Literal["drop", "error"]
 NewLevels = Literal["error", "reference", "sample"]
 
 _CONTEXT = {**TRANSFORMS, "np": np, "offset": lambda x: x}
@@ -44,14 +39,15 @@ _CONTEXT = {**TRANSFORMS, "np": np, "offset": lambda x: x}
 
 @dataclass(frozen=True)
 class Term:
-    """A term of a formula, and where its columns are.
+    """A term of a formula and the columns of the design matrix that it owns.
 
     Attributes:
-        name: as written.
-        parameter: whose predictor it belongs to.
-        kind: "intercept", "linear", "factor", "smooth", "random" or "spline".
-        columns: positions in the design matrix.
-        variables: columns of the data frame it reads.
+        name: the term as written in the formula.
+        parameter: distribution parameter whose predictor the term belongs to.
+        kind: "intercept", "linear", "factor", "smooth", "random", "spline", or "network" for the
+            partial dependence of a network.
+        columns: positions of its columns in the design matrix.
+        variables: columns of the data frame that the term reads.
     """
 
     name: str
@@ -67,12 +63,17 @@ class Term:
             return self.columns
         return self.columns[1:] if self.kind == "smooth" else ()
 
+    @property
+    def unpenalised(self) -> list[int]:
+        """Positions of the other columns."""
+        return [i for i in self.columns if i not in self.penalised]
+
 
 def split_formula(formula: str | Mapping[str, str], location: str) -> tuple[str, dict[str, str]]:
-    """The response, and the right-hand side by parameter.
+    """Split formulas into the response and the right-hand side of each parameter.
 
     Args:
-        formula: "y ~ x", or one formula per parameter, the location's with the response.
+        formula: "y ~ x", or one formula per parameter, where that of the location has a response.
         location: name of the location parameter.
 
     Raises:
@@ -92,21 +93,40 @@ def split_formula(formula: str | Mapping[str, str], location: str) -> tuple[str,
     return sides[location][0], {name: side[-1] or "1" for name, side in sides.items()}
 
 
-class Design:
-    """The design of a model: columns, terms and centres, found on the rows it is made from.
+def formula_variables(right: Mapping[str, str], frame: pd.DataFrame) -> tuple[str, ...]:
+    """Columns of the data frame that formulas read.
 
     Args:
-        right: right-hand side by parameter, in the family's order of parameters.
-        frame: the rows to learn levels, knots and centres from; no missing values.
-        without_intercept: parameters whose intercept is dropped (thresholds take its place).
-
-    Attributes:
-        names: name of each column, with the parameter before it where it is not the location.
-        terms: the terms, in order.
-        center: mean of each column, subtracted from it; 0 where its parameter has no intercept.
+        right: right-hand side by parameter.
+        frame: the rows.
 
     Raises:
-        InputError: unknown columns, or a formula that cannot be read.
+        InputError: a formula that cannot be parsed, or unknown columns.
+    """
+    found: dict[str, None] = {}
+    for parameter, text in right.items():
+        found |= dict.fromkeys(_parsed(parameter, text, frame)[1])
+    return tuple(found)
+
+
+class Design:
+    """The design matrix of a model: its columns, terms and centres, learned from training rows.
+
+    Args:
+        right: right-hand side by parameter, in the order of the family's parameters.
+        frame: rows without missing values, which determine levels, knots and centres.
+        without_intercept: parameters whose intercept is dropped, because thresholds replace it.
+
+    Attributes:
+        parameters: the parameters, the location first.
+        names: name of each column, prefixed by its parameter unless that is the location.
+        terms: the terms, in order.
+        column_parameters: parameter of each column.
+        center: mean of each column, subtracted from it; 0 if its parameter has no intercept.
+        scale: standard deviation of each column.
+
+    Raises:
+        InputError: unknown columns, or a formula that cannot be parsed.
     """
 
     def __init__(
@@ -114,14 +134,13 @@ class Design:
     ) -> None:
         without_intercept = tuple(without_intercept)
         self.parameters = tuple(right)
-        self.right = dict(right)
         self._specs: dict[str, ModelSpec] = {}
-        self._kept: dict[str, list[int]] = {}
-        self._offsets: dict[str, list[int]] = {}
-        self._said_by: dict[str, list[tuple[str, bool]]] = {}
+        self._effect_columns: dict[str, list[int]] = {}
+        self._offset_columns: dict[str, list[int]] = {}
+        self._column_terms: dict[str, list[tuple[str, bool]]] = {}
         self.names: list[str] = []
         self.terms: list[Term] = []
-        self.owner: list[str] = []
+        self.column_parameters: list[str] = []
         for parameter, text in right.items():
             self._add(parameter, text, frame, parameter not in without_intercept)
         self._numeric = [
@@ -134,64 +153,59 @@ class Design:
             for name in self._numeric
             if len(frame)
         }
-        raw = self._raw(frame)
+        columns, _ = self._evaluate(frame)
         self.center = np.zeros(len(self.names))
         for parameter in self.parameters:
-            if parameter in without_intercept or any(
-                t.kind == "intercept" for t in self.terms if t.parameter == parameter
-            ):
-                own = [
-                    i
-                    for t in self.terms
-                    if t.parameter == parameter and t.kind not in ("intercept", "random")
-                    for i in t.columns
-                ]
-                self.center[own] = raw[:, own].mean(0)
-        self.scale = raw.std(0) if len(raw) else np.ones(len(self.names))
+            terms = [t for t in self.terms if t.parameter == parameter]
+            if parameter in without_intercept or any(t.kind == "intercept" for t in terms):
+                own = [i for t in terms if t.kind not in ("intercept", "random") for i in t.columns]
+                self.center[own] = columns[:, own].mean(0)
+        self.scale = columns.std(0) if len(columns) else np.ones(len(self.names))
 
     def _add(self, parameter: str, text: str, frame: pd.DataFrame, intercept: bool) -> None:
-        matrix = _matrix(f"formula of {parameter!r}", text, frame)
+        """Add the columns and terms of one parameter's formula."""
+        matrix = _matrix(parameter, text, frame)
         spec: ModelSpec = matrix.model_spec
         self._specs[parameter] = spec
         prefix = "" if parameter == self.parameters[0] else f"{parameter}."
-        kept, offsets = [], []
-        said_by = [("", False)] * len(matrix.columns)
-        self._said_by[parameter] = said_by
+        effects, offsets = [], []
+        column_terms = [("", False)] * len(matrix.columns)
         for term, places in spec.term_indices.items():
             name = str(term)
             for place in places:
-                said_by[place] = name, _categorical(spec, term)
+                column_terms[place] = name, _categorical(spec, term)
             if name.startswith("offset("):
                 offsets += places
                 continue
             if name == "1" and not intercept:
                 continue
             start = len(self.names)
-            kept += places
-            shown = [prefix + matrix.columns[i] for i in places]
-            self.names += shown
-            self.owner += [parameter] * len(places)
+            effects += places
+            self.names += [prefix + matrix.columns[i] for i in places]
+            self.column_parameters += [parameter] * len(places)
+            variables = map(str, spec.term_variables.get(term, ()))
             self.terms.append(
                 Term(
                     prefix + ("Intercept" if name == "1" else name),
                     parameter,
-                    _kind(name, spec, term, matrix, places),
+                    _kind(name, spec, term, places),
                     tuple(range(start, start + len(places))),
-                    _variables(spec, term, frame),
+                    tuple(sorted(v for v in variables if v in frame.columns)),
                 )
             )
-        self._kept[parameter], self._offsets[parameter] = kept, offsets
+        self._effect_columns[parameter], self._offset_columns[parameter] = effects, offsets
+        self._column_terms[parameter] = column_terms
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Columns of the data frame the formulas read."""
+        """Columns of the data frame that the formulas read."""
         found: dict[str, None] = {}
         for spec in self._specs.values():
             found |= {str(v): None for v in sorted(spec.required_variables)}
         return tuple(found)
 
     def term(self, name: str) -> Term:
-        """The term of a name, or of a variable that only one term reads.
+        """Return the term of a name, or of a variable that only one term reads.
 
         Raises:
             InputError: no such term.
@@ -199,18 +213,18 @@ class Design:
         for term in self.terms:
             if term.name == name:
                 return term
-        of = [t for t in self.terms if t.variables == (name,)]
-        if len(of) == 1:
-            return of[0]
+        readers = [t for t in self.terms if t.variables == (name,)]
+        if len(readers) == 1:
+            return readers[0]
         fail("term", "one of " + ", ".join(repr(t.name) for t in self.terms), repr(name))
 
     def levels(self) -> dict[str, list[Any]]:
-        """Levels of each factor, by the column of the data frame or expression it comes from."""
+        """Levels of each factor, by the column of the data frame or the expression."""
         found: dict[str, list[Any]] = {}
         for spec in self._specs.values():
             for expression, (kind, state) in spec.encoder_state.items():
                 if getattr(kind, "value", kind) == "categorical":
-                    found[_inner(expression)] = list(state["categories"])
+                    found[_factor_column(expression)] = list(state["categories"])
         return found
 
     def matrix(
@@ -220,19 +234,17 @@ class Design:
 
         Args:
             frame: the rows.
-            new_levels: "error", "reference" to give rows of unseen levels no effect of that
-                factor: that of its reference level, or of the average group, or "sample", which
-                lets new groups of random effects pass.
+            new_levels: "error"; "reference", which gives rows of unseen levels the effect of the
+                reference level, or of the average group; or "sample", which accepts new groups of
+                random effects.
 
         Raises:
             InputError: unknown columns, missing values, or unseen levels, by name.
         """
         check_choice("new_levels", new_levels, ("error", "reference", "sample"))
         self._check(frame, new_levels)
-        offsets = np.column_stack(
-            [self._full(p, frame)[:, self._offsets[p]].sum(1) for p in self.parameters]
-        )
-        return self._raw(frame) - self.center, offsets
+        columns, offsets = self._evaluate(frame)
+        return columns - self.center, offsets
 
     def _check(self, frame: pd.DataFrame, new_levels: NewLevels) -> None:
         check_columns(self.variables, frame)
@@ -248,7 +260,7 @@ class Design:
             return
         for name, levels in self.levels().items():
             if name in frame.columns:
-                _check_levels(
+                check_levels(
                     name,
                     levels,
                     frame[name],
@@ -256,7 +268,7 @@ class Design:
                 )
         if new_levels == "error":
             for name, levels in self._groups().values():
-                _check_levels(
+                check_levels(
                     name,
                     levels,
                     frame[name],
@@ -277,11 +289,7 @@ class Design:
         return found
 
     def new_groups(self, frame: pd.DataFrame) -> dict[str, Int[np.ndarray, "n"]]:
-        """By random term, the number of the new group of each row; -1 for groups known.
-
-        Args:
-            frame: the rows.
-        """
+        """By random term, the number of the new group of each row; -1 for known groups."""
         found = {}
         for term, (name, levels) in self._groups().items():
             new = ~frame[name].isin(levels).to_numpy()
@@ -291,168 +299,125 @@ class Design:
                 found[term] = codes
         return found
 
-    def _full(self, parameter: str, frame: pd.DataFrame) -> Float[np.ndarray, "n p"]:
-        spec = copy.deepcopy(self._specs[parameter])  # evaluating writes into it
+    def _evaluate(
+        self, frame: pd.DataFrame
+    ) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, "n K"]]:
+        """Columns that are not centred, and offsets by parameter."""
+        columns, offsets = [], []
+        for parameter in self.parameters:
+            values = self._parameter_matrix(parameter, frame)
+            columns.append(values[:, self._effect_columns[parameter]])
+            offsets.append(values[:, self._offset_columns[parameter]].sum(1))
+        return np.column_stack(columns), np.column_stack(offsets)
+
+    def _parameter_matrix(
+        self, parameter: str, frame: pd.DataFrame
+    ) -> Float[np.ndarray, "n columns"]:
+        """All columns of a parameter's formula, offsets included."""
+        spec = copy.deepcopy(self._specs[parameter])  # evaluation changes its state
         with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")  # unseen levels: said in words of our own
+            warnings.simplefilter("ignore")  # unseen levels are reported by check_levels
             try:
                 found = spec.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
             except (FormulaicError, ValueError) as error:
-                self._explain(error, frame)
+                self._fail_at_values(error, frame)
         values = np.array(found, dtype=np.float64).reshape(len(frame), -1)
-        odd = ~np.isfinite(values)
-        for place in np.flatnonzero(odd.any(0)):
-            name, categorical = self._said_by[parameter][place]
-            if not categorical:  # levels unseen in training are 0
-                rows = np.flatnonzero(odd[:, place])
+        undefined = ~np.isfinite(values)
+        for place in np.flatnonzero(undefined.any(0)):
+            name, categorical = self._column_terms[parameter][place]
+            if not categorical:  # unseen levels of factors become 0
+                rows = np.flatnonzero(undefined[:, place])
                 fail(
                     f"term {name!r}",
                     "finite numbers",
                     f"{len(rows)} rows without one, the first at position {rows[0]}",
                     "Leave these rows out, or transform the column another way",
                 )
-        values[odd] = 0.0
+        values[undefined] = 0.0
         return values
 
-    def _explain(self, error: Exception, frame: pd.DataFrame) -> NoReturn:
-        """Say which values a term does not take."""
+    def _fail_at_values(self, error: Exception, frame: pd.DataFrame) -> NoReturn:
+        """Raise an error that names the values that a term does not accept."""
         if isinstance(error, InputError):
             raise error
-        if "extend beyond" in str(error):
-            for name, (low, high) in self._ranges.items():
-                beyond = int(((frame[name] < low) | (frame[name] > high)).sum())
-                if beyond:
-                    fail(
-                        name,
-                        f"values from {low:g} to {high:g}, as in training, where splines end",
-                        f"{beyond} of {len(frame)} rows beyond",
-                        f"Use s({name}), which "
-                        f"goes on linearly, or bs({name}, ..., extrapolation='clip')",
-                    )
+        for name, (low, high) in self._ranges.items():
+            beyond = int(((frame[name] < low) | (frame[name] > high)).sum())
+            if beyond and "extend beyond" in str(error):
+                fail(
+                    name,
+                    f"values from {low:g} to {high:g}, as in training, where splines end",
+                    f"{beyond} of {len(frame)} rows beyond",
+                    f"Use s({name}), which "
+                    f"continues linearly, or bs({name}, ..., extrapolation='clip')",
+                )
         fail("data", "values that the formula can use", f"{type(error).__name__}: {error}")
 
-    def _raw(self, frame: pd.DataFrame) -> Float[np.ndarray, "n p"]:
-        return np.column_stack([self._full(p, frame)[:, self._kept[p]] for p in self.parameters])
-
     def collinear(self, centred: Float[np.ndarray, "n p"]) -> list[str]:
-        """Names of unpenalised columns that others of their predictor add up to."""
+        """Describe the unpenalised columns that are sums of other columns of their predictor."""
         from scipy.linalg import qr
 
-        said = []
+        found = []
         for parameter in self.parameters:
-            loose = [
-                i
-                for t in self.terms
-                if t.parameter == parameter
-                for i in t.columns
-                if i not in t.penalised
-            ]
-            part = centred[:, loose]
-            size = np.linalg.norm(part, axis=0)
-            said += [self.names[i] for i, s in zip(loose, size, strict=True) if s == 0]
-            whole = [i for i, s in zip(loose, size, strict=True) if s > 0]
-            if len(whole) < 2:
+            terms = [t for t in self.terms if t.parameter == parameter]
+            places = [i for t in terms for i in t.unpenalised]
+            size = np.linalg.norm(centred[:, places], axis=0)
+            found += [self.names[i] for i, s in zip(places, size, strict=True) if s == 0]
+            places = [i for i, s in zip(places, size, strict=True) if s > 0]
+            if len(places) < 2:
                 continue
-            unit = centred[:, whole] / np.linalg.norm(centred[:, whole], axis=0)
-            _, triangle, order = qr(unit, mode="economic", pivoting=True)
-            small = np.abs(np.diag(triangle)) < 1e-8
-            order = order.tolist()
-            extra = [i for i, flat in zip(order, small, strict=False) if flat]
-            extra += order[len(small) :]
-            for place in extra:
-                partners = _partners(unit, place, [i for i in order if i not in extra])
-                said.append(
-                    self.names[whole[place]]
+            unit = centred[:, places] / np.linalg.norm(centred[:, places], axis=0)
+            _, triangle, pivots = qr(unit, mode="economic", pivoting=True)
+            rank_deficient = np.abs(np.diag(triangle)) < 1e-8
+            order = pivots.tolist()
+            dependent = [i for i, small in zip(order, rank_deficient, strict=False) if small]
+            dependent += order[len(rank_deficient) :]
+            basis = [i for i in order if i not in dependent]
+            for column in dependent:
+                weights = np.linalg.lstsq(unit[:, basis], unit[:, column], rcond=None)[0]
+                summands = [i for i, w in zip(basis, weights, strict=True) if abs(w) > 1e-6]
+                found.append(
+                    self.names[places[column]]
                     + " = "
-                    + " + ".join(self.names[whole[i]] for i in partners)
+                    + " + ".join(self.names[places[i]] for i in summands)
                 )
-        return said
+        return found
 
 
-def _check_levels(name: str, levels: list[Any], values: pd.Series, remedy: str) -> None:
-    unseen = [v for v in values.unique() if v not in levels]
-    if not unseen:
-        return
-    alike = {str(v) for v in unseen} & {str(v) for v in levels}
-    word = repr if alike else str
-    fail(
-        name,
-        "the levels seen in training: " + ", ".join(map(word, levels)),
-        ", ".join(map(word, unseen)),
-        "Give the column its type in training" if alike else remedy,
-    )
-
-
-def check_columns(needed: Iterable[str], frame: pd.DataFrame, argument: str = "data") -> None:
-    """Raise `InputError` for columns that are not there, with the nearest that are."""
-    if not isinstance(frame, pd.DataFrame):
-        fail_type(argument, "a pandas data frame", frame)
-    absent = [name for name in needed if name not in frame.columns]
-    if absent:
-        near = difflib.get_close_matches(absent[0], list(map(str, frame.columns)), 1)
-        fail(
-            argument,
-            "columns " + ", ".join(needed),
-            "none called " + ", ".join(absent),
-            f"Did you mean {near[0]!r}?"
-            if near
-            else "It has " + ", ".join(map(str, frame.columns)),
-        )
-
-
-def check_complete(needed: Iterable[str], frame: pd.DataFrame) -> None:
-    """Raise `InputError` for the first column with missing values, with their number."""
-    for name in needed:
-        missing = int(frame[name].isna().sum())
-        if missing:
-            fail(
-                name,
-                "no missing values",
-                f"{missing} of {len(frame)} rows without one",
-                "Drop these rows or fill them in",
-            )
-
-
-def drop_missing(
-    frame: pd.DataFrame, columns: Iterable[str], missing: Missing
-) -> tuple[np.ndarray, dict[str, int]]:
-    """Which rows are complete, and how many values each column lacks.
-
-    Raises:
-        InputError: missing values, where these are an error.
-    """
-    check_choice("missing", missing, ("drop", "error"))
-    lacking = {name: int(frame[name].isna().sum()) for name in dict.fromkeys(columns)}
-    lacking = {name: n for name, n in lacking.items() if n}
-    if lacking and missing == "error":
-        shown = ", ".join(f"{n} in {name}" for name, n in lacking.items())
-        fail("data", "no missing values", shown, "Pass missing='drop' to leave these rows out")
-    complete = ~frame[list(dict.fromkeys(columns))].isna().any(axis=1).to_numpy()
-    if not complete.any():
-        fail("data", "rows without missing values", "none")
-    return complete, lacking
-
-
-def _matrix(argument: str, text: str, frame: pd.DataFrame) -> Any:
-    check_dialect(argument, text)
-    try:
-        parsed = Formula(text)
+def _parsed(parameter: str, text: str, frame: pd.DataFrame) -> tuple[Formula, list[str]]:
+    """A right-hand side as formulaic's formula, and the columns of the data frame it reads."""
+    argument = f"formula of {parameter!r}"
+    check_terms(argument, text)
+    with _formula_errors(argument, text):
+        formula = Formula(text)
         needed = sorted(
             str(v)
-            for v in parsed.required_variables
+            for v in formula.required_variables
             if str(v) not in _CONTEXT and not str(v).startswith("np.")
         )
-        check_columns(needed, frame)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return parsed.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
+    check_columns(needed, frame)
+    return formula, needed
+
+
+def _matrix(parameter: str, text: str, frame: pd.DataFrame) -> Any:
+    """The model matrix of a right-hand side."""
+    formula, _ = _parsed(parameter, text, frame)
+    with _formula_errors(f"formula of {parameter!r}", text), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return formula.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
+
+
+@contextmanager
+def _formula_errors(argument: str, text: str) -> Iterator[None]:
+    """Turn errors of formulaic into `InputError`."""
+    try:
+        yield
     except FormulaicError as error:
         plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
         fail(argument, "a formula such as 'y ~ age + C(sex) + s(bmi)'", f"{text!r}: {plain}")
 
 
-def _kind(name: str, spec: ModelSpec, term: Any, matrix: Any, places: list[int]) -> str:
-    """What sort of term it is."""
+def _kind(name: str, spec: ModelSpec, term: Any, places: list[int]) -> str:
+    """The kind of a term; see `Term`."""
     if name == "1":
         return "intercept"
     factors = [str(f) for f in term.factors]
@@ -472,19 +437,7 @@ def _categorical(spec: ModelSpec, term: Any) -> bool:
     return any(getattr(known.get(str(f)), "value", "") == "categorical" for f in term.factors)
 
 
-def _variables(spec: ModelSpec, term: Any, frame: pd.DataFrame) -> tuple[str, ...]:
-    return tuple(
-        sorted(str(v) for v in spec.term_variables.get(term, ()) if str(v) in frame.columns)
-    )
-
-
-def _inner(expression: Any) -> str:
+def _factor_column(expression: Any) -> str:
     """`sex` of `C(sex)`."""
     text = str(expression).strip()
     return text[2:-1].split(",")[0].strip() if text.startswith("C(") else text
-
-
-def _partners(unit: Float[np.ndarray, "n p"], place: int, others: list[int]) -> list[int]:
-    """The columns that add up to a column."""
-    weights = np.linalg.lstsq(unit[:, others], unit[:, place], rcond=None)[0]
-    return [i for i, w in zip(others, weights, strict=True) if abs(w) > 1e-6]

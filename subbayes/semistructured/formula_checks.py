@@ -1,32 +1,49 @@
-"""What formulas of other libraries say, and what to write here instead."""
+"""Checks of formulas, and of the data frames that they read."""
 
 from __future__ import annotations
 
 import ast
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
-from subbayes.utils.checks import fail
+import numpy as np
+import pandas as pd
 
-__all__ = ["check_dialect"]
+from subbayes.utils.checks import check_choice, fail, fail_type
+
+__all__ = [
+    "Missing",
+    "check_columns",
+    "check_complete",
+    "check_levels",
+    "check_terms",
+    "complete_rows",
+]
+
+Missing = Literal["drop", "error"]
 
 _CALL = re.compile(r"(?<![\w.])(te|ti|t2|s|re)\s*\(")
 _GROUPED = re.compile(r"\(([^()|]*)\|+([^()|]*)\)")
 
 
-def check_dialect(argument: str, text: str) -> None:
-    """Refuse terms of lme4 and mgcv that have another name here, or none.
+# --- terms of other libraries -------------------------------------------------------------------
+
+
+def check_terms(argument: str, text: str) -> None:
+    """Refuse terms of lme4 and mgcv that are written differently here, or do not exist.
 
     Args:
-        argument: what an error names.
+        argument: name of the argument, for errors.
         text: the right-hand side of a formula.
 
     Raises:
-        InputError: such a term, with what to write instead.
+        InputError: such a term, with its replacement.
 
     Example:
-        >>> check_dialect("formula", "age + s(bmi, df=5) + re(school)")
-        >>> check_dialect("formula", "age + (1 | school)")
+        >>> check_terms("formula", "age + s(bmi, df=5) + re(school)")
+        >>> check_terms("formula", "age + (1 | school)")
         Traceback (most recent call last):
         ...
         subbayes.InputError: formula: expected re(school) for random intercepts, got
@@ -42,7 +59,7 @@ def check_dialect(argument: str, text: str) -> None:
             argument,
             "random intercepts alone, re(...)",
             repr(found[0]),
-            f"Random slopes are not there: write re({group}), or C({group}):... for slopes "
+            f"Random slopes are not available: write re({group}), or C({group}):... for slopes "
             "that are not pooled",
         )
     for name, call in _calls(text):
@@ -50,7 +67,7 @@ def check_dialect(argument: str, text: str) -> None:
 
 
 def _calls(text: str) -> Iterator[tuple[str, str]]:
-    """Calls of smooths and random effects, by name, as they are written."""
+    """Calls of smooths and random effects in a formula: name and text."""
     for found in _CALL.finditer(text):
         depth, end = 0, len(text)
         for i in range(found.end() - 1, len(text)):
@@ -65,32 +82,32 @@ def _check_call(argument: str, name: str, call: str) -> None:
     try:
         tree = ast.parse(call, mode="eval").body
     except SyntaxError:
-        return  # the parser of formulas says what is wrong
+        return  # the parser of formulas reports it
     if not isinstance(tree, ast.Call):
         return
-    read = [ast.unparse(arg) for arg in tree.args if not isinstance(arg, ast.Constant)]
-    given = {word.arg: word.value for word in tree.keywords if word.arg}
-    if name in ("te", "ti", "t2") or (name == "s" and len(read) > 1) or "by" in given:
-        several = ", ".join(
-            dict.fromkeys([*read, *([ast.unparse(given["by"])] if "by" in given else [])])
+    columns = [ast.unparse(arg) for arg in tree.args if not isinstance(arg, ast.Constant)]
+    options = {word.arg: word.value for word in tree.keywords if word.arg}
+    by = [ast.unparse(options["by"])] if "by" in options else []
+    if name in ("te", "ti", "t2") or (name == "s" and len(columns) > 1) or by:
+        quoted = ", ".join(
+            repr(part.strip()) for part in ", ".join(dict.fromkeys(columns + by)).split(",")
         )
         fail(
             argument,
             "smooths of one column, s(...)",
             repr(call),
             "For a surface let a network "
-            f"read the columns, deep={{'surface': (module, [{_quoted(several)}])}}",
+            f"read the columns, deep={{'surface': (module, [{quoted}])}}",
         )
-    if name == "s" and "k" in given:
-        df = ast.unparse(given["k"])
+    if name == "s" and "k" in options:
         fail(
             argument,
             "the number of splines as df=",
             repr(call),
-            f"Write s({', '.join(read)}, df={df})",
+            f"Write s({', '.join(columns)}, df={ast.unparse(options['k'])})",
         )
     known = {"s": ("df", "degree")}.get(name, ())
-    unknown = [word for word in given if word not in known]
+    unknown = [word for word in options if word not in known]
     if unknown:
         fail(
             argument,
@@ -100,5 +117,70 @@ def _check_call(argument: str, name: str, call: str) -> None:
         )
 
 
-def _quoted(names: str) -> str:
-    return ", ".join(repr(name.strip()) for name in names.split(","))
+# --- data frames --------------------------------------------------------------------------------
+
+
+def check_columns(needed: Iterable[str], frame: pd.DataFrame) -> None:
+    """Raise `InputError` for columns that the data frame lacks, with the closest name it has."""
+    if not isinstance(frame, pd.DataFrame):
+        fail_type("data", "a pandas data frame", frame)
+    absent = [name for name in needed if name not in frame.columns]
+    if absent:
+        present = list(map(str, frame.columns))
+        close = difflib.get_close_matches(absent[0], present, 1)
+        fail(
+            "data",
+            "columns " + ", ".join(needed),
+            "none called " + ", ".join(absent),
+            f"Did you mean {close[0]!r}?" if close else "It has " + ", ".join(present),
+        )
+
+
+def check_complete(needed: Iterable[str], frame: pd.DataFrame) -> None:
+    """Raise `InputError` for the first column with missing values, with their number."""
+    for name in needed:
+        missing = int(frame[name].isna().sum())
+        if missing:
+            fail(
+                name,
+                "no missing values",
+                f"{missing} of {len(frame)} rows without one",
+                "Drop these rows or fill them in",
+            )
+
+
+def check_levels(name: str, levels: list[Any], values: pd.Series, remedy: str) -> None:
+    """Raise `InputError` for values that are not among the levels of a factor."""
+    unseen = [v for v in values.unique() if v not in levels]
+    if not unseen:
+        return
+    other_type = {str(v) for v in unseen} & {str(v) for v in levels}
+    shown = repr if other_type else str
+    fail(
+        name,
+        "the levels seen in training: " + ", ".join(map(shown, levels)),
+        ", ".join(map(shown, unseen)),
+        "Give the column its type in training" if other_type else remedy,
+    )
+
+
+def complete_rows(
+    frame: pd.DataFrame, columns: Iterable[str], missing: Missing
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Find the complete rows, and count the missing values of each column.
+
+    Raises:
+        InputError: unknown columns; no complete row; or missing values with missing="error".
+    """
+    check_choice("missing", missing, ("drop", "error"))
+    columns = list(dict.fromkeys(columns))
+    check_columns(columns, frame)
+    counts = {name: int(frame[name].isna().sum()) for name in columns}
+    counts = {name: n for name, n in counts.items() if n}
+    if counts and missing == "error":
+        shown = ", ".join(f"{n} in {name}" for name, n in counts.items())
+        fail("data", "no missing values", shown, "Pass missing='drop' to leave these rows out")
+    complete = ~frame[columns].isna().any(axis=1).to_numpy()
+    if not complete.any():
+        fail("data", "rows without missing values", "none")
+    return complete, counts

@@ -1,4 +1,4 @@
-"""What people read of a fitted semi-structured model: effects, pictures, comparison."""
+"""Results of a fitted semi-structured model: effects, predictions, figures, comparison."""
 
 from __future__ import annotations
 
@@ -16,84 +16,116 @@ from subbayes.diagnostics import LooResult
 from subbayes.diagnostics.arviz import arviz_data
 from subbayes.draws import Draws
 from subbayes.networks.network import Network
+from subbayes.plots.effects import effects as plot_effects
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
-from subbayes.semistructured.dependence import partial_dependence
+from subbayes.semistructured.effect_priors import EffectPrior
 from subbayes.semistructured.formula import NewLevels
-from subbayes.semistructured.module import Deep, Predictors
-from subbayes.semistructured.partial import Partial, contribution_table, partial_effect
-from subbayes.semistructured.sampling import Sampler
-from subbayes.semistructured.specification import Fittable
-from subbayes.semistructured.subspace import Space
-from subbayes.semistructured.summary import check_level, summary_table, unmixed
+from subbayes.semistructured.formula_checks import check_columns
+from subbayes.semistructured.joint_posterior import FittedState
+from subbayes.semistructured.partial_effects import (
+    Partial,
+    contribution_table,
+    partial_dependence,
+    partial_effect,
+)
+from subbayes.semistructured.predictors import Predictors
+from subbayes.semistructured.subspace import JointSpace
+from subbayes.semistructured.summary import check_level, mixing_warnings, summary_table
 from subbayes.utils.checks import check_choice, fail
+from subbayes.utils.seeding import derive
 
-__all__ = ["Reading"]
+__all__ = ["Results"]
 
 
-class Reading:
-    """What a fitted `SemiStructuredRegression` says about itself.
+class Results:
+    """The results of a fitted model.
 
-    Attributes:
-        deep: the networks by name.
-        seed: of training and sampling.
-        draws: of networks and effects.
-        fittable: the model on its rows.
-        sampler: what made the draws.
+    Args:
+        state: what fitting determined; None before.
     """
 
-    deep: dict[str, Deep]
-    seed: int
-    draws: Draws
-    fittable: Fittable
-    sampler: Sampler
+    def __init__(self, state: FittedState | None = None) -> None:
+        self._state = state
 
     @property
-    def is_posterior(self) -> bool:
-        """Whether draws are draws of a posterior: those of a deep ensemble are not."""
-        self._require_fitted()
-        return self.space.kind != "ensemble"
+    def state(self) -> FittedState:
+        """Everything that fitting determined.
+
+        Raises:
+            InputError: a model that is not fitted.
+        """
+        if self._state is None:
+            fail("model", "a fitted model", "one that is not", "Call fit first")
+        return self._state
+
+    @property
+    def draws(self) -> Draws:
+        """Draws of the coordinates of networks and effects."""
+        return self.state.draws
+
+    @property
+    def space(self) -> JointSpace:
+        """The space of the posterior."""
+        return self.state.space
 
     @property
     def posterior(self) -> Posterior:
-        """The posterior of networks and effects, at temperature 1; any sampler runs on it."""
-        self._require_fitted()
-        return self.sampler.posterior
+        """The posterior of networks and effects, at temperature 1, for any sampler."""
+        return self.state.joint.density
 
     @property
-    def space(self) -> Space:
-        """Where the posterior lives."""
-        self._require_fitted()
-        return self.sampler.space
+    def priors(self) -> dict[str, EffectPrior]:
+        """The priors that were used, by term."""
+        return self.state.model.structured.priors
 
     @property
     def classes(self) -> tuple[Any, ...] | None:
-        """Classes of the response in the order of probabilities, where it has any."""
-        self._require_fitted()
-        return self.fittable.response.labels
+        """Classes of the response in the order of probabilities; None for other families."""
+        return self.state.model.response.labels
+
+    @property
+    def is_posterior(self) -> bool:
+        """Whether the draws are draws of a posterior; those of a deep ensemble are not."""
+        return self.space.kind != "ensemble"
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of the networks' posterior."""
+        return float(self.draws.meta.get("temperature", 1.0))
+
+    @property
+    def is_orthogonal(self) -> bool:
+        """Whether networks were made orthogonal to effects, and not only centred."""
+        return self.orthogonal_to == "effects"
+
+    @property
+    def orthogonal_to(self) -> str:
+        """What networks were made orthogonal to: "effects", "intercept" (centred) or "nothing"."""
+        terms = self.state.model.design.terms
+        intercepts = {i for t in terms if t.kind == "intercept" for i in t.columns}
+        parts = [set(part.columns) for part in self.state.joint.orthogonal.values()]
+        if any(part - intercepts for part in parts):
+            return "effects"
+        return "intercept" if parts else "nothing"
 
     def warnings(self) -> list[str]:
-        """What is wrong with the draws of the effects, each with a remedy; empty if nothing is.
+        """Problems of the draws of the effects, each with a remedy; empty if there are none.
 
-        Draws of an approximation, or of a deep ensemble, are not chains that could mix.
+        Draws of an approximation or of a deep ensemble are not chains, and have no warnings.
         """
-        self._require_fitted()
         if not self.is_posterior or self.draws.independent:
             return []
-        return unmixed(self.effects(), str(self.draws.meta.get("sampler", "")))
+        return mixing_warnings(self.effects(), str(self.draws.meta.get("sampler", "")))
 
-    # --- what people read -------------------------------------------------------------------
-
+    # --- effects ----------------------------------------------------------------------------
     def effects(self) -> dict[str, Float[np.ndarray, "chains draws"]]:
         """Draws of each effect by name, in the units of the data, shape (chains, draws)."""
-        self._require_fitted()
         shape = self.draws.n_chains, self.draws.n_draws
-        zeta = self.sampler.effects_of(self.draws)
-        return {
-            name: values.reshape(shape)
-            for name, values in self.fittable.structure.reported(zeta).items()
-        }
+        zeta = self.state.joint.effects_of(self.draws)
+        reported = self.state.model.structured.reported(zeta)
+        return {name: values.reshape(shape) for name, values in reported.items()}
 
     def summary(self, level: float = 0.95) -> pd.DataFrame:
         """A table of the effects.
@@ -106,16 +138,6 @@ class Reading:
             larger of P(effect > 0) and P(effect < 0)), R-hat and effective sample sizes.
         """
         return summary_table(self.effects(), check_level(level))
-
-    def _predicted(
-        self, inputs: Any, n_draws: int | None = None, progress: bool | None = False
-    ) -> Predictive:
-        model = self.fittable
-        module = Predictors(model.structure, model.deep, model.dtype, corrected=True)
-        weights, count = self.sampler.weights_of(self.draws, n_draws)
-        return average(
-            Network(module), model.family, weights, inputs, count=count, progress=progress
-        )
 
     def effect(
         self,
@@ -144,37 +166,30 @@ class Reading:
         Raises:
             InputError: no such term, one of several variables, or a network of tensors.
         """
-        self._require_fitted()
-        if term in self.deep and term not in [t.name for t in self.fittable.design.terms]:
+        model = self.state.model
+        networks, terms = model.specification.deep, [t.name for t in model.design.terms]
+        if term in networks and term not in terms:
             return partial_dependence(
-                self.sampler, self.draws, term, variable, values, check_level(level), n_draws
+                self.state, term, variable, values, check_level(level), n_draws
             )
         if variable is not None:
             fail("variable", "None for a term of the formula", repr(variable))
-        return partial_effect(
-            self.fittable.structure,
-            self.sampler.effects_of(self.draws),
-            self.fittable.frame,
-            term,
-            values,
-            check_level(level),
-        )
+        return partial_effect(self.state, term, values, check_level(level))
 
     def partials(self, level: float = 0.95) -> list[Partial]:
-        """All that `effect` can show: terms of one variable, then networks by column.
+        """The effects of all terms of one variable, then of networks by column.
 
         Args:
-            level: of the intervals.
+            level: level of the intervals.
         """
-        self._require_fitted()
-        terms = [
-            t for t in self.fittable.design.terms if t.kind != "intercept" and len(t.variables) == 1
-        ]
+        model = self.state.model
+        terms = [t for t in model.design.terms if t.kind != "intercept" and len(t.variables) == 1]
+        networks = model.specification.deep.items()
         return [
             *(self.effect(t.name, level=level) for t in terms),
             *(
                 self.effect(name, level=level, variable=column)
-                for name, part in self.deep.items()
+                for name, part in networks
                 for column in part.columns or ()
             ),
         ]
@@ -192,9 +207,7 @@ class Reading:
         Raises:
             InputError: a model with nothing but intercepts and networks of tensors.
         """
-        from subbayes.plots.effects import effects
-
-        return effects(self.partials(level), columns=columns)
+        return plot_effects(self.partials(level), columns=columns)
 
     def contributions(
         self,
@@ -220,19 +233,86 @@ class Reading:
             A table with mean, standard deviation and interval of "structured", "deep" and
             "predictor".
         """
-        self._require_fitted()
-        parameters = self.fittable.design.parameters
-        check_choice("parameter", parameter or parameters[0], parameters)
-        found = self.fittable.rows.inputs(data, inputs, new_levels)
-        weights, count = self.sampler.weights_of(self.draws, n_draws)
-        return contribution_table(
-            self.fittable.structure,
-            self.fittable.deep,
-            found,
-            weights(slice(count)),
-            parameters.index(parameter or parameters[0]),
-            check_level(level),
+        model = self.state.model
+        parameters = model.design.parameters
+        parameter = parameters[0] if parameter is None else parameter
+        check_choice("parameter", parameter, parameters)
+        found = model.encoder.inputs(data, inputs, new_levels)
+        place = parameters.index(parameter)
+        return contribution_table(self.state, found, place, check_level(level), n_draws)
+
+    # --- predictions and scores -------------------------------------------------------------
+
+    def predict(
+        self,
+        data: pd.DataFrame,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        new_levels: NewLevels = "error",
+        n_draws: int | None = None,
+        progress: bool | None = False,
+    ) -> Predictive:
+        """The predictive distribution of new rows.
+
+        Args:
+            data: the rows; the response need not be there.
+            inputs: what networks without columns read, by name, as for `fit`.
+            new_levels: "error"; "reference" to give unseen levels of a factor the effect of its
+                reference level, and unseen groups of `re(...)` that of the average group; or
+                "sample" to draw the effects of unseen groups from their distribution, one for
+                each group and draw.
+            n_draws: use this many evenly spaced draws instead of all.
+            progress: show a progress bar.
+
+        Raises:
+            InputError: a column, a network's input or a level that is not there, by name, or
+                missing values.
+        """
+        found = self.state.model.encoder.inputs(data, inputs, new_levels)
+        predictive = self._predictive(found, n_draws, progress)
+        if new_levels != "sample":
+            return predictive
+        return self._with_new_groups(predictive, data, n_draws)
+
+    def _predictive(
+        self, inputs: Any, n_draws: int | None = None, progress: bool | None = False
+    ) -> Predictive:
+        """The predictive distribution at inputs of the predictors."""
+        model, joint = self.state.model, self.state.joint
+        module = Predictors(model.structured, model.deep, model.dtype, corrected=True)
+        weights, count = joint.corrected_weights(self.draws, n_draws)
+        return average(
+            Network(module), model.family, weights, inputs, count=count, progress=progress
         )
+
+    def _with_new_groups(
+        self, predictive: Predictive, data: pd.DataFrame, n_draws: int | None
+    ) -> Predictive:
+        """Add drawn effects of unseen groups of random effects."""
+        joint, structured = self.state.joint, self.state.model.structured
+        design, outputs = structured.design, predictive.outputs.clone()
+        zeta = torch.from_numpy(joint.effects_of(self.draws, n_draws))
+        for i, (name, codes) in enumerate(design.new_groups(data).items()):
+            generator = torch.Generator().manual_seed(derive(joint.seed, 5, i))
+            place = design.parameters.index(design.term(name).parameter)
+            sd = structured.term_sd(name, zeta).to(outputs).unsqueeze(1)
+            noise = torch.randn(len(zeta), codes.max() + 1, generator=generator)
+            effects = sd * noise.to(outputs)
+            new = torch.from_numpy(codes >= 0)
+            outputs[:, new, place] += effects[:, torch.from_numpy(codes[codes >= 0])]
+        return Predictive(outputs, predictive.likelihood)
+
+    def score_samples(
+        self,
+        data: pd.DataFrame,
+        inputs: Mapping[str, Any] | None = None,
+        new_levels: NewLevels = "error",
+    ) -> Float[np.ndarray, "n"]:
+        """Log predictive density of new rows with their response, shape (n,)."""
+        response = self.state.model.response
+        check_columns(response.variables(data), data)
+        y = response.numbers(data)
+        return self.predict(data, inputs, new_levels=new_levels).log_prob(y)
 
     def to_arviz(self) -> Any:
         """The draws as ArviZ data, with the names of effects as coordinates.
@@ -244,8 +324,7 @@ class Reading:
         Raises:
             ImportError: if arviz is not installed (`pip install subbayes[arviz]`).
         """
-        self._require_fitted()
-        effects = self.effects()
+        effects, model = self.effects(), self.state.model
         variables: dict[str, Any] = {"effects": np.stack(list(effects.values()), -1)}
         coords: dict[str, Any] = {"effect": list(effects)}
         dims = {"effects": ["effect"]}
@@ -253,20 +332,22 @@ class Reading:
             variables["networks"] = self.draws.z[..., : self.space.rank]
             coords["coordinate"] = np.arange(self.space.rank)
             dims["networks"] = ["coordinate"]
-        found = self._predicted(self.fittable.inputs)
-        generator = torch.Generator().manual_seed(self.seed)
+        fitted = self._predictive(model.inputs)
+        generator = torch.Generator().manual_seed(self.state.joint.seed)
         shape = self.draws.n_chains, self.draws.n_draws
-        again = found.likelihood.sample(found.outputs, generator).numpy()
-        y = self.fittable.response.numbers(self.fittable.frame)
+        replicates = fitted.likelihood.sample(fitted.outputs, generator).numpy()
         groups = {
-            "posterior_predictive": {"y": again.reshape(*shape, -1)},
-            "observed_data": {"y": y},
+            "posterior_predictive": {"y": replicates.reshape(*shape, -1)},
+            "observed_data": {"y": model.response.numbers(model.frame)},
         }
-        if self.is_posterior and self.draws.meta.get("temperature", 1.0) == 1.0:
-            groups["log_likelihood"] = {
-                "y": self.posterior.pointwise(self.draws.flat()).reshape(*shape, -1)
-            }
+        if self.is_posterior and self.temperature == 1.0:
+            groups["log_likelihood"] = {"y": self._pointwise()}
         return arviz_data(self.draws, variables, coords, dims, groups)
+
+    def _pointwise(self) -> Float[np.ndarray, "chains draws n"]:
+        """Log-likelihood of each training row at each draw."""
+        terms = self.posterior.pointwise(self.draws.flat())
+        return terms.reshape(self.draws.n_chains, self.draws.n_draws, -1)
 
     def loo(self, quiet: bool = False) -> LooResult:
         """Leave-one-out log predictive density (PSIS) of the training rows.
@@ -278,42 +359,9 @@ class Reading:
             InputError: draws at a temperature other than 1, whose weights are not known, or
                 members of an ensemble, which have none.
         """
-        self._require_fitted()
+        held_out = "Score held-out rows with predict(...).log_prob(y)"
         if not self.is_posterior:
-            fail(
-                "inference",
-                "draws of a posterior for leave-one-out",
-                "a deep ensemble",
-                "Score held-out rows with predict(...).log_prob(y)",
-            )
-        if self.draws.meta.get("temperature", 1.0) != 1.0:
-            fail(
-                "temperature",
-                "1 for leave-one-out",
-                self.draws.meta["temperature"],
-                "Score held-out rows with predict(...).log_prob(y)",
-            )
-        terms = self.posterior.pointwise(self.draws.flat())
-        return diagnostics.loo(
-            terms.reshape(self.draws.n_chains, self.draws.n_draws, -1), quiet=quiet
-        )
-
-    @property
-    def is_orthogonal(self) -> bool:
-        """Whether networks were made orthogonal to effects, and not just centred."""
-        return self.orthogonal_to == "effects"
-
-    @property
-    def orthogonal_to(self) -> str:
-        """What networks were made orthogonal to: "effects", "intercept" (centred) or "nothing"."""
-        self._require_fitted()
-        terms = self.fittable.design.terms
-        level = {i for t in terms if t.kind == "intercept" for i in t.columns}
-        parts = [set(part.columns) for part in self.sampler.orthogonal.values()]
-        if any(part - level for part in parts):
-            return "effects"
-        return "intercept" if parts else "nothing"
-
-    def _require_fitted(self) -> None:
-        if not hasattr(self, "draws"):
-            fail("model", "a fitted model", "one that is not", "Call fit first")
+            fail("inference", "draws of a posterior for leave-one-out", "a deep ensemble", held_out)
+        if self.temperature != 1.0:
+            fail("temperature", "1 for leave-one-out", self.temperature, held_out)
+        return diagnostics.loo(self._pointwise(), quiet=quiet)

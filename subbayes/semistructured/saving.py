@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,33 +24,34 @@ from subbayes.models.fitted import part
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import architecture_of
 from subbayes.priors import Normal
+from subbayes.semistructured.design_data import AuxiliaryColumns
+from subbayes.semistructured.effect_priors import prior_config, prior_from
 from subbayes.semistructured.families import FAMILIES, Family
-from subbayes.semistructured.module import Deep
-from subbayes.semistructured.priors import prior_config, prior_from
-from subbayes.semistructured.subspace import Space
+from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
+from subbayes.semistructured.predictors import Deep
+from subbayes.semistructured.specification import Specification
+from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import Curve
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail, fail_type
 
-if TYPE_CHECKING:
-    from subbayes.semistructured.model import SemiStructuredRegression
-
-__all__ = ["KIND", "asked", "restored", "save"]
+__all__ = ["KIND", "load", "save"]
 
 KIND = "semi-structured-model"
 
 
-def save(model: SemiStructuredRegression, path: str | Path, overwrite: bool) -> Path:
+def save(state: FittedState, path: str | Path, overwrite: bool) -> Path:
     """Write a fitted model; see `SemiStructuredRegression.save`."""
-    said, rows, space = model.specification, model.fittable, model.space
+    rows, space, draws = state.model, state.space, state.draws
+    said = rows.specification
     tensors = {f"space.{k}": v for k, v in space.subspace.tensors().items()}
-    tensors |= {"z": torch.from_numpy(model.draws.z), "starts": torch.from_numpy(space.starts)}
-    tensors |= {f"stats.{k}": torch.from_numpy(v) for k, v in model.draws.stats.items()}
+    tensors |= {"z": torch.from_numpy(draws.z), "starts": torch.from_numpy(space.start_points)}
+    tensors |= {f"stats.{k}": torch.from_numpy(v) for k, v in draws.stats.items()}
     if space.curve is not None:
         tensors["curve"] = space.curve.points
     read = dict.fromkeys(
-        [*rows.response.variables(rows.frame), *rows.rows.columns, *said.extras.columns]
+        [*rows.response.variables(rows.frame), *rows.encoder.columns, *said.auxiliary.columns]
     )
     columns = []
     for i, name in enumerate(read):
@@ -71,7 +72,7 @@ def save(model: SemiStructuredRegression, path: str | Path, overwrite: bool) -> 
             "learned": [n for n, p in module.named_parameters() if p.requires_grad],
         }
     known = type(said.family) in FAMILIES.values()
-    extras = said.extras
+    auxiliary = said.auxiliary
     artifact.write(
         path,
         KIND,
@@ -80,11 +81,11 @@ def save(model: SemiStructuredRegression, path: str | Path, overwrite: bool) -> 
             "formula": said.formula if isinstance(said.formula, str) else dict(said.formula),
             "family": said.family.to_config() if known else {"own": repr(said.family)},
             "priors": {name: prior_config(prior) for name, prior in said.priors.items()},
-            "extras": [extras.weights, extras.offset, extras.exposure],
+            "auxiliary": [auxiliary.weights, auxiliary.offset, auxiliary.exposure],
             "missing": said.missing,
-            "orthogonal": model.orthogonal,
-            "seed": model.seed,
-            "mode": model.sampler.mode,
+            "orthogonal": said.orthogonal,
+            "seed": state.joint.seed,
+            "mode": state.joint.mode,
             "columns": columns,
             "dropped": rows.dropped,
             "networks": networks,
@@ -97,29 +98,26 @@ def save(model: SemiStructuredRegression, path: str | Path, overwrite: bool) -> 
                 "projected": space.projected,
                 "curve": None if space.curve is None else space.curve.kind,
             },
-            "draws": model.draws.meta,
+            "draws": draws.meta,
         },
         overwrite=overwrite,
     )
     return Path(path)
 
 
-def asked(
+def load(
     path: str | Path,
     deep: Mapping[str, nn.Module] | None,
     family: Family | None,
     priors: Mapping[str, Any] | None,
-) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
-    """What `SemiStructuredRegression` was made with, and the rest of an artifact.
+) -> FittedState:
+    """Read a fitted model; see `SemiStructuredRegression.load`.
 
     Args:
         path: the folder.
-        deep: modules of networks that are no `MLP`, by name.
-        family: a family of the user's own.
-        priors: priors of the user's own.
-
-    Returns:
-        Arguments, tensors and metadata.
+        deep: modules of networks that are not an `MLP`, by name.
+        family: a family of the user.
+        priors: priors of classes of the user.
 
     Raises:
         InputError: no such artifact, or one that needs a module, family or prior.
@@ -137,33 +135,19 @@ def asked(
         name: _network(name, facts, part(tensors, f"network{i}"), given.get(name))
         for i, (name, facts) in enumerate(meta["networks"].items())
     }
-    weights, offset, exposure = meta["extras"]
     own = dict(priors or {})
-    return (
+    specification = Specification(
+        meta["formula"],
+        _family(meta["family"], family),
+        networks,
         {
-            "formula": meta["formula"],
-            "deep": networks,
-            "family": _family(meta["family"], family),
-            "priors": {
-                name: own[name] if name in own else prior_from(name, config)
-                for name, config in meta["priors"].items()
-            },
-            "weights": weights,
-            "offset": offset,
-            "exposure": exposure,
-            "missing": meta["missing"],
-            "orthogonal": meta["orthogonal"],
-            "seed": meta["seed"],
+            name: own[name] if name in own else prior_from(name, config)
+            for name, config in meta["priors"].items()
         },
-        tensors,
-        meta,
+        AuxiliaryColumns(*meta["auxiliary"]),
+        meta["orthogonal"],
+        meta["missing"],
     )
-
-
-def restored(
-    model: SemiStructuredRegression, tensors: dict[str, Tensor], meta: dict[str, Any]
-) -> tuple[Any, Space, Draws]:
-    """The model on its rows, its space and its draws."""
     frame = pd.DataFrame(
         {
             facts["name"]: _values(tensors[f"rows.{i}"], facts)
@@ -172,10 +156,10 @@ def restored(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what there is to say of the rows was said in fitting
-        rows = model.specification.on(frame, part(tensors, "inputs"))
+        rows = specification.prepare(frame, part(tensors, "inputs"))
     facts = meta["space"]
     curve = Curve(tensors["curve"], facts["curve"]) if facts["curve"] else None
-    space = Space(
+    space = JointSpace(
         subspace_from_config(facts["config"], part(tensors, "space")),
         Normal.from_config(facts["prior"]),
         tensors["starts"].numpy(),
@@ -186,11 +170,10 @@ def restored(
         facts["projected"],
     )
     stats = {name: values.numpy() for name, values in part(tensors, "stats").items()}
-    return (
-        replace(rows, dropped=meta["dropped"]),
-        space,
-        Draws(tensors["z"].numpy(), stats, meta["draws"]),
+    joint = JointPosterior(
+        replace(rows, dropped=meta["dropped"]), space, meta["seed"], meta["mode"]
     )
+    return FittedState(joint, Draws(tensors["z"].numpy(), stats, meta["draws"]))
 
 
 def _family(config: dict[str, Any], own: Family | None) -> Family:

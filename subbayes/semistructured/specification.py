@@ -1,4 +1,4 @@
-"""What a user asks for, and what becomes of it on his rows: a design, priors, tensors."""
+"""The specification of a model, and the model prepared for its training rows."""
 
 from __future__ import annotations
 
@@ -16,43 +16,61 @@ from torch import Tensor
 from subbayes.data.data import Data
 from subbayes.data.encoder import TabularEncoder
 from subbayes.networks.network import Network
-from subbayes.semistructured.design_data import Extras, Response, Rows, complete
-from subbayes.semistructured.effects import Effects, chosen_priors, default_priors
+from subbayes.semistructured.design_data import (
+    AuxiliaryColumns,
+    Response,
+    RowEncoder,
+    network_input,
+)
+from subbayes.semistructured.effect_priors import default_priors, priors_with
 from subbayes.semistructured.families import Family, OrdinalFamily
-from subbayes.semistructured.formula import Design, Missing, split_formula
-from subbayes.semistructured.module import Deep, DeepPart, Predictors
+from subbayes.semistructured.formula import Design, formula_variables, split_formula
+from subbayes.semistructured.formula_checks import Missing, complete_rows
+from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors
+from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import InputError, fail
 
-__all__ = ["Fittable", "Specification"]
+__all__ = ["PreparedModel", "Specification"]
 
 
 @dataclass(frozen=True)
-class Fittable:
-    """A specification on rows: all that training and sampling need.
+class PreparedModel:
+    """A specification on its training rows: all that training and sampling need.
 
     Attributes:
+        specification: what was specified.
         frame: the rows without missing values.
-        response: the left-hand side.
-        family: of the response, its classes counted.
-        design: the columns of the formulas.
-        structure: the effects, with their priors.
-        rows: turns rows into inputs.
+        response: the response and its classes.
+        structured: the structured predictor, with its priors.
+        encoder: turns rows into inputs.
         data: inputs and targets.
         deep: the networks, or None.
-        dtype: of the networks, float64 without any.
-        dropped: number of rows left out.
+        dropped: number of rows with missing values, which were dropped.
     """
 
+    specification: Specification
     frame: pd.DataFrame
     response: Response
-    family: Family
-    design: Design
-    structure: Effects
-    rows: Rows
+    structured: StructuredPredictor
+    encoder: RowEncoder
     data: Data
-    deep: DeepPart | None
-    dtype: torch.dtype
+    deep: DeepPredictor | None
     dropped: int
+
+    @property
+    def design(self) -> Design:
+        """The design matrix."""
+        return self.structured.design
+
+    @property
+    def family(self) -> Family:
+        """Distribution of the response, with its classes counted."""
+        return self.structured.family
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the networks; float64 without networks."""
+        return self.encoder.dtype
 
     @property
     def inputs(self) -> dict[str, Tensor]:
@@ -62,23 +80,20 @@ class Fittable:
 
     @property
     def n_weights(self) -> int:
-        """Weights of the networks that are learned."""
-        return (
-            0
-            if self.deep is None
-            else sum(p.numel() for p in self.deep.parameters() if p.requires_grad)
-        )
+        """Number of the networks' weights to learn."""
+        return 0 if self.deep is None else self.deep.n_weights
 
 
 @dataclass(frozen=True)
 class Specification:
-    """Formula, family, networks and priors, as for `SemiStructuredRegression`."""
+    """Formula, family, networks and priors; see `SemiStructuredRegression`."""
 
     formula: str | Mapping[str, str]
     family: Family
     deep: dict[str, Deep]
     priors: dict[str, Any]
-    extras: Extras
+    auxiliary: AuxiliaryColumns
+    orthogonal: bool | str
     missing: Missing
 
     @property
@@ -88,7 +103,7 @@ class Specification:
 
     @property
     def right(self) -> dict[str, str]:
-        """Effects of every parameter; those without a formula have an intercept."""
+        """Right-hand side by parameter; parameters without a formula have an intercept."""
         given = split_formula(self.formula, self.family.parameters[0])[1]
         parameters = ("mu",) if self._ordinal else self.family.parameters
         unknown = [name for name in given if name not in parameters]
@@ -100,143 +115,128 @@ class Specification:
     def _ordinal(self) -> bool:
         return isinstance(self.family, OrdinalFamily)
 
-    @property
-    def _without_intercept(self) -> tuple[str, ...]:
-        return ("mu",) if self._ordinal else ()
-
-    def on(self, data: Any, inputs: Mapping[str, Any] | None) -> Fittable:
-        """Read the rows.
+    def prepare(self, data: Any, inputs: Mapping[str, Any] | None) -> PreparedModel:
+        """Read the training rows.
 
         Args:
-            data: a data frame, or what makes one.
-            inputs: what networks without columns read, by name.
+            data: a data frame, or anything that `pd.DataFrame` accepts.
+            inputs: inputs of the networks without columns, by name.
 
         Raises:
             InputError: see `SemiStructuredRegression.fit`.
         """
         frame, tensors, dropped = self._complete(data, inputs)
-        response = Response.of(self.response, frame, self.family)
+        response = Response.from_rows(self.response, frame, self.family)
         y = response.numbers(frame)
         family = self.family
         if isinstance(family, OrdinalFamily):
             assert response.labels is not None
             family = OrdinalFamily(n_classes=len(response.labels))
-        design = Design(self.right, frame, self._without_intercept)
+        design = Design(self.right, frame, ("mu",) if self._ordinal else ())
         targets = self._targets(frame, y)
         family.check_targets(targets)
-        priors = chosen_priors(design, default_priors(design, family, y), self.priors)
-        self._check_separable(design, frame)
-        structure = Effects(design, family, priors)
+        priors = priors_with(design, default_priors(design, family, y), self.priors)
+        self._check_identifiable(design, frame)
+        structured = StructuredPredictor(design, family, priors)
         dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]
         dtype = dtypes[0] if dtypes else torch.float64
-        rows = Rows(design, family, self.extras, self.deep, frame, dtype)
-        found = rows.inputs(frame, tensors)
-        deep = self._networks(structure, found, y, dtype, rows)
-        return Fittable(
-            frame,
-            response,
-            family,
-            design,
-            structure,
-            rows,
-            Data.of((found, targets)),
-            deep,
-            dtype,
-            dropped,
-        )
+        encoder = RowEncoder(design, family, self.auxiliary, self.deep, frame, dtype)
+        rows = encoder.inputs(frame, tensors)
+        deep = self._deep_predictor(structured, rows, y, encoder) if self.deep else None
+        data = Data.of((rows, targets))
+        return PreparedModel(self, frame, response, structured, encoder, data, deep, dropped)
 
     def _complete(
         self, data: Any, inputs: Mapping[str, Any] | None
     ) -> tuple[pd.DataFrame, dict[str, Any], int]:
+        """The rows without missing values, the tensors of these rows, and how many were dropped."""
         frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
-        whole = frame.dropna()
-        known = Design(
-            self.right, whole if len(whole) else frame, self._without_intercept
-        ).variables
-        deep = [c for part in self.deep.values() for c in part.columns or ()]
-        columns = tuple(
-            dict.fromkeys(
-                [*Response(self.response).variables(frame), *known, *deep, *self.extras.columns]
-            )
-        )
-        kept, tensors, lacking = complete(frame, inputs, columns, self.missing)
-        dropped = len(frame) - len(kept)
+        columns = [
+            *Response(self.response).variables(frame),
+            *formula_variables(self.right, frame),
+            *(c for part in self.deep.values() for c in part.columns or ()),
+            *self.auxiliary.columns,
+        ]
+        complete, counts = complete_rows(frame, columns, self.missing)
+        tensors = dict(inputs or {})
+        dropped = len(frame) - int(complete.sum())
         if dropped:
-            shown = ", ".join(f"{n} in {name}" for name, n in lacking.items())
+            shown = ", ".join(f"{n} in {name}" for name, n in counts.items())
             warnings.warn(
                 f"{dropped} of {len(frame)} rows have missing values ({shown}) and are left out",
                 stacklevel=4,
             )
-        return kept, tensors, dropped
+            rows = torch.from_numpy(complete)
+            tensors = {
+                name: network_input(name, value, len(frame))[rows]
+                for name, value in tensors.items()
+            }
+            frame = frame[complete]
+        return frame.reset_index(drop=True), tensors, dropped
 
     def _targets(self, frame: pd.DataFrame, y: Float[np.ndarray, "n"]) -> Any:
         values = torch.from_numpy(y)
-        if self.extras.weights is None:
+        if self.auxiliary.weights is None:
             return values
-        weight = frame[self.extras.weights].to_numpy(dtype=np.float64, copy=True)
+        weight = frame[self.auxiliary.weights].to_numpy(dtype=np.float64, copy=True)
         return values, torch.from_numpy(weight)
 
-    def _check_separable(self, design: Design, frame: pd.DataFrame) -> None:
-        """Effects that the data cannot tell apart need priors of the user's own."""
+    def _check_identifiable(self, design: Design, frame: pd.DataFrame) -> None:
+        """Effects that the data cannot distinguish need priors of the user."""
         if self.priors:
             return
-        free = [i for t in design.terms for i in t.columns if i not in t.penalised]
-        if len(free) >= len(frame):
+        unpenalised = [i for t in design.terms for i in t.unpenalised]
+        if len(unpenalised) >= len(frame):
             fail(
                 "priors",
                 "priors of your own for as many effects as rows",
-                f"{len(free)} effects for {len(frame)} rows",
+                f"{len(unpenalised)} effects for {len(frame)} rows",
                 "Pass priors={term: scale}",
             )
-        same = design.collinear(design.matrix(frame)[0])
-        if same:
+        sums = design.collinear(design.matrix(frame)[0])
+        if sums:
             fail(
                 "formula",
                 "columns that are not sums of others",
-                "; ".join(same),
+                "; ".join(sums),
                 "Leave one out, or pass priors={term: scale}",
             )
 
-    def _networks(
+    def _deep_predictor(
         self,
-        structure: Effects,
-        found: dict[str, Tensor],
+        structured: StructuredPredictor,
+        inputs: dict[str, Tensor],
         y: Float[np.ndarray, "n"],
-        dtype: torch.dtype,
-        rows: Rows,
-    ) -> DeepPart | None:
-        if not self.deep:
-            return None
-        names = structure.design.parameters
+        encoder: RowEncoder,
+    ) -> DeepPredictor:
+        names = structured.design.parameters
         places = {name: names.index(part.parameter or names[0]) for name, part in self.deep.items()}
         scales = torch.ones(len(names), dtype=torch.float64)
         if self.family.links[0] == "identity" and not self._ordinal:
             scales[0] = float(np.std(y))
         modules = {name: part.module for name, part in self.deep.items()}
-        deep = DeepPart(modules, places, scales, len(names))
-        whole = Predictors(structure, deep, dtype)
-        few = {name: tensor[:2] for name, tensor in found.items()}
+        deep = DeepPredictor(modules, places, scales, len(names))
+        few = {name: tensor[:2] for name, tensor in inputs.items()}
         try:
-            Network(whole).check(few)
+            Network(Predictors(structured, deep, encoder.dtype)).check(few)
         except InputError as error:
-            _, _, reason = str(error).partition(", got ")[2].partition(": ")
-            if not str(error).startswith("inputs: expected what the module takes"):
+            if error.argument != "inputs":
                 raise
+            shown = [
+                f"{name!r} {_described(few[f'deep {name}'], encoder.column_encoders.get(name))}"
+                for name in self.deep
+            ]
             fail(
                 "deep",
-                "modules that take "
-                + "; ".join(
-                    f"{name!r} {_described(few[f'deep {name}'], rows.encoders.get(name))}"
-                    for name in self.deep
-                ),
-                reason.partition(". Convert")[0],
+                "modules that take " + "; ".join(shown),
+                error.got.partition(": ")[2] or error.got,
                 "Give the first layer of each as many inputs",
             )
         return deep
 
 
 def _described(values: Tensor, encoder: TabularEncoder | None) -> str:
-    """What a network reads, in words."""
+    """Describe the inputs of a network in words."""
     if encoder is None:
         return f"{values.dtype} of shape (N, " + ", ".join(map(str, values.shape[1:])) + ")"
     names = list(encoder.get_feature_names_out())

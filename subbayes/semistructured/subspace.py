@@ -1,50 +1,85 @@
-r"""Where a semi-structured model is sampled: networks in few directions, effects whole.
+r"""Spaces of a semi-structured model: networks in few directions, effects without restriction.
 
-"curve" is algorithm 1 of Dold et al. (2024): a Bézier curve of degree k through the weights of the
-networks, all control points and the effects trained at once; its affine span, with orthonormal
-principal directions, holds the networks, and the effects move freely. "naive" is what the paper
-warns of: effects are on the curve and projected with the rest. "full" and "last-layer" give the
-networks all their weights, or those of their last layers.
+`SemiStructuredSubspace` is algorithm 1 of Dold et al. (2024): a Bézier curve of degree k through
+the weight space of the networks, whose control points are trained together with the effects. Its
+affine span, with orthonormal principal directions, holds the networks; the effects are free.
+`NaiveSubspace` is what the paper warns of: the effects are on the curve and projected with the
+networks. `AllWeights` and `LastLayer` give the networks all their weights, or those of their last
+layers.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from subbayes.data.data import Data
 from subbayes.networks.network import Network, select
 from subbayes.priors import Normal
-from subbayes.semistructured.effects import Effects
-from subbayes.semistructured.families import Family
-from subbayes.semistructured.module import DeepPart, Predictors
+from subbayes.semistructured.predictors import DeepPredictor, Predictors, pad_thresholds
+from subbayes.semistructured.specification import PreparedModel
 from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, Subspace
 from subbayes.subspaces.curve import Curve
 from subbayes.training.configuration import Training
 from subbayes.training.curve import CurveResult, ExtraParameters, train_curve
 from subbayes.training.trainer import History
-from subbayes.utils.checks import check_choice, check_positive, fail
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.seeding import derive
 
 __all__ = [
-    "FAR",
-    "SPACES",
+    "MAX_START",
+    "SUBSPACES",
+    "AllWeights",
     "Fitting",
-    "Space",
-    "build_ensemble",
+    "JointSpace",
+    "LastLayer",
+    "NaiveSubspace",
+    "NetworkSubspace",
+    "SemiStructuredSubspace",
     "build_space",
-    "most_probable",
-    "trained",
+    "deep_ensemble",
+    "most_probable_effects",
+    "subspace_of",
+    "train_networks",
 ]
 
-FAR = 3.0  # standard deviations of the prior within which chains start
-SPACES = ("curve", "naive", "full", "last-layer")
+MAX_START = 3.0  # chains start within so many standard deviations of the effects' prior
+_RANK = 12  # default number of directions
+_PLACES = 33  # start points along a curve
+
+
+@dataclass(frozen=True)
+class JointSpace:
+    """The space of a posterior, and the start points of its chains.
+
+    Attributes:
+        subspace: subspace of the effects' coordinates and all weights, effects first.
+        prior: prior of its coordinates, those of the networks first.
+        start_points: coordinates of trained networks and effects, shape (m, k).
+        rank: number of coordinates of the networks.
+        kind: name of the subspace, or "ensemble".
+        curve: the curve, if one was trained.
+        history: history of the training.
+        projected: whether the effects are projected with the networks.
+    """
+
+    subspace: Subspace
+    prior: Normal
+    start_points: Float[np.ndarray, "m k"]
+    rank: int
+    kind: str = "curve"
+    curve: Curve | None = None
+    history: History = field(default_factory=dict)
+    projected: bool = False
+
+
+# --- training -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -69,184 +104,41 @@ class Fitting:
     patience: int | None = 100
 
 
-@dataclass(frozen=True)
-class Space:
-    """Where the posterior lives, and where chains may start.
-
-    Attributes:
-        subspace: of all weights, effects first.
-        prior: of its coordinates.
-        starts: good points, shape (m, k); chains start at them in turn.
-        rank: coordinates of the networks.
-        kind: what it is, one of `SPACES`, or "ensemble".
-        curve: the curve, where one was trained.
-        history: of the training.
-        projected: whether effects are projected with the networks.
-    """
-
-    subspace: Subspace
-    prior: Normal
-    starts: Float[np.ndarray, "m k"]
-    rank: int
-    kind: str = "curve"
-    curve: Curve | None = None
-    history: History = field(default_factory=dict)
-    projected: bool = False
-
-
-def build_space(
-    kind: str,
-    structure: Effects,
-    deep: DeepPart | None,
-    family: Family,
-    data: Data,
-    *,
-    rank: int,
-    fitting: Fitting,
-    spread: float | str,
-    weight_scale: float,
-    seed: int,
-    progress: bool | None,
-) -> Space:
-    """Train what has to be trained and say where to sample.
-
-    Args:
-        kind: one of `SPACES`; of no meaning without networks that have weights to learn.
-        structure: the effects.
-        deep: the networks.
-        family: of the response.
-        data: inputs and targets.
-        rank: of the curve.
-        fitting: how networks are trained.
-        spread: standard deviation of the prior of the curve's coordinates; "curve" takes that of
-            its control points.
-        weight_scale: standard deviation of the prior of weights that move freely.
-        seed: of the training.
-        progress: show progress bars.
-    """
-    check_choice("subspace", kind, SPACES)
-    start = most_probable(structure, family, data)
-    if deep is None or not any(p.requires_grad for p in deep.parameters()):
-        nothing = FullSubspace(torch.from_numpy(start) * 0)
-        return Space(nothing, Normal(np.ones(structure.size)), start[None], 0)
-    network = Network(deep)
-    if rank > network.size:
-        fail("rank", f"at most {network.size}, the networks' weights", rank)
-    if kind == "naive":
-        return _naive(structure, deep, family, data, rank, fitting, spread, start, seed, progress)
-    degree = rank if kind == "curve" else 0
-    result = trained(structure, deep, family, data, start, degree, fitting, seed, progress)
-    effects = result.extra["effects"].double().cpu().numpy()
-    if kind == "curve":
-        span = result.curve.subspace("principal")
-        places = result.curve.coordinates(np.linspace(0, 1, 33), span).numpy()
-        inner: Subspace = span
-        own = _spread(result.curve, spread)
-        prior, curve = np.full(rank, own), result.curve
-    else:
-        middle, curve = result.network.weights, None
-        if kind == "full":
-            inner = FullSubspace(torch.zeros_like(middle))
-            places = middle.double().cpu().numpy()[None]
-        else:
-            inner = CoordinateSubspace(middle, _last_layers(network))
-            places = np.zeros((1, inner.rank))
-        prior = np.full(inner.rank, check_positive("weight_scale", weight_scale))
-    starts = np.concatenate([places, np.broadcast_to(effects, (len(places), len(effects)))], 1)
-    return Space(
-        JointSubspace(inner, structure.size),
-        Normal(np.append(prior, np.ones(structure.size))),
-        starts,
-        inner.rank,
-        kind,
-        curve,
-        result.history,
-    )
-
-
-def build_ensemble(
-    structure: Effects,
-    deep: DeepPart,
-    family: Family,
-    data: Data,
-    *,
-    members: int,
-    fitting: Fitting,
-    weight_scale: float,
-    seed: int,
-    progress: bool | None,
-) -> Space:
-    """A deep ensemble: networks and effects trained anew from initial weights of their own.
-
-    Args:
-        structure: the effects.
-        deep: the networks.
-        family: of the response.
-        data: inputs and targets.
-        members: how many; they are the starts of the space.
-        fitting: how each is trained.
-        weight_scale: standard deviation of the prior of the weights.
-        seed: member s is seeded by the seed and s.
-        progress: show progress bars.
-
-    Source: Lakshminarayanan et al. (2017); Kook et al. (2022) for semi-structured models.
-    """
-    start, network = most_probable(structure, family, data), Network(deep)
-    places, history = [], []
-    for member in range(members):
-        result = trained(
-            structure, deep, family, data, start, 0, fitting, derive(seed, member), progress
-        )
-        found = [result.network.weights, result.extra["effects"]]
-        places.append(np.concatenate([part.double().cpu().numpy() for part in found]))
-        history.append(result.history)
-    return Space(
-        JointSubspace(FullSubspace(torch.zeros_like(network.weights)), structure.size),
-        Normal(np.append(np.full(network.size, weight_scale), np.ones(structure.size))),
-        np.stack(places),
-        network.size,
-        "ensemble",
-        history=history[0],
-    )
-
-
-def trained(
-    structure: Effects,
-    deep: DeepPart,
-    family: Family,
-    data: Data,
-    start: np.ndarray,
+def train_networks(
+    model: PreparedModel,
+    effects: Float[np.ndarray, "P"],
     degree: int,
-    fitting: Fitting,
+    training: Fitting,
     seed: int,
     progress: bool | None,
     callback: Callable[[int, Curve], Any] | None = None,
 ) -> CurveResult:
-    """Networks on a curve, or one set of them at degree 0, with the effects learned along.
+    """Train networks on a curve, or one set of them at degree 0, together with the effects.
 
     Args:
-        structure: the effects.
-        deep: the networks.
-        family: of the response.
-        data: inputs and targets.
-        start: coordinates of the effects to start at.
-        degree: of the curve.
-        fitting: how networks are trained.
-        seed: of the training.
+        model: the model on its training rows.
+        effects: initial coordinates of the effects.
+        degree: degree of the curve.
+        training: how the networks are trained.
+        seed: seed of the training.
         progress: show a progress bar.
         callback: as for `train_curve`.
     """
-    network = Network(deep)
+    assert model.deep is not None
+    network = Network(model.deep)
+
+    def join(outputs: Tensor, extra: Any, inputs: Any) -> Tensor:
+        eta = model.structured(extra["effects"], inputs["design"], inputs["offset"])
+        return eta + pad_thresholds(outputs, eta)
+
     return train_curve(
         network,
-        family,
-        data,
-        _training(fitting),
+        model.family,
+        model.data,
+        _training(training),
         degree=degree,
         extra=ExtraParameters(
-            {"effects": torch.from_numpy(start).to(network.dtype)},
-            lambda outputs, extra, inputs: _joined(structure, deep, outputs, extra, inputs),
-            prior_scale=1.0,
+            {"effects": torch.from_numpy(effects).to(network.dtype)}, join, prior_scale=1.0
         ),
         seed=seed,
         progress=progress,
@@ -269,91 +161,13 @@ def _training(fitting: Fitting) -> Training:
     )
 
 
-def _joined(structure: Effects, deep: DeepPart, outputs: Tensor, extra: Any, inputs: Any) -> Tensor:
-    eta = structure(extra["effects"], inputs["design"], inputs["offset"])
-    more = eta.shape[-1] - outputs.shape[-1]
-    return eta + (torch.nn.functional.pad(outputs, (0, more)) if more else outputs)
-
-
-def _naive(
-    structure: Effects,
-    deep: DeepPart,
-    family: Family,
-    data: Data,
-    rank: int,
-    fitting: Fitting,
-    spread: float | str,
-    start: np.ndarray,
-    seed: int,
-    progress: bool | None,
-) -> Space:
-    network = Network(deep)
-
-    def begun() -> Predictors:
-        from subbayes.networks.initialisation import fresh
-
-        again = fresh(deep, None, int(torch.initial_seed() % 2**31))
-        assert isinstance(again, DeepPart)
-        module = Predictors(structure, again, network.dtype)
-        with torch.no_grad():
-            module.effects.copy_(torch.from_numpy(start))
-            module.effects.add_(0.1 * torch.randn_like(module.effects))
-        return module
-
-    whole = Predictors(structure, deep, network.dtype)
-    result = train_curve(
-        whole,
-        family,
-        data,
-        _training(fitting),
-        degree=rank,
-        factory=begun,
-        seed=seed,
-        progress=progress,
-    )
-    inner = result.curve.subspace("principal")
-    places = result.curve.coordinates(np.linspace(0, 1, 33), inner).numpy()
-    return Space(
-        inner,
-        Normal(np.full(rank, _spread(result.curve, spread))),
-        places,
-        rank,
-        "naive",
-        result.curve,
-        result.history,
-        projected=True,
-    )
-
-
-def _spread(curve: Curve, spread: float | str) -> float:
-    r"""Standard deviation $\sigma_\varphi$ of the prior on the curve's coordinates."""
-    if spread != "curve":
-        return check_positive("spread", spread)
-    points = curve.points.double()
-    away = (points - points.mean(0)).square().sum(1).mean()
-    return float((away / curve.degree).sqrt())
-
-
-def _last_layers(network: Network) -> Tensor:
-    """Positions of the weights of each network's last layer with weights."""
-    module = network.module_with()
-    assert isinstance(module, DeepPart)
-    modules = module.networks
-    chosen: list[Tensor] = []
-    for key, module in modules.items():
-        for name in select(module, "last-layer"):
-            at = network.spans[f"networks.{key}.{name}"]
-            chosen.append(torch.arange(at.start, at.stop))
-    return torch.cat(chosen).sort().values
-
-
-def most_probable(structure: Effects, family: Family, data: Data) -> Float[np.ndarray, "P"]:
-    """The most probable effects without networks, in their coordinates: where chains start."""
-    parts = []
-    for inputs, y in data.batches(4096):
+def most_probable_effects(model: PreparedModel) -> Float[np.ndarray, "P"]:
+    """Coordinates of the most probable effects without networks, at which training starts."""
+    batches = []
+    for inputs, y in model.data.batches(4096):
         assert isinstance(inputs, dict)
-        parts.append((inputs["design"].double(), inputs["offset"].double(), y))
-    zeta = torch.zeros(structure.size, dtype=torch.float64, requires_grad=True)
+        batches.append((inputs["design"].double(), inputs["offset"].double(), y))
+    zeta = torch.zeros(model.structured.size, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [zeta],
         max_iter=300,
@@ -361,13 +175,13 @@ def most_probable(structure: Effects, family: Family, data: Data) -> Float[np.nd
         tolerance_change=1e-12,
         line_search_fn="strong_wolfe",
     )
-    n = data.n
+    n = model.data.n
 
     def closure() -> Tensor:
         optimizer.zero_grad()
         loss = 0.5 * zeta.square().sum() / n
-        for x, o, y in parts:
-            loss = loss - family.log_prob(structure(zeta, x, o), y).sum() / n
+        for design, offset, y in batches:
+            loss = loss - model.family.log_prob(model.structured(zeta, design, offset), y).sum() / n
         loss.backward()
         return loss
 
@@ -375,5 +189,291 @@ def most_probable(structure: Effects, family: Family, data: Data) -> Float[np.nd
         optimizer.step(closure)
     found = zeta.detach().numpy().copy()
     if not np.isfinite(found).all():
-        return np.zeros(structure.size)
-    return np.clip(found, -FAR, FAR)  # where effects fit all rows, sigma runs to 0
+        return np.zeros(model.structured.size)
+    return np.clip(found, -MAX_START, MAX_START)  # if effects fit all rows, sigma tends to 0
+
+
+# --- subspaces ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NetworkSubspace(ABC):
+    """Where the weights of the networks may move: a frozen dataclass of its settings.
+
+    Attributes:
+        name: name for `SemiStructuredRegression.fit(subspace=name)`.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def build(
+        self, model: PreparedModel, training: Fitting, seed: int, progress: bool | None
+    ) -> JointSpace:
+        """Train the networks and build the space of their weights and the effects.
+
+        Args:
+            model: the model on its training rows, with networks to train.
+            training: how the networks are trained.
+            seed: seed of the training.
+            progress: show progress bars.
+        """
+
+
+@dataclass(frozen=True)
+class SemiStructuredSubspace(NetworkSubspace):
+    r"""The span of a Bézier curve of networks, beside free effects (Dold et al. 2024).
+
+    Args:
+        rank: number of directions k of the networks, the degree of the curve; by default 12, or
+            the number of their weights if that is smaller.
+        spread: standard deviation $\sigma_\varphi$ of the prior of the networks' coordinates;
+            "curve" takes that of the control points.
+
+    Raises:
+        InputError: a rank below 1, or a spread that is not above 0.
+    """
+
+    rank: int | None = None
+    spread: float | Literal["curve"] = "curve"
+    name = "curve"
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            check_count("rank", self.rank)
+        if self.spread != "curve":
+            check_positive("spread", self.spread)
+
+    def _rank(self, network: Network) -> int:
+        if self.rank is not None and self.rank > network.size:
+            fail("rank", f"at most {network.size}, the networks' weights", self.rank)
+        return min(_RANK, network.size) if self.rank is None else self.rank
+
+    def _prior_scale(self, curve: Curve) -> float:
+        if self.spread != "curve":
+            return self.spread
+        points = curve.points.double()
+        variance = (points - points.mean(0)).square().sum(1).mean()
+        return float((variance / curve.degree).sqrt())
+
+    def build(
+        self, model: PreparedModel, training: Fitting, seed: int, progress: bool | None
+    ) -> JointSpace:
+        """Train the curve and span its principal directions."""
+        assert model.deep is not None
+        rank, effects = self._rank(Network(model.deep)), most_probable_effects(model)
+        result = train_networks(model, effects, rank, training, seed, progress)
+        span = result.curve.subspace("principal")
+        places = result.curve.coordinates(np.linspace(0, 1, _PLACES), span).numpy()
+        prior = np.full(rank, self._prior_scale(result.curve))
+        return _beside_effects(self.name, model, span, prior, places, result, result.curve)
+
+
+@dataclass(frozen=True)
+class NaiveSubspace(SemiStructuredSubspace):
+    """The span of a curve of networks and effects, which projects the effects too.
+
+    For comparison: the posterior of the effects is too narrow (Dold et al. 2024, section 3.1).
+
+    Args:
+        rank: as for `SemiStructuredSubspace`.
+        spread: as for `SemiStructuredSubspace`.
+    """
+
+    name = "naive"
+
+    def build(
+        self, model: PreparedModel, training: Fitting, seed: int, progress: bool | None
+    ) -> JointSpace:
+        """Train the curve of networks and effects and span its principal directions."""
+        from subbayes.networks.initialisation import fresh
+
+        deep = model.deep
+        assert deep is not None
+        rank, effects = self._rank(Network(deep)), most_probable_effects(model)
+        dtype = Network(deep).dtype
+
+        def fresh_predictors() -> Predictors:
+            copy = fresh(deep, None, int(torch.initial_seed() % 2**31))
+            assert isinstance(copy, DeepPredictor)
+            module = Predictors(model.structured, copy, dtype)
+            with torch.no_grad():
+                module.effects.copy_(torch.from_numpy(effects))
+                module.effects.add_(0.1 * torch.randn_like(module.effects))
+            return module
+
+        result = train_curve(
+            Predictors(model.structured, deep, dtype),
+            model.family,
+            model.data,
+            _training(training),
+            degree=rank,
+            factory=fresh_predictors,
+            seed=seed,
+            progress=progress,
+        )
+        span = result.curve.subspace("principal")
+        return JointSpace(
+            span,
+            Normal(np.full(rank, self._prior_scale(result.curve))),
+            result.curve.coordinates(np.linspace(0, 1, _PLACES), span).numpy(),
+            rank,
+            self.name,
+            result.curve,
+            result.history,
+            projected=True,
+        )
+
+
+@dataclass(frozen=True)
+class AllWeights(NetworkSubspace):
+    """All weights of the networks: the reference, for networks of a few hundred weights.
+
+    Args:
+        weight_scale: standard deviation of the prior of the weights.
+
+    Raises:
+        InputError: a scale that is not above 0.
+    """
+
+    weight_scale: float = 1.0
+    name = "full"
+
+    def __post_init__(self) -> None:
+        check_positive("weight_scale", self.weight_scale)
+
+    def build(
+        self, model: PreparedModel, training: Fitting, seed: int, progress: bool | None
+    ) -> JointSpace:
+        """Train the networks, which are the start point."""
+        effects = most_probable_effects(model)
+        result = train_networks(model, effects, 0, training, seed, progress)
+        weights = result.network.weights
+        inner, start = self._inner(model, weights)
+        prior = np.full(inner.rank, self.weight_scale)
+        return _beside_effects(self.name, model, inner, prior, start, result)
+
+    def _inner(self, model: PreparedModel, weights: Tensor) -> tuple[Subspace, np.ndarray]:
+        """The subspace of the weights, and the coordinates of the trained ones."""
+        return FullSubspace(torch.zeros_like(weights)), weights.double().cpu().numpy()[None]
+
+
+@dataclass(frozen=True)
+class LastLayer(AllWeights):
+    """The weights of each network's last layer, with the others as trained.
+
+    Args:
+        weight_scale: as for `AllWeights`.
+    """
+
+    name = "last-layer"
+
+    def _inner(self, model: PreparedModel, weights: Tensor) -> tuple[Subspace, np.ndarray]:
+        assert model.deep is not None
+        inner = CoordinateSubspace(weights, _last_layers(Network(model.deep)))
+        return inner, np.zeros((1, inner.rank))
+
+
+def _beside_effects(
+    kind: str,
+    model: PreparedModel,
+    inner: Subspace,
+    prior: np.ndarray,
+    places: np.ndarray,
+    result: CurveResult,
+    curve: Curve | None = None,
+) -> JointSpace:
+    """The space of a subspace of the networks' weights and free effects."""
+    size = model.structured.size
+    effects = result.extra["effects"].double().cpu().numpy()
+    start_points = np.concatenate([places, np.broadcast_to(effects, (len(places), size))], 1)
+    return JointSpace(
+        JointSubspace(inner, size),
+        Normal(np.append(prior, np.ones(size))),
+        start_points,
+        inner.rank,
+        kind,
+        curve,
+        result.history,
+    )
+
+
+def _last_layers(network: Network) -> Tensor:
+    """Positions of the weights of each network's last layer with weights."""
+    deep = network.module_with()
+    assert isinstance(deep, DeepPredictor)
+    positions: list[Tensor] = []
+    module: nn.Module
+    for key, module in deep.networks.items():
+        for name in select(module, "last-layer"):
+            span = network.spans[f"networks.{key}.{name}"]
+            positions.append(torch.arange(span.start, span.stop))
+    return torch.cat(positions).sort().values
+
+
+SUBSPACES: dict[str, type[NetworkSubspace]] = {
+    kind.name: kind for kind in (SemiStructuredSubspace, NaiveSubspace, AllWeights, LastLayer)
+}
+"""Subspaces by name."""
+
+
+def subspace_of(subspace: str | NetworkSubspace) -> NetworkSubspace:
+    """A subspace from its name, with the default settings, or the subspace itself.
+
+    Raises:
+        InputError: an unknown name. InputTypeError: any other value.
+
+    Example:
+        >>> subspace_of("curve")
+        SemiStructuredSubspace(rank=None, spread='curve')
+    """
+    if isinstance(subspace, str):
+        check_choice("subspace", subspace, tuple(SUBSPACES))
+        return SUBSPACES[subspace]()
+    if not isinstance(subspace, NetworkSubspace):
+        fail_type(
+            "subspace", "a name or an object such as SemiStructuredSubspace(rank=5)", subspace
+        )
+    return subspace
+
+
+def build_space(
+    subspace: NetworkSubspace,
+    model: PreparedModel,
+    training: Fitting,
+    seed: int,
+    progress: bool | None,
+) -> JointSpace:
+    """Build a space; without networks to train, that of the effects alone."""
+    if model.n_weights:
+        return subspace.build(model, training, seed, progress)
+    start = most_probable_effects(model)
+    nothing = FullSubspace(torch.from_numpy(start) * 0)
+    return JointSpace(nothing, Normal(np.ones(len(start))), start[None], 0)
+
+
+def deep_ensemble(
+    model: PreparedModel, members: int, training: Fitting, seed: int, progress: bool | None
+) -> JointSpace:
+    """Networks and effects that are trained several times, from different initial weights.
+
+    Args:
+        model: the model on its training rows, with networks to train.
+        members: number of trainings; their results are the start points of the space.
+        training: how the networks are trained.
+        seed: member s is seeded by the seed and s.
+        progress: show progress bars.
+
+    Source: Lakshminarayanan et al. (2017); Kook et al. (2022) for semi-structured models.
+    """
+    assert model.deep is not None
+    effects = most_probable_effects(model)
+    spaces = []
+    for member in range(members):
+        result = train_networks(model, effects, 0, training, derive(seed, member), progress)
+        weights = result.network.weights
+        inner = FullSubspace(torch.zeros_like(weights))
+        place = weights.double().cpu().numpy()[None]
+        spaces.append(_beside_effects("ensemble", model, inner, np.ones(inner.rank), place, result))
+    points = np.concatenate([space.start_points for space in spaces])
+    return replace(spaces[0], start_points=points)

@@ -12,7 +12,7 @@ from subbayes import diagnostics
 from subbayes.draws import rounded_up
 from subbayes.utils.checks import fail
 
-__all__ = ["central", "check_level", "hdi", "summary_table", "unmixed"]
+__all__ = ["central", "check_level", "hdi", "summary_table", "mixing_warnings"]
 
 
 def check_level(level: float) -> float:
@@ -90,7 +90,7 @@ def summary_table(
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("effect")
 
 
-def unmixed(
+def mixing_warnings(
     effects: Mapping[str, Float[np.ndarray, "chains draws"]], sampler: str = ""
 ) -> list[str]:
     """What is wrong with the chains of the effects, with a remedy; empty if nothing is.
@@ -104,9 +104,9 @@ def unmixed(
 
     Example:
         >>> x = np.random.default_rng(0).normal(size=(4, 500))
-        >>> unmixed({"age": x})
+        >>> mixing_warnings({"age": x})
         []
-        >>> unmixed({"age": x, "bmi": x.cumsum(1)})[0][:38]
+        >>> mixing_warnings({"age": x, "bmi": x.cumsum(1)})[0][:38]
         "effects have not mixed: R-hat of 'bmi'"
     """
     if not effects:

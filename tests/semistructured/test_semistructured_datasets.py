@@ -54,7 +54,7 @@ def test_a_dataset_is_read_as_the_tensor_of_its_items():
     model = SemiStructuredRegression("y ~ x", deep={"net": net()})
     for given in (labelled, tensor.numpy(), TensorDataset(tensor, torch.zeros(20))):
         with pytest.warns(UserWarning, match="2 of 20 rows"):
-            found = model.specification.on(frame, {"net": given})
+            found = model.specification.prepare(frame, {"net": given})
         assert torch.equal(found.inputs["deep net"], own)
     assert labelled.read == list(range(20))
     model.fit(kept, inputs={"net": Items(list(own))}, rank=2, **QUICK)
@@ -87,7 +87,7 @@ def test_a_dataset_that_has_no_entry_for_each_row_is_refused():
         (Stream(), "a map-style Dataset, with a length, got Stream"),
         (
             Items([*zeros[1:], torch.zeros(2)]),
-            r"inputs\['net'\]\[19\]: expected shape \(1,\) and torch.float32 as the first entry",
+            r"inputs\['net'\]\[19\]: expected shape \(1,\) and torch.float32 as in the first entry",
         ),
         (Items([*zeros[1:], torch.zeros(1, dtype=torch.uint8)]), "got shape .* and torch.uint8"),
         (Items(["a.png"] * 20), r"inputs\['net'\]\[0\]: expected a tensor or an array"),

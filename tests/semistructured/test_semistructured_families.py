@@ -15,7 +15,7 @@ from subbayes.semistructured import (
     OrdinalFamily,
     PoissonFamily,
 )
-from subbayes.semistructured.families import FAMILIES, family_of
+from subbayes.semistructured.families import FAMILIES, family_from_name
 
 ETA = torch.tensor([[0.3, -0.2], [-0.5, 0.4], [1.1, 0.9]], dtype=torch.float64)
 MU, SECOND = ETA[:, 0].numpy(), ETA[:, 1].exp().numpy()
@@ -144,14 +144,14 @@ def test_ordinal_curvature_is_minus_the_mean_hessian():
 )
 def test_responses_outside_the_support_are_named(name, y, said):
     with pytest.raises(InputError, match=said):
-        family_of(name).check_targets(torch.tensor(y, dtype=torch.float64))
+        family_from_name(name).check_targets(torch.tensor(y, dtype=torch.float64))
 
 
 def test_unknown_names_and_links_are_refused():
     with pytest.raises(InputError, match="family: expected one of 'normal'"):
-        family_of("tweedie")
+        family_from_name("tweedie")
     with pytest.raises(InputError, match="link of family 'poisson'"):
-        family_of("poisson", "identity")
+        family_from_name("poisson", "identity")
     with pytest.raises(InputError, match="weights"):
         NormalFamily().check_targets((torch.zeros(2), torch.tensor([1.0, -1.0])))
     assert set(FAMILIES) == {

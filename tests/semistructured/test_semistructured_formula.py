@@ -8,10 +8,11 @@ from scipy import stats
 
 from subbayes import InputError
 from subbayes.semistructured import Exponential, Flexible, NormalPrior, StudentT
-from subbayes.semistructured.effects import Effects, chosen_priors, default_priors
+from subbayes.semistructured.effect_priors import default_priors, prior_of, priors_with
 from subbayes.semistructured.families import NormalFamily, OrdinalFamily
-from subbayes.semistructured.formula import Design, drop_missing, split_formula
-from subbayes.semistructured.priors import prior_of
+from subbayes.semistructured.formula import Design, split_formula
+from subbayes.semistructured.formula_checks import complete_rows
+from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 
 @pytest.fixture
@@ -136,11 +137,11 @@ def test_collinear_columns_are_named(frame):
 
 def test_missing_values_are_counted():
     frame = pd.DataFrame({"a": [1.0, np.nan, 3.0], "b": ["x", "y", None]})
-    kept, lacking = drop_missing(frame, ("a", "b"), "drop")
+    kept, lacking = complete_rows(frame, ("a", "b"), "drop")
     assert kept.tolist() == [True, False, False]
     assert lacking == {"a": 1, "b": 1}
     with pytest.raises(InputError, match="1 in a, 1 in b"):
-        drop_missing(frame, ("a", "b"), "error")
+        complete_rows(frame, ("a", "b"), "error")
 
 
 # --- priors -------------------------------------------------------------------------------------
@@ -155,9 +156,9 @@ def test_missing_values_are_counted():
         (Flexible(stats.halfnorm(scale=2)), stats.halfnorm(scale=2)),
         (Flexible(stats.laplace(scale=0.3)), stats.laplace(scale=0.3)),
         (Flexible(stats.gamma(2.0)), stats.gamma(2.0)),
-        (Exponential(0.5).scaled(4), stats.expon(scale=2)),
-        (StudentT(3, 2.0).scaled(0.5), stats.t(3)),
-        (NormalPrior(1.0, 2.0).scaled(3), stats.norm(3, 6)),
+        (Exponential(2.0), stats.expon(scale=2)),
+        (StudentT(3, 1.0), stats.t(3)),
+        (NormalPrior(3.0, 6.0), stats.norm(3, 6)),
     ],
 )
 def test_priors_map_normal_quantiles_to_their_own(prior, oracle):
@@ -196,7 +197,7 @@ def test_effects_are_what_the_algebra_says(frame):
     design = Design({"mu": "x + s(z, df=6) + re(g)", "sigma": "1"}, frame)
     y = frame.x.to_numpy()
     priors = default_priors(design, family, y) | {"x": StudentT(3, 1.0)}
-    effects = Effects(design, family, priors)
+    effects = StructuredPredictor(design, family, priors)
     assert effects.names[-2:] == ["sd(s(z, df=6))", "sd(re(g))"]
     zeta = torch.from_numpy(np.random.default_rng(1).normal(size=(5, effects.size)))
     beta = effects.coefficients(zeta)
@@ -207,7 +208,9 @@ def test_effects_are_what_the_algebra_says(frame):
     sigma = priors["sigma.Intercept"].from_standard(zeta[:, at["sigma.Intercept"]])
     matrix, offset = map(torch.from_numpy, design.matrix(frame))
     eta = effects(zeta[0], matrix, offset)
-    torch.testing.assert_close(eta[:, 0], matrix[:, design.owner.index("mu") : -1] @ beta[0, :-1])
+    torch.testing.assert_close(
+        eta[:, 0], matrix[:, design.column_parameters.index("mu") : -1] @ beta[0, :-1]
+    )
     torch.testing.assert_close(eta[:, 1].exp(), sigma[:1].expand(60))
     said = effects.reported(zeta.numpy())
     # uncentred columns with the reported intercept give the same predictor
@@ -223,7 +226,7 @@ def test_effects_are_what_the_algebra_says(frame):
 def test_thresholds_increase_and_are_reported_for_uncentred_columns(frame):
     family = OrdinalFamily(n_classes=3)
     design = Design({"mu": "x"}, frame, ("mu",))
-    effects = Effects(design, family, default_priors(design, family, np.zeros(60)))
+    effects = StructuredPredictor(design, family, default_priors(design, family, np.zeros(60)))
     zeta = torch.from_numpy(np.random.default_rng(1).normal(size=(4, 3)))
     matrix, offset = map(torch.from_numpy, design.matrix(frame))
     eta = effects(zeta[0], matrix, offset)
@@ -238,12 +241,12 @@ def test_thresholds_increase_and_are_reported_for_uncentred_columns(frame):
 def test_priors_are_named_by_term(frame):
     design = Design({"mu": "x + s(z)", "sigma": "1"}, frame)
     defaults = default_priors(design, NormalFamily(), frame.x.to_numpy())
-    priors = chosen_priors(design, defaults, {"x": 0.5, "sd(s(z))": Exponential(3.0)})
+    priors = priors_with(design, defaults, {"x": 0.5, "sd(s(z))": Exponential(3.0)})
     assert priors["x"] == NormalPrior(0.0, 0.5)
     assert priors["sd(s(z))"] == Exponential(3.0)
     with pytest.raises(InputError, match="names of terms"):
-        chosen_priors(design, defaults, {"w": 1.0})
+        priors_with(design, defaults, {"w": 1.0})
     with pytest.raises(InputError, match="a prior of a positive number"):
-        chosen_priors(design, defaults, {"sd(s(z))": NormalPrior()})
+        priors_with(design, defaults, {"sd(s(z))": NormalPrior()})
     scale = 2.5 * frame.x.std(ddof=0) / frame.x.std(ddof=0)
     assert defaults["x"].scale == pytest.approx(scale)

@@ -8,8 +8,8 @@ from torch import nn
 from subbayes import InputError
 from subbayes.diagnostics import loo
 from subbayes.semistructured import Fitting, SemiStructuredRegression
-from subbayes.semistructured.families import family_of
-from subbayes.semistructured.summary import unmixed
+from subbayes.semistructured.families import family_from_name
+from subbayes.semistructured.summary import mixing_warnings
 from subbayes.utils.checks import InputTypeError
 
 FEW = {"draws": 6, "warmup": 4, "chains": 2, "progress": False, "inference": "elliptical-slice"}
@@ -29,7 +29,7 @@ frame = pd.DataFrame(
         ("s(x, bs='cr')", r"s\(...\) with df= and degree=, got .*Leave out bs="),
         ("(1|g)", r"Write re\(g\)"),
         ("z + (1 | g)", r"Write re\(g\)"),
-        ("(x || g)", "Random slopes are not there"),
+        ("(x || g)", "Random slopes are not available"),
     ],
 )
 def test_terms_of_other_libraries_are_answered(term, said):
@@ -45,9 +45,9 @@ def test_families_have_the_names_that_others_give_them():
         ("negative_binomial", "negative-binomial"),
         ("negbin", "negative-binomial"),
     ):
-        assert family_of(name).label == own
+        assert family_from_name(name).label == own
     with pytest.raises(InputError, match="family: expected one of 'normal'"):
-        family_of("tweedie")
+        family_from_name("tweedie")
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -100,13 +100,13 @@ def test_splines_end_where_the_rows_ended():
 
 def test_chains_that_have_not_mixed_are_said_with_a_remedy():
     x = np.random.default_rng(0).normal(size=(4, 500))
-    assert unmixed({"a": x, "b": x + 1}) == []
+    assert mixing_warnings({"a": x, "b": x + 1}) == []
     apart = x + np.arange(4)[:, None]
-    (line,) = unmixed({"a": x, "b": apart}, "elliptical-slice")
+    (line,) = mixing_warnings({"a": x, "b": apart}, "elliptical-slice")
     assert "R-hat of 'b'" in line
     assert "effective sample size of 'b'" in line
     assert "inference='nuts'" in line
-    (line,) = unmixed({"a": x[:, :60]})  # 240 draws are fewer than 400
+    (line,) = mixing_warnings({"a": x[:, :60]})  # 240 draws are fewer than 400
     assert "below 400; run longer (draws=..., about" in line
     model = SemiStructuredRegression("y ~ x").fit(
         frame, inference="laplace", draws=20, chains=2, progress=False

@@ -14,7 +14,7 @@ from subbayes.semistructured import (
     NormalPrior,
     SemiStructuredRegression,
 )
-from subbayes.semistructured.subspace import trained
+from subbayes.semistructured.subspace import train_networks
 
 SHORT = Fitting(epochs=20, batch_size=None, patience=None, validation=None)
 QUICK = {"draws": 10, "warmup": 20, "chains": 2, "progress": False, "fitting": SHORT}
@@ -159,18 +159,18 @@ def test_orthogonal_networks_leave_effects_their_meaning():
     row = model.summary().loc["u"]
     assert abs(row["mean"] - least_squares[1]) < 0.05
     assert row["sd"] < 0.05
-    network = model.sampler.contributions(
+    network = model.state.joint.contributions(
         model.posterior.subspace.weights(torch.from_numpy(model.draws.flat()[:3]).float())[
-            :, model.fittable.structure.size :
+            :, model.state.model.structured.size :
         ]
     )
-    design = model.fittable.inputs["design"].double()[:, :2]
+    design = model.state.model.inputs["design"].double()[:, :2]
     np.testing.assert_allclose((network[..., 0] @ design).numpy(), 0, atol=1e-4)
     # the module with its correction predicts what the posterior sees at the training rows
     outputs = model.predict(frame, n_draws=5).outputs
     points = model.draws.flat()[np.linspace(0, 399, 5).round().astype(int)]
     seen = model.posterior.pointwise(points)
-    again = model.fittable.family.log_prob(outputs, torch.from_numpy(frame.y.to_numpy().copy()))
+    again = model.state.model.family.log_prob(outputs, torch.from_numpy(frame.y.to_numpy().copy()))
     np.testing.assert_allclose(again.numpy(), seen, atol=2e-4)
 
 
@@ -333,8 +333,8 @@ def test_missing_values_are_dropped_with_a_count_or_refused():
     frame.loc[7, "y"] = np.nan
     with pytest.warns(UserWarning, match=r"3 of 80 rows have missing values \(1 in y, 2 in x\)"):
         model = SemiStructuredRegression("y ~ x").fit(frame, draws=20, warmup=20, progress=False)
-    assert model.fittable.data.n == 77
-    assert model.fittable.dropped == 3
+    assert model.state.model.data.n == 77
+    assert model.state.model.dropped == 3
     with pytest.raises(InputError, match="1 in y, 2 in x"):
         SemiStructuredRegression("y ~ x", missing="error").fit(frame)
     with pytest.raises(InputError, match="x: expected no missing values, got 2 of 80"):
@@ -381,8 +381,8 @@ def test_partial_effects_are_the_terms_of_the_predictor(fitted):
         * ((frame.sex == "m") - (frame.sex == "m").mean()).to_numpy()
     )
     table = model.contributions(frame, n_draws=80)
-    zeta = torch.from_numpy(model.sampler.effects_of(model.draws))
-    beta = model.fittable.structure.coefficients(zeta).numpy()[:, :1]
+    zeta = torch.from_numpy(model.state.joint.effects_of(model.draws))
+    beta = model.state.model.structured.coefficients(zeta).numpy()[:, :1]
     total = beta + sum(terms) + sex
     np.testing.assert_allclose(table["structured"]["mean"], total.mean(0), atol=1e-4)
     smooth = model.effect("s(u)")
@@ -444,20 +444,10 @@ def test_a_report_holds_the_effects_and_their_pictures(fitted, tmp_path):
 def test_the_best_epoch_is_taken_with_patience_and_without():
     frame = table(60)
     model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])})
-    rows = model.specification.on(frame, None)
+    rows = model.specification.prepare(frame, None)
     for patience in (None, 40):
         fitting = Fitting(epochs=40, learning_rate=0.1, batch_size=8, patience=patience)
-        found = trained(
-            rows.structure,
-            rows.deep,
-            rows.family,
-            rows.data,
-            np.zeros(rows.structure.size),
-            1,
-            fitting,
-            0,
-            False,
-        )
+        found = train_networks(rows, np.zeros(rows.structured.size), 1, fitting, 0, False)
         held_out = found.history["validation_log_likelihood"]
         assert len(held_out) == 40
         assert found.best_epoch == 1 + np.argmax(held_out) < 40
@@ -530,8 +520,8 @@ def test_what_networks_are_orthogonal_to_is_said():
 def test_priors_of_deviations_and_scales_by_the_names_of_the_summary():
     model = SemiStructuredRegression("y ~ s(x)", priors={"sd(s(x))": 0.5, "sigma": Exponential(2)})
     model.fit(table(), **FEW)
-    assert repr(model.fittable.structure.priors["sd(s(x))"]) == "Exponential(mean=0.5)"
-    assert repr(model.fittable.structure.priors["sigma.Intercept"]) == "Exponential(mean=2)"
+    assert repr(model.state.model.structured.priors["sd(s(x))"]) == "Exponential(mean=0.5)"
+    assert repr(model.state.model.structured.priors["sigma.Intercept"]) == "Exponential(mean=2)"
 
 
 # --- deep ensembles, for comparison --------------------------------------------------------------
@@ -542,14 +532,16 @@ def test_a_deep_ensemble_has_members_of_its_own_with_their_most_probable_effects
     model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])}, seed=3)
     model.fit(frame, inference="deep-ensemble", members=3, fitting=SHORT, progress=False)
     z, rank = model.draws.flat(), model.space.rank
-    assert z.shape == (3, rank + model.fittable.structure.size)
+    assert z.shape == (3, rank + model.state.model.structured.size)
     assert np.abs(z[0, :rank] - z[1, :rank]).max() > 0.01
     # the level belongs to the intercept: with centred networks effects solve their own equations
     deep = model.contributions(frame)["deep"]["mean"]
     assert abs(deep.mean()) < 1e-5
     zeta = torch.from_numpy(z[:, rank:].copy()).requires_grad_()
     networks = model.space.subspace.inner.weights(torch.from_numpy(z[:, :rank]).float())
-    joint = model.sampler.observed().log_joint(zeta, model.sampler.contributions(networks))
+    joint = model.state.joint.effect_density.log_joint(
+        zeta, model.state.joint.contributions(networks)
+    )
     assert torch.autograd.grad(joint.sum(), zeta)[0].abs().max() < 1e-5
     again = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])}, seed=3)
     again.fit(frame, inference="deep-ensemble", members=2, fitting=SHORT, progress=False)

@@ -91,8 +91,8 @@ def same(found, model, frame, images):
     assert np.array_equal(found.effect("s(x, df=5)").draws, model.effect("s(x, df=5)").draws)
     assert repr(found) == repr(model)
     assert found.classes == ("bad", "fair", "good")
-    assert found.fittable.dropped == 1
-    assert repr(found.fittable.structure.priors) == repr(model.fittable.structure.priors)
+    assert found.state.model.dropped == 1
+    assert repr(found.state.model.structured.priors) == repr(model.state.model.structured.priors)
 
 
 def test_a_loaded_model_is_the_model(fitted, tmp_path):
@@ -108,10 +108,10 @@ def test_a_loaded_model_is_the_model(fitted, tmp_path):
     assert torch.equal(loaded.space.curve.points, model.space.curve.points)
     assert loaded.space.history == model.space.history
     assert loaded.draws.meta == model.draws.meta
-    columns = loaded.fittable.frame
+    columns = loaded.state.model.frame
     assert "unused" not in columns
     for name in columns:
-        pd.testing.assert_series_equal(columns[name], model.fittable.frame[name])
+        pd.testing.assert_series_equal(columns[name], model.state.model.frame[name])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import nn
 
 from subbayes import InputError
 from subbayes.semistructured import Fitting, NormalPrior, SemiStructuredRegression
-from subbayes.semistructured.effects import Effects, default_priors
+from subbayes.semistructured.effect_priors import default_priors
 from subbayes.semistructured.families import (
     BernoulliFamily,
     NormalFamily,
@@ -17,7 +17,8 @@ from subbayes.semistructured.families import (
     PoissonFamily,
 )
 from subbayes.semistructured.formula import Design
-from subbayes.semistructured.tempering import Observed, conditional_of
+from subbayes.semistructured.marginalisation import EffectDensity, marginalisation_of
+from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 
 def frame_of(n=60, seed=0):
@@ -43,8 +44,8 @@ def observed(family, right, y, frame):
     )
     matrix, offset = map(torch.from_numpy, design.matrix(frame))
     values = frame[y].to_numpy(dtype=np.float64).copy()
-    effects = Effects(design, family, default_priors(design, family, values))
-    return Observed(effects, family, matrix, offset, torch.from_numpy(values))
+    effects = StructuredPredictor(design, family, default_priors(design, family, values))
+    return EffectDensity(effects, family, matrix, offset, torch.from_numpy(values))
 
 
 def contributions(frame, width, count=4):
@@ -69,12 +70,12 @@ def test_quadrature_is_the_integral_and_importance_near_it(family, y):
     frame = frame_of()
     rows = observed(family, "1", y, frame)
     deep = contributions(frame, 1)
-    quadrature = conditional_of("quadrature", rows).log_marginal(deep)
+    quadrature = marginalisation_of("quadrature", rows).log_marginal(deep)
     grid = [brute_force(rows, d, 1, nodes=40_001) for d in deep]
     np.testing.assert_allclose(quadrature, grid, atol=1e-7)
     rows = observed(family, "x", y, frame)
-    quadrature = conditional_of("quadrature", rows).log_marginal(deep)
-    method = conditional_of("importance", rows)
+    quadrature = marginalisation_of("quadrature", rows).log_marginal(deep)
+    method = marginalisation_of("importance", rows)
     apart = method.log_marginal(deep) - quadrature
     assert np.abs(apart).max() < 0.02
     assert np.ptp(apart) < 1e-3  # a constant does not matter to a sampler
@@ -85,14 +86,14 @@ def test_the_closed_form_of_a_normal_response_is_the_integral():
     frame = frame_of()
     rows = observed(NormalFamily(), "x + v", "y", frame)
     deep = contributions(frame, 2)
-    exact = conditional_of(None, rows)
+    exact = marginalisation_of(None, rows)
     assert type(exact).__name__ == "ClosedForm"
-    importance = conditional_of("importance", rows, points=4096).log_marginal(deep)
+    importance = marginalisation_of("importance", rows, points=4096).log_marginal(deep)
     np.testing.assert_allclose(exact.log_marginal(deep), importance, atol=0.02)
     small = observed(NormalFamily(), "x", "y", frame)
     np.testing.assert_allclose(
-        conditional_of("closed-form", small).log_marginal(deep),
-        conditional_of("quadrature", small).log_marginal(deep),
+        marginalisation_of("closed-form", small).log_marginal(deep),
+        marginalisation_of("quadrature", small).log_marginal(deep),
         atol=1e-8,
     )
 
@@ -103,7 +104,7 @@ def test_the_closed_form_is_the_dense_computation(n):
     frame = frame_of(n)
     rows = observed(NormalFamily(), "x + v + u + c", "y", frame)
     deep = contributions(frame, 2)
-    method = conditional_of("closed-form", rows)
+    method = marginalisation_of("closed-form", rows)
     own, x = method.places, rows.design[:, method.places].numpy()
     mean, size = method.mean.numpy(), method.size.numpy()
     grid = np.linspace(-7, 7, 2001)
@@ -139,10 +140,10 @@ def test_conditional_draws_have_the_conditional_moments():
     frame = frame_of()
     rows = observed(NormalFamily(), "x", "y", frame)
     one = contributions(frame, 2, 1).expand(5_000, -1, -1)
-    drawn = conditional_of("closed-form", rows).sample(one, np.random.default_rng(0))
+    drawn = marginalisation_of("closed-form", rows).sample(one, np.random.default_rng(0))
     axis = torch.linspace(-4, 4, 33, dtype=torch.float64)
-    box = conditional_of("importance", rows, points=512)
-    mode, factor = box.modes.of(one[:1])
+    box = marginalisation_of("importance", rows, points=512)
+    mode, factor = box.modes.find(one[:1])
     grid = torch.cartesian_prod(axis, axis, axis)
     points = mode + 1.6 * grid @ factor[0].T
     weight = rows.log_joint(points, one[:1].expand(len(points), -1, -1)).softmax(0)
@@ -174,8 +175,8 @@ def test_newton_finds_modes_and_curvatures(family, right, y):
     rows = observed(family, right, y, frame)
     width = 1 if not isinstance(family, NormalFamily) else 2
     deep = contributions(frame, width, 3)
-    modes = conditional_of("importance", rows).modes
-    zeta, factor = modes.of(deep)
+    modes = marginalisation_of("importance", rows).modes
+    zeta, factor = modes.find(deep)
     joint = torch.func.vmap(torch.func.grad(rows.log_joint))(zeta, deep)
     assert float(joint.abs().max()) < 1e-6
     hessian = torch.func.vmap(torch.func.hessian(rows.log_joint))(zeta, deep)
@@ -209,7 +210,7 @@ def test_tempering_widens_the_networks_and_leaves_the_effects():
         found[temperature] = model
     cold, hot = found[1.0], found[50.0]
     assert hot.draws.meta["temperature"] == 50.0
-    density = hot.sampler.tempered(50.0, None)
+    density = hot.state.joint.tempered_networks(50.0, None)
     axis = 4.5 * density.prior.scale[0] * np.linspace(-1, 1, 61)
     grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
     log = density.log_likelihood(grid) / 50 + density.prior.log_prob(grid)
@@ -233,7 +234,7 @@ def test_tempered_marginal_of_a_linear_network_is_known():
     """y = theta + phi w(u) + noise: p(D | phi) and its tempered posterior in closed form."""
     from subbayes.inference.samplers.elliptical_slice import elliptical_slice
     from subbayes.priors import Normal
-    from subbayes.semistructured.tempering import TemperedNetworks
+    from subbayes.semistructured.joint_posterior import TemperedNetworks
 
     frame = frame_of(50)
     rows = observed(NormalFamily(), "x", "y", frame)
@@ -246,7 +247,7 @@ def test_tempered_marginal_of_a_linear_network_is_known():
 
     for temperature in (1.0, 4.0):
         density = TemperedNetworks(
-            deep, conditional_of(None, rows), Normal(1.5), 1, temperature, "test"
+            deep, marginalisation_of(None, rows), Normal(1.5), 1, temperature, "test"
         )
         draws = elliptical_slice(density, draws=400, chains=8, progress=False)
         grid = np.linspace(-6, 6, 2001)[:, None]
@@ -264,9 +265,9 @@ def test_what_cannot_be_integrated_is_refused():
     frame = frame_of()
     rows = observed(PoissonFamily(), "x", "c", frame)
     with pytest.raises(InputError, match="'importance' for this model"):
-        conditional_of("closed-form", rows)
+        marginalisation_of("closed-form", rows)
     rows = observed(PoissonFamily(), "x + v + u", "c", frame)
     with pytest.raises(InputError, match="at most 3 coordinates"):
-        conditional_of("quadrature", rows)
+        marginalisation_of("quadrature", rows)
     with pytest.raises(InputError, match="effects: expected one of"):
-        conditional_of("exact", rows)
+        marginalisation_of("exact", rows)

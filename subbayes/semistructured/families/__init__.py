@@ -19,7 +19,7 @@ __all__ = [
     "NormalFamily",
     "OrdinalFamily",
     "PoissonFamily",
-    "family_of",
+    "family_from_name",
 ]
 
 FAMILIES: dict[str, type[Family]] = {
@@ -48,7 +48,7 @@ _ALIASES = {name: name for name in FAMILIES} | {
 }
 
 
-def family_of(family: str | Family, link: str | None = None) -> Family:
+def family_from_name(family: str | Family, link: str | None = None) -> Family:
     """A family from its name.
 
     Args:
@@ -60,7 +60,7 @@ def family_of(family: str | Family, link: str | None = None) -> Family:
         InputError: an unknown name, or a link the family does not have.
 
     Example:
-        >>> family_of("poisson")
+        >>> family_from_name("poisson")
         poisson(mu: log)
     """
     if isinstance(family, Family):

@@ -21,21 +21,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.priors import Normal
-from subbayes.semistructured.effects import Effects
+from subbayes.semistructured.effect_priors import NormalPrior
 from subbayes.semistructured.families import Family, NormalFamily
-from subbayes.semistructured.priors import NormalPrior
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.semistructured.predictors import pad_thresholds
+from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Targets
 
-__all__ = ["METHODS", "Conditional", "Modes", "Observed", "TemperedNetworks", "conditional_of"]
+__all__ = ["METHODS", "ConditionalModes", "EffectDensity", "Marginalisation", "marginalisation_of"]
 
 METHODS = ("closed-form", "importance", "quadrature")
 _DF = 7.0  # of the proposals' t distribution
@@ -44,38 +44,40 @@ _STEPS = 50
 
 
 @dataclass(frozen=True)
-class Observed:
-    """What the effects meet: the design, offsets and targets of all rows, in float64."""
+class EffectDensity:
+    """The joint density of responses and effects given the networks' contributions.
 
-    structure: Effects
+    Attributes:
+        structured: the structured predictor.
+        family: distribution of the response.
+        design: design matrix of the training rows, in float64.
+        offset: their offsets, in float64.
+        y: their targets.
+    """
+
+    structured: StructuredPredictor
     family: Family
     design: Float[Tensor, "n p"]
     offset: Float[Tensor, "n K"]
     y: Targets
 
-    def log_joint(
-        self, zeta: Float[Tensor, "*#S P"], deep: Float[Tensor, "*#S n K"]
-    ) -> Float[Tensor, "*_"]:
-        """Log-likelihood plus log prior of coordinates, up to the prior's constant."""
-        eta = self.predictors(zeta, deep)
-        prior = 0.5 * zeta.square().sum(-1)
-        return self.family.log_prob(eta, self.y).sum(-1) - prior
-
     def predictors(
         self, zeta: Float[Tensor, "*#S P"], deep: Float[Tensor, "*#S n K"]
     ) -> Float[Tensor, "*_ n C"]:
-        """Predictors at coordinates and networks' contributions."""
-        beta = self.structure.coefficients(zeta)
-        placed = beta.unsqueeze(-1) * self.structure.placement.to(beta)
-        eta = self.design @ placed + self.offset + deep
-        if not self.structure.thresholds:
-            return eta
-        cuts = self.structure.cuts(zeta).unsqueeze(-2)
-        return torch.cat([eta, cuts.expand(*eta.shape[:-1], cuts.shape[-1])], -1)
+        """Predictors at coordinates of the effects and contributions of the networks."""
+        eta = self.structured(zeta, self.design, self.offset)
+        return eta + pad_thresholds(deep, eta)
+
+    def log_joint(
+        self, zeta: Float[Tensor, "*#S P"], deep: Float[Tensor, "*#S n K"]
+    ) -> Float[Tensor, "*_"]:
+        """Log-likelihood plus log prior of the coordinates, up to the prior's constant."""
+        prior = 0.5 * zeta.square().sum(-1)
+        return self.family.log_prob(self.predictors(zeta, deep), self.y).sum(-1) - prior
 
 
 @runtime_checkable
-class Conditional(Protocol):
+class Marginalisation(Protocol):
     """The effects given the networks' contributions."""
 
     def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
@@ -87,22 +89,24 @@ class Conditional(Protocol):
         """One draw of the effects' coordinates for each."""
 
 
-def conditional_of(method: str | None, observed: Observed, points: int = 256) -> Conditional:
+def marginalisation_of(
+    method: str | None, density: EffectDensity, points: int = 256
+) -> Marginalisation:
     """How the effects are integrated out.
 
     Args:
         method: one of `METHODS`; None takes the closed form where there is one.
-        observed: the rows.
+        density: the rows.
         points: proposals of "importance".
 
     Raises:
         InputError: a closed form that does not exist, or quadrature in more than 3 dimensions.
     """
     if method is None:
-        method = "closed-form" if _has_closed_form(observed) else "importance"
+        method = "closed-form" if _has_closed_form(density) else "importance"
     check_choice("effects", method, METHODS)
     if method == "closed-form":
-        if not _has_closed_form(observed):
+        if not _has_closed_form(density):
             fail(
                 "effects",
                 "'importance' for this model",
@@ -110,15 +114,15 @@ def conditional_of(method: str | None, observed: Observed, points: int = 256) ->
                 "A closed form needs "
                 "a normal response, an identity link, one sigma and normal priors",
             )
-        return ClosedForm(observed)
-    mode = Modes(observed)
+        return ClosedForm(density)
+    mode = ConditionalModes(density)
     if method == "importance":
-        return Importance(mode, check_count("points", points, 8))
-    if observed.structure.size > 3:
+        return ImportanceSampling(mode, check_count("points", points, 8))
+    if density.structured.size > 3:
         fail(
             "effects",
             "at most 3 coordinates for 'quadrature'",
-            observed.structure.size,
+            density.structured.size,
             "Use 'importance'",
         )
     return Quadrature(mode)
@@ -127,43 +131,43 @@ def conditional_of(method: str | None, observed: Observed, points: int = 256) ->
 # --- Laplace, corrected -------------------------------------------------------------------------
 
 
-class Modes:
-    """Modes and curvatures of the effects given networks, by Newton's method from one start."""
+class ConditionalModes:
+    """Modes of the effects given the networks, and curvatures there, by Newton's method."""
 
-    def __init__(self, observed: Observed) -> None:
-        self.observed = observed
-        self.start = torch.zeros(observed.structure.size, dtype=torch.float64)
-        nothing = torch.zeros(1, *observed.offset.shape, dtype=torch.float64)
-        self.start = self.of(nothing)[0][0]
+    def __init__(self, density: EffectDensity) -> None:
+        self.density = density
+        self.start = torch.zeros(density.structured.size, dtype=torch.float64)
+        nothing = torch.zeros(1, *density.offset.shape, dtype=torch.float64)
+        self.start = self.find(nothing)[0][0]
 
-    def of(
+    def find(
         self, deep: Float[Tensor, "S n K"]
     ) -> tuple[Float[Tensor, "S P"], Float[Tensor, "S P P"]]:
         """Mode, and the lower factor of the covariance there, for each contribution."""
         zeta = self.start.expand(len(deep), -1).clone()
-        value = self.observed.log_joint(zeta, deep)
+        value = self.density.log_joint(zeta, deep)
         for _ in range(_STEPS):
             slope, curvature = self._derivatives(zeta, deep)
             step = torch.cholesky_solve(
-                slope.unsqueeze(-1), torch.linalg.cholesky(_definite(curvature))
+                slope.unsqueeze(-1), torch.linalg.cholesky(_positive_definite(curvature))
             ).squeeze(-1)
-            zeta, value, moved = self._damped(zeta, value, step, deep)
+            zeta, value, moved = self._damped_step(zeta, value, step, deep)
             if moved < 1e-9:
                 break
-        precision = torch.linalg.cholesky(_definite(self._derivatives(zeta, deep)[1]))
+        precision = torch.linalg.cholesky(_positive_definite(self._derivatives(zeta, deep)[1]))
         factor = torch.linalg.solve_triangular(
             precision, torch.eye(zeta.shape[1], dtype=zeta.dtype), upper=False
         ).mT
         return zeta, factor
 
-    def _damped(
+    def _damped_step(
         self, zeta: Tensor, value: Tensor, step: Tensor, deep: Tensor
     ) -> tuple[Tensor, Tensor, float]:
         """A step that does not lower the density, halved where it would."""
         size = torch.ones(len(zeta), 1, dtype=zeta.dtype)
         for _ in range(30):
             ahead = zeta + size * step
-            found = self.observed.log_joint(ahead, deep)
+            found = self.density.log_joint(ahead, deep)
             worse = ~(found >= value - 1e-9)
             if not bool(worse.any()):
                 break
@@ -178,13 +182,13 @@ class Modes:
         The chain rule through the predictors: rows are met once, by their K x K curvatures; the
         map from coordinates to predictors' coefficients is small.
         """
-        observed = self.observed
-        eta = observed.predictors(zeta, deep).detach()
-        score = observed.family.score(eta, observed.y)
-        hessian = _row_hessians(observed.family, eta, observed.y)
-        linear = observed.structure.linear
+        density = self.density
+        eta = density.predictors(zeta, deep).detach()
+        score = density.family.score(eta, density.y)
+        hessian = _row_curvatures(density.family, eta, density.y)
+        linear = density.structured.linear_map
         jacobian = torch.func.vmap(torch.func.jacrev(linear))(zeta)  # (S, p + 1, C, P)
-        design, width = observed.design, score.shape[-1]
+        design, width = density.design, score.shape[-1]
         wide = torch.cat([design, torch.ones(len(design), 1, dtype=design.dtype)], 1)
         pulled = torch.einsum("np,snk->spk", wide, score)
         slope = torch.einsum("spkq,spk->sq", jacobian, pulled) - zeta
@@ -201,7 +205,7 @@ class Modes:
         return slope, curvature - bend + torch.eye(zeta.shape[1], dtype=zeta.dtype)
 
 
-def _row_hessians(family: Family, eta: Tensor, y: Targets) -> Float[Tensor, "S n C C"]:
+def _row_curvatures(family: Family, eta: Tensor, y: Targets) -> Float[Tensor, "S n C C"]:
     """Second derivatives of each row's log density in its predictors."""
     rows = []
     for k in range(eta.shape[-1]):
@@ -209,7 +213,7 @@ def _row_hessians(family: Family, eta: Tensor, y: Targets) -> Float[Tensor, "S n
     return torch.stack(rows, -2)
 
 
-def _definite(matrix: Float[Tensor, "S P P"]) -> Float[Tensor, "S P P"]:
+def _positive_definite(matrix: Float[Tensor, "S P P"]) -> Float[Tensor, "S P P"]:
     """The matrix, or where it is not positive definite the nearest that is by its eigenvalues."""
     _, info = torch.linalg.cholesky_ex(matrix)
     if not bool(info.any()):
@@ -220,7 +224,7 @@ def _definite(matrix: Float[Tensor, "S P P"]) -> Float[Tensor, "S P P"]:
     return torch.where((info > 0)[:, None, None], fixed, matrix)
 
 
-class Importance:
+class ImportanceSampling:
     """Laplace with an importance correction, from fixed quasi-random proposals.
 
     Args:
@@ -228,31 +232,31 @@ class Importance:
         points: number of proposals.
     """
 
-    def __init__(self, modes: Modes, points: int) -> None:
+    def __init__(self, modes: ConditionalModes, points: int) -> None:
         self.modes = modes
-        size = modes.observed.structure.size
+        size = modes.density.structured.size
         sobol = torch.quasirandom.SobolEngine(size + 1, scramble=True, seed=0)
         self.eps, self.log_q = _proposals(sobol.draw(points, dtype=torch.float64))
         self.efficiency = 1.0
 
-    def _weighed(
+    def _weighted_proposals(
         self, deep: Tensor, eps: Float[Tensor, "m P"], log_q: Float[Tensor, "m"]
     ) -> tuple[Float[Tensor, "S m P"], Float[Tensor, "S m"]]:
         """Proposals and their log weights."""
-        observed = self.modes.observed
-        mode, factor = self.modes.of(deep)
+        density = self.modes.density
+        mode, factor = self.modes.find(deep)
         zeta = mode.unsqueeze(1) + torch.einsum("spq,mq->smp", factor, eps)
         log_size = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         most = max(1, _LARGEST // (deep[0].numel() * len(deep)))
         joint = torch.cat(
-            [observed.log_joint(part, deep.unsqueeze(1)) for part in zeta.split(most, 1)], 1
+            [density.log_joint(part, deep.unsqueeze(1)) for part in zeta.split(most, 1)], 1
         )
         constant = 0.5 * zeta.shape[-1] * math.log(2 * math.pi)
         return zeta, joint - constant - log_q + log_size.unsqueeze(1)
 
     def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
         """Log of the mean weight."""
-        _, log_w = self._weighed(deep, self.eps, self.log_q)
+        _, log_w = self._weighted_proposals(deep, self.eps, self.log_q)
         share = log_w.softmax(1)
         self.efficiency = min(
             self.efficiency, float((1 / share.square().sum(1)).min()) / log_w.shape[1]
@@ -264,7 +268,7 @@ class Importance:
     ) -> Float[np.ndarray, "S P"]:
         """One of fresh proposals each, by their weights."""
         u = rng.random((len(self.eps), self.eps.shape[1] + 1))
-        zeta, log_w = self._weighed(deep, *_proposals(torch.from_numpy(u)))
+        zeta, log_w = self._weighted_proposals(deep, *_proposals(torch.from_numpy(u)))
         gumbel = torch.from_numpy(rng.gumbel(size=tuple(log_w.shape)))
         chosen = (log_w + gumbel).argmax(1)
         return zeta[torch.arange(len(zeta)), chosen].numpy()
@@ -288,7 +292,7 @@ def _proposals(u: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m P"], Float[Ten
     return eps, log_q
 
 
-class Quadrature(Importance):
+class Quadrature(ImportanceSampling):
     """Adaptive Gauss-Hermite quadrature on a product grid around the mode.
 
     Args:
@@ -296,9 +300,9 @@ class Quadrature(Importance):
         nodes: in each dimension.
     """
 
-    def __init__(self, modes: Modes, nodes: int = 21) -> None:
+    def __init__(self, modes: ConditionalModes, nodes: int = 21) -> None:
         super().__init__(modes, 256)
-        size = modes.observed.structure.size
+        size = modes.density.structured.size
         x, w = np.polynomial.hermite_e.hermegauss(nodes)
         grid = np.stack(np.meshgrid(*[x] * size, indexing="ij"), -1).reshape(-1, size)
         log_w = np.stack(np.meshgrid(*[np.log(w)] * size, indexing="ij"), -1).sum(-1).reshape(-1)
@@ -308,30 +312,30 @@ class Quadrature(Importance):
 
     def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
         """Log of the weighted sum."""
-        _, log_w = self._weighed(deep, self.nodes, self.log_node)
+        _, log_w = self._weighted_proposals(deep, self.nodes, self.log_node)
         return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()
 
 
 # --- the closed form of a normal response -------------------------------------------------------
 
 
-def _has_closed_form(observed: Observed) -> bool:
-    structure, family = observed.structure, observed.family
-    location = structure.design.parameters[0]
+def _has_closed_form(density: EffectDensity) -> bool:
+    structured, family = density.structured, density.family
+    location = structured.design.parameters[0]
     plain = all(
-        isinstance(structure.priors.get(t.name), NormalPrior) and not t.penalised
-        for t in structure.design.terms
+        isinstance(structured.priors.get(t.name), NormalPrior) and not t.penalised
+        for t in structured.design.terms
         if t.parameter == location
     )
-    scale = [t for t in structure.design.terms if t.parameter != location]
+    scale = [t for t in structured.design.terms if t.parameter != location]
     return (
         isinstance(family, NormalFamily)
         and family.links[0] == "identity"
         and plain
-        and isinstance(observed.y, Tensor)
+        and isinstance(density.y, Tensor)
         and len(scale) == 1
         and scale[0].kind == "intercept"
-        and bool((observed.offset[:, 1] == 0).all())
+        and bool((density.offset[:, 1] == 0).all())
     )
 
 
@@ -345,33 +349,33 @@ class ClosedForm:
     costs n p operations a row of networks, whatever the number of nodes in $\sigma$.
     """
 
-    def __init__(self, observed: Observed) -> None:
-        self.observed = observed
-        structure = observed.structure
-        location = structure.design.parameters[0]
+    def __init__(self, density: EffectDensity) -> None:
+        self.density = density
+        structured = density.structured
+        location = structured.design.parameters[0]
         self.places = [
-            i for t in structure.design.terms if t.parameter == location for i in t.columns
+            i for t in structured.design.terms if t.parameter == location for i in t.columns
         ]
-        (scale_term,) = (t for t in structure.design.terms if t.parameter != location)
+        (scale_term,) = (t for t in structured.design.terms if t.parameter != location)
         self.scale_place = scale_term.columns[0]
-        zero = torch.zeros(structure.size, dtype=torch.float64)
-        self.mean = structure.coefficients(zero)[self.places]
-        one = structure.coefficients(torch.ones_like(zero))[self.places]
+        zero = torch.zeros(structured.size, dtype=torch.float64)
+        self.mean = structured.coefficients(zero)[self.places]
+        one = structured.coefficients(torch.ones_like(zero))[self.places]
         self.size = one - self.mean
-        design = observed.design[:, self.places]
+        design = density.design[:, self.places]
         self.u, self.d, self.v = torch.linalg.svd(design * self.size, full_matrices=False)
-        self.level = observed.offset[:, 0] + design @ self.mean
+        self.level = density.offset[:, 0] + design @ self.mean
 
     def _at(self, zeta_sigma: Float[Tensor, "*S"]) -> Tensor:
         """Log sigma at its coordinate."""
-        zeta = zeta_sigma.new_zeros(*zeta_sigma.shape, self.observed.structure.size)
+        zeta = zeta_sigma.new_zeros(*zeta_sigma.shape, self.density.structured.size)
         zeta[..., self.scale_place] = zeta_sigma
-        return self.observed.structure.coefficients(zeta)[..., self.scale_place]
+        return self.density.structured.coefficients(zeta)[..., self.scale_place]
 
     def _parts(self, deep: Tensor) -> tuple[Tensor, Tensor]:
         """The residuals along the left vectors, and the rest of their squared length."""
-        assert isinstance(self.observed.y, Tensor)
-        r = self.observed.y - self.level - deep[..., 0]
+        assert isinstance(self.density.y, Tensor)
+        r = self.density.y - self.level - deep[..., 0]
         along = r @ self.u
         rest = (r - along @ self.u.T).square().sum(-1)
         return along, rest
@@ -429,46 +433,6 @@ class ClosedForm:
         if len(self.d) < self.v.shape[1]:  # directions no row sees keep their prior
             free = torch.from_numpy(rng.standard_normal((len(own), self.v.shape[1])))
             own = own + free - free @ self.v.T @ self.v
-        zeta = torch.zeros(len(own), self.observed.structure.size, dtype=torch.float64)
+        zeta = torch.zeros(len(own), self.density.structured.size, dtype=torch.float64)
         zeta[:, self.places], zeta[:, self.scale_place] = own, sigma_at
         return zeta.numpy()
-
-
-# --- the density of the networks ---------------------------------------------------------------
-
-
-class TemperedNetworks:
-    r"""$p(D \mid \varphi)^{1/T} p(\varphi)$ as a density that samplers run on.
-
-    Args:
-        contributions: from coordinates (S, k) to what the networks add, (S, n, K), in float64.
-        conditional: the effects given these.
-        prior: of the coordinates.
-        temperature: T.
-        fingerprint: a digest of the model.
-    """
-
-    def __init__(
-        self,
-        contributions: Any,
-        conditional: Conditional,
-        prior: Normal,
-        rank: int,
-        temperature: float,
-        fingerprint: str,
-    ) -> None:
-        self.contributions, self.conditional = contributions, conditional
-        self.prior, self.rank = prior, rank
-        self.temperature = check_positive("temperature", temperature)
-        self._fingerprint = fingerprint
-
-    def log_likelihood(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
-        """Log p(D | phi) of each, shape (S,)."""
-        with torch.no_grad():
-            deep = self.contributions(torch.from_numpy(np.ascontiguousarray(z)))
-            found = self.conditional.log_marginal(deep)
-        return np.where(np.isnan(found), -np.inf, found)
-
-    def fingerprint(self) -> str:
-        """A digest of the density."""
-        return f"{self._fingerprint}, effects integrated out, T={self.temperature:g}"

@@ -1,20 +1,24 @@
 r"""Priors of effects, as maps from a standard normal coordinate.
 
-Every prior here is a function $g$ with $\theta = g(\zeta)$, $\zeta \sim N(0, 1)$: an effect with
-prior distribution function F has $g = F^{-1} \circ \Phi$. In the coordinates $\zeta$ the prior of
-all effects is standard normal whatever the priors are, so that every engine runs on them.
+Every prior is a function $g$ with $\theta = g(\zeta)$, $\zeta \sim N(0, 1)$: an effect with prior
+distribution function F has $g = F^{-1} \circ \Phi$. In the coordinates $\zeta$ all effects have a
+standard normal prior, whatever their own priors are, so that every engine can sample them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.semistructured.families import Family, OrdinalFamily
+from subbayes.semistructured.formula import Design, Term
 from subbayes.utils.checks import check_positive, fail, fail_type
 
 __all__ = [
@@ -23,20 +27,23 @@ __all__ = [
     "Flexible",
     "NormalPrior",
     "StudentT",
+    "default_priors",
     "prior_config",
     "prior_from",
     "prior_of",
+    "priors_with",
 ]
 
-_REACH = 9.0  # standard normal coordinates beyond which a quantile goes on along its tangent
+_REACH = 9.0  # standard normal coordinates beyond which quantiles continue along the tangent
 _KNOTS = 4097
+_WEAK = 2.5  # scale of the default priors, in standard deviations of predictor over column
 
 
 class EffectPrior(ABC):
-    """A prior as a map from a standard normal; one of your own needs `from_standard`.
+    """A prior as a map from a standard normal; a subclass implements `from_standard`.
 
     Attributes:
-        positive: whether it is of a positive quantity (a scale).
+        positive: whether the quantity is positive (a scale).
     """
 
     positive: bool = False
@@ -44,10 +51,6 @@ class EffectPrior(ABC):
     @abstractmethod
     def from_standard(self, zeta: Tensor) -> Tensor:
         """The effect at standard normal coordinates: increasing and differentiable."""
-
-    @abstractmethod
-    def scaled(self, factor: float) -> EffectPrior:
-        """The prior of `factor` times the effect."""
 
     def __repr__(self) -> str:
         values = ", ".join(
@@ -83,16 +86,12 @@ class NormalPrior(EffectPrior):
         """m + s zeta."""
         return self.mean + self.scale * zeta
 
-    def scaled(self, factor: float) -> NormalPrior:
-        """The prior of `factor` times the effect."""
-        return NormalPrior(self.mean * factor, self.scale * factor)
-
 
 @dataclass(frozen=True, repr=False)
 class Exponential(EffectPrior):
     r"""A scale with $p(\theta) = e^{-\theta / m} / m$.
 
-    It shrinks towards 0, the simpler model, at a constant rate (Simpson et al. 2017, "Penalising
+    It shrinks at a constant rate towards 0, the simpler model (Simpson et al. 2017, "Penalising
     model component complexity").
 
     Args:
@@ -113,21 +112,17 @@ class Exponential(EffectPrior):
         r"""$-m \log \Phi(-\zeta)$, exact in both tails."""
         return -self.mean * _log_upper_tail(zeta)
 
-    def scaled(self, factor: float) -> Exponential:
-        """The prior of `factor` times the scale."""
-        return Exponential(self.mean * factor)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Flexible(EffectPrior):
-    r"""Any continuous distribution of SciPy, frozen: $\theta = F^{-1}(\Phi(\zeta))$.
+    r"""Any frozen continuous distribution of SciPy: $\theta = F^{-1}(\Phi(\zeta))$.
 
-    The quantiles are tabulated once at 4097 places in $|\zeta| \le 9$ and interpolated by cubics
-    that match value and slope; beyond, they go on along the tangent.
+    The quantiles are tabulated once at 4097 points in $|\zeta| \le 9$ and interpolated by cubics
+    that match values and slopes; outside they continue along the tangent.
 
     Args:
         distribution: a frozen distribution, such as `scipy.stats.laplace(scale=0.5)`.
-        factor: what its draws are multiplied by.
+        factor: multiplies its draws.
 
     Raises:
         InputError: a discrete distribution, or one whose quantiles are not finite.
@@ -186,10 +181,6 @@ class Flexible(EffectPrior):
         beyond = zeta - inside
         return cubic + beyond * torch.where(beyond > 0, slope[-1], slope[0])
 
-    def scaled(self, factor: float) -> Flexible:
-        """The prior of `factor` times the effect."""
-        return Flexible(self.distribution, self.factor * factor)
-
 
 class StudentT(Flexible):
     r"""$\theta \sim t_\nu(0, s)$: like a normal prior, with heavier tails.
@@ -218,7 +209,7 @@ def _log_upper_tail(zeta: Tensor) -> Tensor:
 
 
 def prior_of(argument: str, value: Any) -> EffectPrior:
-    """A prior from what a user gives: a prior, a number (a normal scale) or SciPy's distribution.
+    """A prior from a prior, a number (the scale of a normal) or a distribution of SciPy.
 
     Raises:
         InputError: anything else.
@@ -237,7 +228,7 @@ def prior_of(argument: str, value: Any) -> EffectPrior:
 
 
 def prior_config(value: Any) -> Any:
-    """What a user gave as a prior, as JSON-able values; `prior_from` reads it back.
+    """Describe a prior by JSON-able values; `prior_from` reads them back.
 
     Args:
         value: a number, a prior or SciPy's distribution.
@@ -267,10 +258,10 @@ def prior_config(value: Any) -> Any:
 
 
 def prior_from(name: str, config: Any) -> Any:
-    """The prior whose `prior_config` this is.
+    """Rebuild a prior from its `prior_config`.
 
     Args:
-        name: of the prior, for errors.
+        name: name of the prior, for errors.
         config: as saved.
 
     Raises:
@@ -294,3 +285,93 @@ def prior_from(name: str, config: Any) -> Any:
 
     frozen = getattr(stats, config["distribution"])(*config["args"], **config["kwds"])
     return Flexible(frozen, config["factor"])
+
+
+# --- the priors of a model ----------------------------------------------------------------------
+
+
+def default_priors(
+    design: Design, family: Family, y: Float[np.ndarray, "n"]
+) -> dict[str, EffectPrior]:
+    r"""Weakly informative priors, scaled by the data as in rstanarm (Goodrich et al. 2024).
+
+    With $s_y$ the standard deviation of y for an identity link and 1 for others: coefficients
+    $N(0, (2.5\, s_y / s_x)^2)$; the intercept, at the means of the columns, $N(m, (2.5\, s_y)^2)$
+    around the overall mean on the scale of the link; a normal response's sigma exponential with
+    mean $s_y$; shapes $\log r \sim N(1, 2^2)$; precisions $\log \phi \sim N(2, 2^2)$; the standard
+    deviations of smooths and random effects exponential with mean $s_y$.
+    """
+    location = design.parameters[0]
+    priors: dict[str, EffectPrior] = {}
+    location_sd = _predictor_sd(family, y)
+    for term in design.terms:
+        sd, factor = (location_sd, _WEAK) if term.parameter == location else (1.0, 1.0)
+        if term.penalised:
+            priors[f"sd({term.name})"] = Exponential(sd)
+        if term.kind == "intercept":
+            priors[term.name] = _intercept_prior(term, family, y, location_sd)
+        elif term.kind != "random":
+            scales = design.scale[term.unpenalised]
+            scale = float(np.sqrt(np.mean(scales[scales > 0] ** 2))) if (scales > 0).any() else 1.0
+            priors[term.name] = NormalPrior(0.0, factor * sd / scale)
+    if isinstance(family, OrdinalFamily):
+        priors |= {"threshold": NormalPrior(-1.0, 3.0), "gap": Exponential(1.5)}
+    return priors
+
+
+def _predictor_sd(family: Family, y: Float[np.ndarray, "n"]) -> float:
+    """The standard deviation of the location's predictor that the data suggest."""
+    if family.links[0] != "identity" or isinstance(family, OrdinalFamily):
+        return 1.0
+    sd = float(np.std(y))
+    if not sd > 0:
+        fail("y", "responses that vary", "a constant column")
+    return sd
+
+
+def _intercept_prior(
+    term: Term, family: Family, y: Float[np.ndarray, "n"], location_sd: float
+) -> EffectPrior:
+    if term.parameter == family.parameters[0]:
+        link = family.links[0]
+        level = float(np.mean(y))
+        if link == "log":
+            level = float(np.log(max(level, 1e-3)))
+        elif link == "logit":
+            share = np.clip(level, 0.01, 0.99)
+            level = float(np.log(share / (1 - share)))
+        return NormalPrior(level, _WEAK * location_sd)
+    if term.parameter == "sigma":
+        return Exponential(float(np.std(y)))
+    return NormalPrior(1.0 if term.parameter == "shape" else 2.0, 2.0)
+
+
+def priors_with(
+    design: Design, defaults: Mapping[str, EffectPrior], given: Mapping[str, Any] | None
+) -> dict[str, EffectPrior]:
+    """Replace default priors by those of the user.
+
+    Raises:
+        InputError: a name that is not a term, or a prior of a scale that allows negative values.
+    """
+    priors = dict(defaults)
+    for name, value in (given or {}).items():
+        if name.startswith("sd(") and isinstance(value, (int, float)):
+            value = Exponential(float(value))
+        elif name in design.parameters and f"{name}.Intercept" in priors:
+            name = f"{name}.Intercept"  # the summary shows a parameter without effects so
+        prior = prior_of(f"priors[{name!r}]", value)
+        if name not in priors:
+            readers = [t.name for t in design.terms if name in (*t.variables, t.name)]
+            readers = [n for n in readers if n in priors]
+            if len(readers) != 1:
+                fail("priors", "names of terms: " + ", ".join(priors), repr(name))
+            name = readers[0]
+        if name.startswith("sd(") and not prior.positive:
+            fail(
+                f"priors[{name!r}]",
+                "a prior of a positive number, such as Exponential(1)",
+                repr(prior),
+            )
+        priors[name] = prior
+    return priors

@@ -1,0 +1,302 @@
+"""The posterior of networks and effects: start points, draws, and weights for predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.draws import Draws
+from subbayes.networks.network import Network
+from subbayes.networks.tracing.batched import Mode
+from subbayes.posterior import Posterior
+from subbayes.priors import Normal
+from subbayes.semistructured.contributions import (
+    Contributions,
+    OrthogonalColumns,
+    orthogonal_columns,
+)
+from subbayes.semistructured.marginalisation import (
+    ConditionalModes,
+    EffectDensity,
+    Marginalisation,
+    marginalisation_of,
+)
+from subbayes.semistructured.predictors import Predictors
+from subbayes.semistructured.specification import PreparedModel
+from subbayes.semistructured.subspace import MAX_START, JointSpace
+from subbayes.subspace import JointSubspace
+from subbayes.utils.checks import check_count, check_positive, fail
+
+__all__ = ["FittedState", "JointPosterior", "TemperedNetworks"]
+
+_CHUNK = 256
+_SAMPLED_TOGETHER = 64  # draws of the networks for which effects are drawn in one call
+
+
+@dataclass(frozen=True)
+class JointPosterior:
+    """The posterior of a model's networks and effects in a space.
+
+    Attributes:
+        model: the model on its training rows.
+        space: the space of the coordinates.
+        seed: seed of the start points and of the effects.
+        mode: how the density is evaluated, as for `Posterior`.
+    """
+
+    model: PreparedModel
+    space: JointSpace
+    seed: int
+    mode: Mode = "trace"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # no traces
+
+    @cached_property
+    def orthogonal(self) -> dict[int, OrthogonalColumns]:
+        """By predictor, the columns to which its networks are made orthogonal."""
+        return orthogonal_columns(self.model) if self.space.rank and self.model.deep else {}
+
+    @cached_property
+    def contributions(self) -> Contributions | None:
+        """The networks' contributions at the training rows; None without networks to learn."""
+        model = self.model
+        if not self.space.rank or model.deep is None:
+            return None
+        return Contributions(model.deep, model.inputs, self.orthogonal, len(model.design.names))
+
+    @cached_property
+    def density(self) -> Posterior:
+        """The posterior density, at temperature 1."""
+        model = self.model
+        bases = {place: part.basis for place, part in self.orthogonal.items()}
+        module = Predictors(model.structured, model.deep, model.dtype, bases)
+        return Posterior(
+            Network(module),
+            model.family,
+            model.data,
+            self.space.subspace,
+            self.space.prior,
+            batch_size=model.data.n if self.orthogonal else None,
+            mode=self.mode,
+        )
+
+    @property
+    def effect_density(self) -> EffectDensity:
+        """The joint density of responses and effects given the networks' contributions."""
+        model = self.model
+        assert model.data.y is not None
+        return EffectDensity(
+            model.structured,
+            model.family,
+            model.inputs["design"].double(),
+            model.inputs["offset"].double(),
+            model.data.y,
+        )
+
+    def start_points(self, chains: int) -> Float[np.ndarray, "chains k"]:
+        """Start points of chains: trained networks with the best effects, slightly scattered."""
+        rng = np.random.default_rng([self.seed, 1])
+        known = self.space.start_points
+        places = np.linspace(0, len(known) - 1, chains).round().astype(int)
+        scatter = 0.05 * rng.standard_normal((chains, self.space.subspace.rank))
+        return self.with_best_effects(known[places]) + scatter * self.space.prior.scale
+
+    def with_best_effects(self, points: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S k"]:
+        """Replace the effects of points by the most probable ones given the networks.
+
+        Training finds effects beside uncorrected networks; the posterior has effects beside
+        networks that are orthogonal to them.
+        """
+        if self.contributions is None or self.space.projected:
+            return points
+        assert isinstance(self.space.subspace, JointSubspace)
+        rank = self.space.rank
+        networks = torch.from_numpy(points[:, :rank].copy()).to(self.model.dtype)
+        deep = self.contributions(self.space.subspace.inner.weights(networks))
+        modes = ConditionalModes(self.effect_density).find(deep)[0].numpy()
+        finite = np.isfinite(modes).all(1, keepdims=True)
+        effects = np.where(finite, np.clip(modes, -MAX_START, MAX_START), points[:, rank:])
+        return np.concatenate([points[:, :rank], effects], 1)
+
+    # --- sampling ---------------------------------------------------------------------------
+
+    def sample(
+        self,
+        run: Callable[[Any, Float[np.ndarray, "chains k"]], Draws],
+        chains: int,
+        temperature: float = 1.0,
+        method: str | None = None,
+    ) -> Draws:
+        """Draw networks and effects.
+
+        Args:
+            run: a function (density, start points) that returns draws.
+            chains: number of chains.
+            temperature: T of the networks; their effects are drawn given them.
+            method: how the effects are integrated out for a temperature other than 1; see
+                `marginalisation_of`.
+        """
+        initial = self.start_points(chains)
+        if temperature == 1 or not self.space.rank:
+            return run(self.density, initial)
+        density = self.tempered_networks(temperature, method)
+        return self._with_effects(density, run(density, initial[:, : self.space.rank]))
+
+    def tempered_networks(self, temperature: float, method: str | None) -> TemperedNetworks:
+        """The tempered marginal posterior of the networks, with the effects integrated out.
+
+        Args:
+            temperature: T.
+            method: how the effects are integrated out; see `marginalisation_of`.
+
+        Raises:
+            InputError: a space in which the effects are projected.
+        """
+        space, contributions = self.space, self.contributions
+        if space.projected:
+            fail(
+                "subspace",
+                "'curve', 'full' or 'last-layer' with a temperature other than 1",
+                "'naive', which has no separate effects",
+            )
+        assert isinstance(space.subspace, JointSubspace)
+        assert contributions is not None
+        inner = space.subspace.inner
+        prior = Normal(np.broadcast_to(space.prior.scale, space.subspace.rank)[: space.rank])
+        return TemperedNetworks(
+            lambda z: contributions(inner.weights(z.to(self.model.dtype))),
+            marginalisation_of(method, self.effect_density),
+            prior,
+            space.rank,
+            temperature,
+            self.density.fingerprint(),
+        )
+
+    def _with_effects(self, density: TemperedNetworks, networks: Draws) -> Draws:
+        """Add a draw of the effects to each draw of the networks."""
+        rng = np.random.default_rng([self.seed, 2])
+        flat, parts = networks.flat(), []
+        for start in range(0, len(flat), _SAMPLED_TOGETHER):
+            rows = flat[start : start + _SAMPLED_TOGETHER].copy()
+            deep = density.contributions(torch.from_numpy(rows))
+            parts.append(density.marginalisation.sample(deep, rng))
+        zeta = np.concatenate(parts).reshape(*networks.z.shape[:2], -1)
+        return Draws(
+            np.concatenate([networks.z, zeta], 2),
+            networks.stats,
+            networks.meta | {"temperature": density.temperature},
+        )
+
+    # --- weights of draws -------------------------------------------------------------------
+
+    def _weights(self, z: Float[np.ndarray, "S k"] | Tensor) -> Float[Tensor, "S D"]:
+        """Coordinates of the effects, then weights of the networks."""
+        return self.space.subspace.weights(torch.as_tensor(z).to(self.model.dtype))
+
+    def effects_of(self, draws: Draws, n_draws: int | None = None) -> Float[np.ndarray, "S P"]:
+        """Coordinates of the effects of all draws, or of n evenly spaced ones."""
+        flat = np.ascontiguousarray(draws.flat(n_draws))
+        if not self.space.projected:
+            return flat[:, self.space.rank :]
+        return self._weights(flat)[:, : self.model.structured.size].double().numpy()
+
+    def networks_of(self, draws: Draws, n_draws: int | None = None) -> Float[Tensor, "S D"]:
+        """Weights of the networks of all draws, or of n evenly spaced ones."""
+        flat = np.ascontiguousarray(draws.flat(n_draws))
+        return self._weights(flat)[:, self.model.structured.size :]
+
+    def corrected_weights(
+        self, draws: Draws, n_draws: int | None = None
+    ) -> tuple[Callable[[slice], Tensor], int]:
+        """Weights for `Predictors(corrected=True)` as a function of a slice, and their number.
+
+        Args:
+            draws: the draws.
+            n_draws: use this many evenly spaced draws instead of all.
+        """
+        if n_draws is not None:
+            check_count("n_draws", n_draws)
+        flat = torch.from_numpy(np.ascontiguousarray(draws.flat(n_draws)))
+        size, columns = self.model.structured.size, len(self.model.design.names)
+        corrections = torch.zeros(len(flat), columns, dtype=self.model.dtype)
+        if self.orthogonal:
+            assert self.contributions is not None
+            for start in range(0, len(flat), _CHUNK):
+                rows = slice(start, start + _CHUNK)
+                networks = self._weights(flat[rows])[:, size:]
+                corrections[rows] = self.contributions.projections(networks).to(self.model.dtype)
+
+        def weights_at(rows: slice) -> Tensor:
+            found = self._weights(flat[rows])
+            return torch.cat([found[:, :size], corrections[rows], found[:, size:]], 1)
+
+        return weights_at, len(flat)
+
+
+@dataclass(frozen=True)
+class FittedState:
+    """Everything that fitting determines, from which a model predicts, reports and is saved.
+
+    Attributes:
+        joint: the posterior of networks and effects on the training rows.
+        draws: its draws.
+    """
+
+    joint: JointPosterior
+    draws: Draws
+
+    @property
+    def model(self) -> PreparedModel:
+        """The model on its training rows."""
+        return self.joint.model
+
+    @property
+    def space(self) -> JointSpace:
+        """The space of the coordinates."""
+        return self.joint.space
+
+
+class TemperedNetworks:
+    r"""$p(D \mid \varphi)^{1/T} p(\varphi)$ as a density that samplers accept.
+
+    Args:
+        contributions: from coordinates (S, k) to the networks' contributions (S, n, K), in float64.
+        marginalisation: how the effects are integrated out.
+        prior: prior of the coordinates.
+        rank: number of coordinates k.
+        temperature: T.
+        fingerprint: a digest of the model.
+    """
+
+    def __init__(
+        self,
+        contributions: Callable[[Tensor], Tensor],
+        marginalisation: Marginalisation,
+        prior: Normal,
+        rank: int,
+        temperature: float,
+        fingerprint: str,
+    ) -> None:
+        self.contributions, self.marginalisation = contributions, marginalisation
+        self.prior, self.rank = prior, rank
+        self.temperature = check_positive("temperature", temperature)
+        self._fingerprint = fingerprint
+
+    def log_likelihood(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
+        """Log p(D | phi) of each, shape (S,)."""
+        with torch.no_grad():
+            deep = self.contributions(torch.from_numpy(np.ascontiguousarray(z)))
+            found = self.marginalisation.log_marginal(deep)
+        return np.where(np.isnan(found), -np.inf, found)
+
+    def fingerprint(self) -> str:
+        """A digest of the density."""
+        return f"{self._fingerprint}, effects integrated out, T={self.temperature:g}"

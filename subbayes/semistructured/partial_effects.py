@@ -1,0 +1,271 @@
+r"""Partial effects of terms, partial dependence on networks' columns, contributions row by row.
+
+With $c_m(u, x) = f_m(u) - x^\top\gamma_m$ the contribution of a network as the model counts it (see
+`subbayes.semistructured.contributions`), its partial dependence on column j is
+
+$$ \bar c_m(v) = \frac1n \sum_i c_m\big((u_i, x_i) \text{ with } u_{ij} = v\big)
+   - \frac1n \sum_i c_m(u_i, x_i), $$
+
+for each draw (Friedman 2001, "Greedy function approximation", section 8.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.networks.network import Network
+from subbayes.semistructured.contributions import Contributions
+from subbayes.semistructured.formula import Term
+from subbayes.semistructured.joint_posterior import FittedState
+from subbayes.semistructured.predictors import DeepPredictor
+from subbayes.semistructured.summary import central
+from subbayes.utils.checks import check_count, fail
+
+__all__ = ["Partial", "contribution_table", "partial_dependence", "partial_effect"]
+
+_TERM_POINTS, _NETWORK_POINTS = 100, 50
+_ROWS = 200  # largest number of training rows that a partial dependence averages over
+_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The effect of a term over values of its variable, or of a network over those of a column.
+
+    Attributes:
+        term: the term; for a network, one with the network's name and without columns.
+        variable: the variable.
+        x: its values, or levels of a factor.
+        draws: the effect on the scale of the predictor, shape (S, len(x)): relative to the average
+            row for a number, to the reference level for a factor, and to the mean over the rows for
+            a network.
+        observed: values of the training rows, for numbers.
+        level: level of the intervals in figures and tables.
+    """
+
+    term: Term
+    variable: str
+    x: np.ndarray
+    draws: Float[np.ndarray, "S m"]
+    observed: np.ndarray
+    level: float
+
+    @property
+    def discrete(self) -> bool:
+        """Whether the variable has levels instead of numbers."""
+        return self.term.kind in ("factor", "random") or not len(self.observed)
+
+    def __repr__(self) -> str:
+        return (
+            f"Partial({self.term.name!r} along {self.variable!r}: {len(self.x)} values, "
+            f"{len(self.draws)} draws)"
+        )
+
+    def table(self) -> pd.DataFrame:
+        """Mean, standard deviation and central interval at each value."""
+        found = central(self.draws, self.level)
+        return pd.DataFrame({self.variable: self.x, **found})
+
+
+def _grid(observed: pd.Series, discrete: bool, points: int) -> Any:
+    """All levels, or evenly spaced numbers over the observed range."""
+    if discrete:
+        return sorted(observed.unique().tolist(), key=str)
+    return np.linspace(observed.min(), observed.max(), points)
+
+
+def partial_effect(
+    state: FittedState, name: str, values: Any = None, level: float = 0.95
+) -> Partial:
+    """The effect of a term as a function of its variable.
+
+    Args:
+        state: the fitted model.
+        name: name of the term, or of its variable.
+        values: values of the variable; by default its observed range, or all its levels.
+        level: level of the interval.
+
+    Raises:
+        InputError: no such term, an intercept, or a term of several variables.
+    """
+    model, design = state.model, state.model.design
+    term = design.term(name)
+    if len(term.variables) != 1:
+        fail(
+            "term",
+            "a term of one variable",
+            repr(term.name),
+            "Predict over a grid of its variables instead" if term.variables else "",
+        )
+    (variable,) = term.variables
+    observed = model.frame[variable]
+    discrete = term.kind in ("factor", "random")
+    if values is None and discrete and variable in design.levels():
+        values = design.levels()[variable]
+    elif values is None:
+        values = _grid(observed, discrete, _TERM_POINTS)
+    grid = pd.concat([model.frame.iloc[:1]] * len(values), ignore_index=True)
+    grid[variable] = list(values)
+    columns = design.matrix(grid)[0][:, list(term.columns)]
+    if discrete:
+        columns = columns + design.center[list(term.columns)]
+    zeta = np.ascontiguousarray(state.joint.effects_of(state.draws))
+    with torch.no_grad():
+        beta = model.structured.coefficients(torch.from_numpy(zeta)).numpy()
+    numbers = np.zeros(0) if discrete else observed.to_numpy()
+    draws = beta[:, list(term.columns)] @ columns.T
+    return Partial(term, variable, np.asarray(values), draws, numbers, level)
+
+
+class _SingleNetwork(nn.Module):
+    """One network of several, with the weights of all."""
+
+    def __init__(self, deep: DeepPredictor, name: str) -> None:
+        super().__init__()
+        self.deep, self.name = deep, name
+
+    def forward(self, **inputs: Tensor) -> Float[Tensor, "N K"]:
+        return self.deep.contribution(self.name, inputs)
+
+
+def partial_dependence(
+    state: FittedState,
+    name: str,
+    variable: str | None = None,
+    values: Any = None,
+    level: float = 0.95,
+    n_draws: int = 400,
+) -> Partial:
+    """The partial dependence of a network on a column.
+
+    Args:
+        state: the fitted model.
+        name: name of the network.
+        variable: the column; may be None for a network of one column.
+        values: values of the column; by default its observed range, or all its levels.
+        level: level of the interval.
+        n_draws: use at most this many evenly spaced draws.
+
+    Raises:
+        InputError: a network of tensors, or a column that the network does not read.
+    """
+    model = state.model
+    part = model.specification.deep[name]
+    if part.columns is None:
+        fail(
+            "term",
+            "a term of the formula or a network that reads columns",
+            f"{name!r}, which reads a tensor",
+            "contributions(frame, inputs=...) gives what networks add to each row",
+        )
+    if variable is None and len(part.columns) == 1:
+        variable = part.columns[0]
+    if variable is None or variable not in part.columns:
+        fail(
+            "variable",
+            f"a column that the network {name!r} reads: " + ", ".join(part.columns),
+            repr(variable),
+        )
+    observed = model.frame[variable]
+    number = pd.api.types.is_numeric_dtype(observed) and observed.dtype != bool
+    if values is None:
+        values = _grid(observed, not number, _NETWORK_POINTS)
+    rows = model.frame.iloc[np.unique(np.linspace(0, len(observed) - 1, _ROWS).round().astype(int))]
+    grid = pd.concat([rows] * len(values), ignore_index=True)
+    grid[variable] = pd.Series(np.repeat(np.asarray(values), len(rows))).astype(
+        None if number else observed.dtype
+    )
+    parameter = part.parameter or model.design.parameters[0]
+    place = model.design.parameters.index(parameter)
+    found = _network_contribution(state, name, grid, place, check_count("n_draws", n_draws))
+    return Partial(
+        Term(name, parameter, "network", (), (variable,)),
+        variable,
+        np.asarray(values),
+        found.reshape(len(found), len(values), len(rows)).mean(2),
+        observed.to_numpy() if number else np.zeros(0),
+        level,
+    )
+
+
+def _network_contribution(
+    state: FittedState, name: str, grid: pd.DataFrame, place: int, n_draws: int
+) -> Float[np.ndarray, "S m"]:
+    """The contribution of a network at rows of a grid, less its mean over the training rows."""
+    model, joint = state.model, state.joint
+    assert model.deep is not None
+    encoded = model.encoder.encode_columns(name, grid)
+    distinct, indices = np.unique(encoded.numpy(), axis=0, return_inverse=True)
+    rows = torch.from_numpy(indices.reshape(-1))
+    inputs = {f"deep {name}": torch.from_numpy(distinct)}
+    network, width = _SingleNetwork(model.deep, name), len(model.design.names)
+    if joint.contributions is None:  # networks without weights to learn
+        with torch.no_grad():
+            at_grid, at_rows = (
+                network(**part)[:, place].double() for part in (inputs, model.inputs)
+            )
+        fixed = (at_grid - at_rows.mean())[rows].numpy()
+        return np.broadcast_to(fixed, (len(state.draws.flat(n_draws)), len(fixed)))
+    weights = joint.networks_of(state.draws, n_draws)
+    training = Contributions(network, model.inputs, joint.orthogonal, width)
+    found = Contributions(network, inputs, {}, width).uncorrected(weights)[..., place][:, rows]
+    level = training(weights)[..., place].mean(1, keepdim=True)
+    if place not in joint.orthogonal:
+        return (found - level).numpy()
+    columns = list(joint.orthogonal[place].columns)
+    gamma = training.projections(weights)[:, columns]
+    design = torch.from_numpy(model.design.matrix(grid)[0][:, columns])
+    return (found - gamma @ design.T - level).numpy()
+
+
+def contribution_table(
+    state: FittedState,
+    inputs: Mapping[str, Tensor],
+    place: int,
+    level: float = 0.95,
+    n_draws: int | None = None,
+) -> pd.DataFrame:
+    """The contributions of effects and networks to a predictor, row by row.
+
+    Args:
+        state: the fitted model.
+        inputs: inputs of the rows.
+        place: position of the predictor.
+        level: level of the intervals.
+        n_draws: use at most this many evenly spaced draws.
+
+    Returns:
+        Mean, standard deviation and central interval of "structured", "deep" and their sum,
+        "predictor".
+    """
+    structured, deep, design = state.model.structured, state.model.deep, inputs["design"]
+    weights, count = state.joint.corrected_weights(state.draws, n_draws)
+    size, columns = structured.size, len(structured.design.names)
+    effects, networks = [], []
+    for part in weights(slice(count)).split(_CHUNK):
+        with torch.no_grad():
+            beta = structured.coefficients(part[:, :size])
+            own = structured.placement.to(beta)[:, place]
+            effects.append((design @ (beta * own).T).T + inputs["offset"][:, place])
+            if deep is not None:
+                outputs = (
+                    Network(deep).batched(part[:, size + columns :], dict(inputs))[..., place]
+                    if deep.n_weights
+                    else deep(**inputs)[:, place].expand(len(part), -1)
+                )
+                correction = part[:, size : size + columns] * own
+                networks.append(outputs - (design @ correction.T).T)
+    first = torch.cat(effects).double().numpy()
+    second = torch.cat(networks).double().numpy() if networks else np.zeros_like(first)
+    parts = {"structured": first, "deep": second, "predictor": first + second}
+    return pd.concat(
+        {name: pd.DataFrame(central(values, level)) for name, values in parts.items()}, axis=1
+    )

@@ -1,0 +1,170 @@
+r"""The predictors of a semi-structured model as one module of all unknowns.
+
+$$ \eta = X\beta + \mathrm{offset} + \sum_m s\, \mathrm{DNN}_m(u_m) $$
+
+(Dold et al. 2024, eq. 1.) The parameters of the module are the coordinates of the effects, first,
+and the weights of the networks. Its input is a dict of the design, the offsets and the inputs of
+each network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.utils.checks import fail
+
+__all__ = ["Deep", "DeepPredictor", "Predictors", "pad_thresholds"]
+
+_PROBE_ROWS = 2  # batches of so few rows only probe the shapes of outputs
+
+
+@dataclass(frozen=True)
+class Deep:
+    """A network of a semi-structured model.
+
+    Args:
+        module: from its inputs to one number per row, shape (N, 1) or (N,).
+        columns: columns of the data frame that it reads: numbers are standardised, factors become
+            indicators. None: it reads the tensor or Dataset passed under its name.
+        parameter: distribution parameter whose predictor it adds to; by default the location.
+
+    Example:
+        >>> Deep(nn.Linear(2, 1), columns=["age", "bmi"]).parameter is None
+        True
+    """
+
+    module: nn.Module
+    columns: tuple[str, ...] | list[str] | None = None
+    parameter: str | None = None
+
+
+class DeepPredictor(nn.Module):
+    """The networks' contributions to the predictors.
+
+    Args:
+        modules: the networks by name.
+        places: position of the predictor that each network adds to.
+        scales: factor of the outputs by predictor: the standard deviation of the response for an
+            identity link, so that initial networks have the right scale.
+        width: number of predictors K.
+    """
+
+    _onto: Tensor
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        places: Mapping[str, int],
+        scales: Float[Tensor, "K"],
+        width: int,
+    ) -> None:
+        super().__init__()
+        self._keys = {name: _key(name) for name in modules}
+        self.networks = nn.ModuleDict({self._keys[name]: m for name, m in modules.items()})
+        onto = torch.zeros(len(modules), width, dtype=torch.float64)
+        for row, name in zip(onto, modules, strict=True):
+            row[places[name]] = scales[places[name]]
+        self.register_buffer("_onto", onto, persistent=False)
+
+    @property
+    def n_weights(self) -> int:
+        """Number of weights to learn."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    def forward(self, **inputs: Tensor) -> Float[Tensor, "N K"]:
+        """Contributions to the predictors, shape (N, K)."""
+        values = torch.cat([self._output(name, inputs) for name in self._keys], -1)
+        return values @ self._onto.to(values)
+
+    def contribution(self, name: str, inputs: Mapping[str, Tensor]) -> Float[Tensor, "N K"]:
+        """Contributions of a single network, from its inputs alone."""
+        value = self._output(name, inputs)
+        return value * self._onto[list(self._keys).index(name)].to(value)
+
+    def _output(self, name: str, inputs: Mapping[str, Tensor]) -> Float[Tensor, "N 1"]:
+        rows = inputs[f"deep {name}"]
+        outputs = self.networks[self._keys[name]](rows)
+        if outputs.shape == rows.shape[:1]:
+            outputs = outputs.unsqueeze(-1)
+        if outputs.shape != (len(rows), 1):
+            fail(
+                f"deep[{name!r}]",
+                "a module with one output a row, shape (N, 1)",
+                f"outputs of shape {tuple(outputs.shape)} for {len(rows)} rows",
+                "Give its last layer one output; for other parameters pass further networks, "
+                "Deep(module, columns, parameter='sigma')",
+            )
+        return outputs
+
+
+class Predictors(nn.Module):
+    """All predictors of a model, as a module of the coordinates of effects and the networks.
+
+    Args:
+        structured: the structured predictor.
+        deep: the networks; None for a model of effects alone.
+        dtype: of the parameters.
+        orthogonal: by predictor, an orthonormal basis (N, r) of the columns over the rows to which
+            the networks are made orthogonal; for batches of exactly these rows.
+        corrected: add a parameter, `correction`, that is subtracted from the coefficients.
+    """
+
+    def __init__(
+        self,
+        structured: StructuredPredictor,
+        deep: DeepPredictor | None,
+        dtype: torch.dtype,
+        orthogonal: Mapping[int, Float[Tensor, "N r"]] | None = None,
+        corrected: bool = False,
+    ) -> None:
+        super().__init__()
+        self.effects = nn.Parameter(torch.zeros(structured.size, dtype=dtype))
+        if corrected:
+            self.correction = nn.Parameter(torch.zeros(len(structured.design.names), dtype=dtype))
+        self.corrected = corrected
+        self.structured, self.deep = structured, deep
+        self._orthogonal_places = sorted(orthogonal or {})
+        for place, basis in (orthogonal or {}).items():
+            self.register_buffer(f"_basis{place}", basis.to(dtype), persistent=False)
+
+    def forward(self, **inputs: Tensor) -> Float[Tensor, "N C"]:
+        """Predictors, shape (N, C)."""
+        correction = self.correction if self.corrected else None
+        eta = self.structured(self.effects, inputs["design"], inputs["offset"], correction)
+        if self.deep is None:
+            return eta
+        return eta + pad_thresholds(self._orthogonalised(self.deep(**inputs)), eta)
+
+    def _orthogonalised(self, deep: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+        if not self._orthogonal_places or len(deep) <= _PROBE_ROWS:
+            return deep
+        columns = list(deep.unbind(-1))
+        for place in self._orthogonal_places:
+            basis = getattr(self, f"_basis{place}")
+            if len(basis) != len(deep):
+                fail(
+                    "batch_size",
+                    f"all {len(basis)} rows at once: the networks are made "
+                    "orthogonal to the effects over them",
+                    f"{len(deep)} rows",
+                    "Pass orthogonal=False, or a larger memory_limit",
+                )
+            columns[place] = columns[place] - basis @ (basis.T @ columns[place])
+        return torch.stack(columns, -1)
+
+
+def pad_thresholds(deep: Tensor, eta: Tensor) -> Tensor:
+    """Append zeros for the thresholds of an ordinal response, to which networks do not add."""
+    missing = eta.shape[-1] - deep.shape[-1]
+    return nn.functional.pad(deep, (0, missing)) if missing else deep
+
+
+def _key(name: str) -> str:
+    """A name that `nn.ModuleDict` accepts."""
+    return name.replace(".", "_").replace(" ", "_") or "_"

@@ -1,0 +1,191 @@
+r"""The structured predictor: from standard normal coordinates to coefficients and predictors.
+
+The structured part of every predictor is $X\beta$ plus an offset. Each of its coordinates $\zeta$
+has a standard normal prior (see `subbayes.semistructured.effect_priors`):
+
+- an unpenalised coefficient is $\beta_j = g_j(\zeta_j)$;
+- the coefficients of a smooth or of random effects are $\beta_j = \tau \zeta_j$ with their standard
+  deviation $\tau = g_\tau(\zeta_\tau)$: the non-centred form, which remains easy to sample when
+  $\tau$ is near 0;
+- the thresholds of an ordinal response are $c_0 = g(\zeta)$ with gaps
+  $c_{j+1} - c_j = g(\zeta) > 0$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.semistructured.effect_priors import EffectPrior, NormalPrior
+from subbayes.semistructured.families import Family, OrdinalFamily
+from subbayes.semistructured.formula import Design
+
+__all__ = ["StructuredPredictor"]
+
+
+class StructuredPredictor(nn.Module):
+    """The structured part of a model as a function of its coordinates.
+
+    Args:
+        design: the design matrix.
+        family: distribution of the response.
+        priors: prior by term, and by "sd(term)" for the standard deviations of penalised terms.
+
+    Attributes:
+        names: name of each coordinate.
+        size: number of coordinates P.
+        placement: which predictor each column belongs to, shape (p, K).
+        thresholds: coordinates of the thresholds of an ordinal response; empty for others.
+    """
+
+    _mean: Tensor
+    _scale: Tensor
+    _transform_columns: Tensor
+    _sd_columns: Tensor
+    _unpenalised: Tensor
+    placement: Tensor
+
+    def __init__(self, design: Design, family: Family, priors: Mapping[str, EffectPrior]) -> None:
+        super().__init__()
+        self.design, self.family, self.priors = design, family, dict(priors)
+        columns = len(design.names)
+        mean, scale = torch.zeros(columns).double(), torch.ones(columns).double()
+        # coordinates whose prior is not normal: their places, the prior, and whether to take logs
+        self._transforms: list[tuple[slice, EffectPrior, bool]] = []
+        transformed: list[int] = []
+        for term in design.terms:
+            own, prior = term.unpenalised, priors.get(term.name)
+            if not own or prior is None:
+                continue
+            if isinstance(prior, NormalPrior):
+                mean[own], scale[own] = prior.mean, prior.scale
+                continue
+            log = (
+                term.kind == "intercept" and prior.positive and family.link(term.parameter) == "log"
+            )
+            self._transforms.append((slice(own[0], own[-1] + 1), prior, log))
+            mean[own], scale[own] = 0.0, 0.0
+            transformed += own
+        penalised = [t for t in design.terms if t.penalised]
+        self._sd_coordinates = {t.name: columns + i for i, t in enumerate(penalised)}
+        sd_columns = torch.zeros(len(penalised), columns).double()
+        for row, term in zip(sd_columns, penalised, strict=True):
+            row[list(term.penalised)] = 1.0
+        placement = [
+            [float(p == own) for p in design.parameters] for own in design.column_parameters
+        ]
+        for name, value in {
+            "_mean": mean,
+            "_scale": scale,
+            "_transform_columns": torch.eye(columns).double()[transformed],
+            "_sd_columns": sd_columns,
+            "_unpenalised": 1 - sd_columns.sum(0),
+            "placement": torch.tensor(placement).double().reshape(columns, -1),
+        }.items():
+            self.register_buffer(name, value, persistent=False)
+        self.names = [*design.names, *(f"sd({name})" for name in self._sd_coordinates)]
+        cuts = family.n_classes - 1 if isinstance(family, OrdinalFamily) else 0
+        self.thresholds = range(len(self.names), len(self.names) + cuts)
+        self.names += [f"threshold[{j}]" for j in range(cuts)]
+        self.size = len(self.names)
+
+    def coefficients(self, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S p"]:
+        """Coefficients of the (centred) columns."""
+        own = zeta[..., : len(self.design.names)]
+        beta = self._mean.to(zeta) + self._scale.to(zeta) * own
+        if self._transforms:
+            values = [prior.from_standard(own[..., at]) for at, prior, _ in self._transforms]
+            values = [
+                v.log() if log else v
+                for v, (_, _, log) in zip(values, self._transforms, strict=True)
+            ]
+            beta = beta + torch.cat(values, -1) @ self._transform_columns.to(zeta)
+        if self._sd_coordinates:
+            tau = torch.stack([self.term_sd(name, zeta) for name in self._sd_coordinates], -1)
+            beta = beta * (self._unpenalised.to(zeta) + tau @ self._sd_columns.to(zeta))
+        return beta
+
+    def term_sd(self, name: str, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S"]:
+        """The standard deviation of a penalised term's coefficients."""
+        return self.priors[f"sd({name})"].from_standard(zeta[..., self._sd_coordinates[name]])
+
+    def linear_map(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "rows C"]:
+        """Coefficients by predictor, shape (p + 1, C): those of the columns, then a constant."""
+        placed = self.coefficients(zeta).unsqueeze(-1) * self.placement.to(zeta)
+        constant = zeta.new_zeros(1, placed.shape[1])
+        if self.thresholds:
+            cuts = self.threshold_values(zeta).unsqueeze(0)
+            placed = nn.functional.pad(placed, (0, cuts.shape[1]))
+            constant = torch.cat([constant, cuts], 1)
+        return torch.cat([placed, constant])
+
+    def threshold_values(self, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S c"]:
+        """Thresholds of an ordinal response, increasing."""
+        own = zeta[..., self.thresholds[0] : self.thresholds[-1] + 1]
+        first = self.priors["threshold"].from_standard(own[..., :1])
+        gaps = self.priors["gap"].from_standard(own[..., 1:])
+        return torch.cat([first, gaps], -1).cumsum(-1)
+
+    def forward(
+        self,
+        zeta: Float[Tensor, "*S P"],
+        design: Float[Tensor, "N p"],
+        offset: Float[Tensor, "*_ N K"],
+        correction: Float[Tensor, "p"] | None = None,
+    ) -> Float[Tensor, "*_ N C"]:
+        """Predictors of all parameters, shape (..., N, C).
+
+        Args:
+            zeta: coordinates.
+            design: centred columns.
+            offset: added to the predictors.
+            correction: subtracted from the coefficients.
+        """
+        beta = self.coefficients(zeta)
+        if correction is not None:
+            beta = beta - correction
+        eta = design @ (beta.unsqueeze(-1) * self.placement.to(beta)) + offset
+        if not self.thresholds:
+            return eta
+        cuts = self.threshold_values(zeta).unsqueeze(-2)
+        return torch.cat([eta, cuts.expand(*eta.shape[:-1], cuts.shape[-1])], -1)
+
+    # --- in the units of the data -----------------------------------------------------------
+
+    def reported(self, zeta: Float[np.ndarray, "S P"]) -> dict[str, Float[np.ndarray, "S"]]:
+        """Draws of the reported effects by name, in the units of the data.
+
+        Intercepts are those of the uncentred columns. An intercept that is the whole predictor of
+        a scale parameter is reported as that parameter.
+        """
+        at = torch.from_numpy(np.ascontiguousarray(zeta, dtype=np.float64))
+        with torch.no_grad():
+            beta = self.coefficients(at).numpy()
+            sds = {name: self.term_sd(name, at).numpy() for name in self._sd_coordinates}
+            cuts = self.threshold_values(at).numpy() if self.thresholds else beta[:, :0]
+        found: dict[str, np.ndarray] = {}
+        for term in self.design.terms:
+            if term.kind == "intercept":
+                others = [
+                    i
+                    for t in self.design.terms
+                    if t.parameter == term.parameter and t.kind != "intercept"
+                    for i in t.columns
+                ]
+                value = beta[:, term.columns[0]] - beta[:, others] @ self.design.center[others]
+                scale = term.parameter != self.design.parameters[0]
+                if scale and not others and self.family.link(term.parameter) == "log":
+                    found[term.parameter] = np.exp(value)
+                else:
+                    found[term.name] = value
+                continue
+            for i in term.columns if term.kind == "random" else term.unpenalised:
+                found[self.design.names[i]] = beta[:, i]
+            if term.penalised:
+                found[f"sd({term.name})"] = sds[term.name]
+        shift = beta @ self.design.center
+        return found | {f"threshold[{j}]": cuts[:, j] + shift for j in range(cuts.shape[1])}
