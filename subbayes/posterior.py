@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,10 @@ from torch import Tensor
 from subbayes.data.data import Data, n_rows, named_leaves, take, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
-from subbayes.networks.tracing.batched import Batched, Mode, bytes_per_row, reuse_memory
-from subbayes.networks.tracing.layout import observations_last
+from subbayes.networks.tracing.layout import observations_last, takes_observations_last
+from subbayes.networks.tracing.memory import bytes_per_row, reuse_memory
+from subbayes.networks.tracing.tracer import MODES, Mode, Tracer
+from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.predictions.averaging import average, evenly_spaced
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
@@ -92,7 +95,7 @@ class Posterior:
         mode: Mode = "trace",
         memory_limit: int = 2**30,
     ) -> None:
-        check_choice("mode", mode, ("trace", "eager", "compile"))
+        check_choice("mode", mode, MODES)
         self.network = network
         self.likelihood = likelihood
         self.data = Data.of(data).to(network.device)
@@ -107,10 +110,11 @@ class Posterior:
             batch_size if batch_size is None else check_count("batch_size", batch_size)
         )
         self._check()
-        self._row_bytes = bytes_per_row(network, to_device(self.data.first()[0], network.device))
-        self._evaluators: dict[str, Batched] = {}
+        first = to_device(self.data.first()[0], network.device)
+        self._row_bytes = bytes_per_row(network, first)
+        self._observations_last = takes_observations_last(network, first)
+        self._tracers: dict[str, Tracer] = {}
         reuse_memory()
-        self._observations_last = True
 
     def _check(self) -> None:
         """Everything must fit together before anything long starts."""
@@ -178,21 +182,20 @@ class Posterior:
         )
 
     def _outputs(self, weights: Tensor, inputs: Inputs) -> Tensor:
-        """Network outputs, with observations last in memory where the module bears it."""
-        if self._observations_last:
-            try:
-                with observations_last():
-                    return self.network(weights, inputs)
-            except RuntimeError:  # a `view` across rows, for one
-                self._observations_last = False
-        return self.network(weights, inputs)
+        """Network outputs, with observations last in memory if the module allows it."""
+        with observations_last() if self._observations_last else nullcontext():
+            return self.network(weights, inputs)
 
-    def _evaluator(self, what: str) -> Batched:
-        if what not in self._evaluators:
-            mode = "eager" if what == "log_prob" else self.mode
+    def _tracer(self, what: str) -> Tracer:
+        if what not in self._tracers:
             single = self._gradient if what == "grad" else self._single(what != "pointwise")
-            self._evaluators[what] = Batched(single, mode)
-        return self._evaluators[what]
+            self._tracers[what] = Tracer(
+                Vectorised(single),
+                "the log density",
+                "eager" if what == "log_prob" else self.mode,
+                tolerance=1e-3,
+            )
+        return self._tracers[what]
 
     def _rows_at_once(self, chains: int, factor: int = 1) -> int:
         if self.batch_size is not None:
@@ -241,7 +244,7 @@ class Posterior:
 
         A value that is not a number counts as minus infinity: such weights are impossible.
         """
-        evaluate = self._evaluator("value")
+        evaluate = self._tracer("value")
         with torch.no_grad():
             place = self._weights(self._coordinates(z), inside=False)
             total = sum(evaluate(place, x, y) for x, y in self._batches(len(place)))
@@ -276,7 +279,7 @@ class Posterior:
         if rows is not None:
             share *= len(rows) / self.data.n
         points = self._coordinates(z)
-        evaluate = self._evaluator("grad")
+        evaluate = self._tracer("grad")
         with torch.no_grad():
             place = self._weights(points, inside=False)
             parts = (evaluate(place, x, y) for x, y in self._batches(len(points), 3, data))
@@ -301,7 +304,7 @@ class Posterior:
         if z.ndim == 0 or z.shape[-1] != self.rank:
             fail("z", f"shape (..., {self.rank})", tuple(z.shape))
         points = z.reshape(-1, self.rank)
-        evaluate, place = self._evaluator("log_prob"), self._weights(points, inside=False)
+        evaluate, place = self._tracer("log_prob"), self._weights(points, inside=False)
         total = sum(evaluate(place, x, y) for x, y in self._batches(len(points), factor=3))
         assert isinstance(total, Tensor)
         value = total / self.temperature + self.prior.log_prob_tensor(points)
@@ -310,7 +313,7 @@ class Posterior:
     def pointwise(self, z: Coordinates) -> Float[np.ndarray, "S n"]:
         """Log-likelihood of each observation at temperature 1, shape (S, N)."""
         points = self._coordinates(z)
-        evaluate = self._evaluator("pointwise")
+        evaluate = self._tracer("pointwise")
         with torch.no_grad():
             return np.concatenate(
                 [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from subbayes.baselines.ensemble import WeightSamples, stacked
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import fresh
-from subbayes.networks.network import Selection
+from subbayes.networks.selection import Selection
 from subbayes.training.configuration import Training
 from subbayes.training.many import train_many
 from subbayes.training.trainer import TrainingResult

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from subbayes.data.data import n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.network import Network, plain_attention
+from subbayes.networks.global_state import attention_without_fused_kernels
+from subbayes.networks.layer_kinds import DROPOUTS
+from subbayes.networks.network import Network
 from subbayes.predictions.averaging import input_batches, with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.trainer import TrainingResult
@@ -115,7 +117,7 @@ class McDropout:
             batch_size: rows per pass; by default all.
         """
         parts = []
-        with torch.no_grad(), plain_attention():
+        with torch.no_grad(), attention_without_fused_kernels():
             for batch in input_batches(inputs):
                 rows = to_device(batch, self.network.device)
                 self.network.check(rows)
@@ -169,12 +171,12 @@ def _replace(module: nn.Module, seed: int) -> list[Mask]:
     masks: dict[int, Mask] = {}
     for parent, name, layer in list(_dropouts(module)):
         mask = masks.setdefault(id(layer), Mask(layer, derive(seed, len(masks))))
-        parent._modules[name] = mask
+        setattr(parent, name, mask)
     return list(masks.values())
 
 
 def _dropouts(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    for parent in module.modules():
-        for name, child in parent._modules.items():
-            if isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0:
-                yield parent, name, child
+    for path, child in module.named_modules(remove_duplicate=False):
+        if path and isinstance(child, DROPOUTS) and child.p > 0:
+            parent, _, name = path.rpartition(".")
+            yield module.get_submodule(parent), name, child

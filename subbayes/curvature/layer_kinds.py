@@ -20,6 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from subbayes.networks.layer_kinds import BATCH_NORMS
+
 __all__ = [
     "KINDS",
     "Joined",
@@ -139,7 +141,7 @@ def _conv_left(module: nn.Module, g: Tensor, n: int) -> Tensor:
 
 
 def _norm_right(module: nn.Module, x: Tensor, n: int) -> Right:
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if isinstance(module, BATCH_NORMS):
         mean, var = module.running_mean, module.running_var
         assert mean is not None
         assert var is not None
@@ -204,7 +206,7 @@ def kind_of(module: nn.Module) -> Kind | None:
     A subclass counts as its parent: whether its gradients are those of the kind is tried out.
     """
     found = next((KINDS[c] for c in type(module).__mro__ if c in KINDS), None)
-    batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    batch_norm = isinstance(module, BATCH_NORMS)
     return None if batch_norm and module.running_mean is None else found
 
 

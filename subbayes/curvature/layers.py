@@ -28,8 +28,9 @@ from torch.func import vjp, vmap
 
 from subbayes.curvature.layer_kinds import Joined, Kind, Right, contract, kind_of, scattered
 from subbayes.data.data import leaves, n_rows, take
-from subbayes.networks.network import Network, plain_attention
-from subbayes.networks.tracing.vectorised import say
+from subbayes.networks.global_state import attention_without_fused_kernels
+from subbayes.networks.network import Network
+from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.utils.types import Inputs
 
 __all__ = [
@@ -288,11 +289,13 @@ class Layers:
 
         if not self._loops:
             try:
-                with plain_attention():
+                with attention_without_fused_kernels():
                     return vmap(gradient)(inputs, cotangents)
             except RuntimeError as error:
                 self._loops = True
-                say("vectorising over rows", error, "differentiating them one at a time")
+                warn_of_fallback(
+                    "vectorising over rows", error, "differentiating them one at a time"
+                )
         return torch.stack(
             [
                 self._one_row(take(inputs, slice(n, n + 1)), cotangents[n : n + 1], where)

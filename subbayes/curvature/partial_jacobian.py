@@ -24,7 +24,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layer_kinds import columns
 from subbayes.curvature.layers import Captured, LayerGradients, Layers, Span
 from subbayes.networks.network import Network
-from subbayes.networks.tracing.batched import reuse_memory
+from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.utils.checks import fail
 
 __all__ = ["Entries", "active", "jacobian_at", "rows_at_once"]

@@ -29,8 +29,9 @@ from torch.func import grad, jvp, vjp
 
 from subbayes.data.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.network import Network, plain_attention
-from subbayes.networks.tracing.vectorised import say
+from subbayes.networks.global_state import attention_without_fused_kernels
+from subbayes.networks.network import Network
+from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.posterior import check_fit
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Inputs, Targets
@@ -140,7 +141,7 @@ class Curvature:
             fail("vector", f"{self.size} entries, one for each weight", tuple(vector.shape))
         v = vector.to(self.network.weights)
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
-        with plain_attention():
+        with attention_without_fused_kernels():
             for inputs, y in self._batches():
                 total += self._part(v, inputs, y).double()
         if not bool(torch.isfinite(total).all()):
@@ -207,7 +208,7 @@ class Curvature:
                 if symmetric:
                     _check_symmetric(function, w, v, found[1])
                 self._reverse_only = True
-                say("a forward-mode derivative", error, "using reverse mode alone")
+                warn_of_fallback("a forward-mode derivative", error, "using reverse mode alone")
                 return found
         return _in_reverse(function, w, v, symmetric)
 

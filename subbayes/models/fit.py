@@ -30,8 +30,9 @@ from subbayes.models.subspace_choice import (
     prior_within,
     widened,
 )
-from subbayes.networks.network import Network, Selection
-from subbayes.networks.tracing.batched import Mode
+from subbayes.networks.network import Network
+from subbayes.networks.selection import Selection
+from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior, check_fit
 from subbayes.predictions.averaging import input_batches
 from subbayes.priors import Normal

@@ -35,7 +35,8 @@ from subbayes.models.subspace_choice import (
     prior_within,
 )
 from subbayes.networks.initialisation import fresh
-from subbayes.networks.network import Network, Selection
+from subbayes.networks.network import Network
+from subbayes.networks.selection import Selection
 from subbayes.posterior import check_fit
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive

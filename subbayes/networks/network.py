@@ -8,47 +8,32 @@ from __future__ import annotations
 
 import copy
 import re
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from subbayes.data.data import leaves, n_rows, take
+from subbayes.networks.global_state import attention_without_fused_kernels, torch_lock
+from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
+from subbayes.networks.selection import Selection, aliases_of, select
+from subbayes.networks.tracing.private_torch import is_scripted
 from subbayes.networks.tracing.vectorised import Vectorised
-from subbayes.utils.checks import InputError, InputTypeError, fail, fail_type
+from subbayes.networks.validation import as_outputs, check_outputs
+from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Inputs
 
-__all__ = [
-    "Network",
-    "Selection",
-    "arguments",
-    "as_outputs",
-    "check_network",
-    "plain_attention",
-    "select",
-    "taking_turns",
-]
+__all__ = ["Network", "arguments", "check_network"]
 
-Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor | np.ndarray]
-
-
-# A call puts weights into the private copy and turns switches of torch while it lasts, and a
-# tracer patches every module: threads take turns.
-taking_turns = threading.RLock()
-
-
-_WRAPPERS = (torch.jit.ScriptModule, nn.DataParallel, nn.parallel.DistributedDataParallel)
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 class Network:
@@ -90,7 +75,7 @@ class Network:
     ) -> None:
         if not isinstance(module, nn.Module):
             fail_type("module", "a torch.nn.Module", module)
-        if isinstance(module, _WRAPPERS):
+        if isinstance(module, _WRAPPERS) or is_scripted(module):
             fail_type(
                 "module", "a plain torch.nn.Module", module, "Pass the module it was made from"
             )
@@ -113,7 +98,7 @@ class Network:
         }
         self._frozen |= dict(self._module.named_buffers())
         self.weights: Tensor = self.flatten(named)
-        self._loops = False
+        self._not_vectorised: str | None = None
 
     # --- what it is -------------------------------------------------------------------------
 
@@ -161,9 +146,10 @@ class Network:
 
         A parameter goes by the first of its names, also where several submodules share it.
         """
-        aliases = _aliases(self._module)
+        aliases = aliases_of(self._module)
         for name, module in self._module.named_modules():
-            full = {own: f"{name}.{own}" if name else own for own in module._parameters}
+            own_parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+            full = {own: f"{name}.{own}" if name else own for own, _ in own_parameters}
             chosen = {
                 own: aliases[path]
                 for own, path in full.items()
@@ -176,7 +162,7 @@ class Network:
     def watched(self, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
         """Call a hook (module, args, kwargs, output) after each call of the named submodules."""
         modules = dict(self._module.named_modules())
-        with taking_turns:
+        with torch_lock:
             handles = [
                 modules[name].register_forward_hook(hook, with_kwargs=True)
                 for name, hook in hooks.items()
@@ -273,7 +259,7 @@ class Network:
         """Outputs f(x; w) of shape (N, C) for one weight vector; differentiable in w."""
         self._check_size(weights)
         args, kwargs = arguments(inputs)
-        with taking_turns, plain_attention():
+        with torch_lock, attention_without_fused_kernels():
             out = functional_call(
                 self._module, self._frozen | self.unflatten(weights), args, kwargs
             )
@@ -281,10 +267,10 @@ class Network:
 
     def batched(self, weights: Float[Tensor, "S D"], inputs: Inputs) -> Float[Tensor, "S N C"]:
         """Outputs of S weight vectors on the same inputs, in one vectorised call if possible."""
-        many = Vectorised(self.__call__)
-        many.loops = self._loops
-        outputs = many(weights, inputs)
-        self._loops = many.loops
+        batched = Vectorised(self.__call__)
+        batched.reason = self._not_vectorised
+        outputs = batched(weights, inputs)
+        self._not_vectorised = batched.reason
         return outputs
 
     def call(
@@ -305,70 +291,14 @@ class Network:
         )
 
     def check(self, inputs: Inputs) -> int:
-        """Try the first rows and return the number of outputs C.
+        """Evaluate the first rows and return the number of outputs C.
 
         Raises:
             InputError: the module does not take these inputs, or returns another shape.
             InputTypeError: the module returns something else than a tensor.
         """
         self._check_placement(inputs)
-        rows, used = take(inputs, slice(2)), _copied(take(inputs, slice(2)))
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                out, again = self(self.weights, used), self(self.weights, _copied(rows))
-                alone = self(self.weights, _copied(take(rows, slice(1))))
-        except (InputError, InputTypeError):
-            raise
-        except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            if "more than 1 value per channel when training" in reason:
-                fail(
-                    "module",
-                    "normalisation with running statistics",
-                    "one by the rows of a batch, also in evaluation mode",
-                    "Use track_running_stats=True, or batch_norm with training=self.training",
-                )
-            got = " and ".join(
-                f"rows of shape {tuple(t.shape[1:])}, {t.dtype}" for t in leaves(rows)
-            )
-            odd = [t for t in leaves(rows) if t.is_floating_point() and t.dtype != self.dtype]
-            fail(
-                "inputs",
-                "what the module takes",
-                f"{got}: {reason[:200]}",
-                f"Convert the inputs with .to({self.dtype})"
-                if odd
-                else "Convert or reshape the inputs (whole numbers with .float())",
-            )
-        if not all(map(torch.equal, leaves(rows), leaves(used))):
-            fail(
-                "module",
-                "inputs left as they are",
-                "inputs the call has written into",
-                "Write x = x / 255, say, for x /= 255",
-            )
-        if bool(out.isnan().any()):
-            fail(
-                "module",
-                "outputs that are numbers",
-                "NaN",
-                "Train it again from finite weights, with a lower learning rate",
-            )
-        if not _same(out, again):
-            fail(
-                "module",
-                "the same outputs at each call in evaluation mode",
-                "others",
-                "Use nn.Dropout, or functional.dropout with training=self.training",
-            )
-        if not _same(out[:1], alone):
-            fail(
-                "module",
-                "outputs of a row that depend on that row alone",
-                "others beside other rows",
-                "Use batch_first=True, or normalisation with running statistics",
-            )
-        return out.shape[-1]
+        return check_outputs(partial(self, self.weights), take(inputs, slice(2)), self.dtype)
 
     def refreshed(
         self, weights: Float[Tensor, "D"], batches: Iterator[tuple[Inputs, Any]]
@@ -383,7 +313,7 @@ class Network:
             batches: pairs (inputs, anything), read once.
         """
         module = self.module_with(weights)
-        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        norms = [m for m in module.modules() if isinstance(m, BATCH_NORMS)]
         norms = [m for m in norms if m.track_running_stats]
         for norm in norms:
             norm.reset_running_stats()
@@ -431,44 +361,6 @@ class Network:
         return as_outputs(out, inputs, self.output)
 
 
-def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None) -> Tensor:
-    """What a module returned for these inputs, as outputs of shape (N, C).
-
-    Args:
-        out: what it returned.
-        inputs: of the module.
-        output: picks the tensor out of that.
-
-    Raises:
-        InputError: outputs of another shape, or of another type than real numbers.
-        InputTypeError: not a tensor.
-    """
-    if output is not None:
-        out = output(out)
-    if not isinstance(out, Tensor):
-        fail_type(
-            "module",
-            "one tensor as its output",
-            out,
-            "Pass output=..., e.g. output=lambda out: out.logits",
-        )
-    n = n_rows(inputs)
-    if not out.is_floating_point():
-        fail("module", "real numbers as outputs", out.dtype, "Return logits or means, not labels")
-    if out.ndim < 2 and out.shape[:1] == (n,):
-        return out.unsqueeze(-1)
-    if out.ndim < 2 and n == 1:  # one row, squeezed away
-        return out.reshape(1, -1)
-    if out.ndim != 2 or out.shape[0] != n:
-        fail(
-            "module",
-            f"outputs of shape ({n}, C) for {n} inputs",
-            tuple(out.shape),
-            "Flatten the outputs per observation",
-        )
-    return out
-
-
 def check_network(network: Any) -> None:
     """Check that a network is one, and not the module it is to be made from."""
     if not isinstance(network, Network):
@@ -489,29 +381,6 @@ def architecture_of(module: nn.Module) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)  # a function prints its address
 
 
-def _copied(inputs: Inputs) -> Inputs:
-    return take(inputs, torch.arange(n_rows(inputs), device=leaves(inputs)[0].device))
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Equal but for rounding."""
-    tolerance = torch.finfo(a.dtype).eps ** 0.5
-    scale = float(a.abs().max()) if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Fused attention has no forward-mode rule and no batching rule: use plain kernels."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
 def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Inputs as a module is called with them: a tuple by position, a dict by name."""
     if isinstance(inputs, dict):
@@ -519,14 +388,17 @@ def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
 
 
-def _results(module: nn.Module) -> dict[int, Any]:
+def _detached_results(module: nn.Module) -> dict[int, Any]:
     """Copies of what deepcopy refuses: tensors that hooks such as weight norm left behind."""
-    loose = [v for m in module.modules() for v in vars(m).values() if isinstance(v, Tensor)]
-    return {
-        id(t): torch.empty(0) if is_functorch_wrapped_tensor(t) else t.detach().clone()
-        for t in loose
-        if is_functorch_wrapped_tensor(t) or not t.is_leaf
-    }
+    attributes = [v for m in module.modules() for v in vars(m).values() if isinstance(v, Tensor)]
+    return {id(tensor): _detached(tensor) for tensor in attributes}
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    try:
+        return tensor.detach().clone()
+    except RuntimeError:  # left behind by a call under vmap
+        return torch.empty(0)
 
 
 def _private_copy(module: nn.Module) -> nn.Module:
@@ -539,7 +411,7 @@ def _private_copy(module: nn.Module) -> nn.Module:
             "Call the module on a batch once",
         )
     try:
-        duplicate = copy.deepcopy(module, _results(module))
+        duplicate = copy.deepcopy(module, _detached_results(module))
     except Exception as error:
         fail(
             "module",
@@ -557,93 +429,12 @@ def _in_training(module: nn.Module) -> tuple[str, ...]:
         for m in module.modules()
         if m.training
         and (
-            isinstance(m, nn.modules.batchnorm._NormBase)
+            isinstance(m, BATCH_NORMS + INSTANCE_NORMS)
             and m.track_running_stats
-            or isinstance(m, nn.modules.dropout._DropoutNd)
+            or isinstance(m, DROPOUTS)
             and m.p > 0
             or isinstance(m, (nn.RNNBase, nn.MultiheadAttention))
             and m.dropout > 0
         )
     }
     return tuple(kinds)
-
-
-def _aliases(module: nn.Module) -> dict[str, str]:
-    """Every name of every parameter, tied ones under each of theirs, and the first of them."""
-    first = {id(p): n for n, p in module.named_parameters()}
-    return {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
-
-
-def _layer(name: str) -> str:
-    """The layer a parameter belongs to, also as part of a parametrisation such as weight norm."""
-    return (
-        re.split(r"(?:^|\.)parametrizations\.", name)[0]
-        if "parametrizations." in name
-        else (name.rpartition(".")[0])
-    )
-
-
-def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]:
-    """Names of the selected trainable parameters, each with its mask or None."""
-    trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    aliases = {n: first for n, first in _aliases(module).items() if first in trainable}
-    if not trainable:
-        fail(
-            "module",
-            "at least one trainable parameter",
-            "none (all have requires_grad=False)"
-            if any(True for _ in module.parameters())
-            else "a module without parameters",
-            "Set requires_grad on what should be random",
-        )
-    if isinstance(parameters, Mapping):
-        return _masked(trainable, {aliases.get(n, n): mask for n, mask in parameters.items()})
-    if parameters == "all":
-        return dict.fromkeys(trainable)
-    if parameters == "last-layer":
-        last = _layer(list(aliases)[-1])
-        wanted = {first for n, first in aliases.items() if _layer(n) == last}
-    elif callable(parameters):
-        wanted = {n for n, p in trainable.items() if parameters(n, p)}
-    else:
-        patterns = [parameters] if isinstance(parameters, str) else parameters
-        if not isinstance(patterns, (list, tuple)):
-            fail_type(
-                "parameters",
-                "a pattern, a list of patterns, a function or a dict of masks",
-                parameters,
-            )
-        wanted = {first for n, first in aliases.items() if any(fnmatchcase(n, p) for p in patterns)}
-    chosen: dict[str, Tensor | None] = dict.fromkeys(n for n in trainable if n in wanted)
-    if not chosen:
-        fail(
-            "parameters",
-            "a pattern that selects a trainable parameter",
-            repr(parameters),
-            "Trainable are: " + ", ".join(list(trainable)[:8]),
-        )
-    return chosen
-
-
-def _masked(
-    trainable: Mapping[str, Tensor], masks: Mapping[str, Tensor | np.ndarray]
-) -> dict[str, Tensor | None]:
-    chosen: dict[str, Tensor | None] = {}
-    unknown = [name for name in masks if name not in trainable]
-    if unknown:
-        fail("parameters", "names of trainable parameters", ", ".join(unknown))
-    for name, parameter in trainable.items():
-        if name not in masks:
-            continue
-        mask = torch.as_tensor(masks[name])
-        if mask.dtype != torch.bool or mask.shape != parameter.shape:
-            fail(
-                f"parameters[{name!r}]",
-                f"a boolean mask of shape {tuple(parameter.shape)}",
-                f"{mask.dtype} of shape {tuple(mask.shape)}",
-            )
-        if mask.any():
-            chosen[name] = mask.to(parameter.device)
-    if not chosen:
-        fail("parameters", "a mask that selects at least one weight", "masks that select none")
-    return chosen

@@ -32,7 +32,7 @@ from subbayes.data.data import (
 )
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
-from subbayes.networks.tracing.batched import bytes_per_row
+from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import bar

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from subbayes.data.data import n_rows, take
 from subbayes.networks.network import Network
-from subbayes.networks.tracing.batched import bytes_per_row
+from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.semistructured.specification import PreparedModel
 
 __all__ = ["Contributions", "OrthogonalColumns", "orthogonal_columns"]

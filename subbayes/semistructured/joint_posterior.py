@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subbayes.draws import Draws
 from subbayes.networks.network import Network
-from subbayes.networks.tracing.batched import Mode
+from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
 from subbayes.semistructured.contributions import (

@@ -14,7 +14,7 @@ from torch import nn
 
 from subbayes.draws import Draws
 from subbayes.inference.engines import arguments_of, engine_of
-from subbayes.networks.tracing.batched import Mode
+from subbayes.networks.tracing.tracer import Mode
 from subbayes.reports.semistructured import write_report
 from subbayes.semistructured import saving
 from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from

@@ -20,7 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.networks.network import Network, select
+from subbayes.networks.network import Network
+from subbayes.networks.selection import select
 from subbayes.priors import Normal
 from subbayes.semistructured.predictors import DeepPredictor, Predictors, pad_thresholds
 from subbayes.semistructured.specification import PreparedModel

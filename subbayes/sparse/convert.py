@@ -14,10 +14,17 @@ from torch import Tensor, nn
 
 from subbayes.data.data import leaves, n_rows
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.network import arguments, as_outputs
+from subbayes.networks.network import arguments
+from subbayes.networks.validation import as_outputs
 from subbayes.sparse.baselines import layer_of, usual_prior
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.module_surgery import LAYERS, chosen_layers, parent_of, replaced
+from subbayes.sparse.module_surgery import (
+    LAYERS,
+    chosen_layers,
+    own_parameters,
+    parent_of,
+    replaced,
+)
 from subbayes.sparse.priors import Horseshoe, SpikeSlab
 from subbayes.sparse.variational_families import BASELINES, FACTORS, Noise
 from subbayes.utils.checks import (
@@ -150,7 +157,7 @@ def convert(
 
 def _stays(module: nn.Module, name: str, layer: nn.Module) -> bool:
     """Whether a layer is frozen, or its weights are read by another module."""
-    weight = layer._parameters.get("weight")
+    weight = own_parameters(layer).get("weight")
     return isinstance(parent_of(module, name), nn.MultiheadAttention) or (
         weight is not None and not weight.requires_grad
     )

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from subbayes.networks.network import arguments, taking_turns
-from subbayes.sparse.module_surgery import LAYERS, hooked
+from subbayes.networks.global_state import torch_lock
+from subbayes.networks.layer_kinds import BATCH_NORMS
+from subbayes.networks.network import arguments
+from subbayes.sparse.module_surgery import LAYERS, hooked, own_parameters
 
 __all__ = ["Flow", "Link", "links", "readers_of_inputs"]
 
@@ -313,7 +314,7 @@ def _reads_rows(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 def _graph(module: nn.Module) -> fx.Graph | None:
     """What a module does, unless its control flow depends on data."""
     try:
-        with taking_turns, _length_traced(module):
+        with torch_lock, _length_traced(module):
             return fx.Tracer().trace(module)
     except Exception:
         return None
@@ -352,8 +353,8 @@ def _once(graph: fx.Graph, module: nn.Module) -> set[str]:
         for name, own in module.named_modules()
         if calls[name] == 1
         and name not in read
-        and not (isinstance(own, LAYERS) and own._parameters.get("weight") is None)
-        and all(p is None or held[id(p)] == 1 for p in own._parameters.values())
+        and not (isinstance(own, LAYERS) and "weight" not in own_parameters(own))
+        and all(held[id(p)] == 1 for p in own_parameters(own).values())
     }
 
 
@@ -369,7 +370,7 @@ def _in_blocks(graph: fx.Graph, module: nn.Module, names: Collection[str]) -> li
         plain = all(
             type(part) is nn.Linear
             and not {source, reader} & read
-            and all(p is None or held[id(p)] == 1 for p in part._parameters.values())
+            and all(held[id(p)] == 1 for p in own_parameters(part).values())
             for part in parts[:2]
         )
         calls = not any(isinstance(part, nn.Module) and hooked(part) for part in parts)
@@ -381,7 +382,7 @@ def _in_blocks(graph: fx.Graph, module: nn.Module, names: Collection[str]) -> li
 
 def _held(module: nn.Module) -> Counter[int]:
     """In how many places each parameter is."""
-    return Counter(id(p) for own in module.modules() for p in own._parameters.values())
+    return Counter(id(p) for own in module.modules() for p in own_parameters(own).values())
 
 
 def _read(graph: fx.Graph) -> frozenset[str]:
@@ -455,7 +456,7 @@ def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
             flattened = reduced == "away"
         elif _flattens(node, modules):
             flattened = True
-        elif isinstance(own, _BatchNorm) and not flattened:
+        elif isinstance(own, BATCH_NORMS) and not flattened:
             link.norms.append(str(node.target))
             link.path.append(functools.partial(_normalised, own))
         elif function is not None:
@@ -528,14 +529,14 @@ def _above(node: fx.Node, modules: dict[str, nn.Module]) -> Iterator[fx.Node]:
 def _passes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     """Whether a node is a norm, a pool, a flattening or a function of single numbers."""
     return (
-        isinstance(_called(node, modules), _BatchNorm)
+        isinstance(_called(node, modules), BATCH_NORMS)
         or _function(node, modules) is not None
         or _flattens(node, modules)
         or any(_pools(node, modules, dims) for dims in _POOLS)
     )
 
 
-def _normalised(norm: _BatchNorm, constant: Tensor) -> Tensor:
+def _normalised(norm: Any, constant: Tensor) -> Tensor:
     """What normalisation by stored statistics makes of a constant of each unit."""
     if norm.running_mean is None or norm.running_var is None:
         return torch.full_like(constant, torch.nan)  # by those of the batch: it is not known

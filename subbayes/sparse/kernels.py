@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subbayes.networks.tracing.batched import reuse_memory
+from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.utils.checks import fail
 
 __all__ = [

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subbayes.likelihoods.gaussian import softplus_inverse
+from subbayes.networks.tracing.private_torch import in_backward_pass
 from subbayes.sparse.kernels import DrawnLayer, Pattern
 from subbayes.sparse.moments import slab_kl, terms
 from subbayes.sparse.priors import SpikeSlab
@@ -313,7 +314,7 @@ class SparseLayer(nn.Module):
         x = self.padded(input)
         if not self.training:
             return self._mean_outputs(x)
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+        if not torch.compiler.is_compiling() and in_backward_pass():
             # within backward()
             fail(
                 "module",

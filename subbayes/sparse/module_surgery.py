@@ -9,7 +9,15 @@ from torch.nn.parameter import is_lazy
 
 from subbayes.utils.checks import fail, fail_type
 
-__all__ = ["LAYERS", "READERS", "chosen_layers", "hooked", "parent_of", "replaced"]
+__all__ = [
+    "LAYERS",
+    "READERS",
+    "chosen_layers",
+    "hooked",
+    "own_parameters",
+    "parent_of",
+    "replaced",
+]
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 """What can be sparse: is converted, pruned, and made small on export."""
@@ -64,9 +72,7 @@ def chosen_layers(
 
 def _check_ready(chosen: Mapping[str, nn.Module]) -> None:
     lazy = [
-        name
-        for name, layer in chosen.items()
-        if any(is_lazy(p) for p in layer._parameters.values() if p is not None)
+        name for name, layer in chosen.items() if any(map(is_lazy, own_parameters(layer).values()))
     ]
     if lazy:
         fail(
@@ -81,7 +87,7 @@ def _check_plain(chosen: Mapping[str, nn.Module]) -> None:
     odd = [
         name or type(layer).__name__
         for name, layer in chosen.items()
-        if layer._parameters.get("weight") is None
+        if "weight" not in own_parameters(layer)
     ]
     if odd:
         fail(
@@ -127,6 +133,16 @@ def replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
         return layer
     setattr(parent_of(module, name), name.rpartition(".")[2], layer)
     return module
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a module itself, without those of its submodules.
+
+    Example:
+        >>> list(own_parameters(nn.Linear(3, 1))), own_parameters(nn.Sequential(nn.Linear(3, 1)))
+        (['weight', 'bias'], {})
+    """
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
 def hooked(module: nn.Module) -> bool:

@@ -20,17 +20,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map
 
 from subbayes.data.data import n_rows, named_leaves
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import Network, architecture_of
+from subbayes.networks.tracing.tracer import MODES, Mode
 from subbayes.sparse.convert import kl, sparse_layers
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.learning_rates import Rates, by_rate
 from subbayes.sparse.result import SparseNetwork, plain
-from subbayes.sparse.steps import MODES, Steps
+from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
 from subbayes.training.minibatches import Feed, inner
 from subbayes.training.optimizer import Adam
@@ -40,6 +40,7 @@ from subbayes.utils.checks import check_choice, check_count, fail, fail_type, is
 from subbayes.utils.files import as_path, atomic_write_bytes
 from subbayes.utils.progress import bar
 from subbayes.utils.seeding import derive, forked
+from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["fit"]
@@ -62,7 +63,7 @@ def fit(
     rates: Rates | None = None,
     batch_size: int | None = 100,
     seed: int = 0,
-    mode: str = "trace",
+    mode: Mode = "trace",
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
     callback: Callable[[int, SparseNetwork], Any] | None = None,
@@ -225,7 +226,7 @@ class _Run:
         epochs: int,
         batch_size: int | None,
         seed: int,
-        mode: str,
+        mode: Mode,
         output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
@@ -271,7 +272,7 @@ class _Run:
         norms = {
             name: own
             for name, own in self.module.named_modules()
-            if isinstance(own, _BatchNorm) and own.track_running_stats
+            if isinstance(own, BATCH_NORMS) and own.track_running_stats
         }
         unseen = [name for name, norm in norms.items() if norm.num_batches_tracked == 0]
         if unseen:
@@ -381,7 +382,7 @@ class _Run:
         """All that the next epoch depends on."""
         noise = next(iter(self.layers.values())).noise
         return tree_map(
-            lambda v: v.detach().clone() if isinstance(v, Tensor) else v,
+            lambda v: v.detach().clone(),
             {
                 "module": dict(self.module.state_dict()),
                 "raw": self.raw,

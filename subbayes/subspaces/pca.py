@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.networks.network import Selection, select
+from subbayes.networks.selection import Selection, select
 from subbayes.subspace import DenseSubspace
 from subbayes.utils.checks import check_count, check_positive, fail, fail_type
 

@@ -31,7 +31,8 @@ from subbayes.curvature.partial_jacobian import Entries
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import root
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.network import Network, check_network, select
+from subbayes.networks.network import Network, check_network
+from subbayes.networks.selection import select
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type

@@ -19,11 +19,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.network import Network, Selection
+from subbayes.networks.network import Network
+from subbayes.networks.selection import Selection
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.many_steps import StackedRun, alike
@@ -33,6 +33,7 @@ from subbayes.training.trainer import History, SwaResult, TrainingResult, starte
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.progress import bar
 from subbayes.utils.seeding import forked
+from subbayes.utils.trees import tensors_of, with_tensors
 
 __all__ = ["swa_many", "train_many"]
 
@@ -260,12 +261,9 @@ class _Watch:
         if held_out[0] is None:
             return
         parts = [part.to(run.network.device) for part in held_out if part is not None]
-        pairs = [
-            tree_flatten((p.inputs, run.feeds[m].prepared(p.targets())))
-            for m, p in enumerate(parts)
-        ]
-        columns = zip(*(values for values, _ in pairs), strict=True)
-        self.data = tree_unflatten([torch.stack(c) for c in columns], pairs[0][1])
+        pairs = [(p.inputs, run.feeds[m].prepared(p.targets())) for m, p in enumerate(parts)]
+        columns = zip(*map(tensors_of, pairs), strict=True)
+        self.data = with_tensors(pairs[0], map(torch.stack, columns))
 
     def values(self) -> list[float] | None:
         """One number per member, in units of the targets."""

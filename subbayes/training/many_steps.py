@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from subbayes.data.data import Data, leaves, take
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.layer_kinds import DROPOUTS
 from subbayes.networks.network import arguments
-from subbayes.networks.tracing.graph import interpreted, tidy
-from subbayes.networks.tracing.vectorised import Watched, say
+from subbayes.networks.tracing.tracer import Tracer
+from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.training.configuration import Training
 from subbayes.training.minibatches import Feed, batch_sizes, inner, log_scale
 from subbayes.training.optimizer import make_optimizer
 from subbayes.utils.checks import fail
+from subbayes.utils.trees import tensors_of, tree_map, with_tensors
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["StackedRun", "alike"]
@@ -73,7 +73,13 @@ class StackedRun:
         self.optimizer = make_optimizer(
             self.moving, self.raw, training, training.weight_decay_for(feeds[0].n)
         )
-        self.gradients = _Gradients(self.loss)
+        self.gradients = Tracer(
+            vmap(grad_and_value(self.loss, argnums=(0, 1))),
+            "the training step",
+            traced_after=_WORTH_TRACING,
+            tolerance=1e-5,
+            verify_always=True,
+        )
         self.after_step: Callable[[], None] | None = None
         self._stack_data()
 
@@ -122,7 +128,7 @@ class StackedRun:
                     [self.loss(*self.member(m), _row(x, m), _row(y, m)) for m in range(self.count)]
                 )
         except RuntimeError as error:
-            say("training members together", error, "training one after the other")
+            warn_of_fallback("training members together", error, "training one after the other")
             return False
         return torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True)
 
@@ -213,56 +219,11 @@ class StackedRun:
         return self.feeds[m].likelihood.with_parameters(raw).frozen()
 
 
-class _Gradients:
-    """Gradients and losses of all members, traced once for each shape that comes often."""
-
-    def __init__(self, loss: Callable[..., Tensor]) -> None:
-        self.eager = vmap(grad_and_value(loss, argnums=(0, 1)))
-        self.calls: dict[Any, int] = {}
-        self.replays: dict[Any, Callable[..., Any]] = {}
-
-    def __call__(self, *arguments: Any) -> Any:
-        """((gradients, gradient in raw), losses) of the arguments of the loss."""
-        flat, spec = tree_flatten(arguments)
-        key = tuple(t.shape for t in flat)
-        if key in self.replays:
-            return self.replays[key](*flat)
-        self.calls[key] = self.calls.get(key, 0) + 1
-        if self.calls[key] > _WORTH_TRACING:
-            self.replays[key] = self._traced(flat, spec)
-        return self.eager(*arguments)
-
-    def _traced(self, flat: list[Tensor], spec: Any) -> Callable[..., Any]:
-        def call(*tensors: Tensor) -> Any:
-            return self.eager(*tree_unflatten(list(tensors), spec))
-
-        try:
-            graph = make_fx(call)(*flat)
-            graph.graph.eliminate_dead_code()
-            graph.recompile()
-            replay = interpreted(tidy(graph, *flat), *flat)
-            close = _close(call(*flat), replay(*flat))
-        except Exception as error:
-            say("tracing the training step", error, "going on without")
-            return call
-        return Watched(replay, call, "the training step", _close) if close else call
-
-
-def _close(expected: Any, found: Any) -> bool:
-    return all(
-        torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
-        for a, b in zip(tree_flatten(expected)[0], tree_flatten(found)[0], strict=True)
-    )
-
-
 def _vectorisable(feeds: Sequence[Feed]) -> bool:
     """Data in memory of one size, one architecture, nothing random and nothing written to."""
     first = feeds[0]
     module = first.network.module_with()
-    random = any(
-        isinstance(m, nn.modules.dropout._DropoutNd) or getattr(m, "dropout", 0)
-        for m in module.modules()
-    )
+    random = any(isinstance(m, DROPOUTS) or getattr(m, "dropout", 0) for m in module.modules())
     if random or any(True for _ in module.buffers()) or first.memory is None:
         return False
     return all(
@@ -282,9 +243,8 @@ def _same_tensors(a: Any, b: Any) -> bool:
 
 def _below(parts: Sequence[Any]) -> Any:
     """Tensors, tuples or dicts of them, one below the other."""
-    flat = [tree_flatten(part) for part in parts]
-    columns = zip(*(values for values, _ in flat), strict=True)
-    return tree_unflatten([torch.cat(column) for column in columns], flat[0][1])
+    columns = zip(*map(tensors_of, parts), strict=True)
+    return with_tensors(parts[0], map(torch.cat, columns))
 
 
 def _row(values: Any, m: int) -> Any:

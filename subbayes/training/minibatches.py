@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from subbayes.data.data import Data, as_pair, check_rows, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood, Standardized
+from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive
@@ -74,9 +75,7 @@ class Feed:
         self.network, self.likelihood = network, likelihood
         self.generator = torch.Generator().manual_seed(derive(seed, 0))
         self.batch_size = batch_size
-        self.normalises = any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module_with().modules()
-        )
+        self.normalises = any(isinstance(m, BATCH_NORMS) for m in network.module_with().modules())
         self.loader = _as_loader(data, batch_size, self.generator)
         self.memory: Data | None = None
         if self.loader is None:

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data, n_rows, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.network import Network, Selection
+from subbayes.networks.network import Network
+from subbayes.networks.selection import Selection
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.minibatches import Feed, inner, log_scale, split

@@ -11,7 +11,7 @@ from torch import nn
 import subbayes
 from subbayes import InputError, Network
 from subbayes.curvature import Curvature, eigenvalues, spectral_density
-from subbayes.networks.network import plain_attention
+from subbayes.networks.global_state import attention_without_fused_kernels
 
 
 def built(network: str, likelihood: str, seed: int = 0):
@@ -88,7 +88,9 @@ def test_hessian_of_every_kind_of_network(network):
         return -likelihood.log_prob(net(w, data[0]), data[1]).sum()
 
     v = torch.linspace(-1, 2, net.size, dtype=torch.float64)
-    with plain_attention():  # by reverse mode twice, through torch.autograd and not torch.func
+    with (
+        attention_without_fused_kernels()
+    ):  # by reverse mode twice, through torch.autograd and not torch.func
         product = torch.autograd.functional.hvp(loss, net.weights, v)[1]
     close(Curvature(net, likelihood, data, batch_size=3)(v), product)
 

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # checks of annotations are t
 
 @pytest.fixture
 def traced_at_once(monkeypatch):
-    monkeypatch.setattr(steps, "_OFTEN", 1)
-    monkeypatch.setattr(steps, "_COMPILING", 0.0)
+    monkeypatch.setattr(steps, "_MIN_STEPS", 1)
+    monkeypatch.setattr(steps, "_COMPILE_SECONDS", 0.0)
 
 
 def network(*more: nn.Module) -> nn.Module:
@@ -146,8 +146,8 @@ class Peeking(nn.Module):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("numpy", "its result differs on other rows"),
-        ("list", "its result differs on other rows"),
+        ("numpy", "its result differs on other data"),
+        ("list", "its result differs on other data"),
         ("rows", "replaying the training step failed"),
         ("random", None),
         ("numpy random", None),
@@ -218,7 +218,7 @@ def test_tracing_leaves_everybodys_random_numbers_alone():
 
 
 def test_few_steps_are_not_worth_tracing(monkeypatch):
-    monkeypatch.setattr(steps.Steps, "_traced", None)  # calling it would fail
+    monkeypatch.setattr(steps.Steps, "_trace", None)  # calling it would fail
     fitted("trace")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,14 +11,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributions import Distribution
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from subbayes.inference.variational.gaussians import FullRank, Placed
-from subbayes.networks.network import taking_turns
-from subbayes.networks.tracing.graph import interpreted, tidy
-from subbayes.networks.tracing.vectorised import say
+from subbayes.networks.global_state import keep_argument_validation
+from subbayes.networks.tracing.tracer import Tracer
 from subbayes.utils.checks import fail
 from subbayes.utils.seeding import forked
 
@@ -36,15 +32,13 @@ def load_zuko() -> Any:
     Raises:
         ImportError: if it is not installed.
     """
-    validates = Distribution._validate_args
-    try:
-        import zuko
-    except ImportError as error:
-        raise ImportError(
-            "realnvp needs the package zuko: pip install 'subbayes[flows]'"
-        ) from error
-    finally:
-        Distribution.set_default_validate_args(validates)
+    with keep_argument_validation():
+        try:
+            import zuko
+        except ImportError as error:
+            raise ImportError(
+                "realnvp needs the package zuko: pip install 'subbayes[flows]'"
+            ) from error
     return zuko
 
 
@@ -81,11 +75,8 @@ class _Couplings(nn.Module):
 
         self.names, parameters = zip(*self.named_parameters(), strict=True)
         self.shapes = [p.shape for p in parameters]
-        self.graphs: dict[Any, Callable[..., Any]] = {}
-        self.steps = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"graphs": {}}  # they are made anew; pickle cannot hold them
+        self.forward_pass = Tracer(self.placed, "the flow", traced_after=_TRACED_AFTER)
+        self.backward_pass = Tracer(self.pulled, "the flow", traced_after=_TRACED_AFTER)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """The parameters out of one vector."""
@@ -126,28 +117,6 @@ class _Couplings(nn.Module):
         """Gradient in the weights of x . slope."""
         pull = torch.func.vjp(lambda w: self.x(w, eps), weights)[1]
         return pull(slope)[0]
-
-    def replay(self, what: str, *arguments: Tensor) -> Any:
-        """Return "placed" or "pulled", from its graph where there is one for this many draws."""
-        found = self.graphs.get((what, len(arguments[1])), getattr(self, what))
-        with torch.no_grad():
-            return found(*arguments)
-
-    def trace(self, weights: Tensor, eps: Tensor) -> None:
-        """Make the graphs of steps of so many draws: they take a fifth of the time."""
-        for what, arguments in (
-            ("placed", (weights, eps)),
-            ("pulled", (weights, eps, torch.ones_like(eps))),
-        ):
-            eager = getattr(self, what)
-            try:
-                with taking_turns, torch.no_grad():
-                    graph = make_fx(lambda *given, eager=eager: eager(*given))(*arguments)
-                    tidy(graph, *arguments)
-                    self.graphs[what, len(eps)] = interpreted(graph, *arguments)
-            except Exception as error:
-                self.graphs[what, len(eps)] = eager
-                say("tracing the flow", error, "going on without")
 
 
 @dataclass(frozen=True)
@@ -190,7 +159,8 @@ class Flow:
         The step is the path derivative: the score of q at fixed weights is taken off the slope.
         """
         given = torch.from_numpy(self.weights), torch.from_numpy(eps)
-        x, log_q, score = self.couplings.replay("placed", *given)
+        with torch.no_grad():
+            x, log_q, score = self.couplings.forward_pass(*given)
         return (
             self.frame.pushed(x.numpy()),
             log_q.numpy() - self.frame.log_volume(),
@@ -200,11 +170,10 @@ class Flow:
     def _pull(
         self, given: tuple[Tensor, Tensor], score: Tensor, slope: Rows
     ) -> Float[np.ndarray, "p"]:
-        self.couplings.steps += 1
-        if self.couplings.steps == _TRACED_AFTER:
-            self.couplings.trace(*given)
         a = torch.from_numpy(slope @ self.frame.factor) - score
-        return self.couplings.replay("pulled", *given, a / len(a)).numpy()
+        with torch.no_grad():
+            pulled: Tensor = self.couplings.backward_pass(*given, a / len(a))
+        return pulled.numpy()
 
     def moved(self, step: Float[np.ndarray, "p"]) -> Flow:
         """With weights a step further."""

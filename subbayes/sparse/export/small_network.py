@@ -19,16 +19,17 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from subbayes.data.data import check_rows, named_leaves, to_device, to_inputs
 from subbayes.networks.network import arguments
+from subbayes.networks.tracing.private_torch import is_traced
 from subbayes.sparse.dependency_graph import Flow
 from subbayes.sparse.export.tiled_layers import TiledLinear, in_tiles
 from subbayes.sparse.kernels import Bags, csr, thin_product
 from subbayes.sparse.module_surgery import replaced
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.files import StrPath, as_path, atomic_write_bytes, refuse, shown
+from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs
 
 __all__ = ["CsrLinear", "Exported", "as_example", "load_exported"]
@@ -71,7 +72,7 @@ class CsrLinear(nn.Module):
         Raises:
             InputError: rows of another size, or a call that is traced or compiled.
         """
-        if torch._C._get_tracing_state() or torch.compiler.is_compiling():
+        if is_traced():
             fail(
                 "module",
                 "layers that are called as they are, where some are CSR",
@@ -396,10 +397,16 @@ def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return found, facts
 
 
+_ABSENT = object()
+
+
 def _has(owners: dict[str, nn.Module], name: str) -> bool:
     """Whether there is a place for a tensor: constants may have made a bias where there is none."""
     owner, _, last = name.rpartition(".")
-    return owner in owners and last in owners[owner]._parameters | owners[owner]._buffers
+    if owner not in owners:
+        return False
+    value = getattr(owners[owner], last, _ABSENT)
+    return isinstance(value, Tensor) or (last == "bias" and value is None)
 
 
 def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Module:
@@ -414,10 +421,9 @@ def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Mo
 
 def _put(owner: nn.Module, name: str, value: Tensor) -> None:
     """A tensor of any size into a layer, which says its sizes."""
-    if name in owner._parameters:
-        setattr(owner, name, nn.Parameter(value))
-    else:
-        setattr(owner, name, value)
+    present = getattr(owner, name)
+    is_parameter = isinstance(owner.weight if present is None else present, nn.Parameter)
+    setattr(owner, name, nn.Parameter(value) if is_parameter else value)
     if name == "weight" and value.ndim > 1:
         for side, size in (("out", value.shape[0]), ("in", value.shape[1])):
             for what in ("features", "channels"):

@@ -11,8 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.data.data import n_rows, named_leaves, take
-from subbayes.networks.network import Network, taking_turns
-from subbayes.networks.tracing.batched import bytes_per_row
+from subbayes.networks.global_state import torch_lock
+from subbayes.networks.network import Network
+from subbayes.networks.tracing.memory import bytes_per_row
+from subbayes.networks.tracing.private_torch import is_traced
 from subbayes.predictions.averaging import input_batches
 from subbayes.sparse.dependency_graph import Flow
 from subbayes.sparse.kernels import FEW, DrawnLayer, ThinLinear, tiling, transposed
@@ -108,7 +110,7 @@ class ThinNetwork:
             starts = range(0, n_rows(batch), step)
             with bar(len(starts), "Predicting", progress, "batches") as steps:
                 for start in starts:
-                    with taking_turns:  # the module holds one draw at a time
+                    with torch_lock:  # the module holds one draw at a time
                         parts.append(self._outputs(draws, take(batch, slice(start, start + step))))
                     steps.update(1)
         return torch.cat(parts, 1)
@@ -227,8 +229,9 @@ class _Cut:
         self.widest = widest
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        noted = torch._C._get_tracing_state() or torch.compiler.is_compiling()
-        if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or noted or _listened_to(module):
+        if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+            return None
+        if is_traced() or _listened_to(module):
             return None
         tiles = _cut(inputs[0], self.widest)
         if tiles is None:

@@ -1,0 +1,98 @@
+"""Which parameters of a module are weights: by name, pattern, function or mask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from subbayes.utils.checks import fail, fail_type
+
+__all__ = ["Selection", "aliases_of", "select"]
+
+Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor | np.ndarray]
+
+
+def aliases_of(module: nn.Module) -> dict[str, str]:
+    """Every name of every parameter, tied ones under each of theirs, and the first of them."""
+    first = {id(p): n for n, p in module.named_parameters()}
+    return {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+
+
+def _layer(name: str) -> str:
+    """The layer a parameter belongs to, also as part of a parametrisation such as weight norm."""
+    return (
+        re.split(r"(?:^|\.)parametrizations\.", name)[0]
+        if "parametrizations." in name
+        else (name.rpartition(".")[0])
+    )
+
+
+def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]:
+    """Names of the selected trainable parameters, each with its mask or None."""
+    trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    aliases = {n: first for n, first in aliases_of(module).items() if first in trainable}
+    if not trainable:
+        fail(
+            "module",
+            "at least one trainable parameter",
+            "none (all have requires_grad=False)"
+            if any(True for _ in module.parameters())
+            else "a module without parameters",
+            "Set requires_grad on what should be random",
+        )
+    if isinstance(parameters, Mapping):
+        return _masked(trainable, {aliases.get(n, n): mask for n, mask in parameters.items()})
+    if parameters == "all":
+        return dict.fromkeys(trainable)
+    if parameters == "last-layer":
+        last = _layer(list(aliases)[-1])
+        wanted = {first for n, first in aliases.items() if _layer(n) == last}
+    elif callable(parameters):
+        wanted = {n for n, p in trainable.items() if parameters(n, p)}
+    else:
+        patterns = [parameters] if isinstance(parameters, str) else parameters
+        if not isinstance(patterns, (list, tuple)):
+            fail_type(
+                "parameters",
+                "a pattern, a list of patterns, a function or a dict of masks",
+                parameters,
+            )
+        wanted = {first for n, first in aliases.items() if any(fnmatchcase(n, p) for p in patterns)}
+    chosen: dict[str, Tensor | None] = dict.fromkeys(n for n in trainable if n in wanted)
+    if not chosen:
+        fail(
+            "parameters",
+            "a pattern that selects a trainable parameter",
+            repr(parameters),
+            "Trainable are: " + ", ".join(list(trainable)[:8]),
+        )
+    return chosen
+
+
+def _masked(
+    trainable: Mapping[str, Tensor], masks: Mapping[str, Tensor | np.ndarray]
+) -> dict[str, Tensor | None]:
+    chosen: dict[str, Tensor | None] = {}
+    unknown = [name for name in masks if name not in trainable]
+    if unknown:
+        fail("parameters", "names of trainable parameters", ", ".join(unknown))
+    for name, parameter in trainable.items():
+        if name not in masks:
+            continue
+        mask = torch.as_tensor(masks[name])
+        if mask.dtype != torch.bool or mask.shape != parameter.shape:
+            fail(
+                f"parameters[{name!r}]",
+                f"a boolean mask of shape {tuple(parameter.shape)}",
+                f"{mask.dtype} of shape {tuple(mask.shape)}",
+            )
+        if mask.any():
+            chosen[name] = mask.to(parameter.device)
+    if not chosen:
+        fail("parameters", "a mask that selects at least one weight", "masks that select none")
+    return chosen

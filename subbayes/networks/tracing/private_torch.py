@@ -1,0 +1,120 @@
+"""The private and experimental interfaces of torch that the package uses, all of them.
+
+With the environment variable `SUBBAYES_PRIVATE_TORCH=0`, read at each call, none of them is used.
+Results are the same; what is lost stands beside each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+__all__ = [
+    "capture_graph",
+    "count_bytes",
+    "in_backward_pass",
+    "is_scripted",
+    "is_traced",
+    "private_torch_enabled",
+]
+
+
+def private_torch_enabled() -> bool:
+    """Whether private interfaces of torch may be used."""
+    return os.environ.get("SUBBAYES_PRIVATE_TORCH", "1") != "0"
+
+
+def capture_graph(function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModule | None:
+    """The operations of a function of tensors as a graph, or None if not enabled.
+
+    Without it every function is evaluated eagerly: TODO.
+    """
+    if not private_torch_enabled():
+        return None
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(function)(*tensors)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def count_bytes(function: Callable[[], Any]) -> int:
+    """The bytes of all tensors that the operations of a function return.
+
+    Without it only results of public functions of torch count, not those of operations within
+    them: batches that `memory_limit` sizes are larger, by about a third for a transformer.
+    """
+    count = _CountBytes()
+    if private_torch_enabled():
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Operations(TorchDispatchMode):
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                return count.add(func(*args, **(kwargs or {})))
+
+        mode: Any = Operations()
+    else:
+        mode = _PublicFunctions(count)
+    with mode:
+        function()
+    return count.total
+
+
+class _CountBytes:
+    """Add up the bytes of tensors."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, result: Any) -> Any:
+        """Count a tensor, or those of a tuple or list, and return it."""
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, Tensor):
+                self.total += tensor.numel() * tensor.element_size()
+        return result
+
+
+class _PublicFunctions(torch.overrides.TorchFunctionMode):
+    """Count the bytes of results of public functions."""
+
+    def __init__(self, count: _CountBytes) -> None:
+        super().__init__()
+        self.count = count
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return self.count.add(func(*args, **(kwargs or {})))
+
+
+def in_backward_pass() -> bool:
+    """Whether autograd is computing gradients, as in the recomputation of a checkpointed part.
+
+    Without it activation checkpointing of sparse layers is not refused.
+    """
+    return private_torch_enabled() and torch._C._current_graph_task_id() != -1
+
+
+def is_traced() -> bool:
+    """Whether a call is recorded: compiled, exported or traced by TorchScript.
+
+    Without it TorchScript, which torch has deprecated, is not noticed.
+    """
+    recorded = private_torch_enabled() and torch._C._get_tracing_state() is not None
+    return torch.compiler.is_compiling() or recorded
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether a module was compiled by TorchScript, which torch has deprecated.
+
+    Without it such a module fails at its first call instead of being refused.
+    """
+    return private_torch_enabled() and isinstance(module, torch.jit.ScriptModule)

@@ -1,0 +1,296 @@
+"""Evaluate one function many times: eagerly, from a traced graph, or compiled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from subbayes.networks.global_state import keep_argument_validation, torch_lock
+from subbayes.networks.tracing.graph import fold_constants, optimise
+from subbayes.networks.tracing.private_torch import capture_graph
+from subbayes.networks.tracing.vectorised import Vectorised
+from subbayes.utils.checks import InputError, InputTypeError
+from subbayes.utils.trees import tensors_of, with_tensors
+
+__all__ = ["MODES", "Mode", "NotTraceable", "Replay", "Status", "Tracer"]
+
+Mode = Literal["trace", "eager", "compile"]
+Status = Literal["eager", "traced", "compiled"]
+MODES = ("trace", "compile", "eager")
+
+_VERIFIED = frozenset((1, 2, 3, 8, 64, 512, 4096))  # calls of one shape
+_RELATIVE = 1e-3
+
+
+class NotTraceable(Exception):
+    """A reason for which a function is evaluated eagerly, without a warning."""
+
+
+@dataclass
+class Replay:
+    """A graph for tensors of certain shapes.
+
+    Attributes:
+        call: the function of these tensors.
+        status: what `call` is.
+        data: the tensors it was made with, the weights excepted.
+        calls: how often it was called on other tensors than these.
+    """
+
+    call: Callable[..., Any]
+    status: Status
+    data: Sequence[Tensor] = ()
+    calls: int = field(default=0)
+
+
+class Tracer:
+    """A function of weights and data, replayed from a graph that is verified.
+
+    The function is traced once for each combination of shapes, strides, dtypes and devices, and the
+    graph is replayed for later calls. With `mode="compile"` it is compiled too. Values that a
+    module reads through Python or NumPy are baked into a graph. So a replay is compared with the
+    eager result where it is made, and in a few later calls on other data. Where tracing or a
+    comparison fails, one warning gives the reason, and the function is evaluated eagerly from then
+    on; where compilation fails, it is traced.
+
+    Args:
+        function: takes and returns tensors, also in tuples, lists and dicts. The first argument
+            holds the weights.
+        name: what the function is, for the warning: "the log density".
+        mode: "trace", "compile" or "eager".
+        traced_after: how many calls of the same shapes are evaluated eagerly first.
+        tolerance: absolute difference between a replay and the eager result that counts as
+            rounding, beside a relative one of 1e-3 of the largest entry.
+        verify_always: compare in later calls on the same data too, for functions with a state.
+
+    Attributes:
+        status: how the latest call was evaluated: "eager", "traced" or "compiled".
+        reason: why the mode that was asked for is not used, or None.
+
+    Example:
+        >>> square = Tracer(lambda weights, x: (weights * x).square(), "the square")
+        >>> square(torch.tensor(2.0), torch.arange(3.0)), square.status, square.reason
+        (tensor([ 0.,  4., 16.]), 'traced', None)
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        mode: Mode = "trace",
+        *,
+        traced_after: int = 0,
+        tolerance: float = 1e-6,
+        verify_always: bool = False,
+    ) -> None:
+        self.function, self.name, self.mode = function, name, mode
+        self.traced_after, self.tolerance = traced_after, tolerance
+        self.verify_always = verify_always
+        self.status: Status = "eager"
+        self.reason: str | None = None
+        self._replays: dict[Any, Replay | None] = {}  # None: evaluated eagerly
+        self._eager_calls: dict[Any, int] = {}
+        self._unreported = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Evaluate the function; results of a replay carry no gradients."""
+        if self.mode != "eager":
+            tensors = tensors_of(arguments)
+            replay = self._replay_for(tensors, arguments)
+            if replay is not None:
+                return self._evaluate(replay, tensors, arguments)
+        self.status = "eager"
+        found = self.function(*arguments)  # raises what is an error in itself
+        self._warn_of_failure()
+        return found
+
+    def _replay_for(self, tensors: list[Tensor], arguments: tuple[Any, ...]) -> Replay | None:
+        key = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+        if key in self._replays:
+            return self._replays[key]
+        calls = self._eager_calls[key] = self._eager_calls.get(key, 0) + 1
+        if calls <= self.traced_after:
+            return None
+        with torch_lock:
+            if key not in self._replays:
+                self._replays[key] = self._prepare(arguments)
+        return self._replays[key]
+
+    def _prepare(self, arguments: tuple[Any, ...]) -> Replay | None:
+        """A verified replay, or None where the function has to be evaluated eagerly."""
+        try:
+            return self.trace(*arguments)
+        except NotTraceable as reason:
+            self.reason = self.reason or str(reason)
+        except (InputError, InputTypeError):
+            raise
+        except Exception as error:
+            self._use_eager(f"tracing {self.name} failed ({_line(error)})")
+        return None
+
+    def trace(self, *arguments: Any) -> Replay:
+        """Make a replay and verify it.
+
+        Raises:
+            NotTraceable: the function has to be evaluated eagerly, which needs no warning.
+        """
+        expected = self.function(*arguments)
+        if isinstance(self.function, Vectorised) and self.function.reason is not None:
+            raise NotTraceable(self.function.reason)
+        tensors = tensors_of(arguments)
+        graph = self.captured(lambda *flat: self.function(*with_tensors(arguments, flat)), tensors)
+        replay = self.optimised(graph, tensors)
+        self.verify(expected, replay.call(*tensors))
+        replay.data = tensors_of(arguments[1:])
+        return replay
+
+    def captured(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModule:
+        """The graph of a function of tensors."""
+        graph = capture_graph(function, tensors)
+        if graph is None:
+            raise NotTraceable("private interfaces of torch are disabled")
+        return graph
+
+    def optimised(
+        self,
+        graph: GraphModule,
+        tensors: Sequence[Tensor],
+        constant: Sequence[bool] = (),
+        *,
+        compiles: bool = True,
+    ) -> Replay:
+        """A graph as a function that takes less time, compiled where that is asked for.
+
+        Args:
+            graph: the graph; changed in place.
+            tensors: what it was traced with.
+            constant: for each of these, whether it is the same tensor in all calls.
+            compiles: whether to compile it if `mode` is "compile".
+        """
+        folded = fold_constants(graph, tensors, constant) if any(constant) else []
+        tensors = [*tensors, *folded]
+        call = self._compiled(graph, tensors) if compiles and self.mode == "compile" else None
+        status = "compiled"
+        if call is None:
+            optimise(graph, tensors)
+            call, status = graph.forward, "traced"
+
+        def replay(*given: Tensor) -> Any:
+            with torch.no_grad():
+                return call(*given, *folded)
+
+        return Replay(replay, status)  # type: ignore[arg-type]
+
+    def _compiled(self, graph: GraphModule, tensors: Sequence[Tensor]) -> Any:
+        try:
+            optimise(graph, tensors, compiles=True)
+            return compiled(graph, tensors)
+        except Exception as error:
+            self.mode = "trace"
+            self.reason = f"compiling {self.name} failed ({_line(error)})"
+            warnings.warn(f"{self.reason}; it is traced instead", stacklevel=7)
+        return None
+
+    def verify(self, expected: Any, found: Any) -> None:
+        """Raise `ValueError` unless a replay gives the eager result."""
+        if not self._agree(expected, found):
+            raise ValueError("its result differs")
+
+    def _agree(self, expected: Any, found: Any) -> bool:
+        return all(
+            torch.allclose(
+                a.double(),
+                b.double(),
+                rtol=_RELATIVE,
+                atol=_RELATIVE * float(a.double().nan_to_num(0, 0, 0).abs().max()) + self.tolerance,
+                equal_nan=True,
+            )
+            for a, b in zip(tensors_of(expected), tensors_of(found), strict=True)
+            if a.numel() and a.is_floating_point()
+        )
+
+    # --- replays ----------------------------------------------------------------------------
+
+    def _evaluate(self, replay: Replay, tensors: list[Tensor], arguments: tuple[Any, ...]) -> Any:
+        restore = self.snapshot()
+        try:
+            found = replay.call(*tensors)
+        except (InputError, InputTypeError):
+            raise
+        except Exception as error:
+            self._use_eager(f"replaying {self.name} failed ({_line(error)})")
+        else:
+            self.status = replay.status
+            if not self._is_due(replay, arguments):
+                return found
+        restore()
+        expected = self.function(*arguments)
+        if self.mode != "eager" and not self._agree(expected, found):
+            self._use_eager(
+                f"tracing {self.name} failed (its result differs on other data: the module "
+                "reads them through Python or NumPy, or has a state)"
+            )
+        self._warn_of_failure()
+        return found if self.mode != "eager" else expected
+
+    def snapshot(self) -> Callable[[], Any]:
+        """Return a function that restores the state from which the next call starts."""
+        return lambda: None
+
+    def _is_due(self, replay: Replay, arguments: tuple[Any, ...]) -> bool:
+        """Whether this call is one in which the replay is compared with the eager result."""
+        if not self.verify_always:
+            data = tensors_of(arguments[1:])
+            if all(new is old for new, old in zip(data, replay.data, strict=True)):
+                return False
+        replay.calls += 1
+        return replay.calls in _VERIFIED
+
+    # --- fallback ---------------------------------------------------------------------------
+
+    def _use_eager(self, reason: str) -> None:
+        self.mode = self.status = "eager"
+        self.reason = reason
+        self._replays.clear()
+        self._unreported = True
+
+    def _warn_of_failure(self) -> None:
+        if self._unreported:
+            self._unreported = False
+            warnings.warn(f"{self.reason}; it is evaluated eagerly instead", stacklevel=4)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_replays": {}, "_eager_calls": {}}  # graphs cannot be pickled
+
+
+def compiled(graph: GraphModule, tensors: Sequence[Tensor]) -> Callable[..., Any]:
+    """A graph compiled for tensors of these shapes and strides.
+
+    torch would check shapes and strides in each call, which takes as long as a small network: a
+    `Tracer` has looked at them already.
+
+    Args:
+        graph: a graph of tensor operations.
+        tensors: what it is called with.
+
+    Raises:
+        Exception: no compiler, or a graph that it does not take.
+    """
+    options: dict[str, Any] = {"cpp_wrapper": True}
+    if hasattr(torch.compiler, "skip_all_guards_unsafe"):  # torch 2.8
+        options["guard_filter_fn"] = torch.compiler.skip_all_guards_unsafe
+    with torch.no_grad(), keep_argument_validation():
+        call = torch.compile(graph.forward, fullgraph=True, dynamic=False, options=options)
+        call(*tensors)
+    return call
+
+
+def _line(error: Exception) -> str:
+    """The message of an error in one line."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:160]

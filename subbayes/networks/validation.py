@@ -1,0 +1,134 @@
+"""Checks of what a module takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subbayes.data.data import leaves, n_rows, take
+from subbayes.utils.checks import InputError, InputTypeError, fail, fail_type
+from subbayes.utils.types import Inputs
+
+__all__ = ["as_outputs", "check_outputs"]
+
+
+def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None) -> Tensor:
+    """What a module returned for these inputs, as outputs of shape (N, C).
+
+    Args:
+        out: what it returned.
+        inputs: of the module.
+        output: picks the tensor out of that.
+
+    Raises:
+        InputError: outputs of another shape, or of another type than real numbers.
+        InputTypeError: not a tensor.
+    """
+    if output is not None:
+        out = output(out)
+    if not isinstance(out, Tensor):
+        fail_type(
+            "module",
+            "one tensor as its output",
+            out,
+            "Pass output=..., e.g. output=lambda out: out.logits",
+        )
+    n = n_rows(inputs)
+    if not out.is_floating_point():
+        fail("module", "real numbers as outputs", out.dtype, "Return logits or means, not labels")
+    if out.ndim < 2 and out.shape[:1] == (n,):
+        return out.unsqueeze(-1)
+    if out.ndim < 2 and n == 1:  # one row, squeezed away
+        return out.reshape(1, -1)
+    if out.ndim != 2 or out.shape[0] != n:
+        fail(
+            "module",
+            f"outputs of shape ({n}, C) for {n} inputs",
+            tuple(out.shape),
+            "Flatten the outputs per observation",
+        )
+    return out
+
+
+def check_outputs(call: Callable[[Inputs], Tensor], rows: Inputs, dtype: torch.dtype) -> int:
+    """Check what a module makes of two rows, and return the number of outputs C.
+
+    Args:
+        call: the module as a function of inputs.
+        rows: two rows of inputs, or one.
+        dtype: of the weights.
+
+    Raises:
+        InputError: the module does not take these inputs, changes them, returns another shape, NaN,
+            other outputs at each call, or outputs that depend on other rows.
+        InputTypeError: the module returns something else than a tensor.
+    """
+    used = _copied(rows)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            out, again = call(used), call(_copied(rows))
+            alone = call(_copied(take(rows, slice(1))))
+    except (InputError, InputTypeError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "more than 1 value per channel when training" in reason:
+            fail(
+                "module",
+                "normalisation with running statistics",
+                "one by the rows of a batch, also in evaluation mode",
+                "Use track_running_stats=True, or batch_norm with training=self.training",
+            )
+        got = " and ".join(f"rows of shape {tuple(t.shape[1:])}, {t.dtype}" for t in leaves(rows))
+        odd = [t for t in leaves(rows) if t.is_floating_point() and t.dtype != dtype]
+        fail(
+            "inputs",
+            "what the module takes",
+            f"{got}: {reason[:200]}",
+            f"Convert the inputs with .to({dtype})"
+            if odd
+            else "Convert or reshape the inputs (whole numbers with .float())",
+        )
+    if not all(map(torch.equal, leaves(rows), leaves(used))):
+        fail(
+            "module",
+            "inputs left as they are",
+            "inputs the call has written into",
+            "Write x = x / 255, say, for x /= 255",
+        )
+    if bool(out.isnan().any()):
+        fail(
+            "module",
+            "outputs that are numbers",
+            "NaN",
+            "Train it again from finite weights, with a lower learning rate",
+        )
+    if not _same(out, again):
+        fail(
+            "module",
+            "the same outputs at each call in evaluation mode",
+            "others",
+            "Use nn.Dropout, or functional.dropout with training=self.training",
+        )
+    if not _same(out[:1], alone):
+        fail(
+            "module",
+            "outputs of a row that depend on that row alone",
+            "others beside other rows",
+            "Use batch_first=True, or normalisation with running statistics",
+        )
+    return int(out.shape[-1])
+
+
+def _copied(inputs: Inputs) -> Inputs:
+    return take(inputs, torch.arange(n_rows(inputs), device=leaves(inputs)[0].device))
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Equal but for rounding."""
+    tolerance = torch.finfo(a.dtype).eps ** 0.5
+    scale = float(a.abs().max()) if a.numel() else 0.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
