@@ -185,7 +185,7 @@ def _chains(model: SemiStructuredRegression, summary: pd.DataFrame, most: int = 
 
 def _scores(model: SemiStructuredRegression, test: pd.DataFrame | None, test_inputs: Any) -> str:
     rows = []
-    if model.is_posterior and model.draws.meta.get("temperature", 1.0) == 1.0:
+    if model.is_posterior and model.draws.temperature == 1.0:
         loo, n = model.loo(quiet=True), model.fittable.data.n
         rows.append(
             ["leave-one-out (PSIS), mean per row", f"{loo.elpd / n:.3f}", f"{loo.se / n:.3f}"]
@@ -224,10 +224,10 @@ def _described(model: SemiStructuredRegression) -> dict[str, str]:
             "effect takes a part of it",
         }[model.orthogonal_to]
     found["sampling"] = (
-        f"{model.draws.meta.get('sampler', '')}, {model.draws.n_chains} chains "
+        f"{model.draws.engine}, {model.draws.n_chains} chains "
         f"of {model.draws.n_draws} draws, seed {model.seed}"
     )
-    temperature = model.draws.meta.get("temperature", 1.0)
+    temperature = model.draws.temperature
     if temperature != 1.0:
         found["temperature"] = f"{temperature:g} of the networks; the effects given them at 1"
     found["priors"] = "; ".join(

@@ -14,6 +14,8 @@ from jaxtyping import Float
 from torch import nn
 
 from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
 from subbayes.networks.tracing.batched import Mode
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured import saving
@@ -174,7 +176,7 @@ class SemiStructuredRegression(Reading):
         *,
         subspace: str = "curve",
         rank: int | None = None,
-        inference: str | Callable[..., Draws] | None = None,
+        inference: str | Engine | Callable[[Any, Sampling], Draws] | None = None,
         temperature: float = 1.0,
         effects: str | None = None,
         draws: int = 1000,
@@ -216,7 +218,7 @@ class SemiStructuredRegression(Reading):
             mode: "trace", "compile" (10 to 30 s once, then several times faster: it pays for
                 many draws), or "eager".
             progress: show progress bars; None shows them on a terminal.
-            options: further arguments of the engine.
+            options: further fields of `Sampling`.
 
         Returns:
             The model itself, fitted. A warning says which effects have not mixed; `warnings`
@@ -300,8 +302,9 @@ class SemiStructuredRegression(Reading):
         self.sampler = Sampler(fittable, space, self.deep, self.orthogonal, self.seed)
         self.draws = Draws(
             self.sampler.settled(space.starts)[None],
-            {},
-            {"sampler": "deep ensemble", "seed": self.seed},
+            meta={"seed": self.seed},
+            engine="deep ensemble",
+            validity="ensemble",
         )
         self.fittable = fittable
         return self

@@ -81,7 +81,7 @@ class Reading:
         self._require_fitted()
         if not self.is_posterior or self.draws.independent:
             return []
-        return unmixed(self.effects(), str(self.draws.meta.get("sampler", "")))
+        return unmixed(self.effects(), self.draws.engine)
 
     # --- what people read -------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class Reading:
             "posterior_predictive": {"y": again.reshape(*shape, -1)},
             "observed_data": {"y": y},
         }
-        if self.is_posterior and self.draws.meta.get("temperature", 1.0) == 1.0:
+        if self.is_posterior and self.draws.temperature == 1.0:
             groups["log_likelihood"] = {
                 "y": self.posterior.pointwise(self.draws.flat()).reshape(*shape, -1)
             }
@@ -286,11 +286,11 @@ class Reading:
                 "a deep ensemble",
                 "Score held-out rows with predict(...).log_prob(y)",
             )
-        if self.draws.meta.get("temperature", 1.0) != 1.0:
+        if self.draws.temperature != 1.0:
             fail(
                 "temperature",
                 "1 for leave-one-out",
-                self.draws.meta["temperature"],
+                self.draws.temperature,
                 "Score held-out rows with predict(...).log_prob(y)",
             )
         terms = self.posterior.pointwise(self.draws.flat())

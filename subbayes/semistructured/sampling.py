@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.draws import Draws
-from subbayes.inference.engines import arguments_of, engine_of
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
+from subbayes.inference.engines import engine_of
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.batched import Mode
 from subbayes.posterior import Posterior
@@ -30,19 +32,18 @@ __all__ = ["Sampler", "check_options"]
 _CHUNK = 256
 
 
-def check_options(inference: str | Callable[..., Draws], options: dict[str, Any]) -> None:
-    """Raise `InputError` for arguments that an engine does not take."""
-    engine = engine_of(inference)
-    known = inspect.signature(engine).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        return
-    unknown = [name for name in options if name not in known]
-    if unknown:
+def check_options(
+    inference: str | Engine | Callable[[Any, Sampling], Draws], options: dict[str, Any]
+) -> None:
+    """Raise `InputError` for options that are no fields of `Sampling`."""
+    engine_of(inference)
+    known = [f.name for f in fields(Sampling)]
+    if unknown := [name for name in options if name not in known]:
         fail(
             "options",
-            f"arguments of {getattr(engine, '__name__', inference)}: "
-            + ", ".join(n for n in known if n != "posterior"),
+            "fields of Sampling: " + ", ".join(known),
             ", ".join(unknown),
+            "Pass settings of an engine with it, as in inference=NUTS(max_depth=8)",
         )
 
 
@@ -155,7 +156,7 @@ class Sampler:
 
     def draws(
         self,
-        inference: str | Callable[..., Draws],
+        inference: str | Engine | Callable[[Any, Sampling], Draws],
         temperature: float,
         effects: str | None,
         options: dict[str, Any],
@@ -170,14 +171,13 @@ class Sampler:
 
     def _run(
         self,
-        inference: str | Callable[..., Draws],
+        inference: str | Engine | Callable[[Any, Sampling], Draws],
         density: Any,
         initial: Float[np.ndarray, "chains k"],
         options: dict[str, Any],
     ) -> Draws:
-        engine = engine_of(inference)
         given = {name: value for name, value in options.items() if value is not None}
-        return engine(density, **arguments_of(engine, **{"initial": initial, **given}))
+        return engine_of(inference).run(density, Sampling(**{"initial": initial, **given}))
 
     def tempered(self, temperature: float, effects: str | None) -> TemperedNetworks:
         """The density of the networks alone, the effects integrated out.
@@ -213,11 +213,7 @@ class Sampler:
             deep = density.contributions(torch.from_numpy(flat[start : start + 64].copy()))
             parts.append(density.conditional.sample(deep, rng))
         zeta = np.concatenate(parts).reshape(*networks.z.shape[:2], -1)
-        return Draws(
-            np.concatenate([networks.z, zeta], 2),
-            networks.stats,
-            networks.meta | {"temperature": density.temperature},
-        )
+        return replace(networks, z=np.concatenate([networks.z, zeta], 2), moments=None)
 
     # --- what draws are worth ---------------------------------------------------------------
 

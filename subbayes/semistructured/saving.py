@@ -45,8 +45,9 @@ def save(model: SemiStructuredRegression, path: str | Path, overwrite: bool) -> 
     """Write a fitted model; see `SemiStructuredRegression.save`."""
     said, rows, space = model.specification, model.fittable, model.space
     tensors = {f"space.{k}": v for k, v in space.subspace.tensors().items()}
-    tensors |= {"z": torch.from_numpy(model.draws.z), "starts": torch.from_numpy(space.starts)}
-    tensors |= {f"stats.{k}": torch.from_numpy(v) for k, v in model.draws.stats.items()}
+    arrays, facts_of_draws = model.draws.state()
+    tensors |= {name: torch.from_numpy(values) for name, values in arrays.items()}
+    tensors["starts"] = torch.from_numpy(space.starts)
     if space.curve is not None:
         tensors["curve"] = space.curve.points
     read = dict.fromkeys(
@@ -97,7 +98,7 @@ def save(model: SemiStructuredRegression, path: str | Path, overwrite: bool) -> 
                 "projected": space.projected,
                 "curve": None if space.curve is None else space.curve.kind,
             },
-            "draws": model.draws.meta,
+            "draws": facts_of_draws,
         },
         overwrite=overwrite,
     )
@@ -185,11 +186,10 @@ def restored(
         facts["history"],
         facts["projected"],
     )
-    stats = {name: values.numpy() for name, values in part(tensors, "stats").items()}
     return (
         replace(rows, dropped=meta["dropped"]),
         space,
-        Draws(tensors["z"].numpy(), stats, meta["draws"]),
+        Draws.from_state({k: v.numpy() for k, v in tensors.items()}, meta["draws"]),
     )
 
 
