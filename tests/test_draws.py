@@ -255,6 +255,5 @@ def test_a_poor_approximation_is_said():
 def test_independent_draws_are_no_chains():
     z = np.random.default_rng(0).normal(size=(4, 20, 2)) + np.arange(4)[:, None, None]
     assert any("R-hat" in line for line in Draws(z).warnings())
-    assert Draws(z, {}, {"independent": True}).warnings() == []
+    assert Draws(z, independent=True).warnings() == []
     assert not Draws(z).independent
-    assert Draws(z, {}, {"pareto_k": 0.2}).independent

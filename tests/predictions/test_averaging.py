@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from jacobians import problem
-from subbayes.inference.laplace.engine import predict_linearised
 from torch.utils.data import DataLoader
 
 from subbayes import Training, fit
 from subbayes.curvature import subspace_precision as restricted
 from subbayes.curvature.subspace_precision import along, along_in_parts
 from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.linearised_engine import predict_linearised
 from subbayes.subspace import CoordinateSubspace, DenseSubspace
 
 

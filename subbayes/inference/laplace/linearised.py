@@ -28,7 +28,7 @@ from subbayes.curvature.jacobian import Jacobian, check_joint
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
 from subbayes.curvature.subspace_precision import Restricted
-from subbayes.draws import Draws
+from subbayes.draws import Draws, Moments
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import average, with_noise
@@ -265,12 +265,14 @@ class LinearisedPosterior:
         )
         return Draws(
             z.reshape(chains, draws, -1),
-            meta={
-                "sampler": "laplace-linearised",
-                "seed": seed,
-                "temperature": 1.0,
-                "prior_precision": self.prior_precision,
-            },
+            meta={"seed": seed, "prior_precision": self.prior_precision},
+            engine="laplace-linearised",
+            validity="approximation",
+            independent=True,
+            prediction="linearised",
+            moments=Moments.of(
+                np.zeros(z.shape[1]), torch.cholesky_inverse(self.precision.factor).cpu().numpy()
+            ),
         )
 
     # --- evidence and tuning --------------------------------------------------------------------
