@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.harness import bar, in_turns, peak_memory, seconds, summary
 from subbayes import MLP, InputError, Posterior, Training
 from subbayes.data.datasets import load_uci
-from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.likelihoods import HeteroscedasticGaussian, Standardized
 from subbayes.models.fit import train_trajectory
 
@@ -112,7 +112,9 @@ def run(
     posterior, source = build(data_dir)
     n = posterior.data.n
     say(f"{source}; N = {n}, D = {posterior.network.size}, k = {RANK}")
-    warm = elliptical_slice(posterior, draws=1, chains=max(CHAINS), warmup=300, progress=False)
+    warm = EllipticalSlice().sample(
+        posterior, draws=1, chains=max(CHAINS), warmup=300, progress=False
+    )
     starts = warm.z[:, -1]
     full, loader = plain_density(posterior, None), plain_density(posterior, n // 10)
     agreement = abs(full(starts[0]) - posterior.log_likelihood(starts[:1])[0])
@@ -131,7 +133,7 @@ def run(
 
     def ours(name: str, density: Posterior, chains: int) -> Callable[[], float]:
         def measure() -> float:
-            out = elliptical_slice(
+            out = EllipticalSlice().sample(
                 density,
                 draws=draws,
                 chains=chains,

@@ -26,7 +26,7 @@ import torch._inductor.config
 from benchmarks.harness import bar, peak_memory, summary, versions
 from benchmarks.jax_networks import mlp
 from subbayes import MLP, Posterior, Training, diagnostics
-from subbayes.inference.samplers.nuts import nuts
+from subbayes.inference.samplers.nuts import NUTS
 from subbayes.likelihoods import HeteroscedasticGaussian
 from subbayes.models.fit import train_trajectory
 
@@ -97,14 +97,14 @@ def ours(
             "warmup": warmup,
             "seed": seed,
             "progress": False,
-            "metric": metric,
             "initial": initial,
             "checkpoint": f"{folder}/run",
             "checkpoint_seconds": 1e9,
         }
-        nuts(posterior, draws=1, **settings)
+        engine = NUTS(metric=metric)
+        engine.sample(posterior, draws=1, **settings)
         start = time.perf_counter()
-        out = nuts(posterior, draws=draws + 1, **settings)
+        out = engine.sample(posterior, draws=draws + 1, **settings)
         spent = time.perf_counter() - start
     return out.z[:, 1:], spent, float(out.stats["evaluations"][:, 1:].sum())
 

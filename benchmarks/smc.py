@@ -21,9 +21,9 @@ from scipy.special import ndtri
 from benchmarks import nuts
 from benchmarks.harness import bar, peak_memory, summary, versions
 from subbayes import Network, Posterior
-from subbayes.inference.laplace.laplace import laplace
-from subbayes.inference.samplers.parallel_tempering import parallel_tempering
-from subbayes.inference.samplers.smc import smc
+from subbayes.inference.laplace.laplace import Laplace
+from subbayes.inference.samplers.parallel_tempering import ParallelTempering
+from subbayes.inference.samplers.smc import SMC
 from subbayes.likelihoods import Gaussian
 from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace
@@ -86,21 +86,22 @@ def linear() -> tuple[Posterior, float]:
 
 def by_smc(density: Counted, seed: int, particles: int) -> tuple[float, float]:
     """Four groups of particles."""
-    meta = smc(density, draws=particles, chains=4, seed=seed, progress=False).meta
-    return meta["log_evidence"], meta["log_evidence_error"]
+    draws = SMC().sample(density, draws=particles, chains=4, seed=seed, progress=False)
+    return draws.log_evidence, draws.log_evidence_error
 
 
 def by_tempering(density: Counted, seed: int, draws: int) -> tuple[float, float]:
     """Four ladders of sixteen rungs."""
-    meta = parallel_tempering(
-        density, draws=draws, warmup=draws, chains=4, rungs=16, seed=seed, progress=False
-    ).meta
-    return meta["log_evidence"], meta["log_evidence_error"]
+    found = ParallelTempering(rungs=16).sample(
+        density, draws=draws, warmup=draws, chains=4, seed=seed, progress=False
+    )
+    return found.log_evidence, found.log_evidence_error
 
 
 def by_laplace(density: Counted, seed: int) -> tuple[float, float]:
     """A Gaussian at the mode; no standard error, for it knows of none."""
-    return laplace(density, draws=100, seed=seed, progress=False).meta["log_evidence"], 0.0
+    draws = Laplace().sample(density, chains=4, draws=100, seed=seed, progress=False)
+    return draws.log_evidence, 0.0
 
 
 def by_dynesty(density: Counted, seed: int, live: int) -> tuple[float, float]:

@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks import nuts
 from benchmarks.harness import bar, in_turns, peak_memory, summary, versions
 from subbayes import Posterior
-from subbayes.inference.importance import weighed
+from subbayes.inference.importance import approximate_draws
 from subbayes.inference.laplace.laplace import climb
 from subbayes.inference.variational.elbo import Family, ascend
 from subbayes.inference.variational.flows import Flow
@@ -176,7 +176,7 @@ def ours(
 
 def bound(posterior: Posterior, z: np.ndarray, log_q: np.ndarray) -> tuple[float, float]:
     """ELBO from draws and all data, and its standard error."""
-    found = weighed(posterior, z[None], log_q[None], {})
+    found = approximate_draws(posterior, z[None], log_q[None])
     ratios = found.stats["log_density"] - found.stats["log_q"]
     return float(ratios.mean()), float(ratios.std() / np.sqrt(ratios.size))
 

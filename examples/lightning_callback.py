@@ -91,7 +91,7 @@ def main(epochs: int = 90, draws: int = 2000) -> subbayes.Predictive:
     subspace = callback.recorder.pca(rank=3)
     network = subbayes.Network(module.net)
     posterior = subbayes.Posterior(network, module.likelihood, (x, y), subspace)
-    draws = subbayes.inference.elliptical_slice(posterior, draws=draws, chains=4, seed=0)
+    draws = subbayes.inference.EllipticalSlice().sample(posterior, draws=draws, chains=4, seed=0)
     predictive = posterior.predict(draws, torch.linspace(-3, 3, 7)[:, None])
     print(callback.recorder)
     print(draws)

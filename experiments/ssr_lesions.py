@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,9 @@ from experiments.store import Record, Store, key_of
 from experiments.uci import write_between
 from subbayes.diagnostics import metrics
 from subbayes.draws import Draws
-from subbayes.inference.laplace.laplace import laplace
-from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.laplace.laplace import Laplace
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
 from subbayes.semistructured import Fitting, SemiStructuredRegression
@@ -189,38 +190,25 @@ def network_of(plan: Plan) -> nn.Sequential:
 # --- sampling -------------------------------------------------------------------------------------
 
 
-def recentred(
-    posterior: Posterior,
-    *,
-    draws: int,
-    chains: int,
-    warmup: int,
-    seed: int,
-    wider: float,
-    progress: bool | None = None,
-) -> Draws:
+def about_laplace(posterior: Posterior, sampling: Sampling, wider: float) -> Draws:
     """Elliptical slice sampling about the Laplace approximation, `wider` times as wide.
 
     Chains start at draws of this Gaussian. Where there is none, for want of curvature at the mode,
     ellipses are drawn from the prior.
     """
-    options: dict[str, Any] = {
-        "draws": draws,
-        "chains": chains,
-        "warmup": warmup,
-        "seed": seed,
-        "progress": progress,
-    }
+    sampling = replace(sampling, initial="prior")
     try:
-        found = laplace(posterior, draws=50, chains=1, seed=seed, starts=2, progress=progress)
+        found = Laplace(starts=2).sample(
+            posterior, draws=50, chains=1, seed=sampling.seed, progress=sampling.progress
+        )
     except InputError:
-        return elliptical_slice(posterior, **options)
-    near = Normal(
-        mean=np.array(found.meta["mode"]), covariance=wider**2 * np.array(found.meta["covariance"])
-    )
-    drawn = elliptical_slice(posterior, around=near, **options)
-    drawn.meta["pareto_k"] = found.meta["pareto_k"]
-    return drawn
+        return EllipticalSlice().run(posterior, sampling)
+    moments = found.moments
+    assert moments is not None
+    assert moments.covariance is not None
+    near = Normal(mean=moments.mean, covariance=wider**2 * moments.covariance)
+    drawn = EllipticalSlice(reference=near).run(posterior, sampling)
+    return replace(drawn, independent=True, pareto_k=found.pareto_k)
 
 
 # --- one fold -------------------------------------------------------------------------------------
@@ -236,12 +224,12 @@ def fitted(name: str, fold: Fold, seed: int, plan: Plan) -> SemiStructuredRegres
     model = SemiStructuredRegression(
         f"melanoma ~ {EFFECT}", family="bernoulli", seed=seed, deep={"image": network_of(plan)}
     )
-    options: dict[str, Any] = {"draws": plan.laplace_draws, "inference": "laplace", "starts": 1}
+    options: dict[str, Any] = {"draws": plan.laplace_draws, "inference": Laplace(starts=1)}
     if METHODS[name]["subspace"] == "curve":
         options = {
             "draws": plan.draws,
             "warmup": plan.warmup,
-            "inference": partial(recentred, wider=plan.wider),
+            "inference": partial(about_laplace, wider=plan.wider),
         }
     return model.fit(
         fold.train,
@@ -265,7 +253,7 @@ def one(name: str, number: int, plan: Plan, data_dir: str | None) -> Record:
     y = fold.test["melanoma"].to_numpy(dtype=np.float64)
     theta = model.effects()[EFFECT].reshape(-1)
     summary, draws, history = model.summary(), model.draws, model.space.history
-    k = float(draws.meta.get("pareto_k", np.nan))
+    k = draws.pareto_k
     held_out = history.get("validation_log_likelihood", [])
     return {
         "method": name,

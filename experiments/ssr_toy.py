@@ -25,6 +25,7 @@ from experiments.toy_regression import FILE
 from experiments.uci import write_between
 from subbayes import MLP
 from subbayes.data.datasets import find_file
+from subbayes.inference.samplers.nuts import NUTS
 from subbayes.semistructured import Deep, Fitting, SemiStructuredRegression
 from subbayes.utils.checks import check_count
 
@@ -112,8 +113,9 @@ def fitted(name: str, train: pd.DataFrame, seed: int, plan: Plan) -> SemiStructu
         deep={"net": Deep(MLP(2, (16, 16), 1, "relu"), columns=["half", "square"])},
     )
     options = dict(METHODS[name])
-    nuts = options.get("inference", "nuts") == "nuts"
-    more = {"target_acceptance": plan.target_acceptance} if nuts else {}
+    nuts = "inference" not in options
+    if nuts:
+        options["inference"] = NUTS(target_acceptance=plan.target_acceptance)
     return model.fit(
         train,
         draws=plan.draws,
@@ -123,7 +125,6 @@ def fitted(name: str, train: pd.DataFrame, seed: int, plan: Plan) -> SemiStructu
         progress=False,
         mode="compile" if nuts else "trace",
         **options,
-        **more,
     )
 
 

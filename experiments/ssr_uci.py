@@ -27,6 +27,7 @@ from experiments.uci import asked
 from subbayes import MLP
 from subbayes.data.datasets import find_file
 from subbayes.diagnostics import rhat
+from subbayes.inference.samplers.nuts import NUTS
 from subbayes.semistructured import Deep, Fitting, SemiStructuredRegression
 from subbayes.utils.checks import check_choice, check_count
 
@@ -163,7 +164,7 @@ def fitted(
             "warmup": plan.mcmc_warmup,
             "chains": len(starts),
             "initial": starts,
-            "max_depth": plan.mcmc_depth,
+            "inference": NUTS(max_depth=plan.mcmc_depth),
             "mode": plan.mcmc_mode,
         }
     return model.fit(train, fitting=fitting, progress=False, **options)

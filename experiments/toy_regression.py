@@ -25,9 +25,9 @@ from torch import Tensor
 from experiments.store import Record, Store, key_of, versions
 from subbayes import MLP, Draws, Network, Posterior, Predictive, Training, curvature
 from subbayes.data.datasets import find_file
-from subbayes.inference.samplers.elliptical_slice import elliptical_slice
-from subbayes.inference.samplers.nuts import nuts
-from subbayes.inference.variational.variational import variational
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
+from subbayes.inference.samplers.nuts import NUTS
+from subbayes.inference.variational.variational import MeanFieldVI, RealNVP
 from subbayes.likelihoods import Gaussian
 from subbayes.predictions.averaging import average
 from subbayes.priors import Normal
@@ -288,20 +288,22 @@ def sampled(engine: str, posterior: Posterior, plan: Plan, seed: int) -> Draws:
     """Draws of one engine."""
     options: dict[str, Any] = {"chains": plan.chains, "seed": seed, "progress": False}
     if engine == "ESS":
-        return elliptical_slice(posterior, draws=plan.draws, warmup=plan.draws, **options)
+        return EllipticalSlice().sample(posterior, draws=plan.draws, warmup=plan.draws, **options)
     if engine == "NUTS":
-        return nuts(posterior, draws=plan.draws // 4, warmup=plan.draws // 4, **options)
-    family = {"VI": "mean-field", "RealNVP": "realnvp"}[engine]
-    return variational(
-        posterior, family=family, draws=plan.draws // 4, steps=plan.vi_steps, **options
-    )
+        return NUTS().sample(posterior, draws=plan.draws // 4, warmup=plan.draws // 4, **options)
+    family = {"VI": MeanFieldVI, "RealNVP": RealNVP}[engine]
+    return family(steps=plan.vi_steps).sample(posterior, draws=plan.draws // 4, **options)
 
 
 def _facts(draws: Draws) -> Record:
     """How a run went, in a few numbers."""
     facts: Record = {"draws": draws.n_chains * draws.n_draws}
-    if "elbo" in draws.meta:
-        return facts | {k: _number(draws.meta[k]) for k in ("elbo", "log_evidence", "pareto_k")}
+    if draws.independent:
+        return facts | {
+            "elbo": _number(draws.meta["elbo"]),
+            "log_evidence": _number(draws.log_evidence),
+            "pareto_k": _number(draws.pareto_k),
+        }
     return facts | {
         "rhat": _number(np.nanmax(draws.rhat())),
         "ess_bulk": _number(np.nanmin(draws.ess_bulk())),
@@ -343,14 +345,8 @@ def _full_vi(points: Points, model: Trained, plan: Plan, seed: int) -> tuple[Arr
     posterior = Posterior(
         model.network, model.likelihood, points.data, FullSubspace(center), prior, plan.temperature
     )
-    draws = variational(
-        posterior,
-        draws=125,
-        chains=4,
-        steps=plan.full_steps,
-        samples=plan.full_samples,
-        seed=seed,
-        progress=False,
+    draws = MeanFieldVI(steps=plan.full_steps, samples=plan.full_samples).sample(
+        posterior, draws=125, chains=4, seed=seed, progress=False
     )
     weights = posterior.subspace.weights(torch.from_numpy(draws.flat()))
     return {"curves": _curves(model, weights)}, _facts(draws)

@@ -40,8 +40,8 @@ from subbayes import MLP, Draws, Posterior, Predictive, Training
 from subbayes.baselines.map import point
 from subbayes.baselines.swag import swag
 from subbayes.data.datasets import load_uci
-from subbayes.inference.samplers.elliptical_slice import elliptical_slice
-from subbayes.inference.variational.variational import variational
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
+from subbayes.inference.variational.variational import MeanFieldVI
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.trainer import SwaResult, TrainingResult, train
 from subbayes.utils.checks import InputError, check_count
@@ -218,24 +218,18 @@ def initial(table: Table, plan: Plan) -> MLP:
 
 def sampled(posterior: Posterior, chains: int, draws: int, seed: int) -> Draws:
     """Elliptical slice sampling, after half as many draws for warm-up."""
-    return elliptical_slice(
+    return EllipticalSlice().sample(
         posterior, chains=chains, draws=draws, warmup=draws // 2, seed=seed, progress=False
     )
 
 
 def fitted(posterior: Posterior, plan: Plan, seed: int) -> Draws:
     """Draws of the mean-field Gaussian fitted on minibatches."""
-    return variational(
-        posterior,
-        family="mean-field",
-        chains=1,
-        draws=plan.vi_draws,
+    return MeanFieldVI(
         steps=plan.vi_steps,
         samples=plan.vi_samples,
         batch_size=min(plan.vi_batch_size, posterior.data.n),
-        seed=seed,
-        progress=False,
-    )
+    ).sample(posterior, chains=1, draws=plan.vi_draws, seed=seed, progress=False)
 
 
 def normalised(predictive: Predictive, c: Case) -> dict[str, float]:
@@ -410,7 +404,10 @@ def run_split(c: Case, plan: Plan, choice: Chosen, device: str = "cpu") -> Recor
         "evaluations_per_draw": float(draws.stats["evaluations"].mean()),
     }
     fit = {
-        name: _number(approximate.meta[name]) for name in ("elbo", "pareto_k", "steps", "converged")
+        "elbo": _number(approximate.meta["elbo"]),
+        "pareto_k": _number(approximate.pareto_k),
+        "steps": _number(approximate.meta["steps"]),
+        "converged": _number(approximate.converged),
     }
     return {
         "methods": found,

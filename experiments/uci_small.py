@@ -48,8 +48,8 @@ from subbayes import Draws, Posterior, Predictive
 from subbayes.baselines.map import point
 from subbayes.baselines.swag import swag
 from subbayes.data.datasets import load_uci
-from subbayes.inference.samplers.elliptical_slice import elliptical_slice
-from subbayes.inference.variational.variational import variational
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
+from subbayes.inference.variational.variational import MeanFieldVI
 from subbayes.predictions.averaging import average
 from subbayes.training.trainer import SwaResult
 from subbayes.utils.checks import InputError, check_count
@@ -250,7 +250,7 @@ def predict_swag(path: SwaResult, plan: Plan, inputs: Tensor, seed: int) -> Pred
 def sampled(posterior: Posterior, plan: Plan, seed: int) -> Draws:
     """Draws of chains that are long enough to agree, or as long as the plan allows."""
     for factor in (2**i for i in range(plan.longest.bit_length())):
-        draws = elliptical_slice(
+        draws = EllipticalSlice().sample(
             posterior, draws=factor * plan.draws, chains=plan.chains, seed=seed, progress=False
         )
         if worst_rhat(draws) <= plan.rhat:
@@ -261,16 +261,8 @@ def sampled(posterior: Posterior, plan: Plan, seed: int) -> Draws:
 def fitted(posterior: Posterior, plan: Plan, seed: int) -> Draws:
     """Draws of the mean-field Gaussian nearest to the posterior."""
     batch_size = plan.vi_batch_size if plan.vi_batch_size < posterior.data.n else None
-    return variational(
-        posterior,
-        family="mean-field",
-        chains=1,
-        draws=plan.vi_draws,
-        steps=plan.vi_steps,
-        samples=plan.vi_samples,
-        batch_size=batch_size,
-        seed=seed,
-        progress=False,
+    return MeanFieldVI(steps=plan.vi_steps, samples=plan.vi_samples, batch_size=batch_size).sample(
+        posterior, chains=1, draws=plan.vi_draws, seed=seed, progress=False
     )
 
 
@@ -332,7 +324,7 @@ def _tempered(path: SwaResult | None, c: Case, plan: Plan) -> list[float]:
     values = []
     for temperature in plan.temperatures:
         tempered = posterior.with_temperature(temperature)
-        draws = elliptical_slice(
+        draws = EllipticalSlice().sample(
             tempered,
             draws=plan.tuning_draws,
             chains=plan.tuning_chains,
@@ -667,27 +659,16 @@ def _vi_runs(cases: list[Case], plan: Plan, choice: Chosen, temperature: float) 
         started = time.process_time()
         posterior = posterior_of(path, c.table, plan.rank).with_temperature(temperature)
         draws = fitted(posterior, plan, c.table.seed)
-        fit = {
-            name: _number(draws.meta[name])
-            for name in (
-                "elbo",
-                "elbo_error",
-                "log_evidence",
-                "log_evidence_error",
-                "pareto_k",
-                "steps",
-            )
+        fit = {name: _number(draws.meta[name]) for name in ("elbo", "elbo_error", "steps")} | {
+            name: _number(getattr(draws, name))
+            for name in ("log_evidence", "log_evidence_error", "pareto_k")
         }
         drawn = time.process_time()
         yield {
             "methods": {"PCA + VI": scores(posterior.predict(draws, c.inputs), c.y)},
             "centre": scores(point(path).predict(c.inputs), c.y),
             "vi": fit
-            | {
-                "converged": draws.meta["converged"],
-                "rank": posterior.rank,
-                "temperature": temperature,
-            },
+            | {"converged": draws.converged, "rank": posterior.rank, "temperature": temperature},
             "versions": versions(),
             "threads": 1,
             "seconds": {

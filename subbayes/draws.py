@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
 from subbayes import diagnostics
 from subbayes.predictions.averaging import evenly_spaced
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import check_choice, fail
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from subbayes.posterior import Posterior
+__all__ = ["Draws", "Moments", "Prediction", "Validity", "round_up"]
 
-__all__ = ["Draws", "rounded_up"]
+Validity = Literal["exact", "approximation", "ensemble"]
+Prediction = Literal["network", "linearised"]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and covariance of a Gaussian approximation.
+
+    Attributes:
+        mean: shape (k,).
+        sd: standard deviations, shape (k,).
+        covariance: shape (k, k); None for independent coordinates.
+    """
+
+    mean: Float[np.ndarray, "k"]
+    sd: Float[np.ndarray, "k"]
+    covariance: Float[np.ndarray, "k k"] | None = None
+
+    @classmethod
+    def of(cls, mean: Float[np.ndarray, "k"], covariance: Float[np.ndarray, "k k"]) -> Moments:
+        """The moments of N(mean, covariance)."""
+        return cls(mean, np.sqrt(np.diag(covariance)), covariance)
 
 
 @dataclass(frozen=True)
@@ -29,7 +51,19 @@ class Draws:
         z: coordinates, shape (chains, draws, k), float64.
         stats: numbers per draw, each of shape (chains, draws), such as "log_likelihood" and
             "evaluations".
-        meta: facts of the run: sampler, seed, warmup, seconds, temperature.
+        meta: further facts of the run for display, such as "seed", "warmup" and "seconds".
+        engine: name of the engine, for display.
+        validity: "exact" for draws that converge to the posterior, "approximation" for draws of
+            another density that is close to it, "ensemble" for separately trained networks.
+        independent: whether all draws are independent, as those of an approximation are.
+        prediction: "network" averages the network's predictions over the draws; "linearised"
+            predicts in closed form by the linearised network, from `moments`.
+        temperature: T of the posterior.
+        pareto_k: Pareto k of the importance ratios of an approximation; NaN if not known.
+        converged: whether an optimisation converged; None where there is none.
+        log_evidence: estimate of the log evidence of the tempered posterior; NaN if not known.
+        log_evidence_error: its standard error; NaN if not known.
+        moments: mean and covariance of a Gaussian approximation.
 
     Example:
         >>> draws = Draws(np.random.default_rng(0).normal(size=(4, 500, 2)))
@@ -40,8 +74,20 @@ class Draws:
     z: Float[np.ndarray, "chains draws k"]
     stats: dict[str, np.ndarray] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
+    engine: str = ""
+    validity: Validity = "exact"
+    independent: bool = False
+    prediction: Prediction = "network"
+    temperature: float = 1.0
+    pareto_k: float = math.nan
+    converged: bool | None = None
+    log_evidence: float = math.nan
+    log_evidence_error: float = math.nan
+    moments: Moments | None = None
 
     def __post_init__(self) -> None:
+        check_choice("validity", self.validity, ("exact", "approximation", "ensemble"))
+        check_choice("prediction", self.prediction, ("network", "linearised"))
         if self.z.ndim != 3:
             fail("z", "shape (chains, draws, k)", self.z.shape)
         for name, values in self.stats.items():
@@ -107,22 +153,17 @@ class Draws:
             index=pd.Index([f"z[{i}]" for i in range(self.rank)], name="coordinate"),
         )
 
-    @property
-    def independent(self) -> bool:
-        """Whether all draws are independent: of an approximation, not of chains."""
-        return bool(self.meta.get("independent", "pareto_k" in self.meta))
-
     def warnings(self) -> list[str]:
         """What is wrong with the run, each with a remedy; empty if nothing is."""
         if self.n_draws < 4:
             return ["fewer than 4 draws per chain: run longer (draws=...)"]
         said = [] if self.independent else self._chain_warnings()
-        if self.meta.get("pareto_k", 0.0) > 0.7:
+        if self.pareto_k > 0.7:
             said.append(
-                f"Pareto k of the approximation is {self.meta['pareto_k']:.2f}, above 0.7: "
+                f"Pareto k of the approximation is {self.pareto_k:.2f}, above 0.7: "
                 "it misses a part of the posterior; use inference='nuts'"
             )
-        if self.meta.get("converged") is False:
+        if self.converged is False:
             said.append("the ELBO was still rising at the last step: raise steps=...")
         return said + self._energy_warnings()
 
@@ -138,7 +179,7 @@ class Draws:
             )
         worst = float(rhat[known].max(initial=1.0))
         least, enough = float(ess[known].min(initial=np.inf)), 100 * self.n_chains
-        about = rounded_up(self.n_draws * max(2.0, enough / least))
+        about = round_up(self.n_draws * max(2.0, enough / least))
         high = np.ceil(worst * 1e3) / 1e3  # as shown, too, above what it is held to
         said += self._stuck_warnings(worst)
         if worst > 1.2 and not said:
@@ -192,8 +233,7 @@ class Draws:
     @property
     def _follow(self) -> str:
         """A remedy for samplers without gradients."""
-        blind = self.meta.get("sampler") == "elliptical-slice"
-        return "follow gradients (inference='nuts'), " if blind else ""
+        return "follow gradients (inference='nuts'), " if self.engine == "elliptical-slice" else ""
 
     def _energy_warnings(self) -> list[str]:
         """What Hamiltonian samplers note: divergences and low E-BFMI."""
@@ -213,34 +253,43 @@ class Draws:
                 )
         return said
 
-    def to_arviz(self, posterior: Posterior | None = None, *, seed: int = 0) -> Any:
-        """The draws as ArviZ data (`InferenceData` on 0.2x, `DataTree` on 1.x).
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The draws as named arrays and a JSON-able rest; `from_state` reads them back."""
+        arrays = {"z": self.z} | {f"stats.{name}": values for name, values in self.stats.items()}
+        for f in () if self.moments is None else fields(self.moments):
+            if (values := getattr(self.moments, f.name)) is not None:
+                arrays[f"moments.{f.name}"] = values
+        facts = {name: getattr(self, name) for name in _FACTS}
+        return arrays, {k: None if v != v else v for k, v in facts.items()}
 
-        Groups: posterior, sample_stats (under ArviZ's names: lp, diverging, tree_depth, ...), and
-        with the posterior log_likelihood, posterior_predictive and observed_data.
+    @classmethod
+    def from_state(cls, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Draws:
+        """Rebuild draws from `state`; other arrays are ignored.
 
         Args:
-            posterior: also put in the log-likelihood of each observation, targets drawn anew from
-                the model for each draw, and the targets.
-            seed: of the targets drawn anew.
-
-        Raises:
-            ImportError: if arviz is not installed (`pip install subbayes[arviz]`).
+            arrays: "z", "stats.*" and "moments.*".
+            facts: the rest.
         """
-        from subbayes.diagnostics.arviz import to_arviz
-
-        return to_arviz(self, posterior, seed=seed)
+        stats, moments = (
+            {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
+            for start in ("stats.", "moments.")
+        )
+        known = {name: facts[name] for name in _FACTS if facts[name] is not None}
+        return cls(arrays["z"], stats, **known, moments=Moments(**moments) if moments else None)
 
     def __repr__(self) -> str:
         how = "; ".join(self.warnings()) or "no warnings"
         return f"Draws(chains={self.n_chains}, draws={self.n_draws}, rank={self.rank}; {how})"
 
 
-def rounded_up(n: float) -> int:
+_FACTS = [f.name for f in fields(Draws) if f.name not in ("z", "stats", "moments")]
+
+
+def round_up(n: float) -> int:
     """To two digits: a number to type.
 
     Example:
-        >>> rounded_up(1234.5), rounded_up(80)
+        >>> round_up(1234.5), round_up(80)
         (1300, 80)
     """
     unit = 10 ** max(math.floor(math.log10(n)) - 1, 0)

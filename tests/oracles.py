@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -101,3 +101,9 @@ def check_uniform_ranks(draws: Draws, truth: np.ndarray) -> None:
     for k in range(draws.rank):
         counts = np.bincount(ranks[:, k], minlength=draws.n_draws + 1)
         assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def sample(engine, posterior, **options):
+    """Draws by an engine class, whose settings are among the options."""
+    settings = {f.name: options.pop(f.name) for f in fields(engine) if f.name in options}
+    return engine(**settings).sample(posterior, **{"draws": 1000, "chains": 4} | options)

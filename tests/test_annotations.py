@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from oracles import LinearGaussian
 
-from subbayes.models.fit import ENGINES
+from subbayes.inference.engines import ENGINES, engine_of
 
 
 @pytest.mark.parametrize(
@@ -26,9 +24,8 @@ from subbayes.models.fit import ENGINES
     ],
 )
 def test_arrays_have_the_shapes_the_annotations_say(name):
-    module, function = ENGINES[name].split(":")
-    engine = getattr(importlib.import_module(module), function)
-    short = {"warmup": 12} if "warmup" in inspect.signature(engine).parameters else {}
-    draws = engine(LinearGaussian(n=40).posterior(), draws=4, chains=3, progress=False, **short)
+    draws = engine_of(name).sample(
+        LinearGaussian(n=40).posterior(), draws=4, chains=3, warmup=12, progress=False
+    )
     assert draws.z.shape == (3, 4, 2)
     assert np.isfinite(draws.z).all()

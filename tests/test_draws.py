@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subbayes import Draws, InputError, diagnostics
-from subbayes.inference.samplers.hmc import hmc
+from subbayes.inference.samplers.hmc import HMC
 from subbayes.priors import Normal
 
 arviz = pytest.importorskip("arviz")
@@ -25,7 +25,7 @@ def some(chains: int = 4, draws: int = 250, k: int = 3, seed: int = 0) -> Draws:
             "log_likelihood": rng.normal(size=(chains, draws)),
             "evaluations": rng.integers(1, 9, size=(chains, draws)),
         },
-        {"sampler": "made up", "seed": seed},
+        {"seed": seed},
     )
 
 
@@ -114,7 +114,7 @@ def test_how_many_draws_would_do_is_said():
         rng, z = np.random.default_rng(3), np.zeros((4, n, 1))
         for i in range(1, n):
             z[:, i] = 0.97 * z[:, i - 1] + rng.normal(size=(4, 1))
-        return Draws(z, meta={"sampler": "elliptical-slice"})
+        return Draws(z, engine="elliptical-slice")
 
     said = chains(600).warnings()
     assert "follow gradients (inference='nuts')" in said[0]
@@ -172,13 +172,13 @@ def test_chains_stuck_in_a_mode_each(unchecked):
     density = Bimodal(3, prior=Normal(5.0), distance=4.0, sd=0.5)
     start = np.random.default_rng(0).normal(size=(6, 3)) * 0.5
     start[:, 0] += np.array([-4, 4, 4, -4, 4, 4])
-    draws = hmc(density, draws=200, chains=6, warmup=100, initial=start, progress=False)
+    draws = HMC().sample(density, draws=200, chains=6, warmup=100, initial=start, progress=False)
     assert [g.tolist() for g in diagnostics.separate_groups(draws.z)] == [[1, 2, 4, 5], [0, 3]]
     first, *others = draws.warnings()
     assert first.startswith("chains are stuck in 2 modes (4 and 2 chains, of mean log density ")
     assert "sample with inference='smc' or 'parallel-tempering'" in first
     assert not any("R-hat" in line for line in others)
-    near = hmc(Bimodal(3, distance=1.0), draws=200, chains=6, warmup=100, progress=False)
+    near = HMC().sample(Bimodal(3, distance=1.0), draws=200, chains=6, warmup=100, progress=False)
     assert not any("stuck" in line for line in near.warnings())
 
 
@@ -247,14 +247,13 @@ def test_ebfmi_equals_arvizs():
 
 def test_a_poor_approximation_is_said():
     z = np.random.default_rng(0).normal(size=(4, 500, 2))
-    assert Draws(z, meta={"pareto_k": 0.3}).warnings() == []
-    (said,) = Draws(z, meta={"pareto_k": 0.9}).warnings()
+    assert Draws(z, independent=True, pareto_k=0.3).warnings() == []
+    (said,) = Draws(z, independent=True, pareto_k=0.9).warnings()
     assert said.startswith("Pareto k of the approximation is 0.90, above 0.7")
 
 
 def test_independent_draws_are_no_chains():
     z = np.random.default_rng(0).normal(size=(4, 20, 2)) + np.arange(4)[:, None, None]
     assert any("R-hat" in line for line in Draws(z).warnings())
-    assert Draws(z, {}, {"independent": True}).warnings() == []
+    assert Draws(z, independent=True).warnings() == []
     assert not Draws(z).independent
-    assert Draws(z, {}, {"pareto_k": 0.2}).independent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -352,7 +353,7 @@ def _sampling(model: TableModel) -> dict[str, Any]:
         return {"method": fitted.name, "networks": len(fitted.weights), "warnings": []}
     draws = fitted.draws
     assert draws is not None
-    approximation = {"pareto_k": draws.meta["pareto_k"]} if "pareto_k" in draws.meta else {}
+    approximation = {} if math.isnan(draws.pareto_k) else {"pareto_k": draws.pareto_k}
     return approximation | {
         "independent": draws.independent,
         "method": fitted.settings["subspace"],

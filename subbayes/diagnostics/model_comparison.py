@@ -35,7 +35,6 @@ __all__ = ["ModelComparison", "ModelScore", "compare_posteriors", "reweight"]
 
 _MOST_DRAWS, _MOST_NUMBERS = 4000, 2**27
 _BAD_K = 0.7
-_LINEARISED = "laplace-linearised"
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,7 @@ class ModelScore:
         rank: number of coordinates.
         sampler: name of the inference engine.
         draws: number of draws used.
+        linearised: whether the model predicts by the linearised network, which is not scored.
         reliable: whether the Pareto k of the weights and of the engine's approximation are at most
             0.7 and the model predicts by the density that is scored (linearised Laplace does not).
     """
@@ -77,6 +77,7 @@ class ModelScore:
     rank: int
     sampler: str
     draws: int
+    linearised: bool
     reliable: bool
 
 
@@ -162,7 +163,7 @@ def _evidence_text(row: ModelScore) -> str:
 def _remark(row: ModelScore) -> str:
     if row.weights_k > _BAD_K:
         return f"unreliable: Pareto k of the weights {row.weights_k:.2f}; sample it"
-    if row.sampler == _LINEARISED:
+    if row.linearised:
         return "scored through the network, but predicts by its linearisation: score held-out rows"
     return "" if row.reliable else "unreliable: the approximation misses a part"
 
@@ -175,7 +176,7 @@ class _Candidate:
     terms: Float[np.ndarray, "chains draws N"]
     temperature: float
     rank: int
-    meta: Mapping[str, Any]
+    draws: Draws
     log_weights: Float[np.ndarray, "S"] | None = None
 
     def score(self) -> tuple[ModelScore, LooResult]:
@@ -184,8 +185,7 @@ class _Candidate:
             self.terms, temperature=self.temperature, quiet=True, log_weights=self.log_weights
         )
         evidence, error, k = self._evidence()
-        own = float(self.meta.get("pareto_k", np.nan))
-        sampler = str(self.meta.get("sampler", "unknown"))
+        linearised = self.draws.prediction == "linearised"
         return ModelScore(
             self.name,
             result.elpd,
@@ -199,15 +199,15 @@ class _Candidate:
             error,
             self.temperature,
             self.rank,
-            sampler,
+            self.draws.engine or "unknown",
             result.n_draws,
-            not (k > _BAD_K or own > _BAD_K or sampler == _LINEARISED),
+            linearised,
+            not (k > _BAD_K or self.draws.pareto_k > _BAD_K or linearised),
         ), result
 
     def _evidence(self) -> tuple[float, float, float]:
         """Log evidence, its error and Pareto k; weighted by the mean of the weights."""
-        known = float(self.meta.get("log_evidence", np.nan))
-        error = float(self.meta.get("log_evidence_error", np.nan))
+        known, error = self.draws.log_evidence, self.draws.log_evidence_error
         if self.log_weights is None:
             return known, error, float("nan")
         smoothed, k = psis(self.log_weights[:, None])
@@ -249,7 +249,7 @@ def compare_posteriors(
         >>> for rank in (1, 2):
         ...     space = subbayes.subspace.RandomSubspace(net.weights, rank)
         ...     posterior = subbayes.Posterior(net, Gaussian(1.0), (x, y), space)
-        ...     draws = subbayes.inference.elliptical_slice(posterior, draws=50)
+        ...     draws = subbayes.inference.EllipticalSlice().sample(posterior, draws=50)
         ...     models[f"rank {rank}"] = posterior, draws
         >>> sorted(row.rank for row in compare_posteriors(models).rows)
         [1, 2]
@@ -269,7 +269,7 @@ def compare_posteriors(
                 _terms(posterior, draws, most_draws)[0],
                 posterior.temperature,
                 posterior.rank,
-                draws.meta,
+                draws,
             )
             for name, (posterior, draws) in pairs.items()
         ]
@@ -310,7 +310,7 @@ def reweight(
         >>> data = torch.randn(40, 2), torch.randn(40)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(1.0), data, space)
-        >>> draws = subbayes.inference.elliptical_slice(posterior, draws=50)
+        >>> draws = subbayes.inference.EllipticalSlice().sample(posterior, draws=50)
         >>> sorted(row.name for row in reweight(posterior, draws, temperatures=[2, 4]).rows)
         ['T = 2', 'T = 4', 'as sampled']
     """
@@ -318,7 +318,7 @@ def reweight(
     terms, z = _terms(posterior, draws, most_draws)
     total = terms.reshape(len(z), -1).sum(1)
     log_density = total / posterior.temperature + posterior.prior.log_prob(z)
-    sampled = _Candidate("as sampled", terms, posterior.temperature, posterior.rank, draws.meta)
+    sampled = _Candidate("as sampled", terms, posterior.temperature, posterior.rank, draws)
     candidates = [sampled]
     for temperature in [posterior.temperature] if temperatures is None else _list(temperatures):
         check_positive("temperatures", temperature)
@@ -398,7 +398,7 @@ def _check_match(argument: str, posterior: Posterior, draws: Draws) -> None:
     """Refuse draws that cannot be of this posterior, by their rank and temperature."""
     if draws.rank != posterior.rank:
         fail(argument, f"draws of rank {posterior.rank}, as the posterior", draws.rank)
-    sampled = draws.meta.get("temperature", posterior.temperature)
+    sampled = draws.temperature
     if sampled != posterior.temperature:
         fail(
             argument,

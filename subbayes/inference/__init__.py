@@ -4,21 +4,25 @@ from subbayes.utils.namespace import lazy
 
 _NAMES = {
     "Approximation": "variational.variational",
+    "EllipticalSlice": "samplers.elliptical_slice",
     "Engine": "engine",
+    "FullRankVI": "variational.variational",
     "FunctionEngine": "engine",
-    "LinearisedLaplace": "laplace.linearised",
+    "HMC": "samplers.hmc",
+    "Laplace": "laplace.laplace",
+    "LinearisedLaplace": "laplace.linearised_engine",
+    "LinearisedPosterior": "laplace.linearised",
+    "MeanFieldVI": "variational.variational",
+    "NUTS": "samplers.nuts",
+    "ParallelTempering": "samplers.parallel_tempering",
+    "RealNVP": "variational.variational",
     "RefreshedPosterior": "refreshed_posterior",
+    "SMC": "samplers.smc",
     "Sampling": "configuration",
+    "SliceSampling": "samplers.slice",
     "choose_temperature": "tempering",
-    "elliptical_slice": "samplers.elliptical_slice",
-    "hmc": "samplers.hmc",
     "judge": "laplace.subspace_error",
     "linearised_laplace": "laplace.linearised",
-    "nuts": "samplers.nuts",
-    "parallel_tempering": "samplers.parallel_tempering",
-    "slice_sampling": "samplers.slice",
-    "smc": "samplers.smc",
-    "variational_fit": "variational.variational",
 }
 
 __all__ = sorted(_NAMES)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
-from subbayes.draws import Draws
+from subbayes.draws import Draws, Validity
 from subbayes.inference.configuration import Sampling
 
 __all__ = ["Engine", "FunctionEngine"]
-
-Validity = Literal["exact", "approximation", "ensemble"]
 
 
 @dataclass(frozen=True)
@@ -117,5 +115,6 @@ class FunctionEngine(Engine):
         return getattr(self.function, "__name__", "custom")
 
     def run(self, posterior: Any, sampling: Sampling) -> Draws:
-        """Call the function."""
-        return self.function(posterior, sampling)
+        """Call the function, and note its name and the temperature of the posterior."""
+        draws = self.function(posterior, sampling)
+        return replace(draws, engine=draws.engine or self.name, temperature=posterior.temperature)

@@ -1,53 +1,70 @@
-"""Engines by name: from a word to the function that draws from a posterior."""
+"""The registry of inference engines: from a name to an engine with its default settings."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from subbayes.draws import Draws
-from subbayes.utils.checks import check_choice
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine, FunctionEngine
+from subbayes.utils.checks import check_choice, fail_type
 
-__all__ = ["ENGINES", "arguments_of", "engine_of"]
+__all__ = ["ENGINES", "engine_class", "engine_of"]
 
 ENGINES = {
-    "elliptical-slice": "subbayes.inference.samplers.elliptical_slice:elliptical_slice",
-    "nuts": "subbayes.inference.samplers.nuts:nuts",
-    "hmc": "subbayes.inference.samplers.hmc:hmc",
-    "slice": "subbayes.inference.samplers.slice:slice_sampling",
-    "parallel-tempering": "subbayes.inference.samplers.parallel_tempering:parallel_tempering",
-    "smc": "subbayes.inference.samplers.smc:smc",
-    "laplace": "subbayes.inference.laplace.laplace:laplace",
-    "laplace-linearised": "subbayes.inference.laplace.engine:laplace_linearised",
-    "vi": "subbayes.inference.variational.variational:mean_field_vi",
-    "full-rank-vi": "subbayes.inference.variational.variational:full_rank_vi",
-    "realnvp": "subbayes.inference.variational.variational:realnvp",
+    "elliptical-slice": "samplers.elliptical_slice:EllipticalSlice",
+    "nuts": "samplers.nuts:NUTS",
+    "hmc": "samplers.hmc:HMC",
+    "slice": "samplers.slice:SliceSampling",
+    "parallel-tempering": "samplers.parallel_tempering:ParallelTempering",
+    "smc": "samplers.smc:SMC",
+    "laplace": "laplace.laplace:Laplace",
+    "laplace-linearised": "laplace.linearised_engine:LinearisedLaplace",
+    "vi": "variational.variational:MeanFieldVI",
+    "full-rank-vi": "variational.variational:FullRankVI",
+    "realnvp": "variational.variational:RealNVP",
 }
 
 
-def arguments_of(engine: Callable[..., Draws], **offered: Any) -> dict[str, Any]:
-    """The arguments that an engine takes: approximations have no warm-up and no checkpoint."""
-    parameters = inspect.signature(engine).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return offered
-    return {name: value for name, value in offered.items() if name in parameters}
-
-
-def engine_of(inference: str | Callable[..., Draws]) -> Callable[..., Draws]:
-    """The engine of a name, or the function itself.
-
-    Args:
-        inference: one of `ENGINES`, or a function from a posterior to draws.
+def engine_class(name: str) -> type[Engine]:
+    """The class of an engine by its name, imported on first use.
 
     Raises:
-        InputError: an unknown name. ImportError: an engine whose package is not installed.
+        InputError: an unknown name.
     """
-    if callable(inference):
+    check_choice("inference", name, ENGINES)
+    module, _, attribute = ENGINES[name].partition(":")
+    found: type[Engine] = getattr(
+        importlib.import_module(f"subbayes.inference.{module}"), attribute
+    )
+    return found
+
+
+def engine_of(inference: str | Engine | Callable[[Any, Sampling], Draws]) -> Engine:
+    """The engine that the argument `inference` stands for.
+
+    Args:
+        inference: a name of `ENGINES`, which takes the default settings; an engine; or a
+            function (posterior, sampling) -> Draws.
+
+    Raises:
+        InputError: an unknown name.
+        InputTypeError: something else.
+
+    Example:
+        >>> engine_of("nuts").target_acceptance
+        0.8
+    """
+    if isinstance(inference, str):
+        return engine_class(inference)()
+    if isinstance(inference, Engine):
         return inference
-    check_choice("inference", inference, ENGINES)
-    if inference == "realnvp":  # say before the training what is not installed
-        importlib.import_module("subbayes.inference.variational.flows").load_zuko()
-    room, _, name = ENGINES[inference].partition(":")
-    return getattr(importlib.import_module(room), name)
+    if isinstance(inference, type) or not callable(inference):
+        fail_type(
+            "inference",
+            "a name, an engine such as NUTS(), or a function (posterior, sampling) -> Draws",
+            inference,
+        )
+    return FunctionEngine(inference)

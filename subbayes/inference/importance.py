@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,25 +11,25 @@ from subbayes import diagnostics
 from subbayes.draws import Draws
 from subbayes.inference.samplers.chains import Density
 
-__all__ = ["evidence", "weighed"]
+__all__ = ["approximate_draws", "estimate_evidence"]
 
 _AT_ONCE = 64
 _LEAST = 25  # draws for a Pareto fit
 
 
-def weighed(
+def approximate_draws(
     posterior: Density,
     z: Float[np.ndarray, "chains draws k"],
     log_q: Float[np.ndarray, "chains draws"],
-    meta: Mapping[str, Any],
+    **facts: Any,
 ) -> Draws:
-    """Draws with stats "log_density" and "log_q", and "pareto_k" of their ratios in meta.
+    """Draws of an approximation with stats "log_density" and "log_q", and their Pareto k.
 
     Args:
         posterior: the density.
         z: independent draws of the approximation.
         log_q: the normalised log density of the approximation there.
-        meta: more facts.
+        facts: further fields of `Draws`.
     """
     rows = z.reshape(-1, z.shape[-1])
     likelihood = np.concatenate(
@@ -40,10 +39,18 @@ def weighed(
     ratios = np.maximum(value - log_q.reshape(-1), -1e300)[:, None]
     tail = float(diagnostics.psis(ratios)[1][0]) if len(rows) >= _LEAST else float("nan")
     stats = {"log_density": value.reshape(log_q.shape), "log_q": log_q}
-    return Draws(z, stats, {**meta, "pareto_k": tail})
+    return Draws(
+        z,
+        stats,
+        validity="approximation",
+        independent=True,
+        temperature=posterior.temperature,
+        pareto_k=tail,
+        **facts,
+    )
 
 
-def evidence(log_ratios: Float[np.ndarray, "S"]) -> tuple[float, float]:
+def estimate_evidence(log_ratios: Float[np.ndarray, "S"]) -> tuple[float, float]:
     r"""Log of the mean ratio and its standard error, by the delta method.
 
     $$ \log p_T(D) \approx \log \tfrac1S \sum_s \frac{p_T(D, z_s)}{q(z_s)}, \qquad z_s \sim q . $$
@@ -52,7 +59,7 @@ def evidence(log_ratios: Float[np.ndarray, "S"]) -> tuple[float, float]:
         log_ratios: $\log p_T(D, z_s) - \log q(z_s)$.
 
     Example:
-        >>> value, error = evidence(np.log(np.array([1.0, 3.0])))
+        >>> value, error = estimate_evidence(np.log(np.array([1.0, 3.0])))
         >>> f"{value:.4f} {error:.4f}"
         '0.6931 0.3536'
     """

@@ -37,7 +37,7 @@ class RefreshedPosterior(Posterior):
     """A `Posterior` with BatchNorm statistics of its own at each z.
 
     Takes what `Posterior` takes. An evaluation costs two passes over the data for each point, one
-    after the other, and has no gradient: sample it with `elliptical_slice` or `slice_sampling`, on
+    after the other, and has no gradient: sample it with `EllipticalSlice` or `SliceSampling`, on
     small data, or use `Posterior` for the sampling and `predict(refresh_batchnorm=True)` after it.
     The statistics are those of batches of 1024 rows, averaged; the module is not changed.
 
@@ -122,5 +122,5 @@ class RefreshedPosterior(Posterior):
             "posterior",
             "a density with gradients",
             "one with BatchNorm statistics of each z",
-            "Use elliptical_slice or slice_sampling, or Posterior, which keeps one set of them",
+            "Use EllipticalSlice or SliceSampling, or Posterior, which keeps one set of them",
         )

@@ -16,7 +16,9 @@ import numpy as np
 from subbayes import diagnostics
 from subbayes.data.data import Data
 from subbayes.draws import Draws
-from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
+from subbayes.inference.engines import engine_of
 from subbayes.posterior import Posterior
 from subbayes.utils.checks import check_choice, check_positive, fail
 from subbayes.utils.progress import bar
@@ -71,7 +73,7 @@ def choose_temperature(
     *,
     by: str = "loo",
     validation: Any = None,
-    sampler: Callable[..., Draws] = elliptical_slice,
+    inference: str | Engine | Callable[[Any, Sampling], Draws] = "elliptical-slice",
     draws: int = 200,
     chains: int = 8,
     seed: int = 0,
@@ -84,7 +86,7 @@ def choose_temperature(
         temperatures: candidates above 0.
         by: "loo" (PSIS-LOO, needs no other data) or "validation".
         validation: held-out data, for `by="validation"`.
-        sampler: an inference function taking (posterior, draws=, chains=, seed=, progress=).
+        inference: a name, an engine, or a function (posterior, sampling) -> Draws.
         draws: draws per chain at each candidate.
         chains: number of chains.
         seed: seed of the sampler.
@@ -104,6 +106,7 @@ def choose_temperature(
         1.0
     """
     check_choice("by", by, ("loo", "validation"))
+    engine = engine_of(inference)
     candidates = sorted({check_positive("temperatures", t) for t in temperatures})
     if not candidates:
         fail("temperatures", "at least one candidate", "none")
@@ -113,7 +116,7 @@ def choose_temperature(
     with bar(len(candidates), "Choosing a temperature", progress, "temperatures") as steps:
         for temperature in candidates:
             tempered = posterior.with_temperature(temperature)
-            sample = sampler(tempered, draws=draws, chains=chains, seed=seed, progress=False)
+            sample = engine.sample(tempered, draws=draws, chains=chains, seed=seed, progress=False)
             if by == "loo":
                 terms, k = _loo_terms(tempered, sample)
             else:

@@ -157,9 +157,9 @@ def _inference(model: FittedModel) -> str:
     draws = model.draws
     if draws is None:
         return "not sampled"
-    sampler = str(draws.meta.get("sampler", "")).replace("-", " ")
-    how = "sampling" if "warmup" in draws.meta or not sampler else "approximation"
-    said = [f"{sampler} {how}, {draws.n_chains} chains of {draws.n_draws} draws".lstrip()]
+    engine = draws.engine.replace("-", " ")
+    how = "sampling" if draws.validity == "exact" else draws.validity
+    said = [f"{engine} {how}, {draws.n_chains} chains of {draws.n_draws} draws".lstrip()]
     if "warmup" in draws.meta:
         said.append(f"after {draws.meta['warmup']} of warm-up each")
     if "evaluations" in draws.stats:

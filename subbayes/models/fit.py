@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 from subbayes import likelihoods
 from subbayes.data.data import Data, leaves
 from subbayes.draws import Draws
-from subbayes.inference.engines import ENGINES, arguments_of, engine_of
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
+from subbayes.inference.engines import ENGINES, engine_of
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.models.fitted import FittedModel, load
@@ -76,7 +78,7 @@ def fit(
     *,
     likelihood: str | Likelihood = "gaussian",
     subspace: str | Subspace | Callable[[Trained], Subspace] = "pca",
-    inference: str | Callable[..., Draws] = "elliptical-slice",
+    inference: str | Engine | Callable[[Any, Sampling], Draws] = "elliptical-slice",
     rank: int | None = None,
     prior: Normal | float | str = 1.0,
     scale_prior: bool = False,
@@ -109,8 +111,8 @@ def fit(
             is), or a function of the `Trained` result.
         inference: "elliptical-slice", "nuts", "hmc", "slice", "parallel-tempering", "smc",
             "laplace", "laplace-linearised" (predicts by the linearised network), "vi",
-            "full-rank-vi", "realnvp", or a function (posterior, draws=, chains=, warmup=, seed=,
-            checkpoint=, progress=) -> Draws.
+            "full-rank-vi", "realnvp", an engine with settings of its own such as
+            `NUTS(target_acceptance=0.9)`, or a function (posterior, sampling) -> Draws.
         rank: number of coordinates k; None takes 5 for "pca" and "random", or fewer where the
             trajectory or the weights have fewer directions, 20 for "optimal", 100 for
             "subnetwork" and 2 for "curve".
@@ -184,7 +186,7 @@ def fit(
             repr(subspace),
             "Leave them out; predict(inputs) comes later",
         )
-    check_sizes(network, data, subspace, rank, inference, inputs, covariance, tunes)
+    check_sizes(network, data, subspace, rank, engine, inputs, covariance, tunes)
     widening = (
         widened(1.0 if scale is not None else None, subspace, rank, network.size)
         if scale_prior
@@ -238,26 +240,25 @@ def fit(
         prepared.network, prepared.likelihood, data, prepared.subspace, prior, mode=mode
     )
     posterior, chosen = _tempered(posterior, temperature, validation, seed, progress, folder)
-    sample = engine(
+    sample = engine.run(
         posterior,
-        **arguments_of(
-            engine,
+        Sampling(
             draws=draws,
             chains=chains,
             warmup=warmup,
             seed=seed,
+            mode=mode,
             progress=progress,
             checkpoint=None if folder is None else folder / "sampling",
         ),
     )
-    name = inference if isinstance(inference, str) else getattr(inference, "__name__", "custom")
     return dataclasses.replace(
         prepared,
         prior=prior,
         temperature=posterior.temperature,
         draws=sample,
         posterior=posterior,
-        settings=settings | {"inference": name, "temperatures": chosen},
+        settings=settings | {"inference": engine.name, "temperatures": chosen},
         extra={},
     )
 

@@ -79,8 +79,8 @@ class FittedModel:
         """
         if self.draws is None:
             fail("model", "a model with draws to predict from", "one that was not sampled yet")
-        if self.draws.meta.get("sampler") == "laplace-linearised":  # the network is linear there
-            from subbayes.inference.laplace.engine import predict_linearised
+        if self.draws.prediction == "linearised":
+            from subbayes.inference.laplace.linearised_engine import predict_linearised
 
             return predict_linearised(
                 self.network,
@@ -123,15 +123,16 @@ class FittedModel:
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, meta = network_state(self.network)
         tensors |= {f"subspace.{k}": v for k, v in self.subspace.tensors().items()}
+        facts = None
         if self.draws is not None:
-            tensors["z"] = torch.from_numpy(self.draws.z)
-            tensors |= {f"stats.{k}": torch.from_numpy(v) for k, v in self.draws.stats.items()}
+            arrays, facts = self.draws.state()
+            tensors |= {name: torch.from_numpy(values) for name, values in arrays.items()}
         meta |= {
             "likelihood": self.likelihood.to_config(),
             "subspace": self.subspace.config(),
             "prior": self.prior.to_config(),
             "temperature": self.temperature,
-            "draws": None if self.draws is None else self.draws.meta,
+            "draws": facts,
             "history": self.history,
             "settings": self.settings,
             "extra": self.extra,
@@ -175,8 +176,7 @@ def load(
     prior, temperature = Normal.from_config(meta["prior"]), meta["temperature"]
     draws = None
     if "z" in tensors:
-        stats = {k: v.cpu().numpy() for k, v in part(tensors, "stats").items()}
-        draws = Draws(tensors["z"].cpu().numpy(), stats, meta["draws"])
+        draws = Draws.from_state({k: v.cpu().numpy() for k, v in tensors.items()}, meta["draws"])
     posterior = None
     if data is not None:
         posterior = Posterior(network, likelihood, data, subspace, prior, temperature)

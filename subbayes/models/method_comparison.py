@@ -25,6 +25,7 @@ from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
+from subbayes.inference.engines import engine_of
 from subbayes.likelihoods import Likelihood
 from subbayes.models.fit import FittedModel, fit
 from subbayes.models.subspace_choice import (
@@ -472,7 +473,7 @@ class _Bench:
             self.data,
             name,
             self.rank,
-            _engine(key),
+            engine_of(_engine(key)),
             self.inputs if key in _AT_INPUTS else None,
             self.covariance if name == "optimal" else "exact",
         )

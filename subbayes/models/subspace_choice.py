@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from subbayes.data.data import Data, to_device
-from subbayes.draws import Draws
+from subbayes.inference.engine import Engine
 from subbayes.likelihoods import Gaussian, Likelihood
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import count_rows
@@ -105,7 +105,7 @@ def check_sizes(
     data: Data,
     subspace: str | Subspace | Callable[[Trained], Subspace],
     rank: int | None,
-    inference: str | Callable[..., Draws],
+    engine: Engine,
     inputs: Any = None,
     covariance: Form = "exact",
     tunes: bool = False,
@@ -117,7 +117,7 @@ def check_sizes(
         data: training data.
         subspace: as for `fit`, and so on.
         rank: number of coordinates.
-        inference: the engine.
+        engine: of the inference.
         inputs: X of the subspace.
         covariance: form of the covariance.
         tunes: whether the prior is found by the evidence, which takes a covariance too.
@@ -143,11 +143,8 @@ def check_sizes(
         from subbayes.subspaces import subnetwork
 
         subnetwork.check_size(size, min(100, size) if rank is None else rank)
-    if inference == "laplace-linearised":
-        from subbayes.inference.laplace import engine as laplace_linearised
-
-        known = subspace.rank if isinstance(subspace, Subspace) else rank
-        laplace_linearised.check_size(size if subspace == "full" else known or 1)
+    known = subspace.rank if isinstance(subspace, Subspace) else rank
+    engine.check(size if subspace == "full" else known)
 
 
 def check_evidence(

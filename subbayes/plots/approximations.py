@@ -48,11 +48,11 @@ def gaussian(name: str, approximation: Any, rank: int) -> Moments | None:
         array([0., 1.])
     """
     if isinstance(approximation, Draws):
-        noted = approximation.meta
+        moments = approximation.moments
         approximation = (
-            (noted["mode"], noted["covariance"])
-            if ("mode" in noted and "covariance" in noted)
-            else (approximation.mean(), approximation.covariance())
+            (approximation.mean(), approximation.covariance())
+            if moments is None or moments.covariance is None
+            else (moments.mean, moments.covariance)
         )
     if not isinstance(approximation, tuple):
         return None

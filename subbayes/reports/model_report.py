@@ -283,8 +283,8 @@ def _verdict(story: _Story) -> list[tuple[str, list[str]]]:
     kind = "good" if good else "bad"
     if model.draws.independent:
         news = "An approximation, of which all draws are independent"
-        if "pareto_k" in model.draws.meta:
-            news += f". Its Pareto k is {model.draws.meta['pareto_k']:.2f}: " + (
+        if not np.isnan(model.draws.pareto_k):
+            news += f". Its Pareto k is {model.draws.pareto_k:.2f}: " + (
                 "importance weights could correct it"
                 if good
                 else "it misses part of the posterior, see below what to do"

@@ -221,7 +221,7 @@ def _described(results: Results) -> dict[str, str]:
             "effect takes a part of it",
         }[results.orthogonal_to]
     found["sampling"] = (
-        f"{results.draws.meta.get('sampler', '')}, {results.draws.n_chains} chains "
+        f"{results.draws.engine}, {results.draws.n_chains} chains "
         f"of {results.draws.n_draws} draws, seed {results.state.joint.seed}"
     )
     temperature = results.temperature

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -189,11 +189,7 @@ class JointPosterior:
             deep = density.contributions(torch.from_numpy(rows))
             parts.append(density.marginalisation.sample(deep, rng))
         zeta = np.concatenate(parts).reshape(*networks.z.shape[:2], -1)
-        return Draws(
-            np.concatenate([networks.z, zeta], 2),
-            networks.stats,
-            networks.meta | {"temperature": density.temperature},
-        )
+        return replace(networks, z=np.concatenate([networks.z, zeta], 2), moments=None)
 
     # --- weights of draws -------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +13,9 @@ import pandas as pd
 from torch import nn
 
 from subbayes.draws import Draws
-from subbayes.inference.engines import arguments_of, engine_of
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
+from subbayes.inference.engines import engine_of
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.reports.semistructured import write_report
 from subbayes.semistructured import saving
@@ -174,7 +176,7 @@ class SemiStructuredRegression(Results):
         inputs: Mapping[str, Any] | None = None,
         *,
         subspace: str | NetworkSubspace = "curve",
-        inference: str | Callable[..., Draws] | None = None,
+        inference: str | Engine | Callable[[Any, Sampling], Draws] | None = None,
         temperature: float = 1.0,
         effects: str | None = None,
         draws: int = 1000,
@@ -209,18 +211,19 @@ class SemiStructuredRegression(Results):
             space = deep_ensemble(model, members, fitting or Fitting(), self.seed, progress)
             joint = JointPosterior(model, space, self.seed)
             points = joint.with_best_effects(space.start_points)[None]
-            found = Draws(points, {}, {"sampler": "deep ensemble", "seed": self.seed})
+            found = Draws(
+                points, meta={"seed": self.seed}, engine="deep ensemble", validity="ensemble"
+            )
             self._state = FittedState(joint, found)
             return self
         engine = engine_of(inference)
-        known = inspect.signature(engine).parameters
-        unknown = [name for name in options if name not in known]
-        if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        known = [field.name for field in dataclasses.fields(Sampling)]
+        if unknown := [name for name in options if name not in known]:
             fail(
                 "options",
-                f"arguments of {getattr(engine, '__name__', inference)}: "
-                + ", ".join(n for n in known if n != "posterior"),
+                "fields of Sampling: " + ", ".join(known),
                 ", ".join(unknown),
+                "Pass settings of an engine with it, as in inference=NUTS(max_depth=8)",
             )
         model = self.specification.prepare(data, inputs)
         space = build_space(subspace, model, fitting or Fitting(), self.seed, progress)
@@ -235,9 +238,7 @@ class SemiStructuredRegression(Results):
         }
         given = {k: v for k, v in given.items() if v is not None}
         found = joint.sample(
-            lambda density, initial: engine(
-                density, **arguments_of(engine, **{"initial": initial, **given})
-            ),
+            lambda density, initial: engine.run(density, Sampling(**{"initial": initial, **given})),
             chains,
             temperature,
             effects,

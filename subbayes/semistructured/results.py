@@ -93,7 +93,7 @@ class Results:
     @property
     def temperature(self) -> float:
         """Temperature of the networks' posterior."""
-        return float(self.draws.meta.get("temperature", 1.0))
+        return self.draws.temperature
 
     @property
     def is_orthogonal(self) -> bool:
@@ -117,7 +117,7 @@ class Results:
         """
         if not self.is_posterior or self.draws.independent:
             return []
-        return mixing_warnings(self.effects(), str(self.draws.meta.get("sampler", "")))
+        return mixing_warnings(self.effects(), self.draws.engine)
 
     # --- effects ----------------------------------------------------------------------------
     def effects(self) -> dict[str, Float[np.ndarray, "chains draws"]]:

@@ -46,8 +46,9 @@ def save(state: FittedState, path: str | Path, overwrite: bool) -> Path:
     rows, space, draws = state.model, state.space, state.draws
     said = rows.specification
     tensors = {f"space.{k}": v for k, v in space.subspace.tensors().items()}
-    tensors |= {"z": torch.from_numpy(draws.z), "starts": torch.from_numpy(space.start_points)}
-    tensors |= {f"stats.{k}": torch.from_numpy(v) for k, v in draws.stats.items()}
+    arrays, facts_of_draws = draws.state()
+    tensors |= {name: torch.from_numpy(values) for name, values in arrays.items()}
+    tensors["starts"] = torch.from_numpy(space.start_points)
     if space.curve is not None:
         tensors["curve"] = space.curve.points
     read = dict.fromkeys(
@@ -98,7 +99,7 @@ def save(state: FittedState, path: str | Path, overwrite: bool) -> Path:
                 "projected": space.projected,
                 "curve": None if space.curve is None else space.curve.kind,
             },
-            "draws": draws.meta,
+            "draws": facts_of_draws,
         },
         overwrite=overwrite,
     )
@@ -169,11 +170,11 @@ def load(
         facts["history"],
         facts["projected"],
     )
-    stats = {name: values.numpy() for name, values in part(tensors, "stats").items()}
     joint = JointPosterior(
         replace(rows, dropped=meta["dropped"]), space, meta["seed"], meta["mode"]
     )
-    return FittedState(joint, Draws(tensors["z"].numpy(), stats, meta["draws"]))
+    draws = Draws.from_state({k: v.numpy() for k, v in tensors.items()}, meta["draws"])
+    return FittedState(joint, draws)
 
 
 def _family(config: dict[str, Any], own: Family | None) -> Family:

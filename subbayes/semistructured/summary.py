@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from subbayes import diagnostics
-from subbayes.draws import rounded_up
+from subbayes.draws import round_up
 from subbayes.utils.checks import fail
 
 __all__ = ["central", "check_level", "hdi", "summary_table", "mixing_warnings"]
@@ -129,7 +129,7 @@ def mixing_warnings(
             f"the bulk effective sample size of {names[int(least.argmin())]!r} is "
             f"{least.min():.0f}, below {enough}"
         )
-    about = rounded_up(draws * max(2.0, enough / least.min()))
+    about = round_up(draws * max(2.0, enough / least.min()))
     follow = " or follow gradients (inference='nuts')" if sampler == "elliptical-slice" else ""
     return [
         f"effects have not mixed: {' and '.join(said)}; run longer (draws=..., about "

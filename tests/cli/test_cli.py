@@ -174,7 +174,7 @@ def test_engines_and_subspaces(call, files, tmp_path, inference, subspace):
         "--quiet",
     )
     assert code == 0, err
-    assert TableModel.load(tmp_path / "m" / "model").model.draws.meta["sampler"] == inference
+    assert TableModel.load(tmp_path / "m" / "model").model.draws.engine == inference
 
 
 def test_fit_reports_in_text_and_json(call, files, tmp_path):
@@ -910,8 +910,10 @@ def test_an_unexpected_error_is_one_line_and_a_stack_on_request(refused, files, 
 # --- real processes -----------------------------------------------------------------------------
 
 WRAPPER = textwrap.dedent("""
-    from subbayes.inference.samplers.elliptical_slice import elliptical_slice
-    elliptical_slice.__kwdefaults__["checkpoint_seconds"] = 0.02
+    from subbayes.inference.configuration import Sampling
+    Sampling.__init__.__defaults__ = tuple(
+        0.02 if value == 10.0 else value for value in Sampling.__init__.__defaults__
+    )
     from subbayes.cli import main
     main()
 """)

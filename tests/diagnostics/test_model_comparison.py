@@ -20,12 +20,12 @@ from subbayes.utils.checks import InputError, InputTypeError
 SCALES, TEMPERATURES = (0.7, 1.5), (1.0, 3.0)
 
 
-def exact_draws(model, chains=8, draws=500, seed=0, **meta):
+def exact_draws(model, chains=8, draws=500, seed=0, **facts):
     """Independent draws of the closed form."""
     mean, covariance = model.moments()
     rng = np.random.default_rng(seed)
     z = rng.multivariate_normal(mean, covariance, size=(chains, draws))
-    return Draws(z, meta={"sampler": "exact", "temperature": model.temperature} | meta)
+    return Draws(z, **{"engine": "exact", "temperature": model.temperature} | facts)
 
 
 def log_evidence(model):
@@ -213,7 +213,9 @@ def test_bad_input(unchecked):
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_no_dict_of_models_and_numbers_alone():
     posterior = LinearGaussian(rank=2).posterior()
-    draws = subbayes.inference.elliptical_slice(posterior, draws=60, chains=4, progress=False)
+    draws = subbayes.inference.EllipticalSlice().sample(
+        posterior, draws=60, chains=4, progress=False
+    )
     with pytest.raises(InputTypeError, match="models: expected a dict from names to pairs"):
         compare_posteriors([(posterior, draws)])
     one, listed = (reweight(posterior, draws, temperatures=t) for t in (2.0, [2.0]))
@@ -225,7 +227,7 @@ def test_linearised_laplace_is_not_scored_as_if_it_predicted_through_the_network
     posterior = model.posterior()
     choice = compare_posteriors(
         {
-            "linearised": (posterior, exact_draws(model, sampler="laplace-linearised")),
+            "linearised": (posterior, exact_draws(model, prediction="linearised")),
             "sampled": (posterior, exact_draws(model, seed=1)),
         }
     )

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from cases import training_options
 from densities import Banana, Bimodal, Toy
-from oracles import LinearGaussian, check_moments
+from oracles import LinearGaussian, check_moments, sample
 from scipy import stats
 
 import subbayes
 from subbayes.diagnostics import ess_mean
 from subbayes.inference import adapters
-from subbayes.inference.samplers.nuts import nuts
+from subbayes.inference.samplers.nuts import NUTS
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
@@ -36,9 +36,17 @@ every = pytest.mark.parametrize("name", QUICK)
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
+ENGINES = {
+    "emcee": adapters.Emcee,
+    "dynesty": adapters.Dynesty,
+    "nutpie": adapters.Nutpie,
+    "blackjax": adapters.BlackJAX,
+}
+
+
 def sampled(name, density, **settings):
     pytest.importorskip(name)
-    return getattr(adapters, name)(density, **QUICK[name] | settings)
+    return sample(ENGINES[name], density, **{"chains": 4} | QUICK[name] | settings)
 
 
 def gaussian(model):
@@ -74,8 +82,8 @@ def slow_unless(fast, values):
 def test_draws_match_the_closed_form(name, model):
     draws = sampled(name, gaussian(MODELS[model]), seed=1)
     check_moments(draws, *MODELS[model].moments())
-    assert draws.meta["sampler"] == name
-    assert draws.meta["temperature"] == MODELS[model].temperature
+    assert draws.engine == name
+    assert draws.temperature == MODELS[model].temperature
 
 
 @pytest.mark.parametrize("name", slow_unless(["emcee"], QUICK))
@@ -115,8 +123,8 @@ def test_the_evidence_of_dynesty(temperature):
     n = model.n
     exact += 0.5 * n * (np.log(2 * np.pi * s2) - np.log(2 * np.pi * model.noise**2) / temperature)
     draws = sampled("dynesty", gaussian(model))
-    assert draws.meta["log_evidence_error"] < 0.3
-    assert abs(draws.meta["log_evidence"] - exact) < 4 * draws.meta["log_evidence_error"]
+    assert draws.log_evidence_error < 0.3
+    assert abs(draws.log_evidence - exact) < 4 * draws.log_evidence_error
     assert draws.meta["effective_draws"] > 300
 
 
@@ -139,11 +147,13 @@ def check_agreement(a, b, errors=4.5):
 @pytest.mark.parametrize("name", ["nutpie", "emcee", "blackjax"])
 def test_our_nuts_agrees_on_a_banana(name):
     options = {
-        "nutpie": {"draws": 1000, "target_accept": 0.9},
+        "nutpie": {"draws": 1000, "options": {"target_accept": 0.9}},
         "emcee": {"draws": 1500},
         "blackjax": {"draws": 400, "chains": 16, "target_acceptance": 0.9},
     }
-    ours = nuts(Banana(2), draws=80, chains=150, warmup=80, target_acceptance=0.9, progress=False)
+    ours = NUTS(target_acceptance=0.9).sample(
+        Banana(2), draws=80, chains=150, warmup=80, progress=False
+    )
     check_agreement(ours, sampled(name, Banana(2), **options[name]))
 
 
@@ -170,7 +180,7 @@ def test_our_nuts_agrees_on_a_small_network(name):
         subbayes.priors.Normal(0.3),
         2.0,
     )
-    ours = nuts(posterior, draws=500, chains=16, warmup=300, progress=False)
+    ours = NUTS().sample(posterior, draws=500, chains=16, warmup=300, progress=False)
     assert not ours.warnings()
     theirs = sampled(name, posterior, draws=600, chains=8)
     check_agreement(ours, theirs)
@@ -194,7 +204,7 @@ def test_without_the_package_one_is_told_what_to_install(name, monkeypatch):
         match=rf"adapters\.{name} needs {name}: pip install "
         r"'subbayes\[samplers\]'",
     ):
-        getattr(adapters, name)(Banana(2))
+        ENGINES[name]().sample(Banana(2))
 
 
 @every

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import MLP, InputError, InputTypeError, Network, Posterior, Training, fit, load
-from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Standardized
 from subbayes.models.fit import ENGINES, build_subspace, forget, train_trajectory
@@ -95,7 +96,7 @@ def test_it_is_the_steps_taken_one_by_one():
     trained = train_trajectory(module, likelihood, (x, y), QUICK, seed=3, progress=False)
     space = build_subspace("pca", trained, 2, seed=3)
     posterior = Posterior(trained.network, trained.likelihood, (x, y), space)
-    draws = elliptical_slice(posterior, draws=20, chains=3, seed=3, progress=False)
+    draws = EllipticalSlice().sample(posterior, draws=20, chains=3, seed=3, progress=False)
     assert np.array_equal(model.draws.z, draws.z)
     assert np.array_equal(model.predict(x).mean, posterior.predict(draws, x).mean)
 
@@ -282,13 +283,14 @@ def test_warnings_have_a_remedy():
 
 SCRIPT = textwrap.dedent("""
     import sys
-    from functools import partial
     sys.path[:0] = {tests!r}
     import torch
     torch.set_num_threads(1)
-    from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+    from dataclasses import replace
+    from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
     from test_fit import OPTIONS, data, fit, net
-    engine = partial(elliptical_slice, checkpoint_seconds=0.02)
+    def engine(posterior, sampling):
+        return EllipticalSlice().run(posterior, replace(sampling, checkpoint_seconds=0.02))
     fit(net(), data(), inference=engine, checkpoint=sys.argv[1], **OPTIONS | dict(draws=300))
     print("done", flush=True)
 """).format(tests=[str(Path(__file__).parents[i]) for i in (0, 1)])
@@ -669,11 +671,22 @@ def test_a_model_without_draws_does_not_predict():
         bare.predict(X)
 
 
-def test_partial_is_named_as_an_engine():
-    engine = partial(elliptical_slice, thin=2)
-    assert fit(net(), data(), inference=engine, **OPTIONS).settings["inference"] == "custom"
-    model = fit(net(), data(), inference=elliptical_slice, **OPTIONS)
-    assert model.settings["inference"] == "elliptical_slice"
+def test_an_engine_and_a_function_of_ones_own():
+    def thinned(posterior, sampling):
+        return EllipticalSlice().run(posterior, replace(sampling, thin=2))
+
+    model = fit(net(), data(), inference=thinned, **OPTIONS)
+    assert model.settings["inference"] == "thinned"
+    assert model.draws.meta["thin"] == 2
+    engine = EllipticalSlice()
+    model, by_name = (
+        fit(net(), data(), inference=inference, **OPTIONS) for inference in (engine, engine.name)
+    )
+    assert model.settings["inference"] == "elliptical-slice"
+    np.testing.assert_array_equal(model.draws.z, by_name.draws.z)
+    for wrong in (EllipticalSlice, 3):
+        with pytest.raises(InputTypeError, match="inference: expected a name, an engine such as"):
+            fit(net(), data(), inference=wrong, **OPTIONS)
 
 
 @pytest.mark.parametrize("subspace", ["pca", "random", "curve", "optimal", "subnetwork", "full"])
@@ -714,7 +727,7 @@ def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
         training=QUICK,
         progress=False,
     )
-    assert model.draws.meta["sampler"] == inference
+    assert model.draws.engine == inference
     assert model.settings["inference"] == inference
     assert np.isfinite(model.predict(x).mean).all()
     saved = load(model.save(tmp_path / "model"), nn.Linear(2, 1))

@@ -11,8 +11,8 @@ from torch import nn
 
 from subbayes import Network, Posterior
 from subbayes.inference.refreshed_posterior import RefreshedPosterior
-from subbayes.inference.samplers.elliptical_slice import elliptical_slice
-from subbayes.inference.samplers.nuts import nuts
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
+from subbayes.inference.samplers.nuts import NUTS
 from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces.curve import Curve, curve_losses
@@ -169,7 +169,7 @@ def test_sampling():
     np.testing.assert_allclose(
         posterior.log_likelihood(50 * z), posterior.log_likelihood(100 * z), rtol=1e-4
     )
-    draws = elliptical_slice(posterior, draws=10, chains=2, progress=False)
+    draws = EllipticalSlice().sample(posterior, draws=10, chains=2, progress=False)
     np.testing.assert_allclose(
         draws.stats["log_likelihood"].reshape(-1),
         posterior.log_likelihood(draws.flat()),
@@ -182,12 +182,12 @@ def test_sampling():
         ).fingerprint()
     )
     for call in (
-        lambda: nuts(posterior, draws=5, progress=False),
+        lambda: NUTS().sample(posterior, chains=4, draws=5, progress=False),
         lambda: posterior.log_prob(torch.zeros(2)),
     ):
         with pytest.raises(
             InputError,
             match="posterior: expected a density with gradients, got one"
-            " with BatchNorm statistics of each z. Use elliptical_slice",
+            " with BatchNorm statistics of each z. Use EllipticalSlice",
         ):
             call()

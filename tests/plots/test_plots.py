@@ -20,6 +20,7 @@ from subbayes import Draws, InputError, InputTypeError, Network, Posterior, Pred
 from subbayes.curvature import Eigenpairs, SpectralDensity
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.calibration import calibration_curve, wilson_interval
+from subbayes.draws import Moments
 from subbayes.inference.tempering import TemperatureChoice
 from subbayes.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from subbayes.plots.approximations import ellipse, gaussian, log_prob_on
@@ -629,7 +630,7 @@ def test_draws_stand_for_their_moments_and_laplace_for_its_own():
     mean, covariance = gaussian("VI", group, 3)
     np.testing.assert_allclose(mean, group.mean())
     np.testing.assert_allclose(covariance, group.covariance())
-    noted = Draws(group.z, {}, {"mode": [1.0, 2.0, 3.0], "covariance": np.eye(3).tolist()})
+    noted = Draws(group.z, moments=Moments.of(np.array([1.0, 2.0, 3.0]), np.eye(3)))
     assert gaussian("Laplace", noted, 3)[0].tolist() == [1, 2, 3]
 
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 from subbayes import Training, fit
 from subbayes.curvature import subspace_precision as restricted
 from subbayes.curvature.subspace_precision import along, along_in_parts
-from subbayes.inference.laplace.engine import predict_linearised
 from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.linearised_engine import predict_linearised
 from subbayes.subspace import CoordinateSubspace, DenseSubspace
 
 
@@ -72,7 +72,7 @@ def test_models_of_fit_predict_the_same_numbers_too(monkeypatch, subspace, size)
         training=Training(epochs=2, swa_epochs=2),
     )
     whole = predict_linearised(model.network, likelihood, model.subspace, model.draws, new)
-    covariance = torch.tensor(model.draws.meta["covariance"]).double()
+    covariance = torch.tensor(model.draws.moments.covariance).double()
     posterior = linearised_laplace(model.network, likelihood, data, model.subspace)
     columns = posterior.precision.along(new).reshape(8, 3, 5)
     spread = torch.einsum("nck,kl,ndl->ncd", columns, covariance, columns)

@@ -313,7 +313,7 @@ def test_bad_input_is_refused_by_name():
         SemiStructuredRegression("y ~ x", deep={"net": Deep(net(), ["u"], "tau")})
     with pytest.raises(InputError, match="a fitted model"):
         SemiStructuredRegression("y ~ x").predict(frame)
-    with pytest.raises(InputError, match="options: expected arguments of nuts.*got target"):
+    with pytest.raises(InputError, match="options: expected fields of Sampling.*got target"):
         SemiStructuredRegression("y ~ x").fit(frame, target=0.9)
     with pytest.raises(InputError, match="a family with a log link"):
         SemiStructuredRegression("y ~ x", exposure="u").fit(frame)

@@ -209,7 +209,7 @@ def test_tempering_widens_the_networks_and_leaves_the_effects():
         )
         found[temperature] = model
     cold, hot = found[1.0], found[50.0]
-    assert hot.draws.meta["temperature"] == 50.0
+    assert hot.draws.temperature == 50.0
     density = hot.state.joint.tempered_networks(50.0, None)
     axis = 4.5 * density.prior.scale[0] * np.linspace(-1, 1, 61)
     grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
@@ -232,7 +232,7 @@ def test_tempering_widens_the_networks_and_leaves_the_effects():
 
 def test_tempered_marginal_of_a_linear_network_is_known():
     """y = theta + phi w(u) + noise: p(D | phi) and its tempered posterior in closed form."""
-    from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+    from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
     from subbayes.priors import Normal
     from subbayes.semistructured.joint_posterior import TemperedNetworks
 
@@ -249,7 +249,7 @@ def test_tempered_marginal_of_a_linear_network_is_known():
         density = TemperedNetworks(
             deep, marginalisation_of(None, rows), Normal(1.5), 1, temperature, "test"
         )
-        draws = elliptical_slice(density, draws=400, chains=8, progress=False)
+        draws = EllipticalSlice().sample(density, draws=400, chains=8, progress=False)
         grid = np.linspace(-6, 6, 2001)[:, None]
         log = density.log_likelihood(grid) / temperature + stats.norm(0, 1.5).logpdf(grid[:, 0])
         weight = np.exp(log - log.max())

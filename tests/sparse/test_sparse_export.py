@@ -223,9 +223,9 @@ def test_the_posterior_of_the_surviving_weights_is_that_of_the_subnetwork():
     own = x[:, [0, 2]].numpy()
     precision = own.T @ own / 0.09 + np.eye(2) / 0.25
     mean = np.linalg.solve(precision, own.T @ y.numpy() / 0.09)
-    from subbayes.inference.laplace.laplace import laplace
+    from subbayes.inference.laplace.laplace import Laplace
 
-    draws = laplace(posterior, draws=20_000, chains=1).flat()
+    draws = Laplace().sample(posterior, draws=20_000, chains=1).flat()
     start = result.weights("median", "mean")[0][[0, 2]].numpy()
     np.testing.assert_allclose(draws.mean(0) + start, mean, atol=0.003)
     np.testing.assert_allclose(np.cov(draws.T), np.linalg.inv(precision), atol=2e-4)

@@ -1,12 +1,12 @@
-"""Samplers of other libraries on a `Posterior`, or on any density, with `Draws` as the result.
+"""Samplers of other libraries as engines.
 
-None of them is needed: `pip install 'subbayes[samplers]'` brings all four. A sampler of your own
+None of them is needed: `pip install 'subbayes[samplers]'` installs all four. A sampler of your own
 needs no adapter, only `posterior.value` or `posterior.value_and_grad`.
 """
 
-from subbayes.inference.adapters.blackjax import blackjax
-from subbayes.inference.adapters.dynesty import dynesty
-from subbayes.inference.adapters.emcee import emcee
-from subbayes.inference.adapters.nutpie import nutpie
+from subbayes.inference.adapters.blackjax import BlackJAX
+from subbayes.inference.adapters.dynesty import Dynesty
+from subbayes.inference.adapters.emcee import Emcee
+from subbayes.inference.adapters.nutpie import Nutpie
 
-__all__ = ["blackjax", "dynesty", "emcee", "nutpie"]
+__all__ = ["BlackJAX", "Dynesty", "Emcee", "Nutpie"]

@@ -11,14 +11,14 @@ import numpy as np
 from jaxtyping import Float
 
 from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.chains import Density
 from subbayes.inference.samplers.hamiltonian import GradientDensity
-from subbayes.utils.checks import check_count, fail
 
-__all__ = ["Value", "check_counts", "check_gradient", "finished", "needed", "on_terminal"]
+__all__ = ["Value", "adapted_draws", "default_warmup", "import_package", "show_progress"]
 
 
-def needed(package: str) -> Any:
+def import_package(package: str) -> Any:
     """Import a sampler's package.
 
     Raises:
@@ -31,23 +31,6 @@ def needed(package: str) -> Any:
             f"adapters.{package.split('.')[0]} needs {package.split('.')[0]}: "
             "pip install 'subbayes[samplers]'"
         ) from error
-
-
-def check_counts(**counts: tuple[int, int]) -> None:
-    """Check whole numbers, each given with the least one allowed."""
-    for name, (number, least) in counts.items():
-        check_count(name, number, least)
-
-
-def check_gradient(posterior: Any) -> None:
-    """Raise `InputError` for a density without gradients."""
-    if not isinstance(posterior, GradientDensity):
-        fail(
-            "posterior",
-            "a density with value_and_grad",
-            type(posterior).__name__,
-            "Use adapters.emcee, which needs no gradient",
-        )
 
 
 class Value:
@@ -86,30 +69,46 @@ class Value:
         return np.where(possible, value, -np.inf), np.where(possible[:, None], gradient, 0.0)
 
 
-def finished(
-    sampler: str,
+def adapted_draws(
+    engine: str,
     z: Float[np.ndarray, "chains draws k"],
     stats: dict[str, Any],
     value: Value,
     started: float,
-    **meta: Any,
+    meta: dict[str, Any],
+    **facts: Any,
 ) -> Draws:
-    """The draws with what every run notes of itself."""
-    plain = {name: np.array(numbers) for name, numbers in stats.items()}
+    """The draws of another library's sampler.
+
+    Args:
+        engine: name of the engine.
+        z: coordinates.
+        stats: numbers per draw.
+        value: the density, which has counted its evaluations.
+        started: `time.perf_counter()` at the start.
+        meta: further facts of the run.
+        facts: further fields of `Draws`.
+    """
     return Draws(
         np.array(z, dtype=np.float64, order="C"),
-        plain,
+        {name: np.array(numbers) for name, numbers in stats.items()},
         {
-            "sampler": sampler,
-            "temperature": value.posterior.temperature,
             "density_evaluations": value.evaluations,
             "batched_evaluations": value.batches,
             "seconds": time.perf_counter() - started,
         }
         | meta,
+        engine=engine,
+        temperature=value.posterior.temperature,
+        **facts,
     )
 
 
-def on_terminal(progress: bool | None) -> bool:
-    """Whether another library's progress bar is to be seen."""
+def default_warmup(sampling: Sampling, least: int) -> int:
+    """Warm-up draws; by default as many as are kept, and at least `least`."""
+    return max(sampling.draws, least) if sampling.warmup is None else sampling.warmup
+
+
+def show_progress(progress: bool | None) -> bool:
+    """Whether to show the progress bar of another library."""
     return sys.stderr.isatty() if progress is None else progress

@@ -8,57 +8,48 @@ modes where they are no narrower than the live points are dense. Good up to k of
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.draws import Draws
-from subbayes.inference.adapters.common import Value, check_counts, finished, needed, on_terminal
+from subbayes.inference.adapters.common import Value, adapted_draws, import_package, show_progress
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chains import Density
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import check_count, fail
 
-__all__ = ["dynesty"]
+__all__ = ["Dynesty"]
 
 _TRIES = 100
 _LOWEST = -1e300
 
 
-def dynesty(
-    posterior: Density,
-    *,
-    draws: int = 1000,
-    chains: int = 4,
-    live: int = 500,
-    tolerance: float | None = None,
-    seed: int = 0,
-    progress: bool | None = None,
-    **options: Any,
-) -> Draws:
-    r"""Sample a posterior by nested sampling with dynesty.
+@dataclass(frozen=True)
+class Dynesty(Engine):
+    r"""Nested sampling with dynesty.
 
-    Args:
-        posterior: the density; its prior is Gaussian.
-        draws: draws per chain.
-        chains: groups that the draws are dealt to. The run's weighted points are resampled to equal
-            weights, systematically; with more draws than `meta["effective_draws"]` many repeat.
+    The prior has to be Gaussian. The run's weighted points are resampled to equal weights,
+    systematically, and dealt to the chains; with more draws than `meta["effective_draws"]` many
+    repeat. The draws have the stat "log_likelihood" (at temperature 1) and a log evidence of the
+    tempered posterior. `warmup`, `thin`, `initial` and `checkpoint` do not apply.
+
+    Source: Speagle (2020), "dynesty: a dynamic nested sampling package"; Skilling (2006).
+
+    Attributes:
         live: number of live points; the error of the evidence falls with its root.
         tolerance: stop when less than this is left of the log evidence, in nats; by default
             dynesty's own.
-        seed: seed of everything.
-        progress: show dynesty's progress; None shows it on a terminal.
-        options: further arguments of `dynesty.NestedSampler`, such as `bound` and `sample`.
-
-    Returns:
-        Draws with stats "log_likelihood" (at temperature 1); meta has "log_evidence" of the
-        tempered posterior, "log_evidence_error" and "effective_draws".
+        options: further arguments of `dynesty.NestedSampler`, such as "bound" and "sample".
 
     Raises:
         ImportError: dynesty is not installed (`pip install 'subbayes[samplers]'`).
         InputError: a density of minus infinity at all draws from the prior.
-
-    Source: Speagle (2020), "dynesty: a dynamic nested sampling package"; Skilling (2006).
 
     Example:
         >>> import subbayes, torch
@@ -67,41 +58,60 @@ def dynesty(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> draws = dynesty(posterior, draws=100, live=30, tolerance=1, progress=False)
-        >>> draws.z.shape, draws.meta["log_evidence_error"] < 2
+        >>> engine = Dynesty(live=30, tolerance=1)
+        >>> draws = engine.sample(posterior, draws=100, chains=4, progress=False)
+        >>> draws.z.shape, draws.log_evidence_error < 2
         ((4, 100, 2), True)
     """
-    library = needed("dynesty")
-    check_counts(
-        draws=(draws, 1), chains=(chains, 1), live=(live, 2 * posterior.rank + 1), seed=(seed, 0)
-    )
-    started, value = time.perf_counter(), Value(posterior)
-    rng = np.random.default_rng(seed)
-    sampler = library.NestedSampler(
-        lambda z: float(np.maximum(value.likelihood(z[None])[0], _LOWEST)),
-        lambda u: _from_cube(posterior, u),
-        posterior.rank,
-        nlive=live,
-        rstate=rng,
-        live_points=_live_points(posterior, value, live, rng),
-        **options,
-    )
-    sampler.run_nested(dlogz=tolerance, print_progress=on_terminal(progress))
-    found = sampler.results
-    weights = found.importance_weights()
-    rows = _resampled(weights, chains * draws, rng).reshape(chains, draws)
-    return finished(
-        "dynesty",
-        found.samples[rows],
-        {"log_likelihood": posterior.temperature * found.logl[rows]},
-        value,
-        started,
-        seed=seed,
-        log_evidence=float(found.logz[-1]),
-        log_evidence_error=float(found.logzerr[-1]),
-        effective_draws=float(1 / np.square(weights).sum()),
-        live=live,
-    )
+
+    name = "dynesty"
+    live: int = 500
+    tolerance: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_count("live", self.live)
+
+    def check(self, rank: int | None = None) -> None:
+        """Check that dynesty is installed, and that there are enough live points."""
+        import_package("dynesty")
+        if rank is not None:
+            check_count("live", self.live, 2 * rank + 1)
+
+    def run(self, posterior: Density, sampling: Sampling) -> Draws:
+        """Draw from a posterior; see `Engine.run`."""
+        self.check(posterior.rank)
+        library = import_package("dynesty")
+        started, value = time.perf_counter(), Value(posterior)
+        rng = np.random.default_rng(sampling.seed)
+        sampler = library.NestedSampler(
+            lambda z: float(np.maximum(value.likelihood(z[None])[0], _LOWEST)),
+            lambda u: _from_cube(posterior, u),
+            posterior.rank,
+            nlive=self.live,
+            rstate=rng,
+            live_points=_live_points(posterior, value, self.live, rng),
+            **self.options,
+        )
+        sampler.run_nested(dlogz=self.tolerance, print_progress=show_progress(sampling.progress))
+        found = sampler.results
+        weights = found.importance_weights()
+        shape = sampling.chains, sampling.draws
+        rows = _resampled(weights, math.prod(shape), rng).reshape(shape)
+        return adapted_draws(
+            self.name,
+            found.samples[rows],
+            {"log_likelihood": posterior.temperature * found.logl[rows]},
+            value,
+            started,
+            {
+                "seed": sampling.seed,
+                "effective_draws": float(1 / np.square(weights).sum()),
+                "live": self.live,
+            },
+            log_evidence=float(found.logz[-1]),
+            log_evidence_error=float(found.logzerr[-1]),
+        )
 
 
 def _from_cube(posterior: Density, u: Float[np.ndarray, "*S k"]) -> Float[np.ndarray, "*S k"]:

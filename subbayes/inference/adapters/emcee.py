@@ -9,53 +9,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from subbayes.draws import Draws
-from subbayes.inference.adapters.common import Value, check_counts, finished, needed
-from subbayes.inference.samplers.chains import Density, start_points, streams
-from subbayes.utils.checks import fail
+from subbayes.inference.adapters.common import Value, adapted_draws, import_package
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
+from subbayes.inference.samplers.chains import Density, chain_generators, start_points
+from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import bar
 
-__all__ = ["emcee"]
+__all__ = ["Emcee"]
 
 
-def emcee(
-    posterior: Density,
-    *,
-    draws: int = 1000,
-    walkers: int | None = None,
-    warmup: int | None = None,
-    thin: int = 1,
-    seed: int = 0,
-    initial: str | np.ndarray = "prior",
-    moves: Any = None,
-    progress: bool | None = None,
-) -> Draws:
-    r"""Sample a posterior by emcee.
+@dataclass(frozen=True)
+class Emcee(Engine):
+    r"""emcee's ensemble sampler.
 
-    Args:
-        posterior: the density $\log p_T(z \mid D)$.
-        draws: draws to keep of each walker.
-        walkers: number of walkers, which become the chains; by default 32, or 4 k if that is more.
-        warmup: draws of each walker to drop first; by default as many as are kept.
-        thin: keep every `thin`-th draw.
-        seed: seed of the start points and of emcee.
-        initial: "prior", or start points of shape (walkers, k) that differ.
+    Each walker is a chain. The warm-up is as long as the draws kept by default. The draws have the
+    stat "log_density"; their meta has the mean "acceptance". Walkers depend on each other, so that
+    R-hat and effective sample sizes are slightly optimistic. There are no checkpoints.
+
+    Source: Foreman-Mackey, Hogg, Lang and Goodman (2013), "emcee: the MCMC hammer".
+
+    Attributes:
+        walkers: number of walkers; by default the largest of `chains`, 32 and 4 k.
         moves: as for `emcee.EnsembleSampler`.
-        progress: show a bar; None shows it on a terminal.
-
-    Returns:
-        Draws with the stat "log_density"; meta has the mean "acceptance". Walkers depend on each
-        other, so that R-hat and effective sample sizes are a little too kind.
 
     Raises:
         ImportError: emcee is not installed (`pip install 'subbayes[samplers]'`).
         InputError: too few walkers, or start points that are equal or of zero density.
-
-    Source: Foreman-Mackey, Hogg, Lang and Goodman (2013), "emcee: the MCMC hammer".
 
     Example:
         >>> import subbayes, torch
@@ -64,46 +50,61 @@ def emcee(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> emcee(posterior, draws=50, walkers=8, progress=False).z.shape
+        >>> Emcee(walkers=8).sample(posterior, draws=50, progress=False).z.shape
         (8, 50, 2)
     """
-    library = needed("emcee")
-    k = posterior.rank
-    walkers = max(32, 4 * k) if walkers is None else walkers
-    warmup = draws * thin if warmup is None else warmup
-    check_counts(
-        draws=(draws, 1), walkers=(walkers, 2), warmup=(warmup, 0), thin=(thin, 1), seed=(seed, 0)
-    )
-    if walkers < 2 * k:
-        fail("walkers", f"at least 2 k = {2 * k}", walkers, "Raise it, or use nuts")
-    started, value = time.perf_counter(), Value(posterior)
-    z = start_points(posterior, initial, streams(seed, walkers))
-    if np.linalg.matrix_rank(z - z[0]) < k:
-        fail(
-            "initial",
-            f"start points that span all {k} coordinates",
-            "points that do not",
-            "Use initial='prior', or add some noise to them",
+
+    name = "emcee"
+    walkers: int | None = None
+    moves: Any = None
+
+    def __post_init__(self) -> None:
+        if self.walkers is not None:
+            check_count("walkers", self.walkers, 2)
+
+    def check(self, rank: int | None = None) -> None:
+        """Check that emcee is installed, and that there are enough walkers."""
+        import_package("emcee")
+        if rank is not None and self.walkers is not None and self.walkers < 2 * rank:
+            fail("walkers", f"at least 2 k = {2 * rank}", self.walkers, "Raise it, or use NUTS")
+
+    def run(self, posterior: Density, sampling: Sampling) -> Draws:
+        """Draw from a posterior; see `Engine.run`."""
+        k, draws, thin, seed = posterior.rank, sampling.draws, sampling.thin, sampling.seed
+        self.check(k)
+        library = import_package("emcee")
+        walkers = self.walkers or max(sampling.chains, 32, 4 * k)
+        warmup = draws * thin if sampling.warmup is None else sampling.warmup
+        started, value = time.perf_counter(), Value(posterior)
+        z = start_points(posterior, sampling.initial, chain_generators(seed, walkers))
+        if np.linalg.matrix_rank(z - z[0]) < k:
+            fail(
+                "initial",
+                f"start points that span all {k} coordinates",
+                "points that do not",
+                "Use initial='prior', or add some noise to them",
+            )
+        sampler = library.EnsembleSampler(walkers, k, value, vectorize=True, moves=self.moves)
+        source = np.random.RandomState(seed).get_state()  # the only kind that emcee takes
+        state = library.State(z, random_state=source)
+        with bar(warmup + draws * thin, "Sampling (emcee)", sampling.progress, "draws") as steps:
+            if warmup:
+                state = _last(sampler.sample(state, iterations=warmup, store=False), steps, 1)
+                sampler.reset()
+            _last(sampler.sample(state, iterations=draws, thin_by=thin), steps, thin)
+        return adapted_draws(
+            self.name,
+            np.swapaxes(sampler.get_chain(), 0, 1),
+            {"log_density": sampler.get_log_prob().T},
+            value,
+            started,
+            {
+                "seed": seed,
+                "warmup": warmup,
+                "thin": thin,
+                "acceptance": float(sampler.acceptance_fraction.mean()),
+            },
         )
-    sampler = library.EnsembleSampler(walkers, k, value, vectorize=True, moves=moves)
-    source = np.random.RandomState(seed).get_state()  # the only kind that emcee takes
-    state = library.State(z, random_state=source)
-    with bar(warmup + draws * thin, "Sampling (emcee)", progress, "draws") as steps:
-        if warmup:
-            state = _last(sampler.sample(state, iterations=warmup, store=False), steps, 1)
-            sampler.reset()
-        _last(sampler.sample(state, iterations=draws, thin_by=thin), steps, thin)
-    return finished(
-        "emcee",
-        np.swapaxes(sampler.get_chain(), 0, 1),
-        {"log_density": sampler.get_log_prob().T},
-        value,
-        started,
-        seed=seed,
-        warmup=warmup,
-        thin=thin,
-        acceptance=float(sampler.acceptance_fraction.mean()),
-    )
 
 
 def _last(states: Iterable[Any], steps: Any, size: int) -> Any:

@@ -1,12 +1,14 @@
 """nutpie's NUTS (Seyboldt et al.), on a density with gradients.
 
 Its mass matrix follows draws and gradients. It evaluates one point at a time, so that chains run
-one after the other; `nuts` of this library evaluates all chains together.
+one after the other; `NUTS` of this library evaluates all chains together.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,17 +16,18 @@ import numpy as np
 from subbayes.draws import Draws
 from subbayes.inference.adapters.common import (
     Value,
-    check_counts,
-    check_gradient,
-    finished,
-    needed,
-    on_terminal,
+    adapted_draws,
+    default_warmup,
+    import_package,
+    show_progress,
 )
-from subbayes.inference.samplers.chains import start_points, streams
-from subbayes.inference.samplers.hamiltonian import GradientDensity
-from subbayes.utils.checks import check_choice
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
+from subbayes.inference.samplers.chains import chain_generators, start_points
+from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
+from subbayes.utils.checks import fail
 
-__all__ = ["nutpie"]
+__all__ = ["Nutpie"]
 
 _STATS = {
     "logp": "log_density",
@@ -43,39 +46,23 @@ class _Impossible(Exception):
     is_recoverable = True
 
 
-def nutpie(
-    posterior: GradientDensity,
-    *,
-    draws: int = 1000,
-    chains: int = 4,
-    warmup: int | None = None,
-    seed: int = 0,
-    initial: str = "prior",
-    progress: bool | None = None,
-    **options: Any,
-) -> Draws:
-    """Sample a posterior by nutpie.
+@dataclass(frozen=True)
+class Nutpie(Engine):
+    """nutpie's NUTS.
 
-    Args:
-        posterior: the density, with `value_and_grad`.
-        draws: draws to keep per chain.
-        chains: number of chains.
-        warmup: draws per chain to adapt in and drop; by default as many as are kept, at least 300.
-        seed: seed of the start points and of nutpie.
-        initial: "prior" or "shift" (z = 0).
-        progress: show nutpie's progress; None shows it on a terminal.
-        options: further arguments of `nutpie.sample`, such as `target_accept` and `maxdepth`.
+    The warm-up is as long as the draws kept by default, at least 300. The draws have the stats
+    "log_density", "energy", "divergent", "depth", "evaluations", "step_size" and "acceptance".
+    `initial` is "prior" or "shift". There are no checkpoints.
 
-    Returns:
-        Draws with stats "log_density", "energy", "divergent", "depth", "evaluations", "step_size"
-        and "acceptance".
+    Source: Seyboldt, Carlson and Carpenter (2024), "Preconditioning Hamiltonian Monte Carlo by
+    minimizing Fisher divergence".
+
+    Attributes:
+        options: further arguments of `nutpie.sample`, such as "target_accept" and "maxdepth".
 
     Raises:
         ImportError: nutpie is not installed (`pip install 'subbayes[samplers]'`).
         InputError: a density without gradients, or of minus infinity at the start points.
-
-    Source: Seyboldt, Carlson and Carpenter (2024), "Preconditioning Hamiltonian Monte Carlo by
-    minimizing Fisher divergence".
 
     Example:
         >>> import subbayes, torch
@@ -84,50 +71,63 @@ def nutpie(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> nutpie(posterior, draws=50, chains=2, progress=False).z.shape
+        >>> Nutpie().sample(posterior, draws=50, chains=2, progress=False).z.shape
         (2, 50, 2)
     """
-    library, compiled = needed("nutpie"), needed("nutpie.compiled_pyfunc")
-    warmup = max(draws, 300) if warmup is None else warmup
-    check_counts(draws=(draws, 1), chains=(chains, 1), warmup=(warmup, 1), seed=(seed, 0))
-    check_choice("initial", initial, ("prior", "shift"))
-    check_gradient(posterior)
-    started, value = time.perf_counter(), Value(posterior)
-    value.gradient(start_points(posterior, initial, streams(seed, 1)))
 
-    def start(own: int) -> np.ndarray:
-        return start_points(posterior, initial, streams(own, 1))[0]
+    name = "nutpie"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    model = compiled.from_pyfunc(
-        posterior.rank,
-        lambda: _density(value),
-        lambda *seeds: lambda z: {"z": z},
-        [np.dtype("float64")],
-        [(posterior.rank,)],
-        ["z"],
-        make_initial_point_fn=start,
-    )
-    trace = library.sample(
-        model,
-        draws=draws,
-        tune=warmup,
-        chains=chains,
-        cores=1,
-        seed=seed,
-        save_warmup=False,
-        progress_bar=on_terminal(progress),
-        **options,
-    )
-    noted = trace["sample_stats"]
-    return finished(
-        "nutpie",
-        trace["posterior"]["z"].values,
-        {ours: noted[theirs].values for theirs, ours in _STATS.items() if theirs in noted},
-        value,
-        started,
-        seed=seed,
-        warmup=warmup,
-    )
+    def check(self, rank: int | None = None) -> None:
+        """Check that nutpie is installed."""
+        import_package("nutpie")
+
+    def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
+        """Draw from a posterior; see `Engine.run`."""
+        library, compiled = import_package("nutpie"), import_package("nutpie.compiled_pyfunc")
+        warmup, initial, thin = default_warmup(sampling, 300), sampling.initial, sampling.thin
+        if not isinstance(initial, str):
+            fail("initial", "'prior' or 'shift' for nutpie", "start points")
+        check_gradient(posterior)
+        started, value = time.perf_counter(), Value(posterior)
+        value.gradient(start_points(posterior, initial, chain_generators(sampling.seed, 1)))
+
+        def start(own: int) -> np.ndarray:
+            return start_points(posterior, initial, chain_generators(own, 1))[0]
+
+        model = compiled.from_pyfunc(
+            posterior.rank,
+            lambda: _density(value),
+            lambda *seeds: lambda z: {"z": z},
+            [np.dtype("float64")],
+            [(posterior.rank,)],
+            ["z"],
+            make_initial_point_fn=start,
+        )
+        trace = library.sample(
+            model,
+            draws=sampling.draws * thin,
+            tune=warmup,
+            chains=sampling.chains,
+            cores=1,
+            seed=sampling.seed,
+            save_warmup=False,
+            progress_bar=show_progress(sampling.progress),
+            **self.options,
+        )
+        noted, kept = trace["sample_stats"], slice(thin - 1, None, thin)
+        return adapted_draws(
+            self.name,
+            trace["posterior"]["z"].values[:, kept],
+            {
+                ours: noted[theirs].values[:, kept]
+                for theirs, ours in _STATS.items()
+                if theirs in noted
+            },
+            value,
+            started,
+            {"seed": sampling.seed, "warmup": warmup, "thin": thin},
+        )
 
 
 def _density(value: Value) -> Any:

@@ -33,7 +33,7 @@ from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, check_positive, fail, fail_type
 
 if TYPE_CHECKING:
-    from subbayes.inference.laplace.linearised import LinearisedLaplace
+    from subbayes.inference.laplace.linearised import LinearisedPosterior
 
 __all__ = ["Evidence", "cross_validated", "widened"]
 
@@ -83,7 +83,7 @@ class Evidence:
     eigenvalues: Float[np.ndarray, "r"]
 
     @classmethod
-    def of(cls, posterior: LinearisedLaplace) -> Evidence:
+    def of(cls, posterior: LinearisedPosterior) -> Evidence:
         """From one pass over the data, and the posterior's eigenvalues."""
         psi, likelihood = posterior.precision, posterior.likelihood
         total, squares, targets = 0.0, 0.0, 0
@@ -164,7 +164,7 @@ def cross_validated(
     folds: int = 5,
     seed: int = 0,
     **options: Any,
-) -> tuple[LinearisedLaplace, dict[tuple[float, float], float]]:
+) -> tuple[LinearisedPosterior, dict[tuple[float, float], float]]:
     """The posterior whose prior precision (and noise) predicts held-out rows best.
 
     Held out are the rows of `validation`, or each of the folds of the data in turn, for which
@@ -211,7 +211,7 @@ def cross_validated(
         fail("prior_precisions and noise_factors", "at least one candidate of each", "none")
     _check_held_out(validation, retrain, subspace)
 
-    def posterior(trained: Network, kept: Data, prior_precision: float) -> LinearisedLaplace:
+    def posterior(trained: Network, kept: Data, prior_precision: float) -> LinearisedPosterior:
         return linearised_laplace(
             trained,
             likelihood,
@@ -301,7 +301,7 @@ def _retrained(retrain: Callable[[Data], Network], kept: Data, network: Network)
     return found
 
 
-def _score(posterior: LinearisedLaplace, test: Data) -> float:
+def _score(posterior: LinearisedPosterior, test: Data) -> float:
     total = 0.0
     for inputs, y in test.batches():
         noise = None if isinstance(y, torch.Tensor) else y[1]

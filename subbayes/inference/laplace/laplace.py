@@ -13,47 +13,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
-from subbayes.draws import Draws
-from subbayes.inference.importance import weighed
-from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.draws import Draws, Moments
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
+from subbayes.inference.importance import approximate_draws
+from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import bar
 
-__all__ = ["climb", "laplace"]
+__all__ = ["Laplace", "climb"]
 
 ValueAndGrad = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 _AT_ONCE = 64
 _STEP = 0.05  # of a posterior standard deviation
 
 
-def laplace(
-    posterior: GradientDensity,
-    *,
-    draws: int = 1000,
-    chains: int = 4,
-    seed: int = 0,
-    starts: int = 4,
-    progress: bool | None = None,
-) -> Draws:
-    """Draw from the Laplace approximation of a posterior.
+@dataclass(frozen=True)
+class Laplace(Engine):
+    """The Laplace approximation in z, with independent draws.
 
-    Args:
-        posterior: the density, with `value_and_grad`.
-        draws: draws per chain.
-        chains: number of groups of draws; all draws are independent.
-        seed: of the starts and the draws.
-        starts: points from which the mode is looked for: z = 0 first, then draws from the prior.
-        progress: show a bar; None shows it on a terminal.
+    The draws have the stats "log_density" and "log_q", the normalised density of the
+    approximation, the `moments` and `log_evidence` of the approximation and the `pareto_k` of the
+    importance ratios: above 0.7 the approximation is poor. Their meta has "gradient", its largest
+    entry at the mode in units of standard deviations.
 
-    Returns:
-        Draws with stats "log_density" and "log_q", the normalised density of the approximation;
-        meta has "mode", "covariance", "log_evidence" (of the tempered posterior), "gradient"
-        (largest entry at the mode, in units of standard deviations) and "pareto_k" of the
-        importance ratios: above 0.7 the approximation is poor.
+    Attributes:
+        starts: points from which the mode is searched for: z = 0 first, then draws from the
+            prior.
 
     Raises:
         InputError: no start point of finite density, or a mode at which the curvature is not
@@ -66,63 +57,55 @@ def laplace(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> laplace(posterior, draws=100, chains=2, progress=False).z.shape
+        >>> Laplace().sample(posterior, draws=100, chains=2, progress=False).z.shape
         (2, 100, 2)
     """
-    for name, number, least in (
-        ("draws", draws, 1),
-        ("chains", chains, 1),
-        ("starts", starts, 1),
-        ("seed", seed, 0),
-    ):
-        check_count(name, number, least)
-    if not isinstance(posterior, GradientDensity):
-        fail(
-            "posterior",
-            "a density with value_and_grad",
-            type(posterior).__name__,
-            "Use elliptical_slice, which needs no gradient",
-        )
-    started = time.perf_counter()
-    rng = np.random.default_rng(seed)
-    k = posterior.rank
-    with bar(starts + 1, "Laplace approximation", progress, "steps") as steps:
-        points = [np.zeros(k), *(posterior.prior.sample((k,), rng) for _ in range(starts - 1))]
-        modes = []
-        for point in points:
-            modes.append(climb(posterior.value_and_grad, point))
+
+    name = "laplace"
+    validity = "approximation"
+    starts: int = 4
+
+    def __post_init__(self) -> None:
+        check_count("starts", self.starts)
+
+    def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
+        """Draw from the approximation; see `Engine.run`."""
+        check_gradient(posterior)
+        started = time.perf_counter()
+        rng = np.random.default_rng(sampling.seed)
+        k, starts = posterior.rank, self.starts
+        with bar(starts + 1, "Laplace approximation", sampling.progress, "steps") as steps:
+            points = [np.zeros(k), *(posterior.prior.sample((k,), rng) for _ in range(starts - 1))]
+            modes = []
+            for point in points:
+                modes.append(climb(posterior.value_and_grad, point))
+                steps.update(1)
+            height, mode = max(modes, key=lambda pair: pair[0])
+            if not np.isfinite(height):
+                fail(
+                    "posterior",
+                    "a finite log density at z = 0 or at a draw from the prior",
+                    f"minus infinity at all {starts}",
+                    "Raise starts, or check the data",
+                )
+            factor = _factor(posterior, mode)
             steps.update(1)
-        height, mode = max(modes, key=lambda pair: pair[0])
-        if not np.isfinite(height):
-            fail(
-                "posterior",
-                "a finite log density at z = 0 or at a draw from the prior",
-                f"minus infinity at all {starts}",
-                "Raise starts, or check the data",
-            )
-        factor = _factor(posterior, mode)
-        steps.update(1)
-        eps = rng.standard_normal((chains, draws, k))
-        z = mode + eps @ factor.T
-    log_volume = float(np.linalg.slogdet(factor)[1])
-    log_q = -0.5 * (eps**2).sum(-1) - 0.5 * k * np.log(2 * np.pi) - log_volume
-    gradient = posterior.value_and_grad(mode[None])[1][0]
-    found = weighed(
-        posterior,
-        z,
-        log_q,
-        {
-            "sampler": "laplace",
-            "seed": seed,
-            "temperature": posterior.temperature,
-            "mode": mode.tolist(),
-            "covariance": (factor @ factor.T).tolist(),
-            "log_evidence": height + 0.5 * k * float(np.log(2 * np.pi)) + log_volume,
-            "gradient": float(np.abs(factor.T @ gradient).max()),
-        },
-    )
-    found.meta["seconds"] = time.perf_counter() - started
-    return found
+            eps = rng.standard_normal((sampling.chains, sampling.draws, k))
+            z = mode + eps @ factor.T
+        log_volume = float(np.linalg.slogdet(factor)[1])
+        log_q = -0.5 * (eps**2).sum(-1) - 0.5 * k * np.log(2 * np.pi) - log_volume
+        gradient = posterior.value_and_grad(mode[None])[1][0]
+        draws = approximate_draws(
+            posterior,
+            z,
+            log_q,
+            meta={"seed": sampling.seed, "gradient": float(np.abs(factor.T @ gradient).max())},
+            engine=self.name,
+            log_evidence=height + 0.5 * k * float(np.log(2 * np.pi)) + log_volume,
+            moments=Moments.of(mode, factor @ factor.T),
+        )
+        draws.meta["seconds"] = time.perf_counter() - started
+        return draws
 
 
 def climb(

@@ -28,7 +28,7 @@ from subbayes.curvature.jacobian import Jacobian, check_joint
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
 from subbayes.curvature.subspace_precision import Restricted
-from subbayes.draws import Draws
+from subbayes.draws import Draws, Moments
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import average, with_noise
@@ -37,7 +37,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 
-__all__ = ["LinearisedLaplace", "Method", "linearised_laplace"]
+__all__ = ["LinearisedPosterior", "Method", "linearised_laplace"]
 
 METHODS = (
     "auto",
@@ -60,7 +60,7 @@ def linearised_laplace(
     prior_precision: float = 1.0,
     memory_limit: int | None = None,
     **options: Any,
-) -> LinearisedLaplace:
+) -> LinearisedPosterior:
     r"""The Gaussian posterior of a network's linearisation.
 
     Args:
@@ -101,7 +101,7 @@ def linearised_laplace(
             memory_limit=memory_limit,
             **options,
         )
-        return LinearisedLaplace(psi, likelihood, None)
+        return LinearisedPosterior(psi, likelihood, None)
     if not isinstance(subspace, Subspace):
         fail_type("subspace", "a Subspace or None", subspace, "Make one: optimal(...), say")
     check_choice("covariance", covariance, FORMS)
@@ -109,7 +109,7 @@ def linearised_laplace(
     V = root(network, likelihood, data, memory_limit)
     inside = Restricted(V, subspace, prior_precision)
     _check_centre(network, subspace)
-    return LinearisedLaplace(inside, likelihood, subspace)
+    return LinearisedPosterior(inside, likelihood, subspace)
 
 
 def _check_centre(network: Network, subspace: Subspace) -> None:
@@ -124,7 +124,7 @@ def _check_centre(network: Network, subspace: Subspace) -> None:
 
 
 @dataclass(frozen=True)
-class LinearisedLaplace:
+class LinearisedPosterior:
     """The Gaussian posterior of a linearised network.
 
     Attributes:
@@ -154,11 +154,11 @@ class LinearisedLaplace:
             else repr(self.subspace)
         )
         return (
-            f"LinearisedLaplace({where}, prior_precision={self.prior_precision:g}, "
+            f"LinearisedPosterior({where}, prior_precision={self.prior_precision:g}, "
             f"{self.likelihood!r})"
         )
 
-    def with_prior_precision(self, prior_precision: float) -> LinearisedLaplace:
+    def with_prior_precision(self, prior_precision: float) -> LinearisedPosterior:
         """The same posterior under another prior; products with the Jacobian are shared."""
         return replace(self, precision=self.precision.with_prior_precision(prior_precision))
 
@@ -265,12 +265,14 @@ class LinearisedLaplace:
         )
         return Draws(
             z.reshape(chains, draws, -1),
-            meta={
-                "sampler": "laplace-linearised",
-                "seed": seed,
-                "temperature": 1.0,
-                "prior_precision": self.prior_precision,
-            },
+            meta={"seed": seed, "prior_precision": self.prior_precision},
+            engine="laplace-linearised",
+            validity="approximation",
+            independent=True,
+            prediction="linearised",
+            moments=Moments.of(
+                np.zeros(z.shape[1]), torch.cholesky_inverse(self.precision.factor).cpu().numpy()
+            ),
         )
 
     # --- evidence and tuning --------------------------------------------------------------------
@@ -281,7 +283,7 @@ class LinearisedLaplace:
 
         return Evidence.of(self).log_marginal_likelihood(self.prior_precision)
 
-    def tuned(self, *, noise: bool = True) -> LinearisedLaplace:
+    def tuned(self, *, noise: bool = True) -> LinearisedPosterior:
         """The same with prior precision (and noise, if Gaussian) of the largest evidence.
 
         Args:
@@ -293,7 +295,7 @@ class LinearisedLaplace:
         prior_precision, factor = evidence.maximum(noise)
         return self.rescaled(prior_precision, factor)
 
-    def rescaled(self, prior_precision: float, noise_factor: float = 1.0) -> LinearisedLaplace:
+    def rescaled(self, prior_precision: float, noise_factor: float = 1.0) -> LinearisedPosterior:
         """The same under another prior, and with Gaussian noise a factor wider."""
         if noise_factor == 1:
             return self.with_prior_precision(prior_precision)

@@ -30,7 +30,7 @@ from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, check_same_length, fail, fail_type
 
 if TYPE_CHECKING:
-    from subbayes.inference.laplace.linearised import LinearisedLaplace
+    from subbayes.inference.laplace.linearised import LinearisedPosterior
 
 __all__ = [
     "Judgement",
@@ -156,7 +156,7 @@ class Judgement:
 
 
 def judge(
-    psi: Precision | LinearisedLaplace,
+    psi: Precision | LinearisedPosterior,
     subspaces: Mapping[str, Subspace],
     inputs: Any,
     *,
@@ -225,13 +225,13 @@ def judge(
 
 def _check(psi: Any, subspaces: Any, ranks: Sequence[int] | None, noise: float) -> Precision:
     """What can be said before anything is computed; and the precision."""
-    from subbayes.inference.laplace.linearised import LinearisedLaplace
+    from subbayes.inference.laplace.linearised import LinearisedPosterior
 
-    psi = psi.precision if isinstance(psi, LinearisedLaplace) else psi
+    psi = psi.precision if isinstance(psi, LinearisedPosterior) else psi
     if not isinstance(psi, Precision):
         fail_type(
             "psi",
-            "the precision of all weights, or a LinearisedLaplace",
+            "the precision of all weights, or a LinearisedPosterior",
             psi,
             "Pass linearised_laplace(network, likelihood, data)",
         )

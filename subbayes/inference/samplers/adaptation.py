@@ -18,7 +18,16 @@ from jaxtyping import Float, Int
 
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["Adaptation", "Metric", "Schedule", "begin", "preferred", "pulled", "pushed", "update"]
+__all__ = [
+    "Adaptation",
+    "Metric",
+    "Schedule",
+    "begin",
+    "preferred_metric",
+    "pulled",
+    "pushed",
+    "update",
+]
 
 Metric = Literal["diagonal", "dense"]
 
@@ -93,7 +102,7 @@ class Schedule:
         return cls(first, tuple(ends))
 
 
-def preferred(rank: int) -> Metric:
+def preferred_metric(rank: int) -> Metric:
     """The mass matrix of choice: dense where its cost is small beside that of a gradient."""
     return "dense" if rank <= _DENSE else "diagonal"
 

@@ -12,9 +12,10 @@ import os
 import signal
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,14 +23,16 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.random_numbers import copied
 from subbayes.priors import Normal
 from subbayes.utils import artifact
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import bar
 
-__all__ = ["Density", "Info", "Kernel", "run", "start_points", "streams"]
+__all__ = ["Density", "Info", "Kernel", "Sampler", "run", "start_points", "chain_generators"]
 
 Rngs = list[np.random.Generator]
 KIND = "sampling-checkpoint"
@@ -91,6 +94,29 @@ class Kernel(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Sampler(Engine):
+    """An engine that runs a kernel on several Markov chains."""
+
+    @abstractmethod
+    def kernel(self, posterior: Any, warmup: int) -> Kernel:
+        """The transition for this posterior.
+
+        Args:
+            posterior: the density.
+            warmup: draws per chain in which it may adapt.
+        """
+
+    def default_warmup(self, sampling: Sampling) -> int:
+        """Warm-up draws where the caller leaves them open: half of the draws kept."""
+        return sampling.draws // 2
+
+    def run(self, posterior: Any, sampling: Sampling) -> Draws:
+        """Draw from a posterior; see `Engine.run`."""
+        warmup = self.default_warmup(sampling) if sampling.warmup is None else sampling.warmup
+        return run(self.kernel(posterior, warmup), posterior, replace(sampling, warmup=warmup))
+
+
 @dataclass
 class _Store:
     """Draws so far: arrays that fill up, and how many draws each chain has finished."""
@@ -133,54 +159,29 @@ class _Store:
         )
 
 
-def run(
-    kernel: Kernel,
-    posterior: Density,
-    *,
-    draws: int,
-    chains: int,
-    warmup: int,
-    thin: int = 1,
-    seed: int = 0,
-    initial: str | np.ndarray = "prior",
-    checkpoint: str | Path | None = None,
-    checkpoint_seconds: float = 10.0,
-    progress: bool | None = None,
-) -> Draws:
+def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
     """Run a kernel until every chain has its draws.
 
+    A checkpoint is written every `checkpoint_seconds`, and on Ctrl-C and SIGTERM. A run that finds
+    its own checkpoint continues from there and yields the same draws, bit for bit, as an
+    uninterrupted one; more draws than before extend it.
+
     Args:
-        kernel: the sampler.
+        kernel: the transition.
         posterior: the density.
-        draws: draws to keep per chain.
-        chains: number of chains.
-        warmup: draws per chain to drop first.
-        thin: keep every `thin`-th draw.
-        seed: seed; the same seed gives the same draws.
-        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
-        checkpoint: directory to save the run in every `checkpoint_seconds`, and on Ctrl-C and
-            SIGTERM; a run that finds its own checkpoint there goes on from it and yields the
-            same draws, bit for bit, as an uninterrupted one. Asking for more draws extends it.
-        checkpoint_seconds: time between checkpoints.
-        progress: show a bar; None shows it on a terminal.
+        sampling: numbers of draws and chains, seed, and so on; a `warmup` of None is 0.
 
     Raises:
         InputError: a checkpoint of another posterior or other settings, or start points where
             the density is not finite.
     """
-    for name, value, least in (
-        ("draws", draws, 1),
-        ("chains", chains, 1),
-        ("warmup", warmup, 0),
-        ("thin", thin, 1),
-        ("seed", seed, 0),
-    ):
-        check_count(name, value, least)
+    draws, chains, thin, seed = sampling.draws, sampling.chains, sampling.thin, sampling.seed
+    initial, warmup = sampling.initial, sampling.warmup or 0
     started = time.perf_counter()
     _check_memory(kernel, posterior, chains, draws)
-    rngs = streams(seed, chains)
+    rngs = chain_generators(seed, chains)
     saved = _Checkpoint.of(
-        checkpoint,
+        sampling.checkpoint,
         kernel,
         posterior,
         chains=chains,
@@ -202,7 +203,7 @@ def run(
     parked = {int(c): _Parked.of(state, rngs, c) for c in np.flatnonzero(store.count >= needed)}
     with (
         _interruptible(saved is not None) as interrupted,
-        bar(needed * chains, f"Sampling ({kernel.name})", progress, "draws") as steps,
+        bar(needed * chains, f"Sampling ({kernel.name})", sampling.progress, "draws") as steps,
     ):
         steps.update(int(np.minimum(store.count, needed).sum()))
         last = time.monotonic()
@@ -214,7 +215,7 @@ def run(
                 for c in (finished & (store.count == needed)).nonzero()[0]:
                     parked[int(c)] = _Parked.of(state, rngs, c)
                 steps.update(done)
-            if saved and (interrupted or time.monotonic() - last > checkpoint_seconds):
+            if saved and (interrupted or time.monotonic() - last > sampling.checkpoint_seconds):
                 saved.write(state, store, rngs, parked)
                 last = time.monotonic()
             if interrupted:
@@ -227,14 +228,14 @@ def run(
         store.z,
         store.stats,
         {
-            "sampler": kernel.name,
             "seed": seed,
             "warmup": warmup,
             "thin": thin,
-            "temperature": posterior.temperature,
             "batched_evaluations": store.evaluations,
             "seconds": time.perf_counter() - started,
         },
+        engine=kernel.name,
+        temperature=posterior.temperature,
     )
 
 
@@ -283,12 +284,12 @@ def _describe(initial: str | np.ndarray) -> str:
     )
 
 
-def streams(seed: int, chains: int) -> Rngs:
+def chain_generators(seed: int, chains: int) -> Rngs:
     """A random stream for each chain, the same whatever the number of chains beside it.
 
     Example:
-        >>> [stream.integers(100) for stream in streams(0, 3)][:2] == [
-        ...     stream.integers(100) for stream in streams(0, 2)]
+        >>> [rng.integers(100) for rng in chain_generators(0, 3)][:2] == [
+        ...     rng.integers(100) for rng in chain_generators(0, 2)]
         True
     """
     return [

@@ -12,18 +12,22 @@ draws its next ellipse at once; the others shrink their brackets.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.draws import Draws
-from subbayes.inference.samplers.chains import Density, Info, Rngs, run
-from subbayes.inference.samplers.generalised_elliptical_slice import near
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
+from subbayes.inference.samplers.generalised_elliptical_slice import (
+    RelativeDensity,
+    laplace_reference,
+)
 from subbayes.inference.samplers.random_numbers import refilled
 from subbayes.priors import Normal
+from subbayes.utils.checks import check_positive, fail, fail_type
 
-__all__ = ["EllipticalSlice", "State", "elliptical_slice", "next_angles"]
+__all__ = ["EllipticalSlice", "Kernel", "State", "next_angles"]
 
 _AHEAD, _AHEAD_NORMALS = 64, 16
 
@@ -61,8 +65,8 @@ class State:
     n_normals: Int[np.ndarray, "chains"]
 
 
-class EllipticalSlice:
-    """The kernel: `init` and `step` on a posterior with a Gaussian prior."""
+class Kernel:
+    """The transition: `init` and `step` on a posterior with a Gaussian prior."""
 
     name = "elliptical-slice"
     state_type = State
@@ -147,44 +151,20 @@ def next_angles(posterior: Density, state: State, fresh: np.ndarray, rngs: Rngs)
     )
 
 
-def elliptical_slice(
-    posterior: Density,
-    *,
-    draws: int = 1000,
-    chains: int = 8,
-    warmup: int | None = None,
-    thin: int = 1,
-    seed: int = 0,
-    initial: str | np.ndarray = "prior",
-    around: str | Normal = "prior",
-    widened: float = 1.5,
-    checkpoint: str | Path | None = None,
-    checkpoint_seconds: float = 10.0,
-    progress: bool | None = None,
-) -> Draws:
-    """Sample a posterior by elliptical slice sampling (Murray, Adams & MacKay 2010).
+@dataclass(frozen=True)
+class EllipticalSlice(Sampler):
+    """Elliptical slice sampling (Murray, Adams & MacKay 2010).
 
-    Args:
-        posterior: the density; its prior is Gaussian.
-        draws: draws to keep per chain.
-        chains: number of chains, evaluated together.
-        warmup: draws per chain to drop first; by default half of the draws kept.
-        thin: keep every `thin`-th draw.
-        seed: seed; each chain has its own stream, so its draws depend on the seed and its
-            number alone.
-        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
-        around: what ellipses are drawn from: "prior"; "laplace", the Laplace approximation of the
-            posterior, widened; or a `Normal` of one's own. Where the posterior is far narrower
-            than the prior, ellipses near it take a fraction of the evaluations. The density
-            sampled is the same (Nishihara, Murray and Adams 2014); `initial="prior"` then starts
-            at draws of this Gaussian.
-        widened: factor of the standard deviations of the Laplace approximation.
-        checkpoint: directory to save the run in and resume it from, bit for bit.
-        checkpoint_seconds: time between checkpoints.
-        progress: show a bar; None shows it on a terminal.
+    The prior has to be Gaussian. The warm-up is half of the draws kept by default. The draws have
+    the stats "log_likelihood" (at temperature 1) and "evaluations".
 
-    Returns:
-        Draws with stats "log_likelihood" (at temperature 1) and "evaluations" per draw.
+    Attributes:
+        reference: the Gaussian that ellipses are drawn from: "prior"; "laplace", the Laplace
+            approximation of the posterior with inflated standard deviations; or a `Normal`. Where
+            the posterior is far narrower than the prior, ellipses of a reference near it take a
+            fraction of the evaluations. The density sampled is the same (Nishihara, Murray and
+            Adams 2014); `initial="prior"` then starts at draws of the reference.
+        inflation: factor of the standard deviations of the Laplace approximation.
 
     Raises:
         InputError: start points of zero density, a checkpoint of another run, or a Laplace
@@ -197,21 +177,33 @@ def elliptical_slice(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> elliptical_slice(posterior, draws=100, chains=4, progress=False).z.shape
+        >>> EllipticalSlice().sample(posterior, draws=100, chains=4, progress=False).z.shape
         (4, 100, 2)
     """
-    recentred = near(posterior, around, widened=widened, seed=seed, progress=progress)
-    found = run(
-        EllipticalSlice(),
-        recentred or posterior,
-        draws=draws,
-        chains=chains,
-        warmup=draws // 2 if warmup is None else warmup,
-        thin=thin,
-        seed=seed,
-        initial=initial,
-        checkpoint=checkpoint,
-        checkpoint_seconds=checkpoint_seconds,
-        progress=progress,
-    )
-    return recentred.as_drawn(found) if recentred else found
+
+    name = "elliptical-slice"
+    reference: str | Normal = "prior"
+    inflation: float = 1.5
+
+    def __post_init__(self) -> None:
+        check_positive("inflation", self.inflation)
+        if not isinstance(self.reference, (str, Normal)):
+            fail_type("reference", "'prior', 'laplace' or a Normal", self.reference)
+        if isinstance(self.reference, str) and self.reference not in ("prior", "laplace"):
+            fail("reference", "'prior', 'laplace' or a Normal", repr(self.reference))
+
+    def kernel(self, posterior: Density, warmup: int) -> Kernel:
+        """The transition; it does not adapt."""
+        return Kernel()
+
+    def run(self, posterior: Density, sampling: Sampling) -> Draws:
+        """Draw from a posterior; see `Engine.run`."""
+        if self.reference == "prior":
+            return super().run(posterior, sampling)
+        q = (
+            laplace_reference(posterior, self.inflation, sampling)
+            if isinstance(self.reference, str)
+            else self.reference
+        )
+        relative = RelativeDensity(posterior, q)
+        return relative.original(super().run(relative, sampling))

@@ -7,22 +7,25 @@ the evaluations (Nishihara, Murray and Adams 2014, who take a Student t for q).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from jaxtyping import Float
 
 from subbayes.draws import Draws
-from subbayes.inference.laplace.laplace import laplace
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.laplace.laplace import Laplace
 from subbayes.inference.samplers.chains import Density
 from subbayes.inference.samplers.hamiltonian import GradientDensity
 from subbayes.priors import Normal
 from subbayes.utils import artifact
-from subbayes.utils.checks import check_positive, fail, fail_type
+from subbayes.utils.checks import fail
 
-__all__ = ["Recentred", "near"]
+__all__ = ["RelativeDensity", "laplace_reference"]
 
 
-class Recentred:
-    """A density with a Gaussian of one's own in the place of the prior.
+class RelativeDensity:
+    """A density relative to a reference Gaussian, which takes the place of the prior.
 
     Args:
         posterior: the density.
@@ -43,7 +46,7 @@ class Recentred:
             if v is not None and np.ndim(v) and np.shape(v)[0] > 1
         }
         if known - {self.rank}:
-            fail("around", f"a Normal of {self.rank} coordinates", f"one of {known.pop()}")
+            fail("reference", f"a Normal of {self.rank} coordinates", f"one of {known.pop()}")
 
     def log_likelihood(self, z: Float[np.ndarray, "chains k"]) -> Float[np.ndarray, "chains"]:
         """What remains: the tempered log density less that of q, up to its constant."""
@@ -57,53 +60,38 @@ class Recentred:
             {}, {"of": self.posterior.fingerprint(), "q": self.prior.to_config()}
         )
 
-    def as_drawn(self, draws: Draws) -> Draws:
-        """Draws with the log-likelihood and the temperature of the posterior."""
+    def original(self, draws: Draws) -> Draws:
+        """Draws of this density with the log-likelihood and temperature of the posterior."""
         of, z = self.posterior, draws.z
         stats = dict(draws.stats)
         if "log_likelihood" in stats:
             stats["log_likelihood"] = of.temperature * (
                 stats["log_likelihood"] + self.prior.log_prob(z) - of.prior.log_prob(z)
             )
-        return Draws(z, stats, draws.meta | {"temperature": of.temperature})
+        return replace(draws, stats=stats, temperature=of.temperature)
 
 
-def near(
-    posterior: Density, around: str | Normal, *, widened: float, seed: int, progress: bool | None
-) -> Recentred | None:
-    """The density about a Gaussian; None for the prior itself.
+def laplace_reference(posterior: Density, inflation: float, sampling: Sampling) -> Normal:
+    """The Laplace approximation of a posterior with inflated standard deviations.
 
     Args:
         posterior: the density.
-        around: "prior", "laplace" or a Gaussian.
-        widened: factor of the standard deviations of the Laplace approximation.
-        seed: of the points from which its mode is looked for.
-        progress: show a bar.
+        inflation: factor of the standard deviations.
+        sampling: seed of the points from which the mode is searched for, and progress.
 
     Raises:
-        InputError: other words, a density without gradients, or a mode without curvature.
+        InputError: a density without gradients, or a mode without curvature.
     """
-    check_positive("widened", widened)
-    if isinstance(around, Normal):
-        return Recentred(posterior, around)
-    if not isinstance(around, str):
-        fail_type("around", "'prior', 'laplace' or a Normal", around)
-    if around == "prior":
-        return None
-    if around != "laplace":
-        fail("around", "'prior', 'laplace' or a Normal", repr(around))
     if not isinstance(posterior, GradientDensity):
         fail(
-            "around",
+            "reference",
             "a density with value_and_grad for 'laplace'",
             type(posterior).__name__,
             "Pass a Normal",
         )
-    found = laplace(posterior, draws=1, chains=1, seed=seed, progress=progress)
-    return Recentred(
-        posterior,
-        Normal(
-            mean=np.array(found.meta["mode"]),
-            covariance=widened**2 * np.array(found.meta["covariance"]),
-        ),
+    found = Laplace().sample(
+        posterior, draws=1, chains=1, seed=sampling.seed, progress=sampling.progress
     )
+    assert found.moments is not None
+    assert found.moments.covariance is not None
+    return Normal(mean=found.moments.mean, covariance=inflation**2 * found.moments.covariance)

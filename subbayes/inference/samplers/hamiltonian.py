@@ -19,11 +19,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import Adaptation, Metric, Schedule, pulled, pushed
-from subbayes.inference.samplers.chains import Density, Rngs
+from subbayes.inference.samplers.chains import Density, Rngs, Sampler
 from subbayes.inference.samplers.random_numbers import copied, uniforms
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.checks import check_choice, check_positive, fail
 
 __all__ = ["GradientDensity", "Point", "Settings", "State", "copied", "uniforms"]
 
@@ -39,6 +40,17 @@ class GradientDensity(Density, Protocol):
         self, z: Float[np.ndarray, "chains k"]
     ) -> tuple[Float[np.ndarray, "chains"], Float[np.ndarray, "chains k"]]:
         """Tempered log density and its gradient at each chain's point."""
+
+
+def check_gradient(posterior: Any) -> None:
+    """Check that a density has gradients."""
+    if not isinstance(posterior, GradientDensity):
+        fail(
+            "posterior",
+            "a density with value_and_grad",
+            type(posterior).__name__,
+            "Use EllipticalSlice, which needs no gradient",
+        )
 
 
 @dataclass(frozen=True)
@@ -101,28 +113,53 @@ class Point:
 
 
 @dataclass(frozen=True)
+class HamiltonianSampler(Sampler):
+    """What `HMC` and `NUTS` share: settings, and a warm-up in which they adapt.
+
+    Attributes:
+        target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
+        metric: "diagonal" or "dense" mass matrix; None takes a dense one up to 50 coordinates.
+        step_size: the first step size, in units of the prior's scale.
+    """
+
+    target_acceptance: float = 0.8
+    metric: Metric | None = None
+    step_size: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("metric", self.metric, (None, "diagonal", "dense"))
+        if not 0 < self.target_acceptance < 1:
+            fail("target_acceptance", "a number between 0 and 1", self.target_acceptance)
+        if self.step_size is not None:
+            check_positive("step_size", self.step_size)
+
+    def default_warmup(self, sampling: Sampling) -> int:
+        """As many as the draws kept, at least 200."""
+        return max(sampling.draws * sampling.thin, 200)
+
+    def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
+        """Draw from a posterior; see `Engine.run`."""
+        draws = super().run(posterior, sampling)
+        prior = posterior.prior.log_prob(draws.z)
+        draws.stats["log_likelihood"] = posterior.temperature * (draws.stats["log_density"] - prior)
+        return draws
+
+
+@dataclass(frozen=True)
 class Settings:
     """Settings of a Hamiltonian kernel.
 
     Attributes:
         warmup: draws per chain in which step size and mass matrix adapt.
-        target_acceptance: mean acceptance that the step size aims at.
         metric: "diagonal" or "dense" mass matrix.
+        target_acceptance: mean acceptance that the step size aims at.
         step_size: the first step size, in units of the prior's scale.
     """
 
     warmup: int
-    target_acceptance: float = 0.8
-    metric: Metric = "diagonal"
-    step_size: float | None = None
-
-    def __post_init__(self) -> None:
-        check_count("warmup", self.warmup, 0)
-        check_choice("metric", self.metric, ("diagonal", "dense"))
-        if not 0 < self.target_acceptance < 1:
-            fail("target_acceptance", "a number between 0 and 1", self.target_acceptance)
-        if self.step_size is not None:
-            check_positive("step_size", self.step_size)
+    metric: Metric
+    target_acceptance: float
+    step_size: float | None
 
 
 def begin(
@@ -133,13 +170,7 @@ def begin(
     Raises:
         InputError: a density without gradients, or one that is not finite there.
     """
-    if not isinstance(posterior, GradientDensity):
-        fail(
-            "posterior",
-            "a density with value_and_grad",
-            type(posterior).__name__,
-            "Use elliptical_slice, which needs no gradient",
-        )
+    check_gradient(posterior)
     chains, k = z.shape
     value, gradient = posterior.value_and_grad(z)
     bad = ~(np.isfinite(value) & np.isfinite(gradient).all(1))
@@ -148,7 +179,7 @@ def begin(
             "initial",
             "start points where the gradient of the log density is finite",
             f"one that is not at {int(bad.sum())} of {chains}",
-            "Start elsewhere, or use elliptical_slice, which needs no gradient",
+            "Start elsewhere, or use EllipticalSlice, which needs no gradient",
         )
     none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
     return adaptation.begin(chains, _scale(posterior), settings.metric, settings.step_size) | {
@@ -236,13 +267,6 @@ def stats(s: State, diverged: np.ndarray, energy: np.ndarray) -> dict[str, np.nd
         "evaluations": s.evaluations.copy(),
         "divergent": diverged,
     }
-
-
-def with_likelihood(posterior: GradientDensity, draws: Draws) -> Draws:
-    """Draws whose log-likelihood at temperature 1 is noted too."""
-    prior = posterior.prior.log_prob(draws.z)
-    draws.stats["log_likelihood"] = posterior.temperature * (draws.stats["log_density"] - prior)
-    return draws
 
 
 def adapt(

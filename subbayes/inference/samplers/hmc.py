@@ -9,19 +9,17 @@ or rejects and begins its next one at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from subbayes.draws import Draws
 from subbayes.inference.samplers import hamiltonian
-from subbayes.inference.samplers.adaptation import Metric, Schedule, preferred
-from subbayes.inference.samplers.chains import Info, Rngs, run
+from subbayes.inference.samplers.adaptation import Schedule, preferred_metric
+from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.hamiltonian import GradientDensity
 from subbayes.utils.checks import check_count, check_positive
 
-__all__ = ["HMC", "State", "hmc"]
+__all__ = ["HMC", "Kernel", "State"]
 
 _UNSETTLED_STEPS = 20
 
@@ -40,25 +38,19 @@ class State(hamiltonian.State):
 
 
 @dataclass(frozen=True)
-class HMC(hamiltonian.Settings):
-    r"""The kernel: `init` and `step` on a density with gradients.
+class Kernel(hamiltonian.Settings):
+    r"""The transition: `init` and `step` on a density with gradients.
 
     Attributes:
-        length: mean length of a trajectory; $\pi / 2$ takes a standard normal to an independent
-            draw.
-        max_steps: leapfrog steps at most.
+        length: mean length of a trajectory.
+        max_steps: leapfrog steps of a trajectory at most.
     """
 
-    length: float = np.pi / 2
-    max_steps: int = 1000
+    length: float
+    max_steps: int
 
     name = "hmc"
     state_type = State
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("length", self.length)
-        check_count("max_steps", self.max_steps)
 
     def init(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
@@ -111,47 +103,21 @@ class HMC(hamiltonian.Settings):
         return ends[0] if ends else 0
 
 
-def hmc(
-    posterior: GradientDensity,
-    *,
-    draws: int = 1000,
-    chains: int = 4,
-    warmup: int | None = None,
-    thin: int = 1,
-    seed: int = 0,
-    initial: str | np.ndarray = "prior",
-    length: float = np.pi / 2,
-    target_acceptance: float = 0.8,
-    max_steps: int = 1000,
-    metric: Metric | None = None,
-    step_size: float | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_seconds: float = 10.0,
-    progress: bool | None = None,
-) -> Draws:
-    """Sample a posterior by Hamiltonian Monte Carlo, with adaptation in warm-up.
+@dataclass(frozen=True)
+class HMC(hamiltonian.HamiltonianSampler):
+    r"""Hamiltonian Monte Carlo, with adaptation in warm-up.
 
-    Args:
-        posterior: the density, with `value_and_grad`.
-        draws: draws to keep per chain.
-        chains: number of chains, evaluated together.
-        warmup: draws per chain to adapt in and drop; by default as many as are kept, at least
-            200.
-        thin: keep every `thin`-th draw.
-        seed: seed; each chain has its own stream.
-        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
-        length: mean length of a trajectory in units of the posterior's scale.
-        target_acceptance: mean acceptance that the step size aims at.
-        max_steps: leapfrog steps of a trajectory at most.
+    The warm-up is as long as the draws kept by default, at least 200. The draws have the stats
+    "log_density", "log_likelihood" (at temperature 1), "energy", "acceptance", "step_size",
+    "evaluations" and "divergent".
+
+    Attributes:
+        target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
         metric: "diagonal" or "dense" mass matrix; None takes a dense one up to 50 coordinates.
         step_size: the first step size, in units of the prior's scale.
-        checkpoint: directory to save the run in and resume it from, bit for bit.
-        checkpoint_seconds: time between checkpoints.
-        progress: show a bar; None shows it on a terminal.
-
-    Returns:
-        Draws with stats "log_density", "log_likelihood" (at temperature 1), "energy",
-        "acceptance", "step_size", "evaluations" and "divergent" per draw.
+        length: mean length of a trajectory in units of the posterior's scale; $\pi / 2$ takes a
+            standard normal to an independent draw.
+        max_steps: leapfrog steps of a trajectory at most.
 
     Raises:
         InputError: start points of zero density or with gradients that are not finite, a singular
@@ -164,31 +130,26 @@ def hmc(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> hmc(posterior, draws=100, chains=2, warmup=100, progress=False).z.shape
+        >>> HMC().sample(posterior, draws=100, chains=2, warmup=100, progress=False).z.shape
         (2, 100, 2)
     """
-    warmup = max(draws * thin, 200) if warmup is None else warmup
-    kernel = HMC(
-        warmup=warmup,
-        target_acceptance=target_acceptance,
-        metric=metric or preferred(posterior.rank),
-        step_size=step_size,
-        length=length,
-        max_steps=max_steps,
-    )
-    return hamiltonian.with_likelihood(
-        posterior,
-        run(
-            kernel,
-            posterior,
-            draws=draws,
-            chains=chains,
-            warmup=warmup,
-            thin=thin,
-            seed=seed,
-            initial=initial,
-            checkpoint=checkpoint,
-            checkpoint_seconds=checkpoint_seconds,
-            progress=progress,
-        ),
-    )
+
+    name = "hmc"
+    length: float = np.pi / 2
+    max_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("length", self.length)
+        check_count("max_steps", self.max_steps)
+
+    def kernel(self, posterior: GradientDensity, warmup: int) -> Kernel:
+        """The transition, which adapts in the warm-up."""
+        return Kernel(
+            warmup,
+            self.metric or preferred_metric(posterior.rank),
+            self.target_acceptance,
+            self.step_size,
+            self.length,
+            self.max_steps,
+        )

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from subbayes.draws import Draws
 from subbayes.inference.samplers import hamiltonian
-from subbayes.inference.samplers.adaptation import Metric, preferred
-from subbayes.inference.samplers.chains import Info, Rngs, run
+from subbayes.inference.samplers.adaptation import preferred_metric
+from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.hamiltonian import GradientDensity, Point
 from subbayes.utils.checks import check_count
 
-__all__ = ["NUTS", "State", "nuts"]
+__all__ = ["NUTS", "Kernel", "State"]
 
 _LOG_HALF = np.log(0.5)
 _UNIFORMS = 3  # per leapfrog step: within the subtree, between subtrees, the next direction
@@ -64,21 +62,17 @@ class State(hamiltonian.State):
 
 
 @dataclass(frozen=True)
-class NUTS(hamiltonian.Settings):
-    """The kernel: `init` and `step` on a density with gradients.
+class Kernel(hamiltonian.Settings):
+    """The transition: `init` and `step` on a density with gradients.
 
     Attributes:
         max_depth: doublings at most; a trajectory has up to 2^max_depth - 1 leapfrog steps.
     """
 
-    max_depth: int = 10
+    max_depth: int
 
     name = "nuts"
     state_type = State
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("max_depth", self.max_depth)
 
     def init(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
@@ -221,45 +215,19 @@ def _tables(bits: int) -> tuple[Int[np.ndarray, "leaves"], Bool[np.ndarray, "lea
     return np.where(odd, -1, ones), ends
 
 
-def nuts(
-    posterior: GradientDensity,
-    *,
-    draws: int = 1000,
-    chains: int = 4,
-    warmup: int | None = None,
-    thin: int = 1,
-    seed: int = 0,
-    initial: str | np.ndarray = "prior",
-    target_acceptance: float = 0.8,
-    max_depth: int = 10,
-    metric: Metric | None = None,
-    step_size: float | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_seconds: float = 10.0,
-    progress: bool | None = None,
-) -> Draws:
-    """Sample a posterior by the no-U-turn sampler, multinomial, with adaptation in warm-up.
+@dataclass(frozen=True)
+class NUTS(hamiltonian.HamiltonianSampler):
+    """The no-U-turn sampler, multinomial, with adaptation in warm-up.
 
-    Args:
-        posterior: the density, with `value_and_grad`.
-        draws: draws to keep per chain.
-        chains: number of chains, evaluated together.
-        warmup: draws per chain to adapt in and drop; by default as many as are kept, at least
-            200.
-        thin: keep every `thin`-th draw.
-        seed: seed; each chain has its own stream.
-        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
+    The warm-up is as long as the draws kept by default, at least 200. The draws have the stats
+    "log_density", "log_likelihood" (at temperature 1), "energy", "acceptance", "step_size",
+    "depth", "evaluations" and "divergent".
+
+    Attributes:
         target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
-        max_depth: doublings of a trajectory at most.
         metric: "diagonal" or "dense" mass matrix; None takes a dense one up to 50 coordinates.
         step_size: the first step size, in units of the prior's scale.
-        checkpoint: directory to save the run in and resume it from, bit for bit.
-        checkpoint_seconds: time between checkpoints.
-        progress: show a bar; None shows it on a terminal.
-
-    Returns:
-        Draws with stats "log_density", "log_likelihood" (at temperature 1), "energy",
-        "acceptance", "step_size", "depth", "evaluations" and "divergent" per draw.
+        max_depth: doublings of a trajectory at most.
 
     Raises:
         InputError: start points of zero density or with gradients that are not finite, a singular
@@ -272,30 +240,23 @@ def nuts(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> nuts(posterior, draws=100, chains=2, warmup=100, progress=False).z.shape
+        >>> NUTS().sample(posterior, draws=100, chains=2, warmup=100, progress=False).z.shape
         (2, 100, 2)
     """
-    warmup = max(draws * thin, 200) if warmup is None else warmup
-    kernel = NUTS(
-        warmup=warmup,
-        target_acceptance=target_acceptance,
-        metric=metric or preferred(posterior.rank),
-        step_size=step_size,
-        max_depth=max_depth,
-    )
-    return hamiltonian.with_likelihood(
-        posterior,
-        run(
-            kernel,
-            posterior,
-            draws=draws,
-            chains=chains,
-            warmup=warmup,
-            thin=thin,
-            seed=seed,
-            initial=initial,
-            checkpoint=checkpoint,
-            checkpoint_seconds=checkpoint_seconds,
-            progress=progress,
-        ),
-    )
+
+    name = "nuts"
+    max_depth: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("max_depth", self.max_depth)
+
+    def kernel(self, posterior: GradientDensity, warmup: int) -> Kernel:
+        """The transition, which adapts in the warm-up."""
+        return Kernel(
+            warmup,
+            self.metric or preferred_metric(posterior.rank),
+            self.target_acceptance,
+            self.step_size,
+            self.max_depth,
+        )

@@ -23,20 +23,21 @@ sampling.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import elliptical_slice
 from subbayes.inference.samplers.adaptation import Schedule
-from subbayes.inference.samplers.chains import Density, Info, Rngs, run
+from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
 from subbayes.inference.samplers.random_numbers import copied, only_where, refilled
 from subbayes.utils.checks import check_count
 
-__all__ = ["ParallelTempering", "State", "parallel_tempering"]
+__all__ = ["Kernel", "ParallelTempering", "State"]
 
 _AHEAD = 32
 _SPACING = 5.0  # of the first ladder: beta_r = (1 - r / (R - 1))^5
@@ -154,8 +155,8 @@ def _powered(power: np.ndarray, raw: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class ParallelTempering:
-    """The kernel: `init` and `step` on a posterior with a Gaussian prior.
+class Kernel:
+    """The transition: `init` and `step` on a posterior with a Gaussian prior.
 
     Attributes:
         warmup: draws per ladder in which powers and moves per round adapt.
@@ -163,23 +164,17 @@ class ParallelTempering:
     """
 
     warmup: int
-    rungs: int = 12
+    rungs: int
 
     name = "parallel-tempering"
     state_type = State
-
-    def __post_init__(self) -> None:
-        check_count("warmup", self.warmup, 0)
-        check_count("rungs", self.rungs, 2)
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, all rungs of a ladder at the same one."""
         (chains, k), rungs = z.shape, self.rungs
         beta = np.tile((1 - np.arange(rungs) / (rungs - 1)) ** _SPACING, (chains, 1))
         powers = _Powers(posterior, beta.reshape(-1) / posterior.temperature)
-        flat = elliptical_slice.EllipticalSlice().init(
-            powers, np.repeat(z, rungs, 0), _shared(rngs, rungs)
-        )
+        flat = elliptical_slice.Kernel().init(powers, np.repeat(z, rungs, 0), _shared(rngs, rungs))
         none, blank = np.zeros((chains, rungs), dtype=np.int64), np.zeros((chains, rungs - 1))
         origin = none.copy()
         origin[:, 0], origin[:, -1] = _COLD, _HOT
@@ -350,9 +345,7 @@ def _try_angles(
 ) -> Bool[np.ndarray, "chains rungs"]:
     """One evaluation of every rung; which of those at work have made a move."""
     flat = _flat(s, powers)
-    moved, info = elliptical_slice.EllipticalSlice().step(
-        powers, flat, _shared(rngs, at_work.shape[1])
-    )
+    moved, info = elliptical_slice.Kernel().step(powers, flat, _shared(rngs, at_work.shape[1]))
     kept = only_where(at_work.reshape(-1), moved, flat)
     accepted = info.finished.reshape(at_work.shape) & at_work
     _put(s, kept)
@@ -405,43 +398,23 @@ def _equal_rates(
     return new
 
 
-def parallel_tempering(
-    posterior: Density,
-    *,
-    draws: int = 1000,
-    chains: int = 4,
-    rungs: int = 12,
-    warmup: int | None = None,
-    thin: int = 1,
-    seed: int = 0,
-    initial: str | np.ndarray = "prior",
-    checkpoint: str | Path | None = None,
-    checkpoint_seconds: float = 10.0,
-    progress: bool | None = None,
-) -> Draws:
-    r"""Sample a posterior, all its modes, by parallel tempering; estimate its evidence.
+@dataclass(frozen=True)
+class ParallelTempering(Sampler):
+    r"""Parallel tempering: samples a posterior with all its modes and estimates its evidence.
 
-    Args:
-        posterior: the density; its prior is Gaussian.
-        draws: draws to keep per ladder, from its cold rung.
-        chains: number of ladders; an evaluation is of chains x rungs points.
-        rungs: densities per ladder; about twice the barrier (see below) is best.
-        warmup: draws per ladder to adapt in and drop; by default half of the draws kept, at least
-            200.
-        thin: keep every `thin`-th draw.
-        seed: seed; each ladder has its own stream.
-        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
-        checkpoint: directory to save the run in and resume it from, bit for bit.
-        checkpoint_seconds: time between checkpoints.
-        progress: show a bar; None shows it on a terminal.
+    The prior has to be Gaussian. A chain is a ladder, and an evaluation is of chains x rungs
+    points; draws are those of the cold rung. The warm-up is half of the draws kept by default, at
+    least 200.
 
-    Returns:
-        Draws with stats "log_likelihood" (at temperature 1) and "evaluations" (of all rungs) per
-        draw, and of the run so far "swap_rate", "least_swap_rate" (of any pair), "round_trips",
-        "barrier" (sum of refusals, $\Lambda$), "idle" and "log_evidence"; meta has
-        "log_evidence" (of the tempered posterior, by bridge sampling between neighbouring rungs,
-        mean over ladders), its standard error "log_evidence_error" (of several ladders),
-        "swap_rate", "least_swap_rate", "barrier", "round_trips" and "idle".
+    The draws have the stats "log_likelihood" (at temperature 1) and "evaluations" (of all rungs),
+    and of the run so far "swap_rate", "least_swap_rate" (of any pair), "round_trips", "barrier"
+    (sum of refusals, $\Lambda$), "idle" and "log_evidence"; meta has their final values. The log
+    evidence of the tempered posterior is estimated by bridge sampling between neighbouring rungs;
+    its standard error needs several ladders.
+
+    Attributes:
+        rungs: densities in a ladder, posterior and prior included; about twice the barrier is
+            best.
 
     Raises:
         InputError: start points of zero density, or a checkpoint of another run.
@@ -453,39 +426,42 @@ def parallel_tempering(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> parallel_tempering(posterior, draws=50, chains=2, rungs=4, warmup=50,
-        ...                    progress=False).z.shape
+        >>> engine = ParallelTempering(rungs=4)
+        >>> engine.sample(posterior, draws=50, chains=2, warmup=50, progress=False).z.shape
         (2, 50, 2)
     """
-    warmup = max(draws * thin // 2, 200) if warmup is None else warmup
-    out = run(
-        ParallelTempering(warmup, rungs),
-        posterior,
-        draws=draws,
-        chains=chains,
-        warmup=warmup,
-        thin=thin,
-        seed=seed,
-        initial=initial,
-        checkpoint=checkpoint,
-        checkpoint_seconds=checkpoint_seconds,
-        progress=progress,
-    )
-    last = {name: values[:, -1] for name, values in out.stats.items()}
-    evidence = last["log_evidence"]
-    error = {}
-    if chains > 1:
-        error = {"log_evidence_error": float(evidence.std(ddof=1) / np.sqrt(chains))}
-    return replace(
-        out,
-        meta=out.meta
-        | error
-        | {
-            "log_evidence": float(evidence.mean()),
-            "swap_rate": float(last["swap_rate"].mean()),
-            "least_swap_rate": float(last["least_swap_rate"].min()),
-            "barrier": float(last["barrier"].mean()),
-            "idle": float(last["idle"].mean()),
-            "round_trips": int(last["round_trips"].sum()),
-        },
-    )
+
+    name = "parallel-tempering"
+    rungs: int = 12
+
+    def __post_init__(self) -> None:
+        check_count("rungs", self.rungs, 2)
+
+    def default_warmup(self, sampling: Sampling) -> int:
+        """Half of the draws kept, at least 200."""
+        return max(sampling.draws * sampling.thin // 2, 200)
+
+    def kernel(self, posterior: Density, warmup: int) -> Kernel:
+        """The transition, which adapts in the warm-up."""
+        return Kernel(warmup, self.rungs)
+
+    def run(self, posterior: Density, sampling: Sampling) -> Draws:
+        """Draw from a posterior; see `Engine.run`."""
+        draws = super().run(posterior, sampling)
+        last = {name: values[:, -1] for name, values in draws.stats.items()}
+        evidence, error = last["log_evidence"], math.nan
+        if sampling.chains > 1:
+            error = float(evidence.std(ddof=1) / np.sqrt(sampling.chains))
+        return replace(
+            draws,
+            meta=draws.meta
+            | {
+                "swap_rate": float(last["swap_rate"].mean()),
+                "least_swap_rate": float(last["least_swap_rate"].min()),
+                "barrier": float(last["barrier"].mean()),
+                "idle": float(last["idle"].mean()),
+                "round_trips": int(last["round_trips"].sum()),
+            },
+            log_evidence=float(evidence.mean()),
+            log_evidence_error=error,
+        )

@@ -14,19 +14,18 @@ or a point inside. No chain waits for another.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import Adaptation, Metric, Schedule, pushed
-from subbayes.inference.samplers.chains import Density, Info, Rngs, run
+from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
 from subbayes.inference.samplers.random_numbers import copied, uniforms
-from subbayes.utils.checks import check_choice, check_count
+from subbayes.utils.checks import check_choice
 
-__all__ = ["SliceSampling", "State", "slice_sampling"]
+__all__ = ["Kernel", "SliceSampling", "State"]
 
 _AHEAD = 96
 _LEFT, _RIGHT, _INSIDE = 0, 1, 2
@@ -79,8 +78,8 @@ class State(Adaptation):
 
 
 @dataclass(frozen=True)
-class SliceSampling:
-    """The kernel: `init` and `step` on any density.
+class Kernel:
+    """The transition: `init` and `step` on any density.
 
     Attributes:
         warmup: draws per chain in which widths and directions adapt.
@@ -93,10 +92,6 @@ class SliceSampling:
 
     name = "slice"
     state_type = State
-
-    def __post_init__(self) -> None:
-        check_count("warmup", self.warmup, 0)
-        check_choice("metric", self.metric, ("diagonal", "dense"))
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain on its first line."""
@@ -245,40 +240,16 @@ def _next_trial(s: State, u: Float[np.ndarray, "chains"]) -> None:
     s.trial[:] = np.choose(s.phase, [s.low, s.high, s.low + u * (s.high - s.low)])
 
 
-def slice_sampling(
-    posterior: Density,
-    *,
-    draws: int = 1000,
-    chains: int = 8,
-    warmup: int | None = None,
-    thin: int = 1,
-    seed: int = 0,
-    initial: str | np.ndarray = "prior",
-    metric: Metric = "diagonal",
-    checkpoint: str | Path | None = None,
-    checkpoint_seconds: float = 10.0,
-    progress: bool | None = None,
-) -> Draws:
-    """Sample a posterior by slice sampling with stepping out and shrinkage (Neal 2003).
+@dataclass(frozen=True)
+class SliceSampling(Sampler):
+    """Slice sampling with stepping out and shrinkage (Neal 2003); a draw is a sweep over k lines.
 
-    Args:
-        posterior: the density.
-        draws: draws to keep per chain; each is a sweep over k lines.
-        chains: number of chains, evaluated together.
-        warmup: draws per chain to adapt in and drop; by default half of the draws kept, at least
-            100.
-        thin: keep every `thin`-th draw.
-        seed: seed; each chain has its own stream.
-        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
-        metric: "diagonal" goes along the coordinates; "dense" along directions in which the draws
-            of the warm-up are uncorrelated.
-        checkpoint: directory to save the run in and resume it from, bit for bit.
-        checkpoint_seconds: time between checkpoints.
-        progress: show a bar; None shows it on a terminal.
+    The warm-up is half of the draws kept by default, at least 100. The draws have the stats
+    "log_likelihood" (at temperature 1), "log_density" and "evaluations".
 
-    Returns:
-        Draws with stats "log_likelihood" (at temperature 1), "log_density" and "evaluations" per
-        draw.
+    Attributes:
+        metric: "diagonal" moves along the coordinates; "dense" along directions in which the
+            draws of the warm-up are uncorrelated.
 
     Raises:
         InputError: start points of zero density, a singular covariance (dense), or a checkpoint
@@ -291,20 +262,20 @@ def slice_sampling(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> slice_sampling(posterior, draws=50, chains=4, progress=False).z.shape
+        >>> SliceSampling().sample(posterior, draws=50, chains=4, progress=False).z.shape
         (4, 50, 2)
     """
-    warmup = max(draws * thin // 2, 100) if warmup is None else warmup
-    return run(
-        SliceSampling(warmup, metric),
-        posterior,
-        draws=draws,
-        chains=chains,
-        warmup=warmup,
-        thin=thin,
-        seed=seed,
-        initial=initial,
-        checkpoint=checkpoint,
-        checkpoint_seconds=checkpoint_seconds,
-        progress=progress,
-    )
+
+    name = "slice"
+    metric: Metric = "diagonal"
+
+    def __post_init__(self) -> None:
+        check_choice("metric", self.metric, ("diagonal", "dense"))
+
+    def default_warmup(self, sampling: Sampling) -> int:
+        """Half of the draws kept, at least 100."""
+        return max(sampling.draws * sampling.thin // 2, 100)
+
+    def kernel(self, posterior: Density, warmup: int) -> Kernel:
+        """The transition, which adapts in the warm-up."""
+        return Kernel(warmup, self.metric)

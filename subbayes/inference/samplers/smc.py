@@ -23,21 +23,23 @@ waits for another.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.special import logsumexp
 
 from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chains import Density
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import bar
 
-__all__ = ["smc"]
+__all__ = ["SMC"]
 
 _AT_ONCE = 256
 _MOST_NU, _LEAST_NU = 1000.0, 5.0
@@ -263,35 +265,22 @@ def _together(
     return [done[i] for i in range(len(runs))], evaluations
 
 
-def smc(
-    posterior: Density,
-    *,
-    draws: int = 1000,
-    chains: int = 4,
-    seed: int = 0,
-    ess: float = 0.5,
-    max_moves: int = 50,
-    progress: bool | None = None,
-) -> Draws:
-    """Sample a posterior by sequential Monte Carlo, and estimate its evidence.
+@dataclass(frozen=True)
+class SMC(Engine):
+    """Sequential Monte Carlo from the prior to the posterior, with an estimate of the evidence.
 
-    Args:
-        posterior: the density; its prior is Gaussian.
-        draws: particles per group, one draw each.
-        chains: number of groups; each is an independent run, so that R-hat and the standard
-            error of the evidence mean something.
-        seed: seed; each group has its own stream.
+    The prior has to be Gaussian. `draws` are particles of equal weight, `chains` are groups of
+    them: independent runs, so that R-hat and the standard error of the evidence are meaningful.
+
+    The draws have the stat "log_likelihood" (at temperature 1). Their log evidence, of the
+    tempered posterior, is the log of the mean of the groups' estimates, which are unbiased apart
+    from adaptation; meta has those of the groups as "log_evidences", "stages" (temperatures passed
+    through) and "moves" (steps in all) per group, and of all groups "acceptance" (the least of any
+    stage) and "density_evaluations".
+
+    Attributes:
         ess: effective sample size that tempering aims at, as a fraction of the particles.
         max_moves: steps of all particles at a temperature at most.
-        progress: show a bar; None shows it on a terminal.
-
-    Returns:
-        Draws of equal weight with the stat "log_likelihood" (at temperature 1); meta has
-        "log_evidence" (of the tempered posterior: the log of the mean of the groups' estimates,
-        which but for adaptation are unbiased) and its standard error over groups
-        "log_evidence_error" (of several groups); per group "log_evidences", "stages" (temperatures
-        passed through) and "moves" (steps in all); and of all together "acceptance" (the least of
-        any stage) and "density_evaluations".
 
     Raises:
         InputError: a log-likelihood that is minus infinity at all draws from the prior.
@@ -303,48 +292,58 @@ def smc(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> smc(posterior, draws=100, chains=2, progress=False).z.shape
+        >>> SMC().sample(posterior, draws=100, chains=2, progress=False).z.shape
         (2, 100, 2)
     """
-    for name, value, least in (
-        ("draws", draws, 2),
-        ("chains", chains, 1),
-        ("seed", seed, 0),
-        ("max_moves", max_moves, 1),
-    ):
-        check_count(name, value, least)
-    if not 0 < ess < 1:
-        fail("ess", "a number between 0 and 1", ess)
-    started = time.perf_counter()
-    runs = [
-        _run(posterior, draws, np.random.Generator(np.random.PCG64(s)), ess, max_moves)
-        for s in np.random.SeedSequence(seed).spawn(chains)
-    ]
-    groups, evaluations = _together(posterior, runs, progress)
-    z = np.stack([group.z for group in groups])
-    log_likelihood = np.stack([group.log_likelihood for group in groups])
-    return Draws(
-        z,
-        {"log_likelihood": log_likelihood},
-        {
-            "sampler": "smc",
-            "seed": seed,
-            "temperature": posterior.temperature,
-            **_evidence(np.array([group.log_evidence for group in groups])),
-            "stages": [len(group.moves) for group in groups],
-            "moves": [sum(group.moves) for group in groups],
-            "acceptance": min(min(group.acceptance) for group in groups),
-            "density_evaluations": evaluations,
-            "seconds": time.perf_counter() - started,
-        },
-    )
+
+    name = "smc"
+    ess: float = 0.5
+    max_moves: int = 50
+
+    def __post_init__(self) -> None:
+        check_count("max_moves", self.max_moves)
+        if not 0 < self.ess < 1:
+            fail("ess", "a number between 0 and 1", self.ess)
+
+    def run(self, posterior: Density, sampling: Sampling) -> Draws:
+        """Draw from a posterior; see `Engine.run`."""
+        check_count("draws", sampling.draws, 2)
+        started = time.perf_counter()
+        runs = [
+            _run(
+                posterior,
+                sampling.draws,
+                np.random.Generator(np.random.PCG64(s)),
+                self.ess,
+                self.max_moves,
+            )
+            for s in np.random.SeedSequence(sampling.seed).spawn(sampling.chains)
+        ]
+        groups, evaluations = _together(posterior, runs, sampling.progress)
+        evidences = np.array([group.log_evidence for group in groups])
+        log_evidence, error = _evidence(evidences)
+        return Draws(
+            np.stack([group.z for group in groups]),
+            {"log_likelihood": np.stack([group.log_likelihood for group in groups])},
+            {
+                "seed": sampling.seed,
+                "log_evidences": evidences.tolist(),
+                "stages": [len(group.moves) for group in groups],
+                "moves": [sum(group.moves) for group in groups],
+                "acceptance": min(min(group.acceptance) for group in groups),
+                "density_evaluations": evaluations,
+                "seconds": time.perf_counter() - started,
+            },
+            engine=self.name,
+            temperature=posterior.temperature,
+            log_evidence=log_evidence,
+            log_evidence_error=error,
+        )
 
 
-def _evidence(logs: Float[np.ndarray, "groups"]) -> dict[str, Any]:
+def _evidence(logs: Float[np.ndarray, "groups"]) -> tuple[float, float]:
     """The log of the mean of the groups' estimates, and its standard error (delta method)."""
     log_mean = float(logsumexp(logs) - np.log(len(logs)))
-    ratios = np.exp(logs - log_mean)
-    facts = {"log_evidence": log_mean, "log_evidences": logs.tolist()}
     if len(logs) == 1:
-        return facts
-    return facts | {"log_evidence_error": float(ratios.std(ddof=1) / np.sqrt(len(logs)))}
+        return log_mean, math.nan
+    return log_mean, float(np.exp(logs - log_mean).std(ddof=1) / np.sqrt(len(logs)))

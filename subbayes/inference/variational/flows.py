@@ -54,7 +54,7 @@ def check_flow(rank: int) -> None:
             "posterior",
             "at least 2 coordinates for realnvp",
             rank,
-            "Use family='full-rank', or raise the rank",
+            "Use FullRankVI, or raise the rank",
         )
     load_zuko()
 

@@ -11,35 +11,29 @@ from __future__ import annotations
 
 import itertools
 import time
+from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from subbayes.draws import Draws
-from subbayes.inference.importance import evidence, weighed
+from subbayes.draws import Draws, Moments
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
+from subbayes.inference.importance import approximate_draws, estimate_evidence
 from subbayes.inference.laplace.laplace import climb
-from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 from subbayes.inference.variational.elbo import Ascent, Family, Target, ascend
 from subbayes.inference.variational.gaussians import FullRank, MeanField
 from subbayes.posterior import Posterior
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.checks import check_count, check_positive, fail
 from subbayes.utils.progress import bar
 
-__all__ = [
-    "Approximation",
-    "full_rank_vi",
-    "mean_field_vi",
-    "realnvp",
-    "variational",
-    "variational_fit",
-]
+__all__ = ["Approximation", "FullRankVI", "MeanFieldVI", "RealNVP", "VariationalInference"]
 
-FamilyName = Literal["mean-field", "full-rank", "realnvp"]
-SAMPLERS = {"mean-field": "vi", "full-rank": "full-rank-vi", "realnvp": "realnvp"}
 _RATE, _FLOW_RATE = 0.05, 0.005
 _START = 0.1  # of the prior's standard deviations
 _CLIMB = 200  # iterations to the mode, at most
@@ -86,39 +80,106 @@ class Approximation:
         )
 
 
-def variational_fit(
-    posterior: GradientDensity,
-    *,
-    family: FamilyName = "mean-field",
-    steps: int = 2000,
-    samples: int = 16,
-    learning_rate: float | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> Approximation:
-    """Fit a density of a family to a posterior.
+@dataclass(frozen=True)
+class VariationalInference(Engine):
+    """What the variational engines share: the settings of the fit, and independent draws from it.
 
-    Args:
-        posterior: the density, with `value_and_grad`.
-        family: "mean-field", a Gaussian with independent coordinates; "full-rank", any Gaussian;
-            "realnvp", a flow of coupling layers on top of a full-rank Gaussian that is fitted
-            first (`pip install subbayes[flows]`).
-        steps: the most steps, for each of the two fits of "realnvp".
+    The draws have the stats "log_density" and "log_q", the normalised density of q; `log_evidence`
+    of the tempered posterior (by importance sampling), `pareto_k` of the importance ratios (above
+    0.7 the approximation is poor), `converged`, and of Gaussians `moments`. Their meta has "elbo"
+    with its standard error "elbo_error", and "steps".
+
+    Attributes:
+        steps: the most steps of a fit.
         samples: draws of q in each step, evaluated as one batch.
-        learning_rate: of Adam. For Gaussians in standard deviations of q, by default 0.05; for
-            the weights of a flow 0.005.
+        learning_rate: of Adam; by default 0.05 standard deviations of q for Gaussians, and 0.005
+            for the weights of a flow.
         batch_size: rows of the data in each step, reshuffled at every pass; None takes them all.
-        seed: of everything drawn.
-        progress: show a bar; None shows it on a terminal.
+    """
 
-    Returns:
-        The density, with `log_prob` and `sample`.
+    validity = "approximation"
+    family: ClassVar[str]
+    steps: int = 2000
+    samples: int = 16
+    learning_rate: float | None = None
+    batch_size: int | None = None
 
-    Raises:
-        InputError: an unknown family, values or gradients that are not finite, or rows that the
-            data have not.
-        ImportError: "realnvp" without zuko.
+    def __post_init__(self) -> None:
+        check_count("steps", self.steps, 8)
+        check_count("samples", self.samples)
+        if self.learning_rate is not None:
+            check_positive("learning_rate", self.learning_rate)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+
+    @abstractmethod
+    def _ascent(self, fit: _Fit) -> Ascent:
+        """Maximise the ELBO over the family."""
+
+    def fit(
+        self, posterior: GradientDensity, *, seed: int = 0, progress: bool | None = None
+    ) -> Approximation:
+        """Fit the density of the family to a posterior.
+
+        Args:
+            posterior: the density, with `value_and_grad`.
+            seed: of everything drawn.
+            progress: show a progress bar; None shows it on a terminal.
+
+        Returns:
+            The density, with `log_prob` and `sample`.
+
+        Raises:
+            InputError: values or gradients that are not finite, or a batch size above the number
+                of rows.
+            ImportError: "realnvp" without zuko.
+        """
+        check_gradient(posterior)
+        shared = _Fit(
+            posterior,
+            self.steps,
+            self.samples,
+            self.batch_size,
+            check_count("seed", seed, 0),
+            progress,
+        )
+        found = self._ascent(shared)
+        return Approximation(self.family, found.member, found.elbo, found.converged)
+
+    def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
+        """Draw from the approximation; see `Engine.run`."""
+        started = time.perf_counter()
+        fitted = self.fit(posterior, seed=sampling.seed, progress=sampling.progress)
+        shape = sampling.draws, posterior.rank
+        groups = [
+            fitted.density.place(np.random.default_rng(s).standard_normal(shape))[:2]
+            for s in np.random.SeedSequence(sampling.seed).spawn(sampling.chains)
+        ]
+        z, log_q = (np.stack(part) for part in zip(*groups, strict=True))
+        draws = approximate_draws(posterior, z, log_q, engine=self.name, converged=fitted.converged)
+        ratios = (draws.stats["log_density"] - draws.stats["log_q"]).reshape(-1)
+        log_evidence, error = estimate_evidence(ratios)
+        return replace(
+            draws,
+            meta={
+                "family": self.family,
+                "seed": sampling.seed,
+                "steps": len(fitted.elbo),
+                "elbo": float(ratios.mean()),
+                "elbo_error": float(ratios.std() / np.sqrt(len(ratios))),
+                "seconds": time.perf_counter() - started,
+            },
+            log_evidence=log_evidence,
+            log_evidence_error=error,
+            moments=_moments(fitted.density),
+        )
+
+
+@dataclass(frozen=True)
+class MeanFieldVI(VariationalInference):
+    """Variational inference by a Gaussian with independent coordinates.
+
+    The settings and what the draws hold are those of `VariationalInference`.
 
     Example:
         >>> import subbayes, torch
@@ -127,29 +188,68 @@ def variational_fit(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> q = variational_fit(posterior, family="full-rank", steps=200, progress=False)
+        >>> found = MeanFieldVI(steps=300).sample(posterior, draws=100, chains=2, progress=False)
+        >>> found.z.shape, found.meta["elbo"] <= found.log_evidence
+        ((2, 100, 2), True)
+    """
+
+    name = "vi"
+    family = "mean-field"
+
+    def _ascent(self, fit: _Fit) -> Ascent:
+        return fit.climbed(fit.start(), self.learning_rate or _RATE)
+
+
+@dataclass(frozen=True)
+class FullRankVI(VariationalInference):
+    """Variational inference by a Gaussian with any covariance.
+
+    The settings and what the draws hold are those of `VariationalInference`.
+
+    Example:
+        >>> import subbayes, torch
+        >>> from subbayes.likelihoods import Gaussian
+        >>> net = subbayes.Network(torch.nn.Linear(1, 1))
+        >>> data = torch.randn(30, 1), torch.randn(30)
+        >>> space = subbayes.subspace.FullSubspace(net.weights)
+        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
+        >>> q = FullRankVI(steps=200).fit(posterior, progress=False)
         >>> q.log_prob(q.sample(5)).shape
         (5,)
     """
-    check_choice("family", family, SAMPLERS)
-    for name, number, least in (("steps", steps, 8), ("samples", samples, 1), ("seed", seed, 0)):
-        check_count(name, number, least)
-    if learning_rate is not None:
-        check_positive("learning_rate", learning_rate)
-    if not isinstance(posterior, GradientDensity):
-        fail(
-            "posterior",
-            "a density with value_and_grad",
-            type(posterior).__name__,
-            "Use elliptical_slice, which needs no gradient",
-        )
-    fit = _Fit(posterior, steps, samples, batch_size, seed, progress)
-    if family == "realnvp":
-        done = fit.flow(learning_rate or _FLOW_RATE)
-    else:
-        start = fit.start() if family == "mean-field" else FullRank.of(fit.start())
-        done = fit.climbed(start, learning_rate or _RATE)
-    return Approximation(family, done.member, done.elbo, done.converged)
+
+    name = "full-rank-vi"
+    family = "full-rank"
+
+    def _ascent(self, fit: _Fit) -> Ascent:
+        return fit.climbed(FullRank.of(fit.start()), self.learning_rate or _RATE)
+
+
+@dataclass(frozen=True)
+class RealNVP(VariationalInference):
+    """Variational inference by coupling layers (Dinh et al. 2017) on top of a Gaussian.
+
+    A full-rank Gaussian is fitted first, then the flow, each in at most `steps` steps. Needs zuko
+    (`pip install 'subbayes[flows]'`) and at least 2 coordinates. The settings and what the draws
+    hold are those of `VariationalInference`.
+    """
+
+    name = "realnvp"
+    family = "realnvp"
+
+    def check(self, rank: int | None = None) -> None:
+        """Check that zuko is installed, and that there are at least 2 coordinates.
+
+        Args:
+            rank: number of coordinates; None if it is not known yet.
+        """
+        from subbayes.inference.variational.flows import check_flow
+
+        check_flow(2 if rank is None else rank)
+
+    def _ascent(self, fit: _Fit) -> Ascent:
+        self.check(fit.posterior.rank)
+        return fit.flow(self.learning_rate or _FLOW_RATE)
 
 
 @dataclass(frozen=True)
@@ -194,9 +294,8 @@ class _Fit:
 
     def flow(self, rate: float) -> Ascent:
         """A flow on top of a full-rank Gaussian."""
-        from subbayes.inference.variational.flows import Flow, check_flow
+        from subbayes.inference.variational.flows import Flow
 
-        check_flow(self.posterior.rank)
         frame = self.climbed(FullRank.of(self.start()), _RATE).member
         return self.climbed(Flow.on(frame, self.seed), rate, stage=2)
 
@@ -236,154 +335,10 @@ def _minibatches(n: int, size: int, rng: np.random.Generator) -> Iterator[Int[np
         yield from (order[i : i + size] for i in range(0, n - size + 1, size))
 
 
-def variational(
-    posterior: GradientDensity,
-    *,
-    family: FamilyName = "mean-field",
-    draws: int = 1000,
-    chains: int = 4,
-    steps: int = 2000,
-    samples: int = 16,
-    learning_rate: float | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> Draws:
-    """Draw from the density of a family that comes nearest to a posterior.
-
-    Args:
-        posterior: the density, with `value_and_grad`.
-        family: "mean-field", "full-rank" or "realnvp", as for `variational_fit`.
-        draws: draws per chain.
-        chains: number of groups of draws; all draws are independent.
-        steps: the most steps of the fit.
-        samples: draws of q in each step.
-        learning_rate: of Adam, as for `variational_fit`.
-        batch_size: rows of the data in each step; None takes them all.
-        seed: of the fit and the draws.
-        progress: show a bar; None shows it on a terminal.
-
-    Returns:
-        Draws with stats "log_density" and "log_q", the normalised density of q; meta has
-        "elbo" and "log_evidence" (by importance sampling) of the tempered posterior with their
-        standard errors "elbo_error" and "log_evidence_error", "pareto_k" of the importance
-        ratios (above 0.7 the approximation is poor), "steps", "converged", and of Gaussians
-        "mean" and "sd", of full ones "covariance" too.
-
-    Raises:
-        InputError: as `variational_fit`.
-        ImportError: "realnvp" without zuko.
-
-    Example:
-        >>> import subbayes, torch
-        >>> from subbayes.likelihoods import Gaussian
-        >>> net = subbayes.Network(torch.nn.Linear(1, 1))
-        >>> data = torch.randn(30, 1), torch.randn(30)
-        >>> space = subbayes.subspace.FullSubspace(net.weights)
-        >>> posterior = subbayes.Posterior(net, Gaussian(noise=1.0), data, space)
-        >>> found = variational(posterior, draws=100, chains=2, steps=300, progress=False)
-        >>> found.z.shape, found.meta["elbo"] <= found.meta["log_evidence"]
-        ((2, 100, 2), True)
-    """
-    check_count("draws", draws)
-    check_count("chains", chains)
-    started = time.perf_counter()
-    fitted = variational_fit(
-        posterior,
-        family=family,
-        steps=steps,
-        samples=samples,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        seed=seed,
-        progress=progress,
-    )
-    groups = [
-        fitted.density.place(np.random.default_rng(s).standard_normal((draws, posterior.rank)))[:2]
-        for s in np.random.SeedSequence(seed).spawn(chains)
-    ]
-    z, log_q = (np.stack(part) for part in zip(*groups, strict=True))
-    found = weighed(
-        posterior,
-        z,
-        log_q,
-        {
-            "sampler": SAMPLERS[family],
-            "family": family,
-            "seed": seed,
-            "temperature": posterior.temperature,
-            "steps": len(fitted.elbo),
-            "converged": fitted.converged,
-            **_moments(fitted.density),
-        },
-    )
-    found.meta.update(_bounds(found), seconds=time.perf_counter() - started)
-    return found
-
-
-def _moments(density: Family) -> dict[str, Any]:
+def _moments(density: Family) -> Moments | None:
     """Mean and spread of a Gaussian."""
     if isinstance(density, MeanField):
-        return {"mean": density.mean.tolist(), "sd": density.sd.tolist()}
+        return Moments(density.mean, density.sd)
     if isinstance(density, FullRank):
-        covariance = density.covariance()
-        return {
-            "mean": density.mean.tolist(),
-            "sd": np.sqrt(np.diag(covariance)).tolist(),
-            "covariance": covariance.tolist(),
-        }
-    return {}
-
-
-def _bounds(found: Draws) -> dict[str, float]:
-    """ELBO and log evidence from the final draws, with standard errors."""
-    ratios = (found.stats["log_density"] - found.stats["log_q"]).reshape(-1)
-    log_evidence, error = evidence(ratios)
-    return {
-        "elbo": float(ratios.mean()),
-        "elbo_error": float(ratios.std() / np.sqrt(len(ratios))),
-        "log_evidence": log_evidence,
-        "log_evidence_error": error,
-    }
-
-
-def mean_field_vi(
-    posterior: GradientDensity,
-    *,
-    draws: int = 1000,
-    chains: int = 4,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> Draws:
-    """`variational` with family="mean-field" and its default settings."""
-    return variational(
-        posterior, family="mean-field", draws=draws, chains=chains, seed=seed, progress=progress
-    )
-
-
-def full_rank_vi(
-    posterior: GradientDensity,
-    *,
-    draws: int = 1000,
-    chains: int = 4,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> Draws:
-    """`variational` with family="full-rank" and its default settings."""
-    return variational(
-        posterior, family="full-rank", draws=draws, chains=chains, seed=seed, progress=progress
-    )
-
-
-def realnvp(
-    posterior: GradientDensity,
-    *,
-    draws: int = 1000,
-    chains: int = 4,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> Draws:
-    """`variational` with family="realnvp" and its default settings."""
-    return variational(
-        posterior, family="realnvp", draws=draws, chains=chains, seed=seed, progress=progress
-    )
+        return Moments.of(density.mean, density.covariance())
+    return None

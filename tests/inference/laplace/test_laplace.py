@@ -8,7 +8,7 @@ from densities import Banana, Bimodal, Toy
 from oracles import LinearGaussian, check_moments
 from scipy import stats
 
-from subbayes.inference.laplace.laplace import laplace
+from subbayes.inference.laplace.laplace import Laplace
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
@@ -27,9 +27,9 @@ MODELS = {
 def test_exact_on_a_linear_gaussian_model(name):
     model = MODELS[name]
     mean, covariance = model.moments()
-    draws = laplace(model.posterior(), draws=500, chains=4, progress=False)
-    np.testing.assert_allclose(draws.meta["mode"], mean, atol=1e-6)
-    np.testing.assert_allclose(draws.meta["covariance"], covariance, rtol=1e-5, atol=1e-9)
+    draws = Laplace().sample(model.posterior(), draws=500, chains=4, progress=False)
+    np.testing.assert_allclose(draws.moments.mean, mean, atol=1e-6)
+    np.testing.assert_allclose(draws.moments.covariance, covariance, rtol=1e-5, atol=1e-9)
     check_moments(draws, mean, covariance)
     assert np.ptp(draws.stats["log_density"] - draws.stats["log_q"]) < 1e-6
 
@@ -41,26 +41,37 @@ def test_the_evidence_of_a_linear_gaussian_model():
     exact = stats.multivariate_normal.logpdf(
         model.y, model.phi @ model.shift, model.noise**2 * np.eye(model.n) + a @ a.T
     )
-    draws = laplace(model.posterior(), progress=False)
-    assert draws.meta["log_evidence"] == pytest.approx(exact, abs=1e-6)
+    draws = Laplace().sample(model.posterior(), draws=1000, chains=4, progress=False)
+    assert draws.log_evidence == pytest.approx(exact, abs=1e-6)
 
 
 def test_the_higher_of_two_modes():
-    draws = laplace(Bimodal(2, distance=2.0, weight=0.8), starts=12, progress=False)
-    np.testing.assert_allclose(draws.meta["mode"], [2.0, 0.0], atol=1e-3)
-    np.testing.assert_allclose(draws.meta["covariance"], 0.36 * np.eye(2), rtol=0.01, atol=1e-3)
-    assert draws.meta["log_evidence"] == pytest.approx(np.log(0.8 * 2 * np.pi * 0.36), abs=0.01)
+    draws = Laplace(starts=12).sample(
+        Bimodal(2, distance=2.0, weight=0.8), draws=1000, chains=4, progress=False
+    )
+    np.testing.assert_allclose(draws.moments.mean, [2.0, 0.0], atol=1e-3)
+    np.testing.assert_allclose(draws.moments.covariance, 0.36 * np.eye(2), rtol=0.01, atol=1e-3)
+    assert draws.log_evidence == pytest.approx(np.log(0.8 * 2 * np.pi * 0.36), abs=0.01)
 
 
 def test_a_bent_density_shows_in_the_importance_ratios():
-    assert laplace(Banana(2), draws=2000, progress=False).meta["pareto_k"] > 0.3
-    assert laplace(MODELS["subspace"].posterior(), progress=False).meta["pareto_k"] < 0.3
+    assert Laplace().sample(Banana(2), chains=4, draws=2000, progress=False).pareto_k > 0.3
+    assert (
+        Laplace()
+        .sample(MODELS["subspace"].posterior(), draws=1000, chains=4, progress=False)
+        .pareto_k
+        < 0.3
+    )
 
 
 def test_the_seed_decides():
-    first, again = (laplace(Banana(2), draws=20, seed=3, progress=False).z for _ in range(2))
+    first, again = (
+        Laplace().sample(Banana(2), chains=4, draws=20, seed=3, progress=False).z for _ in range(2)
+    )
     np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, laplace(Banana(2), draws=20, seed=4, progress=False).z)
+    assert not np.array_equal(
+        first, Laplace().sample(Banana(2), chains=4, draws=20, seed=4, progress=False).z
+    )
 
 
 def test_bad_input(unchecked):
@@ -71,15 +82,15 @@ def test_bad_input(unchecked):
             return 2.0 * z[:, 0] ** 2, np.stack([4.0 * z[:, 0], 0 * z[:, 1]], 1)
 
     with pytest.raises(InputError, match="posterior: expected a mode with positive definite curv"):
-        laplace(Ridge(2), starts=1, progress=False)
+        Laplace(starts=1).sample(Ridge(2), draws=1000, chains=4, progress=False)
 
     class Impossible(Toy):
         def likelihood(self, z):
             return np.full(len(z), -np.inf), np.zeros_like(z)
 
     with pytest.raises(InputError, match="posterior: expected a finite log density at z = 0"):
-        laplace(Impossible(2), progress=False)
+        Laplace().sample(Impossible(2), draws=1000, chains=4, progress=False)
     with pytest.raises(InputError, match="draws: expected a whole number of at least 1"):
-        laplace(Banana(2), draws=0)
+        Laplace().sample(Banana(2), chains=4, draws=0)
     with pytest.raises(InputError, match="posterior: expected a density with value_and_grad"):
-        laplace(object())
+        Laplace().sample(object(), draws=1000, chains=4)

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import subbayes
 from subbayes import InputError, InputTypeError, Network
 from subbayes.data.data import take
-from subbayes.inference.laplace.engine import laplace_linearised, predict_linearised
 from subbayes.inference.laplace.evidence import Evidence, cross_validated, widened
 from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.linearised_engine import LinearisedLaplace, predict_linearised
 from subbayes.predictions.gaussian import ClassPredictive, GaussianPredictive, class_probabilities
 from subbayes.subspaces.optimal import optimal, recombined
 
@@ -216,7 +216,7 @@ def test_the_posterior_in_the_optimal_subspace_is_the_full_one_at_its_inputs():
     draws = inside.draws(500, 2)
     assert draws.z.shape == (2, 500, 8)
     assert np.abs(np.cov(draws.flat().T) - np.eye(8)).max() < 5 * (2 / 1000) ** 0.5
-    assert draws.meta["sampler"] == "laplace-linearised"
+    assert draws.engine == "laplace-linearised"
     with pytest.raises(InputError, match="subspace: expected a subspace to draw coordinates in"):
         full.draws()
 
@@ -458,13 +458,13 @@ def test_what_does_not_fit_is_said():
 def test_as_an_engine_it_is_exact_for_linear_networks(temperature, rank):
     model = LinearGaussian(rank=rank, temperature=temperature, prior=subbayes.priors.Normal(0.8))
     posterior = model.posterior()
-    draws = laplace_linearised(posterior, draws=500, chains=4, step=True)
+    draws = LinearisedLaplace(gauss_newton_step=True).sample(posterior, draws=500, chains=4)
     mean, covariance = model.moments()
-    np.testing.assert_allclose(draws.meta["mean"], mean, rtol=1e-7)
-    np.testing.assert_allclose(draws.meta["covariance"], covariance, rtol=1e-7)
+    np.testing.assert_allclose(draws.moments.mean, mean, rtol=1e-7)
+    np.testing.assert_allclose(draws.moments.covariance, covariance, rtol=1e-7)
     check_moments(draws, mean, covariance)
     if temperature == 1:
-        assert math.isclose(draws.meta["log_evidence"], model.log_evidence(), rel_tol=1e-8)
+        assert math.isclose(draws.log_evidence, model.log_evidence(), rel_tol=1e-8)
     new = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
     found = predict_linearised(
         posterior.network, posterior.likelihood, posterior.subspace, draws, new
@@ -478,11 +478,14 @@ def test_as_an_engine_it_is_exact_for_linear_networks(temperature, rank):
 
 def test_as_an_engine_it_stays_at_the_centre_unless_asked_to_step():
     posterior = LinearGaussian(rank=2).posterior()
-    still, moved = (laplace_linearised(posterior, draws=50, step=step) for step in (False, True))
-    assert still.meta["mean"] == [0.0, 0.0]
-    assert np.abs(moved.meta["mean"]).min() > 1e-3
-    assert still.meta["covariance"] == moved.meta["covariance"]
-    assert still.meta["log_evidence"] < moved.meta["log_evidence"]
+    still, moved = (
+        LinearisedLaplace(gauss_newton_step=step).sample(posterior, chains=4, draws=50)
+        for step in (False, True)
+    )
+    assert still.moments.mean.tolist() == [0.0, 0.0]
+    assert np.abs(moved.moments.mean).min() > 1e-3
+    assert np.array_equal(still.moments.covariance, moved.moments.covariance)
+    assert still.log_evidence < moved.log_evidence
 
 
 @pytest.mark.parametrize("subspace", ["optimal", "subnetwork", "full"])
@@ -568,7 +571,7 @@ def test_fit_in_the_optimal_subspace_for_the_inputs_to_be_predicted(likelihood, 
     assert set(model.evaluate(new, y[:9]))
     loaded = subbayes.load(model.save(tmp_path / "model"), net)
     np.testing.assert_array_equal(loaded.predict(new).mean, found.mean)
-    np.testing.assert_allclose(np.diag(model.draws.meta["covariance"]), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(np.diag(model.draws.moments.covariance), 1.0, rtol=1e-6)
 
 
 def test_inputs_where_none_are_given():

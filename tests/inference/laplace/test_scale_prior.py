@@ -52,7 +52,7 @@ def test_fit_is_linearised_laplace_under_the_scaled_prior():
         model.network, model.likelihood, (x, y), expected, prior_precision=precision
     )
     np.testing.assert_allclose(
-        np.array(model.draws.meta["covariance"]), inside.precision.z_covariance, rtol=1e-6
+        np.array(model.draws.moments.covariance), inside.precision.z_covariance, rtol=1e-6
     )
 
 

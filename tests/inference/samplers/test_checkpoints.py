@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from oracles import LinearGaussian
 
-from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -27,30 +27,38 @@ SCRIPT = textwrap.dedent(f"""
     import torch
     torch.set_num_threads(1)
     from oracles import LinearGaussian
-    from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+    from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
     print("go", flush=True)
-    elliptical_slice(LinearGaussian().posterior(), draws={DRAWS}, chains=3, warmup=10,
-                     checkpoint=sys.argv[1], checkpoint_seconds=0.01, progress=False)
+    EllipticalSlice().sample(
+        LinearGaussian().posterior(), draws={DRAWS}, chains=3, warmup=10,
+        checkpoint=sys.argv[1], checkpoint_seconds=0.01, progress=False,
+    )
     print("done", flush=True)
 """)
 
 
 @functools.cache
 def uninterrupted() -> np.ndarray:
-    return elliptical_slice(
-        LinearGaussian().posterior(), draws=DRAWS, chains=3, warmup=10, progress=False
-    ).z
+    return (
+        EllipticalSlice()
+        .sample(LinearGaussian().posterior(), draws=DRAWS, chains=3, warmup=10, progress=False)
+        .z
+    )
 
 
 def resumed(path: Path) -> np.ndarray:
-    return elliptical_slice(
-        LinearGaussian().posterior(),
-        draws=DRAWS,
-        chains=3,
-        warmup=10,
-        checkpoint=path,
-        progress=False,
-    ).z
+    return (
+        EllipticalSlice()
+        .sample(
+            LinearGaussian().posterior(),
+            draws=DRAWS,
+            chains=3,
+            warmup=10,
+            checkpoint=path,
+            progress=False,
+        )
+        .z
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,15 +88,15 @@ def test_a_finished_run_is_read_and_can_be_extended(tmp_path):
     posterior = LinearGaussian().posterior()
     options = dict(chains=4, warmup=5, thin=2, progress=False)
     path = tmp_path / "run"
-    short = elliptical_slice(posterior, draws=20, checkpoint=path, **options)
-    again = elliptical_slice(posterior, draws=20, checkpoint=path, **options)
-    longer = elliptical_slice(posterior, draws=70, checkpoint=path, **options)
-    fresh = elliptical_slice(posterior, draws=70, **options)
+    short = EllipticalSlice().sample(posterior, draws=20, checkpoint=path, **options)
+    again = EllipticalSlice().sample(posterior, draws=20, checkpoint=path, **options)
+    longer = EllipticalSlice().sample(posterior, draws=70, checkpoint=path, **options)
+    fresh = EllipticalSlice().sample(posterior, draws=70, **options)
     assert np.array_equal(short.z, again.z)
     assert np.array_equal(longer.z, fresh.z)
     assert np.array_equal(longer.stats["log_likelihood"], fresh.stats["log_likelihood"])
     assert np.array_equal(
-        elliptical_slice(posterior, draws=10, checkpoint=path, **options).z, fresh.z[:, :10]
+        EllipticalSlice().sample(posterior, draws=10, checkpoint=path, **options).z, fresh.z[:, :10]
     )
 
 
@@ -104,21 +112,21 @@ def test_a_finished_run_is_read_and_can_be_extended(tmp_path):
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path, change, what):
     posterior = LinearGaussian().posterior()
     options = dict(draws=5, chains=3, warmup=1, progress=False, checkpoint=tmp_path / "run")
-    elliptical_slice(posterior, **options)
+    EllipticalSlice().sample(posterior, **options)
     with pytest.raises(InputError, match=f"checkpoint: expected one made with the same {what}"):
-        elliptical_slice(posterior, **(options | change))
+        EllipticalSlice().sample(posterior, **options | change)
 
 
 def test_a_checkpoint_of_another_posterior_is_refused(tmp_path):
     options = dict(draws=5, chains=3, progress=False, checkpoint=tmp_path / "run")
-    elliptical_slice(LinearGaussian().posterior(), **options)
+    EllipticalSlice().sample(LinearGaussian().posterior(), **options)
     with pytest.raises(InputError, match="checkpoint: expected one made with the same posterior"):
-        elliptical_slice(LinearGaussian(noise=0.6).posterior(), **options)
+        EllipticalSlice().sample(LinearGaussian(noise=0.6).posterior(), **options)
 
 
 def test_signal_handlers_are_put_back(tmp_path):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    elliptical_slice(
+    EllipticalSlice().sample(
         LinearGaussian().posterior(), draws=5, chains=2, progress=False, checkpoint=tmp_path / "run"
     )
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

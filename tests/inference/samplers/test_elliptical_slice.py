@@ -7,7 +7,7 @@ import pytest
 from oracles import LinearGaussian, check_moments
 from scipy import stats
 
-from subbayes.inference.samplers.elliptical_slice import elliptical_slice
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
@@ -30,7 +30,9 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_draws_match_the_closed_form(name):
     model = MODELS[name]
-    draws = elliptical_slice(model.posterior(), draws=150, chains=80, warmup=40, progress=False)
+    draws = EllipticalSlice().sample(
+        model.posterior(), draws=150, chains=80, warmup=40, progress=False
+    )
     check_moments(draws, *model.moments())
 
 
@@ -50,7 +52,7 @@ class Density:
 def test_no_data_gives_the_prior():
     prior = Normal(covariance=[[2.0, -0.5], [-0.5, 0.4]], mean=[1.0, 2.0])
     density = Density(lambda z: np.zeros(len(z)), 2, prior)
-    draws = elliptical_slice(density, draws=100, chains=80, warmup=0, progress=False)
+    draws = EllipticalSlice().sample(density, draws=100, chains=80, warmup=0, progress=False)
     check_moments(draws, prior.mean, prior.factor @ prior.factor.T)
     assert (draws.stats["evaluations"] == 1).all()
 
@@ -64,7 +66,7 @@ def test_a_bimodal_density_in_both_modes():
         return np.logaddexp(a, b)
 
     density = Density(log_likelihood, 1)
-    draws = elliptical_slice(density, draws=150, chains=160, warmup=50, progress=False)
+    draws = EllipticalSlice().sample(density, draws=150, chains=160, warmup=50, progress=False)
     grid = np.linspace(-6, 6, 20001)[:, None]
     weight = np.exp(log_likelihood(grid) - grid[:, 0] ** 2 / 2)
     weight /= weight.sum()
@@ -93,7 +95,7 @@ def test_simulation_based_calibration():
         return stats.norm.logpdf(y, predict(z), 0.5).sum(1)
 
     density = Density(log_likelihood, 2, Normal(1.5))
-    draws = elliptical_slice(
+    draws = EllipticalSlice().sample(
         density, draws=kept, chains=simulations, warmup=150, thin=12, progress=False
     )
     for i in range(2):
@@ -105,7 +107,8 @@ def test_simulation_based_calibration():
 def test_the_same_seed_gives_the_same_draws_and_another_does_not():
     posterior = LinearGaussian().posterior()
     first, again, other = (
-        elliptical_slice(posterior, draws=50, chains=3, seed=s, progress=False) for s in (1, 1, 2)
+        EllipticalSlice().sample(posterior, draws=50, chains=3, seed=s, progress=False)
+        for s in (1, 1, 2)
     )
     assert np.array_equal(first.z, again.z)
     assert not np.array_equal(first.z, other.z)
@@ -114,9 +117,9 @@ def test_the_same_seed_gives_the_same_draws_and_another_does_not():
 def test_a_chain_does_not_depend_on_its_neighbours_or_on_the_batch_size():
     model = LinearGaussian()
     one, five, chunked = (
-        elliptical_slice(
-            model.posterior(batch_size=size), draws=60, chains=chains, warmup=0, progress=False
-        ).z
+        EllipticalSlice()
+        .sample(model.posterior(batch_size=size), draws=60, chains=chains, warmup=0, progress=False)
+        .z
         for chains, size in ((1, None), (5, None), (5, 17))
     )
     np.testing.assert_allclose(five[:1], one, rtol=1e-10)
@@ -125,15 +128,17 @@ def test_a_chain_does_not_depend_on_its_neighbours_or_on_the_batch_size():
 
 def test_thinning_and_warmup_pick_from_the_same_run():
     posterior = LinearGaussian().posterior()
-    long = elliptical_slice(posterior, draws=60, chains=2, warmup=0, progress=False)
-    thin = elliptical_slice(posterior, draws=10, chains=2, warmup=20, thin=4, progress=False)
+    long = EllipticalSlice().sample(posterior, draws=60, chains=2, warmup=0, progress=False)
+    thin = EllipticalSlice().sample(
+        posterior, draws=10, chains=2, warmup=20, thin=4, progress=False
+    )
     assert np.array_equal(thin.z, long.z[:, 20:][:, 3::4])
     assert np.array_equal(thin.stats["evaluations"], long.stats["evaluations"][:, 20:][:, 3::4])
 
 
 def test_stats_hold_the_log_likelihood_at_temperature_one():
     posterior = LinearGaussian(temperature=3.0).posterior()
-    draws = elliptical_slice(posterior, draws=5, chains=2, progress=False)
+    draws = EllipticalSlice().sample(posterior, draws=5, chains=2, progress=False)
     expected = posterior.log_likelihood(draws.flat()).reshape(2, 5)
     np.testing.assert_allclose(draws.stats["log_likelihood"], expected, rtol=1e-12)
 
@@ -141,7 +146,7 @@ def test_stats_hold_the_log_likelihood_at_temperature_one():
 def test_no_chain_waits_for_another():
     """The batched evaluations are about the evaluations of one chain, not the slowest's."""
     posterior = LinearGaussian(n=200).posterior()
-    draws = elliptical_slice(posterior, draws=400, chains=16, warmup=0, progress=False)
+    draws = EllipticalSlice().sample(posterior, draws=400, chains=16, warmup=0, progress=False)
     per_draw = draws.stats["evaluations"].mean()
     assert draws.meta["batched_evaluations"] / 1000 < 1.1 * per_draw
 
@@ -149,12 +154,14 @@ def test_no_chain_waits_for_another():
 def test_start_points():
     posterior = LinearGaussian().posterior()
     start = np.full((2, 2), 0.25)
-    draws = elliptical_slice(posterior, draws=1, chains=2, warmup=0, initial=start, progress=False)
+    draws = EllipticalSlice().sample(
+        posterior, draws=1, chains=2, warmup=0, initial=start, progress=False
+    )
     assert draws.z.shape == (2, 1, 2)
     with pytest.raises(InputError, match=r"initial: expected shape \(2, 2\), got \(3, 2\)"):
-        elliptical_slice(posterior, draws=1, chains=2, initial=np.zeros((3, 2)))
+        EllipticalSlice().sample(posterior, draws=1, chains=2, initial=np.zeros((3, 2)))
     with pytest.raises(InputError, match="initial: expected 'prior', 'shift' or an array"):
-        elliptical_slice(posterior, draws=1, chains=2, initial="mode")
+        EllipticalSlice().sample(posterior, draws=1, chains=2, initial="mode")
 
 
 def test_a_density_of_minus_infinity_everywhere_is_said():
@@ -164,19 +171,19 @@ def test_a_density_of_minus_infinity_everywhere_is_said():
         match="initial: expected start points where the log density "
         "is finite, got minus infinity at 2 of 2",
     ):
-        elliptical_slice(density, draws=1, chains=2)
+        EllipticalSlice().sample(density, draws=1, chains=2)
 
 
 def test_start_points_are_tried_again_inside_the_support():
     density = Density(lambda z: np.where(z[:, 0] > 1.0, 0.0, -np.inf), 1)
-    draws = elliptical_slice(density, draws=500, chains=4, progress=False)
+    draws = EllipticalSlice().sample(density, draws=500, chains=4, progress=False)
     assert (draws.z > 1.0).all()
 
 
 @pytest.mark.parametrize("option", ["draws", "chains", "thin"])
 def test_counts_are_checked(option):
     with pytest.raises(InputError, match=f"{option}: expected a whole number of at least 1"):
-        elliptical_slice(LinearGaussian().posterior(), **{option: 0})
+        EllipticalSlice().sample(LinearGaussian().posterior(), **{option: 0})
 
 
 def test_more_chains_than_memory_allows(monkeypatch):
@@ -190,12 +197,12 @@ def test_more_chains_than_memory_allows(monkeypatch):
         match=r"chains: expected 100000000 chains of 1000000 draws to "
         r"fit into .* GiB of free memory, got about .* GiB. Run fewer chains",
     ):
-        elliptical_slice(Density(untouched, 2), draws=10**6, chains=10**8)
+        EllipticalSlice().sample(Density(untouched, 2), draws=10**6, chains=10**8)
     monkeypatch.setattr("subbayes.utils.memory.available", lambda: 50_000)
     with pytest.raises(InputError, match=r"100 chains of 20 draws to fit into 0.0 MiB of free"):
-        elliptical_slice(LinearGaussian().posterior(), draws=20, chains=100)
+        EllipticalSlice().sample(LinearGaussian().posterior(), draws=20, chains=100)
     monkeypatch.setattr("subbayes.utils.memory.available", lambda: None)
-    elliptical_slice(LinearGaussian().posterior(), draws=2, chains=2, progress=False)
+    EllipticalSlice().sample(LinearGaussian().posterior(), draws=2, chains=2, progress=False)
 
 
 # --- ellipses about another Gaussian --------------------------------------------------------------
@@ -210,35 +217,34 @@ def test_ellipses_about_another_gaussian_sample_the_same_density(name, around):
         shift, wide = (0, 4) if around == "a wide one" else (np.sqrt(np.diag(covariance)), 2)
         around = Normal(mean=mean + shift, covariance=wide * covariance)
     posterior = model.posterior()
-    draws = elliptical_slice(
-        posterior, draws=150, chains=80, warmup=20, around=around, progress=False
+    draws = EllipticalSlice(reference=around).sample(
+        posterior, draws=150, chains=80, warmup=20, progress=False
     )
     check_moments(draws, mean, covariance)
     found = draws.stats["log_likelihood"].reshape(-1)
     np.testing.assert_allclose(found, posterior.log_likelihood(draws.flat()), rtol=1e-9, atol=1e-8)
-    assert draws.meta["temperature"] == posterior.temperature
+    assert draws.temperature == posterior.temperature
 
 
 def test_ellipses_about_the_posterior_save_evaluations_where_the_prior_is_wide():
     posterior = LinearGaussian(rank=2, prior=Normal(100.0)).posterior()
     options = {"draws": 100, "chains": 20, "progress": False}
-    wide = elliptical_slice(posterior, **options)
-    near = elliptical_slice(posterior, around="laplace", widened=1.0, **options)
+    wide = EllipticalSlice().sample(posterior, **options)
+    near = EllipticalSlice(reference="laplace", inflation=1.0).sample(posterior, **options)
     assert (near.stats["evaluations"] == 1).all()  # the remainder of a Gaussian is constant
     assert wide.stats["evaluations"].mean() > 6
 
 
 def test_a_run_about_another_gaussian_resumes_and_is_told_from_others(tmp_path):
     posterior = LinearGaussian(rank=2).posterior()
-    options = {"draws": 30, "chains": 3, "around": "laplace", "progress": False}
-    whole = elliptical_slice(posterior, **options)
-    elliptical_slice(posterior, **options | {"draws": 10}, warmup=15, checkpoint=tmp_path / "run")
-    again = elliptical_slice(posterior, **options, warmup=15, checkpoint=tmp_path / "run")
+    options = {"draws": 30, "chains": 3, "warmup": 15, "progress": False}
+    engine = EllipticalSlice(reference="laplace")
+    whole = engine.sample(posterior, **options)
+    engine.sample(posterior, checkpoint=tmp_path / "run", **options | {"draws": 10})
+    again = engine.sample(posterior, checkpoint=tmp_path / "run", **options)
     assert (again.z == whole.z).all()
     with pytest.raises(InputError, match="posterior"):
-        elliptical_slice(
-            posterior, **options | {"around": "prior"}, warmup=15, checkpoint=tmp_path / "run"
-        )
+        EllipticalSlice().sample(posterior, checkpoint=tmp_path / "run", **options)
 
 
 @pytest.mark.parametrize(
@@ -251,10 +257,12 @@ def test_a_run_about_another_gaussian_resumes_and_is_told_from_others(tmp_path):
 )
 def test_what_ellipses_cannot_be_drawn_from(around, message):
     with pytest.raises((InputError, TypeError), match=message):
-        elliptical_slice(LinearGaussian(rank=2).posterior(), around=around, progress=False)
+        EllipticalSlice(reference=around).sample(
+            LinearGaussian(rank=2).posterior(), draws=1000, chains=8, progress=False
+        )
 
 
 def test_a_density_without_gradients_has_no_laplace_approximation():
     density = Density(lambda z: np.zeros(len(z)), 2)
     with pytest.raises(InputError, match="value_and_grad"):
-        elliptical_slice(density, around="laplace", progress=False)
+        EllipticalSlice(reference="laplace").sample(density, draws=1000, chains=8, progress=False)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from densities import Banana, Bimodal, Toy
-from oracles import LinearGaussian, check_moments
+from oracles import LinearGaussian, check_moments, sample
 from scipy import stats
 
 from subbayes.draws import Draws
 from subbayes.inference.samplers.adaptation import Schedule, _cholesky
-from subbayes.inference.samplers.hmc import hmc
-from subbayes.inference.samplers.nuts import NUTS, _tables, nuts
+from subbayes.inference.samplers.hmc import HMC
+from subbayes.inference.samplers.nuts import NUTS, _tables
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
@@ -28,7 +30,7 @@ MODELS = {
     "rank-one": LinearGaussian(rank=1),
 }
 METRICS = ("diagonal", "dense")
-ENGINES = {"hmc": hmc, "nuts": nuts}
+ENGINES = {"hmc": partial(sample, HMC), "nuts": partial(sample, NUTS)}
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
 
@@ -183,7 +185,7 @@ def test_blackjax_agrees():
         state,
         keys,
     )
-    ours = nuts(Banana(2), draws=150, chains=100, warmup=0, step_size=0.4, progress=False)
+    ours = NUTS(step_size=0.4).sample(Banana(2), draws=150, chains=100, warmup=0, progress=False)
     z = ours.z[:, 20:].reshape(-1, 2)
     se = np.asarray(theirs)[500:].std(0) / np.sqrt(300)
     assert (np.abs(z.mean(0) - np.asarray(theirs)[500:].mean(0)) < 5 * se).all()
@@ -220,7 +222,9 @@ def test_the_mass_matrix_finds_the_scales(engine):
 
 
 def test_a_tree_ends_at_its_depth():
-    draws = nuts(Toy(2), draws=20, chains=3, warmup=0, step_size=1e-3, max_depth=3, progress=False)
+    draws = NUTS(step_size=1e-3, max_depth=3).sample(
+        Toy(2), draws=20, chains=3, warmup=0, progress=False
+    )
     assert (draws.stats["depth"] == 3).all()
     assert (draws.stats["evaluations"] == 7).all()
 
@@ -270,7 +274,7 @@ def test_a_gradient_that_is_not_finite_on_the_way_is_a_divergence(engine):
 
 @engines
 def test_something_else_than_a_density(engine):
-    with pytest.raises(InputError, match="metric: expected one of 'diagonal', 'dense'"):
+    with pytest.raises(InputError, match="metric: expected one of None, 'diagonal', 'dense'"):
         engine(Toy(2), draws=5, progress=False, metric="round")
 
     class Gradientless:
@@ -291,7 +295,7 @@ def test_a_cliff_is_a_divergence():
         def likelihood(self, z):
             return np.where(z[:, 0] > 0, 0.0, -np.inf), np.zeros_like(z)
 
-    draws = nuts(Cliff(1), draws=60, chains=120, warmup=0, step_size=0.5, progress=False)
+    draws = NUTS(step_size=0.5).sample(Cliff(1), draws=60, chains=120, warmup=0, progress=False)
     assert (draws.z > 0).all()
     assert draws.stats["divergent"].any()
     # A half normal, if slowly: its mean is sqrt(2 / pi).
@@ -299,4 +303,4 @@ def test_a_cliff_is_a_divergence():
 
 
 def test_kernel_settings_are_shown():
-    assert "target_acceptance=0.8" in repr(NUTS(warmup=10))
+    assert "target_acceptance=0.8" in repr(NUTS())

@@ -7,8 +7,8 @@ import pytest
 from densities import Banana, Bimodal, LogisticTwins, Narrow, Toy
 from oracles import LinearGaussian, check_moments, check_uniform_ranks
 
-from subbayes.inference.samplers.elliptical_slice import elliptical_slice
-from subbayes.inference.samplers.parallel_tempering import _equal_rates, parallel_tempering
+from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
+from subbayes.inference.samplers.parallel_tempering import ParallelTempering, _equal_rates
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
@@ -32,55 +32,59 @@ FAR = Bimodal(2, prior=Normal(3.0, mean=[0.0, 4.0]), distance=6.0, sd=0.5)
 )
 def test_moments_and_evidence_match_the_closed_form(name):
     model = MODELS[name]
-    draws = parallel_tempering(
-        model.posterior(), draws=150, chains=30, rungs=8, warmup=60, seed=1, progress=False
+    draws = ParallelTempering(rungs=8).sample(
+        model.posterior(), draws=150, chains=30, warmup=60, seed=1, progress=False
     )
     check_moments(draws, *model.moments())
-    assert draws.meta["log_evidence_error"] < 0.1
-    error = draws.meta["log_evidence"] - model.log_evidence()
-    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+    assert draws.log_evidence_error < 0.1
+    error = draws.log_evidence - model.log_evidence()
+    assert abs(error) < 4.5 * draws.log_evidence_error
 
 
 def test_a_banana():
     density = Banana(2, prior=Normal(3.0))
-    draws = parallel_tempering(density, draws=100, chains=60, rungs=5, warmup=50, progress=False)
+    draws = ParallelTempering(rungs=5).sample(
+        density, draws=100, chains=60, warmup=50, progress=False
+    )
     check_moments(draws, *density.moments())
-    error = draws.meta["log_evidence"] - np.log(2 * np.pi * density.sd)
-    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+    error = draws.log_evidence - np.log(2 * np.pi * density.sd)
+    assert abs(error) < 4.5 * draws.log_evidence_error
 
 
 def test_a_mode_far_from_where_all_chains_begin():
     """It is the lesser one: a chain of elliptical slice sampling alone stays there."""
     start = np.tile([[-6.0, 0.0]], (60, 1))
-    alone = elliptical_slice(FAR, draws=50, chains=60, warmup=0, initial=start, progress=False)
+    alone = EllipticalSlice().sample(
+        FAR, draws=50, chains=60, warmup=0, initial=start, progress=False
+    )
     assert (alone.z[:, :, 0] < 0).mean() > 0.8
-    draws = parallel_tempering(
-        FAR, draws=80, chains=60, rungs=7, warmup=80, initial=start, progress=False
+    draws = ParallelTempering(rungs=7).sample(
+        FAR, draws=80, chains=60, warmup=80, initial=start, progress=False
     )
     check_moments(draws, *FAR.moments())
-    error = draws.meta["log_evidence"] - np.log(2 * np.pi * 0.25)
-    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+    error = draws.log_evidence - np.log(2 * np.pi * 0.25)
+    assert abs(error) < 4.5 * draws.log_evidence_error
     assert draws.meta["round_trips"] > 40
 
 
 def test_calibration():
     density = LogisticTwins(300)
-    draws = parallel_tempering(
-        density, draws=9, thin=4, chains=300, rungs=3, warmup=30, progress=False
+    draws = ParallelTempering(rungs=3).sample(
+        density, draws=9, thin=4, chains=300, warmup=30, progress=False
     )
     check_uniform_ranks(draws, density.truth)
 
 
 def test_no_data_gives_the_prior():
-    draws = parallel_tempering(Toy(2), draws=60, chains=40, rungs=3, warmup=0, progress=False)
+    draws = ParallelTempering(rungs=3).sample(Toy(2), draws=60, chains=40, warmup=0, progress=False)
     check_moments(draws, np.zeros(2), np.eye(2))
-    assert draws.meta["log_evidence"] == pytest.approx(0.0, abs=1e-12)
+    assert draws.log_evidence == pytest.approx(0.0, abs=1e-12)
     assert draws.meta["swap_rate"] == 1.0
 
 
 def test_warm_up_makes_exchanges_equally_likely():
     wild, tame = (
-        parallel_tempering(Narrow(3), draws=80, chains=8, rungs=7, warmup=w, progress=False)
+        ParallelTempering(rungs=7).sample(Narrow(3), draws=80, chains=8, warmup=w, progress=False)
         for w in (0, 300)
     )
     assert tame.meta["least_swap_rate"] > tame.meta["swap_rate"] - 0.25
@@ -98,13 +102,16 @@ def test_powers_of_equal_rates():
 
 def test_a_ladder_does_not_depend_on_the_ladders_beside_it():
     start = np.random.default_rng(1).normal(size=(4, 2))
-    settings = {"draws": 20, "warmup": 30, "rungs": 4, "progress": False}
+    settings = {"draws": 20, "warmup": 30, "progress": False}
     many, again, few = (
-        parallel_tempering(Banana(2), chains=n, initial=start[:n], **settings) for n in (4, 4, 2)
+        ParallelTempering(rungs=4).sample(Banana(2), chains=n, initial=start[:n], **settings)
+        for n in (4, 4, 2)
     )
     np.testing.assert_array_equal(many.z[:2], few.z)
     np.testing.assert_array_equal(many.z, again.z)
-    other = parallel_tempering(Banana(2), chains=2, initial=start[:2], seed=1, **settings)
+    other = ParallelTempering(rungs=4).sample(
+        Banana(2), chains=2, initial=start[:2], seed=1, **settings
+    )
     assert not np.array_equal(other.z, few.z)
 
 
@@ -121,19 +128,21 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
         def fingerprint(self):
             return "banana"
 
-    settings = {"draws": 30, "chains": 2, "warmup": 25, "rungs": 4, "progress": False}
+    settings = {"draws": 30, "chains": 2, "warmup": 25, "progress": False}
     whole = Stops(2)
     whole.left = -1
-    expected = parallel_tempering(whole, **settings)
+    expected = ParallelTempering(rungs=4).sample(whole, **settings)
     with pytest.raises(KeyboardInterrupt):
-        parallel_tempering(Stops(2), **settings, checkpoint=tmp_path, checkpoint_seconds=0.0)
-    resumed = parallel_tempering(whole, **settings, checkpoint=tmp_path)
+        ParallelTempering(rungs=4).sample(
+            Stops(2), checkpoint=tmp_path, checkpoint_seconds=0.0, **settings
+        )
+    resumed = ParallelTempering(rungs=4).sample(whole, checkpoint=tmp_path, **settings)
     np.testing.assert_array_equal(resumed.z, expected.z)
     for name, values in expected.stats.items():
         np.testing.assert_array_equal(resumed.stats[name], values)
-    assert resumed.meta["log_evidence"] == expected.meta["log_evidence"]
+    assert resumed.log_evidence == expected.log_evidence
     with pytest.raises(InputError, match="checkpoint: expected one made with the same kernel sett"):
-        parallel_tempering(whole, **{**settings, "rungs": 5}, checkpoint=tmp_path)
+        ParallelTempering(rungs=5).sample(whole, checkpoint=tmp_path, **settings)
 
 
 def test_impossible_regions_count_in_the_evidence():
@@ -143,15 +152,17 @@ def test_impossible_regions_count_in_the_evidence():
         def likelihood(self, z):
             return np.where(z[:, 0] < 0, np.nan, 0.0), np.zeros_like(z)
 
-    draws = parallel_tempering(Half(1), draws=200, chains=20, rungs=3, warmup=40, progress=False)
+    draws = ParallelTempering(rungs=3).sample(
+        Half(1), draws=200, chains=20, warmup=40, progress=False
+    )
     assert (draws.z > 0).all()
-    error = draws.meta["log_evidence"] - np.log(0.5)
-    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+    error = draws.log_evidence - np.log(0.5)
+    assert abs(error) < 4.5 * draws.log_evidence_error
 
 
 def test_one_ladder_has_no_standard_error():
-    draws = parallel_tempering(Toy(1), draws=5, chains=1, rungs=2, warmup=0, progress=False)
-    assert "log_evidence_error" not in draws.meta
+    draws = ParallelTempering(rungs=2).sample(Toy(1), draws=5, chains=1, warmup=0, progress=False)
+    assert np.isnan(draws.log_evidence_error)
 
 
 def test_bad_input():
@@ -164,6 +175,6 @@ def test_bad_input():
         match="initial: expected start points where the log density "
         "is finite, got minus infinity at 2 of 2",
     ):
-        parallel_tempering(Impossible(2), draws=5, chains=2, progress=False)
+        ParallelTempering().sample(Impossible(2), draws=5, chains=2, progress=False)
     with pytest.raises(InputError, match="rungs: expected a whole number of at least 2, got 1"):
-        parallel_tempering(Toy(2), draws=5, rungs=1)
+        ParallelTempering(rungs=1).sample(Toy(2), chains=4, draws=5)

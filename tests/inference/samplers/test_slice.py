@@ -7,7 +7,7 @@ import pytest
 from densities import Banana, Bimodal, LogisticTwins, Toy
 from oracles import LinearGaussian, check_moments, check_uniform_ranks
 
-from subbayes.inference.samplers.slice import slice_sampling
+from subbayes.inference.samplers.slice import SliceSampling
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
@@ -36,8 +36,8 @@ metrics = pytest.mark.parametrize("metric", ["diagonal", "dense"])
 )
 def test_draws_match_the_closed_form(metric, name):
     model = MODELS[name]
-    draws = slice_sampling(
-        model.posterior(), draws=60, chains=60, warmup=40, metric=metric, progress=False
+    draws = SliceSampling(metric=metric).sample(
+        model.posterior(), draws=60, chains=60, warmup=40, progress=False
     )
     check_moments(draws, *model.moments())
 
@@ -47,21 +47,23 @@ def test_draws_match_the_closed_form(metric, name):
     "density", [Banana(2), Bimodal(2, distance=1.2)], ids=["banana", "bimodal"]
 )
 def test_other_shapes(metric, density):
-    draws = slice_sampling(density, draws=100, chains=200, warmup=80, metric=metric, progress=False)
+    draws = SliceSampling(metric=metric).sample(
+        density, draws=100, chains=200, warmup=80, progress=False
+    )
     check_moments(draws, *density.moments())
 
 
 def test_no_data_gives_the_prior():
     prior = Normal(covariance=[[2.0, -0.5], [-0.5, 0.4]], mean=[1.0, 2.0])
-    draws = slice_sampling(Toy(2, prior), draws=60, chains=100, warmup=0, progress=False)
+    draws = SliceSampling().sample(Toy(2, prior), draws=60, chains=100, warmup=0, progress=False)
     check_moments(draws, prior.mean, prior.factor @ prior.factor.T)
 
 
 @metrics
 def test_calibration(metric):
     density = LogisticTwins(300)
-    draws = slice_sampling(
-        density, draws=9, thin=4, chains=300, warmup=40, metric=metric, progress=False
+    draws = SliceSampling(metric=metric).sample(
+        density, draws=9, thin=4, chains=300, warmup=40, progress=False
     )
     check_uniform_ranks(draws, density.truth)
 
@@ -69,7 +71,7 @@ def test_calibration(metric):
 def test_warm_up_fits_the_widths():
     """A prior a thousand times as wide as the posterior costs no more than one that fits."""
     model = LinearGaussian(rank=2, prior=Normal(np.array([200.0, 1e-3])))
-    draws = slice_sampling(model.posterior(), draws=40, chains=8, warmup=80, progress=False)
+    draws = SliceSampling().sample(model.posterior(), draws=40, chains=8, warmup=80, progress=False)
     assert draws.stats["evaluations"].mean() < 8 * 2
 
 
@@ -81,7 +83,9 @@ def test_dense_directions_follow_a_correlation():
             return -0.5 * ((z[:, 0] - z[:, 1]) / 0.03) ** 2, np.zeros_like(z)
 
     axes, along = (
-        slice_sampling(Ridge(2), draws=100, chains=12, warmup=150, metric=metric, progress=False)
+        SliceSampling(metric=metric).sample(
+            Ridge(2), draws=100, chains=12, warmup=150, progress=False
+        )
         for metric in ("diagonal", "dense")
     )
     assert along.ess_bulk().min() > 5 * axes.ess_bulk().min()
@@ -90,19 +94,21 @@ def test_dense_directions_follow_a_correlation():
 def test_a_chain_does_not_depend_on_the_chains_beside_it():
     start = np.random.default_rng(1).normal(size=(6, 2))
     many, again, few = (
-        slice_sampling(Banana(2), draws=30, chains=n, warmup=40, initial=start[:n], progress=False)
+        SliceSampling().sample(
+            Banana(2), draws=30, chains=n, warmup=40, initial=start[:n], progress=False
+        )
         for n in (6, 6, 2)
     )
     np.testing.assert_array_equal(many.z[:2], few.z)
     np.testing.assert_array_equal(many.z, again.z)
-    other = slice_sampling(
+    other = SliceSampling().sample(
         Banana(2), draws=30, chains=2, warmup=40, initial=start[:2], seed=1, progress=False
     )
     assert not np.array_equal(other.z, few.z)
 
 
 def test_no_chain_waits_for_another():
-    draws = slice_sampling(Banana(2), draws=300, chains=16, warmup=0, progress=False)
+    draws = SliceSampling().sample(Banana(2), draws=300, chains=16, warmup=0, progress=False)
     assert draws.meta["batched_evaluations"] / 300 < 1.1 * draws.stats["evaluations"].mean()
 
 
@@ -119,18 +125,20 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
         def fingerprint(self):
             return "banana"
 
-    settings = {"draws": 30, "chains": 3, "warmup": 30, "progress": False, "metric": "dense"}
+    settings = {"draws": 30, "chains": 3, "warmup": 30, "progress": False}
     whole = Stops(2)
     whole.left = -1
-    expected = slice_sampling(whole, **settings)
+    expected = SliceSampling(metric="dense").sample(whole, **settings)
     with pytest.raises(KeyboardInterrupt):
-        slice_sampling(Stops(2), **settings, checkpoint=tmp_path, checkpoint_seconds=0.0)
-    resumed = slice_sampling(whole, **settings, checkpoint=tmp_path)
+        SliceSampling(metric="dense").sample(
+            Stops(2), checkpoint=tmp_path, checkpoint_seconds=0.0, **settings
+        )
+    resumed = SliceSampling(metric="dense").sample(whole, checkpoint=tmp_path, **settings)
     np.testing.assert_array_equal(resumed.z, expected.z)
     for name, values in expected.stats.items():
         np.testing.assert_array_equal(resumed.stats[name], values)
     with pytest.raises(InputError, match="checkpoint: expected one made with the same kernel sett"):
-        slice_sampling(whole, **{**settings, "metric": "diagonal"}, checkpoint=tmp_path)
+        SliceSampling().sample(whole, checkpoint=tmp_path, **settings)
 
 
 class Edged(Toy):
@@ -141,7 +149,7 @@ class Edged(Toy):
 
 
 def test_what_is_not_a_number_is_impossible():
-    draws = slice_sampling(Edged(1), draws=50, chains=200, warmup=0, progress=False)
+    draws = SliceSampling().sample(Edged(1), draws=50, chains=200, warmup=0, progress=False)
     assert (draws.z > 0).all()
     n = draws.ess_bulk()[0]
     assert abs(draws.z.mean() - np.sqrt(2 / np.pi)) < 4.5 * np.sqrt((1 - 2 / np.pi) / n)
@@ -157,8 +165,8 @@ def test_bad_input():
         match="initial: expected start points where the log density "
         "is finite, got minus infinity at 2 of 2",
     ):
-        slice_sampling(Impossible(2), draws=5, chains=2, progress=False)
+        SliceSampling().sample(Impossible(2), draws=5, chains=2, progress=False)
     with pytest.raises(InputError, match="metric: expected one of 'diagonal', 'dense'"):
-        slice_sampling(Toy(2), draws=5, progress=False, metric="round")
+        SliceSampling(metric="round").sample(Toy(2), chains=8, draws=5, progress=False)
     with pytest.raises(InputError, match="warmup: expected a whole number of at least 0"):
-        slice_sampling(Toy(2), draws=5, progress=False, warmup=-1)
+        SliceSampling().sample(Toy(2), chains=8, draws=5, progress=False, warmup=-1)

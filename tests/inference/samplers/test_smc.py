@@ -8,7 +8,7 @@ from densities import Banana, Bimodal, Narrow, Toy
 from oracles import LinearGaussian, check_moments
 from scipy import stats
 
-from subbayes.inference.samplers.smc import _Reference, _systematic, smc
+from subbayes.inference.samplers.smc import SMC, _Reference, _systematic
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
@@ -39,11 +39,11 @@ MODELS = {
 )
 def test_moments_and_evidence_match_the_closed_form(name):
     model = MODELS[name]
-    draws = smc(model.posterior(), draws=400, chains=10, seed=1, progress=False)
+    draws = SMC().sample(model.posterior(), draws=400, chains=10, seed=1, progress=False)
     check_moments(draws, *model.moments())
-    assert draws.meta["log_evidence_error"] < 0.15
-    error = draws.meta["log_evidence"] - model.log_evidence()
-    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+    assert draws.log_evidence_error < 0.15
+    error = draws.log_evidence - model.log_evidence()
+    assert abs(error) < 4.5 * draws.log_evidence_error
 
 
 def test_the_oracle_of_the_evidence():
@@ -60,16 +60,16 @@ def test_the_oracle_of_the_evidence():
 
 def test_a_banana():
     density = Banana(2, prior=Normal(3.0))
-    draws = smc(density, draws=500, chains=12, progress=False)
+    draws = SMC().sample(density, draws=500, chains=12, progress=False)
     check_moments(draws, *density.moments())
-    error = draws.meta["log_evidence"] - np.log(2 * np.pi * density.sd)
-    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+    error = draws.log_evidence - np.log(2 * np.pi * density.sd)
+    assert abs(error) < 4.5 * draws.log_evidence_error
 
 
 def test_the_weights_of_modes_far_apart():
     """24 standard deviations apart: the groups' shares spread about the truth."""
     density = Bimodal(2, prior=Normal(3.0), distance=6.0, sd=0.5)
-    draws = smc(density, draws=500, chains=16, progress=False)
+    draws = SMC().sample(density, draws=500, chains=16, progress=False)
     shares = (draws.z[:, :, 0] > 0).mean(1)
     se = shares.std(ddof=1) / 4
     assert se < 0.02
@@ -78,14 +78,14 @@ def test_the_weights_of_modes_far_apart():
     n = len(right) / 4  # resampling leaves copies
     assert (np.abs(right.mean(0) - [6.0, 0.0]) < 4.5 * 0.5 / np.sqrt(n)).all()
     np.testing.assert_allclose(right.var(0), 0.25, atol=4.5 * 0.25 * np.sqrt(2 / n))
-    error = draws.meta["log_evidence"] - np.log(2 * np.pi * 0.25)
-    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+    error = draws.log_evidence - np.log(2 * np.pi * 0.25)
+    assert abs(error) < 4.5 * draws.log_evidence_error
 
 
 def test_no_data_gives_the_prior():
-    draws = smc(Toy(2), draws=500, chains=4, progress=False)
+    draws = SMC().sample(Toy(2), draws=500, chains=4, progress=False)
     check_moments(draws, np.zeros(2), np.eye(2))
-    assert draws.meta["log_evidence"] == pytest.approx(0.0, abs=1e-12)
+    assert draws.log_evidence == pytest.approx(0.0, abs=1e-12)
     assert draws.meta["stages"] == [1] * 4
 
 
@@ -93,17 +93,21 @@ def test_the_standard_error_is_that_of_the_evidence():
     """Estimates of many runs spread as each says: coverage of two standard errors."""
     density = Narrow(2, temperature=2.0)
     exact = density.log_evidence()
-    found = [smc(density, draws=200, chains=8, seed=s, progress=False).meta for s in range(20)]
-    z = np.array([(m["log_evidence"] - exact) / m["log_evidence_error"] for m in found])
+    found = [SMC().sample(density, draws=200, chains=8, seed=s, progress=False) for s in range(20)]
+    z = np.array([(d.log_evidence - exact) / d.log_evidence_error for d in found])
     assert (np.abs(z) < 2.4).mean() > 0.7  # a t distribution of 7: 0.95
     assert abs(z.mean()) < 4.5 * 1.3 / np.sqrt(20)
 
 
 def test_a_group_does_not_depend_on_the_groups_beside_it():
-    many, again, few = (smc(Banana(2), draws=50, chains=n, progress=False).z for n in (5, 5, 2))
+    many, again, few = (
+        SMC().sample(Banana(2), draws=50, chains=n, progress=False).z for n in (5, 5, 2)
+    )
     np.testing.assert_array_equal(many[:2], few)
     np.testing.assert_array_equal(many, again)
-    assert not np.array_equal(few, smc(Banana(2), draws=50, chains=2, seed=1, progress=False).z)
+    assert not np.array_equal(
+        few, SMC().sample(Banana(2), draws=50, chains=2, seed=1, progress=False).z
+    )
 
 
 def test_impossible_regions_count_in_the_evidence():
@@ -114,10 +118,10 @@ def test_impossible_regions_count_in_the_evidence():
             value = np.where(z[:, 0] < 0, np.nan, np.where(z[:, 1] < 0, -np.inf, 0.0))
             return value, np.zeros_like(z)
 
-    draws = smc(Quarter(2), draws=500, chains=8, progress=False)
+    draws = SMC().sample(Quarter(2), draws=500, chains=8, progress=False)
     assert (draws.z > 0).all()
-    error = draws.meta["log_evidence"] - np.log(0.25)
-    assert abs(error) < 4.5 * draws.meta["log_evidence_error"]
+    error = draws.log_evidence - np.log(0.25)
+    assert abs(error) < 4.5 * draws.log_evidence_error
     n = draws.ess_bulk()
     assert (np.abs(draws.mean() - np.sqrt(2 / np.pi)) < 4.5 * 0.61 / np.sqrt(n)).all()
 
@@ -160,7 +164,8 @@ def test_systematic_resampling_copies_in_proportion():
 
 
 def test_one_group_has_no_standard_error():
-    assert "log_evidence_error" not in smc(Toy(1), draws=20, chains=1, progress=False).meta
+    draws = SMC().sample(Toy(1), draws=20, chains=1, progress=False)
+    assert np.isnan(draws.log_evidence_error)
 
 
 def test_bad_input():
@@ -173,8 +178,8 @@ def test_bad_input():
         match="posterior: expected a finite log-likelihood somewhere, "
         "got minus infinity at all 30 draws from the prior",
     ):
-        smc(Impossible(2), draws=30, progress=False)
+        SMC().sample(Impossible(2), chains=4, draws=30, progress=False)
     with pytest.raises(InputError, match="draws: expected a whole number of at least 2"):
-        smc(Toy(2), draws=1)
+        SMC().sample(Toy(2), chains=4, draws=1)
     with pytest.raises(InputError, match="ess: expected a number between 0 and 1, got 1.5"):
-        smc(Toy(2), ess=1.5)
+        SMC(ess=1.5).sample(Toy(2), draws=1000, chains=4)

@@ -10,20 +10,15 @@ import numpy as np
 import pytest
 import torch
 from densities import Banana, Bimodal, Toy
-from oracles import LinearGaussian, check_moments
+from oracles import LinearGaussian, check_moments, sample
 from scipy import stats
 
 from subbayes import Draws
-from subbayes.inference.importance import evidence
+from subbayes.inference.importance import estimate_evidence
 from subbayes.inference.variational.elbo import ascend
 from subbayes.inference.variational.flows import Flow
 from subbayes.inference.variational.gaussians import FullRank, MeanField
-from subbayes.inference.variational.variational import (
-    full_rank_vi,
-    mean_field_vi,
-    variational,
-    variational_fit,
-)
+from subbayes.inference.variational.variational import FullRankVI, MeanFieldVI, RealNVP
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
@@ -90,14 +85,14 @@ def test_full_rank_is_exact_on_a_linear_gaussian_model(name):
     mean, covariance = model.moments()
     sd = np.sqrt(np.diag(covariance))
     posterior = model.posterior() if name == "subspace" else Plain(model)
-    found = full_rank_vi(posterior, draws=500, progress=False)
-    np.testing.assert_allclose((found.meta["mean"] - mean) / sd, 0, atol=2e-3)
+    found = FullRankVI().sample(posterior, chains=4, draws=500, progress=False)
+    np.testing.assert_allclose((found.moments.mean - mean) / sd, 0, atol=2e-3)
     whitened = np.linalg.solve(
-        np.linalg.cholesky(covariance), np.linalg.cholesky(np.array(found.meta["covariance"]))
+        np.linalg.cholesky(covariance), np.linalg.cholesky(np.array(found.moments.covariance))
     )
     np.testing.assert_allclose(whitened, np.eye(2 if name != "full" else 4), atol=2e-3)
     check_moments(found, mean, covariance)
-    assert found.meta["converged"]
+    assert found.converged
     assert np.std(found.stats["log_density"] - found.stats["log_q"]) < 0.01
 
 
@@ -107,43 +102,37 @@ def test_mean_field_reaches_its_known_optimum(name):
     model = MODELS[name]
     mean, covariance = model.moments()
     sd = 1 / np.sqrt(np.diag(np.linalg.inv(covariance)))
-    found = variational(Plain(model), samples=64, progress=False)
-    np.testing.assert_allclose((found.meta["mean"] - mean) / sd, 0, atol=0.05)
-    np.testing.assert_allclose(found.meta["sd"] / sd, 1, atol=0.03)
-    check_moments(found, np.array(found.meta["mean"]), np.diag(np.square(found.meta["sd"])))
+    found = MeanFieldVI(samples=64).sample(Plain(model), draws=1000, chains=4, progress=False)
+    np.testing.assert_allclose((found.moments.mean - mean) / sd, 0, atol=0.05)
+    np.testing.assert_allclose(found.moments.sd / sd, 1, atol=0.03)
+    check_moments(found, np.array(found.moments.mean), np.diag(np.square(found.moments.sd)))
 
 
 def test_the_bound_is_below_the_evidence_and_reaches_it():
     model = MODELS["subspace"]
     exact = log_evidence(model)
-    full = full_rank_vi(Plain(model), progress=False)
+    full = FullRankVI().sample(Plain(model), draws=1000, chains=4, progress=False)
     assert full.meta["elbo"] == pytest.approx(exact, abs=1e-4)
-    assert full.meta["log_evidence"] == pytest.approx(exact, abs=1e-4)
+    assert full.log_evidence == pytest.approx(exact, abs=1e-4)
     mean, covariance = model.moments()
     precision = np.linalg.inv(covariance)
     gap = 0.5 * (np.log(np.diag(precision)).sum() - np.linalg.slogdet(precision)[1])
-    narrow = mean_field_vi(Plain(model), progress=False).meta
-    assert abs(narrow["elbo"] - (exact - gap)) < 5 * narrow["elbo_error"] + 0.01
-    assert abs(narrow["log_evidence"] - exact) < 5 * narrow["log_evidence_error"]
-    assert narrow["pareto_k"] > full.meta["pareto_k"]
+    narrow = MeanFieldVI().sample(Plain(model), draws=1000, chains=4, progress=False)
+    bound, error = narrow.meta["elbo"], narrow.meta["elbo_error"]
+    assert abs(bound - (exact - gap)) < 5 * error + 0.01
+    assert abs(narrow.log_evidence - exact) < 5 * narrow.log_evidence_error
+    assert narrow.pareto_k > full.pareto_k
 
 
 def test_minibatches_lead_to_the_same_place():
     model = LinearGaussian(n=400, rank=2, seed=1)
     mean, covariance = model.moments()
-    found = variational(
-        model.posterior(),
-        family="full-rank",
-        batch_size=100,
-        samples=8,
-        steps=400,
-        draws=50,
-        seed=3,
-        progress=False,
-    ).meta
+    engine = FullRankVI(batch_size=100, samples=8, steps=400)
+    draws = engine.sample(model.posterior(), chains=4, draws=50, seed=3, progress=False)
+    found = draws.moments
     sd = np.sqrt(np.diag(covariance))
-    np.testing.assert_allclose((found["mean"] - mean) / sd, 0, atol=0.3)
-    np.testing.assert_allclose(np.sqrt(np.diag(found["covariance"])) / sd, 1, atol=0.15)
+    np.testing.assert_allclose((found.mean - mean) / sd, 0, atol=0.3)
+    np.testing.assert_allclose(np.sqrt(np.diag(found.covariance)) / sd, 1, atol=0.15)
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -259,8 +248,9 @@ def test_realnvp_recovers_the_banana_better_than_gaussians():
     mean, covariance = target.moments()
     exact = np.log(2 * np.pi * target.sd)
     gaps, errors = {}, {}
-    for family in ("mean-field", "full-rank", "realnvp"):
-        found = variational(target, family=family, steps=800, draws=2000, progress=False)
+    for engine in (MeanFieldVI(steps=800), FullRankVI(steps=800), RealNVP(steps=800)):
+        family = engine.family
+        found = engine.sample(target, draws=2000, chains=4, progress=False)
         gaps[family] = exact - found.meta["elbo"]
         errors[family] = (
             np.abs(found.mean() - mean).max() + np.abs(found.covariance() - covariance).max()
@@ -273,8 +263,8 @@ def test_realnvp_recovers_the_banana_better_than_gaussians():
 
 def test_one_of_two_far_modes_shows_in_the_importance_ratios():
     """Each family settles in one: its share of the mass is missing, and the bound says so."""
-    found = variational(
-        Bimodal(2, distance=2.0, weight=0.8), family="full-rank", draws=500, progress=False
+    found = FullRankVI().sample(
+        Bimodal(2, distance=2.0, weight=0.8), chains=4, draws=500, progress=False
     )
     exact = np.log(2 * np.pi * 0.36)
     assert found.meta["elbo"] < exact + np.log(0.8) + 0.05
@@ -289,7 +279,7 @@ def test_the_evidence_of_a_wide_proposal_and_its_error():
     rng = np.random.default_rng(0)
     found = np.array(
         [
-            evidence(np.log(3) + stats.norm.logpdf(z) - stats.norm.logpdf(z, scale=1.5))
+            estimate_evidence(np.log(3) + stats.norm.logpdf(z) - stats.norm.logpdf(z, scale=1.5))
             for z in 1.5 * rng.normal(size=(400, 200))
         ]
     )
@@ -300,21 +290,16 @@ def test_the_evidence_of_a_wide_proposal_and_its_error():
 # --- seeds, state, input --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["mean-field", "full-rank", "realnvp"])
-def test_the_seed_decides_whatever_else(family):
-    if family == "realnvp":
+@pytest.mark.parametrize("engine", [MeanFieldVI, FullRankVI, RealNVP])
+def test_the_seed_decides_whatever_else(engine):
+    if engine is RealNVP:
         needs_zuko()
 
     def run(chains: int, draws: int, seed: int = 3) -> np.ndarray:
-        return variational(
-            Banana(2),
-            family=family,
-            steps=20,
-            draws=draws,
-            chains=chains,
-            seed=seed,
-            progress=False,
-        ).z
+        found = engine(steps=20).sample(
+            Banana(2), draws=draws, chains=chains, seed=seed, progress=False
+        )
+        return found.z
 
     before = torch.get_rng_state()
     z = run(3, 10)
@@ -329,7 +314,7 @@ def test_the_seed_decides_whatever_else(family):
 def test_minibatches_by_seed():
     posterior = MODELS["subspace"].posterior()
     first, again, other = (
-        variational_fit(posterior, steps=20, batch_size=7, seed=s, progress=False).density.mean
+        MeanFieldVI(steps=20, batch_size=7).fit(posterior, seed=s, progress=False).density.mean
         for s in (0, 0, 1)
     )
     np.testing.assert_array_equal(first, again)
@@ -337,7 +322,7 @@ def test_minibatches_by_seed():
 
 
 def test_the_fitted_density_itself():
-    q = variational_fit(Banana(2), family="full-rank", steps=50, progress=False)
+    q = FullRankVI(steps=50).fit(Banana(2), progress=False)
     z = q.sample(2000, seed=1)
     np.testing.assert_array_equal(z, q.sample(2000, seed=1))
     np.testing.assert_allclose(z.mean(0), q.density.mean, atol=0.1)
@@ -348,17 +333,17 @@ def test_the_fitted_density_itself():
 
 
 def test_the_rate_falls_early_where_the_bound_stands_still():
-    q = variational_fit(Plain(MODELS["subspace"]), steps=4000, progress=False)
+    q = MeanFieldVI(steps=4000).fit(Plain(MODELS["subspace"]), progress=False)
     assert q.converged
     assert len(q.elbo) < 4000
-    rising = variational_fit(Plain(MODELS["subspace"]), steps=40, progress=False)
+    rising = MeanFieldVI(steps=40).fit(Plain(MODELS["subspace"]), progress=False)
     assert not rising.converged
     assert len(rising.elbo) == 40
 
 
 def test_zuko_leaves_the_argument_checks_of_torch_on():
     needs_zuko()
-    variational_fit(Banana(2), family="realnvp", steps=10, progress=False)
+    RealNVP(steps=10).fit(Banana(2), progress=False)
     assert torch.distributions.Distribution._validate_args
     with pytest.raises(ValueError, match="invalid values"):
         torch.distributions.Normal(0.0, -1.0)
@@ -378,7 +363,7 @@ def test_without_zuko_one_line_names_the_extra(monkeypatch):
         match=r"realnvp needs the package zuko: pip install "
         r"'subbayes\[flows\]'",
     ):
-        variational(Banana(2), family="realnvp", progress=False)
+        RealNVP().sample(Banana(2), draws=1000, chains=4, progress=False)
     assert torch.distributions.Distribution._validate_args
 
 
@@ -395,15 +380,10 @@ class Cliff(Toy):
 
 
 REFUSALS = {
-    "family": (
-        Banana(2),
-        dict(family="gaussian"),
-        "family: expected one of 'mean-field', 'full-rank', 'realnvp', got 'gaussian'",
-    ),
     "no gradient": (
         object(),
         dict(),
-        "posterior: expected a density with value_and_grad, got object. Use elliptical_slice",
+        "posterior: expected a density with value_and_grad, got object. Use EllipticalSlice",
     ),
     "impossible": (
         Impossible(2),
@@ -439,8 +419,8 @@ REFUSALS = {
     "seed": (Banana(2), dict(seed=-1), "seed: expected a whole number of at least 0, got -1"),
     "one coordinate": (
         Toy(1),
-        dict(family="realnvp"),
-        "posterior: expected at least 2 coordinates for realnvp, got 1. Use family='full-rank'",
+        dict(engine=RealNVP),
+        "posterior: expected at least 2 coordinates for realnvp, got 1. Use FullRankVI",
     ),
 }
 
@@ -448,11 +428,11 @@ REFUSALS = {
 @pytest.mark.parametrize(("posterior", "options", "pattern"), REFUSALS.values(), ids=REFUSALS)
 def test_bad_input_is_one_line(posterior, options, pattern):
     with pytest.raises(InputError, match=pattern):
-        variational(posterior, progress=False, **options)
+        sample(options.pop("engine", MeanFieldVI), posterior, progress=False, **options)
 
 
 def test_where_the_bound_still_rises_a_warning_says_so():
-    found = variational(Banana(2), steps=40, draws=50, progress=False)
+    found = MeanFieldVI(steps=40).sample(Banana(2), chains=4, draws=50, progress=False)
     assert any("still rising" in said for said in found.warnings())
     assert isinstance(found, Draws)
 

@@ -1,0 +1,164 @@
+r"""The linearised Laplace approximation as an engine: for any posterior over any subspace.
+
+See `linearised_laplace` for the posterior of all weights, and for tuning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.layers import Layers
+from subbayes.curvature.precision import cholesky
+from subbayes.curvature.precision_factory import root
+from subbayes.curvature.subspace_precision import Restricted, along_in_parts
+from subbayes.data.data import to_device
+from subbayes.draws import Draws, Moments
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.network import Network
+from subbayes.posterior import Posterior
+from subbayes.predictions.averaging import input_batches, with_noise
+from subbayes.predictions.gaussian import natural, predictive_of
+from subbayes.predictions.predictive import Predictive
+from subbayes.subspace import Subspace
+from subbayes.utils.memory import check_memory
+
+__all__ = ["LinearisedLaplace", "predict_linearised"]
+
+
+@dataclass(frozen=True)
+class LinearisedLaplace(Engine):
+    r"""The Gaussian posterior of the coordinates under the linearised network.
+
+    The log-likelihood is replaced by its expansion at z = 0 with the Gauss-Newton matrix: with
+    $A = (VP)^\top VP / T + \Sigma_0^{-1}$ for the prior's covariance $\Sigma_0$,
+
+    $$ z \sim N(0, A^{-1}), \qquad
+       \log p(D) \approx \log p(D, 0) + \tfrac k2 \log 2\pi - \tfrac12 \log\det A . $$
+
+    The centre is taken for the maximum a posteriori, as a trained network is under the prior of
+    its training, so that the mean prediction is the network's. Draws are independent; their
+    `moments` hold the mean and $A^{-1}$, from which models of `fit` predict in closed form by the
+    linearised network.
+
+    Attributes:
+        gauss_newton_step: include the gradient g of the log density at the centre: the mean is
+            $A^{-1} g$, and the log evidence is larger by $\tfrac12 g^\top A^{-1} g$, which is
+            exact for a network linear in its weights.
+
+    Example:
+        >>> import subbayes
+        >>> from subbayes.likelihoods import Gaussian
+        >>> net = subbayes.Network(torch.nn.Linear(1, 1))
+        >>> data = torch.randn(30, 1), torch.randn(30)
+        >>> space = subbayes.subspace.FullSubspace(net.weights)
+        >>> posterior = Posterior(net, Gaussian(noise=1.0), data, space)
+        >>> LinearisedLaplace().sample(posterior, draws=100, chains=2).z.shape
+        (2, 100, 2)
+    """
+
+    name = "laplace-linearised"
+    validity = "approximation"
+    gauss_newton_step: bool = False
+
+    def check(self, rank: int | None = None) -> None:
+        """Check before training that the covariance of the coordinates fits into memory.
+
+        Args:
+            rank: number of coordinates; None if it is not known yet.
+
+        Raises:
+            InputError: it does not fit, with its size.
+
+        Example:
+            >>> LinearisedLaplace().check(1000)
+        """
+        if rank is not None:
+            check_memory(
+                "subspace",
+                f"the {rank} x {rank} covariance of its coordinates for '{self.name}'",
+                32 * rank * rank,
+                "Use linearised_laplace(...) for all weights, or a subspace of lower rank",
+            )
+
+    def run(self, posterior: Posterior, sampling: Sampling) -> Draws:
+        """Draw from the approximation; see `Engine.run`."""
+        k, draws, chains = posterior.rank, sampling.draws, sampling.chains
+        self.check(k)
+        network = posterior.network.with_weights(posterior.subspace.shift)
+        V = root(network, posterior.likelihood, posterior.data)
+        inside = Restricted(V, posterior.subspace, 1.0).matrix.cpu() / posterior.temperature
+        factor = (
+            np.diag(np.broadcast_to(posterior.prior.scale, k))
+            if (posterior.prior.factor is None)
+            else posterior.prior.factor
+        )
+        prior = torch.cholesky_inverse(torch.from_numpy(np.ascontiguousarray(factor)))
+        half = cholesky(inside + prior, "subspace")
+        value, gradient = posterior.value_and_grad(np.zeros((1, k)))
+        g = torch.from_numpy(gradient[0] if self.gauss_newton_step else np.zeros(k)).unsqueeze(1)
+        mean = torch.cholesky_solve(g, half)[:, 0]
+        eps = np.random.default_rng(sampling.seed).standard_normal((k, draws * chains))
+        z = mean + torch.linalg.solve_triangular(half.T, torch.from_numpy(eps), upper=True).T
+        log_evidence = value[0] + 0.5 * g[:, 0] @ mean - half.diagonal().log().sum()
+        return Draws(
+            z.numpy().reshape(chains, draws, k),
+            {},
+            {"seed": sampling.seed},
+            engine=self.name,
+            validity=self.validity,
+            independent=True,
+            prediction="linearised",
+            temperature=posterior.temperature,
+            log_evidence=float(log_evidence + 0.5 * k * np.log(2 * np.pi)),
+            moments=Moments.of(mean.numpy(), torch.cholesky_inverse(half).contiguous().numpy()),
+        )
+
+
+def predict_linearised(
+    network: Network,
+    likelihood: Likelihood,
+    subspace: Subspace,
+    draws: Draws,
+    inputs: Any,
+    *,
+    noise: Any = None,
+    n_draws: int | None = None,
+) -> Predictive:
+    """Predictions of the linearised network from what `LinearisedLaplace` returned.
+
+    Args:
+        network: centred on the subspace.
+        likelihood: p(y | f).
+        subspace: where z lives.
+        draws: their moments are those of z.
+        inputs: new inputs, or a loader of them.
+        noise: noise scale per row, for `Gaussian(noise="per-observation")`.
+        n_draws: for likelihoods whose predictive is drawn.
+    """
+    network, batches = network.with_weights(subspace.shift), list(input_batches(inputs))
+    X = Jacobian.of_inputs(Layers(network, to_device(batches[0], network.device)), inputs)
+    assert draws.moments is not None
+    z, covariance = map(torch.from_numpy, (draws.moments.mean, draws.moments.covariance))
+    moves, blocks = [], []
+    for part in along_in_parts(X, subspace):
+        columns = part.cpu()
+        spread = (columns @ covariance).reshape(-1, X.roots, len(z))
+        blocks.append(spread @ columns.reshape(spread.shape).mT)
+        moves.append(columns @ z)
+    mean = X.outputs().double().cpu() + torch.cat(moves).reshape(X.n, X.roots)
+    rows, likelihood = torch.cat(blocks), with_noise(likelihood, noise, X.n)
+    return predictive_of(
+        mean,
+        (rows + rows.mT) / 2,
+        likelihood,
+        natural(likelihood, mean),
+        200 if n_draws is None else n_draws,
+        0,
+    )
