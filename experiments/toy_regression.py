@@ -32,7 +32,7 @@ from subbayes.likelihoods import Gaussian
 from subbayes.predictions.averaging import average
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace, RandomSubspace, Subspace
-from subbayes.subspaces.curve import Curve
+from subbayes.subspaces.curve import WeightCurve
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.curve import connect
 from subbayes.training.trainer import swa, train
@@ -158,7 +158,7 @@ class Trained:
     network: Network
     noise: float
     recorder: TrajectoryRecorder
-    curve: Curve
+    curve: WeightCurve
 
     @property
     def likelihood(self) -> Gaussian:
@@ -189,7 +189,7 @@ def trained(points: Points, plan: Plan, seed: int, keep: Keep) -> Trained:
         recorder.update(weights)
     network = Network(module).with_weights(recorder.mean)
     return Trained(
-        network, float(kept["noise"][0]), recorder, Curve(torch.from_numpy(kept["points"]))
+        network, float(kept["noise"][0]), recorder, WeightCurve(torch.from_numpy(kept["points"]))
     )
 
 

@@ -3,6 +3,7 @@ r"""Priors p(z) over subspace coordinates."""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.subspace import Subspace
-from subbayes.utils.checks import check_positive, fail
+from subbayes.utils.checks import check_choice, check_positive, fail
+from subbayes.utils.types import FORMS, Form
 
-__all__ = ["Normal"]
+__all__ = ["EvidencePrior", "Normal"]
 
 
 class Normal:
@@ -162,6 +164,33 @@ class Normal:
             return f"Normal(covariance of rank {len(self.factor)})"
         scale = float(self.scale.reshape(-1)[0]) if self.scale.size == 1 else "vector"
         return f"Normal(scale={scale})"
+
+
+@dataclass(frozen=True)
+class EvidencePrior:
+    r"""The prior of the weights whose scale has the largest evidence of linearised Laplace.
+
+    `fit` finds the scale after training, and the noise of a `Gaussian` likelihood with it
+    (empirical Bayes; MacKay 1992, Immer et al. 2021).
+
+    Attributes:
+        covariance: of all weights, by which the evidence is computed: "exact", or "kfac",
+            "low-rank" or "diagonal" where neither (N C)² nor D² numbers fit into memory; None
+            takes that of an `Optimal` subspace, and "exact" for others.
+
+    Raises:
+        InputError: an unknown covariance.
+
+    Example:
+        >>> EvidencePrior("kfac")
+        EvidencePrior(covariance='kfac')
+    """
+
+    covariance: Form | None = None
+
+    def __post_init__(self) -> None:
+        if self.covariance is not None:
+            check_choice("covariance", self.covariance, FORMS)
 
 
 def _numbers(

@@ -283,8 +283,9 @@ def _compared(
     """Encode by the training rows, fit and score."""
     from subbayes.data.tables import split_target
     from subbayes.data.targets import Target
+    from subbayes.models.array_model import make_sampling
     from subbayes.models.data_frame_model import held_out, make_likelihood, make_module, numbers
-    from subbayes.models.method_comparison import compare_methods
+    from subbayes.models.method_comparison import compare_methods, named_methods
 
     (features, values), (test_features, test_values) = (split_target(r, column) for r in rows)
     if task is None and settings.likelihood == "poisson":
@@ -303,17 +304,15 @@ def _compared(
         likelihood,
         data,
         test,
-        names,
+        named_methods(
+            names,
+            members=settings.members,
+            rank=settings.rank,
+            covariance=settings.covariance,
+            temperature=settings.temperature,
+        ),
         training=settings.training(target.task),
-        rank=settings.rank,
-        covariance=settings.covariance,
-        temperature=settings.temperature,
+        sampling=make_sampling(settings, progress=console.progress),
         validation=validation,
-        draws=settings.draws,
-        chains=settings.chains,
-        warmup=settings.warmup,
-        members=settings.members,
         level=level,
-        seed=settings.seed,
-        progress=console.progress,
     )

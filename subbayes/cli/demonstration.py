@@ -26,9 +26,10 @@ from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
 from subbayes.likelihoods import Likelihood
+from subbayes.models.array_model import make_sampling
 from subbayes.models.data_frame_model import TableModel, make_likelihood, make_module
 from subbayes.models.fitted import FittedModel
-from subbayes.models.method_comparison import Comparison, compare_methods
+from subbayes.models.method_comparison import Comparison, compare_methods, named_methods
 from subbayes.models.settings import Settings
 from subbayes.training.trainer import train
 from subbayes.utils.checks import check_count
@@ -326,16 +327,15 @@ def _compare(rows: _Rows, settings: Settings, members: int, progress: bool | Non
         likelihood,
         data,
         rows.encoded(rows.test),
+        named_methods(
+            ("map", "swa", "swag", "ensemble", "pca", "random"),
+            members=members,
+            rank=settings.rank,
+            temperature=settings.temperature,
+        ),
         training=settings.training(),
-        rank=settings.rank,
-        temperature=settings.temperature,
+        sampling=make_sampling(settings, progress=progress),
         validation=rows.encoded(rows.validation),
-        draws=settings.draws,
-        chains=settings.chains,
-        warmup=settings.warmup,
-        members=members,
-        seed=settings.seed,
-        progress=progress,
     )
 
 

@@ -177,12 +177,14 @@ class Data:
         inputs: all inputs, or None if streamed.
         y: all targets, or None if streamed.
         loader: the loader in dataset order, or None if in memory.
+        source: the `DataLoader` or `Dataset` that was given, whose own order training follows.
     """
 
     n: int
     inputs: Inputs | None = None
     y: Targets | None = None
     loader: Iterable[Any] | None = None
+    source: DataLoader[Any] | Dataset[Any] | None = None
 
     @classmethod
     def of(cls, data: Any, argument: str = "data") -> Data:
@@ -210,9 +212,9 @@ class Data:
         if isinstance(data, Data):
             return data
         if isinstance(data, DataLoader):
-            return cls._streamed(in_order(data), argument)
+            return cls._streamed(in_order(data), data, argument)
         if isinstance(data, Dataset):
-            return cls._streamed(DataLoader(data, batch_size=256), argument)
+            return cls._streamed(DataLoader(data, batch_size=256), data, argument)
         if isinstance(data, Mapping) and "labels" in data:
             return cls._in_memory(without_labels(data), data["labels"], argument)
         if isinstance(data, (tuple, list)) and len(data) == 2:
@@ -229,7 +231,7 @@ class Data:
         return cls(n=n_rows(targets), inputs=inputs, y=targets)
 
     @classmethod
-    def _streamed(cls, loader: DataLoader[Any], argument: str) -> Data:
+    def _streamed(cls, loader: DataLoader[Any], source: Any, argument: str) -> Data:
         count = 0
         with torch.random.fork_rng(devices=[]):
             for batch in loader:
@@ -239,7 +241,7 @@ class Data:
             if count == 0:
                 fail(argument, "at least one row", "an empty loader")
             _check_repeatable(loader, argument)
-        return cls(n=count, loader=loader)
+        return cls(n=count, loader=loader, source=source)
 
     def __repr__(self) -> str:
         return f"Data(n={self.n}, {'in memory' if self.in_memory else 'streamed'})"

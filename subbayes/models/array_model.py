@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Shaped
 
 from subbayes.baselines.ensemble import WeightSamples
+from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import (
     Categorical,
     Gaussian,
@@ -21,12 +22,14 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
-from subbayes.models import fit as api
 from subbayes.models import saved_ensemble as saved
-from subbayes.models.fit import FittedModel, fit
+from subbayes.models.checkpoint import clear_checkpoint
+from subbayes.models.fit import fit
+from subbayes.models.fitted import FittedModel, load
 from subbayes.models.settings import LIKELIHOODS, Settings
 from subbayes.networks.mlp import MLP
 from subbayes.predictions.predictive import Predictive
+from subbayes.priors import EvidencePrior
 from subbayes.sparse import saved as saved_sparse
 from subbayes.sparse.baselines import usual_prior
 from subbayes.sparse.convert import convert
@@ -34,6 +37,8 @@ from subbayes.sparse.learning_rates import Rates
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.training import fit as train_sparse
+from subbayes.subspaces.base import SubspaceMethod
+from subbayes.subspaces.registry import SUBSPACES
 from subbayes.utils import artifact
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.seeding import derive
@@ -50,6 +55,8 @@ __all__ = [
     "load_model",
     "make_likelihood",
     "make_module",
+    "make_sampling",
+    "make_subspace",
     "pieces",
     "predicted",
     "save_model",
@@ -113,15 +120,57 @@ def fit_matrix(
         module,
         rows,
         likelihood=likelihood,
-        subspace=settings.subspace,
-        rank=settings.rank,
-        covariance=settings.covariance,
-        prior=settings.prior,
-        scale_prior=settings.scale_prior,
+        subspace=make_subspace(settings),
+        prior=EvidencePrior(settings.covariance)
+        if settings.prior == "evidence"
+        else settings.prior,
         inference=settings.inference,
         temperature=settings.temperature,
         validation=validation,
         training=settings.training(task),
+        sampling=make_sampling(settings, checkpoint, progress),
+    )
+
+
+def make_subspace(settings: Settings) -> SubspaceMethod:
+    """How the subspace of the settings is chosen.
+
+    Args:
+        settings: its name and options.
+
+    Raises:
+        InputError: an option that this subspace does not have.
+
+    Example:
+        >>> make_subspace(Settings(subspace="pca", rank=3))
+        PCA(rank=3)
+    """
+    check_choice("subspace", settings.subspace, SUBSPACES)
+    kind = SUBSPACES[settings.subspace]
+    options: dict[str, Any] = {"rank": settings.rank, "scale_prior": settings.scale_prior}
+    if settings.prior != "evidence" or settings.subspace == "optimal":
+        options["covariance"] = settings.covariance
+    names = {field.name for field in dataclasses.fields(kind)}
+    for name, users in (
+        ("covariance", "subspace='optimal', which is chosen by it"),
+        ("scale_prior", "subspace='subnetwork', by whose share of the weights it scales"),
+    ):
+        if name not in names and options.get(name, "exact") not in ("exact", False):
+            fail(name, users, repr(settings.subspace), "Leave it out")
+    return kind(**{name: value for name, value in options.items() if name in names})
+
+
+def make_sampling(
+    settings: Settings, checkpoint: str | Path | None = None, progress: bool | None = None
+) -> Sampling:
+    """How the posterior of the settings is sampled.
+
+    Args:
+        settings: number of draws and chains, and the seed.
+        checkpoint: folder to save in and resume from.
+        progress: show progress bars.
+    """
+    return Sampling(
         draws=settings.draws,
         chains=settings.chains,
         warmup=settings.warmup,
@@ -221,7 +270,7 @@ def fit_baseline(
         >>> fit_baseline(x, x[:, 0], "regression", "ensemble", small, progress=False).weights.shape
         torch.Size([3, 22])
     """
-    from subbayes.models.method_comparison import compare_methods
+    from subbayes.models.method_comparison import compare_methods, named_methods
 
     check_choice("method", method, BASELINES)
     settings = settings or Settings()
@@ -231,11 +280,9 @@ def fit_baseline(
         likelihood,
         (x, y),
         (x, y),
-        (method,),
+        named_methods([method], members=settings.members),
         training=settings.training(task),
-        members=settings.members,
-        seed=settings.seed,
-        progress=progress,
+        sampling=Sampling(seed=settings.seed, progress=progress),
     ).models[method]
     assert isinstance(found, WeightSamples)
     return found
@@ -405,7 +452,7 @@ def forget(checkpoint: str | Path) -> None:
         >>> forget("no/such/folder")
     """
     (Path(checkpoint) / EPOCHS).unlink(missing_ok=True)
-    api.forget(checkpoint)
+    clear_checkpoint(checkpoint)
 
 
 # --- saving ---------------------------------------------------------------------------------------
@@ -443,5 +490,5 @@ def load_model(path: str | Path) -> tuple[Model, dict[str, Any]]:
         return saved.load(path)
     if kind == saved_sparse.KIND:
         return saved_sparse.load(path)
-    model = api.load(path)
+    model = load(path)
     return model, model.extra

@@ -31,8 +31,10 @@ def describe(model: FittedModel) -> dict[str, str]:
     Example:
         >>> import subbayes, torch
         >>> net = subbayes.MLP(2, (5,), 1, seed=0)
-        >>> model = subbayes.fit(net, (torch.randn(30, 2), torch.randn(30)), rank=2, draws=20,
-        ...                      training=subbayes.Training(epochs=2, swa_epochs=5))
+        >>> model = subbayes.fit(net, (torch.randn(30, 2), torch.randn(30)),
+        ...                      subspace=subbayes.subspaces.PCA(rank=2),
+        ...                      training=subbayes.Training(epochs=2, swa_epochs=5),
+        ...                      sampling=subbayes.Sampling(draws=20))
         >>> describe(model)["subspace"]
         'the 2 principal directions of that trajectory, around its mean'
     """

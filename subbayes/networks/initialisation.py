@@ -6,12 +6,14 @@ import copy
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import forked
 
-__all__ = ["fresh", "reinitialised"]
+__all__ = ["fresh", "fresh_weights", "reinitialised", "with_fresh_weights"]
 
 
 def fresh(module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int) -> nn.Module:
@@ -70,3 +72,53 @@ def _reset(name: str, layer: nn.Module) -> None:
             f"none in {where}",
             "Add one, or pass factory=a function that makes a fresh module",
         )
+
+
+def with_fresh_weights(
+    network: Network, seed: int, factory: Callable[[], nn.Module] | None = None
+) -> nn.Module:
+    """A copy of the module with fresh weights; its other parameters are frozen at their values.
+
+    Args:
+        network: the network.
+        seed: of the weights.
+        factory: makes a module with fresh weights; needed where a layer has no
+            `reset_parameters`.
+
+    Raises:
+        InputError: weights that are parts of parameters, since `train` moves whole ones.
+
+    Example:
+        >>> head = Network(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "last-layer")
+        >>> [p.requires_grad for p in with_fresh_weights(head, seed=0).parameters()]
+        [False, False, True, True]
+    """
+    if network.masks:
+        fail(
+            "parameters",
+            "whole parameters to train solutions of their own",
+            "masks",
+            "Train them elsewhere and pass them to connect as solutions=",
+        )
+    drawn = fresh_weights(network, factory, seed)
+    made = network.module_with(drawn)
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_(name in network.names)
+    return made
+
+
+def fresh_weights(
+    network: Network, factory: Callable[[], nn.Module] | None, seed: int
+) -> Float[Tensor, "D"]:
+    """Initial weights of a seed, for a module of the same architecture."""
+    module = fresh(network.module_with(), factory, seed)
+    if factory is not None:
+        made = Network(module, network.masks or list(network.names), network.output)
+        if made.architecture != network.architecture:
+            fail(
+                "factory",
+                "modules of the architecture of the module",
+                "another",
+                "Return a fresh module of the same architecture",
+            )
+    return network.flatten(module)

@@ -23,7 +23,7 @@ from subbayes.diagnostics import metrics
 from subbayes.models.array_model import NETWORKS
 from subbayes.models.description import describe
 from subbayes.models.fitted import FittedModel
-from subbayes.models.method_comparison import METHODS, Comparison, Predictor, shown
+from subbayes.models.method_comparison import METHODS, Comparison, Predictor, format_score
 from subbayes.plots.methods import NAMES
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
@@ -117,8 +117,9 @@ def write_report(
     Example:
         >>> x = torch.linspace(-2, 2, 60)[:, None]
         >>> net = subbayes.MLP(1, (10,), 1, seed=0)
-        >>> model = subbayes.fit(net, (x, torch.sin(x[:, 0])), rank=2, draws=50, progress=False,
-        ...                      training=subbayes.Training(epochs=20, swa_epochs=5))
+        >>> model = subbayes.fit(net, (x, torch.sin(x[:, 0])), subspace=subbayes.subspaces.PCA(2),
+        ...                      training=subbayes.Training(epochs=20, swa_epochs=5),
+        ...                      sampling=subbayes.Sampling(draws=50, progress=False))
         >>> write_report(model, "report.html", title="A sine").name
         'report.html'
     """
@@ -186,7 +187,7 @@ def _story(subject: Any, data: Any, test: Any, name: str, unit: str, method: str
         fitted = model if isinstance(model, FittedModel) else None
         return _Story(
             _with_posterior(fitted, rows),
-            METHODS[key],
+            str(subject.table.loc[key, "method"]),
             subject.predictives[key],
             subject.y,
             subject,
@@ -252,7 +253,8 @@ _ENGINES = {
 
 def _method(model: FittedModel) -> str:
     """What tables call a model."""
-    method = METHODS.get(str(model.settings.get("subspace")), "posterior")
+    known = METHODS.get(str(model.settings.get("subspace")))
+    method = "posterior" if known is None else known.label
     engine = str(model.settings.get("inference", "elliptical-slice"))
     if engine == "elliptical-slice":
         return method
@@ -301,14 +303,16 @@ def _verdict(story: _Story) -> list[tuple[str, list[str]]]:
             f". The largest R-hat is {np.nanmax(model.draws.rhat()):.3f}, the smallest "
             f"effective sample size {np.nanmin(model.draws.ess_bulk()):.0f}"
         )
-    others = story.comparison.warnings() if story.comparison else {}
+    found = story.comparison
+    labels = {} if found is None else found.table["method"].to_dict()
+    others = {} if found is None else {labels[k]: v for k, v in found.warnings().items()}
     return [
         (kind, [f"{news}.", _coverage(story)]),
         *(
-            ("bad", [f"{METHODS[key]}: {line}."])
-            for key, lines in others.items()
+            ("bad", [f"{label}: {line}."])
+            for label, lines in others.items()
             for line in lines
-            if METHODS[key] != story.method
+            if label != story.method
         ),
     ]
 
@@ -349,7 +353,7 @@ def _scores(story: _Story) -> tuple[Table | None, list[Picture]]:
     caption = f"{len(story.predictive)} test rows. Log-likelihood in nats per row."
     return Table(
         ["method", *(_SCORES[key] for key in kept)],
-        [[story.method, *(shown(key, scores[key]) for key in kept)]],
+        [[story.method, *(format_score(key, scores[key]) for key in kept)]],
         caption,
     ), []
 
@@ -358,7 +362,8 @@ def _compared(comparison: Comparison) -> tuple[Table, list[Picture]]:
     frame, gaps = comparison.table, comparison.differences()
     kept = [key for key in _SCORES if key in frame.columns]
     rows = [
-        [str(row["method"]), *(shown(key, row[key]) for key in kept)] for _, row in frame.iterrows()
+        [str(row["method"]), *(format_score(key, row[key]) for key in kept)]
+        for _, row in frame.iterrows()
     ]
     best = [
         (int(i), j + 1)
@@ -403,7 +408,7 @@ def _is_best(score: str, values: pd.Series) -> np.ndarray:
         if score == "coverage"
         else (-array if NAMES[score][1].startswith("higher") else array)
     )
-    printed = np.array([shown(score, value) for value in array])
+    printed = np.array([format_score(score, value) for value in array])
     same = printed == printed[np.nanargmin(distance)]
     return same & ~same.all()
 

@@ -1,4 +1,4 @@
-"""One HTML page about a semi-structured model: effects, pictures, fit, chains."""
+"""A self-contained HTML report of a semi-structured model: effects, terms, chains, scores."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pandas as pd
 from subbayes.draws import Draws
 from subbayes.plots.chains import ranks, trace
 from subbayes.plots.effects import effect, forest
-from subbayes.reports import html
-from subbayes.utils.files import atomic_write_bytes
+from subbayes.reports.rendering import Picture, Table, picture, render
+from subbayes.utils.files import atomic_write_text
 
 if TYPE_CHECKING:
     from subbayes.semistructured.results import Results
@@ -22,14 +22,17 @@ __all__ = ["write_report"]
 
 _WORDS = {
     "mean, sd": "mean and standard deviation of the posterior of an effect.",
-    "hdi": "highest-density interval: the shortest that holds so much of the posterior.",
-    "direction": "probability of direction: how sure the sign of the effect is, 0.5 to 1.",
-    "R-hat": "whether the chains agree; below 1.01 is good.",
-    "ess": "how many independent draws the correlated ones are worth, for means (bulk) and "
-    "intervals (tail).",
-    "sd(...)": "standard deviation of a smooth's wiggles or of random effects, on the scale of "
-    "the predictor.",
+    "hdi": "highest-density interval: the shortest interval with this posterior probability.",
+    "direction": "probability of direction: the posterior probability of the effect's sign, "
+    "0.5 to 1.",
+    "R-hat": "agreement of the chains; below 1.01 is good.",
+    "ess": "effective sample size: the number of independent draws that estimate means (bulk) or "
+    "intervals (tail) as precisely.",
+    "sd(...)": "standard deviation of the nonlinear part of a smooth, or of random effects, on "
+    "the scale of the predictor.",
 }
+_LARGEST_FOREST = 40  # effects in the figure; the table has all
+_CHAIN_EFFECTS = 4  # effects whose traces are shown
 
 
 def write_report(
@@ -43,30 +46,29 @@ def write_report(
     notes: Sequence[str] = (),
 ) -> Path:
     """Write a page about a fitted model; see `SemiStructuredRegression.report`."""
-    effects = results.effects()
-    title = title or f"Effects on {results.state.model.response.name}"
-    shown = _shown(effects)
-    summary = results.summary(level)
-    body = [
-        html.heading(title),
-        html.paragraphs(_lead(results), kind="lead"),
-        *_verdict(results, summary),
-        html.section(
-            "Effects",
-            html.table(
-                ["effect", *map(str, summary.columns)],
-                [[str(name), *_numbers(row)] for name, row in summary.iterrows()],
-            ),
-            html.figure(forest(shown, level), _below_forest(effects, shown)),
+    effects, summary = results.effects(), results.summary(level)
+    shown = _forest_effects(effects)
+    chains = _chains(results, effects, summary)
+    page = render(
+        "semistructured.html",
+        title=title or f"Effects on {results.state.model.response.name}",
+        lead=_lead(results),
+        verdict=_verdict(results, summary),
+        coordinates=_coordinate_warnings(results),
+        effects=Table(
+            ["effect", *map(str, summary.columns)],
+            [[str(name), *_numbers(row)] for name, row in summary.iterrows()],
         ),
-        html.section("Each term", html.figures(*_pictures(results, level))),
-        html.section("Chains", _chains(results, summary)),
-        html.section("Predictions", _scores(results, test, test_inputs)),
-        html.section("What was fitted", html.definitions(_described(results))),
-        html.section("Notes", html.paragraphs(*notes)) if notes else "",
-        html.section("Words", html.definitions(_WORDS)),
-    ]
-    atomic_write_bytes(path, html.page(title, body).encode())
+        forest=picture(forest(shown, level), _forest_caption(effects, shown)),
+        partials=_partials(results, level),
+        chains=chains,
+        chains_title=f"Traces and ranks of the {len(chains) // 2} effects of largest R-hat",
+        scores=_scores(results, test, test_inputs),
+        facts=_facts(results),
+        notes=notes,
+        words=_WORDS,
+    )
+    atomic_write_text(path, page)
     return Path(path)
 
 
@@ -84,89 +86,81 @@ def _lead(results: Results) -> str:
     )
 
 
-def _verdict(results: Results, summary: pd.DataFrame) -> list[str]:
+def _verdict(results: Results, summary: pd.DataFrame) -> tuple[str, list[str]]:
+    """Whether the draws are good, "good" or "bad", and why."""
     if not results.is_posterior:
-        return [
-            html.box(
-                "bad",
-                f"{results.draws.n_draws} networks trained anew: their spread is no "
-                "posterior of the effects.",
-            )
+        return "bad", [
+            f"{results.draws.n_draws} networks trained from different initial weights: their "
+            "spread is not a posterior of the effects."
         ]
     worst, least = summary["rhat"].max(), summary["ess_bulk"].min()
-    good = worst < 1.01 and least >= 100 * results.draws.n_chains
-    said = [f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size {least:.0f}."]
+    enough = 100 * results.draws.n_chains
+    lines = [f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size {least:.0f}."]
     if worst >= 1.01:
-        said.append("The chains do not agree well enough on the effects: sample longer.")
-    elif not good:
-        said.append(
-            f"The chains agree; for intervals that can be trusted, sample until each "
-            f"effect has {100 * results.draws.n_chains} effective draws."
+        lines.append("The chains do not agree well enough on the effects: sample longer.")
+    elif least < enough:
+        lines.append(
+            "The chains agree; for reliable intervals, sample until each effect has "
+            f"{enough} effective draws."
         )
-    pieces = [html.box("good" if good else "bad", *said)]
-    if results.space.rank and results.draws.warnings():
-        pieces.append(
-            html.paragraphs(
-                "Of all coordinates, the networks' included: "
-                + "; ".join(results.draws.warnings())
-                + "."
-            )
-        )
-    return pieces
+    return "good" if len(lines) == 1 else "bad", lines
 
 
-def _shown(effects: dict[str, np.ndarray], most: int = 40) -> dict[str, np.ndarray]:
-    """The effects of a forest: levels of random effects last, an intercept only on its own."""
+def _coordinate_warnings(results: Results) -> str:
+    lines = results.draws.warnings() if results.is_posterior and results.space.rank else []
+    return f"Of all coordinates, including the networks': {'; '.join(lines)}." if lines else ""
+
+
+def _forest_effects(effects: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The effects of a forest: levels of random effects last, intercepts only if alone."""
     others = sorted(
         (name for name in effects if not _is_intercept(name)),
         key=lambda name: name.startswith("re("),
     )
-    return {name: effects[name] for name in (others or list(effects))[:most]}
+    return {name: effects[name] for name in (others or list(effects))[:_LARGEST_FOREST]}
 
 
 def _is_intercept(name: str) -> bool:
     return name.rpartition(".")[2] == "Intercept"
 
 
-def _below_forest(effects: dict[str, np.ndarray], shown: dict[str, np.ndarray]) -> str:
-    away = [name for name in effects if _is_intercept(name) and name not in shown]
-    rest = len(effects) - len(shown) - len(away)
+def _forest_caption(effects: dict[str, np.ndarray], shown: dict[str, np.ndarray]) -> str:
+    intercepts = [name for name in effects if _is_intercept(name) and name not in shown]
+    rest = len(effects) - len(shown) - len(intercepts)
     return (
         "Effects on the scale of the predictor"
-        + (f"; {', '.join(away)} left out" if away else "")
+        + (f"; {', '.join(intercepts)} left out" if intercepts else "")
         + (f"; {rest} more are in the table" if rest else "")
         + "."
     )
 
 
-def _pictures(results: Results, level: float) -> list[str]:
-    what = {
+def _partials(results: Results, level: float) -> list[Picture]:
+    """A figure of each term of one variable, and of each column of a network."""
+    relative = {
         "factor": "relative to its reference level",
         "random": "by level",
         "network": "a network's contribution relative to its mean, averaged over the rows",
     }
-    found = []
+    pictures = []
     for partial in results.partials(level):
         term = partial.term
         along = f" along {partial.variable}" if term.kind == "network" else ""
-        found.append(
-            html.figure(
-                effect(partial),
-                (
-                    f"{term.name}{along}, {what.get(term.kind, 'relative to the average row')}, "
-                    f"with {100 * level:g} % intervals."
-                ),
-            )
+        caption = (
+            f"{term.name}{along}, {relative.get(term.kind, 'relative to the average row')}, "
+            f"with {100 * level:g} % intervals."
         )
-    return found
+        pictures.append(picture(effect(partial), caption))
+    return pictures
 
 
-def _chains(results: Results, summary: pd.DataFrame, most: int = 4) -> str:
-    """Traces and ranks of the effects that mixed least."""
+def _chains(
+    results: Results, effects: dict[str, np.ndarray], summary: pd.DataFrame
+) -> list[Picture]:
+    """Traces and ranks of the effects with the largest R-hat."""
     if not results.is_posterior or results.draws.independent or results.draws.n_draws < 4:
-        return ""
-    names = list(summary["rhat"].sort_values(ascending=False, kind="stable").index[:most])
-    effects = results.effects()
+        return []
+    names = summary["rhat"].sort_values(ascending=False, kind="stable").index[:_CHAIN_EFFECTS]
     draws = Draws(np.stack([effects[name] for name in names], -1))
     pictures = []
     for i, name in enumerate(names):
@@ -174,15 +168,13 @@ def _chains(results: Results, summary: pd.DataFrame, most: int = 4) -> str:
         path.set_ylabel(name)
         order.set_xlabel(f"rank of {name} among all draws")
         pictures += [
-            html.figure(path, f"Draws of {name}, a line for each chain."),
-            html.figure(order, f"Ranks of {name}: flat where the chains agree."),
+            picture(path, f"Draws of {name}, a line for each chain."),
+            picture(order, f"Ranks of {name}: flat if the chains agree."),
         ]
-    return html.folded(
-        f"Traces and ranks of the {len(names)} effects of largest R-hat", html.figures(*pictures)
-    )
+    return pictures
 
 
-def _scores(results: Results, test: pd.DataFrame | None, test_inputs: Any) -> str:
+def _scores(results: Results, test: pd.DataFrame | None, test_inputs: Any) -> Table:
     rows = []
     if results.is_posterior and results.temperature == 1.0:
         loo, n = results.loo(quiet=True), results.state.model.data.n
@@ -191,22 +183,13 @@ def _scores(results: Results, test: pd.DataFrame | None, test_inputs: Any) -> st
         )
     if test is not None:
         values = results.score_samples(test, test_inputs)
-        rows.append(
-            [
-                f"{len(values)} test rows, mean per row",
-                f"{values.mean():.3f}",
-                f"{values.std(ddof=1) / len(values) ** 0.5:.3f}",
-            ]
-        )
-    if not rows:
-        return html.paragraphs(
-            "Leave-one-out needs draws at temperature 1; pass test= to score held-out rows."
-        )
-    return html.table(["log predictive density", "value", "standard error"], rows)
+        se = values.std(ddof=1) / len(values) ** 0.5
+        rows.append([f"{len(values)} test rows, mean per row", f"{values.mean():.3f}", f"{se:.3f}"])
+    return Table(["log predictive density", "value", "standard error"], rows)
 
 
-def _described(results: Results) -> dict[str, str]:
-    model = results.state.model
+def _facts(results: Results) -> dict[str, str]:
+    model, draws = results.state.model, results.draws
     found = {"formula": _lead(results).partition(", family")[0], "family": repr(model.family)}
     for name, part in model.specification.deep.items():
         reads = f"columns {', '.join(part.columns)}" if part.columns else "a tensor"
@@ -217,27 +200,21 @@ def _described(results: Results) -> dict[str, str]:
         found["networks orthogonal to"] = {
             "effects": "the columns of the formula",
             "nothing": "nothing",
-            "intercept": "the intercept alone: centred. A network of columns that go with an "
-            "effect takes a part of it",
+            "intercept": "the intercept alone: centred. A network of columns that are correlated "
+            "with an effect's column can take a part of the effect",
         }[results.orthogonal_to]
     found["sampling"] = (
-        f"{results.draws.engine}, {results.draws.n_chains} chains "
-        f"of {results.draws.n_draws} draws, seed {results.state.joint.seed}"
+        f"{draws.engine}, {draws.n_chains} chains "
+        f"of {draws.n_draws} draws, seed {results.state.joint.seed}"
     )
-    temperature = results.temperature
-    if temperature != 1.0:
-        found["temperature"] = f"{temperature:g} of the networks; the effects given them at 1"
+    if results.temperature != 1.0:
+        found["temperature"] = (
+            f"{results.temperature:g} of the networks; the effects given them at 1"
+        )
     found["priors"] = "; ".join(f"{name}: {prior!r}" for name, prior in results.priors.items())
     return found
 
 
 def _numbers(row: pd.Series) -> list[str]:
-    shown = []
-    for name, value in row.items():
-        if name in ("ess_bulk", "ess_tail"):
-            shown.append(f"{value:.0f}")
-        elif name in ("rhat", "direction"):
-            shown.append(f"{value:.3f}")
-        else:
-            shown.append(f"{value:.4g}")
-    return shown
+    digits = {"ess_bulk": ".0f", "ess_tail": ".0f", "rhat": ".3f", "direction": ".3f"}
+    return [format(value, digits.get(str(name), ".4g")) for name, value in row.items()]

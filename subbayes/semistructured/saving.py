@@ -32,7 +32,7 @@ from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import from_config as subspace_from_config
-from subbayes.subspaces.curve import Curve
+from subbayes.subspaces.curve import WeightCurve
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail, fail_type
 
@@ -159,7 +159,7 @@ def load(
         warnings.simplefilter("ignore")  # what there is to say of the rows was said in fitting
         rows = specification.prepare(frame, part(tensors, "inputs"))
     facts = meta["space"]
-    curve = Curve(tensors["curve"], facts["curve"]) if facts["curve"] else None
+    curve = WeightCurve(tensors["curve"], facts["curve"]) if facts["curve"] else None
     space = JointSpace(
         subspace_from_config(facts["config"], part(tensors, "space")),
         Normal.from_config(facts["prior"]),

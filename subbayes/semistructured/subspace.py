@@ -26,7 +26,7 @@ from subbayes.priors import Normal
 from subbayes.semistructured.predictors import DeepPredictor, Predictors, pad_thresholds
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, Subspace
-from subbayes.subspaces.curve import Curve
+from subbayes.subspaces.curve import WeightCurve
 from subbayes.training.configuration import Training
 from subbayes.training.curve import CurveResult, ExtraParameters, train_curve
 from subbayes.training.trainer import History
@@ -75,7 +75,7 @@ class JointSpace:
     start_points: Float[np.ndarray, "m k"]
     rank: int
     kind: str = "curve"
-    curve: Curve | None = None
+    curve: WeightCurve | None = None
     history: History = field(default_factory=dict)
     projected: bool = False
 
@@ -112,7 +112,7 @@ def train_networks(
     training: Fitting,
     seed: int,
     progress: bool | None,
-    callback: Callable[[int, Curve], Any] | None = None,
+    callback: Callable[[int, WeightCurve], Any] | None = None,
 ) -> CurveResult:
     """Train networks on a curve, or one set of them at degree 0, together with the effects.
 
@@ -250,7 +250,7 @@ class SemiStructuredSubspace(NetworkSubspace):
             fail("rank", f"at most {network.size}, the networks' weights", self.rank)
         return min(_RANK, network.size) if self.rank is None else self.rank
 
-    def _prior_scale(self, curve: Curve) -> float:
+    def _prior_scale(self, curve: WeightCurve) -> float:
         if self.spread != "curve":
             return self.spread
         points = curve.points.double()
@@ -382,7 +382,7 @@ def _beside_effects(
     prior: np.ndarray,
     places: np.ndarray,
     result: CurveResult,
-    curve: Curve | None = None,
+    curve: WeightCurve | None = None,
 ) -> JointSpace:
     """The space of a subspace of the networks' weights and free effects."""
     size = model.structured.size

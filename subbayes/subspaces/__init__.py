@@ -1,8 +1,20 @@
-"""Ways to choose a subspace, one file per method; each returns a `subbayes.subspace.Subspace`."""
+"""Methods of choosing a subspace, one file per method."""
 
 from subbayes.utils.namespace import lazy
 
-_NAMES = {"Curve": "curve", "TrajectoryRecorder": "pca", "curve_losses": "curve"}
+_NAMES = {
+    "Curve": "curve",
+    "Full": "full",
+    "Optimal": "optimal",
+    "PCA": "pca",
+    "Random": "random",
+    "SUBSPACES": "registry",
+    "Subnetwork": "subnetwork",
+    "SubspaceMethod": "base",
+    "TrajectoryRecorder": "pca",
+    "WeightCurve": "curve",
+    "curve_losses": "curve",
+}
 
 __all__ = sorted(_NAMES)
 __getattr__, __dir__ = lazy(__name__, _NAMES)

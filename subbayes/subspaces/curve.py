@@ -7,26 +7,39 @@ of rank k. `subbayes.training.curve` finds the points.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from subbayes.data.data import Data, to_device
 from subbayes.diagnostics import metrics
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.initialisation import with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import DenseSubspace
+from subbayes.subspaces.base import SubspaceMethod, TrainedNetwork, check_rank
 from subbayes.subspaces.pca import principal
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 
-__all__ = ["Basis", "Curve", "CurveKind", "CurveLosses", "coefficients", "curve_losses"]
+if TYPE_CHECKING:
+    from subbayes.training.configuration import Training
+
+__all__ = [
+    "Basis",
+    "Curve",
+    "CurveKind",
+    "CurveLosses",
+    "WeightCurve",
+    "coefficients",
+    "curve_losses",
+]
 
 CurveKind = Literal["bezier", "polygon"]
 Basis = Literal["ends", "principal"]
@@ -34,6 +47,52 @@ Basis = Literal["ends", "principal"]
 _COLUMNS = 2**20  # taken to float64 at a time
 _NODES = 64  # of the quadrature, for each control point
 _FLAT = 1e-5  # directions closer than this to the span of the others count as lying in it
+
+
+@dataclass(frozen=True)
+class Curve(SubspaceMethod):
+    """The subspace that holds a Bézier curve of low loss from the network to a second solution.
+
+    The second solution is trained as the first was, from other initial weights.
+
+    Attributes:
+        rank: degree of the curve and rank k of its subspace, at least 2; None takes 2.
+        factory: makes a module with fresh weights for the second solution; needed where a layer
+            has no `reset_parameters`.
+
+    Example:
+        >>> Curve(rank=3)
+        Curve(rank=3)
+    """
+
+    rank: int | None = None
+    factory: Callable[[], nn.Module] | None = field(default=None, repr=False)
+    name: ClassVar[str] = "curve"
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            check_count("rank", self.rank, 2)
+
+    def expected_rank(self, network: Network) -> int:
+        """The rank, or its default."""
+        return 2 if self.rank is None else self.rank
+
+    def check(self, network: Network, data: Data, training: Training) -> None:
+        """Check that a second solution can be trained."""
+        if not training.epochs:
+            fail(
+                "training",
+                "epochs above 0 to train a curve's other end",
+                0,
+                "Raise epochs, or choose another subspace",
+            )
+        with_fresh_weights(network, 0, self.factory)
+        check_rank(self.rank, network, 2)
+
+    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> DenseSubspace:
+        """Train the second solution and the curve; the basis is as wide as the curve."""
+        degree = self.expected_rank(trained.network)
+        return trained.train_curve(degree, self.factory).subspace(unit=False)
 
 
 def coefficients(t: Any, count: int, kind: CurveKind = "bezier") -> Float[Tensor, "*S m"]:
@@ -84,7 +143,7 @@ def _checked(t: Any) -> Float[Tensor, "*S"]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Curve:
+class WeightCurve:
     r"""A Bézier curve or a polygonal chain in weight space.
 
     $$ \phi(t) = \sum_{i=0}^{k} c_i(t)\, p_i, \qquad 0 \le t \le 1, \qquad
@@ -103,7 +162,7 @@ class Curve:
     DNNs", equations 3 and 4; Dold et al. (2024), equation 2.
 
     Example:
-        >>> curve = Curve(torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 0.0]]))
+        >>> curve = WeightCurve(torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 0.0]]))
         >>> curve.point(0.5)
         tensor([1., 1.])
         >>> curve.point([0.0, 1.0])
@@ -147,7 +206,7 @@ class Curve:
         return self.points.shape[1]
 
     def __repr__(self) -> str:
-        return f"Curve({self.kind}, degree={self.degree}, size={self.size})"
+        return f"WeightCurve({self.kind}, degree={self.degree}, size={self.size})"
 
     # --- along the curve --------------------------------------------------------------------
 
@@ -179,7 +238,7 @@ class Curve:
         degree k - 1.
 
         Example:
-            >>> Curve(torch.tensor([[0.0, 0.0], [3.0, 4.0]])).length()
+            >>> WeightCurve(torch.tensor([[0.0, 0.0], [3.0, 4.0]])).length()
             5.0
         """
         gram = _gram(self.points.diff(dim=0))
@@ -260,7 +319,7 @@ class Curve:
             subspace: of this curve; by default `subspace()`.
 
         Example:
-            >>> Curve(torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 0.0]])).coordinates(0.5)
+            >>> WeightCurve(torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, 0.0]])).coordinates(0.5)
             tensor([0., 1.], dtype=torch.float64)
         """
         space = self.subspace() if subspace is None else subspace
@@ -306,7 +365,7 @@ class CurveLosses:
 
 
 def curve_losses(
-    curve: Curve | Tensor,
+    curve: WeightCurve | Tensor,
     network: Network,
     likelihood: Likelihood,
     data: Any,
@@ -337,7 +396,7 @@ def curve_losses(
         >>> bool(losses.loss[1] < losses.loss[0]), float(losses.error[1])
         (True, 0.0)
     """
-    curve = Curve(curve) if isinstance(curve, Tensor) else curve
+    curve = WeightCurve(curve) if isinstance(curve, Tensor) else curve
     if curve.size != network.size:
         fail(
             "curve",

@@ -17,7 +17,8 @@ then exactly optimal.
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,17 +28,86 @@ from torch import Tensor
 from subbayes.curvature.jacobian import Jacobian, check_joint
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import EXACT, Form, check_exact, precision
-from subbayes.data.data import Data, leaves, n_rows, take
+from subbayes.data.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
-from subbayes.subspace import DenseSubspace
-from subbayes.utils.checks import check_count, fail
+from subbayes.predictions.averaging import count_rows
+from subbayes.priors import Normal
+from subbayes.subspace import DenseSubspace, Subspace
+from subbayes.subspaces.base import SubspaceMethod, TrainedNetwork, check_rank
+from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.memory import check_memory
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import FORMS, Inputs
 
-__all__ = ["check_size", "optimal", "optimal_for", "recombined"]
+if TYPE_CHECKING:
+    from subbayes.training.configuration import Training
+
+__all__ = ["Optimal", "check_size", "optimal", "optimal_for", "recombined"]
 
 _MOST, _OUTPUTS = 400, 2000
+
+
+@dataclass(frozen=True)
+class Optimal(SubspaceMethod):
+    r"""The directions that keep most of the predictive covariance; see `optimal`.
+
+    A scale s of the prior is that of the weights, $w \sim N(\hat w, s^2 I)$ within the subspace.
+
+    Attributes:
+        rank: number of directions s; None takes 20, or all where there are fewer weights.
+        inputs: inputs without labels for which the subspace is chosen, or a loader of them; None
+            takes `recombined` training inputs.
+        covariance: of the weights, by which the subspace is chosen: "exact", or "kfac",
+            "low-rank" or "diagonal" where neither (N C)² nor D² numbers fit into memory.
+
+    Example:
+        >>> Optimal(rank=10, covariance="kfac")
+        Optimal(rank=10, covariance='kfac')
+    """
+
+    rank: int | None = None
+    inputs: Any = field(default=None, repr=False, compare=False)
+    covariance: Form = "exact"
+    name: ClassVar[str] = "optimal"
+    spans_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            check_count("rank", self.rank)
+        check_choice("covariance", self.covariance, FORMS)
+
+    def expected_rank(self, network: Network) -> int:
+        """The rank, or its default."""
+        return min(20, network.size) if self.rank is None else self.rank
+
+    def check(self, network: Network, data: Data, training: Training) -> None:
+        """Check the rank, the inputs, and that the covariance fits into memory."""
+        check_rank(self.rank, network)
+        rows = 0 if self.inputs is None else count_rows(network, self.inputs)
+        outputs = network.check(to_device(data.first()[0], network.device))
+        check_size(network.size, data.n, outputs, self.covariance, rows)
+
+    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> DenseSubspace:
+        """The subspace for the inputs, under a prior of the weights."""
+        return optimal(
+            trained.network,
+            trained.likelihood,
+            trained.data,
+            inputs=self.inputs,
+            rank=self.expected_rank(trained.network),
+            covariance=self.covariance,
+            prior_precision=prior_scale**-2,
+            seed=trained.seed,
+        )
+
+    def prior(self, subspace: Subspace, scale: float) -> Normal:
+        r"""The prior of z where the weights have $w \sim N(\hat w, s^2 I)$ within the subspace.
+
+        With $w = \hat w + P z$ it is $z \sim N(0, s^2 (P^\top P)^{-1})$.
+        """
+        gram = subspace.pull(subspace.basis()).double().cpu()
+        covariance = scale**2 * torch.linalg.inv(gram)
+        return Normal(covariance=((covariance + covariance.T) / 2).numpy())
 
 
 def optimal(

@@ -8,19 +8,72 @@ singular value decomposition that corrects for the moving mean (Ross et al. 2008
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subbayes.data.data import Data
+from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection, select
 from subbayes.subspace import DenseSubspace
+from subbayes.subspaces.base import SubspaceMethod, TrainedNetwork, check_rank
 from subbayes.utils.checks import check_count, check_positive, fail, fail_type
 
-__all__ = ["TrajectoryRecorder", "pca"]
+if TYPE_CHECKING:
+    from subbayes.training.configuration import Training
+
+__all__ = ["PCA", "TrajectoryRecorder", "pca"]
 
 _CHUNK = 2**20  # columns taken to float64 at a time
+_RANK = 5
+
+
+@dataclass(frozen=True)
+class PCA(SubspaceMethod):
+    """The leading principal directions of the SGD trajectory; see `pca`.
+
+    Attributes:
+        rank: number of directions k; None takes 5, or fewer where the trajectory spans fewer.
+
+    Example:
+        >>> PCA(rank=3).config()
+        {'rank': 3}
+    """
+
+    rank: int | None = None
+    name: ClassVar[str] = "pca"
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            check_count("rank", self.rank)
+
+    def expected_rank(self, network: Network) -> int:
+        """The rank, or the most that is taken by default."""
+        return min(_RANK, network.size) if self.rank is None else self.rank
+
+    def check(self, network: Network, data: Data, training: Training) -> None:
+        """Check that the trajectory will span that many directions."""
+        check_count("swa_epochs", training.swa_epochs)
+        check_rank(self.rank, network)
+        seen = training.swa_epochs
+        kept = min(seen, training.max_snapshots if training.sketch is None else training.sketch + 1)
+        limit = kept - (training.sketch is not None or kept == seen)
+        if self.rank is not None and self.rank > limit:
+            fail(
+                "rank",
+                f"at most {limit}, what the {seen} snapshots of swa_epochs span",
+                self.rank,
+                "Lower it, or raise swa_epochs (and max_snapshots)",
+            )
+
+    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> DenseSubspace:
+        """The subspace of the recorded trajectory."""
+        recorder = trained.recorder
+        rank = max(1, min(_RANK, recorder.spanned)) if self.rank is None else self.rank
+        return pca(recorder, rank)
 
 
 class TrajectoryRecorder:

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from subbayes.networks.network import Network
 from subbayes.subspace import RandomSubspace
-from subbayes.utils.checks import fail_type
+from subbayes.subspaces.base import SubspaceMethod, TrainedNetwork
+from subbayes.utils.checks import check_count, fail_type
 
-__all__ = ["random"]
+__all__ = ["Random", "random"]
+
+
+@dataclass(frozen=True)
+class Random(SubspaceMethod):
+    """Random directions around the SWA mean; see `random`.
+
+    Attributes:
+        rank: number of directions k; None takes 5, or all where there are fewer weights.
+
+    Example:
+        >>> import torch
+        >>> Random().expected_rank(Network(torch.nn.Linear(2, 1)))
+        3
+    """
+
+    rank: int | None = None
+    name: ClassVar[str] = "random"
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            check_count("rank", self.rank)
+
+    def expected_rank(self, network: Network) -> int:
+        """The rank, or its default."""
+        return min(5, network.size) if self.rank is None else self.rank
+
+    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> RandomSubspace:
+        """Directions drawn with the seed of the training."""
+        return random(trained.network, self.expected_rank(trained.network), trained.seed)
 
 
 def random(center: Any, rank: int, seed: int = 0) -> RandomSubspace:

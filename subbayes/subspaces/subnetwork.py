@@ -18,7 +18,8 @@ what q keeps of the predictive variance:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,18 +31,112 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.partial_jacobian import Entries
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import root
+from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network, check_network
 from subbayes.networks.selection import select
+from subbayes.predictions.averaging import count_rows
+from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace, Subspace
+from subbayes.subspaces.base import SubspaceMethod, TrainedNetwork, check_rank
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.memory import check_memory
 
-__all__ = ["check_size", "masked", "ranked", "scaled_prior_precision", "subnetwork", "wasserstein"]
+if TYPE_CHECKING:
+    from subbayes.training.configuration import Training
+
+__all__ = [
+    "Subnetwork",
+    "check_size",
+    "masked",
+    "ranked",
+    "scaled_prior_precision",
+    "subnetwork",
+    "wasserstein",
+]
 
 _BY = ("predictive", "variance", "swag", "magnitude", "last-layer", "wasserstein")
 _MOST_WEIGHTS = 1000
+
+
+@dataclass(frozen=True)
+class Subnetwork(SubspaceMethod):
+    r"""The weights that together keep most of the predictive variance; see `subnetwork`.
+
+    Attributes:
+        rank: number of weights |S|; None takes 100, or all where there are fewer; of "last-layer",
+            all of it.
+        inputs: inputs without labels for which the weights are chosen, or a loader of them; None
+            takes the training inputs.
+        scale_prior: make the scale of the prior $\sqrt{D / |S|}$ times larger, so that the outputs
+            keep about the variance that they have under a prior of all D weights; the weights are
+            chosen under it too.
+        by: how the weights are chosen, as for `subnetwork`.
+        candidates: of "predictive": how many weights to choose among, as for `subnetwork`.
+
+    Example:
+        >>> import torch
+        >>> network = Network(torch.nn.Linear(399, 1))
+        >>> Subnetwork(rank=25, scale_prior=True).prior_scale(0.5, network)
+        2.0
+    """
+
+    rank: int | None = None
+    inputs: Any = field(default=None, repr=False, compare=False)
+    scale_prior: bool = False
+    by: str = "predictive"
+    candidates: int | None = None
+    name: ClassVar[str] = "subnetwork"
+    spans_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_choice("by", self.by, _BY)
+        if self.rank is not None:
+            check_count("rank", self.rank)
+
+    def expected_rank(self, network: Network) -> int:
+        """The rank, or its default."""
+        if self.by == "last-layer":
+            return _last_layer(network, self.rank).rank
+        return min(100, network.size) if self.rank is None else self.rank
+
+    def check(self, network: Network, data: Data, training: Training) -> None:
+        """Check the rank, the inputs, and that the matrices of the choice fit into memory."""
+        check_rank(self.rank, network)
+        if self.inputs is not None:
+            count_rows(network, self.inputs)
+        if self.by == "swag":
+            check_count("swa_epochs", training.swa_epochs, 2)
+        if self.by == "predictive":
+            check_size(network.size, self.expected_rank(network), self.candidates)
+
+    def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> CoordinateSubspace:
+        """The weights chosen under a prior of the weights."""
+        return subnetwork(
+            trained.network,
+            trained.likelihood,
+            trained.data,
+            rank=self.expected_rank(trained.network),
+            by=self.by,
+            inputs=self.inputs,
+            prior_precision=prior_scale**-2,
+            trajectory=trained.recorder,
+            candidates=self.candidates,
+        )
+
+    def prior_scale(self, prior: Normal | float, network: Network) -> float:
+        r"""The scale, times $\sqrt{D / |S|}$ with `scale_prior`; see `scaled_prior_precision`."""
+        if not self.scale_prior:
+            return super().prior_scale(prior, network)
+        if isinstance(prior, Normal):
+            fail(
+                "scale_prior",
+                "a prior given as a scale",
+                "a Normal",
+                "Scale it yourself, or pass a number",
+            )
+        return prior * (network.size / self.expected_rank(network)) ** 0.5
 
 
 def subnetwork(

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.initialisation import fresh
+from subbayes.networks.initialisation import fresh_weights, with_fresh_weights
 from subbayes.networks.network import Network
-from subbayes.subspaces.curve import Curve, CurveKind
+from subbayes.subspaces.curve import CurveKind, WeightCurve
 from subbayes.training.configuration import Training
 from subbayes.training.curve_steps import ControlPoints, CurveRun, ExtraParameters
 from subbayes.training.many import train_many
@@ -36,7 +36,7 @@ from subbayes.training.trainer import History, Stopper, TrainingResult, epochs_o
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.seeding import derive, forked
 
-__all__ = ["CurveResult", "ExtraParameters", "connect", "restarted", "train_curve"]
+__all__ = ["CurveResult", "ExtraParameters", "connect", "train_curve"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +53,7 @@ class CurveResult:
         raw: unconstrained parameters of the likelihood.
     """
 
-    curve: Curve
+    curve: WeightCurve
     network: Network
     likelihood: Likelihood
     history: History
@@ -97,7 +97,7 @@ def train_curve(
     factory: Callable[[], nn.Module] | None = None,
     seed: int = 0,
     progress: bool | None = None,
-    callback: Callable[[int, Curve], Any] | None = None,
+    callback: Callable[[int, WeightCurve], Any] | None = None,
 ) -> CurveResult:
     r"""Train a curve of low loss from scratch.
 
@@ -139,7 +139,7 @@ def train_curve(
         >>> net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
         >>> result = train_curve(net, Gaussian(0.1), (x, x[:, 0] ** 2), Training(epochs=5))
         >>> result.curve, result.curve.subspace()
-        (Curve(bezier, degree=2, size=25), DenseSubspace(rank=2, size=25))
+        (WeightCurve(bezier, degree=2, size=25), DenseSubspace(rank=2, size=25))
     """
     network = module if isinstance(module, Network) else Network(module)
     check_choice("kind", kind, ("bezier", "polygon"))
@@ -149,7 +149,7 @@ def train_curve(
     def initial() -> ControlPoints:
         control = ControlPoints(network.weights, degree + 1, (), kind, training)
         for i in range(degree + 1):
-            control.write(i, _fresh_weights(network, factory, derive(seed, 3, i)))
+            control.write(i, fresh_weights(network, factory, derive(seed, 3, i)))
         return control
 
     return _trained(
@@ -178,7 +178,7 @@ def _trained(
     extra: ExtraParameters | None,
     seed: int,
     progress: bool | None,
-    callback: Callable[[int, Curve], Any] | None,
+    callback: Callable[[int, WeightCurve], Any] | None,
 ) -> CurveResult:
     """Train the control points that `initial` makes."""
     check_count("epochs", training.epochs)
@@ -218,7 +218,7 @@ def connect(
     factory: Callable[[], nn.Module] | None = None,
     seed: int = 0,
     progress: bool | None = None,
-    callback: Callable[[int, Curve], Any] | None = None,
+    callback: Callable[[int, WeightCurve], Any] | None = None,
 ) -> CurveResult:
     """Train a curve of low loss through independent solutions, which are trained first if needed.
 
@@ -260,7 +260,7 @@ def connect(
         >>> result = connect(subbayes.MLP(1, (5,), 1), Gaussian(0.1), (x, x[:, 0] ** 2),
         ...                  Training(epochs=5, swa_epochs=0), solutions=3)
         >>> result.curve
-        Curve(polygon, degree=4, size=16)
+        WeightCurve(polygon, degree=4, size=16)
     """
     network = module if isinstance(module, Network) else Network(module)
     if kind is not None:
@@ -319,7 +319,7 @@ def _train_solutions(
     seeds = [derive(seed, s) for s in range(count)]
     results: list[Any] = list(
         train_many(
-            [restarted(network, own, factory) for own in seeds],
+            [with_fresh_weights(network, own, factory) for own in seeds],
             likelihood,
             data,
             training,
@@ -351,56 +351,6 @@ class _Solution:
     raw: Tensor
 
 
-def restarted(
-    network: Network, seed: int, factory: Callable[[], nn.Module] | None = None
-) -> nn.Module:
-    """A module with fresh weights; its other parameters keep their values and stand still.
-
-    Args:
-        network: the network.
-        seed: of the weights.
-        factory: makes a module with fresh weights; needed where a layer has no
-            `reset_parameters`.
-
-    Raises:
-        InputError: weights that are parts of parameters, since `train` moves whole ones.
-
-    Example:
-        >>> head = Network(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "last-layer")
-        >>> [p.requires_grad for p in restarted(head, seed=0).parameters()]
-        [False, False, True, True]
-    """
-    if network.masks:
-        fail(
-            "parameters",
-            "whole parameters to train solutions of their own",
-            "masks",
-            "Train them elsewhere and pass them to connect as solutions=",
-        )
-    drawn = _fresh_weights(network, factory, seed)
-    made = network.module_with(drawn)
-    for name, parameter in made.named_parameters():
-        parameter.requires_grad_(name in network.names)
-    return made
-
-
-def _fresh_weights(
-    network: Network, factory: Callable[[], nn.Module] | None, seed: int
-) -> Float[Tensor, "D"]:
-    """Initial weights of a seed, for a module of the same architecture."""
-    module = fresh(network.module_with(), factory, seed)
-    if factory is not None:
-        made = Network(module, network.masks or list(network.names), network.output)
-        if made.architecture != network.architecture:
-            fail(
-                "factory",
-                "modules of the architecture of the module",
-                "another",
-                "A curve connects solutions of one architecture",
-            )
-    return network.flatten(module)
-
-
 def _solutions(network: Network, ends: Sequence[Any], kind: CurveKind, degree: int) -> list[Tensor]:
     """Weight vectors of the solutions to connect."""
     if not isinstance(ends, Sequence):
@@ -417,7 +367,7 @@ def _solutions(network: Network, ends: Sequence[Any], kind: CurveKind, degree: i
             "degree",
             "at least 2, so that there is a point between the ends to train",
             degree,
-            "A straight line between the ends is Curve(torch.stack(ends))",
+            "A straight line between the ends is WeightCurve(torch.stack(ends))",
         )
     found = [_weights_of(network, end, i) for i, end in enumerate(ends)]
     for i, (a, b) in enumerate(zip(found, found[1:], strict=False)):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
-from subbayes.subspaces.curve import Curve, CurveKind, coefficients
+from subbayes.subspaces.curve import CurveKind, WeightCurve, coefficients
 from subbayes.training.configuration import Training
 from subbayes.training.minibatches import Feed, inner
 from subbayes.training.optimizer import make_optimizer
@@ -101,9 +101,9 @@ class ControlPoints:
             start += width
         return points
 
-    def curve(self) -> Curve:
+    def curve(self) -> WeightCurve:
         """The curve as it is now."""
-        return Curve(self.points(), self.kind)
+        return WeightCurve(self.points(), self.kind)
 
 
 @dataclass(frozen=True)

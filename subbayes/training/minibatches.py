@@ -207,6 +207,8 @@ def _as_loader(
     data: Any, batch_size: int | None, generator: torch.Generator
 ) -> Iterable[Any] | None:
     """The loader itself, with its own shuffling; data in memory have none."""
+    if isinstance(data, Data) and data.source is not None:
+        data = data.source
     if isinstance(data, DataLoader):
         return data
     if isinstance(data, Dataset):

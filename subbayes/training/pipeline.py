@@ -12,40 +12,67 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.initialisation import with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
+from subbayes.subspaces.curve import WeightCurve
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
-from subbayes.training.curve import CurveResult, connect, restarted
+from subbayes.training.curve import CurveResult, connect
 from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
 from subbayes.utils.seeding import derive
 
-__all__ = ["Trained", "learned", "train_second_end", "train_trajectory"]
+__all__ = ["Trained", "learned", "train_trajectory", "trained_already"]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The first two phases' results, from which every method of a comparison can start.
+    """The results of both phases of training: what a subspace is built from.
 
     Attributes:
         network: at the SWA mean.
         likelihood: with its parameters learned.
         result: of the first phase, or None if the module came trained.
         swa: of the second phase.
-        seconds: what each of the two phases took.
+        data: training data.
+        training: how it was trained.
+        seed: of the training.
+        seconds: duration of each of the two phases.
+        progress: show progress bars.
     """
 
     network: Network
     likelihood: Likelihood
     result: TrainingResult | None
     swa: SwaResult
+    data: Data
+    training: Training
+    seed: int = 0
     seconds: tuple[float, float] = (0.0, 0.0)
+    progress: bool | None = None
 
     @property
     def history(self) -> dict[str, Any]:
         """Numbers per epoch of both phases."""
         first = self.result.history if self.result else {}
         return {"train": first, "swa": self.swa.history}
+
+    @property
+    def recorder(self) -> TrajectoryRecorder:
+        """The weights along the second phase."""
+        return self.swa.recorder
+
+    def train_curve(
+        self, degree: int = 2, factory: Callable[[], nn.Module] | None = None
+    ) -> WeightCurve:
+        """Train another solution as the first was, and a Bézier curve of low loss between the two.
+
+        Args:
+            degree: of the curve.
+            factory: makes a module with fresh weights; needed where a layer has no
+                `reset_parameters`.
+        """
+        return _second_end(self, degree, factory).curve
 
 
 def train_trajectory(
@@ -91,8 +118,29 @@ def train_trajectory(
         along.likelihood,
         result,
         along,
+        Data.of(data),
+        training,
+        seed,
         (between - started, time.perf_counter() - between),
+        progress,
     )
+
+
+def trained_already(
+    network: Network, likelihood: Likelihood, data: Data, training: Training, seed: int = 0
+) -> Trained:
+    """What `train_trajectory` would return for a network that keeps its weights.
+
+    Args:
+        network: at the weights to keep.
+        likelihood: p(y | f), whose parameters are learned.
+        data: training data.
+        training: how other solutions would be trained.
+        seed: of all that is drawn.
+    """
+    likelihood = learned(network, likelihood, data)
+    along = SwaResult(network, likelihood, TrajectoryRecorder(), {})
+    return Trained(network, likelihood, None, along, data, training, seed)
 
 
 def _resting(
@@ -126,30 +174,14 @@ def learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
     return likelihood.estimated(outputs.cpu(), data.targets())
 
 
-def train_second_end(
-    trained: Trained,
-    data: Any,
-    training: Training,
-    rank: int | None = None,
-    seed: int = 0,
-    *,
-    factory: Callable[[], nn.Module] | None = None,
-    progress: bool | None = None,
+def _second_end(
+    trained: Trained, degree: int, factory: Callable[[], nn.Module] | None
 ) -> CurveResult:
-    """Train another solution as the first was, and a Bézier curve of low loss between the two.
-
-    Args:
-        trained: what `train_trajectory` returned: one end, and the likelihood.
-        data: training data.
-        training: how.
-        rank: degree of the curve, and rank of its subspace; None takes 2.
-        seed: of the training.
-        factory: makes a module with fresh weights, as for `connect`.
-        progress: show progress bars.
-    """
-    network, own = trained.network, derive(seed, 4)
+    """The curve from one solution to another, which is trained first."""
+    network, data, training = trained.network, trained.data, trained.training
+    own, progress = derive(trained.seed, 4), trained.progress
     other = train_trajectory(
-        restarted(network, own, factory),
+        with_fresh_weights(network, own, factory),
         trained.likelihood,
         data,
         training,
@@ -164,7 +196,7 @@ def train_second_end(
         data,
         replace(training, validation=None, patience=None),
         solutions=(trained.swa, other.swa),
-        degree=2 if rank is None else rank,
+        degree=degree,
         seed=own,
         progress=progress,
     )

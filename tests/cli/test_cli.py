@@ -150,7 +150,7 @@ def test_all_engines_and_subspaces_can_be_named():
     ("inference", "subspace"),
     [
         *((engine, "pca") for engine in ENGINES),
-        *(("elliptical-slice", subspace) for subspace in SUBSPACES[1:]),
+        *(("elliptical-slice", subspace) for subspace in list(SUBSPACES)[1:]),
     ],
 )
 def test_engines_and_subspaces(call, files, tmp_path, inference, subspace):

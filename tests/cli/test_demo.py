@@ -17,8 +17,9 @@ from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 
 import subbayes
-from subbayes import InputError
+from subbayes import InputError, subspaces
 from subbayes.cli import demonstration as demo
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.tempering import choose_temperature
 from subbayes.models.data_frame_model import TableModel
 from subbayes.plots.style import new_axes, png
@@ -231,7 +232,9 @@ def test_a_model_of_somebody_else_is_safe(tmp_path):
     net = subbayes.MLP(1, (2,), 1, seed=0)
     x = torch.linspace(-1, 1, 20)[:, None]
     plan = subbayes.Training(epochs=2, swa_epochs=3)
-    subbayes.fit(net, (x, x[:, 0]), rank=1, draws=5, training=plan).save(tmp_path / "model")
+    subbayes.fit(
+        net, (x, x[:, 0]), subspace=subspaces.PCA(rank=1), training=plan, sampling=Sampling(draws=5)
+    ).save(tmp_path / "model")
     with pytest.raises(InputError, match=r"model/manifest.json', which was not written by it"):
         small(tmp_path, show=False)
     assert subbayes.load(tmp_path / "model").draws.n_draws == 5

@@ -12,8 +12,9 @@ from oracles import LinearGaussian
 from scipy import stats
 
 import subbayes
-from subbayes import Draws
+from subbayes import Draws, subspaces
 from subbayes.diagnostics import compare_posteriors, reweight, to_arviz
+from subbayes.inference.configuration import Sampling
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError, InputTypeError
 
@@ -174,11 +175,9 @@ def test_a_fitted_model_is_a_candidate():
     fitted = subbayes.fit(
         subbayes.MLP(1, (5,), 1),
         (x, x[:, 0] ** 2),
-        subspace="random",
-        rank=2,
-        draws=30,
+        subspace=subspaces.Random(rank=2),
         training=subbayes.Training(epochs=5, swa_epochs=2),
-        progress=False,
+        sampling=Sampling(draws=30, progress=False),
     )
     found = compare_posteriors({"fit": fitted})
     assert found["fit"].sampler == "elliptical-slice"

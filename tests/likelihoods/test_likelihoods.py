@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.func import jacrev
 
 import subbayes
-from subbayes import InputError
+from subbayes import InputError, subspaces
 from subbayes.curvature.jacobian import curvature_root
+from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -662,7 +663,12 @@ def test_fit_names_the_likelihood_of_labels():
         match="expected 1 output for Gaussian.*, got 3. Give the last "
         'layer 1 output; for class labels pass likelihood="categorical"',
     ):
-        subbayes.fit(torch.nn.Linear(2, 3), (x, torch.arange(30) % 3), rank=1, progress=False)
+        subbayes.fit(
+            torch.nn.Linear(2, 3),
+            (x, torch.arange(30) % 3),
+            subspace=subspaces.PCA(rank=1),
+            sampling=Sampling(progress=False),
+        )
 
 
 def test_more_outputs_than_labels_seen_are_fine_for_categorical():

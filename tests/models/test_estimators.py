@@ -552,7 +552,7 @@ def test_a_fit_gives_no_warnings_of_its_own():
 # --- every engine, every subspace ---------------------------------------------------------------
 
 PAIRS = [(engine, "pca") for engine in ENGINES] + [
-    ("elliptical-slice", subspace) for subspace in SUBSPACES[1:]
+    ("elliptical-slice", subspace) for subspace in list(SUBSPACES)[1:]
 ]
 
 

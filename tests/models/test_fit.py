@@ -17,18 +17,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fits import fit_options
 from oracles import LinearGaussian, check_moments
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import MLP, InputError, InputTypeError, Network, Posterior, Training, fit, load
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Standardized
-from subbayes.models.fit import ENGINES, build_subspace, forget, train_trajectory
+from subbayes.models.checkpoint import clear_checkpoint
+from subbayes.models.fit import ENGINES, train_trajectory
 from subbayes.models.fitted import FittedModel
 from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace, FullSubspace
+from subbayes.subspaces.pca import PCA
 
 QUICK = Training(epochs=4, swa_epochs=6, batch_size=16, swa_learning_rate=1e-2)
 OPTIONS = dict(rank=2, draws=20, chains=3, training=QUICK, progress=False)
@@ -56,12 +60,10 @@ def test_draws_match_the_closed_form(rank, temperature):
     model = fit(
         nn.Linear(3, 1).double(),
         reference.data,
-        likelihood=Gaussian(case.noise),
         subspace=reference.subspace,
+        likelihood=Gaussian(case.noise),
         temperature=temperature,
-        draws=200,
-        chains=16,
-        progress=False,
+        sampling=Sampling(draws=200, chains=16, progress=False),
     )
     check_moments(model.draws, *case.moments())
 
@@ -72,11 +74,9 @@ def test_predictions_match_the_closed_form():
     model = fit(
         nn.Linear(3, 1).double(),
         reference.data,
-        likelihood=Gaussian(case.noise),
         subspace=reference.subspace,
-        draws=200,
-        chains=16,
-        progress=False,
+        likelihood=Gaussian(case.noise),
+        sampling=Sampling(draws=200, chains=16, progress=False),
     )
     mean, covariance = case.moments()
     new = np.random.default_rng(1).normal(size=(5, 3))
@@ -92,9 +92,9 @@ def test_predictions_match_the_closed_form():
 def test_it_is_the_steps_taken_one_by_one():
     x, y = data()
     module, likelihood = net(), Gaussian()
-    model = fit(module, (x, y), likelihood=likelihood, seed=3, **OPTIONS)
+    model = fit(module, (x, y), **fit_options(likelihood=likelihood, seed=3, **OPTIONS))
     trained = train_trajectory(module, likelihood, (x, y), QUICK, seed=3, progress=False)
-    space = build_subspace("pca", trained, 2, seed=3)
+    space = PCA(rank=2).build(trained)
     posterior = Posterior(trained.network, trained.likelihood, (x, y), space)
     draws = EllipticalSlice().sample(posterior, draws=20, chains=3, seed=3, progress=False)
     assert np.array_equal(model.draws.z, draws.z)
@@ -102,7 +102,9 @@ def test_it_is_the_steps_taken_one_by_one():
 
 
 def test_the_same_seed_gives_the_same_model_and_another_does_not():
-    one, same, other = (fit(net(), data(), seed=seed, **OPTIONS) for seed in (0, 0, 1))
+    one, same, other = (
+        fit(net(), data(), **fit_options(seed=seed, **OPTIONS)) for seed in (0, 0, 1)
+    )
     assert np.array_equal(one.draws.z, same.draws.z)
     assert torch.equal(one.subspace.basis(), same.subspace.basis())
     assert not np.array_equal(one.draws.z, other.draws.z)
@@ -113,7 +115,7 @@ def test_the_module_is_left_alone():
     module[3].eval()
     before = {k: v.clone() for k, v in module.state_dict().items()}
     state = torch.random.get_rng_state()
-    fit(module, data(), **OPTIONS)
+    fit(module, data(), **fit_options(**OPTIONS))
     assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
     assert [m.training for m in module] == [True, True, True, False]
     assert torch.equal(state, torch.random.get_rng_state())
@@ -131,7 +133,7 @@ def test_the_module_is_left_alone():
 )
 def test_likelihoods_by_name(name, outputs, y):
     x, _ = data()
-    model = fit(net(outputs=outputs), (x, y(x)), likelihood=name, **OPTIONS)
+    model = fit(net(outputs=outputs), (x, y(x)), **fit_options(likelihood=name, **OPTIONS))
     assert model.likelihood.learned
     assert all(np.isfinite(v) for v in model.evaluate(x, y(x)).values())
 
@@ -148,7 +150,7 @@ def test_likelihoods_by_name(name, outputs, y):
     ],
 )
 def test_subspaces_by_name_and_by_function(subspace, kind):
-    model = fit(net(), data(), subspace=subspace, **OPTIONS)
+    model = fit(net(), data(), **fit_options(subspace=subspace, **OPTIONS))
     assert type(model.subspace).__name__ == kind
     assert (
         model.draws.rank
@@ -162,7 +164,11 @@ def test_a_module_that_is_trained_already_is_taken_as_it_is():
     x, y = data()
     space = FullSubspace(Network(module).weights)
     model = fit(
-        module, (x, y), likelihood="gaussian", subspace=space, draws=5, chains=2, progress=False
+        module,
+        (x, y),
+        subspace=space,
+        likelihood="gaussian",
+        sampling=Sampling(draws=5, chains=2, progress=False),
     )
     residual = (y - module(x)[:, 0]).detach()
     assert torch.equal(model.network.weights, Network(module).weights)
@@ -183,7 +189,7 @@ def test_the_temperature_is_chosen_as_by_hand(short_choice):
     x, y = data()
     held_out = data(seed=1)
     for by, validation in (("loo", None), ("validation", held_out)):
-        model = fit(net(), (x, y), temperature=by, validation=validation, **OPTIONS)
+        model = fit(net(), (x, y), **fit_options(temperature=by, validation=validation, **OPTIONS))
         choice = short_choice(model.posterior, by=by, validation=validation, progress=False)
         assert model.temperature == choice.best
         assert model.settings["temperatures"]["scores"] == choice.scores
@@ -205,14 +211,18 @@ def assert_same(one: FittedModel, other: FittedModel, x):
 @pytest.mark.parametrize("subspace", ["pca", "random", "curve", "full"])
 def test_a_saved_model_predicts_the_same_bits(tmp_path, subspace):
     x, y = data()
-    model = fit(net(), (x, y), subspace=subspace, prior=Normal(0.5), temperature=2.0, **OPTIONS)
+    model = fit(
+        net(),
+        (x, y),
+        **fit_options(subspace=subspace, prior=Normal(0.5), temperature=2.0, **OPTIONS),
+    )
     module = net(seed=9)
     before = Network(module).weights
     back = load(model.save(tmp_path / "model"), module)
     assert_same(model, back, x)
     assert torch.equal(Network(module).weights, before)
     assert back.history == model.history
-    assert back.settings["rank"] == 2
+    assert back.settings == model.settings
     assert back.posterior is None
 
 
@@ -222,7 +232,9 @@ def test_an_mlp_needs_no_module(tmp_path, dtype):
     x = x.to(dtype)
     likelihood = Standardized.of(HeteroscedasticGaussian(), y)
     model = fit(
-        MLP(3, (4, 4), 2, "tanh", seed=0).to(dtype), (x, y), likelihood=likelihood, **OPTIONS
+        MLP(3, (4, 4), 2, "tanh", seed=0).to(dtype),
+        (x, y),
+        **fit_options(likelihood=likelihood, **OPTIONS),
     )
     back = load(model.save(tmp_path / "model"))
     assert_same(model, back, x)
@@ -231,7 +243,7 @@ def test_an_mlp_needs_no_module(tmp_path, dtype):
 
 def test_loading_with_data_gives_the_same_posterior(tmp_path):
     x, y = data()
-    model = fit(net(), (x, y), temperature=2.0, **OPTIONS)
+    model = fit(net(), (x, y), **fit_options(temperature=2.0, **OPTIONS))
     back = load(model.save(tmp_path / "model"), net(seed=9), data=(x, y))
     assert back.posterior.fingerprint() == model.posterior.fingerprint()
     z = model.draws.flat()[:4]
@@ -260,20 +272,20 @@ def test_frozen_tied_and_selected_parameters_survive(tmp_path):
         ["head.*"],
         {"head.weight": torch.tensor([[True, False, True]])},
     ):
-        model = fit(Tied(1), (x, y), parameters=parameters, **OPTIONS)
+        model = fit(Tied(1), (x, y), **fit_options(parameters=parameters, **OPTIONS))
         path = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
         assert_same(model, load(model.save(path), Tied(2)), x)
 
 
 def test_what_is_in_the_folder_is_json_and_safetensors(tmp_path):
-    model = fit(net(), data(), **OPTIONS)
+    model = fit(net(), data(), **fit_options(**OPTIONS))
     path = model.save(tmp_path / "model")
     assert sorted(p.suffix for p in path.iterdir()) == [".json", ".safetensors"]
     json.loads((path / "manifest.json").read_text())
 
 
 def test_warnings_have_a_remedy():
-    model = fit(net(), data(), **OPTIONS | dict(draws=5))
+    model = fit(net(), data(), **fit_options(**OPTIONS | dict(draws=5)))
     assert model.warnings()
     for line in model.warnings():
         assert "(draws=" in line or "(warmup=" in line
@@ -286,12 +298,9 @@ SCRIPT = textwrap.dedent("""
     sys.path[:0] = {tests!r}
     import torch
     torch.set_num_threads(1)
-    from dataclasses import replace
-    from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
-    from test_fit import OPTIONS, data, fit, net
-    def engine(posterior, sampling):
-        return EllipticalSlice().run(posterior, replace(sampling, checkpoint_seconds=0.02))
-    fit(net(), data(), inference=engine, checkpoint=sys.argv[1], **OPTIONS | dict(draws=300))
+    from test_fit import OPTIONS, data, fit, fit_options, net
+    run = dict(draws=300, checkpoint=sys.argv[1], checkpoint_seconds=0.02)
+    fit(net(), data(), **fit_options(**OPTIONS | run))
     print("done", flush=True)
 """).format(tests=[str(Path(__file__).parents[i]) for i in (0, 1)])
 
@@ -304,7 +313,7 @@ def wait_for(path: Path, process: subprocess.Popen) -> None:
 
 @pytest.fixture(scope="module")
 def uninterrupted():
-    return fit(net(), data(), **OPTIONS | dict(draws=300))
+    return fit(net(), data(), **fit_options(**OPTIONS | dict(draws=300)))
 
 
 @pytest.mark.parametrize(
@@ -329,17 +338,17 @@ def test_a_fit_that_was_stopped_goes_on_bit_for_bit(tmp_path, uninterrupted, num
     out, error = process.communicate(timeout=120)
     assert "done" not in out, error
     assert process.returncode in (1, -number), error
-    model = fit(net(), data(), checkpoint=tmp_path, **OPTIONS | dict(draws=300))
+    model = fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS | dict(draws=300)))
     assert np.array_equal(model.draws.z, uninterrupted.draws.z)
     assert np.array_equal(model.predict(data()[0]).mean, uninterrupted.predict(data()[0]).mean)
 
 
 def test_a_finished_fit_is_read_and_the_temperature_with_it(tmp_path, monkeypatch, short_choice):
     options = OPTIONS | dict(temperature="loo", checkpoint=tmp_path)
-    model = fit(net(), data(), **options)
+    model = fit(net(), data(), **fit_options(**options))
     monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
     monkeypatch.setattr("subbayes.models.fit.choose_temperature", None)
-    again = fit(net(), data(), **options)
+    again = fit(net(), data(), **fit_options(**options))
     assert_same(model, again, data()[0])
     scores = [one.settings["temperatures"]["scores"] for one in (model, again)]
     assert list(scores[0]) == list(scores[1])
@@ -355,8 +364,8 @@ def test_a_module_with_other_outputs_resumes(tmp_path):
             return self.inner(x), None
 
     options = OPTIONS | dict(output=lambda pair: pair[0], checkpoint=tmp_path)
-    model = fit(Pair(), data(), **options)
-    assert_same(model, fit(Pair(), data(), **options), data()[0])
+    model = fit(Pair(), data(), **fit_options(**options))
+    assert_same(model, fit(Pair(), data(), **fit_options(**options)), data()[0])
 
 
 def test_a_likelihood_of_ones_own_resumes_and_loads(tmp_path):
@@ -368,8 +377,8 @@ def test_a_likelihood_of_ones_own_resumes_and_loads(tmp_path):
             return {"name": "Laplacian"}
 
     options = OPTIONS | dict(likelihood=Laplacian(1.0), checkpoint=tmp_path / "run")
-    model = fit(net(), data(), **options)
-    assert_same(model, fit(net(), data(), **options), data()[0])
+    model = fit(net(), data(), **fit_options(**options))
+    assert_same(model, fit(net(), data(), **fit_options(**options)), data()[0])
     path = model.save(tmp_path / "model")
     assert_same(model, load(path, net(), likelihood=Laplacian(1.0)), data()[0])
     with pytest.raises(InputError, match="likelihood: expected one of .*got 'Laplacian'"):
@@ -382,34 +391,34 @@ def test_a_likelihood_of_ones_own_resumes_and_loads(tmp_path):
         (dict(seed=1), "model, data and settings"),
         (dict(rank=3), "model, data and settings"),
         (dict(chains=2), "chains"),
-        (dict(prior=2.0), "posterior"),
+        (dict(prior=2.0), "model, data and settings"),
         (dict(temperature=2.0), "posterior"),
         (dict(training=Training(epochs=5, swa_epochs=6)), "model, data and settings"),
     ],
 )
 def test_a_checkpoint_of_another_fit_is_refused(tmp_path, change, what):
-    fit(net(), data(), checkpoint=tmp_path, **OPTIONS)
+    fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS))
     with pytest.raises(InputError, match=f"checkpoint: expected one made with the same {what}"):
-        fit(net(), data(), checkpoint=tmp_path, **OPTIONS | change)
+        fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS | change))
 
 
 def test_other_data_or_another_start_are_another_fit(tmp_path):
-    fit(net(), data(), checkpoint=tmp_path, **OPTIONS)
+    fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS))
     for module, rows in ((net(seed=1), data()), (net(), data(seed=1)), (net(hidden=4), data())):
         with pytest.raises(InputError, match="^checkpoint: "):
-            fit(module, rows, checkpoint=tmp_path, **OPTIONS)
+            fit(module, rows, **fit_options(checkpoint=tmp_path, **OPTIONS))
 
 
 def test_forgetting_takes_nothing_of_anybody_elses(tmp_path):
-    fit(net(), data(), checkpoint=tmp_path, **OPTIONS)
+    fit(net(), data(), **fit_options(checkpoint=tmp_path, **OPTIONS))
     note = tmp_path / "note.txt"
     note.write_text("mine")
     (tmp_path / "temperature").mkdir()
-    forget(tmp_path)
+    clear_checkpoint(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["note.txt", "temperature"]
     note.unlink()
     (tmp_path / "temperature").rmdir()
-    forget(tmp_path)
+    clear_checkpoint(tmp_path)
     assert not tmp_path.exists()
 
 
@@ -521,10 +530,6 @@ REFUSALS = {
         "subspace: expected one of 'pca', 'random', 'curve', "
         "'optimal', 'subnetwork', 'full', got 'best'",
     ),
-    "inputs": (
-        dict(subspace="random", inputs=X),
-        "inputs: expected subspace='optimal' or 'subnetwork', chosen for inputs, got 'random'",
-    ),
     "subspace size": (
         dict(subspace=FullSubspace(torch.zeros(3))),
         "subspace: expected 26 weights, as the network has, got 3",
@@ -548,7 +553,7 @@ REFUSALS = {
     "warmup": (dict(warmup=-1), "warmup: expected a whole number of at least 0, got -1"),
     "seed": (dict(seed=-1), "seed: expected a whole number of at least 0, got -1"),
     "prior": (dict(prior=0.0), "prior: expected .*above 0"),
-    "mode": (dict(mode="fast"), "mode: expected one of 'trace', 'eager', 'compile', got 'fast'"),
+    "mode": (dict(mode="fast"), "mode: expected one of 'trace', 'compile', 'eager', got 'fast'"),
 }
 
 
@@ -557,7 +562,7 @@ REFUSALS = {
 def test_what_does_not_fit_is_one_line(tmp_path, change, pattern):
     arguments = dict(model=net(), data=(X, Y)) | OPTIONS | change
     with pytest.raises((InputError, InputTypeError), match=pattern) as error:
-        fit(checkpoint=tmp_path / "run", **arguments)
+        fit(**fit_options(checkpoint=tmp_path / "run", **arguments))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
@@ -580,13 +585,13 @@ def test_faults_are_found_before_training(monkeypatch):
         "negative counts",
     ):
         with pytest.raises((InputError, InputTypeError)):
-            fit(**dict(model=net(), data=(X, Y)) | OPTIONS | REFUSALS[name][0])
+            fit(**fit_options(**dict(model=net(), data=(X, Y)) | OPTIONS | REFUSALS[name][0]))
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "model"
-    return fit(net(), data(), **OPTIONS).save(path)
+    return fit(net(), data(), **fit_options(**OPTIONS)).save(path)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -665,7 +670,7 @@ def test_prediction_refuses_what_the_module_does_not_take(saved):
 
 
 def test_a_model_without_draws_does_not_predict():
-    model = fit(net(), data(), **OPTIONS)
+    model = fit(net(), data(), **fit_options(**OPTIONS))
     bare = FittedModel(model.network, model.likelihood, model.subspace, model.prior)
     with pytest.raises(InputError, match="model: expected a model with draws"):
         bare.predict(X)
@@ -675,18 +680,19 @@ def test_an_engine_and_a_function_of_ones_own():
     def thinned(posterior, sampling):
         return EllipticalSlice().run(posterior, replace(sampling, thin=2))
 
-    model = fit(net(), data(), inference=thinned, **OPTIONS)
+    model = fit(net(), data(), **fit_options(inference=thinned, **OPTIONS))
     assert model.settings["inference"] == "thinned"
     assert model.draws.meta["thin"] == 2
     engine = EllipticalSlice()
     model, by_name = (
-        fit(net(), data(), inference=inference, **OPTIONS) for inference in (engine, engine.name)
+        fit(net(), data(), **fit_options(inference=inference, **OPTIONS))
+        for inference in (engine, engine.name)
     )
     assert model.settings["inference"] == "elliptical-slice"
     np.testing.assert_array_equal(model.draws.z, by_name.draws.z)
     for wrong in (EllipticalSlice, 3):
         with pytest.raises(InputTypeError, match="inference: expected a name, an engine such as"):
-            fit(net(), data(), inference=wrong, **OPTIONS)
+            fit(net(), data(), **fit_options(inference=wrong, **OPTIONS))
 
 
 @pytest.mark.parametrize("subspace", ["pca", "random", "curve", "optimal", "subnetwork", "full"])
@@ -721,11 +727,8 @@ def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
         (x, x[:, 0]),
         subspace=subspace,
         inference=inference,
-        draws=20,
-        chains=2,
-        warmup=20,
         training=QUICK,
-        progress=False,
+        sampling=Sampling(draws=20, chains=2, warmup=20, progress=False),
     )
     assert model.draws.engine == inference
     assert model.settings["inference"] == inference
@@ -747,7 +750,8 @@ def test_training_shuffles_as_the_data_do(wrap, shuffles):
     """The density reads a loader in a fixed order; the training does not."""
     options = OPTIONS | dict(training=Training(epochs=2, swa_epochs=3, batch_size=10))
     first, same, other = (
-        fit(net(), wrap(data()), **options | dict(seed=seed)).network.weights for seed in (1, 1, 2)
+        fit(net(), wrap(data()), **fit_options(**options | dict(seed=seed))).network.weights
+        for seed in (1, 1, 2)
     )
     assert torch.equal(first, same)
     assert torch.equal(first, other) is not shuffles
@@ -756,7 +760,7 @@ def test_training_shuffles_as_the_data_do(wrap, shuffles):
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_no_training():
     with pytest.raises(InputTypeError, match="training: expected a Training"):
-        fit(net(), (X, Y), **OPTIONS | dict(training=3))
+        fit(net(), (X, Y), **fit_options(**OPTIONS | dict(training=3)))
     for name in ("epochs", "swa_epochs", "curve_epochs"):
         with pytest.raises(InputError, match=f"{name}: expected a whole number of at least 0"):
             Training(**{name: -3})

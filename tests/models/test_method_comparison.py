@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import training_options
+from fits import compare, fit_options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,7 +21,7 @@ from subbayes.diagnostics import metrics
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, Poisson
 from subbayes.models.fitted import FittedModel
-from subbayes.models.method_comparison import METHODS, compare_methods, shown
+from subbayes.models.method_comparison import METHODS, format_score
 from subbayes.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -52,13 +53,13 @@ def net(dropout=0.0, outputs=1):
 
 @pytest.fixture(scope="module")
 def six():
-    return compare_methods(net(), Gaussian(), TRAIN, TEST, **QUICK)
+    return compare(net(), Gaussian(), TRAIN, TEST, **QUICK)
 
 
 def test_table_has_a_row_for_each_method_with_its_scores(six):
     table = six.table
     assert table.index.tolist() == ["map", "swa", "swag", "ensemble", "pca", "random"]
-    assert table["method"].tolist() == [METHODS[key] for key in table.index]
+    assert table["method"].tolist() == [METHODS[key].label for key in table.index]
     for key, predictive in six.predictives.items():
         for name, value in metrics.score(predictive, TEST[1]).items():
             assert table.loc[key, name] == value
@@ -93,13 +94,15 @@ def test_a_subspace_is_what_fit_gives_alone(six, name):
     alone = fit(
         net(),
         TRAIN,
-        likelihood=Gaussian(),
-        subspace=name,
-        rank=2,
-        training=PLAN,
-        draws=20,
-        chains=2,
-        progress=False,
+        **fit_options(
+            likelihood=Gaussian(),
+            subspace=name,
+            rank=2,
+            training=PLAN,
+            draws=20,
+            chains=2,
+            progress=False,
+        ),
     )
     model = six.models[name]
     assert isinstance(model, FittedModel)
@@ -119,7 +122,7 @@ CHOSEN = {
 
 @pytest.fixture(scope="module")
 def chosen():
-    return compare_methods(
+    return compare(
         net(), Gaussian(), TRAIN, TEST, tuple(CHOSEN), prior=0.5, inputs=TEST[0], **QUICK
     )
 
@@ -130,16 +133,18 @@ def test_a_chosen_subspace_is_what_fit_gives_alone(chosen, key):
     alone = fit(
         net(),
         TRAIN,
-        likelihood=Gaussian(),
-        subspace=subspace,
-        inference=inference,
-        rank=2,
-        prior=0.5,
-        inputs=TEST[0],
-        training=PLAN,
-        draws=20,
-        chains=2,
-        progress=False,
+        **fit_options(
+            likelihood=Gaussian(),
+            subspace=subspace,
+            inference=inference,
+            rank=2,
+            prior=0.5,
+            inputs=TEST[0],
+            training=PLAN,
+            draws=20,
+            chains=2,
+            progress=False,
+        ),
     )
     model = chosen.models[key]
     np.testing.assert_array_equal(model.draws.z, alone.draws.z)
@@ -149,13 +154,13 @@ def test_a_chosen_subspace_is_what_fit_gives_alone(chosen, key):
     np.testing.assert_array_equal(chosen.predictives[key].std, alone.predict(TEST[0]).std)
     for name, value in metrics.score(chosen.predictives[key], TEST[1]).items():
         assert chosen.table.loc[key, name] == value
-    assert chosen.settings["inputs"] is True
+    assert chosen.settings["methods"][key]["subspace_settings"]["inputs"] is True
 
 
 @pytest.mark.parametrize("y", [(TRAIN[1] > 0).long(), TRAIN[1].abs().round()])
 def test_chosen_subspaces_of_classes_and_counts(y):
     classes = y.dtype == torch.long
-    found = compare_methods(
+    found = compare(
         net(outputs=2 if classes else 1),
         Categorical() if classes else Poisson(),
         (TRAIN[0], y),
@@ -223,10 +228,10 @@ def test_the_module_is_left_alone_and_a_seed_repeats():
     module = net()
     before = [p.clone() for p in module.parameters()]
     torch.manual_seed(3)
-    first = compare_methods(module, Gaussian(), TRAIN, TEST, ("swag", "pca"), seed=4, **QUICK)
+    first = compare(module, Gaussian(), TRAIN, TEST, ("swag", "pca"), seed=4, **QUICK)
     drawn = torch.rand(3)
-    second = compare_methods(module, Gaussian(), TRAIN, TEST, ("swag", "pca"), seed=4, **QUICK)
-    other = compare_methods(module, Gaussian(), TRAIN, TEST, ("swag",), seed=5, **QUICK)
+    second = compare(module, Gaussian(), TRAIN, TEST, ("swag", "pca"), seed=4, **QUICK)
+    other = compare(module, Gaussian(), TRAIN, TEST, ("swag",), seed=5, **QUICK)
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
     for key in ("swag", "pca"):
         assert torch.equal(first.predictives[key].outputs, second.predictives[key].outputs)
@@ -238,7 +243,7 @@ def test_the_module_is_left_alone_and_a_seed_repeats():
 def test_classification_with_dropout_and_temperature_scaling():
     labels = (TRAIN[1] > 0).long(), (TEST[1] > 0).long()
     methods = ("map", "mc-dropout", "temperature-scaling", "ensemble", "pca")
-    comparison = compare_methods(
+    comparison = compare(
         net(0.3, 2),
         Categorical(2),
         (TRAIN[0], labels[0]),
@@ -264,7 +269,7 @@ def test_classification_with_dropout_and_temperature_scaling():
 def test_temperature_is_chosen_for_each_subspace(monkeypatch):
     quick = partial(choose_temperature, temperatures=(1.0, 30.0), draws=20, chains=2)
     monkeypatch.setattr("subbayes.models.fit.choose_temperature", quick)
-    comparison = compare_methods(
+    comparison = compare(
         net(),
         Gaussian(),
         TRAIN,
@@ -287,16 +292,16 @@ def test_a_factory_makes_the_module_and_the_members():
         made.append(1)
         return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
 
-    comparison = compare_methods(factory, Gaussian(), TRAIN, TEST, ("map", "ensemble"), **QUICK)
+    comparison = compare(factory, Gaussian(), TRAIN, TEST, ("map", "ensemble"), **QUICK)
     assert len(made) == 1 + 2
-    again = compare_methods(factory, Gaussian(), TRAIN, TEST, ("map",), **QUICK)
+    again = compare(factory, Gaussian(), TRAIN, TEST, ("map",), **QUICK)
     assert torch.equal(comparison.predictives["map"].outputs, again.predictives["map"].outputs)
 
 
 def test_a_module_that_is_trained_already():
     module = train(net(), Gaussian(), TRAIN, **training_options(epochs=20)).module
     quick = QUICK | {"training": replace(PLAN, epochs=0)}
-    comparison = compare_methods(module, Gaussian(), TRAIN, TEST, ("map", "swa"), **quick)
+    comparison = compare(module, Gaussian(), TRAIN, TEST, ("map", "swa"), **quick)
     weights = comparison.models["map"].weights[0]
     assert torch.equal(weights, torch.cat([p.flatten() for p in module.parameters()]))
     residual = TRAIN[1] - module(TRAIN[0]).detach()[:, 0]
@@ -307,7 +312,7 @@ def test_a_module_that_is_trained_already():
 
 def test_loaders_and_known_noise_give_what_arrays_give():
     scale = torch.full((40,), 0.3)
-    arrays = compare_methods(
+    arrays = compare(
         net(),
         Gaussian("per-observation"),
         (TRAIN[0], (TRAIN[1], scale)),
@@ -318,14 +323,14 @@ def test_loaders_and_known_noise_give_what_arrays_give():
     assert np.isfinite(arrays.table["log_likelihood"]).all()
     fixed = Gaussian(0.3)
     loader = DataLoader(TensorDataset(*TEST), batch_size=7)
-    streamed = compare_methods(net(), fixed, TRAIN, loader, ("map", "swag"), **QUICK)
-    held = compare_methods(net(), fixed, TRAIN, Data.of(TEST), ("map", "swag"), **QUICK)
+    streamed = compare(net(), fixed, TRAIN, loader, ("map", "swag"), **QUICK)
+    held = compare(net(), fixed, TRAIN, Data.of(TEST), ("map", "swag"), **QUICK)
     np.testing.assert_allclose(streamed.table["rmse"], held.table["rmse"], rtol=1e-6)
     np.testing.assert_allclose(arrays.table["rmse"], held.table["rmse"], rtol=1e-4)
 
 
 def test_most_draws_bounds_the_predictions():
-    comparison = compare_methods(net(), Gaussian(), TRAIN, TEST, ("pca",), most_draws=7, **QUICK)
+    comparison = compare(net(), Gaussian(), TRAIN, TEST, ("pca",), most_draws=7, **QUICK)
     assert comparison.predictives["pca"].n_draws == 7
 
 
@@ -380,17 +385,17 @@ def test_bad_input_is_refused_before_training(change, message, monkeypatch):
     def train_trajectory(*_, **__):
         raise AssertionError("trained before it was refused")
 
-    monkeypatch.setattr("subbayes.models.method_comparison.train_trajectory", train_trajectory)
+    monkeypatch.setattr("subbayes.models.comparison_methods.train_trajectory", train_trajectory)
     given = {"module": net(), "likelihood": Gaussian(), "data": TRAIN, "test": TEST, **QUICK}
     with pytest.raises(InputError, match=message):
-        compare_methods(**(given | change))
+        compare(**(given | change))
 
 
 def test_something_else_than_a_module():
     with pytest.raises(
         InputTypeError, match="module: expected a module, or a function that makes one, got str"
     ):
-        compare_methods("net", Gaussian(), TRAIN, TEST, **QUICK)
+        compare("net", Gaussian(), TRAIN, TEST, **QUICK)
 
 
 @pytest.mark.parametrize(
@@ -408,11 +413,11 @@ def test_something_else_than_a_module():
     ],
 )
 def test_scores_are_printed_with_as_many_digits_as_they_deserve(score, value, text):
-    assert shown(score, value) == text
+    assert format_score(score, value) == text
 
 
 def test_a_sparse_network_is_what_sparse_fit_gives():
-    found = compare_methods(net(), Gaussian(), TRAIN, TEST, **QUICK | {"methods": ("sparse",)})
+    found = compare(net(), Gaussian(), TRAIN, TEST, **QUICK | {"methods": ("sparse",)})
     fitted = sparse.fit(
         sparse.convert(net(), seed=0),
         Gaussian(),
@@ -423,7 +428,7 @@ def test_a_sparse_network_is_what_sparse_fit_gives():
         seed=0,
         progress=False,
     )
-    expected = fitted.predict(TEST[0], draws=found.settings["n_draws"], seed=0)
+    expected = fitted.predict(TEST[0], draws=found.settings["methods"]["sparse"]["draws"], seed=0)
     assert torch.equal(found.predictives["sparse"].outputs, expected.outputs)
     assert found.table.loc["sparse", ["method", "inference_seconds"]].tolist() == [
         "sparse network",
@@ -433,7 +438,7 @@ def test_a_sparse_network_is_what_sparse_fit_gives():
 
 def test_parameters_that_are_not_selected_stay_out_of_a_sparse_network():
     module = net()
-    found = compare_methods(
+    found = compare(
         module,
         Gaussian(),
         TRAIN,
@@ -448,7 +453,7 @@ def test_parameters_that_are_not_selected_stay_out_of_a_sparse_network():
 
 def test_a_sparse_network_returns_one_tensor():
     with pytest.raises(InputError, match="output: expected none, as sparse networks"):
-        compare_methods(
+        compare(
             net(),
             Gaussian(),
             TRAIN,

@@ -6,6 +6,7 @@ import cases
 import numpy as np
 import pytest
 import torch
+from fits import fit_options
 from jacobians import dense, dense_rows
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -153,15 +154,17 @@ def test_fit_takes_them_too(made, subspace):
     model = subbayes.fit(
         module,
         (encoding, y),
-        likelihood="categorical",
-        subspace=subspace,
-        rank=4,
-        inputs=new,
-        inference="laplace-linearised",
-        output=lambda out: out.logits,
-        draws=10,
-        progress=False,
-        training=subbayes.Training(epochs=1, swa_epochs=1),
+        **fit_options(
+            likelihood="categorical",
+            subspace=subspace,
+            rank=4,
+            inputs=new,
+            inference="laplace-linearised",
+            output=lambda out: out.logits,
+            draws=10,
+            progress=False,
+            training=subbayes.Training(epochs=1, swa_epochs=1),
+        ),
     )
     p = model.predict(new).probabilities
     assert p.shape == (NEW, CLASSES)

@@ -15,7 +15,7 @@ from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspace import RandomSubspace
-from subbayes.subspaces.curve import Curve, curve_losses
+from subbayes.subspaces.curve import WeightCurve, curve_losses
 from subbayes.utils.checks import InputError
 
 N, ROWS = 2500, 1024  # batches of 1024, 1024 and 452
@@ -131,7 +131,7 @@ def test_the_density(case):
 def test_losses_along_a_curve(case):
     module, posterior, _ = case
     x, y = posterior.data.inputs, posterior.data.targets()
-    curve = Curve(posterior.subspace.weights(torch.from_numpy(Z)))
+    curve = WeightCurve(posterior.subspace.weights(torch.from_numpy(Z)))
     losses = curve_losses(
         curve,
         posterior.network,

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from fits import fit_options
 from jacobians import problem
 from torch.utils.data import DataLoader
 
@@ -62,14 +63,16 @@ def test_models_of_fit_predict_the_same_numbers_too(monkeypatch, subspace, size)
     model = fit(
         net.module_with(),
         data,
-        likelihood=likelihood,
-        subspace=subspace,
-        rank=5,
-        inference="laplace-linearised",
-        draws=10,
-        chains=2,
-        progress=False,
-        training=Training(epochs=2, swa_epochs=2),
+        **fit_options(
+            likelihood=likelihood,
+            subspace=subspace,
+            rank=5,
+            inference="laplace-linearised",
+            draws=10,
+            chains=2,
+            progress=False,
+            training=Training(epochs=2, swa_epochs=2),
+        ),
     )
     whole = predict_linearised(model.network, likelihood, model.subspace, model.draws, new)
     covariance = torch.tensor(model.draws.moments.covariance).double()

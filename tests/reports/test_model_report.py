@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fits import compare, fit_options
 from jinja2 import UndefinedError
 from matplotlib.image import imread
 
@@ -26,7 +27,6 @@ from subbayes.likelihoods import (
     Standardized,
 )
 from subbayes.models.description import describe
-from subbayes.models.method_comparison import compare_methods
 from subbayes.plots.style import new_axes, png
 from subbayes.priors import Normal
 from subbayes.reports.model_report import WORDS, write_report
@@ -62,10 +62,12 @@ def model(likelihood=None, data=None, outputs=1, **options):
     return fit(
         net,
         data,
-        likelihood=likelihood or Gaussian(),
-        training=PLAN,
-        progress=False,
-        **({"rank": 2, "draws": 12, "chains": 2} | options),
+        **fit_options(
+            likelihood=likelihood or Gaussian(),
+            training=PLAN,
+            progress=False,
+            **{"rank": 2, "draws": 12, "chains": 2} | options,
+        ),
     )
 
 
@@ -111,7 +113,7 @@ def fitted():
 
 @pytest.fixture(scope="module")
 def comparison():
-    return compare_methods(
+    return compare(
         MLP(2, (5,), 1, "tanh", seed=0),
         Gaussian(),
         rows(),

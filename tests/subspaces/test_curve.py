@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 import torch
 from cases import training_options
+from fits import compare, fit_options
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import make_moons
 from torch import nn
 
-from subbayes import MLP, InputError, InputTypeError, Network, Training, fit, plots
+from subbayes import MLP, InputError, InputTypeError, Network, Training, fit, plots, subspaces
 from subbayes.data.data import Data
 from subbayes.likelihoods import Categorical, Gaussian, Poisson, Standardized
-from subbayes.models.fit import build_subspace, train_second_end, train_trajectory
+from subbayes.models.fit import train_trajectory
 from subbayes.models.fitted import FittedModel
-from subbayes.models.method_comparison import compare_methods
-from subbayes.subspaces.curve import Curve, CurveLosses, coefficients, curve_losses
-from subbayes.training.curve import ExtraParameters, connect, restarted, train_curve
+from subbayes.networks.initialisation import with_fresh_weights
+from subbayes.subspaces.curve import CurveLosses, WeightCurve, coefficients, curve_losses
+from subbayes.training.curve import ExtraParameters, connect, train_curve
 from subbayes.training.curve_steps import ControlPoints, CurveRun
 from subbayes.training.minibatches import Feed
 from subbayes.training.trainer import swa, train
@@ -92,7 +93,7 @@ def de_casteljau(p, t):
 @given(degree=st.integers(1, 12), t=st.floats(0, 1))
 def test_bezier_is_de_casteljau(degree, t):
     p = points(degree + 1)
-    torch.testing.assert_close(Curve(p).point(t), de_casteljau(p, t), rtol=0, atol=1e-13)
+    torch.testing.assert_close(WeightCurve(p).point(t), de_casteljau(p, t), rtol=0, atol=1e-13)
 
 
 @given(segments=st.integers(1, 12), t=st.floats(0, 1))
@@ -100,7 +101,7 @@ def test_polygon_is_linear_interpolation(segments, t):
     p = points(segments + 1)
     places = np.linspace(0, 1, segments + 1)
     expected = [np.interp(t, places, column) for column in p.T.numpy()]
-    np.testing.assert_allclose(Curve(p, "polygon").point(t), expected, atol=1e-12)
+    np.testing.assert_allclose(WeightCurve(p, "polygon").point(t), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 16, 60, 300])
@@ -122,7 +123,7 @@ def test_bernstein_stays_sound_at_high_degree(degree):
 @pytest.mark.parametrize("kind", ["bezier", "polygon"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_points_vectorise_and_ends_are_exact(kind, dtype):
-    curve = Curve(points(5, dtype=dtype), kind)
+    curve = WeightCurve(points(5, dtype=dtype), kind)
     ts = torch.tensor([0.0, 0.3, 1.0])
     many = curve.point(ts)
     assert many.shape == (3, 9)
@@ -134,10 +135,10 @@ def test_points_vectorise_and_ends_are_exact(kind, dtype):
 
 
 def test_length_is_that_of_a_fine_polygon():
-    curve = Curve(points(6))
+    curve = WeightCurve(points(6))
     fine = curve.point(torch.linspace(0, 1, 20001, dtype=torch.float64))
     assert curve.length() == pytest.approx(float(fine.diff(dim=0).norm(dim=1).sum()), rel=1e-6)
-    chain = Curve(curve.points, "polygon")
+    chain = WeightCurve(curve.points, "polygon")
     assert chain.length() == pytest.approx(float(curve.points.diff(dim=0).norm(dim=1).sum()))
 
 
@@ -149,7 +150,7 @@ def test_length_is_that_of_a_fine_polygon():
 @pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("count", [2, 3, 6])
 def test_the_curve_lies_in_its_subspace(kind, basis, unit, count):
-    curve = Curve(points(count), kind)
+    curve = WeightCurve(points(count), kind)
     space = curve.subspace(basis, unit)
     ts = torch.linspace(0, 1, 23, dtype=torch.float64)
     on = curve.point(ts)
@@ -162,19 +163,20 @@ def test_the_curve_lies_in_its_subspace(kind, basis, unit, count):
 
 def test_the_basis_is_that_of_the_paper():
     p = points(3)
-    space, middle = Curve(p).subspace(), Curve(p).point(0.5)
+    space, middle = WeightCurve(p).subspace(), WeightCurve(p).point(0.5)
     shift = (p[0] + p[2]) / 2
     torch.testing.assert_close(space.shift, shift)
     torch.testing.assert_close(space.basis()[0], (p[0] - shift) / (p[0] - shift).norm())
     torch.testing.assert_close(space.basis()[1], (middle - shift) / (middle - shift).norm())
     half = float((p[0] - shift).norm())
     torch.testing.assert_close(
-        Curve(p).coordinates([0.0, 1.0]), torch.tensor([[half, 0], [-half, 0]], dtype=torch.float64)
+        WeightCurve(p).coordinates([0.0, 1.0]),
+        torch.tensor([[half, 0], [-half, 0]], dtype=torch.float64),
     )
 
 
 def test_lengths_put_the_ends_at_one():
-    z = Curve(points(4)).coordinates([0.0, 1.0], Curve(points(4)).subspace(unit=False))
+    z = WeightCurve(points(4)).coordinates([0.0, 1.0], WeightCurve(points(4)).subspace(unit=False))
     torch.testing.assert_close(z, torch.tensor([[1.0, 0, 0], [-1, 0, 0]], dtype=torch.float64))
 
 
@@ -183,12 +185,12 @@ def test_principal_directions_are_those_of_scikit_learn():
 
     p = points(5)
     peer = PCA(4).fit(p.numpy())
-    space = Curve(p).subspace("principal")
+    space = WeightCurve(p).subspace("principal")
     np.testing.assert_allclose(space.shift, peer.mean_, atol=1e-14)
     np.testing.assert_allclose(
         np.abs(space.basis().numpy() @ peer.components_.T), np.eye(4), atol=1e-10
     )
-    wide = Curve(p).subspace("principal", unit=False).basis()
+    wide = WeightCurve(p).subspace("principal", unit=False).basis()
     np.testing.assert_allclose(wide.norm(dim=1), peer.explained_variance_**0.5, rtol=1e-10)
 
 
@@ -197,7 +199,7 @@ def test_principal_directions_are_those_of_scikit_learn():
 def test_a_straight_curve_spans_no_plane(basis, dtype):
     a, b = points(2, dtype=dtype)
     with pytest.raises(InputError, match="curve: expected control points that span 2 directions"):
-        Curve(torch.stack([a, torch.lerp(a, b, 0.5), b])).subspace(basis)
+        WeightCurve(torch.stack([a, torch.lerp(a, b, 0.5), b])).subspace(basis)
 
 
 # --- training ---------------------------------------------------------------------------------
@@ -491,7 +493,7 @@ def test_the_curve_goes_round_what_the_straight_line_runs_into():
 @pytest.mark.parametrize("likelihood", [Gaussian(0.5), Standardized(Gaussian(0.5), (3.0,), (2.0,))])
 def test_losses_are_those_of_the_formula(likelihood):
     x, y = table(30)
-    network, curve = Network(net().double()), Curve(points(3, 41))
+    network, curve = Network(net().double()), WeightCurve(points(3, 41))
     losses = curve_losses(curve, network, likelihood, (x, y), [0.0, 0.4, 1.0])
     for t, loss, error in zip(losses.t, losses.loss, losses.error, strict=True):
         f = network(curve.point(t), x)
@@ -505,9 +507,15 @@ def test_error_of_classes_is_the_share_of_wrong_labels():
     x, y = moons(5000)  # more rows than one batch
     network = Network(MLP(2, (8,), 2, seed=0))
     losses = curve_losses(
-        Curve(points(3, network.size, dtype=torch.float32)), network, Categorical(), (x, y), [0.3]
+        WeightCurve(points(3, network.size, dtype=torch.float32)),
+        network,
+        Categorical(),
+        (x, y),
+        [0.3],
     )
-    wrong = network(Curve(points(3, network.size, dtype=torch.float32)).point(0.3), x).argmax(1)
+    wrong = network(WeightCurve(points(3, network.size, dtype=torch.float32)).point(0.3), x).argmax(
+        1
+    )
     assert losses.error[0] == pytest.approx(float((wrong != y).double().mean()))
     assert losses.error_name == "error rate"
 
@@ -688,9 +696,9 @@ SHORT = dict(draws=20, chains=2, training=PLAN, progress=False)
 @pytest.mark.parametrize("rank", [None, 3])
 def test_fit_samples_in_the_subspace_of_a_trained_curve(rank):
     x, y = data = table(dtype=torch.float32)
-    model = fit(net(), data, subspace="curve", rank=rank, **SHORT)
+    model = fit(net(), data, **fit_options(subspace="curve", rank=rank, **SHORT))
     trained = train_trajectory(net(), Gaussian(), Data.of(data), PLAN, progress=False)
-    curve = train_second_end(trained, data, PLAN, rank, progress=False).curve
+    curve = trained.train_curve(rank or 2)
     assert model.subspace.rank == model.draws.rank == (rank or 2)
     assert torch.equal(curve.points[0], trained.network.weights)
     assert torch.equal(model.subspace.basis(), curve.subspace(unit=False).basis())
@@ -699,8 +707,8 @@ def test_fit_samples_in_the_subspace_of_a_trained_curve(rank):
 
 def test_compare_methods_gives_what_fit_gives_alone():
     data = table(dtype=torch.float32)
-    found = compare_methods(net(), Gaussian(), data, data, ("map", "curve"), **SHORT)
-    alone = fit(net(), data, subspace="curve", **SHORT)
+    found = compare(net(), Gaussian(), data, data, ("map", "curve"), **SHORT)
+    alone = fit(net(), data, **fit_options(subspace="curve", **SHORT))
     assert isinstance(found.models["curve"], FittedModel)
     np.testing.assert_array_equal(found.models["curve"].draws.z, alone.draws.z)
     assert found.models["curve"].settings == alone.settings
@@ -727,7 +735,7 @@ def test_a_prior_pulls_what_is_learned_along():
 
 def test_a_factory_makes_the_other_end():
     data = table(dtype=torch.float32)
-    found = compare_methods(Bare, Gaussian(), data, data, ["curve"], **SHORT)
+    found = compare(Bare, Gaussian(), data, data, ["curve"], **SHORT)
     assert found.models["curve"].subspace.rank == 2
     result = connect(
         Bare(), Gaussian(), data, factory=Bare, **training_options(**QUICK, swa_epochs=0)
@@ -788,18 +796,27 @@ def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
     ("make", "message"),
     [
         (
-            lambda: Curve(points(0)),
+            lambda: WeightCurve(points(0)),
             r"points: expected at least 1 control point, .* got shape \(0, 9",
         ),
-        (lambda: Curve(points(3), "spline"), "kind: expected one of"),
-        (lambda: Curve(points(2)[[0, 0]]).subspace(), "curve: expected two ends that differ"),
-        (lambda: Curve(points(2) / 0), "points: expected finite numbers"),
-        (lambda: Curve(points(3)).point(1.2), r"t: expected numbers in \[0, 1\], got 1.2"),
-        (lambda: Curve(points(3)).point([0.1, -0.5]), r"t: expected numbers in \[0, 1\], got -0.5"),
-        (lambda: Curve(points(3)).point(float("nan")), r"t: expected numbers in \[0, 1\], got nan"),
-        (lambda: Curve(points(3)).subspace("pca"), "basis: expected one of 'ends', 'principal'"),
+        (lambda: WeightCurve(points(3), "spline"), "kind: expected one of"),
+        (lambda: WeightCurve(points(2)[[0, 0]]).subspace(), "curve: expected two ends that differ"),
+        (lambda: WeightCurve(points(2) / 0), "points: expected finite numbers"),
+        (lambda: WeightCurve(points(3)).point(1.2), r"t: expected numbers in \[0, 1\], got 1.2"),
         (
-            lambda: curve_losses(Curve(points(3)), Network(net()), Gaussian(1.0), table()),
+            lambda: WeightCurve(points(3)).point([0.1, -0.5]),
+            r"t: expected numbers in \[0, 1\], got -0.5",
+        ),
+        (
+            lambda: WeightCurve(points(3)).point(float("nan")),
+            r"t: expected numbers in \[0, 1\], got nan",
+        ),
+        (
+            lambda: WeightCurve(points(3)).subspace("pca"),
+            "basis: expected one of 'ends', 'principal'",
+        ),
+        (
+            lambda: curve_losses(WeightCurve(points(3)), Network(net()), Gaussian(1.0), table()),
             "curve: expected 41 weights, as the network has, got 9",
         ),
         (
@@ -825,11 +842,11 @@ def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
             "factory: expected modules of the architecture of the module, got another",
         ),
         (
-            lambda: restarted(Network(net(), {"2.weight": torch.eye(8)[:1] > 0}), 0),
+            lambda: with_fresh_weights(Network(net(), {"2.weight": torch.eye(8)[:1] > 0}), 0),
             "parameters: expected whole parameters",
         ),
         (
-            lambda: fit(net().double(), table(), subspace="curve", rank=1),
+            lambda: fit(net().double(), table(), subspace=subspaces.Curve(rank=1)),
             "rank: expected a whole num",
         ),
         (
@@ -841,20 +858,8 @@ def test_bad_curves_are_refused_in_a_line(options, message, unchecked):
             "module: expected a reset_parameters method",
         ),
         (
-            lambda: compare_methods(
-                Bare(), Gaussian(), table(dtype=torch.float32), table(), ["curve"]
-            ),
+            lambda: compare(Bare(), Gaussian(), table(dtype=torch.float32), table(), ["curve"]),
             "module: expected a reset_parameters method",
-        ),
-        (
-            lambda: build_subspace(
-                "curve",
-                train_trajectory(
-                    net(), Gaussian(), Data.of(table(dtype=torch.float32)), PLAN, progress=False
-                ),
-                2,
-            ),
-            "data: expected the training data",
         ),
     ],
 )
@@ -866,7 +871,7 @@ def test_bad_input_is_refused_in_a_line(make, message, unchecked):
 
 def test_wrong_types_are_refused_in_a_line(unchecked):
     with pytest.raises(InputTypeError, match="points: expected a tensor"):
-        Curve([[0.0], [1.0]])
+        WeightCurve([[0.0], [1.0]])
     with pytest.raises(InputTypeError, match=r"solutions\[0\]: expected a weight vector"):
         connect(net(), Gaussian(), table(dtype=torch.float32), solutions=("a", "b"))
     with pytest.raises(InputError, match="extra: expected at least one tensor to learn, got none"):
@@ -874,4 +879,4 @@ def test_wrong_types_are_refused_in_a_line(unchecked):
     with pytest.raises(InputTypeError, match="join: expected a function of"):
         ExtraParameters({"a": A}, None)
     with pytest.raises(InputTypeError, match="t: expected a number or an array"):
-        Curve(points(3)).point("half")
+        WeightCurve(points(3)).point("half")

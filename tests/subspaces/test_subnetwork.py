@@ -12,9 +12,10 @@ from sklearn.datasets import load_diabetes
 from torch import nn
 
 import subbayes
-from subbayes import InputError, InputTypeError, Network
+from subbayes import InputError, InputTypeError, Network, subspaces
 from subbayes.curvature.precision_factory import precision
 from subbayes.curvature.subspace_precision import Restricted
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.subspace_error import relative_error
 from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspaces.subnetwork import (
@@ -296,15 +297,11 @@ def test_fit_predicts_by_the_subnetwork_chosen_for_inputs():
     model = subbayes.fit(
         module,
         (x, x[:, 0]),
-        subspace="subnetwork",
+        subspace=subspaces.Subnetwork(rank=12, inputs=x[:10]),
         inference="laplace-linearised",
-        rank=12,
         prior=0.5,
-        inputs=x[:10],
-        draws=50,
-        chains=2,
-        progress=False,
         training=subbayes.Training(epochs=20, swa_epochs=4),
+        sampling=Sampling(draws=50, chains=2, progress=False),
     )
     expected = subnetwork(
         model.network, model.likelihood, (x, x[:, 0]), rank=12, inputs=x[:10], prior_precision=4.0

@@ -11,12 +11,15 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import subbayes
-from subbayes import InputError, InputTypeError, Network
+from subbayes import InputError, InputTypeError, Network, subspaces
 from subbayes.cli import run
 from subbayes.curvature.precision_factory import precision
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.evidence import cross_validated
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.subspace_error import judge
+from subbayes.models.array_model import make_subspace
+from subbayes.models.settings import Settings
 from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal
 from subbayes.subspaces.subnetwork import masked, subnetwork
@@ -119,14 +122,10 @@ def test_of_a_mode_that_does_not_matter_nothing_is_said():
             subbayes.fit(
                 in_training_mode(),
                 data,
-                subspace="optimal",
-                inputs=new,
-                rank=2,
+                subspace=subspaces.Optimal(rank=2, inputs=new),
                 inference="laplace-linearised",
-                draws=10,
-                chains=2,
-                progress=False,
                 training=subbayes.Training(epochs=2, swa_epochs=2),
+                sampling=Sampling(draws=10, chains=2, progress=False),
             )
 
 
@@ -140,9 +139,7 @@ def test_a_module_in_training_mode_that_fit_takes_as_it_is():
             data,
             subspace=space,
             inference="laplace-linearised",
-            draws=10,
-            chains=2,
-            progress=False,
+            sampling=Sampling(draws=10, chains=2, progress=False),
         )
     assert module.training
     assert Network(module).to("cpu", torch.float32).in_training == ("BatchNorm1d", "Dropout")
@@ -280,16 +277,16 @@ def test_sizes_that_do_not_fit_are_said_before_the_training(free):
         r"\(N C\), 3.7 MiB. Use 'kfac', 'low-rank' or 'diagonal', .* or at most 92 observ",
     )
     refused(
-        lambda: fit(module, subspace="optimal", covariance="dual"),
+        lambda: fit(module, subspace=subspaces.Optimal(covariance="dual")),
         r"covariance: .* got the dual form .* The primal form with 8 weights fits: 0.0 MiB",
     )
     refused(
-        lambda: fit(module, subspace="optimal", inputs=x),
+        lambda: fit(module, subspace=subspaces.Optimal(inputs=x)),
         "inputs: expected the covariance of 400 outputs to fit into 1.0 MiB of free memory, "
         "got about 3.7 MiB. Pass fewer inputs",
     )
     refused(
-        lambda: fit(wide, subspace="subnetwork", rank=300),
+        lambda: fit(wide, subspace=subspaces.Subnetwork(rank=300)),
         "rank: expected three matrices of 1200 candidates squared to fit into 1.0 MiB",
     )
     for space in ("full", DenseSubspace(torch.zeros(1202), torch.eye(1202))):
@@ -304,13 +301,13 @@ def test_what_is_for_other_subspaces_or_inputs_is_said_before_the_training(free)
     fit = partial(subbayes.fit, nn.Linear(3, 1), (torch.zeros(20, 3), torch.zeros(20)))
     free(10**9)
     refused(
-        lambda: fit(subspace="random", covariance="kfac"),
+        lambda: make_subspace(Settings(subspace="random", covariance="kfac")),
         "covariance: expected subspace='optimal', which is chosen by it, got 'random'",
     )
-    refused(lambda: fit(subspace="optimal", covariance="full"), "covariance: expected one of 'exa")
-    for subspace in ("optimal", "subnetwork"):
+    refused(lambda: subspaces.Optimal(covariance="full"), "covariance: expected one of 'exa")
+    for method in (subspaces.Optimal, subspaces.Subnetwork):
         refused(
-            lambda s=subspace: fit(subspace=s, inputs=torch.zeros(4, 2)),
+            lambda m=method: fit(subspace=m(inputs=torch.zeros(4, 2))),
             "inputs: expected what the module takes, got",
         )
 
@@ -349,16 +346,11 @@ def test_fit_chooses_the_subspace_by_the_covariance_asked_for(covariance):
     model = subbayes.fit(
         net.module_with(),
         data,
-        subspace="optimal",
-        covariance=covariance,
-        inputs=new,
-        rank=3,
+        subspace=subspaces.Optimal(rank=3, inputs=new, covariance=covariance),
         prior=0.5,
         inference="laplace-linearised",
-        draws=10,
-        chains=2,
-        progress=False,
         training=subbayes.Training(epochs=2, swa_epochs=2),
+        sampling=Sampling(draws=10, chains=2, progress=False),
     )
     expected = optimal(
         model.network,
@@ -436,14 +428,10 @@ def test_fit_goes_on_in_the_lower_rank(inference):
         model = subbayes.fit(
             net.module_with(),
             data,
-            subspace="optimal",
-            rank=20,
-            inputs=new[:3].repeat(4, 1),
+            subspace=subspaces.Optimal(rank=20, inputs=new[:3].repeat(4, 1)),
             inference=inference,
-            draws=10,
-            chains=2,
-            progress=False,
             training=subbayes.Training(epochs=2, swa_epochs=2),
+            sampling=Sampling(draws=10, chains=2, progress=False),
         )
     assert model.subspace.rank == model.draws.z.shape[-1] == 3
     assert bool((model.predict(new).std > 0).all())
@@ -494,13 +482,11 @@ def test_jitter_is_reported_and_what_is_beyond_it_is_refused():
         lambda: subbayes.fit(
             net.module_with(),
             same,
-            likelihood=likelihood,
             subspace=twice,
+            likelihood=likelihood,
             prior=1e12,
             inference="laplace-linearised",
-            draws=10,
-            chains=2,
-            progress=False,
+            sampling=Sampling(draws=10, chains=2, progress=False),
         ),
     ):
         with pytest.warns(UserWarning, match=f"subspace: {jitter}"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cases import training_options
+from fits import compare, fit_options
 from jacobians import dense, dense_rows, problem
 from oracles import LinearGaussian, check_moments
 from scipy import stats
@@ -16,8 +17,9 @@ from torch.distributions import MultivariateNormal
 from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
-from subbayes import InputError, InputTypeError, Network
+from subbayes import InputError, InputTypeError, Network, subspaces
 from subbayes.data.data import take
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.evidence import Evidence, cross_validated, widened
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace, predict_linearised
@@ -504,14 +506,16 @@ def test_fit_leaves_a_trained_module_where_it_is(subspace):
     model = subbayes.fit(
         network.module_with(),
         (x, x[:, 0].clone()),
-        likelihood=subbayes.likelihoods.Gaussian(0.5),
-        subspace=subspace,
-        prior=0.7,
-        inference="laplace-linearised",
-        draws=20,
-        progress=False,
-        training=subbayes.Training(epochs=0, swa_epochs=0),
-        **options,
+        **fit_options(
+            likelihood=subbayes.likelihoods.Gaussian(0.5),
+            subspace=subspace,
+            prior=0.7,
+            inference="laplace-linearised",
+            draws=20,
+            progress=False,
+            training=subbayes.Training(epochs=0, swa_epochs=0),
+            **options,
+        ),
     )
     torch.testing.assert_close(model.network.weights, network.weights)
     space = None if subspace == "full" else model.subspace
@@ -528,16 +532,15 @@ def test_fit_leaves_a_trained_module_where_it_is(subspace):
 
 
 def test_a_trajectory_needs_epochs():
-    from subbayes.models.method_comparison import compare_methods
 
     x = torch.randn(20, 2)
     data, net = (x, x[:, 0].clone()), subbayes.MLP(2, (3,), 1)
     still = subbayes.Training(epochs=1, swa_epochs=0)
     for rank in (2, None):
         with pytest.raises(InputError, match="swa_epochs: expected a"):
-            subbayes.fit(net, data, rank=rank, training=still)
+            subbayes.fit(net, data, subspace=subspaces.PCA(rank=rank), training=still)
     with pytest.raises(InputError, match="swa_epochs: expected at least 1 for 'swag'"):
-        compare_methods(net, subbayes.likelihoods.Gaussian(), data, data, ["swag"], training=still)
+        compare(net, subbayes.likelihoods.Gaussian(), data, data, ["swag"], training=still)
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "categorical"])
@@ -549,16 +552,12 @@ def test_fit_in_the_optimal_subspace_for_the_inputs_to_be_predicted(likelihood, 
     model = subbayes.fit(
         net,
         (x, y),
+        subspace=subspaces.Optimal(rank=8, inputs=new),
         likelihood=likelihood,
-        subspace="optimal",
-        rank=8,
-        inputs=new,
         prior=0.5,
         inference="laplace-linearised",
-        draws=50,
-        chains=2,
         training=subbayes.Training(epochs=5, swa_epochs=3),
-        progress=False,
+        sampling=Sampling(draws=50, chains=2, progress=False),
     )
     assert model.subspace.rank == 8
     found = model.predict(new)

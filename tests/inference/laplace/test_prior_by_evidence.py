@@ -5,10 +5,12 @@ import pandas as pd
 import pytest
 import torch
 from cases import training_options
+from fits import fit_options
 
 import subbayes
-from subbayes import InputError, SubspaceClassifier, SubspaceRegressor, Training
+from subbayes import InputError, SubspaceClassifier, SubspaceRegressor, Training, subspaces
 from subbayes.cli import run
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.models.data_frame_model import TableModel
 
@@ -49,15 +51,17 @@ def test_fit_takes_what_linearised_laplace_finds(trained, subspace, tmp_path):
         subbayes.fit(
             trained.network.module_with(),
             rows(),
-            likelihood=trained.likelihood,
-            subspace=subspace,
-            prior="evidence",
-            inference="laplace-linearised",
-            training=STILL,
-            draws=20,
-            progress=False,
-            checkpoint=tmp_path,
-            **options,
+            **fit_options(
+                likelihood=trained.likelihood,
+                subspace=subspace,
+                prior="evidence",
+                inference="laplace-linearised",
+                training=STILL,
+                draws=20,
+                progress=False,
+                checkpoint=tmp_path,
+                **options,
+            ),
         )
         for _ in range(2)
     ]
@@ -92,15 +96,12 @@ def test_a_share_of_the_weights_widens_what_is_found(trained):
         subbayes.fit(
             trained.network.module_with(),
             rows(),
+            subspace=subspaces.Subnetwork(rank=6, scale_prior=share),
             likelihood=trained.likelihood,
-            rank=6,
-            subspace="subnetwork",
             prior="evidence",
-            scale_prior=share,
             training=STILL,
-            draws=20,
             inference="laplace-linearised",
-            progress=False,
+            sampling=Sampling(draws=20, progress=False),
         )
         for share in (False, True)
     )
@@ -165,4 +166,4 @@ def test_where_it_has_no_meaning(monkeypatch):
         ),
     ):
         with pytest.raises(InputError, match=message):
-            subbayes.fit(net, rows(), **{"prior": "evidence"} | change)
+            subbayes.fit(net, rows(), **fit_options(**{"prior": "evidence"} | change))

@@ -4,13 +4,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fits import fit_options
 from oracles import check_moments
 
 import subbayes
 from subbayes import InputError, Network, SubspaceRegressor, Training
 from subbayes.cli import run
 from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.models.array_model import make_subspace
 from subbayes.models.data_frame_model import TableModel
+from subbayes.models.settings import Settings
 from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace
 from subbayes.subspaces.subnetwork import scaled_prior_precision, subnetwork
@@ -33,12 +36,14 @@ def test_fit_is_linearised_laplace_under_the_scaled_prior():
     model = subbayes.fit(
         net(),
         (x, y),
-        subspace="subnetwork",
-        rank=5,
-        prior=0.5,
-        scale_prior=True,
-        inference="laplace-linearised",
-        **FAST,
+        **fit_options(
+            subspace="subnetwork",
+            rank=5,
+            prior=0.5,
+            scale_prior=True,
+            inference="laplace-linearised",
+            **FAST,
+        ),
     )
     assert model.subspace.size == 31
     precision = scaled_prior_precision(0.5**-2, model.subspace)
@@ -63,12 +68,13 @@ def test_a_linear_network_has_the_posterior_in_closed_form():
     model = subbayes.fit(
         linear,
         (x, y),
-        likelihood=subbayes.likelihoods.Gaussian(0.5),
-        subspace=space,
-        prior=0.3,
-        scale_prior=True,
-        draws=1000,
-        progress=False,
+        **fit_options(
+            likelihood=subbayes.likelihoods.Gaussian(0.5),
+            subspace=space,
+            prior=scaled_prior_precision(0.3**-2, space) ** -0.5,
+            draws=1000,
+            progress=False,
+        ),
     )
     phi = x[:, [0, 2]].numpy()
     precision = phi.T @ phi / 0.25 + np.eye(2) / (0.3**2 * 4 / 2)
@@ -91,7 +97,9 @@ def test_the_variance_of_the_outputs_is_kept_under_the_prior():
 
 def test_default_ranks_estimators_and_artifacts(tmp_path):
     x, y = rows()
-    whole = subbayes.fit(net(), (x, y), subspace="subnetwork", scale_prior=True, **FAST)
+    whole = subbayes.fit(
+        net(), (x, y), **fit_options(subspace="subnetwork", scale_prior=True, **FAST)
+    )
     assert whole.prior.scale.item() == 1.0  # 100 weights or all 31
     given = {
         "hidden": (6,),
@@ -156,11 +164,6 @@ def test_where_it_has_no_meaning(monkeypatch):
     monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
     for change, message in (
         (
-            {"subspace": "random"},
-            "scale_prior: expected subspace='subnetwork', by whose share .* "
-            "got 'random'. Leave it out",
-        ),
-        (
             {"subspace": "subnetwork", "prior": Normal(0.5)},
             "scale_prior: expected a prior given as a scale, got a Normal",
         ),
@@ -168,4 +171,6 @@ def test_where_it_has_no_meaning(monkeypatch):
         ({"subspace": "subnetwork", "rank": 0}, "rank: expected a whole number of at least 1"),
     ):
         with pytest.raises(InputError, match=message):
-            subbayes.fit(net(), rows(), scale_prior=True, **FAST | change)
+            subbayes.fit(net(), rows(), **fit_options(scale_prior=True, **FAST | change))
+    with pytest.raises(InputError, match="scale_prior: expected subspace='subnetwork', by whose"):
+        make_subspace(Settings(subspace="random", scale_prior=True))

@@ -1,0 +1,384 @@
+"""Baselines that `compare_methods` compares: objects that check, fit and predict."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from subbayes import sparse
+from subbayes.baselines.deep_ensemble import deep_ensemble
+from subbayes.baselines.ensemble import WeightSamples
+from subbayes.baselines.map import point
+from subbayes.baselines.mc_dropout import McDropout, mc_dropout
+from subbayes.baselines.swag import swag
+from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
+from subbayes.data.data import Data
+from subbayes.inference.configuration import Sampling
+from subbayes.likelihoods import Likelihood
+from subbayes.models.fitted import FittedModel
+from subbayes.networks.network import Network
+from subbayes.networks.selection import Selection
+from subbayes.predictions.averaging import average
+from subbayes.predictions.predictive import Predictive
+from subbayes.training.configuration import Training
+from subbayes.training.pipeline import Trained, train_trajectory
+from subbayes.utils.checks import check_count, fail
+
+__all__ = [
+    "MAP",
+    "SWA",
+    "SWAG",
+    "ComparedMethod",
+    "DeepEnsemble",
+    "MonteCarloDropout",
+    "Predictor",
+    "Setup",
+    "SparseNetworks",
+    "TemperatureScaling",
+    "timed",
+]
+
+Predictor = WeightSamples | McDropout | TemperatureScaled | FittedModel
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the methods of a comparison share: module, data, training and sampling.
+
+    Attributes:
+        module: the module with its initial weights.
+        factory: makes a module with fresh weights, or None.
+        likelihood: before training.
+        data: training data.
+        validation: held-out data, or None.
+        training: how networks are trained.
+        sampling: how posteriors are sampled; its seed is that of all methods.
+        parameters: which parameters are weights.
+        output: picks the tensor out of what the module returns.
+    """
+
+    module: nn.Module
+    factory: Callable[[], nn.Module] | None
+    likelihood: Likelihood
+    data: Data
+    validation: Any
+    training: Training
+    sampling: Sampling
+    parameters: Selection
+    output: Callable[[Any], Tensor] | None
+
+    @property
+    def network(self) -> Network:
+        """The network before training."""
+        return Network(self.module, self.parameters, self.output)
+
+    @cached_property
+    def trained(self) -> Trained:
+        """The training that methods share."""
+        return train_trajectory(
+            self.module,
+            self.likelihood,
+            self.data,
+            self.training,
+            parameters=self.parameters,
+            output=self.output,
+            seed=self.sampling.seed,
+            progress=self.sampling.progress,
+        )
+
+    def point(self) -> WeightSamples:
+        """The network after the first phase of training, or as it was given."""
+        if self.trained.result is not None:
+            return point(self.trained.result)
+        network = self.network
+        weights = network.weights[None]
+        inputs = self.data.inputs if self.data.in_memory else self.data.loader
+        outputs = average(network, self.likelihood, weights, inputs).outputs[0]
+        likelihood = self.likelihood.estimated(outputs, self.data.targets())
+        return WeightSamples(network, weights, likelihood, "MAP")
+
+    def require_epochs(self, key: str, what: str) -> None:
+        """Raise `InputError` if nothing is to be trained.
+
+        Args:
+            key: the method that trains.
+            what: what it trains.
+        """
+        if not self.training.epochs:
+            fail(
+                "training",
+                f"epochs above 0 to train {what}",
+                0,
+                f"Leave {key!r} out of methods for a module that is trained already",
+            )
+
+
+@dataclass(frozen=True)
+class ComparedMethod(ABC):
+    """A method of a comparison: a frozen dataclass of its settings.
+
+    Attributes:
+        key: its name in `METHODS` and in tables.
+        label: its name for readers.
+        phases: how many phases of the shared training it needs.
+    """
+
+    key: ClassVar[str]
+    label: ClassVar[str]
+    phases: ClassVar[int] = 0
+
+    def check(self, setup: Setup) -> None:  # noqa: B027, some need no check
+        """Check before training that the method can be fitted.
+
+        Args:
+            setup: what the methods share.
+
+        Raises:
+            InputError: what the method needs is missing.
+        """
+
+    @abstractmethod
+    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+        """The fitted method, and the seconds of what it trains and infers by itself.
+
+        Args:
+            setup: what the methods share.
+        """
+
+    def predict(self, model: Any, inputs: Any, noise: Any) -> Predictive:
+        """Predictions at new inputs.
+
+        Args:
+            model: what `fit` returned.
+            inputs: new inputs, or a loader.
+            noise: noise scale per row, or None.
+        """
+        return model.predict(inputs) if noise is None else model.predict(inputs, noise=noise)
+
+    def config(self) -> dict[str, Any]:
+        """The settings as JSON-able values."""
+        return dataclasses.asdict(self)
+
+
+def timed(function: Callable[[], Any], training: bool = False) -> tuple[Any, dict[str, float]]:
+    """What a function returns, and its seconds as those of training or of inference.
+
+    Args:
+        function: to call.
+        training: whether it trains.
+    """
+    started = time.perf_counter()
+    found = function()
+    seconds = time.perf_counter() - started
+    return found, {
+        "training_seconds": seconds if training else 0.0,
+        "inference_seconds": 0.0 if training else seconds,
+    }
+
+
+# --- baselines ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MAP(ComparedMethod):
+    """The maximum a posteriori."""
+
+    key: ClassVar[str] = "map"
+    label: ClassVar[str] = "MAP"
+    phases: ClassVar[int] = 1
+
+    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+        """The network after the first phase."""
+        return timed(setup.point)
+
+
+@dataclass(frozen=True)
+class SWA(ComparedMethod):
+    """The mean of the trajectory."""
+
+    key: ClassVar[str] = "swa"
+    label: ClassVar[str] = "SWA"
+    phases: ClassVar[int] = 2
+
+    def check(self, setup: Setup) -> None:
+        """Check that there is a second phase."""
+        if not setup.training.swa_epochs:
+            remedy = f"Leave {self.key!r} out of methods"
+            fail("swa_epochs", f"at least 1 for {self.key!r}", 0, remedy)
+
+    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+        """The network after the second phase."""
+        return timed(lambda: point(setup.trained.swa))
+
+
+@dataclass(frozen=True)
+class SWAG(SWA):
+    """The Gaussian of the trajectory.
+
+    Attributes:
+        draws: weight vectors drawn from it.
+    """
+
+    draws: int = 30
+    key: ClassVar[str] = "swag"
+    label: ClassVar[str] = "SWAG"
+
+    def __post_init__(self) -> None:
+        check_count("draws", self.draws)
+
+    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+        """Draw weight vectors."""
+        return timed(lambda: swag(setup.trained.swa, self.draws, seed=setup.sampling.seed))
+
+
+@dataclass(frozen=True)
+class DeepEnsemble(ComparedMethod):
+    """Networks from initial weights of their own, each trained as in the first phase.
+
+    Attributes:
+        members: number of networks.
+    """
+
+    members: int = 5
+    key: ClassVar[str] = "ensemble"
+    label: ClassVar[str] = "deep ensemble"
+
+    def __post_init__(self) -> None:
+        check_count("members", self.members)
+
+    def check(self, setup: Setup) -> None:
+        """Check that the members are trained."""
+        setup.require_epochs(self.key, "an ensemble")
+
+    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+        """Train the members."""
+        return timed(
+            lambda: deep_ensemble(
+                setup.module,
+                setup.likelihood,
+                setup.data,
+                setup.training,
+                members=self.members,
+                factory=setup.factory,
+                parameters=setup.parameters,
+                output=setup.output,
+                seed=setup.sampling.seed,
+                progress=setup.sampling.progress,
+            ),
+            training=True,
+        )
+
+
+@dataclass(frozen=True)
+class MonteCarloDropout(ComparedMethod):
+    """Dropout masks at prediction time, for a module with dropout layers.
+
+    Attributes:
+        draws: number of masks.
+    """
+
+    draws: int = 30
+    key: ClassVar[str] = "mc-dropout"
+    label: ClassVar[str] = "MC dropout"
+    phases: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_count("draws", self.draws)
+
+    def check(self, setup: Setup) -> None:
+        """Check that there is a dropout layer."""
+        mc_dropout(setup.module, setup.likelihood)
+
+    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+        """Draw masks."""
+        result = setup.trained.result
+        where = (setup.module, setup.point().likelihood) if result is None else (result,)
+        options: dict[str, Any] = {"seed": setup.sampling.seed, "output": setup.output}
+        return timed(lambda: mc_dropout(*where, n_draws=self.draws, **options))
+
+
+@dataclass(frozen=True)
+class TemperatureScaling(ComparedMethod):
+    """The maximum a posteriori with a temperature fitted to validation data."""
+
+    key: ClassVar[str] = "temperature-scaling"
+    label: ClassVar[str] = "MAP + temperature"
+    phases: ClassVar[int] = 1
+
+    def check(self, setup: Setup) -> None:
+        """Check that there are validation data."""
+        if setup.validation is None:
+            fail(
+                "validation",
+                "held-out data for temperature scaling",
+                None,
+                f"Pass data, or leave {self.key!r} out of methods",
+            )
+
+    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+        """Fit the temperature."""
+        return timed(lambda: temperature_scaling(setup.point(), setup.validation))
+
+
+@dataclass(frozen=True)
+class SparseNetworks(ComparedMethod):
+    """Draws of a sparse network (`sparse.fit`, mean-field), trained for as many epochs.
+
+    Attributes:
+        draws: number of networks drawn.
+    """
+
+    draws: int = 30
+    key: ClassVar[str] = "sparse"
+    label: ClassVar[str] = "sparse network"
+
+    def __post_init__(self) -> None:
+        check_count("draws", self.draws)
+
+    def check(self, setup: Setup) -> None:
+        """Check that the module returns a tensor and is trained."""
+        if setup.output is not None:
+            fail(
+                "output",
+                "none, as sparse networks take modules that return one tensor",
+                "a function",
+                "Leave 'sparse' out of methods",
+            )
+        setup.require_epochs(self.key, "a sparse network")
+
+    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+        """Train the sparse network."""
+        return timed(lambda: self._samples(setup), training=True)
+
+    def _samples(self, setup: Setup) -> WeightSamples:
+        plan, names = setup.training, setup.network.spans
+        seed, module = setup.sampling.seed, copy.deepcopy(setup.module)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in names)
+        keep = [
+            name
+            for name, layer in module.named_modules()
+            if f"{name}.weight" not in names and hasattr(layer, "weight")
+        ]
+        batches = 1 if plan.batch_size is None else math.ceil(setup.data.n / plan.batch_size)
+        found = sparse.fit(
+            sparse.convert(module, keep=keep, seed=seed),
+            setup.likelihood,
+            setup.data,
+            epochs=plan.epochs,
+            batch_size=plan.batch_size,
+            seed=seed,
+            rates=sparse.Rates.alike(plan.learning_rate, plan.epochs * batches),
+            progress=setup.sampling.progress,
+        )
+        weights = found.weights(draws=self.draws, seed=seed)
+        return WeightSamples(found.network, weights, found.likelihood, self.label)

@@ -1,0 +1,261 @@
+"""Methods that `compare_methods` compares: posteriors in subspaces, and all methods by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from subbayes.inference.engine import Engine
+from subbayes.inference.engines import engine_of
+from subbayes.models.comparison_methods import (
+    MAP,
+    SWA,
+    SWAG,
+    ComparedMethod,
+    DeepEnsemble,
+    MonteCarloDropout,
+    Setup,
+    SparseNetworks,
+    TemperatureScaling,
+    timed,
+)
+from subbayes.models.fit import (
+    build,
+    check_prior,
+    check_temperature,
+    fit_settings,
+    prior_of,
+    sample,
+)
+from subbayes.predictions.predictive import Predictive
+from subbayes.priors import EvidencePrior, Normal
+from subbayes.subspaces.base import SubspaceMethod
+from subbayes.subspaces.curve import Curve
+from subbayes.subspaces.registry import SubspaceChoice, subspace_method
+from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+
+__all__ = ["METHODS", "Comparable", "SubspaceInference", "methods_by_key", "named_methods"]
+
+_LABELS = {
+    "pca": "PCA",
+    "elliptical-slice": "ESS",
+    "laplace-linearised": "linearised Laplace",
+    "nuts": "NUTS",
+    "hmc": "HMC",
+    "smc": "SMC",
+}
+
+
+@dataclass(frozen=True)
+class SubspaceInference(ComparedMethod):
+    """A posterior in a subspace, as `fit` computes it from the shared training.
+
+    Attributes:
+        subspace: as for `fit`.
+        inference: as for `fit`.
+        prior: as for `fit`.
+        temperature: as for `fit`.
+        most_draws: predict with so many of the draws, evenly spaced.
+
+    Example:
+        >>> SubspaceInference("pca", "nuts").label
+        'PCA + NUTS'
+    """
+
+    subspace: SubspaceChoice = "pca"
+    inference: str | Engine = "elliptical-slice"
+    prior: Normal | EvidencePrior | float | str = 1.0
+    temperature: float | str = 1.0
+    most_draws: int = 1000
+    phases: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        check_count("most_draws", self.most_draws)
+        prior_of(self.prior)
+
+    @property
+    def method(self) -> SubspaceMethod:
+        """How the subspace is chosen."""
+        return subspace_method(self.subspace)
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        """The subspace, and the engine unless it is elliptical slice sampling."""
+        engine = engine_of(self.inference).name
+        short = {"elliptical-slice": "", "laplace-linearised": "-laplace"}
+        return self.method.name + short.get(engine, f"-{engine}")
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        """The subspace and the engine."""
+        names = (self.method.name, engine_of(self.inference).name)
+        return " + ".join(_LABELS.get(name, name) for name in names)
+
+    def check(self, setup: Setup) -> None:
+        """Check what `fit` checks."""
+        network, method = setup.network, _with_factory(self.method, setup)
+        check_temperature(self.temperature, setup.validation)
+        method.check(network, setup.data, setup.training)
+        check_prior(prior_of(self.prior), method, network, setup.data)
+        engine_of(self.inference).check(method.expected_rank(network))
+
+    def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
+        """Build the subspace and sample the posterior; a curve is counted as training."""
+        method, prior = _with_factory(self.method, setup), prior_of(self.prior)
+        settings = fit_settings(
+            setup.likelihood, method, prior, setup.training, setup.sampling.seed
+        )
+        trains = isinstance(method, Curve)
+        prepared, before = timed(lambda: build(setup.trained, method, prior, settings), trains)
+        model, after = timed(
+            lambda: sample(
+                prepared,
+                setup.data,
+                engine_of(self.inference),
+                setup.sampling,
+                self.temperature,
+                setup.validation,
+            )
+        )
+        return model, {name: before[name] + after[name] for name in before}
+
+    def predict(self, model: Any, inputs: Any, noise: Any) -> Predictive:
+        """Average over the draws."""
+        return model.predict(inputs, noise=noise, n_draws=self.most_draws)
+
+    def config(self) -> dict[str, Any]:
+        """The settings as JSON-able values."""
+        return {
+            "subspace": self.method.name,
+            "subspace_settings": self.method.config(),
+            "inference": engine_of(self.inference).name,
+            "prior": repr(self.prior),
+            "temperature": self.temperature,
+            "most_draws": self.most_draws,
+        }
+
+
+def _with_factory(method: SubspaceMethod, setup: Setup) -> SubspaceMethod:
+    """A curve's second solution comes from the factory of the comparison."""
+    if isinstance(method, Curve) and method.factory is None:
+        return dataclasses.replace(method, factory=setup.factory)
+    return method
+
+
+# --- by name --------------------------------------------------------------------------------------
+
+METHODS: dict[str, ComparedMethod] = {
+    method.key: method
+    for method in (
+        MAP(),
+        SWA(),
+        SWAG(),
+        DeepEnsemble(),
+        MonteCarloDropout(),
+        TemperatureScaling(),
+        SubspaceInference("pca"),
+        SubspaceInference("random"),
+        SubspaceInference("curve"),
+        SubspaceInference("optimal"),
+        SubspaceInference("optimal", "laplace-linearised"),
+        SubspaceInference("subnetwork"),
+        SubspaceInference("subnetwork", "laplace-linearised"),
+        SparseNetworks(),
+    )
+}
+"""The methods by the names that stand for their defaults."""
+
+Comparable = str | ComparedMethod | SubspaceMethod
+
+
+def methods_by_key(
+    methods: Sequence[Comparable] | Mapping[str, Comparable],
+) -> dict[str, ComparedMethod]:
+    """The methods that names and objects stand for, by the keys of the table.
+
+    Args:
+        methods: names of `METHODS`, methods, or ways to choose a subspace; or any of them by keys
+            of your own.
+
+    Raises:
+        InputError: no methods, an unknown name, or a key given twice.
+
+    Example:
+        >>> from subbayes.subspaces import PCA
+        >>> list(methods_by_key(["map", PCA(rank=2)]))
+        ['map', 'pca']
+    """
+    if isinstance(methods, str) or not methods:
+        fail("methods", f"several of {', '.join(METHODS)}", repr(methods))
+    if isinstance(methods, Mapping):
+        return {key: _method(method) for key, method in methods.items()}
+    found = [_method(method) for method in methods]
+    if len({method.key for method in found}) < len(found):
+        names = [method.key for method in found]
+        fail("methods", "each method once", names, "Name them: {'PCA of rank 2': PCA(2), ...}")
+    return {method.key: method for method in found}
+
+
+def _method(method: Any) -> ComparedMethod:
+    if isinstance(method, ComparedMethod):
+        return method
+    if isinstance(method, SubspaceMethod):
+        return SubspaceInference(method)
+    if not isinstance(method, str):
+        fail_type("methods", "names, methods or subspaces", method)
+    check_choice("methods", method, METHODS)
+    return METHODS[method]
+
+
+def named_methods(
+    names: Sequence[str],
+    *,
+    draws: int = 30,
+    members: int = 5,
+    most_draws: int = 1000,
+    **posterior: Any,
+) -> list[ComparedMethod]:
+    """Methods by name that share their settings.
+
+    Args:
+        names: of `METHODS`.
+        draws: of SWAG, MC dropout and sparse networks.
+        members: of a deep ensemble.
+        most_draws: of posteriors, to predict with.
+        posterior: "rank", "inputs" and "covariance" of the subspaces that have them; "prior" and
+            "temperature" of all posteriors.
+
+    Raises:
+        InputError: a setting that none of the methods has.
+
+    Example:
+        >>> named_methods(["map", "pca"], rank=3)[1].method
+        PCA(rank=3)
+    """
+    shared = {k: posterior.pop(k) for k in ("prior", "temperature") if k in posterior}
+    unused = {k for k, v in posterior.items() if k != "rank" and v not in (None, "exact")}
+    found: list[ComparedMethod] = []
+    for method in methods_by_key(names).values():
+        own: dict[str, Any] = {"draws": draws, "members": members, "most_draws": most_draws}
+        if isinstance(method, SubspaceInference):
+            fields = {field.name for field in dataclasses.fields(method.method)}
+            given = {k: v for k, v in posterior.items() if k in fields}
+            unused -= set(given)
+            own |= shared | {"subspace": dataclasses.replace(method.method, **given)}
+        fields = {field.name for field in dataclasses.fields(method)}
+        found.append(dataclasses.replace(method, **{k: v for k, v in own.items() if k in fields}))
+    for name in sorted(unused):
+        users = [
+            key
+            for key, method in METHODS.items()
+            if isinstance(method, SubspaceInference) and hasattr(method.method, name)
+        ]
+        fail(
+            name,
+            f"one of {', '.join(users)} among the methods, which use it",
+            "others alone",
+            "Leave it out",
+        )
+    return found

@@ -1,0 +1,44 @@
+"""`fit` and `compare_methods` from flat settings, for tests that vary them one at a time."""
+
+import dataclasses
+
+from subbayes.inference.configuration import Sampling
+from subbayes.models.method_comparison import compare_methods, named_methods
+from subbayes.priors import EvidencePrior
+from subbayes.subspaces.registry import SUBSPACES
+
+SAMPLING = {field.name for field in dataclasses.fields(Sampling)}
+SUBSPACE = {"rank", "inputs", "covariance", "scale_prior"}
+
+
+def fit_options(**flat):
+    """Gather fields of `Sampling` and of the subspace in their objects."""
+    options = {k: v for k, v in flat.items() if k not in SAMPLING | SUBSPACE}
+    sampling = {k: v for k, v in flat.items() if k in SAMPLING}
+    subspace = {k: v for k, v in flat.items() if k in SUBSPACE}
+    if options.get("prior") == "evidence" and flat.get("subspace") != "optimal":
+        options["prior"] = EvidencePrior(subspace.pop("covariance", None))
+    kind = flat.get("subspace", "pca")
+    if isinstance(kind, str) and kind in SUBSPACES and kind != "full":
+        options["subspace"] = SUBSPACES[kind](**subspace)
+    return options | {"sampling": Sampling(**sampling)}
+
+
+NAMED = {"rank", "inputs", "covariance", "prior", "temperature", "draws", "members", "most_draws"}
+DEFAULT = ("map", "swa", "swag", "ensemble", "pca", "random")
+
+
+def compare(module, likelihood, data, test, methods=DEFAULT, *, n_draws=30, **flat):
+    """`compare_methods` from flat settings; `n_draws` are the draws of baselines."""
+    named = {k: v for k, v in flat.items() if k in NAMED - {"draws"}}
+    sampling = {k: v for k, v in flat.items() if k in SAMPLING}
+    rest = {k: v for k, v in flat.items() if k not in NAMED | SAMPLING}
+    return compare_methods(
+        module,
+        likelihood,
+        data,
+        test,
+        named_methods(methods, draws=n_draws, **named),
+        sampling=Sampling(**sampling),
+        **rest,
+    )
