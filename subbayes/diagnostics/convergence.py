@@ -1,12 +1,12 @@
-r"""Did the chains mix, and how much are they worth.
+r"""Convergence of chains: R-hat, effective sample sizes, Monte Carlo standard errors.
 
 R-hat and effective sample sizes follow Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021),
 "Rank-normalization, folding, and localization", Bayesian Analysis 16(2).
 
 Chain diagnostics take draws of shape (chains, draws, k) and return one number per coordinate,
 shape (k,); draws of shape (chains, draws) give a zero-dimensional array. A number that cannot
-be known is nan: fewer than four draws a chain, a coordinate that never moves, a value that is
-not finite. Chains are split in half, so a single chain is compared with itself.
+be computed is nan: fewer than four draws per chain, a constant coordinate, a value that is not
+finite. Chains are split in half, so that a single chain is compared with itself.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = [
 Chains: TypeAlias = Float[np.ndarray, "k chains draws"]
 PerCoordinate: TypeAlias = Float[np.ndarray, "k"]
 
-_BLOCK = 2**18  # numbers worked on at once: 2 MB in float64, about a cache
+_BLOCK = 2**18  # numbers processed at once: 2 MB in float64, about the size of a cache
 
 
 def rhat(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    r"""Rank-normalised split R-hat: do the chains agree? Below 1.01 they do.
+    r"""Rank-normalised split R-hat; below 1.01 the chains agree.
 
     With $n$ draws in each half chain, between-chain variance $B$ and within-chain variance $W$
     of the rank-normalised draws,
@@ -72,10 +72,10 @@ def rhat(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
 
 
 def ess_bulk(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    r"""Effective sample size of the bulk: how many independent draws the chains are worth.
+    r"""Bulk effective sample size: the equivalent number of independent draws.
 
     $S / \hat\tau$ of the rank-normalised split chains, $\hat\tau = -1 + 2 \sum_t \hat\rho_t$
-    truncated by Geyer's initial monotone sequence. Aim at 100 per chain.
+    truncated by Geyer's initial monotone sequence. At least 100 per chain are recommended.
 
     Args:
         x: draws, shape (chains, draws) or (chains, draws, k).
@@ -97,10 +97,10 @@ def ess_bulk(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
 
 
 def ess_tail(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    r"""Effective sample size of the tails: the smaller one of the 5 % and the 95 % quantile.
+    r"""Tail effective sample size: the smaller of those of the 5 % and 95 % quantiles.
 
     The effective sample size of a quantile is that of the indicators $1\{x \le \hat q\}$. A
-    quantile that every draw lies below (a discrete coordinate) tells nothing and is passed over.
+    quantile that is the largest draw (of a discrete coordinate) is ignored.
 
     Args:
         x: draws, shape (chains, draws) or (chains, draws, k).
@@ -122,7 +122,7 @@ def ess_tail(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
 
 
 def ess_mean(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    r"""Effective sample size for the mean: of the draws themselves, not of their ranks.
+    r"""Effective sample size for the mean, of the draws without rank normalisation.
 
     Args:
         x: draws, shape (chains, draws) or (chains, draws, k).
@@ -168,8 +168,9 @@ def mcse_mean(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
 def ebfmi(energy: Float[np.ndarray, "chains draws"]) -> Float[np.ndarray, "chains"]:
     r"""Energy Bayesian fraction of missing information of each chain; below 0.3 is low.
 
-    $\sum_i (H_i - H_{i-1})^2 / \sum_i (H_i - \bar H)^2$: how much of the spread of energies a fresh
-    momentum covers (Betancourt 2016, *Diagnosing suboptimal cotangent disintegrations*).
+    $\sum_i (H_i - H_{i-1})^2 / \sum_i (H_i - \bar H)^2$: the share of the variance of the energy
+    that resampling the momentum explores (Betancourt 2016, *Diagnosing suboptimal cotangent
+    disintegrations*).
 
     Args:
         energy: H at each draw, shape (chains, draws).
@@ -185,17 +186,17 @@ def ebfmi(energy: Float[np.ndarray, "chains draws"]) -> Float[np.ndarray, "chain
 
 
 def separate_groups(x: Float[np.ndarray, "chains draws k"]) -> list[Num[np.ndarray, "_"]]:
-    r"""Groups of chains that never meet, each chain settled where it is: several modes.
+    r"""Groups of stationary chains that do not overlap, which indicates several modes.
 
-    In a coordinate, chains whose central 95 % intervals overlap belong together, and so do those
-    that a chain between them connects. Chains that are still on their way (split R-hat of the chain
-    alone above 1.2) are no evidence of modes. The coordinate with the most groups counts.
+    In a coordinate, chains whose central 95 % intervals overlap, directly or through other chains,
+    form a group. Coordinates with chains that are not stationary (split R-hat of a single chain
+    above 1.2) are ignored. The groups of the coordinate with the most groups are returned.
 
     Args:
         x: draws, shape (chains, draws, k).
 
     Returns:
-        The chains of each group, the largest group first; one group where all is well.
+        The chains of each group, the largest group first; a single group if there are no modes.
 
     Example:
         >>> x = np.random.default_rng(0).normal(size=(4, 500, 2))
@@ -219,7 +220,7 @@ def separate_groups(x: Float[np.ndarray, "chains draws k"]) -> list[Num[np.ndarr
 
 
 def average_ranks(x: Num[np.ndarray, "rows n"]) -> Float[np.ndarray, "rows n"]:
-    """Ranks 1 to n along each row; equal values share the mean of their ranks.
+    """Ranks 1 to n along each row; ties get the mean of their ranks.
 
     Args:
         x: values, shape (rows, n).
@@ -250,7 +251,7 @@ def average_ranks(x: Num[np.ndarray, "rows n"]) -> Float[np.ndarray, "rows n"]:
 def _per_coordinate(
     statistic: Callable[[np.ndarray], np.ndarray], x: np.ndarray
 ) -> Float[np.ndarray, "..."]:
-    """Apply `statistic` to blocks of (k, chains, draws); nan where it cannot be known."""
+    """Apply `statistic` to blocks of (k, chains, draws); nan where it is undefined."""
     x = np.asarray(x)
     if x.ndim < 2:
         fail(
@@ -273,13 +274,13 @@ def _per_coordinate(
 
 
 def blocks(n: int, width: int) -> Iterator[slice]:
-    """Slices of 0..n with about `_BLOCK` numbers in each, where an item holds `width`."""
+    """Slices of 0..n with about `_BLOCK` numbers in each, for items of `width` numbers."""
     size = max(1, _BLOCK // max(1, width))
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
 def _split(x: Chains) -> Float[np.ndarray, "k halves half"]:
-    """Halve each chain; the middle draw of an odd number is left out."""
+    """Halve each chain; of an odd number of draws the middle one is dropped."""
     half = x.shape[2] // 2
     return np.concatenate([x[:, :, :half], x[:, :, -half:]], axis=1)
 
@@ -301,7 +302,7 @@ def _rhat_rank(x: Chains) -> PerCoordinate:
 def _rhat(x: Chains) -> PerCoordinate:
     n = x.shape[2]
     between = n * x.mean(axis=2).var(axis=1, ddof=1)
-    # Relative to its first draw a stuck chain is exactly zero, and so is its variance.
+    # Subtracting the first draw makes the variance of a constant chain exactly zero.
     within = (x - x[:, :, :1]).var(axis=2, ddof=1).mean(axis=1)
     return np.sqrt((between / within + n - 1) / n)
 
@@ -316,7 +317,7 @@ def _ess_indicator(x: Chains, threshold: Float[np.ndarray, "k 1 1"]) -> PerCoord
 
 
 def _ess(x: Chains) -> PerCoordinate:
-    """Effective sample size of (already split) chains (section 3.2); nan if none moves."""
+    """Effective sample size of split chains (section 3.2); nan for constant chains."""
     size = x.shape[1] * x.shape[2]
     tau = _autocorrelation_time(_autocorrelation(x))
     moves = x.min(axis=(1, 2)) < x.max(axis=(1, 2))
@@ -324,7 +325,7 @@ def _ess(x: Chains) -> PerCoordinate:
 
 
 def _autocorrelation(x: Chains) -> Float[np.ndarray, "k draws"]:
-    """Autocorrelation of the chains together: 1 - (W - mean autocovariance) / var⁺."""
+    """Autocorrelation pooled over chains: 1 - (W - mean autocovariance) / var⁺."""
     n = x.shape[2]
     padded = 1 << (2 * n - 1).bit_length()
     transform = np.fft.rfft(x - x.mean(axis=2, keepdims=True), padded, axis=2)
@@ -345,7 +346,7 @@ def _autocorrelation_time(rho: Float[np.ndarray, "k draws"]) -> PerCoordinate:
     stop = np.where(negative.any(axis=1), negative.argmax(axis=1), last)
     kept = np.arange(last + 1) < stop[:, None]
     head = np.sum(np.minimum.accumulate(pairs, axis=1), axis=1, where=kept)
-    # The first half of the pair where it stops still counts, once: it lowers the variance
-    # of the estimate for antithetic chains.
+    # The first half of the last pair counts once: it lowers the variance of the estimate
+    # for antithetic chains.
     even = rho[rows, 2 * stop]
     return 2 * head - 1 + np.where((even > 0) | (pairs[rows, stop] >= 0), even, 0)

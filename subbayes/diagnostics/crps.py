@@ -1,4 +1,4 @@
-r"""The continuous ranked probability score of one kind of predictive each; see `metrics.crps`."""
+r"""The continuous ranked probability score by kind of predictive; see `metrics.crps`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from subbayes.predictions.predictive import Predictive
 
 __all__ = ["crps_counts", "crps_gaussian_mixture", "crps_samples"]
 
-_TAIL = 1e-6  # counts further out than this are left out of the CRPS: an error below 1e-12
+_TAIL = 1e-6  # tail probability excluded from the CRPS of counts: an error below 1e-12
 _MAX_COUNTS = 4096  # a wider count distribution is scored by sampling
 _N_SAMPLES = 1000
 
 
 def crps_counts(predictive: Predictive, values: Float[np.ndarray, "..."]) -> float:
-    """Sum over the whole numbers between the extreme quantiles and the count itself.
+    """CRPS of counts, as a sum over the integers between the extreme quantiles and the count.
 
     Args:
-        predictive: of counts.
-        values: the counts that came.
+        predictive: predictive distribution of counts.
+        values: observed counts.
     """
     low = np.minimum(predictive.quantile(_TAIL), values)
     high = np.maximum(predictive.quantile(1 - _TAIL), values)
@@ -40,11 +40,11 @@ def crps_counts(predictive: Predictive, values: Float[np.ndarray, "..."]) -> flo
 
 
 def crps_samples(predictive: Predictive, values: Float[np.ndarray, "..."]) -> float:
-    """Estimate without bias from samples.
+    """Unbiased estimate of the CRPS from samples.
 
     Args:
-        predictive: of any likelihood.
-        values: the targets.
+        predictive: predictive distribution with any likelihood.
+        values: targets.
     """
     from scoringrules import crps_ensemble
 
@@ -66,10 +66,10 @@ def crps_gaussian_mixture(
       - \frac{1}{2 S^2} \sum_{i,j} A\left(\mu_i - \mu_j, \sqrt{\sigma_i^2 + \sigma_j^2}\right).$$
 
     The double sum equals $\int F (1 - F) \, dt$ for the distribution function $F$ of the
-    mixture. That integrand is so smooth that the trapezoidal rule with steps of half the
-    smallest $\sigma$ is exact to rounding ($e^{-\pi^2 \sigma^2 / h^2} \approx 10^{-17}$), so it
-    replaces the S² pairs wherever it needs fewer evaluations: for most posteriors about 50 S.
-    Memory does not grow with S².
+    mixture. The trapezoidal rule with steps of half the smallest $\sigma$ is exact to rounding for
+    this smooth integrand ($e^{-\pi^2 \sigma^2 / h^2} \approx 10^{-17}$), and it replaces the S²
+    pairs where it needs fewer evaluations: for most posteriors about 50 S. Memory does not grow
+    with S².
 
     Args:
         means: component means, shape (S, n).
@@ -104,7 +104,7 @@ def _mean_distance(m: Float[Tensor, "n S"], s: Float[Tensor, "n S"]) -> Float[Te
     """E|X - X'| of two independent draws of each mixture."""
     low, high = (m - 8 * s).amin(1), (m + 8 * s).amax(1)
     nodes = 1 + 2 * (high - low) / s.amin(1)
-    # Mixtures with about as many nodes are worked on together: round up by less than a fifth.
+    # Round up by less than a fifth, so that mixtures with similar numbers of nodes form one batch.
     nodes = torch.exp2(torch.ceil(4 * torch.log2(nodes)) / 4).ceil()
     nodes[nodes > 2 * m.shape[1]] = 0
     distance = torch.empty(len(m), dtype=m.dtype)
@@ -146,7 +146,7 @@ def _distance_of_pairs(m: Float[Tensor, "n S"], s: Float[Tensor, "n S"]) -> Floa
 def _summed(
     term: Callable[[slice, slice], Tensor], n: int, count: int, width: int
 ) -> Float[Tensor, "n"]:
-    """Sum `term` over `count` points for n rows, in pieces of bounded memory."""
+    """Sum `term` over `count` points for n rows, in blocks of bounded memory."""
     total = torch.zeros(n, dtype=torch.float64)
     for rows in blocks(n, count * width):
         for part in blocks(count, (rows.stop - rows.start) * width):

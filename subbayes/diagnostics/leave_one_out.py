@@ -1,4 +1,4 @@
-r"""What leaving a point out would have done, from the draws at hand.
+r"""Leave-one-out cross-validation by Pareto-smoothed importance sampling.
 
 Pareto-smoothed importance sampling follows Vehtari, Simpson, Gelman, Yao and Gabry (2024), JMLR
 25(72).
@@ -19,7 +19,7 @@ from subbayes.utils.checks import fail
 
 __all__ = ["LooComparison", "LooResult", "compare", "loo", "psis", "sum_se"]
 
-_MIN_TAIL = 5  # fewer exceedances cannot hold a generalised Pareto fit
+_MIN_TAIL = 5  # smallest number of exceedances for a generalised Pareto fit
 _LOG_TINY = math.log(np.finfo(np.float64).tiny)
 
 
@@ -33,7 +33,7 @@ class LooResult:
         p_loo: effective number of parameters, the in-sample log density minus `elpd`.
         pointwise: each observation's term, shape (N,).
         pareto_k: tail shape of each observation's importance ratios, shape (N,).
-        n_draws: number of posterior draws S behind it.
+        n_draws: number of posterior draws S.
     """
 
     elpd: float
@@ -45,7 +45,7 @@ class LooResult:
 
     @property
     def good_k(self) -> float:
-        r"""Largest trustworthy Pareto k, $\min(1 - 1 / \log_{10} S, 0.7)$."""
+        r"""Largest reliable Pareto k, $\min(1 - 1 / \log_{10} S, 0.7)$."""
         return _good_k(self.n_draws)
 
     @property
@@ -64,7 +64,7 @@ class LooComparison(NamedTuple):
     """One row of `compare`.
 
     Attributes:
-        name: what was compared.
+        name: name of the model.
         elpd: expected log predictive density, in nats; higher is better.
         se: standard error of `elpd`.
         difference: `elpd` minus the best one, zero or negative.
@@ -89,8 +89,8 @@ def psis(
 
     The $M = \lceil \min(S / 5, 3 \sqrt{S / r_\mathrm{eff}}) \rceil$ largest ratios are replaced
     by the expected order statistics of a generalised Pareto distribution fitted to them, and
-    truncated at the largest raw ratio. Its shape $\hat k$ says whether the weights can be
-    trusted: below $\min(1 - 1 / \log_{10} S, 0.7)$ they can.
+    truncated at the largest ratio. The weights are reliable if its shape $\hat k$ is below
+    $\min(1 - 1 / \log_{10} S, 0.7)$.
 
     Args:
         log_ratios: log importance ratios up to a constant per column, shape (S, N).
@@ -102,8 +102,8 @@ def psis(
         be fitted, minus infinity where all ratios are equal.
 
     Raises:
-        InputError: if `log_ratios` is not (S, N), a column holds nan or +inf or nothing but
-            -inf, or `reff` is not positive.
+        InputError: if `log_ratios` is not (S, N), a column has nan, +inf or only -inf, or `reff` is
+            not positive.
 
     Source: Vehtari et al. (2024), Algorithm 1; the fit is Zhang and Stephens (2009), with the
         weak prior of Vehtari et al. (2024).
@@ -140,28 +140,27 @@ def loo(
     log_weights: Float[np.ndarray, "S"] | None = None,
     quiet: bool = False,
 ) -> LooResult:
-    r"""Leave-one-out predictive density from the draws of one posterior, without refitting.
+    r"""Leave-one-out predictive density from draws of a posterior, without refitting.
 
     $$\widehat{\mathrm{elpd}} = \sum_i \log \sum_s w_{is} \, p(y_i \mid z_s), \qquad
       w_{is} \propto \mathrm{PSIS}\left(\omega_s \, p(y_i \mid z_s)^{-1/T}\right).$$
 
-    The draws must come from the posterior whose likelihood this is, or have weights $\omega_s$
-    that make them so, and a warning is given for observations whose weights are too heavy-tailed
-    to be trusted.
+    The draws must come from the posterior with this likelihood, or be weighted to it by
+    $\omega_s$. Observations whose weights are too heavy-tailed give a warning.
 
     Args:
         log_lik: log density of every observation under every draw, in nats, shape (S, N), or
             (chains, draws, N), from which each observation's relative efficiency is estimated.
         reff: relative efficiency ESS / S, one number or one per observation; by default 1 for
             (S, N), which treats the draws as independent.
-        temperature: T of the posterior the draws are of; the score is of the observations as they
-            are, at any T.
-        log_weights: $\log \omega_s$ up to a constant, shape (S,): posterior of interest over the
-            one that was sampled; by default all equal.
-        quiet: give no warning.
+        temperature: temperature T of the posterior; the score is that of the untempered
+            likelihood for any T.
+        log_weights: $\log \omega_s$ up to a constant, shape (S,): log ratio of the posterior of
+            interest to the sampled one; by default constant.
+        quiet: suppress the warning.
 
     Returns:
-        The estimate with its parts; see `LooResult`.
+        The estimate and its components; see `LooResult`.
 
     Raises:
         InputError: if `log_lik` has another shape or is not finite, or `reff` is not positive.
@@ -209,7 +208,7 @@ def compare(results: dict[str, LooResult]) -> list[LooComparison]:
 
     The standard error of a difference pairs the observations,
     $\sqrt{N \, \mathrm{Var}_i(\mathrm{elpd}_{i} - \mathrm{elpd}_{i}^\mathrm{best})}$, and is
-    usually far below the standard errors of the two.
+    usually far below the standard errors of both.
 
     Args:
         results: a `LooResult` per name, all on the same observations in the same order.
@@ -270,7 +269,7 @@ def _check_points(argument: str, good: np.ndarray) -> None:
             "finite numbers",
             f"NaN or infinite values at {(~good).sum()} of "
             f"{len(good)} points (first at point {good.argmin()})",
-            "Leave out the draws that produced them",
+            "Drop the draws that produced them",
         )
 
 
@@ -287,14 +286,14 @@ def _efficiency(reff: float | np.ndarray, n: int) -> Float[np.ndarray, "n"]:
 
 
 def _relative_efficiency(log_lik: Float[np.ndarray, "chains draws n"]) -> Float[np.ndarray, "n"]:
-    """ESS / S of each observation's likelihood; 1 where it cannot be known."""
+    """ESS / S of each observation's likelihood; 1 where it is undefined."""
     likelihood = np.exp(log_lik - log_lik.max(axis=(0, 1)))
     relative = ess_mean(likelihood) / (log_lik.shape[0] * log_lik.shape[1])
     return np.where(np.isfinite(relative), relative, 1.0)
 
 
 def _tail_lengths(n_draws: int, reff: Float[np.ndarray, "n"]) -> Num[np.ndarray, "n"]:
-    """M of Vehtari et al. (2024): how many of the largest ratios are smoothed."""
+    """The number M of largest ratios to smooth (Vehtari et al. 2024)."""
     lengths = np.ceil(np.minimum(n_draws / 5, 3 * np.sqrt(n_draws / reff)))
     return np.minimum(lengths, n_draws - 1).astype(np.int64)
 
@@ -302,7 +301,7 @@ def _tail_lengths(n_draws: int, reff: Float[np.ndarray, "n"]) -> Num[np.ndarray,
 def _smooth(
     x: Float[np.ndarray, "n S"], tails: Num[np.ndarray, "n"]
 ) -> tuple[Float[np.ndarray, "n S"], Float[np.ndarray, "n"]]:
-    """PSIS of each row of log ratios, in place. Rows of one tail length are fitted together."""
+    """PSIS of each row of log ratios, in place; rows of equal tail length are fitted together."""
     x -= x.max(axis=1, keepdims=True)
     constant = (x.min(axis=1) == 0) & (x.shape[1] >= _MIN_TAIL)
     pareto_k = np.where(constant, -np.inf, np.inf)
@@ -378,13 +377,13 @@ def _pareto_quantile(
 
 
 def _logsumexp(x: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n"]:
-    """Log of the sum of exponentials along each row; scipy's, without its import time."""
+    """Log of the sum of exponentials along each row, without the import time of SciPy's."""
     top = x.max(axis=1, keepdims=True)
     return np.log(np.exp(x - top).sum(axis=1)) + top[:, 0]
 
 
 def sum_se(terms: Float[np.ndarray, "N"]) -> float:
-    """Standard error of a sum of N terms; one term has none.
+    """Standard error of a sum of N terms; nan for a single term.
 
     Example:
         >>> sum_se(np.array([1.0, 3.0, 1.0, 3.0]))

@@ -1,7 +1,7 @@
-r"""How good is a prediction: scores and calibration of a `Predictive` against the targets.
+r"""Scores of a `Predictive` against the observed targets.
 
-Every score is one function `(predictive, y) -> float`, an average over observations (and over
-targets, if there are several). `score` gives those that fit the likelihood.
+Every score is a function `(predictive, y) -> float`, an average over observations (and over
+targets, if there are several). `score` returns those that apply to the likelihood.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, float]:
-    r"""All scores that fit the likelihood, by name.
+    r"""All scores that apply to the likelihood, by name.
 
     Regression: log_likelihood, log_likelihood_moment_matched, rmse, crps, coverage,
     interval_width. Counts: the same without the moment-matched one. Classification:
@@ -43,10 +43,10 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
     Args:
         predictive: the predictive distribution of N observations.
         y: targets, (N,) or (N, T).
-        level: probability of the interval whose coverage and width are given.
+        level: probability of the interval for coverage and width.
 
     Returns:
-        Scores by the names of this module's functions.
+        Scores by name of the function.
 
     Raises:
         InputError: if `y` does not fit the predictions or holds NaN.
@@ -92,8 +92,8 @@ def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = Fal
         The mean over observations.
 
     Raises:
-        InputError: if `y` does not fit the predictions, or a moment-matched density is asked of
-            a likelihood other than a regression.
+        InputError: if `y` does not fit the predictions, or `moment_matched` is used with a
+            likelihood that is not a regression.
 
     Source: Izmailov et al. (2019), eq. 3 and appendix E.1.
 
@@ -140,9 +140,9 @@ def crps(predictive: Predictive, y: object) -> float:
     $$\mathrm{CRPS}(F, y) = \int (F(t) - 1\{t \ge y\})^2 \, dt
       = \mathrm{E}|Y - y| - \tfrac12 \mathrm{E}|Y - Y'|$$
 
-    Exact for Gaussian noise (`crps_gaussian_mixture`) and, as the sum over the whole numbers,
-    for counts; estimated without bias from 1000 samples for other likelihoods and for counts
-    spread over thousands. With several targets it is the mean over targets.
+    Exact for Gaussian noise (`crps_gaussian_mixture`) and for counts, by a sum over the integers;
+    estimated without bias from 1000 samples for other likelihoods and for counts with a range of
+    thousands. With several targets it is the mean over targets.
 
     Args:
         predictive: the predictive distribution of N observations.
@@ -180,7 +180,7 @@ def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
     Args:
         predictive: the predictive distribution of N observations.
         y: targets, (N,) or (N, T).
-        level: probability the interval claims to hold.
+        level: probability of the interval.
 
     Returns:
         A fraction between 0 and 1.
@@ -202,12 +202,12 @@ def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
 def interval_width(predictive: Predictive, y: object = None, level: float = 0.95) -> float:
     r"""Mean width of the central predictive interval, in the units of y.
 
-    Narrower is better among predictions of the same coverage.
+    Narrower is better at equal coverage.
 
     Args:
         predictive: the predictive distribution of N observations.
-        y: not used; taken so that every score is called alike.
-        level: probability the interval claims to hold.
+        y: ignored; present for a uniform signature.
+        level: probability of the interval.
 
     Returns:
         The mean over observations.
@@ -237,7 +237,7 @@ def _width(interval: tuple[np.ndarray, np.ndarray]) -> float:
 
 
 def accuracy(predictive: Predictive, y: object) -> float:
-    r"""Fraction of observations whose most probable class is the right one.
+    r"""Fraction of observations whose most probable class is correct.
 
     Args:
         predictive: the predictive distribution of N observations.
@@ -247,7 +247,7 @@ def accuracy(predictive: Predictive, y: object) -> float:
         A fraction between 0 and 1.
 
     Raises:
-        InputError: if `y` holds other labels, or the predictions are not of classes.
+        InputError: if `y` has other labels, or the predictions are not of classes.
 
     Example:
         >>> import torch
@@ -274,7 +274,7 @@ def brier(predictive: Predictive, y: object) -> float:
         The mean over observations.
 
     Raises:
-        InputError: if `y` holds other labels, or the predictions are not of classes.
+        InputError: if `y` has other labels, or the predictions are not of classes.
 
     Source: Brier (1950), Monthly Weather Review 78(1), eq. 2.
 
@@ -305,7 +305,7 @@ def ece(predictive: Predictive, y: object, bins: int = 15) -> float:
         A number between 0 and 1.
 
     Raises:
-        InputError: if `y` holds other labels, or the predictions are not of classes.
+        InputError: if `y` has other labels, or the predictions are not of classes.
 
     Source: Guo, Pleiss, Sun and Weinberger (2017), ICML, eq. 3.
 
@@ -324,9 +324,9 @@ def ece(predictive: Predictive, y: object, bins: int = 15) -> float:
 def auroc(predictive: Predictive, y: object) -> float:
     r"""Area under the receiver operating characteristic: one half is chance, one is perfect.
 
-    The probability that an observation of the class gets a higher probability than one outside
-    it, ties counting one half. For more than two classes the mean over classes, each against
-    the rest.
+    The probability that an observation of the class has a higher predicted probability than one
+    of another class, with ties counted one half. For more than two classes, the mean of each class
+    against the rest.
 
     Args:
         predictive: the predictive distribution of N observations.
@@ -336,7 +336,7 @@ def auroc(predictive: Predictive, y: object) -> float:
         A number between 0 and 1; nan, with a warning, if `y` lacks a class.
 
     Raises:
-        InputError: if `y` holds other labels, or the predictions are not of classes.
+        InputError: if `y` has other labels, or the predictions are not of classes.
 
     Source: Hanley and McNeil (1982), Radiology 143(1); macro average over classes.
 
@@ -352,7 +352,7 @@ def auroc(predictive: Predictive, y: object) -> float:
     if len(missing):
         warnings.warn(
             f"auroc: y lacks {len(missing)} of {p.shape[1]} classes (first: "
-            f"{missing[0]}), so it is nan. Score on data that hold every class.",
+            f"{missing[0]}), so it is nan. Score data with every class.",
             stacklevel=2,
         )
         return math.nan

@@ -37,26 +37,24 @@ from subbayes.utils.files import atomic_write_text
 __all__ = ["WORDS", "write_report"]
 
 WORDS = {
-    "weights": "the parameters of the network that may move, in one long vector.",
-    "subspace": "the few directions in which the weights may move, around a trained network, "
-    "the shift.",
-    "coordinates z": "how far the weights have moved along each direction of the subspace.",
-    "posterior": "how plausible each z is, given the prior and the training rows.",
-    "temperature T": "the likelihood counts to the power 1/T; T = 1 is the posterior, larger is "
-    "wider.",
+    "weights": "the random parameters of the network, as one vector.",
+    "subspace": "the few directions in which the weights vary around a trained network, the shift.",
+    "coordinates z": "displacement of the weights along each direction of the subspace.",
+    "posterior": "the distribution of z given the prior and the training rows.",
+    "temperature T": "power 1/T of the likelihood; T = 1 is the posterior, a larger T widens it.",
     "draws": "points z from the posterior; each is one network.",
-    "predictive": "the average of the draws' predictions, with its uncertainty.",
-    "epistemic": "the part of the uncertainty on which draws disagree; more data would shrink it.",
-    "aleatoric": "the part that is noise in the targets; more data would not shrink it.",
-    "log-likelihood": "log density of the test targets, in nats a row; higher is better.",
-    "RMSE": "root mean squared error of the predicted mean; lower is better.",
-    "CRPS": "distance of the whole predictive distribution from the target, in its unit; lower "
+    "predictive": "the average of the predictive distributions of the draws.",
+    "epistemic": "uncertainty from disagreement of the draws; more data would reduce it.",
+    "aleatoric": "uncertainty from noise in the targets; more data would not reduce it.",
+    "log-likelihood": "log density of the test targets, in nats per row; higher is better.",
+    "RMSE": "root mean squared error of the predictive mean; lower is better.",
+    "CRPS": "distance of the predictive distribution from the target, in its unit; lower "
     "is better.",
     "coverage": "share of test targets inside the interval; should equal its level.",
-    "R-hat": "how far chains disagree; 1 is agreement, above 1.01 they have to run longer.",
-    "effective sample size": "how many independent draws the correlated ones are worth.",
+    "R-hat": "disagreement of the chains; 1 is agreement, above 1.01 run the chains longer.",
+    "effective sample size": "number of independent draws that are equivalent to the chains.",
 }
-"""What the words of a report mean, one line each."""
+"""Definitions of the terms in a report."""
 
 _SCORES = {
     "log_likelihood": "log-likelihood",
@@ -87,32 +85,32 @@ def write_report(
     method: str | None = None,
     features: Sequence[str] | None = None,
 ) -> Path:
-    """Write one HTML file with everything in it: no network, no script.
+    """Write a self-contained HTML report, without scripts or external resources.
 
-    It says what was fitted, how well it predicts test rows, what the posterior looks like,
-    whether the chains can be trusted, how to do it again, and what the words mean.
+    It describes the model, its predictions of test rows, the posterior, the convergence of the
+    chains, and how to reproduce it, and defines its terms.
 
     Args:
-        subject: a fitted model, a sparse network (or a baseline, which has no posterior to show),
-            or a comparison; then the report shows its table, and one of its models in detail.
+        subject: a fitted model, a sparse network, a baseline, or a comparison, whose report has
+            its table and the details of one model.
         path: the file.
-        data: training data, for the posterior's surface of a model that was loaded without.
-        test: rows to predict, with their targets; a comparison has its own, and needs them only
-            to draw curves over a single input.
+        data: training data, to plot the log density of a model that was loaded without them.
+        test: test rows with their targets; a comparison has its own test rows and needs these
+            only for curves over a single input.
         title: heading.
-        name: what is predicted.
-        unit: of what is predicted.
-        command: how the model was made, to be shown as it is.
-        notes: remarks, each a paragraph below the table of scores.
-        method: which model of a comparison to show; by default the first that was sampled.
-        features: names of the inputs, for those of a sparse network.
+        name: name of the target.
+        unit: unit of the target.
+        command: command that reproduces the model.
+        notes: remarks, one paragraph each, below the table of scores.
+        method: model of a comparison to show; by default the first with draws.
+        features: names of the inputs of a sparse network.
 
     Returns:
         The path.
 
     Raises:
-        InputTypeError: something else than a model or a comparison.
-        ArtifactError: the file cannot be written; an earlier one is intact.
+        InputTypeError: `subject` is neither a model nor a comparison.
+        ArtifactError: the file cannot be written; an existing file is unchanged.
 
     Example:
         >>> x = torch.linspace(-2, 2, 60)[:, None]
@@ -153,7 +151,7 @@ def write_report(
 
 @dataclass(frozen=True)
 class _Story:
-    """What a report is about."""
+    """The content of a report."""
 
     model: FittedModel | None
     method: str
@@ -168,7 +166,7 @@ class _Story:
 
     @property
     def named(self) -> str:
-        """What is predicted, with its unit."""
+        """Name of the target, with its unit."""
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     @property
@@ -216,7 +214,7 @@ def _story(subject: Any, data: Any, test: Any, name: str, unit: str, method: str
 
 
 def _predicted(model: Any, rows: Data) -> tuple[Predictive, Tensor]:
-    """Predictions of test rows, with their noise where it is known, and their targets."""
+    """Predictions of test rows, with known noise scales if there are any, and their targets."""
     y = rows.targets()
     options: dict[str, Any] = {} if isinstance(y, Tensor) else {"noise": y[1]}
     if isinstance(model, FittedModel):
@@ -228,7 +226,7 @@ def _predicted(model: Any, rows: Data) -> tuple[Predictive, Tensor]:
 
 
 def _with_posterior(model: FittedModel | None, data: Data | None) -> FittedModel | None:
-    """The model with its density, if there are data to have one from."""
+    """The model with its posterior, if data are available."""
     if model is None or model.posterior is not None or data is None:
         return model
     return replace(
@@ -252,7 +250,7 @@ _ENGINES = {
 
 
 def _method(model: FittedModel) -> str:
-    """What tables call a model."""
+    """Name of the method of a model."""
     known = METHODS.get(str(model.settings.get("subspace")))
     method = "posterior" if known is None else known.label
     engine = str(model.settings.get("inference", "elliptical-slice"))
@@ -270,7 +268,7 @@ def _lead(story: _Story) -> str:
         return f"Predictions of {story.name}."
     n = model.draws.n_chains * model.draws.n_draws
     return (
-        f"Predictions of {story.name} that say how sure they are: {n} draws from the posterior "
+        f"Predictions of {story.name} with their uncertainty: {n} draws from the posterior "
         f"over {model.subspace.rank} directions of a network with {model.network.size} "
         f"weights."
     )
@@ -325,12 +323,12 @@ def _coverage(story: _Story) -> str:
     return (
         f"The 95 % intervals hold {100 * share:.0f} % of {n} test rows; "
         f"{95 - 196 * np.sqrt(0.95 * 0.05 / n):.0f} to "
-        f"{min(100.0, 95 + 196 * np.sqrt(0.95 * 0.05 / n)):.0f} % would be no surprise."
+        f"{min(100.0, 95 + 196 * np.sqrt(0.95 * 0.05 / n)):.0f} % are expected by chance."
     )
 
 
 def _words(story: _Story) -> dict[str, str]:
-    """The words this report uses."""
+    """The terms that this report uses."""
     classes = {"RMSE", "CRPS", "coverage", "aleatoric"} if story.kind == "classification" else set()
     sampled = story.model is not None
     return {
@@ -401,7 +399,7 @@ def _compared(comparison: Comparison) -> tuple[Table, list[Picture]]:
 
 
 def _is_best(score: str, values: pd.Series) -> np.ndarray:
-    """Which are the best as they are printed; none if all are."""
+    """The best values as printed; none if all are equal."""
     array = values.to_numpy(dtype=float)
     distance = (
         np.abs(array - 0.95)

@@ -62,7 +62,7 @@ def write_report(
         forest=picture(forest(shown, level), _forest_caption(effects, shown)),
         partials=_partials(results, level),
         chains=chains,
-        chains_title=f"Traces and ranks of the {len(chains) // 2} effects of largest R-hat",
+        chains_title=f"Traces and ranks of the {len(chains) // 2} effects with the largest R-hat",
         scores=_scores(results, test, test_inputs),
         facts=_facts(results),
         notes=notes,
@@ -103,7 +103,7 @@ def _verdict(results: Results, summary: pd.DataFrame) -> tuple[str, list[str]]:
             "The chains agree; for reliable intervals, sample until each effect has "
             f"{enough} effective draws."
         )
-    return "good" if len(lines) == 1 else "bad", lines
+    return "good" if worst < 1.01 and least >= enough else "bad", lines  # NaN is bad
 
 
 def _coordinate_warnings(results: Results) -> str:
