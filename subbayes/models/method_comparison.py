@@ -560,10 +560,14 @@ class _Bench:
             sparse.convert(module, keep=keep, seed=self.seed),
             self.likelihood,
             self.data,
-            epochs=plan.epochs,
-            batch_size=plan.batch_size,
+            sparse.SparseTraining(
+                epochs=plan.epochs,
+                batch_size=plan.batch_size,
+                learning_rates=sparse.LearningRates.uniform(
+                    plan.learning_rate, plan.epochs * batches
+                ),
+            ),
             seed=self.seed,
-            rates=sparse.Rates.alike(plan.learning_rate, plan.epochs * batches),
             progress=self.progress,
         )
         return WeightSamples(
