@@ -92,10 +92,7 @@ def sparse_seconds(sizes: tuple[int, ...], posterior: str, mode: str, epochs: in
         sparse.convert(network(sizes), posterior),
         Categorical(sizes[-1]),
         rows(sizes, STEPS * BATCH),
-        epochs=LONG,
-        early_epochs=0,
-        batch_size=BATCH,
-        mode=mode,
+        sparse.SparseTraining(epochs=LONG, early_epochs=0, batch_size=BATCH, mode=mode),
         callback=stop,
         progress=False,
     )
@@ -156,8 +153,7 @@ def trained_network(sizes: tuple[int, ...], epochs: int) -> sparse.SparseNetwork
         sparse.convert(network(sizes)),
         Categorical(sizes[-1]),
         (x[:-HELD_OUT], y[:-HELD_OUT]),
-        epochs=epochs,
-        batch_size=BATCH,
+        sparse.SparseTraining(epochs=epochs, batch_size=BATCH),
         progress=False,
     )
 

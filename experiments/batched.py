@@ -1,16 +1,18 @@
-r"""Trains many small networks of one shape at once, each as `subbayes.training.train` would alone.
+r"""Trains many small networks of one shape at once, with settings of each one's own.
 
-A step of a network of a few hundred weights costs the interpreter far more than it costs the
-processor. Here the networks of all splits and settings are rows of one matrix, so that a step
-is paid once for all of them: the same loss, shuffling, Adam and SGD as
-`subbayes.training.train` and `subbayes.training.swa`, which the tests compare member by member.
+`subbayes.training.train_many` trains networks with the same learning rate and weight decay. Here
+each network has its own, as a grid of settings on many splits needs: the networks are rows of one
+matrix, and a step costs as many tensor operations as that of one network. Losses, shuffling, Adam
+and SGD are those of `subbayes.training.train` and `subbayes.training.swa`, which the tests compare
+member by member.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -20,8 +22,9 @@ from torch.nn.functional import softplus
 from subbayes import MLP, Network
 from subbayes.likelihoods import HeteroscedasticGaussian, Standardized
 from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.loop import Trainable, run
+from subbayes.training.minibatches import batch_sizes
 from subbayes.training.trainer import SwaResult
-from subbayes.utils.progress import bar
 from subbayes.utils.seeding import derive
 
 __all__ = ["Members", "Table", "average", "train"]
@@ -102,15 +105,16 @@ def train(
         batch_size: rows per step.
         progress: show a progress bar.
     """
-    start = Members(tuple(tables), hidden, torch.stack([_initial(t, hidden) for t in tables]))
+    rows = torch.stack([_initial(t, hidden) for t in tables])
+    start = Members(tuple(tables), hidden, rows)
     rates = torch.tensor(learning_rate)[:, None]
-    adam = _Adam(start.rows)
 
     def rate(epoch: int) -> Tensor:
         return rates * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
-    rows = _run(start, epochs, batch_size, weight_decay, rate, adam.step, None, None, progress)
-    return Members(start.tables, hidden, rows)
+    task = _Rows(start, batch_size, weight_decay, rate, _Adam(rows))
+    run(task, epochs, f"Training {len(rows)} networks", progress=progress)
+    return Members(start.tables, hidden, task.rows.detach())
 
 
 def average(
@@ -144,24 +148,18 @@ def average(
     recorders = [TrajectoryRecorder(max_snapshots) for _ in start.tables]
     raw = torch.zeros(len(recorders), 1)
     rates = torch.tensor(learning_rate)[:, None]
-    sgd = _Momentum(start.rows, momentum)
+    optimizer = _Momentum(start.rows, momentum)
+    task = _Rows(start, batch_size, weight_decay, lambda _: rates, optimizer, clip_norm)
 
-    def snapshot(rows: Tensor) -> None:
+    def snapshot(*_: Any) -> None:
+        rows = task.rows.detach()
         raw.add_(rows[:, -1:])
         for recorder, row in zip(recorders, rows, strict=True):
             if bool(torch.isfinite(row).all()):
                 recorder.update(row[:-1])
 
-    _run(
-        start,
-        epochs,
-        batch_size,
-        weight_decay,
-        lambda _: rates,
-        sgd.step,
-        clip_norm,
-        snapshot,
-        progress,
+    run(
+        task, epochs, f"Training {len(recorders)} networks", after_epoch=snapshot, progress=progress
     )
     return [
         SwaResult(start.network_at(s, r.mean), start.likelihood(s, raw[s] / epochs), r, {})
@@ -176,67 +174,86 @@ def _initial(table: Table, hidden: tuple[int, ...]) -> Float[Tensor, " P"]:
     return torch.cat([weights, table.likelihood.init_parameters(table.y).to(weights)])
 
 
-def _run(
-    start: Members,
-    epochs: int,
-    batch_size: int,
-    weight_decay: list[float],
-    rate: Callable[[int], Tensor],
-    step: Callable[[Tensor, Tensor, Tensor], None],
-    clip_norm: float | None,
-    after_epoch: Callable[[Tensor], None] | None,
-    progress: bool | None,
-) -> Float[Tensor, "S P"]:
-    """All epochs; returns the new rows."""
-    rows = start.rows.clone().requires_grad_()
-    loss = _Loss(start)
-    decay = torch.tensor(weight_decay)[:, None].repeat(1, rows.shape[1])
-    decay[:, -1] = 0
-    with bar(epochs, f"Training {len(rows)} networks", progress, "epochs") as steps:
-        for epoch in range(epochs):
-            for batch in loss.batches(batch_size):
-                (gradient,) = torch.autograd.grad(loss(rows, batch), rows)
-                with torch.no_grad():
-                    if clip_norm is not None:
-                        norm = gradient.norm(dim=1, keepdim=True)
-                        gradient *= (clip_norm / (norm + 1e-6)).clamp(max=1)
-                    step(rows, gradient.addcmul_(decay, rows), rate(epoch))
-            if after_epoch is not None:
-                after_epoch(rows.detach())
-            steps.update(1)
-    return rows.detach()
+class _Rows(Trainable):
+    """Networks as rows of one matrix, each with its own learning rate and weight decay.
 
+    A member that diverges stays so and does not stop the others.
 
-class _Loss:
-    """Sum over members of their mean negative log-likelihoods of a minibatch."""
+    Args:
+        start: the networks.
+        batch_size: rows per step.
+        weight_decay: one per member.
+        rate: learning rates of an epoch, (S, 1).
+        optimizer: makes steps of the matrix.
+        clip_norm: largest norm of each member's gradient of the log-likelihood.
+    """
 
-    def __init__(self, members: Members) -> None:
-        tables = members.tables
+    batch_axis = 1
+
+    def __init__(
+        self,
+        start: Members,
+        batch_size: int,
+        weight_decay: list[float],
+        rate: Callable[[int], Tensor],
+        optimizer: _Adam | _Momentum,
+        clip_norm: float | None = None,
+    ) -> None:
+        tables = start.tables
+        self.likelihoods = [table.likelihood for table in tables]
+        self.batch_size, self.rate, self.optimizer = batch_size, rate, optimizer
+        self.clip_norm = clip_norm
+        self.rows = start.rows.clone().requires_grad_()
         self.inputs = torch.stack([t.inputs for t in tables])
         self.y = torch.stack([t.likelihood.inward(t.y).to(self.inputs) for t in tables])[..., None]
         self.generators = [torch.Generator().manual_seed(derive(t.seed, 0)) for t in tables]
-        widths = [self.inputs.shape[2], *members.hidden, 2]
+        widths = [self.inputs.shape[2], *start.hidden, 2]
         self.shapes = list(zip(widths[1:], widths, strict=False))
+        self.decay = torch.tensor(weight_decay)[:, None].repeat(1, self.rows.shape[1])
+        self.decay[:, -1] = 0
 
-    def batches(self, size: int) -> Iterator[Tensor]:
-        """Rows of each member in an order of its own; a last single row joins the one before."""
-        n = self.y.shape[1]
+    def begin_epoch(self, number: int) -> None:
+        """Set the learning rates."""
+        self.rates = self.rate(number)
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows of each member in an order of its own."""
+        members, n = torch.arange(len(self.rows))[:, None], self.y.shape[1]
         order = torch.stack([torch.randperm(n, generator=g) for g in self.generators])
-        ends = [*range(size, n, size), n]
-        if size > 1 and len(ends) > 1 and ends[-1] - ends[-2] == 1:
-            del ends[-2]
-        for begin, end in zip([0, *ends], ends, strict=False):
-            yield order[:, begin:end]
+        for batch in order.split(batch_sizes(n, self.batch_size), 1):
+            yield self.inputs[members, batch], self.y[members, batch]
 
-    def __call__(self, rows: Tensor, batch: Tensor) -> Tensor:
-        members = torch.arange(len(rows))[:, None]
-        *layers, raw = rows.split([k for o, i in self.shapes for k in (o * i, o)] + [1], 1)
-        h = self.inputs[members, batch]
+    def step(self, inputs: Tensor, y: Tensor) -> None:
+        """Make one step of every member."""
+        (gradient,) = torch.autograd.grad(self.loss(inputs, y), self.rows)
+        with torch.no_grad():
+            if self.clip_norm is not None:
+                norm = gradient.norm(dim=1, keepdim=True)
+                gradient *= (self.clip_norm / (norm + 1e-6)).clamp(max=1)
+            self.optimizer.step(self.rows, gradient.addcmul_(self.decay, self.rows), self.rates)
+
+    def loss(self, inputs: Tensor, y: Tensor) -> Tensor:
+        """Sum over members of their mean negative log-likelihoods of a minibatch."""
+        *layers, raw = self.rows.split([k for o, i in self.shapes for k in (o * i, o)] + [1], 1)
+        h = inputs
         for at, (n_out, n_in) in enumerate(self.shapes):
             weight, bias = layers[2 * at].reshape(-1, n_out, n_in), layers[2 * at + 1]
             h = torch.baddbmm(bias[:, None], h if at == 0 else h.relu(), weight.mT)
         likelihood = HeteroscedasticGaussian(softplus(raw)[..., None])
-        return -likelihood.log_prob(h, self.y[members, batch]).mean(1).sum()
+        return -likelihood.log_prob(h, y).mean(1).sum()
+
+    def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:
+        """No metrics: a step returns none, so that it does not wait for its loss."""
+        return [{} for _ in self.likelihoods]
+
+    def state(self, member: int = 0) -> dict[str, Any]:
+        """A copy of a member."""
+        return {"row": self.rows.detach()[member].clone()}
+
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """Restore a copy of each member."""
+        with torch.no_grad():
+            self.rows.copy_(torch.stack([state["row"] for state in states]))
 
 
 class _Adam:

@@ -37,7 +37,7 @@ METHODS: dict[str, Record] = {
     "FNN": {},
 }
 """The paper's methods. Baselines have its rates and fixed priors; the others those of
-`sparse.Rates`, as the paper's (tables 1 and A1) belong to another objective, see there.
+`sparse.LearningRates`, as the paper's (tables 1 and A1) belong to another objective, see there.
 """
 
 _BASELINE = {"weights": 1e-4, "early_inclusion": 1e-4, "inclusion": 1e-4}
@@ -52,7 +52,10 @@ MODES: dict[str, tuple[str, str, int]] = {
 }
 """Structure, weights and draws R."""
 
-_PACE, _FASTEST = 20.0, 1e-2  # of baselines, as of `Rates.paced`: over the steps, at most
+_PACE, _FASTEST = (
+    20.0,
+    1e-2,
+)  # of baselines, as of `LearningRates.for_steps`: over the steps, at most
 
 _MODES = {"all": tuple(MODES)[:3], "dropout": tuple(MODES)[:3]}
 _BINS = 20
@@ -70,7 +73,7 @@ class Plan:
         epochs: passes over the data.
         early_epochs: passes in which priors are learned too; not for baselines.
         kl_epochs: passes in which the weight of the divergence rises; not for baselines.
-        paced: whether rates are larger where steps are few, see `sparse.Rates.paced`.
+        paced: whether rates are larger where steps are few, see `sparse.LearningRates.for_steps`.
         post: "none", or what is trained on for `post_epochs`, see `sparse.fit`.
         post_epochs: passes of that.
         batch_size: rows a step.
@@ -160,15 +163,17 @@ def _sparse(
         sparse.convert(net, posterior, prior=prior, seed=seed),
         likelihood,
         data,
-        epochs=plan.epochs,
-        early_epochs=early,
-        kl_epochs=rising,
-        post=plan.post,
-        post_epochs=plan.post_epochs,
-        rates=_rates(plan, len(data[1]), baseline),
-        batch_size=plan.batch_size,
+        sparse.SparseTraining(
+            epochs=plan.epochs,
+            early_epochs=early,
+            kl_epochs=rising,
+            post=plan.post,
+            post_epochs=plan.post_epochs,
+            learning_rates=_rates(plan, len(data[1]), baseline),
+            batch_size=plan.batch_size,
+            mode=plan.mode,
+        ),
         seed=seed,
-        mode=plan.mode,
         checkpoint=checkpoint,
         progress=False,
         callback=lambda *_: ticks.append(time.process_time()),
@@ -199,12 +204,12 @@ def _sparse(
     }
 
 
-def _rates(plan: Plan, rows: int, baseline: bool) -> sparse.Rates:
+def _rates(plan: Plan, rows: int, baseline: bool) -> sparse.LearningRates:
     steps = plan.epochs * -(-rows // plan.batch_size)
     if not baseline:
-        return sparse.Rates.paced(steps) if plan.paced else sparse.Rates()
+        return sparse.LearningRates.for_steps(steps) if plan.paced else sparse.LearningRates()
     pace = min(_FASTEST, _PACE / steps) if plan.paced else 0.0
-    return sparse.Rates(**{name: max(rate, pace) for name, rate in _BASELINE.items()})
+    return sparse.LearningRates(**{name: max(rate, pace) for name, rate in _BASELINE.items()})
 
 
 def _point(

@@ -29,6 +29,7 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
+from subbayes.sparse.configuration import SparseTraining
 from subbayes.subspace import FullSubspace, RandomSubspace
 
 N = 7
@@ -45,6 +46,13 @@ def training_options(**given: Any) -> dict[str, Any]:
         and (name != "validation" or isinstance(given[name], float))
     }
     return given | {"training": replace(PLAIN, **fields)}
+
+
+def sparse_options(**given: Any) -> dict[str, Any]:
+    """Arguments of `sparse.fit`: fields of `SparseTraining` in one object, the others as given."""
+    names = [name for name in given if name in SparseTraining.__dataclass_fields__]
+    training = SparseTraining(**{name: given.pop(name) for name in names})
+    return given | {"training": training}
 
 
 # --- networks: module with C outputs, and inputs it takes ---------------------------------------

@@ -32,8 +32,9 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import EvidencePrior
 from subbayes.sparse import saved as saved_sparse
 from subbayes.sparse.baselines import usual_prior
+from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import convert
-from subbayes.sparse.learning_rates import Rates
+from subbayes.sparse.learning_rates import LearningRates
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.training import fit as train_sparse
@@ -354,10 +355,12 @@ def fit_sparse(
         network,
         likelihood,
         (x, y),
-        epochs=settings.epochs,
-        early_epochs=settings.early_epochs,
-        rates=Rates.alike(settings.learning_rate, steps),
-        batch_size=settings.batch_size,
+        SparseTraining(
+            epochs=settings.epochs,
+            early_epochs=settings.early_epochs,
+            learning_rates=LearningRates.uniform(settings.learning_rate, steps),
+            batch_size=settings.batch_size,
+        ),
         seed=settings.seed,
         progress=progress,
         checkpoint=None if checkpoint is None else Path(checkpoint) / EPOCHS,

@@ -374,10 +374,14 @@ class SparseNetworks(ComparedMethod):
             sparse.convert(module, keep=keep, seed=seed),
             setup.likelihood,
             setup.data,
-            epochs=plan.epochs,
-            batch_size=plan.batch_size,
+            sparse.SparseTraining(
+                epochs=plan.epochs,
+                batch_size=plan.batch_size,
+                learning_rates=sparse.LearningRates.uniform(
+                    plan.learning_rate, plan.epochs * batches
+                ),
+            ),
             seed=seed,
-            rates=sparse.Rates.alike(plan.learning_rate, plan.epochs * batches),
             progress=setup.sampling.progress,
         )
         weights = found.weights(draws=self.draws, seed=seed)

@@ -29,7 +29,7 @@ from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, S
 from subbayes.subspaces.curve import WeightCurve
 from subbayes.training.configuration import Training
 from subbayes.training.curve import CurveResult, ExtraParameters, train_curve
-from subbayes.training.trainer import History
+from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.seeding import derive
 

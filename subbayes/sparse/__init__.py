@@ -1,11 +1,12 @@
 """Sparse Bayesian networks: which weights are in, with what probability, and how large they are."""
 
 from subbayes.sparse.baselines import prune
+from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import convert, elbo, kl, sparse_layers
 from subbayes.sparse.export.export import exported
 from subbayes.sparse.export.small_network import CsrLinear, Exported, load_exported
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.learning_rates import Rates
+from subbayes.sparse.learning_rates import LearningRates
 from subbayes.sparse.priors import (
     Bernoulli,
     BetaBinomial,
@@ -28,11 +29,12 @@ __all__ = [
     "CsrLinear",
     "Exported",
     "Horseshoe",
+    "LearningRates",
     "MixtureSlab",
     "NormalSlab",
-    "Rates",
     "SparseLayer",
     "SparseNetwork",
+    "SparseTraining",
     "SpikeSlab",
     "StudentTSlab",
     "convert",

@@ -10,14 +10,14 @@ from torch import nn
 from subbayes.sparse.convert import sparse_layers
 from subbayes.utils.checks import check_count, check_positive
 
-__all__ = ["Rates", "by_rate"]
+__all__ = ["LearningRates", "by_rate"]
 
 _LOGITS = 20.0
 _FASTEST, _FASTEST_LOGITS = 1e-2, 0.2  # rates of weights, and of inclusion
 
 
 @dataclass(frozen=True)
-class Rates:
+class LearningRates:
     """Learning rates of Adam, by what they move.
 
     Those of the paper's table 1 throw every weight out with the exact ELBO, before the network has
@@ -48,7 +48,7 @@ class Rates:
     likelihood: float = 1e-3
 
     @classmethod
-    def alike(cls, rate: float, steps: int) -> Rates:
+    def uniform(cls, rate: float, steps: int) -> LearningRates:
         """One rate for all, but for the slab, and for inclusion where steps are few.
 
         Args:
@@ -57,7 +57,7 @@ class Rates:
                 the least, so that weights that are in can be out at the end.
 
         Example:
-            >>> Rates.alike(0.01, 100).inclusion
+            >>> LearningRates.uniform(0.01, 100).inclusion
             0.2
         """
         pace = max(check_positive("rate", rate), _LOGITS / check_count("steps", steps))
@@ -67,7 +67,7 @@ class Rates:
         )
 
     @classmethod
-    def paced(cls, steps: int) -> Rates:
+    def for_steps(cls, steps: int) -> LearningRates:
         """The defaults, and faster ones where steps are few.
 
         Inclusion probabilities fall whatever the data say; where weights have not learned anything
@@ -77,8 +77,10 @@ class Rates:
             steps: of the whole training.
 
         Example:
-            >>> Rates.paced(100_000) == Rates(), Rates.paced(1000).weights
-            (True, 0.01)
+            >>> LearningRates.for_steps(100_000) == LearningRates()
+            True
+            >>> LearningRates.for_steps(1000).weights
+            0.01
         """
         usual, pace = cls(), _LOGITS / check_count("steps", steps)
         rate = min(_FASTEST, max(usual.weights, pace))
@@ -100,7 +102,7 @@ class Rates:
         """The rate of a group of `by_rate`, in the first epochs or afterwards.
 
         Example:
-            >>> Rates().of("covariance"), Rates().of("covariance", early=True)
+            >>> LearningRates().of("covariance"), LearningRates().of("covariance", early=True)
             (0.001, 0.01)
         """
         known = asdict(self)
@@ -118,7 +120,7 @@ class Rates:
             >>> import torch
             >>> from subbayes import sparse
             >>> net = sparse.convert(nn.Linear(3, 1))
-            >>> optimizer = torch.optim.Adam(Rates(weights=0.01).groups(net))
+            >>> optimizer = torch.optim.Adam(LearningRates(weights=0.01).groups(net))
             >>> [group["lr"] for group in optimizer.param_groups]
             [0.01, 0.01, 0.01, 1e-05]
         """

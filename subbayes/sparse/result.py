@@ -34,7 +34,7 @@ from subbayes.sparse.path_inclusion import path_probability
 from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
 from subbayes.sparse.variational_families import SURE
 from subbayes.subspace import CoordinateSubspace
-from subbayes.training.trainer import History
+from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, fail
 
 __all__ = ["STRUCTURE", "WEIGHTS", "SparseNetwork", "plain"]

@@ -1,10 +1,4 @@
-"""Training of sparse networks in three phases, and what comes out of it.
-
-First the hyper-parameters of the priors are learned along (empirical Bayes), while the weight of
-the divergence rises from 0 to 1, then networks and inclusion alone, and, if asked for, the weights
-alone with the structure standing still (Hubin and Storvik 2024, sections 3.4.5 and 4.1; the rising
-weight is ours).
-"""
+"""Training of sparse networks, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +7,8 @@ import io
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,45 +20,34 @@ from subbayes.data.data import n_rows, named_leaves
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import Network, architecture_of
-from subbayes.networks.tracing.tracer import MODES, Mode
+from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import kl, sparse_layers
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.learning_rates import Rates, by_rate
+from subbayes.sparse.learning_rates import LearningRates, by_rate
 from subbayes.sparse.result import SparseNetwork, plain
 from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
-from subbayes.training.minibatches import Feed, inner
-from subbayes.training.optimizer import Adam
-from subbayes.training.trainer import History
+from subbayes.training.loop import Diverged, History, Trainable, run
+from subbayes.training.minibatches import Minibatches, batch_likelihood
 from subbayes.utils.artifact import fingerprint
-from subbayes.utils.checks import check_choice, check_count, fail, fail_type, is_finite
+from subbayes.utils.checks import fail, fail_type, is_finite
 from subbayes.utils.files import as_path, atomic_write_bytes
-from subbayes.utils.progress import bar
 from subbayes.utils.seeding import derive, forked
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["fit"]
+__all__ = ["TrainableSparseNetwork", "fit"]
 
-POST = ("none", "fixed", "median")
-_EARLY, _RISING = 0.8, 0.4  # of the epochs
-_EVERY = 1.0  # seconds between two checkpoints, at least
+_SECONDS = 1.0  # between two checkpoints, at least
 
 
 def fit(
     module: nn.Module,
     likelihood: Likelihood,
     data: Any,
+    training: SparseTraining = SparseTraining(),
     *,
-    epochs: int = 250,
-    early_epochs: int | None = None,
-    kl_epochs: int | None = None,
-    post: str = "none",
-    post_epochs: int = 50,
-    rates: Rates | None = None,
-    batch_size: int | None = 100,
     seed: int = 0,
-    mode: Mode = "trace",
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
     callback: Callable[[int, SparseNetwork], Any] | None = None,
@@ -73,35 +57,21 @@ def fit(
 
     Args:
         module: what `convert` returned; not changed.
-        likelihood: p(y | f); parameters of it are learned along.
+        likelihood: p(y | f); its parameters are learned as well.
         data: as for `subbayes.training.train`: a pair of tensors, a Dataset or a loader.
-        epochs: passes over the data with indicators that are learned, the early ones included.
-        early_epochs: of these, in which the hyper-parameters of the priors are learned too; by
-            default four in five.
-        kl_epochs: of these, in which the weight of the divergence rises from 0 to 1, so that the
-            network learns before weights go; by default two in five, but not more than
-            `early_epochs` unless that is 0: priors learned before the divergence counts are those
-            of a network in which everything is in.
-        post: "none"; "fixed" trains the weights on with inclusion probabilities as they are;
-            "median" those of the median model alone.
-        post_epochs: passes of that.
-        rates: learning rates; by default `Rates.paced` for the number of steps.
-        batch_size: rows per step.
-        seed: of shuffling, dropout and the layers' draws.
-        mode: "trace" replays a step that was traced once; "compile" compiles it, which takes 10 to
-            30 s a phase and halves the time of a large network's step; "eager" does neither. Few
-            steps are taken eagerly, as are those of modules with dropout or batch normalisation.
-        checkpoint: a file to save to after epochs, once a second at most, and at the end; a run
-            that finds it there goes on from it and ends as an uninterrupted one, bit for bit (for
-            data in memory).
+        training: how.
+        seed: seed of shuffling, dropout and the layers' draws.
+        checkpoint: a file to save to after epochs, at most once a second, and at the end. A run
+            that finds it resumes from it and gives the same result as an uninterrupted run, bit
+            for bit (for data in memory).
         progress: show a progress bar; None shows it on a terminal.
-        callback: called with (epoch, the network as it is) after each epoch; training stops if
-            it returns True.
+        callback: called with (epoch, the current network) after each epoch; training stops if it
+            returns True.
         output: picks the tensor out of what the module returns, as for `Network`.
 
     Returns:
-        The trained network. Where the ELBO stops being a number, training ends with a warning
-        that names the layer, and the network is that of the last good epoch.
+        The trained network. If the ELBO becomes NaN, training ends with a warning that names the
+        layer, and the network is that of the last good epoch.
 
     Raises:
         InputError: a module without sparse layers, a layer used twice, a checkpoint of another
@@ -114,73 +84,31 @@ def fit(
         >>> from subbayes.likelihoods import Gaussian
         >>> data = torch.randn(60, 3), torch.randn(60)
         >>> net = sparse.convert(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))
-        >>> result = sparse.fit(net, Gaussian(), data, epochs=2, progress=False)
+        >>> training = sparse.SparseTraining(epochs=2)
+        >>> result = sparse.fit(net, Gaussian(), data, training, progress=False)
         >>> result.predict(data[0], draws=5).n_draws
         5
     """
     if not isinstance(likelihood, Likelihood):
         fail_type("likelihood", "a likelihood, such as Gaussian() or Categorical(3)", likelihood)
-    if not (rates is None or isinstance(rates, Rates)):
-        fail_type("rates", "Rates, such as Rates(weights=0.01)", rates)
-    check_choice("post", post, POST)
-    check_choice("mode", mode, MODES)
+    if not isinstance(training, SparseTraining):
+        fail_type("training", "a SparseTraining(epochs=..., ...)", training)
     if not sparse_layers(module):
         fail("module", "a module that convert() has made", "one without sparse layers")
     if callback is not None and not callable(callback):
         fail_type("callback", "a function of (epoch, network)", callback)
-    epochs = check_count("epochs", epochs)
-    early = _of(epochs, "early_epochs", early_epochs, _EARLY)
-    rising = _of(epochs, "kl_epochs", kl_epochs, _RISING)
-    if kl_epochs is None and early > 0:
-        rising = min(rising, early)
-    last = 0 if post == "none" else check_count("post_epochs", post_epochs)
-    run = _Run(module, likelihood, data, rates, epochs, batch_size, seed, mode, output)
-    saved = _Checkpoint(
-        checkpoint,
-        {
-            "epochs": (early, epochs, last),
-            "kl_epochs": rising,
-            "post": post,
-            "rates": asdict(run.rates),
-            "batch_size": batch_size,
-            "seed": seed,
-            "mode": mode,
-            "run": "" if checkpoint is None else run.fingerprint(),
-        },
-    )
-    history: History = {}
-    first = saved.read(run, history)
-    total = epochs + last
-
-    def enter(number: int) -> None:
-        phase = "early" if number < early else "main" if number < epochs else post
-        run.enter(phase, {"early": early, "main": epochs - early}.get(phase, last))
-
-    enter(min(first, total - 1))
-    with bar(total, "Training the sparse network", progress, "epochs") as steps, saved:
-        steps.update(first)
-        good = run.state()
-        for number in range(first, total):
-            enter(number)
-            facts, broken = run.epoch(number, rising)
-            if broken:
-                run.restore(good)
-                warnings.warn(
-                    f"The ELBO is no number in epoch {number + 1}, by {broken}: training "
-                    "ends with the network of the epoch before. Lower the rates, or "
-                    "standardise the inputs",
-                    stacklevel=2,
-                )
-                break
-            good = run.state()
-            for name, fact in facts.items():
-                history.setdefault(name, []).append(fact)
-            steps.set_postfix(_shown(facts), refresh=False)
-            steps.update(1)
-            saved.write(good, history, number + 1)
-            if callback and callback(number + 1, run.result(history)) is True:
-                break
-    result = run.result(history)
+    task = TrainableSparseNetwork(module, likelihood, data, training, seed, output)
+    saved = None if checkpoint is None else _Checkpoint(checkpoint, task)
+    with saved or nullcontext():
+        (history,), _ = run(
+            task,
+            sum(training.phases.values()),
+            "Training the sparse network",
+            after_epoch=lambda epoch, found: callback and callback(epoch, task.result(found[0])),
+            checkpoint=saved,
+            progress=progress,
+        )
+    result = task.result(history)
     _warn_if_empty(result)
     return result
 
@@ -201,62 +129,62 @@ def _warn_if_empty(result: SparseNetwork) -> None:
         )
 
 
-def _of(epochs: int, name: str, count: int | None, share: float) -> int:
-    """So many of the epochs; by default a share."""
-    if count is None:
-        return round(share * epochs)
-    if check_count(name, count, 0) > epochs:
-        fail(name, f"at most the number of epochs, {epochs}", count)
-    return int(count)
+class TrainableSparseNetwork(Trainable):
+    """A converted module, trained by stochastic variational inference.
 
+    Args:
+        module: what `convert` returned; copied.
+        likelihood: p(y | f).
+        data: training data.
+        training: how.
+        seed: of shuffling, dropout and the layers' draws.
+        output: picks the tensor out of what the module returns.
+    """
 
-def _shown(facts: dict[str, float]) -> dict[str, str]:
-    return {name: f"{facts[name]:.4g}" for name in ("elbo", "density", "accuracy") if name in facts}
-
-
-class _Run:
-    """A converted module in training."""
+    displayed = ("elbo", "density", "accuracy")
+    recovers = True
 
     def __init__(
         self,
         module: nn.Module,
         likelihood: Likelihood,
         data: Any,
-        rates: Rates | None,
-        epochs: int,
-        batch_size: int | None,
-        seed: int,
-        mode: Mode,
+        training: SparseTraining,
+        seed: int = 0,
         output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         self.module = _in_training(copy.deepcopy(module))
-        self.still = {id(p) for p in self.module.parameters() if not p.requires_grad}
+        self.frozen_ids = {id(p) for p in self.module.parameters() if not p.requires_grad}
         self.layers = sparse_layers(self.module)
         self.network = Network(plain(self.module), output=output)
-        self.likelihood, self.inner = likelihood, inner(likelihood)
-        self.seed, self.mode = seed, mode
-        self.feed = Feed(data, likelihood, self.network, batch_size, seed)
+        self.likelihood, self.batch_likelihood = likelihood, batch_likelihood(likelihood)
+        self.likelihoods, self.settings, self.seed = [likelihood], training, seed
+        self.minibatches = Minibatches(data, likelihood, self.network, training.batch_size, seed)
         self._rest_norms()
-        self.rates = rates or Rates.paced(epochs * self.feed.steps)
-        if absent := self.feed.absent:
+        self.rates = training.learning_rates or LearningRates.for_steps(
+            training.epochs * self.minibatches.n_batches
+        )
+        if absent := self.minibatches.absent_classes:
             warnings.warn(
                 f"data: no row of class{'es' * (len(absent) > 1)} "
-                f"{', '.join(map(str, absent))}, for which the network has an output: "
-                "what it says of them is its prior's. Add such rows, or leave the "
-                "output out",
+                f"{', '.join(map(str, absent))}, for which the network has an output: its "
+                "predictions of them come from the prior. Add such rows, or remove the output",
                 stacklevel=3,
             )
         noise = Noise(derive(seed, 2))
         for layer in self.layers.values():
             layer.noise = noise
-        self.raw = nn.Parameter(self.feed.raw.clone())
+        self.unconstrained = nn.Parameter(self.minibatches.initial_parameters.clone())
         self.groups = by_rate(self.module) | (
-            {"likelihood": [self.raw]} if self.raw.numel() else {}
+            {"likelihood": [self.unconstrained]} if self.unconstrained.numel() else {}
         )
-        self.optimizer = Adam([{"params": params, "lr": 0.0} for params in self.groups.values()])
+        self.optimizer = torch.optim.Adam(
+            [{"params": params, "lr": 0.0} for params in self.groups.values()],
+            fused=self.unconstrained.device.type in ("cpu", "cuda"),
+        )
         self.objective = _Objective(self)
-        self.phase = ""
+        self.phase, self.number, self.rows = "", 0, 0
 
     def _rest_norms(self) -> None:
         """Have batch norms use their stored statistics where a batch shares its indicators.
@@ -276,7 +204,7 @@ class _Run:
         }
         unseen = [name for name, norm in norms.items() if norm.num_batches_tracked == 0]
         if unseen:
-            seen = self.network.refreshed(self.network.weights, self.feed.in_order())
+            seen = self.network.refreshed(self.network.weights, self.minibatches.in_fixed_order())
             known = dict(seen.module_with().named_buffers())
             for name, buffer in self.module.named_buffers():
                 if name.rpartition(".")[0] in unseen:
@@ -284,8 +212,16 @@ class _Run:
         for norm in norms.values():
             norm.eval()
 
-    def enter(self, phase: str, epochs: int) -> None:
-        """Set what moves, and how fast, in a phase of so many epochs."""
+    def begin_epoch(self, number: int) -> None:
+        """Set what is trained and the learning rates, where a phase begins."""
+        self.number, self.rows, end = number, 0, 0
+        for phase, epochs in self.settings.phases.items():
+            end += epochs
+            if number < end:
+                self._begin_phase(phase, epochs)
+                return
+
+    def _begin_phase(self, phase: str, epochs: int) -> None:
         if phase == self.phase:
             return
         self.phase = phase
@@ -303,65 +239,67 @@ class _Run:
             self.groups.items(), self.optimizer.param_groups, strict=True
         ):
             group["lr"] = self.rates.of(name, early)
-            for parameter in params:  # not those that stand still by their user's will
-                parameter.requires_grad_(moves[name] and id(parameter) not in self.still)
+            for parameter in params:  # those that the user has frozen stay frozen
+                parameter.requires_grad_(moves[name] and id(parameter) not in self.frozen_ids)
         for layer in self.layers.values():
             layer.phase = phase if phase in ("fixed", "median") else "learned"
-        self.optimizer.zero_grad(set_to_none=True)  # what stands still now is left alone
+        self.optimizer.zero_grad(set_to_none=True)  # Adam skips parameters without gradients
         self.steps = Steps(
-            self.objective, self.layers, self.mode, lambda rows: epochs * self.feed.batches_of(rows)
+            self.objective,
+            self.layers,
+            self.settings.mode,
+            lambda rows: epochs * self.minibatches.n_batches_of(rows),
         )
 
-    def epoch(self, number: int, rising: int) -> tuple[dict[str, float], str]:
-        """One pass: what goes into the history, and the layer that broke, if one did.
+    def epoch(
+        self, number: int, after_step: Callable[[], None] | None = None
+    ) -> list[dict[str, float]]:
+        """Make one pass over the data, with random numbers of its own."""
+        with forked(derive(self.seed, 3, number), self.minibatches.device), torch.enable_grad():
+            return super().epoch(number, after_step)
 
-        Args:
-            number: of passes before.
-            rising: passes in which the weight of the divergence rises.
-        """
-        sums = {"elbo": 0.0, "kl": 0.0, "right": 0.0}
-        rows = steps = 0
-        with forked(derive(self.seed, 3, number), self.feed.device), torch.enable_grad():
-            for inputs, y in self.feed.epoch():
-                done = number + (rows + n_rows(y)) / self.feed.n
-                self.objective.weight.fill_(min(1.0, done / rising) if rising else 1.0)
-                fit_terms, divergence, right, n = self._step(inputs, y)
-                sums["elbo"] += fit_terms - divergence
-                sums["kl"] += divergence
-                sums["right"] += right
-                rows, steps = rows + n, steps + 1
-                if not math.isfinite(fit_terms - divergence):
-                    return {}, self._broken()
-        if broken := self._broken(None):
-            return {}, broken
-        facts = {
-            "elbo": sums["elbo"] / steps,
-            "kl": sums["kl"] / steps,
+    def batches(self) -> Iterator[tuple[Inputs, Targets]]:
+        """The minibatches of one epoch."""
+        return self.minibatches.shuffled()
+
+    def step(self, inputs: Inputs, y: Targets) -> tuple[float, float, float]:
+        """Make one step; returns the two parts of the ELBO and the number of right predictions."""
+        self.rows += n_rows(y)
+        rising, done = self.settings.rising_epochs, self.number + self.rows / self.minibatches.n
+        self.objective.weight.fill_(min(1.0, done / rising) if rising else 1.0)
+        _, fitted, divergence, right = self.steps(inputs, y)
+        self.optimizer.step()
+        if not math.isfinite(float(fitted) - float(divergence)):
+            raise Diverged(f"The ELBO became NaN ({self._broken()})")
+        return float(fitted), float(divergence), float(right)
+
+    def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:
+        """Means of the ELBO over steps, the density, and the accuracy of a classification."""
+        if broken := self._broken(""):
+            raise Diverged(f"A parameter became NaN ({broken})")
+        metrics = {
+            "elbo": sum(fitted - divergence for fitted, divergence, _ in losses) / len(losses),
+            "kl": sum(divergence for _, divergence, _ in losses) / len(losses),
             "density": SparseNetwork.density_of(self.layers),
         }
         if self.likelihood.kind == "classification":
-            facts["accuracy"] = sums["right"] / rows
-        return facts, ""
+            metrics["accuracy"] = sum(right for *_, right in losses) / sum(rows)
+        return [metrics]
 
-    def _step(self, inputs: Inputs, y: Targets) -> tuple[float, float, float, int]:
-        _, fitted, divergence, right = self.steps(inputs, y)
-        self.optimizer.step()
-        return float(fitted), float(divergence), float(right), n_rows(y)
-
-    def _broken(self, default: str | None = "the likelihood") -> str:
-        """The first layer with parameters that are no numbers."""
+    def _broken(self, default: str = "the likelihood") -> str:
+        """The first layer with parameters that are NaN or infinite."""
         odd = {name: p for name, p in self.module.named_parameters() if not is_finite(p)}
         for name, layer in self.layers.items():
             if any(p is own for p in odd.values() for own in layer.parameters()):
                 return f"layer {name!r}"
-        return f"parameter {next(iter(odd))!r}" if odd else default or ""
+        return f"parameter {next(iter(odd))!r}" if odd else default
 
     # --- copies -----------------------------------------------------------------------------
 
     def fingerprint(self) -> str:
         """A digest of what is trained, from where, and on which rows, where these are in memory."""
         tensors = {f"module.{name}": value for name, value in self.module.state_dict().items()}
-        memory = self.feed.memory
+        memory = self.minibatches.memory
         if memory is not None and memory.inputs is not None:
             parts = {"x": memory.inputs, "y": memory.targets()}
             tensors |= {
@@ -373,31 +311,32 @@ class _Run:
             tensors,
             {
                 "module": architecture_of(self.module),
-                "rows": self.feed.n,
+                "rows": self.minibatches.n,
                 "likelihood": self.likelihood.to_config(),
             },
         )
 
-    def state(self) -> dict[str, Any]:
+    def state(self, member: int = 0) -> dict[str, Any]:
         """All that the next epoch depends on."""
         noise = next(iter(self.layers.values())).noise
         return tree_map(
             lambda v: v.detach().clone(),
             {
                 "module": dict(self.module.state_dict()),
-                "raw": self.raw,
+                "likelihood": self.unconstrained,
                 "optimizer": self.optimizer.state_dict(),
-                "order": self.feed.generator.get_state(),
+                "order": self.minibatches.generator.get_state(),
                 "noise": noise.generator.get_state(),
             },
         )
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a copy."""
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """Restore a copy."""
+        (state,) = states
         self.module.load_state_dict(state["module"])
-        self.raw.data.copy_(state["raw"])
+        self.unconstrained.data.copy_(state["likelihood"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.feed.generator.set_state(state["order"])
+        self.minibatches.generator.set_state(state["order"])
         next(iter(self.layers.values())).noise.generator.set_state(state["noise"])
 
     def result(self, history: History) -> SparseNetwork:
@@ -407,7 +346,7 @@ class _Run:
             parameter.requires_grad_(name not in self.frozen)
         return SparseNetwork(
             module,
-            self.likelihood.with_parameters(self.raw.detach()).frozen(),
+            self.likelihood.with_parameters(self.unconstrained.detach()).frozen(),
             {name: list(values) for name, values in history.items()},
             self.network.output,
         )
@@ -435,9 +374,9 @@ class _Objective(nn.Module):
         run: whose module is in training.
     """
 
-    def __init__(self, run: _Run) -> None:
+    def __init__(self, run: TrainableSparseNetwork) -> None:
         super().__init__()
-        self.module, self.raw = run.module, run.raw
+        self.module, self.unconstrained = run.module, run.unconstrained
         self.weight: Tensor
         self.register_buffer("weight", torch.ones(()))  # of the divergence
         self.run = (run,)  # a tuple: no module's business
@@ -447,27 +386,34 @@ class _Objective(nn.Module):
         (run,) = self.run
         with SparseLayer.used_once(run.layers, n_rows(inputs)):
             outputs = run.network.call(self.module, inputs)
-        terms = run.inner.with_parameters(self.raw).log_prob(outputs, y)
+        terms = run.batch_likelihood.with_parameters(self.unconstrained).log_prob(outputs, y)
         divergence = kl(self.module)
-        fitted = terms.sum() * (run.feed.n / len(terms))
+        fitted = terms.sum() * (run.minibatches.n / len(terms))
         right = torch.zeros(())
         if run.likelihood.kind == "classification" and isinstance(y, Tensor):
-            p = run.inner.mean(outputs.detach())
+            p = run.batch_likelihood.mean(outputs.detach())
             chosen = p.argmax(-1) if p.shape[-1] > 1 else (p[..., 0] > 0.5).long()
             right = (chosen == y.reshape(chosen.shape)).sum()
-        loss = (self.weight * divergence - fitted) / run.feed.n
+        loss = (self.weight * divergence - fitted) / run.minibatches.n
         return loss, fitted.detach(), divergence.detach(), right
 
 
 class _Checkpoint:
-    """A file with the state after an epoch; without a path, nothing.
+    """A file with the state after an epoch.
 
-    It is written once a second at most, and with the last state when the block is left.
+    It is written at most once a second, and with the last state when the block is left.
+
+    Args:
+        path: the file.
+        task: what is trained; a checkpoint of another task or other settings is refused.
     """
 
-    def __init__(self, path: str | Path | None, settings: dict[str, Any]) -> None:
-        self.path = None if path is None else as_path(path)
-        self.settings = repr(settings)
+    def __init__(self, path: str | Path, task: TrainableSparseNetwork) -> None:
+        self.path = as_path(path)
+        self.settings = repr(
+            asdict(task.settings)
+            | {"rates": asdict(task.rates), "seed": task.seed, "run": task.fingerprint()}
+        )
         self.waiting: dict[str, Any] = {}
         self.written = -math.inf
 
@@ -477,12 +423,12 @@ class _Checkpoint:
     def __exit__(self, *_: object) -> None:
         self._flush()
 
-    def read(self, run: _Run, history: History) -> int:
-        """Go on from a file that is there; the number of finished epochs."""
-        if self.path is None or not self.path.exists():
-            return 0
+    def read(self, task: Trainable) -> tuple[int, History]:
+        """Restore a saved state, if there is one; the number of finished epochs and the history."""
+        if not self.path.exists():
+            return 0, {}
         try:
-            saved = torch.load(self.path, weights_only=True, map_location=run.feed.device)
+            saved = torch.load(self.path, weights_only=True)
             same = saved["settings"] == self.settings
         except Exception:
             fail(
@@ -498,23 +444,22 @@ class _Checkpoint:
                 f"another at '{self.path}'",
                 "Delete it to start again, or choose another path",
             )
-        run.restore(saved["state"])
-        history.update(saved["history"])
-        return int(saved["finished"])
+        task.restore([saved["state"]])
+        return int(saved["finished"]), saved["history"]
 
     def write(self, state: dict[str, Any], history: History, finished: int) -> None:
-        """Save the state after an epoch, whole or not at all."""
+        """Save the state after an epoch."""
         self.waiting = {
             "settings": self.settings,
             "state": state,
             "finished": finished,
             "history": {name: list(values) for name, values in history.items()},
         }
-        if time.monotonic() - self.written >= _EVERY:
+        if time.monotonic() - self.written >= _SECONDS:
             self._flush()
 
     def _flush(self) -> None:
-        if self.path is not None and self.waiting:
+        if self.waiting:
             file = io.BytesIO()
             torch.save(self.waiting, file)
             atomic_write_bytes(self.path, file.getvalue())

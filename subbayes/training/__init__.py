@@ -3,6 +3,7 @@
 from subbayes.utils.namespace import lazy
 
 _NAMES = {
+    "ExtraParameters": "curve",
     "connect": "curve",
     "swa": "trainer",
     "swa_many": "many",

@@ -28,11 +28,12 @@ from subbayes.networks.initialisation import fresh_weights, with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.subspaces.curve import CurveKind, WeightCurve
 from subbayes.training.configuration import Training
-from subbayes.training.curve_steps import ControlPoints, CurveRun, ExtraParameters
+from subbayes.training.curve_steps import ControlPoints, ExtraParameters, TrainableCurve
+from subbayes.training.loop import History, run
 from subbayes.training.many import train_many
-from subbayes.training.minibatches import Feed, split
+from subbayes.training.minibatches import Minibatches, split
 from subbayes.training.optimizer import check_patience
-from subbayes.training.trainer import History, Stopper, TrainingResult, epochs_of, swa
+from subbayes.training.trainer import TrainingResult, swa
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.seeding import derive, forked
 
@@ -50,7 +51,7 @@ class CurveResult:
         history: as of `TrainingResult`; losses at places drawn at random, so they scatter.
         best_epoch: the epoch whose curve this is, counted from 1.
         extra: the tensors learned along, by name.
-        raw: unconstrained parameters of the likelihood.
+        likelihood_parameters: unconstrained parameters of the likelihood.
     """
 
     curve: WeightCurve
@@ -59,7 +60,7 @@ class CurveResult:
     history: History
     best_epoch: int
     extra: dict[str, Tensor] = field(default_factory=dict)
-    raw: Float[Tensor, "p"] = field(default_factory=lambda: torch.zeros(0))
+    likelihood_parameters: Float[Tensor, "p"] = field(default_factory=lambda: torch.zeros(0))
 
     def at(self, t: float, refresh_batchnorm: Any = None) -> Network:
         """The network at a place on the curve.
@@ -149,7 +150,7 @@ def train_curve(
     def initial() -> ControlPoints:
         control = ControlPoints(network.weights, degree + 1, (), kind, training)
         for i in range(degree + 1):
-            control.write(i, fresh_weights(network, factory, derive(seed, 3, i)))
+            control.set_point(i, fresh_weights(network, factory, derive(seed, 3, i)))
         return control
 
     return _trained(
@@ -173,7 +174,7 @@ def _trained(
     data: Any,
     training: Training,
     initial: Callable[[], ControlPoints],
-    raw: Tensor | None,
+    likelihood_parameters: Tensor | None,
     validation: Any,
     extra: ExtraParameters | None,
     seed: int,
@@ -183,25 +184,39 @@ def _trained(
     """Train the control points that `initial` makes."""
     check_count("epochs", training.epochs)
     check_patience(training, validation)
-    stopper = Stopper(training.patience)
     with forked(seed, network.device), torch.enable_grad():
         data, held_out = split(data, training.validation, validation, seed)
-        feed = Feed(data, likelihood, network, training.batch_size, seed)
-        feed.check_held_out(held_out)
+        minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
         control = initial()
-        run = CurveRun(network, likelihood, feed, training, control, raw, extra, derive(seed, 2))
-        told = None if callback is None else (lambda n, _: callback(n, control.curve()))
-        history = epochs_of(run, held_out, stopper, None, progress, told, "Training the curve")
-        run.settle()
-        middle = run.network_at(0.5)
+        task = TrainableCurve(
+            network,
+            likelihood,
+            minibatches,
+            training,
+            control,
+            held_out=held_out,
+            likelihood_parameters=likelihood_parameters,
+            extra=extra,
+            seed=derive(seed, 2),
+        )
+        histories, epochs = run(
+            task,
+            training.epochs,
+            "Training the curve",
+            patience=training.patience,
+            after_epoch=lambda epoch, _: callback and callback(epoch, control.curve()),
+            progress=progress,
+        )
+        task.free_memory()
+        middle = task.network_at(0.5)
     return CurveResult(
         curve=control.curve(),
         network=middle,
-        likelihood=likelihood.with_parameters(run.raw.detach()).frozen(),
-        history=history,
-        best_epoch=stopper.best_epoch or len(history["train_loss"]),
-        extra={name: tensor.detach().clone() for name, tensor in run.extra.items()},
-        raw=run.raw.detach().clone(),
+        likelihood=likelihood.with_parameters(task.unconstrained.detach()).frozen(),
+        history=histories[0],
+        best_epoch=epochs[0],
+        extra={name: tensor.detach().clone() for name, tensor in task.extra.items()},
+        likelihood_parameters=task.unconstrained.detach().clone(),
     )
 
 
@@ -283,19 +298,19 @@ def connect(
         control = ControlPoints(network.weights, count, range(0, count, degree), kind, training)
         for i in range(count):
             a, step = divmod(i, degree)
-            control.write(
+            control.set_point(
                 i, torch.lerp(fixed[a], fixed[a + 1], step / degree) if step else fixed[a]
             )
         return control
 
-    raw = _raw_of(found)
+    likelihood_parameters = _mean_parameters(found)
     return _trained(
         network,
         likelihood,
         data,
         training,
         initial,
-        raw,
+        likelihood_parameters,
         validation,
         None,
         seed,
@@ -332,12 +347,12 @@ def _train_solutions(
     )
     if not training.swa_epochs:
         return results
-    raws = [result.raw for result in results]
+    parameters = [result.likelihood_parameters for result in results]
     results = [
         swa(result, likelihood, data, training, seed=own, progress=progress)
         for result, own in zip(results, seeds, strict=True)
     ]
-    return [_Solution(r.network, raw) for r, raw in zip(results, raws, strict=True)]
+    return [_Solution(r.network, own) for r, own in zip(results, parameters, strict=True)]
 
 
 # --- where it starts ------------------------------------------------------------------------------
@@ -348,7 +363,7 @@ class _Solution:
     """A network, and what its likelihood has learned."""
 
     network: Network
-    raw: Tensor
+    likelihood_parameters: Tensor
 
 
 def _solutions(network: Network, ends: Sequence[Any], kind: CurveKind, degree: int) -> list[Tensor]:
@@ -404,9 +419,11 @@ def _weights_of(network: Network, end: Any, place: int) -> Float[Tensor, "D"]:
     return other.detach().to(network.weights)
 
 
-def _raw_of(ends: Sequence[Any]) -> Tensor | None:
+def _mean_parameters(ends: Sequence[Any]) -> Tensor | None:
     """The mean of the likelihoods' parameters at the ends, where these are known."""
-    raws = [end.raw for end in ends if isinstance(end, (TrainingResult, _Solution))]
-    if not raws or len(raws) < len(ends) or len({raw.shape for raw in raws}) > 1:
+    parameters = [
+        end.likelihood_parameters for end in ends if isinstance(end, (TrainingResult, _Solution))
+    ]
+    if not parameters or len(parameters) < len(ends) or len({own.shape for own in parameters}) > 1:
         return None
-    return torch.stack(raws).mean(0)
+    return torch.stack(parameters).mean(0)

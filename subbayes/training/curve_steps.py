@@ -15,20 +15,20 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.subspaces.curve import CurveKind, WeightCurve, coefficients
 from subbayes.training.configuration import Training
-from subbayes.training.minibatches import Feed, inner
+from subbayes.training.loop import Trainable
+from subbayes.training.minibatches import Minibatches, batch_likelihood
 from subbayes.training.optimizer import make_optimizer
-from subbayes.training.trainer import Run
-from subbayes.utils.checks import check_positive, fail, fail_type
+from subbayes.utils.checks import check_positive, fail, fail_type, is_finite
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["ControlPoints", "CurveRun", "ExtraParameters"]
+__all__ = ["ControlPoints", "ExtraParameters", "TrainableCurve"]
 
 Join = Callable[[Tensor, Mapping[str, Tensor], Inputs], Tensor]
 
-_AHEAD = 256  # places drawn at a time
-_SCRATCH = 2**23  # entries of the control points' gradients that are made at a time
-_PLACES = (0.5, 0.1, 0.3, 0.7, 0.9)  # where held-out data are looked at
-_SMALL = 2**16  # weights of a network that is called at all places at once
+_PLACES_PER_DRAW = 256  # places drawn at a time
+_BUFFER_SIZE = 2**23  # entries of the control points' gradients that are made at a time
+_EVALUATED_PLACES = (0.5, 0.1, 0.3, 0.7, 0.9)  # where held-out data are looked at
+_SMALL_NETWORK = 2**16  # weights of a network that is called at all places at once
 
 
 class ControlPoints:
@@ -50,41 +50,43 @@ class ControlPoints:
     ) -> None:
         self.kind, self.count = kind, count
         self.fixed = list(fixed)
-        self.trained = [i for i in range(count) if i not in fixed]
-        self.held = like.new_empty(len(self.fixed), len(like))
-        width = min(max(_SCRATCH // len(self.trained), 1), len(like))
+        self.trainable_points = [i for i in range(count) if i not in fixed]
+        self.fixed_points = like.new_empty(len(self.fixed), len(like))
+        width = min(max(_BUFFER_SIZE // len(self.trainable_points), 1), len(like))
         self.widths = [min(width, len(like) - at) for at in range(0, len(like), width)]
-        self.blocks = [nn.Parameter(like.new_empty(len(self.trained), w)) for w in self.widths]
-        self.scratch = like.new_empty(len(self.trained) * self.widths[0])
+        self.blocks = [
+            nn.Parameter(like.new_empty(len(self.trainable_points), w)) for w in self.widths
+        ]
+        self.gradient_buffer = like.new_empty(len(self.trainable_points) * self.widths[0])
         none = nn.Parameter(like.new_empty(0))
         self.optimizers = [make_optimizer({"points": b}, none, training, 0.0) for b in self.blocks]
 
     @torch.no_grad()
-    def write(self, i: int, weights: Float[Tensor, "D"]) -> None:
+    def set_point(self, i: int, weights: Float[Tensor, "D"]) -> None:
         """Put control point i somewhere."""
         if i in self.fixed:
-            self.held[self.fixed.index(i)] = weights
+            self.fixed_points[self.fixed.index(i)] = weights
             return
         for block, part in zip(self.blocks, weights.split(self.widths), strict=True):
-            block[self.trained.index(i)] = part
+            block[self.trainable_points.index(i)] = part
 
     def coefficients(self, t: Float[Tensor, "S"]) -> list[tuple[Tensor, Tensor]]:
         """For each t the weights of the points that move, and of those that are fixed."""
-        c = coefficients(t, self.count, self.kind).to(self.held)
-        return list(zip(c[:, self.trained], c[:, self.fixed], strict=True))
+        c = coefficients(t, self.count, self.kind).to(self.fixed_points)
+        return list(zip(c[:, self.trainable_points], c[:, self.fixed], strict=True))
 
     @torch.no_grad()
-    def at(self, c: tuple[Tensor, Tensor]) -> Float[Tensor, "D"]:
+    def point(self, c: tuple[Tensor, Tensor]) -> Float[Tensor, "D"]:
         """The point with these coefficients."""
         parts = [c[0] @ block for block in self.blocks]
         point = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return point.addmv_(self.held.T, c[1]) if self.fixed else point
+        return point.addmv_(self.fixed_points.T, c[1]) if self.fixed else point
 
     def step(self, c: tuple[Tensor, Tensor], gradient: Float[Tensor, "D"]) -> None:
         """Move the control points along c_i g."""
         pieces = gradient.split(self.widths)
         for block, optimizer, g in zip(self.blocks, self.optimizers, pieces, strict=True):
-            block.grad = self.scratch[: block.numel()].view_as(block)
+            block.grad = self.gradient_buffer[: block.numel()].view_as(block)
             torch.outer(c[0], g, out=block.grad)
             optimizer.step()
             block.grad = None
@@ -92,11 +94,11 @@ class ControlPoints:
     @torch.no_grad()
     def points(self) -> Float[Tensor, "m D"]:
         """A copy of all control points, in order."""
-        points = self.held.new_empty(self.count, sum(self.widths))
-        points[self.fixed] = self.held
+        points = self.fixed_points.new_empty(self.count, sum(self.widths))
+        points[self.fixed] = self.fixed_points
         start = 0
         for block, width in zip(self.blocks, self.widths, strict=True):
-            for row, i in zip(block, self.trained, strict=True):
+            for row, i in zip(block, self.trainable_points, strict=True):
                 points[i, start : start + width] = row
             start += width
         return points
@@ -133,122 +135,158 @@ class ExtraParameters:
             check_positive("prior_scale", self.prior_scale)
 
 
-class CurveRun(Run):
-    """A curve in training: the steps of a module, each at another point of the curve."""
+class TrainableCurve(Trainable):
+    """A curve, trained at a new place t in each step.
+
+    Args:
+        network: the network whose weights lie on the curve.
+        likelihood: p(y | f).
+        minibatches: its minibatches.
+        training: how.
+        control: the control points.
+        held_out: data to evaluate after each epoch.
+        likelihood_parameters: where the parameters of the likelihood start.
+        extra: tensors learned with the curve.
+        seed: of the places.
+    """
 
     def __init__(
         self,
         network: Network,
         likelihood: Likelihood,
-        feed: Feed,
+        minibatches: Minibatches,
         training: Training,
         control: ControlPoints,
-        raw: Tensor | None,
-        extra: ExtraParameters | None,
-        seed: int,
+        *,
+        held_out: Data | None = None,
+        likelihood_parameters: Tensor | None = None,
+        extra: ExtraParameters | None = None,
+        seed: int = 0,
     ) -> None:
-        self.network, self.feed, self.likelihood = network, feed, likelihood
-        self.training = training
-        self.inner, self.control = inner(likelihood), control
+        minibatches.check_held_out(held_out)
+        self.network, self.minibatches, self.likelihood = network, minibatches, likelihood
+        self.training, self.held_out, self.likelihoods = training, held_out, [likelihood]
+        self.batch_likelihood, self.control = batch_likelihood(likelihood), control
         self.join = None if extra is None else extra.join
-        self.decay = training.weight_decay_for(feed.n)
+        self.decay = training.weight_decay_for(minibatches.n)
         scale = None if extra is None else extra.prior_scale
-        self.decay_along = 0.0 if scale is None else 1 / (scale**2 * feed.n)
+        self.extra_decay = 0.0 if scale is None else 1 / (scale**2 * minibatches.n)
         self.module = network.module_with().train().requires_grad_(False)
-        begin = feed.raw if raw is None or raw.shape != feed.raw.shape else raw
-        self.raw = nn.Parameter(begin.to(feed.raw, copy=True))
+        self.unconstrained = nn.Parameter(minibatches.start_parameters(likelihood_parameters))
         self.extra = {
-            name: nn.Parameter(tensor.detach().to(feed.device, copy=True))
+            name: nn.Parameter(tensor.detach().to(minibatches.device, copy=True))
             for name, tensor in ({} if extra is None else extra.tensors).items()
         }
-        self.along = [*self.extra.values(), *([self.raw] if self.raw.numel() else [])]
-        own = [make_optimizer(self.extra, self.raw, training, 0.0)] if self.along else []
-        self.own = own
-        self.optimizers = [*own, *control.optimizers]
-        self.moving = self.extra | {f"block {i}": b for i, b in enumerate(control.blocks)}
-        self.places = self._drawn(torch.Generator().manual_seed(seed))
+        self.off_curve = [
+            *self.extra.values(),
+            *([self.unconstrained] if self.unconstrained.numel() else []),
+        ]
+        self.own_optimizers = (
+            [make_optimizer(self.extra, self.unconstrained, training, 0.0)]
+            if self.off_curve
+            else []
+        )
+        self.optimizers = [*self.own_optimizers, *control.optimizers]
+        self.trainable = self.extra | {f"block {i}": b for i, b in enumerate(control.blocks)}
+        self.places = self._draw_places(torch.Generator().manual_seed(seed))
 
-    def _drawn(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self) -> Iterator[tuple[Inputs, Targets]]:
+        """The minibatches of one epoch."""
+        return self.minibatches.shuffled()
+
+    def _draw_places(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Coefficients at t ~ U(0, 1), one after another."""
         while True:
             yield from self.control.coefficients(
-                torch.rand(_AHEAD, generator=generator, dtype=torch.float64)
+                torch.rand(_PLACES_PER_DRAW, generator=generator, dtype=torch.float64)
             )
 
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
-        """One step at t ~ U(0, 1); the loss stays on the device."""
+        """Make one step at t ~ U(0, 1); returns the loss on the device."""
         c = next(self.places)
-        weights = self.control.at(c).requires_grad_()
-        outputs = self.joined(self.network.call(self.module, inputs, weights), inputs)
-        loss = -self.inner.with_parameters(self.raw).log_prob(outputs, y).mean()
-        for parameter in self.along:
+        weights = self.control.point(c).requires_grad_()
+        outputs = self.join_outputs(self.network.call(self.module, inputs, weights), inputs)
+        loss = (
+            -self.batch_likelihood.with_parameters(self.unconstrained).log_prob(outputs, y).mean()
+        )
+        for parameter in self.off_curve:
             parameter.grad = None
         loss.backward()
         if self.training.clip_norm is not None:
-            nn.utils.clip_grad_norm_([weights, *self.along], self.training.clip_norm)
+            nn.utils.clip_grad_norm_([weights, *self.off_curve], self.training.clip_norm)
         gradient = weights.grad
         assert gradient is not None
         if self.decay:
             gradient.add_(weights.detach(), alpha=self.decay)
-        if self.decay_along:
+        if self.extra_decay:
             for parameter in self.extra.values():
                 assert parameter.grad is not None
-                parameter.grad.add_(parameter.detach(), alpha=self.decay_along)
+                parameter.grad.add_(parameter.detach(), alpha=self.extra_decay)
         self.control.step(c, gradient)
-        for optimizer in self.own:
+        for optimizer in self.own_optimizers:
             optimizer.step()
         return loss.detach()
 
-    def settle(self) -> None:
-        """Give the optimisers' memory back."""
+    def free_memory(self) -> None:
+        """Free the memory of the optimisers."""
         self.optimizers = self.control.optimizers = []
-        self.control.scratch = self.control.scratch[:0].clone()
+        self.control.gradient_buffer = self.control.gradient_buffer[:0].clone()
 
-    def joined(self, outputs: Tensor, inputs: Inputs) -> Tensor:
+    def join_outputs(self, outputs: Tensor, inputs: Inputs) -> Tensor:
         """Outputs as the likelihood sees them."""
         return outputs if self.join is None else self.join(outputs, self.extra, inputs)
 
     def network_at(self, t: float) -> Network:
         """The network at t, with BatchNorm statistics of its own."""
-        weights = self.control.at(*self.control.coefficients(torch.tensor([t])))
-        if not self.feed.normalises:
+        weights = self.control.point(*self.control.coefficients(torch.tensor([t])))
+        if not self.minibatches.has_batchnorm:
             return self.network.with_weights(weights)
         here = self.network.with_buffers(dict(self.module.named_buffers()))
-        return here.refreshed(weights, self.feed.in_order())
+        return here.refreshed(weights, self.minibatches.in_fixed_order())
 
-    def mean_log_likelihood(self, data: Data) -> float:
+    def are_finite(self) -> list[bool]:
+        """Whether the trained weights are finite."""
+        return [all(map(is_finite, self.trainable.values()))]
+
+    def evaluate(self) -> list[float] | None:
         """Mean log-likelihood of held-out data over places on the curve."""
-        likelihood, total = self.likelihood.with_parameters(self.raw.detach()), 0.0
-        places = _PLACES if self.control.count > 1 else _PLACES[:1]
+        if self.held_out is None:
+            return None
+        likelihood, total = self.likelihood.with_parameters(self.unconstrained.detach()), 0.0
+        places = _EVALUATED_PLACES if self.control.count > 1 else _EVALUATED_PLACES[:1]
         with torch.no_grad():
-            looks = self._looks(places)
-            for inputs, y in data.batches(4096):
-                inputs, y = to_device(inputs, self.feed.device), to_device(y, self.feed.device)
-                for outputs in looks(inputs):
-                    terms = likelihood.log_prob(self.joined(outputs, inputs), y)
+            outputs_at = self._outputs_at(places)
+            for inputs, y in self.held_out.batches(4096):
+                inputs, y = (
+                    to_device(inputs, self.minibatches.device),
+                    to_device(y, self.minibatches.device),
+                )
+                for outputs in outputs_at(inputs):
+                    terms = likelihood.log_prob(self.join_outputs(outputs, inputs), y)
                     total += float(terms.double().sum())
-        return total / (data.n * len(places))
+        return [total / (self.held_out.n * len(places))]
 
-    def _looks(self, places: Sequence[float]) -> Callable[[Inputs], Iterable[Tensor]]:
+    def _outputs_at(self, places: Sequence[float]) -> Callable[[Inputs], Iterable[Tensor]]:
         """A function from inputs to the outputs of the networks at some places.
 
         Small networks are called together: their calls cost more than their sums.
         """
-        if self.feed.normalises:
+        if self.minibatches.has_batchnorm:
             networks = [self.network_at(t) for t in places]
             return lambda x: (network(network.weights, x) for network in networks)
-        points = [self.control.at(c) for c in self.control.coefficients(torch.tensor(places))]
-        if self.network.size > _SMALL:
+        points = [self.control.point(c) for c in self.control.coefficients(torch.tensor(places))]
+        if self.network.size > _SMALL_NETWORK:
             return lambda x: (self.network(point, x) for point in points)
         rows = torch.stack(points)
         return lambda x: self.network.batched(rows, x)
 
-    def state(self) -> Any:
-        """A copy of all that moves."""
-        return {n: p.detach().clone() for n, p in self.moving.items()}, self.raw.detach().clone()
+    def state(self, member: int = 0) -> dict[str, Any]:
+        """A copy of the control points, the extra tensors and the likelihood's parameters."""
+        trainable = {n: p.detach().clone() for n, p in self.trainable.items()}
+        return {"curve": trainable, "likelihood": self.unconstrained.detach().clone()}
 
-    def restore(self, state: Any) -> None:
-        """Go back to a copy."""
-        for name, parameter in self.moving.items():
-            parameter.data.copy_(state[0][name])
-        self.raw.data.copy_(state[1])
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """Restore a copy."""
+        for name, parameter in self.trainable.items():
+            parameter.data.copy_(states[0]["curve"][name])
+        self.unconstrained.data.copy_(states[0]["likelihood"])

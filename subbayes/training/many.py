@@ -12,28 +12,25 @@ sizes that differ.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
-from subbayes.training.many_steps import StackedRun, alike
-from subbayes.training.minibatches import Feed, log_scale, split
+from subbayes.training.loop import History, WeightAverage, run
+from subbayes.training.many_steps import TrainableNetworks
+from subbayes.training.minibatches import Minibatches, split
 from subbayes.training.optimizer import check_patience
-from subbayes.training.trainer import History, SwaResult, TrainingResult, started, swa, train
-from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.training.trainer import SwaResult, TrainingResult, starting_point, swa, train
+from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import bar
 from subbayes.utils.seeding import forked
-from subbayes.utils.trees import tensors_of, with_tensors
 
 __all__ = ["swa_many", "train_many"]
 
@@ -93,16 +90,16 @@ def train_many(
             strict=True,
         )
     )
-    feeds, held_out = [], []
+    minibatches, held_out = [], []
     for module, one, rows, part, seed in each:
         with forked(seed):
             network = Network(module, parameters, output)
             rows, held = split(rows, training.validation, part, seed)
-            feeds.append(Feed(rows, one, network, training.batch_size, seed))
-            feeds[-1].check_held_out(held)
+            minibatches.append(Minibatches(rows, one, network, training.batch_size, seed))
+            minibatches[-1].check_held_out(held)
             held_out.append(held)
-    run = StackedRun.of(feeds, training)
-    if run is None or not alike(held_out):
+    task = TrainableNetworks.of(minibatches, training, held_out)
+    if task is None:
         options: dict[str, Any] = {"parameters": parameters, "output": output, "progress": False}
         with bar(count, "Training", progress, "members") as steps:
             return [
@@ -111,7 +108,26 @@ def train_many(
                 )
                 for module, one, rows, part, seed in each
             ]
-    return _trained(run, held_out, progress)
+    histories, epochs = run(task, training.epochs, patience=training.patience, progress=progress)
+    return [_result(task, m, histories[m], epochs[m]) for m in range(count)]
+
+
+def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) -> TrainingResult:
+    network = task.minibatches[m].network
+    module = network.module_with()
+    trainable, likelihood_parameters, _ = task.parameters_of(m)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name in trainable:
+                parameter.copy_(trainable[name])
+    return TrainingResult(
+        module=module,
+        network=Network(module, network.selection, network.output),
+        likelihood=task.likelihood(m, likelihood_parameters),
+        history=history,
+        best_epoch=best_epoch,
+        likelihood_parameters=likelihood_parameters.clone(),
+    )
 
 
 def swa_many(
@@ -147,8 +163,6 @@ def swa_many(
     Raises:
         InputError: as `swa`, and lists whose lengths differ.
     """
-    check_choice("unit", unit, ("epochs", "steps"))
-    check_count("every", every)
     training = training.averaging()
     starts = list(starts)
     count = _count("starts", starts)
@@ -162,14 +176,14 @@ def swa_many(
             strict=True,
         )
     )
-    feeds, raws = [], []
+    minibatches, likelihood_parameters = [], []
     for start, one, rows, seed in each:
         with forked(seed):
-            network, raw = started(start, parameters, output)
-            feeds.append(Feed(rows, one, network, training.batch_size, seed))
-            raws.append(raw)
-    run = StackedRun.of(feeds, training, raws)
-    if run is None:
+            network, own = starting_point(start, parameters, output)
+            minibatches.append(Minibatches(rows, one, network, training.batch_size, seed))
+            likelihood_parameters.append(own)
+    task = TrainableNetworks.of(minibatches, training, likelihood_parameters=likelihood_parameters)
+    if task is None:
         options: dict[str, Any] = {
             "every": every,
             "unit": unit,
@@ -182,8 +196,19 @@ def swa_many(
                 _counted(steps, swa(start, one, rows, training, seed=seed, **options))
                 for start, one, rows, seed in each
             ]
-    recorders = [TrajectoryRecorder(training.max_snapshots, training.sketch) for _ in feeds]
-    return _averaged(run, recorders, every, unit, progress)
+    average = WeightAverage(task, every, unit)
+    histories = average.run(progress)
+    return [
+        SwaResult(
+            network=member.network.with_weights(recorder.mean),
+            recorder=recorder,
+            history=history,
+            likelihood=task.likelihood(m, average.parameters[m]),
+        )
+        for m, (member, recorder, history) in enumerate(
+            zip(minibatches, average.recorders, histories, strict=True)
+        )
+    ]
 
 
 def _count(argument: str, members: Sequence[Any]) -> int:
@@ -206,149 +231,3 @@ def _per_member(argument: str, values: Any, count: int) -> list[Any]:
 def _counted(steps: Any, result: Any) -> Any:
     steps.update(1)
     return result
-
-
-# --- training ---------------------------------------------------------------------------------
-
-
-def _trained(
-    run: StackedRun, held_out: Sequence[Data | None], progress: bool | None
-) -> list[TrainingResult]:
-    histories: list[History] = [{} for _ in run.feeds]
-    best = _Best(run, run.training.patience)
-    watch = _Watch(run, held_out)
-    with bar(run.training.epochs, "Training", progress, "epochs") as steps:
-        for number in range(run.training.epochs):
-            rate, losses = run.epoch(number)
-            values = watch.values()
-            for m in best.active:
-                facts = {"train_loss": losses[m], "learning_rate": rate}
-                if values is not None:
-                    facts["validation_log_likelihood"] = values[m]
-                for name, value in facts.items():
-                    histories[m].setdefault(name, []).append(value)
-            steps.update(1)
-            if best.done(number + 1, values):
-                break
-    best.restore()
-    return [_result(run, m, histories[m], best.epochs[m]) for m in range(run.count)]
-
-
-def _result(run: StackedRun, m: int, history: History, best_epoch: int) -> TrainingResult:
-    network = run.feeds[m].network
-    module = network.module_with()
-    moving, raw, _ = run.member(m)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if name in moving:
-                parameter.copy_(moving[name])
-    return TrainingResult(
-        module=module,
-        network=Network(module, network.selection, network.output),
-        likelihood=run.likelihood(m, raw),
-        history=history,
-        best_epoch=best_epoch or len(history["train_loss"]),
-        raw=raw.clone(),
-    )
-
-
-class _Watch:
-    """Mean log-likelihood of each member on its held-out data."""
-
-    def __init__(self, run: StackedRun, held_out: Sequence[Data | None]) -> None:
-        self.run = run
-        self.data: Any = None
-        if held_out[0] is None:
-            return
-        parts = [part.to(run.network.device) for part in held_out if part is not None]
-        pairs = [(p.inputs, run.feeds[m].prepared(p.targets())) for m, p in enumerate(parts)]
-        columns = zip(*map(tensors_of, pairs), strict=True)
-        self.data = with_tensors(pairs[0], map(torch.stack, columns))
-
-    def values(self) -> list[float] | None:
-        """One number per member, in units of the targets."""
-        if self.data is None:
-            return None
-        run = self.run
-        with torch.no_grad():
-            losses = vmap(run.loss)(run.moving, run.raw, run.rest, *self.data)
-        return [
-            -loss - log_scale(feed.likelihood)
-            for loss, feed in zip(losses.double().tolist(), run.feeds, strict=True)
-        ]
-
-
-class _Best:
-    """Each member's best state, and which members still train."""
-
-    def __init__(self, run: StackedRun, patience: int | None) -> None:
-        self.run, self.patience = run, patience
-        self.scores = [-math.inf] * run.count
-        self.epochs = [0] * run.count
-        self.active = list(range(run.count))
-        self.saved: list[Tensor] | None = None
-
-    def done(self, epoch: int, values: list[float] | None) -> bool:
-        """Take note of an epoch (counted from 1); True when no member is left."""
-        if self.patience is None or values is None:
-            return False
-        if self.saved is None:
-            self.saved = [t.clone() for t in self.run.state()]
-        for m in self.active:
-            if values[m] > self.scores[m] or self.epochs[m] == 0:
-                self.scores[m], self.epochs[m] = values[m], epoch
-                for kept, now in zip(self.saved, self.run.state(), strict=True):
-                    kept[m].copy_(now[m])
-        self.active = [m for m in self.active if epoch - self.epochs[m] < self.patience]
-        return not self.active
-
-    def restore(self) -> None:
-        """Go back to the best states, if they were watched."""
-        if self.saved is not None:
-            self.run.restore(self.saved)
-
-
-# --- averaging --------------------------------------------------------------------------------
-
-
-def _averaged(
-    run: StackedRun,
-    recorders: list[TrajectoryRecorder],
-    every: int,
-    unit: str,
-    progress: bool | None,
-) -> list[SwaResult]:
-    histories: list[History] = [{} for _ in run.feeds]
-    raw, ticks = run.raw.detach().clone(), 0
-
-    def tick() -> None:
-        nonlocal raw, ticks
-        ticks += 1
-        if ticks % every == 0:
-            for recorder, weights in zip(recorders, run.flat(), strict=True):
-                recorder.update(weights)
-            raw = raw + (run.raw.detach() - raw) / recorders[0].n
-
-    run.after_step = tick if unit == "steps" else None
-    with bar(run.training.epochs, "Averaging", progress, "epochs") as steps:
-        for number in range(run.training.epochs):
-            rate, losses = run.epoch(number)
-            for history, loss in zip(histories, losses, strict=True):
-                history.setdefault("train_loss", []).append(loss)
-                history.setdefault("learning_rate", []).append(rate)
-            if unit == "epochs":
-                tick()
-            steps.update(1)
-    if recorders[0].n == 0:
-        fail("every", f"at most the {ticks} {unit} of the run", every, "Run more epochs")
-    return [
-        SwaResult(
-            network=feed.network.with_weights(recorder.mean),
-            recorder=recorder,
-            history=history,
-            likelihood=run.likelihood(m, raw[m]),
-        )
-        for m, (feed, recorder, history) in enumerate(
-            zip(run.feeds, recorders, histories, strict=True)
-        )
-    ]

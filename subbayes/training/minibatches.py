@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Feed", "absent_classes", "batch_sizes", "inner", "log_scale", "split"]
+__all__ = ["Minibatches", "absent_classes", "batch_sizes", "batch_likelihood", "split"]
 
 
 def split(data: Any, fraction: float | None, validation: Any, seed: int) -> tuple[Any, Data | None]:
@@ -55,7 +54,7 @@ def _device_of(data: Data) -> torch.device:
     return (y if isinstance(y, Tensor) else y[0]).device
 
 
-class Feed:
+class Minibatches:
     """Minibatches on the network's device, targets as the inner likelihood wants them.
 
     Empty batches of a loader are left out.
@@ -75,14 +74,16 @@ class Feed:
         self.network, self.likelihood = network, likelihood
         self.generator = torch.Generator().manual_seed(derive(seed, 0))
         self.batch_size = batch_size
-        self.normalises = any(isinstance(m, BATCH_NORMS) for m in network.module_with().modules())
+        self.has_batchnorm = any(
+            isinstance(m, BATCH_NORMS) for m in network.module_with().modules()
+        )
         self.loader = _as_loader(data, batch_size, self.generator)
         self.memory: Data | None = None
         if self.loader is None:
             whole = Data.of(data).to(self.device)
             first, targets = whole.first()[0], whole.targets()
             self.n = whole.n
-            self.memory = Data(whole.n, whole.inputs, self.prepared(targets))
+            self.memory = Data(whole.n, whole.inputs, self.prepare_targets(targets))
         else:
             first, targets, self.n = _read_targets(self.loader)
             first = to_device(first, self.device)
@@ -90,8 +91,8 @@ class Feed:
         likelihood.check_targets(targets)
         outputs = network.check(first)
         likelihood.check_outputs(outputs, targets)
-        self.absent = absent_classes(likelihood, outputs, targets)
-        self.raw = likelihood.init_parameters(targets).to(self.device, self.dtype)
+        self.absent_classes = absent_classes(likelihood, outputs, targets)
+        self.initial_parameters = likelihood.init_parameters(targets).to(self.device, self.dtype)
         self._check_normalisation()
 
     def check_held_out(self, data: Data | None) -> None:
@@ -102,15 +103,25 @@ class Feed:
             inputs = to_device(data.first()[0], self.device)
             self.likelihood.check_outputs(self.network.check(inputs), targets)
 
+    def start_parameters(self, given: Tensor | None) -> Tensor:
+        """A copy of the parameters of the likelihood that are given, or else of the initial ones.
+
+        Args:
+            given: unconstrained parameters; they are ignored if the likelihood has others.
+        """
+        initial = self.initial_parameters
+        start = initial if given is None or given.shape != initial.shape else given
+        return start.to(initial, copy=True)
+
     def _check_normalisation(self) -> None:
-        if not self.normalises:
+        if not self.has_batchnorm:
             return
         if self.n == 1:
             fail("data", "at least 2 rows for BatchNorm", "1 row")
         if self.batch_size == 1 and self.memory is not None:
             fail("batch_size", "at least 2 for a module with BatchNorm", 1)
 
-    def prepared(self, y: Targets) -> Targets:
+    def prepare_targets(self, y: Targets) -> Targets:
         """Standardised once instead of at each step, and in the dtype of the network."""
         if isinstance(self.likelihood, Standardized):
             y = self.likelihood.inward(y)
@@ -121,7 +132,7 @@ class Feed:
     def _cast(self, y: Tensor) -> Tensor:
         return y.to(self.device, self.dtype if y.is_floating_point() else y.dtype)
 
-    def epoch(self) -> Iterator[tuple[Inputs, Targets]]:
+    def shuffled(self) -> Iterator[tuple[Inputs, Targets]]:
         """One pass: reshuffled, or in the loader's own order."""
         if self.memory is None:
             yield from self._streamed()
@@ -133,20 +144,20 @@ class Feed:
             order = torch.randperm(self.n, generator=self.generator).to(self.device)
             yield from self._taken(order)
 
-    def batches_of(self, rows: int) -> int:
+    def n_batches_of(self, rows: int) -> int:
         """How many batches of so many rows there are in an epoch; of a loader, about."""
         if self.memory is None:
             return max(1, self.n // max(rows, 1))
         return batch_sizes(self.n, self.batch_size or self.n).count(rows)
 
     @property
-    def steps(self) -> int:
+    def n_batches(self) -> int:
         """Batches of an epoch; of a loader, about."""
         if self.memory is None:
             return -(-self.n // self._rows)
         return len(batch_sizes(self.n, self.batch_size or self.n))
 
-    def in_order(self) -> Iterator[tuple[Inputs, Targets]]:
+    def in_fixed_order(self) -> Iterator[tuple[Inputs, Targets]]:
         """One pass in a fixed order, for BatchNorm."""
         if self.memory is None:
             yield from self._streamed()
@@ -162,8 +173,8 @@ class Feed:
         assert self.loader is not None
         for batch in self.loader:
             inputs, y = as_pair(batch, "data")
-            if n_rows(y) > (1 if self.normalises else 0):
-                yield to_device(inputs, self.device), self.prepared(y)
+            if n_rows(y) > (1 if self.has_batchnorm else 0):
+                yield to_device(inputs, self.device), self.prepare_targets(y)
 
 
 def batch_sizes(n: int, size: int) -> list[int]:
@@ -198,7 +209,7 @@ def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[i
     return [label for label in range(max(n_outputs, 2)) if label not in present]
 
 
-def inner(likelihood: Likelihood) -> Likelihood:
+def batch_likelihood(likelihood: Likelihood) -> Likelihood:
     """What prepared targets are scored by: the likelihood of standardised targets."""
     return likelihood.likelihood if isinstance(likelihood, Standardized) else likelihood
 
@@ -230,10 +241,3 @@ def _read_targets(loader: Iterable[Any]) -> tuple[Inputs, Targets, int]:
         fail("data", "at least one row", "an empty loader")
     columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
     return first, columns[0] if len(columns) == 1 else columns, len(columns[0])
-
-
-def log_scale(likelihood: Likelihood) -> float:
-    """What the loss in units of y adds to the loss in standardised units."""
-    if isinstance(likelihood, Standardized):
-        return sum(map(math.log, likelihood.scale))
-    return 0.0

@@ -15,9 +15,7 @@ put back as they were.
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,23 +23,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import Data, n_rows, to_device
+from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
-from subbayes.training.minibatches import Feed, inner, log_scale, split
+from subbayes.training.loop import History, Trainable, WeightAverage, run
+from subbayes.training.minibatches import Minibatches, batch_likelihood, split
 from subbayes.training.optimizer import check_patience, make_optimizer
-from subbayes.utils.checks import check_choice, check_count, fail, fail_type, is_finite
-from subbayes.utils.progress import bar
+from subbayes.utils.checks import check_count, fail_type, is_finite
 from subbayes.utils.seeding import forked
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Run", "Stopper", "SwaResult", "TrainingResult", "epochs_of", "started", "swa", "train"]
+__all__ = [
+    "History",
+    "SwaResult",
+    "TrainableNetwork",
+    "TrainingResult",
+    "starting_point",
+    "swa",
+    "train",
+]
 
 Callback = Callable[[int, nn.Module], Any]
-History = dict[str, list[float]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +62,8 @@ class TrainingResult:
             validation data, "validation_log_likelihood" (mean per observation).
         best_epoch: the epoch whose weights these are, counted from 1.
         recorder: the trajectory recorder that was passed in, or None.
-        raw: unconstrained parameters of the likelihood, from which `swa` goes on.
+        likelihood_parameters: unconstrained parameters of the likelihood, from which weight
+            averaging and curves start.
     """
 
     module: nn.Module
@@ -66,7 +72,7 @@ class TrainingResult:
     history: History
     best_epoch: int
     recorder: TrajectoryRecorder | None = None
-    raw: Float[Tensor, "p"] = field(default_factory=lambda: torch.zeros(0))
+    likelihood_parameters: Float[Tensor, "p"] = field(default_factory=lambda: torch.zeros(0))
 
     def __repr__(self) -> str:
         return (
@@ -146,22 +152,32 @@ def train(
     network = Network(module, parameters, output)
     check_count("epochs", training.epochs)
     check_patience(training, validation)
-    stopper = Stopper(training.patience)
     with forked(seed, network.device), torch.enable_grad():
         data, held_out = split(data, training.validation, validation, seed)
-        feed = Feed(data, likelihood, network, training.batch_size, seed)
-        feed.check_held_out(held_out)
-        run = Run(network, likelihood, feed, training)
-        history = epochs_of(run, held_out, stopper, recorder, progress, callback)
-    run.module.eval()
+        minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
+        task = TrainableNetwork(network, likelihood, minibatches, training, held_out)
+
+        def after_epoch(epoch: int, _: list[History]) -> Any:
+            if recorder is not None:
+                recorder.update(network.flatten(task.module))
+            return None if callback is None else callback(epoch, task.module)
+
+        histories, epochs = run(
+            task,
+            training.epochs,
+            patience=training.patience,
+            after_epoch=after_epoch,
+            progress=progress,
+        )
+    task.module.eval()
     return TrainingResult(
-        module=run.module,
-        network=Network(run.module, parameters, output),
-        likelihood=likelihood.with_parameters(run.raw.detach()).frozen(),
-        history=history,
-        best_epoch=stopper.best_epoch or len(history["train_loss"]),
+        module=task.module,
+        network=Network(task.module, parameters, output),
+        likelihood=likelihood.with_parameters(task.unconstrained.detach()).frozen(),
+        history=histories[0],
+        best_epoch=epochs[0],
         recorder=recorder,
-        raw=run.raw.detach().clone(),
+        likelihood_parameters=task.unconstrained.detach().clone(),
     )
 
 
@@ -214,219 +230,140 @@ def swa(
         >>> result.recorder.n, result.recorder.pca(rank=2).rank
         (30, 2)
     """
-    check_choice("unit", unit, ("epochs", "steps"))
-    network, raw = started(start, parameters, output)
+    network, parameters_of_start = starting_point(start, parameters, output)
     training = training.averaging()
-    recorder = TrajectoryRecorder(training.max_snapshots, training.sketch)
     with forked(seed, network.device), torch.enable_grad():
-        feed = Feed(data, likelihood, network, training.batch_size, seed)
-        run = Run(network, likelihood, feed, training, raw, only_weights=True)
-        average = _Average(run, recorder, check_count("every", every))
-        run.after_step = average.tick if unit == "steps" else None
-        if unit == "epochs":
-            callback = _both(lambda *_: average.tick(), callback)
-        history = epochs_of(run, None, Stopper(None), None, progress, callback, "Averaging")
-        if recorder.n == 0:
-            fail(
-                "every", f"at most the {average.count} {unit} of the run", every, "Run more epochs"
-            )
-        center = network.with_buffers(dict(run.module.named_buffers())).refreshed(
-            recorder.mean.to(network.weights), feed.in_order()
+        minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
+        task = TrainableNetwork(
+            network,
+            likelihood,
+            minibatches,
+            training,
+            likelihood_parameters=parameters_of_start,
+            only_selected=True,
+        )
+        average = WeightAverage(task, every, unit)
+        histories = average.run(
+            progress, None if callback is None else lambda epoch: callback(epoch, task.module)
+        )
+        recorder = average.recorders[0]
+        center = network.with_buffers(dict(task.module.named_buffers())).refreshed(
+            recorder.mean.to(network.weights), minibatches.in_fixed_order()
         )
     return SwaResult(
         network=center,
-        likelihood=likelihood.with_parameters(average.raw).frozen(),
+        likelihood=likelihood.with_parameters(average.parameters[0]).frozen(),
         recorder=recorder,
-        history=history,
+        history=histories[0],
     )
 
 
-# --- starting points ---------------------------------------------------------------------------
-
-
-def started(
+def starting_point(
     start: Any, parameters: Selection, output: Callable[[Any], Tensor] | None
 ) -> tuple[Network, Tensor | None]:
-    """The network to go on from, and the parameters of its likelihood if they are known."""
+    """The network to start from, and the parameters of its likelihood if they are known."""
     if isinstance(start, TrainingResult):
-        return start.network, start.raw
+        return start.network, start.likelihood_parameters
     if isinstance(start, nn.Module):
         return Network(start, parameters, output), None
     fail_type("start", "a TrainingResult or a module", start)
 
 
-def _both(first: Callback, second: Callback | None) -> Callback:
-    def both(epoch: int, module: nn.Module) -> Any:
-        first(epoch, module)
-        return second(epoch, module) if second else None
+class TrainableNetwork(Trainable):
+    """One module, trained with its own training mode, dropout and BatchNorm.
 
-    return both
-
-
-# --- the loop ---------------------------------------------------------------------------------
-
-
-class Run:
-    """A module in training: one step, one epoch, one look at held-out data."""
+    Args:
+        network: the network; its module is copied.
+        likelihood: p(y | f).
+        minibatches: its minibatches.
+        training: how.
+        held_out: data to evaluate after each epoch.
+        likelihood_parameters: where the parameters of the likelihood start.
+        only_selected: train the weights of the network alone, and at a constant learning rate.
+    """
 
     def __init__(
         self,
         network: Network,
         likelihood: Likelihood,
-        feed: Feed,
+        minibatches: Minibatches,
         training: Training,
-        raw: Tensor | None = None,
-        only_weights: bool = False,
+        held_out: Data | None = None,
+        likelihood_parameters: Tensor | None = None,
+        only_selected: bool = False,
     ) -> None:
-        self.network, self.feed, self.likelihood = network, feed, likelihood
-        self.training = training
-        self.inner = inner(likelihood)
+        minibatches.check_held_out(held_out)
+        self.network, self.minibatches, self.likelihood = network, minibatches, likelihood
+        self.training, self.held_out, self.likelihoods = training, held_out, [likelihood]
+        if only_selected:
+            self.rate_argument = "swa_learning_rate"
+        self.batch_likelihood = batch_likelihood(likelihood)
         self.module = network.module_with().train()
-        begin = feed.raw if raw is None or raw.shape != feed.raw.shape else raw
-        self.raw = nn.Parameter(begin.to(feed.raw, copy=True))
+        self.unconstrained = nn.Parameter(minibatches.start_parameters(likelihood_parameters))
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        self.moving = {n: p for n, p in named.items() if not only_weights or n in network.names}
+        self.trainable = {n: p for n, p in named.items() if not only_selected or n in network.names}
         for name, parameter in named.items():
-            parameter.requires_grad_(name in self.moving)
-        self.still = (
-            {n: (mask, named[n].detach().clone()) for n, mask in network.masks.items()}
-            if only_weights
-            else {}
-        )
-        self.trained = [*self.moving.values(), self.raw]
-        self.optimizers = [
-            make_optimizer(self.moving, self.raw, training, training.weight_decay_for(feed.n))
-        ]
-        self.after_step: Callable[[], None] | None = None
+            parameter.requires_grad_(name in self.trainable)
+        masks = network.masks if only_selected else {}
+        self.partial = {n: (mask, named[n].detach().clone()) for n, mask in masks.items()}
+        self.all_trainable = [*self.trainable.values(), self.unconstrained]
+        decay = training.weight_decay_for(minibatches.n)
+        self.optimizers = [make_optimizer(self.trainable, self.unconstrained, training, decay)]
+
+    def batches(self) -> Iterator[tuple[Inputs, Targets]]:
+        """The minibatches of one epoch."""
+        return self.minibatches.shuffled()
 
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
-        """One step; the loss stays on the device."""
+        """Make one step; returns the loss on the device."""
         outputs = self.network.call(self.module, inputs)
-        loss = -self.inner.with_parameters(self.raw).log_prob(outputs, y).mean()
-        for parameter in self.trained:
+        loss = (
+            -self.batch_likelihood.with_parameters(self.unconstrained).log_prob(outputs, y).mean()
+        )
+        for parameter in self.all_trainable:
             parameter.grad = None
         loss.backward()
         if self.training.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.trained, self.training.clip_norm)
+            nn.utils.clip_grad_norm_(self.all_trainable, self.training.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
-        self._hold_still()
-        if self.after_step is not None:
-            self.after_step()
+        for name, (mask, before) in self.partial.items():  # entries that are not weights
+            with torch.no_grad():
+                self.trainable[name].copy_(torch.where(mask, self.trainable[name], before))
         return loss.detach()
 
-    def _hold_still(self) -> None:
-        """Parts of a parameter that are not weights stay where they were."""
-        for name, (mask, before) in self.still.items():
-            with torch.no_grad():
-                self.moving[name].copy_(torch.where(mask, self.moving[name], before))
+    def are_finite(self) -> list[bool]:
+        """Whether the trained weights are finite."""
+        return [all(map(is_finite, self.trainable.values()))]
 
-    def epoch(self, number: int) -> dict[str, float]:
-        """One pass over the data; returns what goes into the history."""
-        rate = self.training.rate(number)
-        for group in (g for optimizer in self.optimizers for g in optimizer.param_groups):
-            group["lr"] = rate * group["factor"]
-        losses, sizes = [], []
-        for inputs, y in self.feed.epoch():
-            losses.append(self.step(inputs, y))
-            sizes.append(n_rows(y))
-        weights = torch.tensor(sizes, dtype=torch.float64)
-        loss = float(torch.stack(losses).double().cpu() @ weights / weights.sum())
-        self._check_finite(loss, number)
-        return {"train_loss": loss + log_scale(self.likelihood), "learning_rate": rate}
-
-    def _check_finite(self, loss: float, number: int) -> None:
-        finite = all(map(is_finite, self.moving.values()))
-        if not (math.isfinite(loss) and finite):
-            got = f"{loss:g}" if not math.isfinite(loss) else "infinite weights"
-            fail(
-                "learning_rate",
-                "a training loss that stays finite",
-                f"{got} in epoch {number + 1} at learning rate {self.training.learning_rate:g}",
-                "Lower the learning rate, standardise the inputs, or set clip_norm",
-            )
-
-    def mean_log_likelihood(self, data: Data) -> float:
+    def evaluate(self) -> list[float] | None:
         """Mean log-likelihood of held-out data, in evaluation mode."""
+        if self.held_out is None:
+            return None
         self.module.eval()
-        likelihood, total = self.likelihood.with_parameters(self.raw.detach()), 0.0
+        likelihood, total = self.likelihood.with_parameters(self.unconstrained.detach()), 0.0
         with torch.no_grad():
-            for inputs, y in data.batches(4096):
-                outputs = self.network.call(self.module, to_device(inputs, self.feed.device))
-                terms = likelihood.log_prob(outputs, to_device(y, self.feed.device))
+            for inputs, y in self.held_out.batches(4096):
+                outputs = self.network.call(self.module, to_device(inputs, self.minibatches.device))
+                terms = likelihood.log_prob(outputs, to_device(y, self.minibatches.device))
                 total += float(terms.double().sum())
         self.module.train()
-        return total / data.n
+        return [total / self.held_out.n]
 
-    def state(self) -> tuple[dict[str, Tensor], Tensor]:
-        """A copy of weights, buffers and likelihood parameters."""
-        return copy.deepcopy(self.module.state_dict()), self.raw.detach().clone()
+    def weights(self) -> Tensor:
+        """The selected weights, (1, D)."""
+        return self.network.flatten(self.module)[None]
 
-    def restore(self, state: tuple[dict[str, Tensor], Tensor]) -> None:
-        """Go back to a copy."""
-        self.module.load_state_dict(state[0])
-        self.raw.data.copy_(state[1])
+    def likelihood_parameters(self) -> Tensor:
+        """Unconstrained parameters of the likelihood, (1, p)."""
+        return self.unconstrained.detach()[None]
 
+    def state(self, member: int = 0) -> dict[str, Any]:
+        """A copy of the parameters and buffers, and of the likelihood's parameters."""
+        module = {n: t.detach().clone() for n, t in self.module.state_dict().items()}
+        return {"module": module, "likelihood": self.unconstrained.detach().clone()}
 
-class Stopper:
-    """Keeps the best state and says when to stop; does nothing without patience."""
-
-    def __init__(self, patience: int | None) -> None:
-        self.patience = patience
-        self.best, self.best_epoch = -math.inf, 0
-        self.state: Any = None
-
-    def done(self, run: Run, epoch: int, value: float | None) -> bool:
-        """Take note of an epoch (counted from 1)."""
-        if self.patience is None or value is None:
-            return False
-        if value > self.best or self.state is None:
-            self.best, self.best_epoch, self.state = value, epoch, run.state()
-        return epoch - self.best_epoch >= self.patience
-
-
-def epochs_of(
-    run: Run,
-    held_out: Data | None,
-    stopper: Stopper,
-    recorder: TrajectoryRecorder | None,
-    progress: bool | None,
-    callback: Callback | None,
-    what: str = "Training",
-) -> History:
-    """All epochs, then back to the best if there is one."""
-    history: History = {}
-    with bar(run.training.epochs, what, progress, "epochs") as steps:
-        for number in range(run.training.epochs):
-            facts, value = run.epoch(number), None
-            if held_out is not None:
-                value = run.mean_log_likelihood(held_out)
-                facts["validation_log_likelihood"] = value
-            for name, fact in facts.items():
-                history.setdefault(name, []).append(fact)
-            if recorder is not None:
-                recorder.update(run.network.flatten(run.module))
-            steps.update(1)
-            stop = callback(number + 1, run.module) is True if callback else False
-            if stopper.done(run, number + 1, value) or stop:
-                break
-    if stopper.state is not None:
-        run.restore(stopper.state)
-    return history
-
-
-class _Average:
-    """Takes a snapshot at every n-th tick, and averages the likelihood's parameters along."""
-
-    def __init__(self, run: Run, recorder: TrajectoryRecorder, every: int) -> None:
-        self.run, self.recorder, self.every = run, recorder, every
-        self.count = 0
-        self.raw = run.raw.detach().clone()
-
-    def tick(self) -> None:
-        """An epoch or a step has passed."""
-        self.count += 1
-        if self.count % self.every:
-            return
-        self.recorder.update(self.run.network.flatten(self.run.module))
-        self.raw += (self.run.raw.detach() - self.raw) / self.recorder.n
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """Restore a copy."""
+        self.module.load_state_dict(states[0]["module"])
+        self.unconstrained.data.copy_(states[0]["likelihood"])

@@ -422,9 +422,11 @@ def test_a_sparse_network_is_what_sparse_fit_gives():
         sparse.convert(net(), seed=0),
         Gaussian(),
         TRAIN,
-        epochs=15,
-        batch_size=20,
-        rates=sparse.Rates.alike(PLAN.learning_rate, 30),
+        sparse.SparseTraining(
+            epochs=15,
+            batch_size=20,
+            learning_rates=sparse.LearningRates.uniform(PLAN.learning_rate, 30),
+        ),
         seed=0,
         progress=False,
     )

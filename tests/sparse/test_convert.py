@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import sparse_options
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -11,7 +12,7 @@ from subbayes import InputError, sparse
 from subbayes.sparse import result as results
 from subbayes.sparse.export.export import exported
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.learning_rates import Rates
+from subbayes.sparse.learning_rates import LearningRates
 
 
 def thinned(module, share=0.8, seed=0):
@@ -236,12 +237,17 @@ def test_activation_checkpointing_is_refused(mode):
             sparse.convert(Recomputing()),
             subbayes.likelihoods.Gaussian(),
             data,
-            epochs=60,
-            mode=mode,
+            sparse.SparseTraining(epochs=60, mode=mode),
             progress=False,
         )
     kept = sparse.convert(Recomputing(), keep="a")
-    sparse.fit(kept, subbayes.likelihoods.Gaussian(), data, epochs=1, mode=mode, progress=False)
+    sparse.fit(
+        kept,
+        subbayes.likelihoods.Gaussian(),
+        data,
+        sparse.SparseTraining(epochs=1, mode=mode),
+        progress=False,
+    )
 
 
 # --- what modules hold ----------------------------------------------------------------------------
@@ -272,8 +278,7 @@ def test_what_a_module_replaces_is_replaced_when_steps_could_be_traced(buffers):
             sparse.convert(net),
             subbayes.likelihoods.Gaussian(),
             (x, x[:, 0]),
-            epochs=60,
-            mode=mode,
+            sparse.SparseTraining(epochs=60, mode=mode),
             progress=False,
         )
         for mode in ("trace", "eager")
@@ -308,7 +313,9 @@ def test_a_run_of_a_module_that_prints_an_address_resumes(tmp_path):
     first, second = Addressed(), Addressed()
     second.load_state_dict(first.state_dict())
     made = [
-        sparse.fit(sparse.convert(net), subbayes.likelihoods.Gaussian(), data, **options)
+        sparse.fit(
+            sparse.convert(net), subbayes.likelihoods.Gaussian(), data, **sparse_options(**options)
+        )
         for net in (first, second)
     ]
     assert made[0].history == made[1].history
@@ -326,7 +333,7 @@ def test_norms_do_not_undo_what_indicators_of_a_batch_do(options, trained):
         sparse.convert(net, **options),
         subbayes.likelihoods.Gaussian(),
         (x, x[:, 0]),
-        epochs=3,
+        sparse.SparseTraining(epochs=3),
         progress=False,
     ).module[1]
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
@@ -351,7 +358,11 @@ def test_recurrent_layers_are_not_traced(recwarn):
 
     data = torch.randn(40, 5, 3), torch.randn(40)
     sparse.fit(
-        sparse.convert(Net()), subbayes.likelihoods.Gaussian(), data, epochs=60, progress=False
+        sparse.convert(Net()),
+        subbayes.likelihoods.Gaussian(),
+        data,
+        sparse.SparseTraining(epochs=60),
+        progress=False,
     )
     assert not [w for w in recwarn if "tracing" in str(w.message)]
 
@@ -364,7 +375,9 @@ def test_what_is_frozen_in_a_converted_module_stays_as_it_is():
     made = sparse.convert(nn.Linear(3, 1))
     for frozen in (made.inclusion, made.slab, made.logits):
         frozen.requires_grad_(False)
-    found = sparse.fit(made, subbayes.likelihoods.Gaussian(), data, epochs=5, progress=False).module
+    found = sparse.fit(
+        made, subbayes.likelihoods.Gaussian(), data, sparse.SparseTraining(epochs=5), progress=False
+    ).module
     for name, value in made.named_parameters():
         moved = not torch.equal(value, dict(found.named_parameters())[name])
         assert moved == value.requires_grad, name
@@ -385,7 +398,9 @@ def test_frozen_biases_are_points(posterior, structure, tmp_path):
         own = alpha * layer._slab_kl(layer.bias_mean, layer.bias_sd)
         torch.testing.assert_close(made[0].kl(), layer.kl() - own.sum())
     data = torch.randn(60, 3), torch.randn(60)
-    result = sparse.fit(made, subbayes.likelihoods.Gaussian(), data, epochs=3, progress=False)
+    result = sparse.fit(
+        made, subbayes.likelihoods.Gaussian(), data, sparse.SparseTraining(epochs=3), progress=False
+    )
     assert torch.equal(result.module[0].bias_mean, net[0].bias)
     vectors = result.weights("all" if posterior == "all" else "sample", "sample", draws=5)
     drawn = vectors[:, result.network.spans["0.bias"]]
@@ -413,10 +428,7 @@ def test_scales_of_the_horseshoe_stand_still_at_the_end(post):
         made,
         subbayes.likelihoods.Gaussian(),
         data,
-        epochs=4,
-        post=post,
-        post_epochs=3,
-        batch_size=20,
+        sparse.SparseTraining(epochs=4, post=post, post_epochs=3, batch_size=20),
         progress=False,
         callback=note,
     )
@@ -505,8 +517,14 @@ def test_options_of_convert_that_cannot_be(options, said):
         (lambda: sparse.convert(Standardised(1, 2, 3)), "with a forward of their own"),
         (lambda: sparse.convert(sparse.convert(nn.Linear(2, 1))), "have been converted already"),
         (lambda: exported("a"), "module: expected a torch.nn.Module, got"),
-        (lambda: Rates.alike(0.1, 0), "steps: expected a whole number of at least 1, got 0"),
-        (lambda: Rates.paced(-5), "steps: expected a whole number of at least 1, got -5"),
+        (
+            lambda: LearningRates.uniform(0.1, 0),
+            "steps: expected a whole number of at least 1, got 0",
+        ),
+        (
+            lambda: LearningRates.for_steps(-5),
+            "steps: expected a whole number of at least 1, got -5",
+        ),
         (
             lambda: sparse.MixtureSlab(share="a"),
             "share: expected a number strictly between 0 and 1",

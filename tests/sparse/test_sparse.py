@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import sparse_options
 from scipy import integrate, special, stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -355,10 +356,12 @@ def test_an_orthogonal_design_has_its_exact_posterior():
         made,
         subbayes.likelihoods.Gaussian(noise=sigma),
         data,
-        epochs=3000,
-        early_epochs=0,
-        batch_size=None,
-        rates=sparse.Rates(weights=5e-3, inclusion=1e-2),
+        sparse.SparseTraining(
+            epochs=3000,
+            early_epochs=0,
+            batch_size=None,
+            learning_rates=sparse.LearningRates(weights=5e-3, inclusion=1e-2),
+        ),
         progress=False,
     )
     tuned = result.module.probability().numpy()[0]
@@ -393,7 +396,10 @@ def test_training_runs_in_every_form(posterior, structure, post):
     state = torch.random.get_rng_state()
     made = sparse.convert(base, posterior, structure=structure)
     result = sparse.fit(
-        made, subbayes.likelihoods.Categorical(2), (x, y), post=post, post_epochs=2, **QUICK
+        made,
+        subbayes.likelihoods.Categorical(2),
+        (x, y),
+        **sparse_options(**QUICK, post=post, post_epochs=2),
     )
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(base.state_dict()[name], value) for name, value in before.items())
@@ -440,9 +446,11 @@ def test_a_useful_input_is_found_among_noise():
         made,
         subbayes.likelihoods.Categorical(2),
         (x, y),
-        epochs=150,
-        early_epochs=0,
-        rates=sparse.Rates(weights=1e-2, inclusion=3e-2),
+        sparse.SparseTraining(
+            epochs=150,
+            early_epochs=0,
+            learning_rates=sparse.LearningRates(weights=1e-2, inclusion=3e-2),
+        ),
         progress=False,
     )
     found = result.feature_inclusion()
@@ -461,7 +469,9 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path):
     x, y = blobs()
     made = sparse.convert(net(dtype=torch.float32), "low-rank")
     settings = {**QUICK, "post": "median", "post_epochs": 2}
-    whole = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), **settings)
+    whole = sparse.fit(
+        made, subbayes.likelihoods.Categorical(2), (x, y), **sparse_options(**settings)
+    )
 
     class Stop(Exception):
         pass
@@ -478,34 +488,48 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path):
             (x, y),
             checkpoint=path,
             callback=stop,
-            **settings,
+            **sparse_options(**settings),
         )
     again = sparse.fit(
-        made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, **settings
+        made,
+        subbayes.likelihoods.Categorical(2),
+        (x, y),
+        checkpoint=path,
+        **sparse_options(**settings),
     )
     assert again.history == whole.history
     for a, b in zip(again.module.parameters(), whole.module.parameters(), strict=True):
         assert torch.equal(a, b)
     with pytest.raises(InputError, match="checkpoint: expected a checkpoint of a run with these"):
         sparse.fit(
-            made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, seed=1, **settings
+            made,
+            subbayes.likelihoods.Categorical(2),
+            (x, y),
+            checkpoint=path,
+            seed=1,
+            **sparse_options(**settings),
         )
     path.write_text("no checkpoint")
     with pytest.raises(InputError, match="checkpoint: .* got another file, or a damaged one: "):
-        sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), checkpoint=path, **settings)
+        sparse.fit(
+            made,
+            subbayes.likelihoods.Categorical(2),
+            (x, y),
+            checkpoint=path,
+            **sparse_options(**settings),
+        )
     assert path.read_text() == "no checkpoint"
 
 
 def test_an_elbo_that_is_no_number_ends_training_with_the_last_good_network():
     x, y = blobs()
     made = sparse.convert(net(dtype=torch.float32))
-    with pytest.warns(UserWarning, match="The ELBO is no number in epoch 1, by"):
+    with pytest.warns(UserWarning, match=r"The ELBO became NaN \(.*\) in epoch 1: training"):
         result = sparse.fit(
             made,
             subbayes.likelihoods.Categorical(2),
             (x, y),
-            rates=sparse.Rates(weights=1e30),
-            **QUICK,
+            **sparse_options(**QUICK, learning_rates=sparse.LearningRates(weights=1e30)),
         )
     for name, parameter in result.module.named_parameters():
         assert bool(torch.isfinite(parameter).all()), name
@@ -530,20 +554,25 @@ def test_bad_modules_are_refused():
     class Loop(nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner = nn.Linear(4, 4)
+            self.batch_likelihood = nn.Linear(4, 4)
             self.head = nn.Linear(4, 2)
 
         def forward(self, x):
-            return self.head(self.inner(self.inner(x)))
+            return self.head(self.batch_likelihood(self.batch_likelihood(x)))
 
     x, y = blobs()
     with pytest.raises(InputError, match="layers that are used once"):
-        sparse.fit(sparse.convert(Loop()), subbayes.likelihoods.Categorical(2), (x, y), **QUICK)
-    kept = sparse.convert(Loop(), keep=["inner"])
+        sparse.fit(
+            sparse.convert(Loop()),
+            subbayes.likelihoods.Categorical(2),
+            (x, y),
+            **sparse_options(**QUICK),
+        )
+    kept = sparse.convert(Loop(), keep=["batch_likelihood"])
     assert list(sparse.sparse_layers(kept)) == ["head"]
-    sparse.fit(kept, subbayes.likelihoods.Categorical(2), (x, y), **QUICK)
+    sparse.fit(kept, subbayes.likelihoods.Categorical(2), (x, y), **sparse_options(**QUICK))
     with pytest.raises(InputError, match="a module that convert"):
-        sparse.fit(Loop(), subbayes.likelihoods.Categorical(2), (x, y), **QUICK)
+        sparse.fit(Loop(), subbayes.likelihoods.Categorical(2), (x, y), **sparse_options(**QUICK))
 
 
 @pytest.mark.parametrize(
@@ -570,7 +599,7 @@ def test_bad_modules_are_refused():
         (lambda: sparse.BetaBinomial(a=0.0), "a: expected"),
         (lambda: sparse.StudentTSlab(rate=-1.0), "rate: expected"),
         (lambda: sparse.Bernoulli(1.0), "probability: expected"),
-        (lambda: sparse.Rates(weights=0.0), "weights: expected"),
+        (lambda: sparse.LearningRates(weights=0.0), "weights: expected"),
         (
             lambda: sparse.SparseNetwork(
                 sparse.convert(net()), subbayes.likelihoods.Categorical(2)
@@ -599,7 +628,10 @@ def test_layers_that_stay():
     frozen[0].requires_grad_(False)
     x, y = blobs()
     made = sparse.fit(
-        sparse.convert(frozen), subbayes.likelihoods.Categorical(2), (x, y), **QUICK
+        sparse.convert(frozen),
+        subbayes.likelihoods.Categorical(2),
+        (x, y),
+        **sparse_options(**QUICK),
     ).module
     assert list(sparse.sparse_layers(made)) == ["2"]
     assert torch.equal(made[0].weight, frozen[0].weight)
@@ -611,7 +643,9 @@ def test_attention_keeps_its_layers():
     made = sparse.convert(module)
     assert list(sparse.sparse_layers(made)) == ["1.linear1", "1.linear2", "3"]
     x, y = blobs()
-    result = sparse.fit(made, subbayes.likelihoods.Categorical(2), (x, y), **QUICK)
+    result = sparse.fit(
+        made, subbayes.likelihoods.Categorical(2), (x, y), **sparse_options(**QUICK)
+    )
     assert result.module(x).shape == (200, 2)  # torch reads weights there, in evaluation mode
     assert result.predict(x[:5], draws=3).n_draws == 3
     layer = made[3].train()
@@ -627,26 +661,26 @@ def test_an_empty_median_model_is_warned_of():
             made,
             subbayes.likelihoods.Categorical(2),
             (x, y),
-            **QUICK | {"epochs": 1, "early_epochs": 1},
+            **sparse_options(**QUICK | {"epochs": 1, "early_epochs": 1}),
         )
 
 
 def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
-    seen, step = [], training._Run._step
+    seen, step = [], training.TrainableSparseNetwork.step
 
     def noted(self, *batch):
+        found = step(self, *batch)
         seen.append(float(self.objective.weight))
-        return step(self, *batch)
+        return found
 
-    monkeypatch.setattr(training._Run, "_step", noted)
+    monkeypatch.setattr(training.TrainableSparseNetwork, "step", noted)
     x, y = blobs(100)
     asked = QUICK | {"epochs": 3, "early_epochs": 0}
     sparse.fit(
         sparse.convert(nn.Linear(4, 2)),
         subbayes.likelihoods.Categorical(2),
         (x, y),
-        kl_epochs=2,
-        **asked,
+        **sparse_options(**asked, kl_epochs=2),
     )
     np.testing.assert_allclose(seen, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
     seen.clear()
@@ -654,8 +688,7 @@ def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
         sparse.convert(nn.Linear(4, 2)),
         subbayes.likelihoods.Categorical(2),
         (x, y),
-        kl_epochs=0,
-        **asked,
+        **sparse_options(**asked, kl_epochs=0),
     )
     assert seen == [1.0] * 6
     seen.clear()
@@ -663,7 +696,7 @@ def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
         sparse.convert(nn.Linear(4, 2)),
         subbayes.likelihoods.Categorical(2),
         (x, y),
-        **asked | {"epochs": 5},
+        **sparse_options(**asked | {"epochs": 5}),
     )
     np.testing.assert_allclose(seen[:4], [0.25, 0.5, 0.75, 1.0])
 
@@ -675,7 +708,7 @@ def test_no_phase_is_longer_than_the_training(name):
             sparse.convert(nn.Linear(4, 2)),
             subbayes.likelihoods.Categorical(2),
             blobs(100),
-            **QUICK | {name: 5},
+            **sparse_options(**QUICK | {name: 5}),
         )
 
 
@@ -689,8 +722,7 @@ def test_many_weights_and_few_rows_leave_a_small_network_that_predicts():
         made,
         subbayes.likelihoods.Categorical(2),
         (x[:700], y[:700]),
-        epochs=150,
-        batch_size=50,
+        sparse.SparseTraining(epochs=150, batch_size=50),
         progress=False,
     )
     found = result.predict(x[700:], structure="median", weights="mean").probabilities.argmax(1)
@@ -703,22 +735,18 @@ def test_many_weights_and_few_rows_leave_a_small_network_that_predicts():
 
 
 def test_rates_are_paced_by_the_number_of_steps():
-    assert sparse.Rates.paced(10**6) == sparse.Rates()
-    few = sparse.Rates.paced(1000)
-    assert (few.weights, few.inclusion, few.slab) == (0.01, 0.02, sparse.Rates().slab)
+    assert sparse.LearningRates.for_steps(10**6) == sparse.LearningRates()
+    few = sparse.LearningRates.for_steps(1000)
+    assert (few.weights, few.inclusion, few.slab) == (0.01, 0.02, sparse.LearningRates().slab)
     x, y = blobs(60)
     for data in ((x, y), DataLoader(TensorDataset(x, y), 20)):
-        run = training._Run(
+        task = training.TrainableSparseNetwork(
             sparse.convert(nn.Linear(4, 2)),
             subbayes.likelihoods.Categorical(2),
             data,
-            None,
-            4,
-            20,
-            0,
-            "eager",
+            sparse.SparseTraining(epochs=4, batch_size=20, mode="eager"),
         )
-        assert run.rates == sparse.Rates.paced(12)
+        assert task.rates == sparse.LearningRates.for_steps(12)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -728,7 +756,11 @@ def test_few_steps_do_not_throw_everything_out():
     y = (x[:, 0] + x[:, 1] > 0).long()
     made = sparse.convert(subbayes.MLP(10, (100,), 2, "relu", seed=0))
     result = sparse.fit(
-        made, subbayes.likelihoods.Categorical(2), (x, y), epochs=100, progress=False
+        made,
+        subbayes.likelihoods.Categorical(2),
+        (x, y),
+        sparse.SparseTraining(epochs=100),
+        progress=False,
     )
     assert 0 < result.density() < 0.2
     assert result.history["accuracy"][-1] > 0.9

@@ -195,10 +195,12 @@ def test_an_orthogonal_design_has_its_exact_posterior():
         made,
         subbayes.likelihoods.Gaussian(noise=sigma),
         data,
-        epochs=1000,
-        early_epochs=0,
-        batch_size=None,
-        rates=sparse.Rates(weights=1e-2),
+        sparse.SparseTraining(
+            epochs=1000,
+            early_epochs=0,
+            batch_size=None,
+            learning_rates=sparse.LearningRates(weights=1e-2),
+        ),
         progress=False,
     )
     layer = result.module
@@ -222,12 +224,14 @@ def test_baselines_train_and_predict_in_every_mode(posterior, post):
         sparse.convert(base, posterior),
         subbayes.likelihoods.Categorical(2),
         (x, torch.from_numpy(y)),
-        epochs=8,
-        early_epochs=1,
-        post=post,
-        post_epochs=2,
-        batch_size=50,
-        rates=sparse.Rates(weights=3e-2),
+        sparse.SparseTraining(
+            epochs=8,
+            early_epochs=1,
+            post=post,
+            post_epochs=2,
+            batch_size=50,
+            learning_rates=sparse.LearningRates(weights=3e-2),
+        ),
         progress=False,
     )
     modes = [("sample", "sample"), ("all", "mean"), ("median", "sample"), ("median", "mean")]

@@ -39,11 +39,13 @@ def fitted(posterior, estimator, inclusion, seed):
         made,
         subbayes.likelihoods.Gaussian(noise=SIGMA),
         (torch.from_numpy(x), torch.from_numpy(y)),
-        epochs=3000,
-        early_epochs=0,
-        batch_size=None,
+        sparse.SparseTraining(
+            epochs=3000,
+            early_epochs=0,
+            batch_size=None,
+            learning_rates=sparse.LearningRates(weights=5e-3, inclusion=1e-2),
+        ),
         progress=False,
-        rates=sparse.Rates(weights=5e-3, inclusion=1e-2),
     )
     return truth, inside, result
 
@@ -131,11 +133,13 @@ def test_whole_units_have_their_exact_probabilities():
         made,
         subbayes.likelihoods.Gaussian(noise=sigma),
         (torch.from_numpy(x), torch.from_numpy(y)),
-        epochs=3000,
-        early_epochs=0,
-        batch_size=None,
+        sparse.SparseTraining(
+            epochs=3000,
+            early_epochs=0,
+            batch_size=None,
+            learning_rates=sparse.LearningRates(weights=5e-3, inclusion=1e-2),
+        ),
         progress=False,
-        rates=sparse.Rates(weights=5e-3, inclusion=1e-2),
     )
     found = result.module.probability().numpy()[:, 0]
     exact = 1 / (1 + np.exp(-odds))

@@ -186,7 +186,7 @@ def trained(labels, outputs=3, likelihood=None):
         net,
         likelihood or subbayes.likelihoods.Categorical(),
         (torch.randn(len(labels), 2), torch.tensor(labels)),
-        epochs=1,
+        sparse.SparseTraining(epochs=1),
         progress=False,
     )
 
@@ -296,7 +296,11 @@ def test_a_network_that_was_moved_is_one_of_its_new_dtype():
     assert not torch.equal(plain[0].weight, made[0].mean)
     x = torch.randn(20, 2, 6, dtype=torch.float64)
     result = sparse.fit(
-        made, subbayes.likelihoods.Gaussian(), (x, x[:, 0, 0]), epochs=1, progress=False
+        made,
+        subbayes.likelihoods.Gaussian(),
+        (x, x[:, 0, 0]),
+        sparse.SparseTraining(epochs=1),
+        progress=False,
     )
     assert result.network.dtype == torch.float64
 

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cases import sparse_options
 from torch import nn
 
 from subbayes import sparse
@@ -39,7 +40,10 @@ def fitted(mode, module=None, likelihood=None, data=None, **options):
     }
     made = sparse.convert(network() if module is None else module, **convert)
     return sparse.fit(
-        made, likelihood or Categorical(), rows() if data is None else data, mode=mode, **settings
+        made,
+        likelihood or Categorical(),
+        rows() if data is None else data,
+        **sparse_options(**settings, mode=mode),
     )
 
 
@@ -227,7 +231,7 @@ def test_few_steps_are_not_worth_tracing(monkeypatch):
 def test_traced_steps_to_numbers_that_are_none(rate):
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        result = fitted("trace", rates=sparse.Rates(weights=rate), epochs=6)
-    assert rate < 1e10 or any("The ELBO is no number" in str(w.message) for w in heard)
+        result = fitted("trace", learning_rates=sparse.LearningRates(weights=rate), epochs=6)
+    assert rate < 1e10 or any("The ELBO became NaN" in str(w.message) for w in heard)
     for name, parameter in result.module.named_parameters():
         assert bool(torch.isfinite(parameter).all()), name

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cases import sparse_options
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
@@ -108,11 +109,13 @@ def test_a_pooled_weight_has_its_exact_posterior(convolution):
         sparse.convert(Pooled(convolution), "all", prior=prior, sd=0.1),
         subbayes.likelihoods.Gaussian(1.0),
         (x, torch.full((50,), 0.5)),
-        epochs=1500,
-        early_epochs=0,
-        kl_epochs=0,
-        batch_size=None,
-        rates=sparse.Rates(weights=1e-2),
+        sparse.SparseTraining(
+            epochs=1500,
+            early_epochs=0,
+            kl_epochs=0,
+            batch_size=None,
+            learning_rates=sparse.LearningRates(weights=1e-2),
+        ),
         progress=False,
     )
     layer = result.layers["layer"]
@@ -238,13 +241,26 @@ def test_inputs_and_outputs_may_have_names(tmp_path):
     found = sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), named, y, 600, output=logits)
     assert float(found.detach()) == pytest.approx(float(plain.detach()), rel=1e-6)
     with pytest.raises(TypeError, match="module: expected one tensor as its output, got dict"):
-        sparse.fit(made, subbayes.likelihoods.Gaussian(1.0), (named, y), epochs=2, progress=False)
+        sparse.fit(
+            made,
+            subbayes.likelihoods.Gaussian(1.0),
+            (named, y),
+            sparse.SparseTraining(epochs=2),
+            progress=False,
+        )
     settings = {"epochs": 2, "progress": False, "mode": "eager"}
     result = sparse.fit(
-        made, subbayes.likelihoods.Gaussian(1.0), (named, y), output=logits, **settings
+        made,
+        subbayes.likelihoods.Gaussian(1.0),
+        (named, y),
+        output=logits,
+        **sparse_options(**settings),
     )
     theirs = sparse.fit(
-        sparse.convert(net()), subbayes.likelihoods.Gaussian(1.0), (x, y), **settings
+        sparse.convert(net()),
+        subbayes.likelihoods.Gaussian(1.0),
+        (x, y),
+        **sparse_options(**settings),
     )
     expected = theirs.predict(x, draws=3).outputs
     torch.testing.assert_close(result.predict(named, draws=3).outputs, expected)
@@ -268,7 +284,7 @@ def test_the_weight_is_that_of_the_divergence():
 
 
 def test_groups_have_every_parameter_once_at_its_rate():
-    rates = sparse.Rates(
+    rates = sparse.LearningRates(
         weights=0.1, early_inclusion=0.2, early_covariance=0.3, inclusion_prior=0.4, slab=0.5
     )
     made = sparse.convert(net(), "low-rank")
@@ -310,8 +326,7 @@ def test_a_layer_used_twice_is_refused(epochs):
             sparse.convert(Twice()),
             subbayes.likelihoods.Gaussian(),
             data(),
-            epochs=epochs,
-            batch_size=30,
+            sparse.SparseTraining(epochs=epochs, batch_size=30),
             progress=False,
         )
 
@@ -363,9 +378,12 @@ def test_hooks_go_on_to_the_sparse_layer_and_the_network():
         ),
         (
             lambda: sparse.fit(
-                sparse.convert(net()), subbayes.likelihoods.Gaussian(), data(), rates=0.1
+                sparse.convert(net()),
+                subbayes.likelihoods.Gaussian(),
+                data(),
+                sparse.SparseTraining(learning_rates=0.1),
             ),
-            "rates: expected Rates, such as",
+            "learning_rates: expected LearningRates, such as",
         ),
     ],
 )
@@ -379,7 +397,11 @@ def test_frozen_layers_stay_frozen():
     module[:2].requires_grad_(False)
     module[1].eval()
     result = sparse.fit(
-        sparse.convert(module), subbayes.likelihoods.Gaussian(), data(), epochs=2, progress=False
+        sparse.convert(module),
+        subbayes.likelihoods.Gaussian(),
+        data(),
+        sparse.SparseTraining(epochs=2),
+        progress=False,
     )
     assert torch.equal(result.module[1].running_mean, module[1].running_mean)
     assert not any(p.requires_grad for p in result.module[:2].parameters())
@@ -396,12 +418,17 @@ def test_a_run_that_is_finished_is_taken_up_as_it_was(tmp_path):
         "post": "median",
         "post_epochs": 2,
         "batch_size": None,
-        "rates": sparse.Rates(inclusion=0.5, early_inclusion=0.5),
+        "learning_rates": sparse.LearningRates(inclusion=0.5, early_inclusion=0.5),
         "progress": False,
         "checkpoint": tmp_path / "run.pt",
     }
     first, again = (
-        sparse.fit(sparse.convert(net()), subbayes.likelihoods.Gaussian(), data(), **settings)
+        sparse.fit(
+            sparse.convert(net()),
+            subbayes.likelihoods.Gaussian(),
+            data(),
+            **sparse_options(**settings),
+        )
         for _ in range(2)
     )
     assert [layer.phase for layer in again.layers.values()] == ["median", "median"]
@@ -430,7 +457,9 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, other):
     settings = {"epochs": 2, "progress": False, "checkpoint": tmp_path / "run.pt"}
 
     def fit(made=of, likelihood=subbayes.likelihoods.Gaussian(0.5), rows=None):
-        return sparse.fit(made(), likelihood, data() if rows is None else rows, **settings)
+        return sparse.fit(
+            made(), likelihood, data() if rows is None else rows, **sparse_options(**settings)
+        )
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -23,8 +23,8 @@ from subbayes.models.fitted import FittedModel
 from subbayes.networks.initialisation import with_fresh_weights
 from subbayes.subspaces.curve import CurveLosses, WeightCurve, coefficients, curve_losses
 from subbayes.training.curve import ExtraParameters, connect, train_curve
-from subbayes.training.curve_steps import ControlPoints, CurveRun
-from subbayes.training.minibatches import Feed
+from subbayes.training.curve_steps import ControlPoints, TrainableCurve
+from subbayes.training.minibatches import Minibatches
 from subbayes.training.trainer import swa, train
 
 
@@ -211,8 +211,8 @@ STEP = Training(
 
 
 def curve_run(control, network, data, training=STEP):
-    feed = Feed(data, Gaussian(0.7), network, None, 0)
-    return CurveRun(network, Gaussian(0.7), feed, training, control, None, None, 5)
+    minibatches = Minibatches(data, Gaussian(0.7), network, None, 0)
+    return TrainableCurve(network, Gaussian(0.7), minibatches, training, control, seed=5)
 
 
 @pytest.mark.parametrize("kind", ["bezier", "polygon"])
@@ -220,12 +220,12 @@ def curve_run(control, network, data, training=STEP):
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("scratch", [1, 7, 2**20])
 def test_a_step_is_autograd_through_the_control_points(kind, fixed, clip, scratch, monkeypatch):
-    monkeypatch.setattr("subbayes.training.curve_steps._SCRATCH", scratch)
+    monkeypatch.setattr("subbayes.training.curve_steps._BUFFER_SIZE", scratch)
     network, (x, y) = Network(net().double()), table()
     p, decay = 0.3 * points(5, network.size), 0.05
     control = ControlPoints(network.weights, 5, fixed, kind, STEP)
     for i, row in enumerate(p):
-        control.write(i, row)
+        control.set_point(i, row)
     assert torch.equal(control.points(), p)
     run = curve_run(
         control, network, (x, y), dataclasses.replace(STEP, clip_norm=clip, weight_decay=decay)
@@ -312,7 +312,7 @@ def alive(size):
 )
 def test_a_control_point_costs_itself_and_its_optimiser(optimizer, momentum, copies, monkeypatch):
     """And the curve handed to the callback, which counts them, one more."""
-    monkeypatch.setattr("subbayes.training.curve_steps._SCRATCH", 8000)
+    monkeypatch.setattr("subbayes.training.curve_steps._BUFFER_SIZE", 8000)
     data, seen = table(dtype=torch.float32), {}
     for degree in (3, 9):
         train_curve(
@@ -684,7 +684,10 @@ def test_the_noise_starts_where_the_solutions_left_it():
     ends = [train(net(seed=s), Gaussian(), data, **training_options(**QUICK)) for s in (0, 1)]
     still = QUICK | {"learning_rate": 1e-30}
     result = connect(net(), Gaussian(), data, solutions=ends, **training_options(**still))
-    torch.testing.assert_close(result.raw, (ends[0].raw + ends[1].raw) / 2)
+    torch.testing.assert_close(
+        result.likelihood_parameters,
+        (ends[0].likelihood_parameters + ends[1].likelihood_parameters) / 2,
+    )
 
 
 # --- in fit, and beside other methods ---------------------------------------------------------

@@ -41,8 +41,8 @@ def compare(together, alone):
         assert one.history.keys() == other.history.keys()
         for name, values in one.history.items():
             assert values == pytest.approx(other.history[name])
-        if hasattr(one, "raw"):
-            assert torch.allclose(one.raw, other.raw, atol=1e-9)
+        if hasattr(one, "likelihood_parameters"):
+            assert torch.allclose(one.likelihood_parameters, other.likelihood_parameters, atol=1e-9)
             assert one.best_epoch == other.best_epoch
 
 

@@ -627,7 +627,7 @@ def test_swa_refreshes_batchnorm_at_the_average():
 def test_swa_averages_what_the_likelihood_learns():
     x, y = table()
     start = train(linear(), Gaussian(), (x, y), **training_options(**EXACT | {"epochs": 20}))
-    assert start.raw.exp().tolist() == pytest.approx(list(start.likelihood.noise))
+    assert start.likelihood_parameters.exp().tolist() == pytest.approx(list(start.likelihood.noise))
     runs = [
         swa(
             start,
@@ -639,7 +639,11 @@ def test_swa_averages_what_the_likelihood_learns():
         )
         for _ in range(2)
     ]
-    layer, raw, seen = copy.deepcopy(start.module), nn.Parameter(start.raw.clone()), []
+    layer, raw, seen = (
+        copy.deepcopy(start.module),
+        nn.Parameter(start.likelihood_parameters.clone()),
+        [],
+    )
     optimizer = torch.optim.SGD([layer.weight, raw], 0.05, momentum=0.9)
     for _ in range(5):
         optimizer.zero_grad()
@@ -727,7 +731,11 @@ def test_empty_batches_of_a_loader_are_left_out():
     sparse_net = sparse.convert(net())
     results = [
         sparse.fit(
-            sparse_net, Gaussian(), DataLoader(batches, batch_size=None), epochs=3, progress=False
+            sparse_net,
+            Gaussian(),
+            DataLoader(batches, batch_size=None),
+            sparse.SparseTraining(epochs=3),
+            progress=False,
         )
         for batches in (gaps, full)
     ]

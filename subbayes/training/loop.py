@@ -1,0 +1,313 @@
+"""The training loop: epochs, histories, early stopping, weight averaging and checkpoints.
+
+What is trained (one network, several networks at once, a curve, a sparse network) is a
+`Trainable`: it makes a step on a minibatch, evaluates held-out data, and copies and restores its
+state. `run` does the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from subbayes.data.data import leaves
+from subbayes.likelihoods import Likelihood, Standardized
+from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.configuration import Training
+from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.progress import bar
+from subbayes.utils.types import Inputs, Targets
+
+__all__ = ["Checkpoint", "Diverged", "History", "Trainable", "WeightAverage", "log_scale", "run"]
+
+History = dict[str, list[float]]
+State = dict[str, Any]
+
+
+class Diverged(Exception):
+    """A step of training gave NaN or an infinite number; the text says where."""
+
+
+class Trainable(ABC):
+    """What the loop trains: one member, or several at once.
+
+    A state is a dict of tensors, of such dicts, and of values that JSON can hold.
+
+    Attributes:
+        training: how it is trained.
+        optimizers: their groups have a "factor" of the learning rate.
+        likelihoods: one for each member.
+        rate_argument: name of the learning rate in errors.
+        displayed: names of the metrics that the progress bar shows.
+        batch_axis: axis of the targets of a batch along which its rows lie.
+        recovers: whether the state before an epoch that diverged is restored.
+    """
+
+    training: Training
+    optimizers: Sequence[torch.optim.Optimizer]
+    likelihoods: Sequence[Likelihood]
+    rate_argument = "learning_rate"
+    displayed: tuple[str, ...] = ()
+    batch_axis = 0
+    recovers = False
+
+    @property
+    def members(self) -> int:
+        """Number of members."""
+        return len(self.likelihoods)
+
+    @abstractmethod
+    def batches(self) -> Iterator[tuple[Inputs, Targets]]:
+        """The minibatches of one epoch."""
+
+    @abstractmethod
+    def step(self, inputs: Inputs, y: Targets) -> Any:
+        """Make one step; by default returns the loss, or one loss for each member."""
+
+    @abstractmethod
+    def state(self, member: int = 0) -> State:
+        """A copy of everything that training changes in a member."""
+
+    @abstractmethod
+    def restore(self, states: Sequence[State]) -> None:
+        """Restore one state for each member."""
+
+    def evaluate(self) -> list[float] | None:
+        """Mean log-likelihood of each member on its held-out data, if it has any."""
+        return None
+
+    def weights(self) -> Tensor:
+        """Selected weights, one row for each member."""
+        raise NotImplementedError
+
+    def likelihood_parameters(self) -> Tensor:
+        """Unconstrained parameters of the likelihoods, one row for each member."""
+        raise NotImplementedError
+
+    def are_finite(self) -> list[bool]:
+        """Whether the weights of each member are finite."""
+        return [True] * self.members
+
+    def begin_epoch(self, number: int) -> None:
+        """Set the learning rates of an epoch, counted from 0."""
+        rate = self.training.rate(number)
+        for group in (g for optimizer in self.optimizers for g in optimizer.param_groups):
+            group["lr"] = rate * group["factor"]
+
+    def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:
+        """The metrics of an epoch for each member, from what the steps returned."""
+        sizes = torch.tensor(rows, dtype=torch.float64)
+        by_member = torch.stack(losses).double().cpu().reshape(len(rows), -1).T.contiguous()
+        means = [float(one @ sizes / sizes.sum()) for one in by_member]
+        for m, (loss, finite) in enumerate(zip(means, self.are_finite(), strict=True)):
+            if not (math.isfinite(loss) and finite):
+                got = "infinite weights" if math.isfinite(loss) else f"{loss:g}"
+                where = f" of member {m}" if self.members > 1 else ""
+                fail(
+                    self.rate_argument,
+                    "a training loss that stays finite",
+                    f"{got} in epoch {number + 1}{where} at learning rate "
+                    f"{self.training.learning_rate:g}",
+                    "Lower the learning rate, standardise the inputs, or set clip_norm",
+                )
+        rate = self.training.rate(number)
+        return [
+            {"train_loss": loss + log_scale(likelihood), "learning_rate": rate}
+            for loss, likelihood in zip(means, self.likelihoods, strict=True)
+        ]
+
+    def epoch(
+        self, number: int, after_step: Callable[[], None] | None = None
+    ) -> list[dict[str, float]]:
+        """Make one pass over the data; returns the metrics of each member."""
+        self.begin_epoch(number)
+        results, rows = [], []
+        for inputs, y in self.batches():
+            results.append(self.step(inputs, y))
+            rows.append(leaves(y)[0].shape[self.batch_axis])
+            if after_step is not None:
+                after_step()
+        return self.end_epoch(number, results, rows)
+
+
+@runtime_checkable
+class Checkpoint(Protocol):
+    """Where the loop saves its progress."""
+
+    def read(self, task: Trainable) -> tuple[int, History]:
+        """Restore a saved state, if there is one; the number of finished epochs and the history."""
+
+    def write(self, state: State, history: History, finished: int) -> None:
+        """Save a state after an epoch."""
+
+
+def run(
+    task: Trainable,
+    epochs: int,
+    title: str = "Training",
+    *,
+    patience: int | None = None,
+    after_step: Callable[[], None] | None = None,
+    after_epoch: Callable[[int, list[History]], Any] | None = None,
+    checkpoint: Checkpoint | None = None,
+    progress: bool | None = None,
+) -> tuple[list[History], list[int]]:
+    """Train for some epochs, and restore the best states if there is early stopping.
+
+    Args:
+        task: what to train.
+        epochs: passes over the data.
+        title: what the progress bar shows.
+        patience: number of epochs without a better evaluation after which a member stops.
+        after_step: called after each step.
+        after_epoch: called with the number of finished epochs and the histories after each epoch;
+            training stops if it returns True.
+        checkpoint: where to resume from and to save to, for one member.
+        progress: show a progress bar; None shows it on a terminal.
+
+    Returns:
+        For each member its history, and the epoch of its state, counted from 1.
+    """
+    histories: list[History] = [{} for _ in range(task.members)]
+    first = 0
+    if checkpoint is not None:
+        first, histories[0] = checkpoint.read(task)
+    task.begin_epoch(min(first, epochs - 1))
+    stopping = _EarlyStopping(task, patience)
+    last = [task.state()] if task.recovers else []
+    with bar(epochs, title, progress, "epochs") as steps:
+        steps.update(first)
+        for number in range(first, epochs):
+            try:
+                metrics = task.epoch(number, after_step)
+            except Diverged as error:
+                task.restore(last)
+                warnings.warn(
+                    f"{error} in epoch {number + 1}: training ends with the state of the epoch "
+                    "before. Lower the learning rates, or standardise the inputs",
+                    stacklevel=3,
+                )
+                break
+            scores = task.evaluate()
+            for m in stopping.active:
+                if scores is not None:
+                    metrics[m]["validation_log_likelihood"] = scores[m]
+                for name, value in metrics[m].items():
+                    histories[m].setdefault(name, []).append(value)
+            shown = {name: metrics[0][name] for name in task.displayed if name in metrics[0]}
+            steps.set_postfix({name: f"{v:.4g}" for name, v in shown.items()}, refresh=False)
+            steps.update(1)
+            if task.recovers:
+                last = [task.state()]
+            if checkpoint is not None:
+                checkpoint.write(last[0] if last else task.state(), histories[0], number + 1)
+            stops = after_epoch is not None and after_epoch(number + 1, histories) is True
+            if stopping.update(number + 1, scores) or stops:
+                break
+    stopping.restore()
+    return histories, [
+        best or len(next(iter(history.values()), ()))
+        for best, history in zip(stopping.best_epochs, histories, strict=True)
+    ]
+
+
+class _EarlyStopping:
+    """The best state of each member, and the members that have not stopped."""
+
+    def __init__(self, task: Trainable, patience: int | None) -> None:
+        self.task, self.patience = task, patience
+        self.scores = [-math.inf] * task.members
+        self.best_epochs = [0] * task.members
+        self.states: list[State] = [{}] * task.members
+        self.active = list(range(task.members))
+
+    def update(self, epoch: int, scores: list[float] | None) -> bool:
+        """Compare the scores of an epoch, counted from 1; True if no member is left."""
+        if self.patience is None or scores is None:
+            return False
+        for m in self.active:
+            if scores[m] > self.scores[m] or self.best_epochs[m] == 0:
+                self.scores[m], self.best_epochs[m] = scores[m], epoch
+                self.states[m] = self.task.state(m)
+        self.active = [m for m in self.active if epoch - self.best_epochs[m] < self.patience]
+        return not self.active
+
+    def restore(self) -> None:
+        """Restore the best states, if there are any."""
+        if all(self.states):
+            self.task.restore(self.states)
+
+
+class WeightAverage:
+    """Records a trajectory for each member, and averages the parameters of the likelihoods.
+
+    Args:
+        task: what is trained.
+        every: take a snapshot after each `every` epochs or steps.
+        unit: "epochs" or "steps".
+
+    Attributes:
+        recorders: one for each member.
+        parameters: mean of the unconstrained parameters of the likelihood, one row for each member.
+    """
+
+    def __init__(self, task: Trainable, every: int, unit: str) -> None:
+        check_choice("unit", unit, ("epochs", "steps"))
+        self.every, self.unit = check_count("every", every), unit
+        self.task, training = task, task.training
+        self.recorders = [
+            TrajectoryRecorder(training.max_snapshots, training.sketch) for _ in range(task.members)
+        ]
+        self.parameters = task.likelihood_parameters().clone()
+        self.count = 0
+
+    def run(
+        self, progress: bool | None, after_epoch: Callable[[int], Any] | None = None
+    ) -> list[History]:
+        """Train along the trajectory; returns the histories."""
+        by_step = self.unit == "steps"
+
+        def finish_epoch(epoch: int, _: list[History]) -> Any:
+            if not by_step:
+                self._count()
+            return None if after_epoch is None else after_epoch(epoch)
+
+        histories, _ = run(
+            self.task,
+            self.task.training.epochs,
+            "Averaging",
+            after_step=self._count if by_step else None,
+            after_epoch=finish_epoch,
+            progress=progress,
+        )
+        if self.recorders[0].n == 0:
+            fail(
+                "every",
+                f"at most the {self.count} {self.unit} of the run",
+                self.every,
+                "Run more epochs",
+            )
+        return histories
+
+    def _count(self) -> None:
+        """Count an epoch or a step, and take a snapshot if it is time for one."""
+        self.count += 1
+        if self.count % self.every:
+            return
+        for recorder, weights in zip(self.recorders, self.task.weights(), strict=True):
+            recorder.update(weights)
+        now = self.task.likelihood_parameters()
+        self.parameters = self.parameters + (now - self.parameters) / self.recorders[0].n
+
+
+def log_scale(likelihood: Likelihood) -> float:
+    """Difference between the loss in units of y and in standardised units."""
+    if isinstance(likelihood, Standardized):
+        return sum(map(math.log, likelihood.scale))
+    return 0.0
