@@ -214,7 +214,7 @@ class CurveRun(Run):
         if not self.feed.normalises:
             return self.network.with_weights(weights)
         here = self.network.with_buffers(dict(self.module.named_buffers()))
-        return here.refreshed(weights, self.feed.in_order())
+        return here.refresh_batchnorm(weights, self.feed.in_order())
 
     def mean_log_likelihood(self, data: Data) -> float:
         """Mean log-likelihood of held-out data over places on the curve."""

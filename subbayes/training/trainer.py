@@ -230,7 +230,7 @@ def swa(
             fail(
                 "every", f"at most the {average.count} {unit} of the run", every, "Run more epochs"
             )
-        center = network.with_buffers(dict(run.module.named_buffers())).refreshed(
+        center = network.with_buffers(dict(run.module.named_buffers())).refresh_batchnorm(
             recorder.mean.to(network.weights), feed.in_order()
         )
     return SwaResult(
