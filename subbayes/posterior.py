@@ -43,33 +43,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Posterior", "check_fit"]
 
-# Activations that together stay below this are reused from one evaluation to the next (see
-# `reuse_memory`); larger ones are fetched anew, which costs more than a small network's arithmetic.
-_RECYCLED_BYTES = 32 * 2**20
-_LEAST_ROWS = 256
+# Activations below this size in all are reused from one evaluation to the next (see
+# `reuse_memory`); allocating larger ones takes longer than the arithmetic of a small network.
+_REUSED_BYTES = 32 * 2**20
+_MIN_ROWS = 256
 
 
 class Posterior:
     """The posterior over coordinates z of a subspace, and a plain callable for any sampler.
 
-    `value` and `value_and_grad` take and return NumPy arrays of shape (chains, k), so that
-    every sampler, ours or another library's, can run on it; `log_prob` takes tensors and
-    differentiates.
+    `value` and `value_and_grad` take and return NumPy arrays of shape (chains, k), so that the
+    samplers of any library can use them; `log_prob` takes tensors and is differentiable.
 
     Args:
         network: the network f(x; w).
-        likelihood: p(y | f), with all its own parameters learned.
+        likelihood: p(y | f), with all its own parameters given or estimated.
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
-        subspace: where the weights may move.
+        subspace: the subspace of the weights.
         prior: p(z); by default standard normal.
-        temperature: T in the equation above; 1 is the posterior, larger is wider.
+        temperature: T in the equation above; 1 gives the posterior, larger values flatten it.
         batch_size: rows evaluated at once; by default as many as `memory_limit` allows.
-        mode: "trace" replays a traced graph, "compile" compiles it on top (5 to 30 s, pays for
+        mode: "trace" replays a traced graph, "compile" also compiles it (5 to 30 s, worth it for
             long runs), "eager" does neither.
-        memory_limit: bytes one evaluation may take for activations.
+        memory_limit: bytes of activations that one evaluation may take.
 
     Raises:
-        InputError: anything that does not fit together, in one line.
+        InputError: network, likelihood, data, subspace and prior do not fit together.
 
     Example:
         >>> import subbayes
@@ -117,7 +116,7 @@ class Posterior:
         reuse_memory()
 
     def _check(self) -> None:
-        """Everything must fit together before anything long starts."""
+        """Check that everything fits together, before anything long starts."""
         if self.subspace.size != self.network.size:
             fail(
                 "subspace",
@@ -155,31 +154,31 @@ class Posterior:
     # --- evaluation -------------------------------------------------------------------------
 
     def _single(self, reduce: bool) -> Callable[..., Tensor]:
-        def log_likelihood(place: Tensor, inputs: Inputs, y: Targets) -> Tensor:
-            weights = self._weights(place, inside=True)
-            terms = self.likelihood.log_prob(self._outputs(weights, inputs), y).double()
+        def log_likelihood(point: Tensor, inputs: Inputs, y: Targets) -> Tensor:
+            outputs = self._outputs(self._weights_at(point), inputs)
+            terms = self.likelihood.log_prob(outputs, y).double()
             return terms.sum() if reduce else terms
 
         return log_likelihood
 
-    def _gradient(self, place: Tensor, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor]:
+    def _gradient(self, point: Tensor, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor]:
         """Gradient and value: the score of the outputs, pulled back."""
         outputs, pull = torch.func.vjp(  # type: ignore[misc]
-            lambda w: self._outputs(w, inputs), self._weights(place, inside=True)
+            lambda w: self._outputs(w, inputs), self._weights_at(point)
         )
         (gradient,) = pull(self.likelihood.score(outputs, y))
         value = self.likelihood.log_prob(outputs, y).double().sum()
-        return self._pulled(gradient, inside=True), value
+        if self.subspace.traceable:
+            gradient = self.subspace.pull(gradient).double()
+        return gradient, value
 
-    def _weights(self, points: Tensor, inside: bool) -> Tensor:
-        """Weights at z, found inside the traced density or before it."""
-        return self.subspace.weights(points) if inside is self.subspace.traceable else points
+    def _points(self, z: Tensor) -> Tensor:
+        """Arguments of the traced function: z, or the weights if the subspace is not traceable."""
+        return z if self.subspace.traceable else self.subspace.weights(z)
 
-    def _pulled(self, gradient: Tensor, inside: bool) -> Tensor:
-        """The gradient in z, found inside the traced density or after it."""
-        return (
-            self.subspace.pull(gradient).double() if inside is self.subspace.traceable else gradient
-        )
+    def _weights_at(self, point: Tensor) -> Tensor:
+        """Weights at an argument of the traced function."""
+        return self.subspace.weights(point) if self.subspace.traceable else point
 
     def _outputs(self, weights: Tensor, inputs: Inputs) -> Tensor:
         """Network outputs, with observations last in memory if the module allows it."""
@@ -210,7 +209,7 @@ class Posterior:
                 "Run fewer chains or raise the limit",
             )
         if self.network.device.type == "cpu":
-            rows = min(rows, max(_LEAST_ROWS, _RECYCLED_BYTES // row))
+            rows = min(rows, max(_MIN_ROWS, _REUSED_BYTES // row))
         pieces = math.ceil(self.data.n / rows)
         return math.ceil(self.data.n / pieces)
 
@@ -242,14 +241,14 @@ class Posterior:
     def log_likelihood(self, z: Coordinates) -> LogDensity:
         """Sum of log p(y | f) over all observations at temperature 1, shape (chains,).
 
-        A value that is not a number counts as minus infinity: such weights are impossible.
+        NaN counts as minus infinity, so that no sampler accepts such weights.
         """
         evaluate = self._tracer("value")
         with torch.no_grad():
-            place = self._weights(self._coordinates(z), inside=False)
-            total = sum(evaluate(place, x, y) for x, y in self._batches(len(place)))
+            points = self._points(self._coordinates(z))
+            total = sum(evaluate(points, x, y) for x, y in self._batches(len(points)))
         assert isinstance(total, Tensor)
-        return _impossible_where_nan(total.cpu().numpy())
+        return _nan_as_minus_infinity(total.cpu().numpy())
 
     def value(self, z: Coordinates) -> LogDensity:
         """Tempered log density at z, up to its constant, shape (chains,).
@@ -258,7 +257,7 @@ class Posterior:
             z: coordinates, shape (chains, k).
         """
         prior = self.prior.log_prob(self._coordinates(z).cpu().numpy())
-        return _impossible_where_nan(self.log_likelihood(z) / self.temperature + prior)
+        return _nan_as_minus_infinity(self.log_likelihood(z) / self.temperature + prior)
 
     def value_and_grad(
         self, z: Coordinates, rows: Int[np.ndarray, "b"] | None = None
@@ -267,29 +266,30 @@ class Posterior:
 
         Args:
             z: coordinates, shape (chains, k).
-            rows: positions of b observations; their log-likelihood counts N / b times. Over rows
-                drawn at random, value and gradient have those of all observations as their mean:
+            rows: positions of b observations; their log-likelihood is multiplied by N / b. For
+                random rows, value and gradient are unbiased estimates of those of all observations:
 
                 $$ \tfrac{N}{bT} \sum_{n \in \text{rows}} \log p(y_n \mid z) + \log p(z) $$
 
         Raises:
-            InputError: rows that are not there, or data that are streamed.
+            InputError: positions outside the data, or streamed data.
         """
-        data, share = self.data if rows is None else self._some(rows), self.temperature
+        data, share = self.data if rows is None else self._subset(rows), self.temperature
         if rows is not None:
             share *= len(rows) / self.data.n
-        points = self._coordinates(z)
+        coordinates = self._coordinates(z)
         evaluate = self._tracer("grad")
         with torch.no_grad():
-            place = self._weights(points, inside=False)
-            parts = (evaluate(place, x, y) for x, y in self._batches(len(points), 3, data))
-            grad, value = functools.reduce(_added, parts)
-            grad = self._pulled(grad, inside=False)
-        prior, prior_slope = self.prior.value_and_grad(points.cpu().numpy())
+            points = self._points(coordinates)
+            parts = (evaluate(points, x, y) for x, y in self._batches(len(points), 3, data))
+            grad, value = functools.reduce(_add, parts)
+            if not self.subspace.traceable:
+                grad = self.subspace.pull(grad).double()
+        prior, prior_grad = self.prior.value_and_grad(coordinates.cpu().numpy())
         total = value.cpu().numpy() / share + prior
-        return _impossible_where_nan(total), grad.cpu().numpy() / share + prior_slope
+        return _nan_as_minus_infinity(total), grad.cpu().numpy() / share + prior_grad
 
-    def _some(self, rows: Int[np.ndarray, "b"]) -> Data:
+    def _subset(self, rows: Int[np.ndarray, "b"]) -> Data:
         """The given rows of the data."""
         if len(rows) == 0 or rows.min() < 0 or rows.max() >= self.data.n:
             fail(
@@ -303,11 +303,11 @@ class Posterior:
         """Tempered log density of a tensor of coordinates (..., k), differentiable."""
         if z.ndim == 0 or z.shape[-1] != self.rank:
             fail("z", f"shape (..., {self.rank})", tuple(z.shape))
-        points = z.reshape(-1, self.rank)
-        evaluate, place = self._tracer("log_prob"), self._weights(points, inside=False)
-        total = sum(evaluate(place, x, y) for x, y in self._batches(len(points), factor=3))
+        coordinates = z.reshape(-1, self.rank)
+        evaluate, points = self._tracer("log_prob"), self._points(coordinates)
+        total = sum(evaluate(points, x, y) for x, y in self._batches(len(points), factor=3))
         assert isinstance(total, Tensor)
-        value = total / self.temperature + self.prior.log_prob_tensor(points)
+        value = total / self.temperature + self.prior.log_prob_tensor(coordinates)
         return value.reshape(z.shape[:-1])
 
     def pointwise(self, z: Coordinates) -> Float[np.ndarray, "S n"]:
@@ -319,7 +319,7 @@ class Posterior:
                 [
                     torch.cat(
                         [
-                            evaluate(self._weights(part, inside=False), x, y).cpu()
+                            evaluate(self._points(part), x, y).cpu()
                             for x, y in self._batches(len(part))
                         ],
                         1,
@@ -373,7 +373,7 @@ class Posterior:
     # --- identity ---------------------------------------------------------------------------
 
     def fingerprint(self) -> str:
-        """A digest of all that defines this density, to tell whether a checkpoint is its own."""
+        """A digest of all that defines this density, to check that a checkpoint belongs to it."""
         facts = {
             "architecture": self.network.architecture,
             "names": self.network.names,
@@ -400,7 +400,7 @@ class Posterior:
 
 
 def _digests(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, str]:
-    """A digest of each named tensor; tensors that come in batches count as joined."""
+    """A digest of each named tensor, joined over batches."""
     digests: dict[str, Any] = {}
     for kind, tensors in parts:
         for name, tensor in tensors.items():
@@ -419,9 +419,9 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> None:
     likelihood.check_outputs(network.check(inputs), targets)
 
 
-def _added(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _add(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return a[0] + b[0], a[1] + b[1]
 
 
-def _impossible_where_nan(values: LogDensity) -> LogDensity:
+def _nan_as_minus_infinity(values: LogDensity) -> LogDensity:
     return np.where(np.isnan(values), -np.inf, values)

@@ -679,7 +679,7 @@ def test_refreshed_batchnorm_in_predictions():
     outputs = posterior.predict(z, built.inputs, refresh_batchnorm=True).outputs
     for row, found in zip(z, outputs, strict=True):
         weights = posterior.subspace.weights(torch.from_numpy(row))
-        network = built.network.refreshed(weights, iter([(built.inputs, built.y)]))
+        network = built.network.refresh_batchnorm(weights, iter([(built.inputs, built.y)]))
         torch.testing.assert_close(found, network(weights, built.inputs), rtol=1e-9, atol=1e-9)
     assert not torch.allclose(outputs, posterior.predict(z, built.inputs).outputs)
     plain = MLP.build()

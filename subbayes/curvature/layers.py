@@ -364,7 +364,7 @@ class Captured:
         self._edges: dict[str, list[GradientEdge]] = {}
         network, n = plan.network, n_rows(inputs)
         hooks = {layer.name: self._hook(layer, n) for layer in plan.layers}
-        with torch.enable_grad(), network.watched(hooks):
+        with torch.enable_grad(), network.forward_hooks(hooks):
             self._w = network.weights.detach().clone().requires_grad_()
             self._outputs = network(self._w, inputs)
         self.outputs: Float[Tensor, "N C"] = self._outputs.detach()

@@ -116,7 +116,7 @@ def root(
             repr(likelihood),
             "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)",
         )
-    network.warn_of_mode()
+    network.warn_if_training()
     data = Data.of(data).to(network.device)
     check_fit(network, likelihood, data)
     plan = Layers(network, to_device(data.first()[0], network.device))

@@ -110,7 +110,7 @@ class RefreshedPosterior(Posterior):
         return "refreshed " + super().fingerprint()
 
     def _refreshed(self, weights: Float[Tensor, "D"]) -> Network:
-        return self.network.refreshed(weights, self._moved())
+        return self.network.refresh_batchnorm(weights, self._moved())
 
     def _moved(self) -> Iterator[tuple[Inputs, Any]]:
         """Batches on the network's device."""

@@ -40,9 +40,9 @@ class Network:
     r"""A module seen as a pure function f(x; w) of one flat vector w of selected weights.
 
     The selected parameters, flattened in `named_parameters` order, are the weights
-    $w \in \mathbb{R}^D$; everything else is frozen at its value of now. Tied parameters count
+    $w \in \mathbb{R}^D$; everything else is frozen at its current value. Tied parameters count
     once. Dropout is off and BatchNorm uses its stored statistics. The user's module is neither
-    written to nor switched to another mode; later changes to it do not reach the network.
+    changed nor switched to another mode; later changes to it do not affect the network.
 
     Args:
         module: any module that returns one tensor of shape (N, C), or (N,) for C = 1.
@@ -53,7 +53,7 @@ class Network:
             something else, e.g. `lambda out: out.logits`.
 
     Attributes:
-        in_training: kinds of layers that were in training mode and are read otherwise.
+        in_training: kinds of layers that were in training mode and behave otherwise here.
 
     Raises:
         InputTypeError: `module` is not a `torch.nn.Module`.
@@ -100,7 +100,7 @@ class Network:
         self.weights: Tensor = self.flatten(named)
         self._not_vectorised: str | None = None
 
-    # --- what it is -------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
@@ -119,7 +119,7 @@ class Network:
 
     @property
     def architecture(self) -> str:
-        """What the module prints as, to tell one architecture from another."""
+        """The printed form of the module, which identifies its architecture."""
         return architecture_of(self._module)
 
     @property
@@ -142,9 +142,9 @@ class Network:
         }
 
     def owners(self) -> Iterator[tuple[str, nn.Module, dict[str, str]]]:
-        """Submodules with selected parameters of their own: name, module, and these by attribute.
+        """Submodules that own selected parameters: name, module, parameter names by attribute.
 
-        A parameter goes by the first of its names, also where several submodules share it.
+        A parameter has the first of its names, also where several submodules share it.
         """
         aliases = aliases_of(self._module)
         for name, module in self._module.named_modules():
@@ -159,7 +159,7 @@ class Network:
                 yield name, module, chosen
 
     @contextmanager
-    def watched(self, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
+    def forward_hooks(self, hooks: Mapping[str, Callable[..., None]]) -> Iterator[None]:
         """Call a hook (module, args, kwargs, output) after each call of the named submodules."""
         modules = dict(self._module.named_modules())
         with torch_lock:
@@ -226,18 +226,19 @@ class Network:
         other._frozen = self._frozen | dict(buffers)
         return other
 
-    def warn_of_mode(self) -> None:
-        """Say, where it matters, that a module in training mode is read in evaluation mode."""
+    def warn_if_training(self) -> None:
+        """Warn that a module in training mode is evaluated in evaluation mode."""
         if self.in_training:
             warnings.warn(
-                f"module: {' and '.join(self.in_training)} in training mode, read in evaluation "
-                "mode: dropout off, BatchNorm by its stored statistics. The module itself stays as "
-                "it is; call .eval() on it before Network(module) if this is what you want",
+                f"module: {' and '.join(self.in_training)} in training mode, evaluated in "
+                "evaluation mode: dropout is off, BatchNorm uses its stored statistics. The module "
+                "itself is not changed; call .eval() on it before Network(module) to avoid this "
+                "warning",
                 stacklevel=4,
             )
 
     def module_with(self, weights: Float[Tensor, "D"] | None = None) -> nn.Module:
-        """A new module, in evaluation mode, holding these weights (default: the network's)."""
+        """A new module in evaluation mode with these weights (default: the network's)."""
         self._check_size(self.weights if weights is None else weights)
         module = _private_copy(self._module)
         values = self._frozen | self.unflatten(self.weights if weights is None else weights)
@@ -276,12 +277,12 @@ class Network:
     def call(
         self, module: nn.Module, inputs: Inputs, weights: Float[Tensor, "D"] | None = None
     ) -> Float[Tensor, "N C"]:
-        """Outputs of a module of this architecture as it is: its weights, mode and hooks.
+        """Outputs of a module of this architecture with its own weights, mode and hooks.
 
         Args:
             module: the module.
             inputs: its inputs.
-            weights: stand in for the selected parameters, which keep their values.
+            weights: used in place of the selected parameters, which keep their values.
         """
         args, kwargs = arguments(inputs)
         if weights is None:
@@ -295,12 +296,12 @@ class Network:
 
         Raises:
             InputError: the module does not take these inputs, or returns another shape.
-            InputTypeError: the module returns something else than a tensor.
+            InputTypeError: the module does not return a tensor.
         """
         self._check_placement(inputs)
         return check_outputs(partial(self, self.weights), take(inputs, slice(2)), self.dtype)
 
-    def refreshed(
+    def refresh_batchnorm(
         self, weights: Float[Tensor, "D"], batches: Iterator[tuple[Inputs, Any]]
     ) -> Network:
         """The network at `weights` with BatchNorm statistics re-estimated on `batches`.
@@ -322,7 +323,7 @@ class Network:
             seen = 0
             for inputs, _ in batches if norms else ():
                 rows = n_rows(inputs)
-                if rows == 1 and seen:  # has no variance of its own
+                if rows == 1 and seen:  # a single row has no variance
                     continue
                 seen += rows
                 for norm in norms:
@@ -357,18 +358,18 @@ class Network:
                 )
 
     def as_outputs(self, out: Any, inputs: Inputs) -> Tensor:
-        """What a module returned for these inputs, as outputs of shape (N, C)."""
+        """The return value of a module for these inputs, as outputs of shape (N, C)."""
         return as_outputs(out, inputs, self.output)
 
 
 def check_network(network: Any) -> None:
-    """Check that a network is one, and not the module it is to be made from."""
+    """Check that `network` is a `Network` and not a plain module."""
     if not isinstance(network, Network):
         fail_type("network", "a Network", network, "Wrap the module: Network(module)")
 
 
 def architecture_of(module: nn.Module) -> str:
-    """What a module prints as, to tell one architecture from another.
+    """The printed form of a module, which identifies its architecture.
 
     Args:
         module: the module.
@@ -378,36 +379,40 @@ def architecture_of(module: nn.Module) -> str:
         'Tanh: Tanh()'
     """
     text = f"{type(module).__qualname__}: {module!r}"
-    return re.sub(r" at 0x[0-9a-f]+", "", text)  # a function prints its address
+    return re.sub(r" at 0x[0-9a-f]+", "", text)  # functions print their addresses
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Inputs as a module is called with them: a tuple by position, a dict by name."""
+    """Positional and keyword arguments of a module: a tuple by position, a dict by name."""
     if isinstance(inputs, dict):
         return (), inputs
     return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
 
 
 def _detached_results(module: nn.Module) -> dict[int, Any]:
-    """Copies of what deepcopy refuses: tensors that hooks such as weight norm left behind."""
-    attributes = [v for m in module.modules() for v in vars(m).values() if isinstance(v, Tensor)]
-    return {id(tensor): _detached(tensor) for tensor in attributes}
+    """Copies of attributes that deepcopy refuses: results that hooks such as weight norm store."""
+    attributes = [value for m in module.modules() for value in vars(m).values()]
+    return {
+        id(value): _detached(value)
+        for value in attributes
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+    }
 
 
 def _detached(tensor: Tensor) -> Tensor:
     try:
         return tensor.detach().clone()
-    except RuntimeError:  # left behind by a call under vmap
+    except RuntimeError:  # stored during a call under vmap
         return torch.empty(0)
 
 
 def _private_copy(module: nn.Module) -> nn.Module:
-    """A structural copy in evaluation mode with values of its own."""
+    """A copy of the module in evaluation mode that shares no memory with it."""
     if any(map(is_lazy, module.parameters())):
         fail(
             "module",
             "parameters with shapes",
-            "lazy ones that wait for a first batch",
+            "lazy parameters, which have none before the first batch",
             "Call the module on a batch once",
         )
     try:
@@ -423,7 +428,7 @@ def _private_copy(module: nn.Module) -> nn.Module:
 
 
 def _in_training(module: nn.Module) -> tuple[str, ...]:
-    """Kinds of layers in training mode whose outputs would be others in evaluation mode."""
+    """Kinds of layers in training mode whose outputs differ in evaluation mode."""
     kinds = {
         type(m).__name__: None
         for m in module.modules()

@@ -16,16 +16,16 @@ __all__ = ["as_outputs", "check_outputs"]
 
 
 def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None) -> Tensor:
-    """What a module returned for these inputs, as outputs of shape (N, C).
+    """The return value of a module for these inputs, as outputs of shape (N, C).
 
     Args:
-        out: what it returned.
-        inputs: of the module.
-        output: picks the tensor out of that.
+        out: the return value.
+        inputs: inputs of the module.
+        output: selects the tensor from the return value.
 
     Raises:
-        InputError: outputs of another shape, or of another type than real numbers.
-        InputTypeError: not a tensor.
+        InputError: outputs of another shape, or that are not real numbers.
+        InputTypeError: the return value is not a tensor.
     """
     if output is not None:
         out = output(out)
@@ -41,7 +41,7 @@ def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None 
         fail("module", "real numbers as outputs", out.dtype, "Return logits or means, not labels")
     if out.ndim < 2 and out.shape[:1] == (n,):
         return out.unsqueeze(-1)
-    if out.ndim < 2 and n == 1:  # one row, squeezed away
+    if out.ndim < 2 and n == 1:  # a single row that the module squeezed
         return out.reshape(1, -1)
     if out.ndim != 2 or out.shape[0] != n:
         fail(
@@ -54,7 +54,7 @@ def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None 
 
 
 def check_outputs(call: Callable[[Inputs], Tensor], rows: Inputs, dtype: torch.dtype) -> int:
-    """Check what a module makes of two rows, and return the number of outputs C.
+    """Check the outputs of a module on two rows, and return the number of outputs C.
 
     Args:
         call: the module as a function of inputs.
@@ -62,9 +62,9 @@ def check_outputs(call: Callable[[Inputs], Tensor], rows: Inputs, dtype: torch.d
         dtype: of the weights.
 
     Raises:
-        InputError: the module does not take these inputs, changes them, returns another shape, NaN,
-            other outputs at each call, or outputs that depend on other rows.
-        InputTypeError: the module returns something else than a tensor.
+        InputError: the module does not accept or changes these inputs, or returns another shape,
+            NaN, different outputs at each call, or outputs that depend on other rows.
+        InputTypeError: the module does not return a tensor.
     """
     used = _copied(rows)
     try:
@@ -79,7 +79,7 @@ def check_outputs(call: Callable[[Inputs], Tensor], rows: Inputs, dtype: torch.d
             fail(
                 "module",
                 "normalisation with running statistics",
-                "one by the rows of a batch, also in evaluation mode",
+                "normalisation by the rows of a batch, also in evaluation mode",
                 "Use track_running_stats=True, or batch_norm with training=self.training",
             )
         got = " and ".join(f"rows of shape {tuple(t.shape[1:])}, {t.dtype}" for t in leaves(rows))
@@ -95,14 +95,14 @@ def check_outputs(call: Callable[[Inputs], Tensor], rows: Inputs, dtype: torch.d
     if not all(map(torch.equal, leaves(rows), leaves(used))):
         fail(
             "module",
-            "inputs left as they are",
-            "inputs the call has written into",
-            "Write x = x / 255, say, for x /= 255",
+            "a call that does not change its inputs",
+            "a call that changes them",
+            "Replace in-place operations, such as x /= 255, by x = x / 255",
         )
     if bool(out.isnan().any()):
         fail(
             "module",
-            "outputs that are numbers",
+            "finite outputs",
             "NaN",
             "Train it again from finite weights, with a lower learning rate",
         )
@@ -110,14 +110,14 @@ def check_outputs(call: Callable[[Inputs], Tensor], rows: Inputs, dtype: torch.d
         fail(
             "module",
             "the same outputs at each call in evaluation mode",
-            "others",
+            "different ones",
             "Use nn.Dropout, or functional.dropout with training=self.training",
         )
     if not _same(out[:1], alone):
         fail(
             "module",
             "outputs of a row that depend on that row alone",
-            "others beside other rows",
+            "outputs that depend on other rows",
             "Use batch_first=True, or normalisation with running statistics",
         )
     return int(out.shape[-1])

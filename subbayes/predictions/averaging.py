@@ -148,7 +148,9 @@ def _refreshed(
         for x, y in data.batches(1024):
             yield to_device(x, network.device), y
 
-    return torch.stack([network.refreshed(row, batches())(row, inputs).cpu() for row in weights])
+    return torch.stack(
+        [network.refresh_batchnorm(row, batches())(row, inputs).cpu() for row in weights]
+    )
 
 
 def with_noise(likelihood: Likelihood, noise: Any, n: int) -> Likelihood:

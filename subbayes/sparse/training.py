@@ -204,7 +204,9 @@ class TrainableSparseNetwork(Trainable):
         }
         unseen = [name for name, norm in norms.items() if norm.num_batches_tracked == 0]
         if unseen:
-            seen = self.network.refreshed(self.network.weights, self.minibatches.in_fixed_order())
+            seen = self.network.refresh_batchnorm(
+                self.network.weights, self.minibatches.in_fixed_order()
+            )
             known = dict(seen.module_with().named_buffers())
             for name, buffer in self.module.named_buffers():
                 if name.rpartition(".")[0] in unseen:

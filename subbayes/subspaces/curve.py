@@ -426,7 +426,7 @@ def _scores(
 ) -> tuple[float, float]:
     """Mean negative log-likelihood and error at one weight vector."""
     if refresh is not None:
-        network = network.refreshed(weights, _moved(refresh, network.device))
+        network = network.refresh_batchnorm(weights, _moved(refresh, network.device))
     loss = wrong = 0.0
     for inputs, y in data.batches(4096):
         noise = None if isinstance(y, Tensor) else y[1].cpu()

@@ -74,7 +74,7 @@ class CurveResult:
         if refresh_batchnorm is None:
             return self.network.with_weights(weights)
         batches = Data.of(refresh_batchnorm).batches(1024)
-        return self.network.refreshed(
+        return self.network.refresh_batchnorm(
             weights, ((to_device(x, self.network.device), y) for x, y in batches)
         )
 

@@ -242,7 +242,7 @@ class TrainableCurve(Trainable):
         if not self.minibatches.has_batchnorm:
             return self.network.with_weights(weights)
         here = self.network.with_buffers(dict(self.module.named_buffers()))
-        return here.refreshed(weights, self.minibatches.in_fixed_order())
+        return here.refresh_batchnorm(weights, self.minibatches.in_fixed_order())
 
     def are_finite(self) -> list[bool]:
         """Whether the trained weights are finite."""

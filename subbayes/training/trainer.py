@@ -247,7 +247,7 @@ def swa(
             progress, None if callback is None else lambda epoch: callback(epoch, task.module)
         )
         recorder = average.recorders[0]
-        center = network.with_buffers(dict(task.module.named_buffers())).refreshed(
+        center = network.with_buffers(dict(task.module.named_buffers())).refresh_batchnorm(
             recorder.mean.to(network.weights), minibatches.in_fixed_order()
         )
     return SwaResult(

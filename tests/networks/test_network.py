@@ -242,7 +242,7 @@ def use_everything(built: cases.Built) -> None:
     network.check(built.inputs)
     network.batched(weights, built.inputs)
     network.with_weights(weights[0])
-    network.refreshed(weights[0], iter([(built.inputs, None)]))
+    network.refresh_batchnorm(weights[0], iter([(built.inputs, None)]))
     network.module_with(weights[0])
     network.flatten(built.module)
     network.to("cpu", torch.float32)
@@ -339,7 +339,7 @@ def test_refreshed_statistics_are_averages_over_batches_weighted_by_rows(sizes):
     built = cases.Case("cnn", "gaussian").build(sum(sizes))
     weights = some_weights(built.network, 1)[0]
     batches = [(x, None) for x in built.inputs.split(sizes)]
-    refreshed = built.network.refreshed(weights, iter(batches))
+    refreshed = built.network.refresh_batchnorm(weights, iter(batches))
     with torch.no_grad():
         conv = built.network.module_with(weights).conv
         hidden = [conv(x).transpose(0, 1).flatten(1) for x, _ in batches]
@@ -353,7 +353,7 @@ def test_refreshed_statistics_are_averages_over_batches_weighted_by_rows(sizes):
 
 def test_refreshed_on_one_batch_equals_training_mode():
     built = cases.Case("cnn", "gaussian").build()
-    refreshed = built.network.refreshed(built.network.weights, iter([(built.inputs, None)]))
+    refreshed = built.network.refresh_batchnorm(built.network.weights, iter([(built.inputs, None)]))
     module = copy.deepcopy(built.module).train()
     count = built.inputs.shape[0] * 9
     unbiased = refreshed.with_buffers(
@@ -366,13 +366,13 @@ def test_refreshing_bears_a_last_batch_of_one_row():
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
     x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     network = Network(module)
-    refreshed = network.refreshed(network.weights, iter([(x[:4], None), (x[4:], None)]))
+    refreshed = network.refresh_batchnorm(network.weights, iter([(x[:4], None), (x[4:], None)]))
     close(refreshed.frozen["1.running_mean"], module[0](x[:4]).mean(0).detach(), 1e-12)
 
 
 def test_refreshing_without_batchnorm_reads_no_data():
     network = Network(cases.mlp(1))
-    refreshed = network.refreshed(network.weights + 1, iter(()))
+    refreshed = network.refresh_batchnorm(network.weights + 1, iter(()))
     assert torch.equal(refreshed.weights, network.weights + 1)
 
 
@@ -506,7 +506,9 @@ class WritesIntoInputs(Failing):
 
 def test_a_module_that_writes_into_its_inputs():
     x = torch.arange(6.0).reshape(3, 2)
-    with pytest.raises(InputError, match="module: expected inputs left as they are") as e:
+    with pytest.raises(
+        InputError, match="module: expected a call that does not change its inputs"
+    ) as e:
         Network(WritesIntoInputs()).check(x)
     one_line(e)
     assert torch.equal(x, torch.arange(6.0).reshape(3, 2))

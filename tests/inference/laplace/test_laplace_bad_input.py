@@ -75,7 +75,7 @@ def in_training_mode():
     )
 
 
-MODE = "module: BatchNorm1d and Dropout in training mode, read in evaluation mode"
+MODE = "module: BatchNorm1d and Dropout in training mode, evaluated in evaluation mode"
 
 
 def test_a_module_in_training_mode_is_read_in_evaluation_mode():
@@ -148,7 +148,7 @@ def test_a_module_in_training_mode_that_fit_takes_as_it_is():
 def test_weights_that_are_nan():
     net, likelihood, data, new = problem(0)
     for call in everywhere(net.with_weights(net.weights * torch.nan), likelihood, data, new):
-        refused(call, "module: expected outputs that are numbers, got NaN. Train it again")
+        refused(call, "module: expected finite outputs, got NaN. Train it again")
 
 
 def test_a_module_for_a_network_and_a_name_for_a_likelihood_or_subspace():
