@@ -310,11 +310,7 @@ class SparseNetwork:
 
     def _is_thin(self, drawn: dict[str, DrawnLayer]) -> bool:
         """Whether products with sparse matrices are the faster way to predict."""
-        linear = [
-            own
-            for name, own in drawn.items()
-            if isinstance(self.layers[name].original[0], nn.Linear)
-        ]
+        linear = [own for name, own in drawn.items() if self.layers[name].operation.linear]
         inside = sum(len(own.values) for own in linear)
         total = sum(
             len(own.values) if own.pattern is None else math.prod(own.pattern.shape)
