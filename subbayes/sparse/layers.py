@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subbayes.networks.tracing.private_torch import in_backward_pass
-from subbayes.sparse.kernels import DrawnLayer, Pattern
+from subbayes.sparse.kernels import LayerDraw, SparsityPattern
 from subbayes.sparse.layer_operation import LayerOperation
 from subbayes.sparse.moments import slab_kl, terms, unconstrained_sd
 from subbayes.sparse.priors import SpikeSlab
@@ -64,16 +64,16 @@ class _Drawn:
     rows: int | None = None
     kl: Tensor | None = None
     versions: tuple[int, ...] = ()
-    median: tuple[Tensor, Pattern] | None = None
+    median: tuple[Tensor, SparsityPattern] | None = None
 
     def __reduce__(self) -> tuple[type[_Drawn], tuple[()]]:
         return _Drawn, ()
 
-    def pattern(self, whole: Bool[Tensor, "k"], shape: tuple[int, int]) -> Pattern:
+    def pattern(self, whole: Bool[Tensor, "k"], shape: tuple[int, int]) -> SparsityPattern:
         """Of the weights of a median model: the last one, if the same weights are in."""
         known = self.median  # other threads may put another there
         if known is None or known[0].device != whole.device or not torch.equal(known[0], whole):
-            self.median = known = whole.clone(), Pattern.of(whole, shape)
+            self.median = known = whole.clone(), SparsityPattern.from_mask(whole, shape)
         return known[1]
 
 
@@ -254,7 +254,7 @@ class SparseLayer(nn.Module):
     @torch.no_grad()
     def draws(
         self, structure: str, weights: str, generator: torch.Generator
-    ) -> Iterator[DrawnLayer]:
+    ) -> Iterator[LayerDraw]:
         """Draws of weights and bias, as many as are asked for; arguments are those of `gates`."""
         again = self._gates_are_random(structure)
         known = self._inside(structure, weights, generator)
@@ -267,7 +267,7 @@ class SparseLayer(nn.Module):
                 bias = bias + self.bias_sd * _normal(bias, generator)
             if bias is not None and kept is not None:
                 bias = bias * kept
-            yield DrawnLayer(pattern, value, bias)
+            yield LayerDraw(pattern, value, bias)
             if again:
                 known = self._inside(structure, weights, generator)
 
@@ -283,7 +283,7 @@ class SparseLayer(nn.Module):
 
     def _inside(
         self, structure: str, weights: str, generator: torch.Generator
-    ) -> tuple[Pattern | None, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[SparsityPattern | None, Tensor, Tensor, Tensor | None]:
         """Which weights are in, if not all; their means and deviations; the biases' factors."""
         settled = self.drops and self._is_settled(structure)
         gamma = (
@@ -293,8 +293,12 @@ class SparseLayer(nn.Module):
         shape = len(self.mean), self.mean[0].numel()
         whole, mean = gamma.expand(shape).reshape(-1), self.mean.reshape(-1)
         if self.drops and structure != "all":
-            pattern = self._drawn.pattern(whole, shape) if settled else Pattern.of(whole > 0, shape)
-            inside = pattern.inside
+            pattern = (
+                self._drawn.pattern(whole, shape)
+                if settled
+                else SparsityPattern.from_mask(whole > 0, shape)
+            )
+            inside = pattern.included
             if len(inside) < len(whole):
                 return pattern, mean[inside], self._sd_at(inside), kept
         return None, mean * whole, self.sd.reshape(-1) * whole, kept

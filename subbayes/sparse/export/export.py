@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from subbayes.networks.network import arguments
 from subbayes.sparse.dependency_graph import Edge, Flow, edges
 from subbayes.sparse.export.small_network import CsrLinear, Exported, as_example
-from subbayes.sparse.export.tiled_layers import in_tiles, may_be_thin
+from subbayes.sparse.export.tiled_layers import layers_for_products, use_tiles
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import LAYERS, replaced
 from subbayes.utils.checks import check_choice, fail, fail_type
@@ -201,14 +201,14 @@ def _laid_out(
     if layout == "dense" or (layout == "auto" and example is None):
         return module, chosen
     flow = Flow.of(module, names)
-    thin = may_be_thin(module, names, flow)
+    thin = layers_for_products(module, names, flow)
     if not thin:
         return module, chosen
     laid = copy.deepcopy(module) if layout == "auto" else module
     flow.overwrite(laid)
     # tiles are cut from what comes without a name; a single layer is left as it is
     tiled = flow.by_row and not isinstance(example, dict) and "" not in thin
-    laid = in_tiles(laid) if tiled else laid
+    laid = use_tiles(laid) if tiled else laid
     for name in thin:
         dense = laid.get_submodule(name)
         assert isinstance(dense, nn.Linear)
