@@ -25,8 +25,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subbayes.sparse.layers import STRUCTURES, SparseLayer, raw_of
+from subbayes.sparse.layers import STRUCTURES, SparseLayer
 from subbayes.sparse.module_surgery import LAYERS, chosen_layers
+from subbayes.sparse.moments import unconstrained_sd
 from subbayes.sparse.priors import Bernoulli, Horseshoe, NormalSlab, SpikeSlab
 from subbayes.utils.checks import check_choice, fail, fail_type
 
@@ -46,9 +47,9 @@ class _InputLayer(SparseLayer):
 
     def _by_input(self, value: Float[Tensor, "r k"], x: Tensor) -> Tensor:
         """Values of the rows' inputs, as they broadcast with x."""
-        if not isinstance(self.original[0], nn.Linear):  # groups share the values of theirs
+        if not self.operation.linear:  # groups share the values of theirs
             value = value.repeat(1, x.shape[1] // value.shape[1])
-        return self._over_positions(value, x)
+        return self.operation.over_positions(value, x)
 
     def _to_weights(self, value: Float[Tensor, "S k"]) -> Float[Tensor, "S one c"]:
         """Values of the inputs, for all weights of a unit."""
@@ -159,7 +160,7 @@ class HorseshoeLayer(_InputLayer):
         if not isinstance(prior, Horseshoe):
             fail_type("prior", "a Horseshoe where the posterior is 'horseshoe'", prior)
         self.log_scale, self.threshold = math.log(prior.scale), prior.threshold
-        k, start = self.mean.shape[1], raw_of(sd)
+        k, start = self.mean.shape[1], unconstrained_sd(sd)
         # s_a near its prior, and the heavy tails of lambda_b make up for it: z is about 1
         self.log_mean = nn.Parameter(self.mean.new_zeros(2, k))
         self.log_mean.data[1] = -2 * self.log_scale

@@ -1,8 +1,8 @@
-"""Which layer reads the units of which, and whether rows are read one by one, by tracing a module.
+"""Which layer reads the units of which, found by tracing a module.
 
-Where units branch (skip connections) or pass through something unknown there is no link. Nor is
-there one where the reader works along another axis: units of linear layers are along the last axis,
-channels of convolutions along the second; or where a size is written down, as in x.view(-1, 320),
+There is no edge where units branch (skip connections) or pass through an unknown operation. Nor is
+there one where the reader works along another axis (units of linear layers are along the last axis,
+channels of convolutions along the second), or where a size is written down, as in x.view(-1, 320),
 which would be another with fewer units.
 """
 
@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,176 +19,80 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from subbayes.networks.global_state import torch_lock
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import arguments
 from subbayes.sparse.module_surgery import LAYERS, hooked, own_parameters
+from subbayes.sparse.traced_module import ELEMENTWISE, TracedModule, row_sources, users_of_values
 
-__all__ = ["Flow", "Link", "links", "readers_of_inputs"]
+__all__ = ["Edge", "Flow", "edges", "readers_of_inputs"]
 
-# What a node does is the type of a module, a function, or a method of tensors (`_what`).
-_NAMES = (
-    "relu",
-    "relu6",
-    "leaky_relu",
-    "elu",
-    "selu",
-    "celu",
-    "gelu",
-    "silu",
-    "mish",
-    "hardswish",
-    "hardtanh",
-    "hardsigmoid",
-    "tanh",
-    "sigmoid",
-    "logsigmoid",
-    "softplus",
-    "softsign",
-    "clamp",
-    "clamp_min",
-)
-_PER_VALUE = {
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Hardswish,
-    nn.Hardtanh,
-    nn.Hardsigmoid,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.LogSigmoid,
-    nn.Softplus,
-    nn.Softsign,
-    *(
-        getattr(space, name)
-        for space in (functional, torch, Tensor)
-        for name in _NAMES
-        if hasattr(space, name)
-    ),
-}
-_NOTHING = {
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout2d,
-    functional.dropout,
-    functional.dropout2d,
-    Tensor.contiguous,
-}
-_POOLS: dict[int, set[Any]] = {  # by dimensions of the weight of what they pool
-    2: set(),
-    3: {
-        nn.MaxPool1d,
-        nn.AvgPool1d,
-        nn.AdaptiveAvgPool1d,
-        nn.AdaptiveMaxPool1d,
-        functional.max_pool1d,
-        functional.avg_pool1d,
-        functional.adaptive_avg_pool1d,
-        torch.max_pool1d,
-        torch.avg_pool1d,
-        torch.adaptive_avg_pool1d,
-        functional.adaptive_max_pool1d,
-    },
-    4: {
-        nn.MaxPool2d,
-        nn.AvgPool2d,
-        nn.AdaptiveAvgPool2d,
-        nn.AdaptiveMaxPool2d,
-        functional.max_pool2d,
-        functional.avg_pool2d,
-        functional.adaptive_avg_pool2d,
-        torch.max_pool2d,
-        functional.adaptive_max_pool2d,
-    },
-}
-_OVER_POSITIONS = {torch.mean, Tensor.mean, torch.amax, Tensor.amax}
-_AVERAGES = {nn.AvgPool1d, nn.AvgPool2d, functional.avg_pool1d, functional.avg_pool2d}
-_AVERAGED = (
-    "input",
-    "kernel_size",
-    "stride",
-    "padding",
-    "ceil_mode",
-    "count_include_pad",
-    "divisor_override",
-)  # arguments of the functions
 _BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _OVERWRITE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Hardtanh)
 _JOINS = (operator.add, operator.mul, torch.add, torch.mul)
 
 
 @dataclass
-class Link:
-    """Units of `source` that `reader` alone reads, through `path`.
+class Edge:
+    """Units of the layer `source` that the layer `reader` alone reads.
 
     Attributes:
-        source: a layer.
-        reader: another.
-        path: what happens to the units between, as functions of a constant for each.
-        norms: those in between.
-        by_unit: whether these surely have a number for each unit. After a linear layer they do if
-            its outputs are (n, units), and not if these are (n, t, units).
+        source: name of a layer.
+        reader: name of another.
+        functions: what is applied to the units in between, as functions of a constant for each.
+        norms: names of the batch norms in between.
+        by_unit: whether these certainly hold one number for each unit. After a linear layer they do
+            if its outputs are (n, units), and not if these are (n, t, units).
     """
 
     source: str
     reader: str
-    path: list[Callable[[Tensor], Tensor]]
+    functions: list[Callable[[Tensor], Tensor]]
     norms: list[str]
     by_unit: bool
 
 
-def links(module: nn.Module, names: Collection[str], example: Any = None) -> list[Link]:
-    """The links from layers of these names that lead to a linear or convolutional layer.
+def edges(module: nn.Module, names: Collection[str], example: Any = None) -> list[Edge]:
+    """The edges from layers of these names that lead to a linear or convolutional layer.
 
-    A layer that is called twice has none, nor has a grouped convolution, one whose weights are
-    shared, computed, or read by other ways than its call, or one with hooks; and none goes through
-    what has hooks.
+    A layer has none if it is called twice, is a grouped convolution, has hooks, or has weights that
+    are shared, computed, or read by another module. None passes through a module with hooks.
 
     Args:
         module: the module, in evaluation mode.
         names: of layers.
-        example: inputs of the module: they show which outputs of linear layers are (n, units).
-            Without them those are known that come after flattening.
+        example: inputs of the module, which show the outputs of linear layers that are (n, units).
+            Without them, only those after a flattening are known to be.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1))
-        >>> [(link.source, link.reader) for link in links(net, ("0", "2"))]
+        >>> [(edge.source, edge.reader) for edge in edges(net, ("0", "2"))]
         [('0', '2')]
     """
-    graph = _graph(module)
-    if graph is None:
+    traced = TracedModule.trace(module)
+    if traced is None:
         return []
-    modules = dict(module.named_modules())
-    once = _once(graph, module)
-    found = _in_blocks(graph, module, names)
-    for node in graph.nodes:
-        own = _called(node, modules)
+    once = _called_once(traced)
+    found = _edges_in_blocks(traced, names)
+    for node in traced.graph.nodes:
+        own = traced.called(node)
         if isinstance(own, LAYERS) and node.target in names and node.target in once:
             if getattr(own, "groups", 1) != 1:
                 continue  # its units go with groups of its inputs
-            link = _followed(node, modules)
-            if link is not None and once.issuperset((link.reader, *link.norms)):
-                found.append(link)
-    unsure = [link for link in found if not link.by_unit]
+            edge = _edge_from(node, traced)
+            if edge is not None and once.issuperset((edge.reader, *edge.norms)):
+                found.append(edge)
+    unsure = [edge for edge in found if not edge.by_unit]
     if unsure and example is not None:
-        tables = _tables(module, [link.source for link in unsure], example)
-        for link in unsure:
-            link.by_unit = link.source in tables
+        tables = _layers_with_tables(module, [edge.source for edge in unsure], example)
+        for edge in unsure:
+            edge.by_unit = edge.source in tables
     return found
 
 
 def readers_of_inputs(module: nn.Module, names: Collection[str]) -> tuple[list[str], bool]:
-    """The layers that read the module's inputs themselves, and whether these surely are all.
+    """The layers that read the module's inputs directly, and whether these certainly are all.
 
-    They may be flattened, normalised or pooled before, or go through functions of single numbers.
+    Inputs may be flattened, normalised, pooled or passed through elementwise functions before.
 
     Args:
         module: the module, in evaluation mode.
@@ -204,24 +107,25 @@ def readers_of_inputs(module: nn.Module, names: Collection[str]) -> tuple[list[s
     """
     if "" in names:  # the module is a layer
         return [""], True
-    graph = _graph(module)
-    if graph is None:
+    traced = TracedModule.trace(module)
+    if traced is None:
         return [], False
-    modules, found, alone = dict(module.named_modules()), [], True
-    waiting = [node for node in graph.nodes if node.op == "placeholder"]
+    found, alone = [], True
+    waiting = [node for node in traced.graph.nodes if node.op == "placeholder"]
     while waiting:
-        for user in _users(waiting.pop(0)):
+        for user in users_of_values(waiting.pop(0)):
             if user.op == "call_module" and user.target in names:
                 found.append(user)
-            elif _passes(user, modules):
+            elif traced.passes_rows(user):
                 waiting.append(user)
             else:
                 alone = False
-    return list(dict.fromkeys(str(node.target) for node in graph.nodes if node in found)), alone
+    in_order = [str(node.target) for node in traced.graph.nodes if node in found]
+    return list(dict.fromkeys(in_order)), alone
 
 
 @torch.no_grad()
-def _tables(module: nn.Module, names: Collection[str], example: Any) -> set[str]:
+def _layers_with_tables(module: nn.Module, names: Collection[str], example: Any) -> set[str]:
     """Layers whose outputs on an example are (n, units)."""
     found: set[str] = set()
 
@@ -244,15 +148,15 @@ def _tables(module: nn.Module, names: Collection[str], example: Any) -> set[str]
 
 @dataclass(frozen=True)
 class Flow:
-    """What is known of how numbers flow through a module.
+    """How values flow through a module.
 
     Attributes:
-        by_row: whether it reads the last dimension of its one input, row by row: there is nothing
-            but linear layers, functions of single numbers, and sums and products of what these
-            give. Then inputs may have any number of leading dimensions.
-        functions: modules, functions of single numbers, that alone read the outputs of a layer
-            and read nothing else: they may overwrite these.
-        read: layers whose parameters something reads itself, beside their calls.
+        by_row: whether it maps the last dimension of its one input, row by row: it consists of
+            linear layers, elementwise functions, and sums and products of their outputs. Then
+            inputs may have any number of leading dimensions.
+        functions: elementwise modules that alone read the outputs of a layer and read nothing
+            else, so that they may overwrite these.
+        read: layers whose parameters are read other than by calling them.
     """
 
     by_row: bool
@@ -261,7 +165,7 @@ class Flow:
 
     @classmethod
     def of(cls, module: nn.Module, names: Collection[str]) -> Flow:
-        """By tracing a module.
+        """Trace a module.
 
         Args:
             module: the module.
@@ -273,95 +177,60 @@ class Flow:
             >>> Flow.of(nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9)), ("0",)).by_row
             False
         """
-        graph = _graph(module)
-        if graph is None:
+        traced = TracedModule.trace(module)
+        if traced is None:
             return cls(False, ())
-        modules = dict(module.named_modules())
-        plain = not hooked(module) and all(_reads_rows(node, modules) for node in graph.nodes)
-        inputs = sum(node.op == "placeholder" for node in graph.nodes)
-        called = [node.target for node in graph.nodes if node.op == "call_module"]
+        nodes = traced.graph.nodes
+        rowwise = not hooked(module) and all(_maps_rows(node, traced) for node in nodes)
+        inputs = sum(node.op == "placeholder" for node in nodes)
+        called = [node.target for node in nodes if node.op == "call_module"]
         return cls(
-            plain and inputs == 1,
+            rowwise and inputs == 1,
             tuple(
                 str(reader.target)
-                for node in graph.nodes
-                if _called(node, modules) and node.target in names and len(node.users) == 1
+                for node in nodes
+                if traced.called(node) and node.target in names and len(node.users) == 1
                 for reader in node.users
-                if isinstance(_called(reader, modules), _OVERWRITE)
+                if isinstance(traced.called(reader), _OVERWRITE)
                 and called.count(reader.target) == 1
             ),
-            _read(graph),
+            _read_directly(traced),
         )
 
     def overwrite(self, module: nn.Module) -> None:
-        """Have the functions overwrite what they read."""
+        """Let the functions work in place."""
         for name in self.functions:
             own: Any = module.get_submodule(name)
             own.inplace = True
 
 
-def _reads_rows(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+def _maps_rows(node: fx.Node, traced: TracedModule) -> bool:
     if node.op in ("placeholder", "output"):
         return node.op == "placeholder" or isinstance(node.args[0], fx.Node)
     if node.op == "call_function" and node.target in _JOINS:
         return all(isinstance(a, fx.Node) for a in node.args) and not node.kwargs
-    return isinstance(_called(node, modules), nn.Linear) or _function(node, modules) is not None
+    return isinstance(traced.called(node), nn.Linear) or traced.elementwise(node) is not None
 
 
-# --- tracing --------------------------------------------------------------------------------------
-
-
-def _graph(module: nn.Module) -> fx.Graph | None:
-    """What a module does, unless its control flow depends on data."""
-    try:
-        with torch_lock, _length_traced(module):
-            return fx.Tracer().trace(module)
-    except Exception:
-        return None
-
-
-@contextmanager
-def _length_traced(module: nn.Module) -> Iterator[None]:
-    """Have len(x) in the forward methods of a module traced as x.size(0), which torch refuses."""
-    spaces = {
-        id(space): space
-        for own in module.modules()
-        if (space := getattr(own.forward, "__globals__", None)) is not None
-        and "len" not in space
-        and not str(space.get("__name__")).startswith("torch.")
-    }
-    for space in spaces.values():
-        space["len"] = _length
-    try:
-        yield
-    finally:
-        for space in spaces.values():
-            del space["len"]
-
-
-def _length(x: Any) -> Any:
-    return x.size(0) if isinstance(x, fx.Proxy) else len(x)
-
-
-def _once(graph: fx.Graph, module: nn.Module) -> set[str]:
+def _called_once(traced: TracedModule) -> set[str]:
     """Modules that are called once, with parameters that nothing else reads."""
-    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
-    read = _read(graph)
-    held = _held(module)
+    calls = Counter(str(node.target) for node in traced.graph.nodes if node.op == "call_module")
+    read = _read_directly(traced)
+    holders = _holders(traced.module)
     return {
         name
-        for name, own in module.named_modules()
+        for name, own in traced.module.named_modules()
         if calls[name] == 1
         and name not in read
         and not (isinstance(own, LAYERS) and "weight" not in own_parameters(own))
-        and all(held[id(p)] == 1 for p in own_parameters(own).values())
+        and all(holders[id(p)] == 1 for p in own_parameters(own).values())
     }
 
 
-def _in_blocks(graph: fx.Graph, module: nn.Module, names: Collection[str]) -> list[Link]:
-    """Those of the feed-forward parts of transformers, whose inside is not traced."""
-    read, held, found = _read(graph), _held(module), []
-    for name, block in module.named_modules():
+def _edges_in_blocks(traced: TracedModule, names: Collection[str]) -> list[Edge]:
+    """Edges of the feed-forward parts of transformers, which torch.fx does not trace into."""
+    read, holders, found = _read_directly(traced), _holders(traced.module), []
+    for name, block in traced.module.named_modules():
         if type(block) not in _BLOCKS:
             continue
         own: Any = block
@@ -370,176 +239,77 @@ def _in_blocks(graph: fx.Graph, module: nn.Module, names: Collection[str]) -> li
         plain = all(
             type(part) is nn.Linear
             and not {source, reader} & read
-            and all(held[id(p)] == 1 for p in own_parameters(part).values())
+            and all(holders[id(p)] == 1 for p in own_parameters(part).values())
             for part in parts[:2]
         )
-        calls = not any(isinstance(part, nn.Module) and hooked(part) for part in parts)
-        known = own.activation in _PER_VALUE or type(own.activation) in _PER_VALUE
-        if plain and calls and known and {source, reader} <= {*names}:
-            found.append(Link(source, reader, [own.activation], [], True))
+        unhooked = not any(isinstance(part, nn.Module) and hooked(part) for part in parts)
+        known = own.activation in ELEMENTWISE or type(own.activation) in ELEMENTWISE
+        if plain and unhooked and known and {source, reader} <= {*names}:
+            found.append(Edge(source, reader, [own.activation], [], True))
     return found
 
 
-def _held(module: nn.Module) -> Counter[int]:
-    """In how many places each parameter is."""
+def _holders(module: nn.Module) -> Counter[int]:
+    """The number of modules that hold each parameter."""
     return Counter(id(p) for own in module.modules() for p in own_parameters(own).values())
 
 
-def _read(graph: fx.Graph) -> frozenset[str]:
-    """Modules whose parameters or buffers something reads itself."""
+def _read_directly(traced: TracedModule) -> frozenset[str]:
+    """Modules whose parameters or buffers are read other than by calling them."""
     return frozenset(
-        str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"
+        str(node.target).rpartition(".")[0] for node in traced.graph.nodes if node.op == "get_attr"
     )
 
 
-def _called(node: fx.Node, modules: dict[str, nn.Module]) -> nn.Module | None:
-    """The module that is called, if its call is all that happens."""
-    own = modules[str(node.target)] if node.op == "call_module" else None
-    return None if own is None or hooked(own) else own
-
-
-def _what(node: fx.Node, modules: dict[str, nn.Module]) -> Any:
-    """What a node does with its first argument; nothing known, if with other tensors too."""
-    own = _called(node, modules)
-    if node.op == "call_module" and own is None:
-        return None
-    if any(
-        not isinstance(a, bool | int | float | str | tuple | list | None)
-        or isinstance(a, tuple | list)
-        and any(isinstance(b, fx.Node) for b in a)
-        for a in (*node.args[1:], *node.kwargs.values())
-    ):
-        return None
-    if own is not None:
-        return type(own)
-    return getattr(Tensor, str(node.target), None) if node.op == "call_method" else node.target
-
-
-def _function(node: fx.Node, modules: dict[str, nn.Module]) -> Callable[[Tensor], Tensor] | None:
-    """What a node makes of single numbers, if it is a known function of these."""
-    own, what = _called(node, modules), _what(node, modules)
-    if what in _NOTHING:
-        return _same
-    if what not in _PER_VALUE or getattr(own, "num_parameters", 1) != 1:  # a slope for each unit
-        return None
-    return own or functools.partial(_applied, what, node.args[1:], dict(node.kwargs))
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def _applied(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> Tensor:
-    return call(x, *args, **kwargs)
-
-
-# --- from a layer to its reader -------------------------------------------------------------------
-
-
-def _followed(node: fx.Node, modules: dict[str, nn.Module]) -> Link | None:
-    """From a layer to the one that reads it, if only values, pools and norms are between."""
-    source = _called(node, modules)
+def _edge_from(node: fx.Node, traced: TracedModule) -> Edge | None:
+    """The edge from a layer through elementwise functions, pools and norms to its reader."""
+    source = traced.called(node)
     assert isinstance(source, LAYERS)
-    link = Link(
-        str(node.target), "", [], [], not isinstance(source, nn.Linear) or _is_table(node, modules)
-    )
+    by_unit = not isinstance(source, nn.Linear) or _gives_table(node, traced)
+    edge = Edge(str(node.target), "", [], [], by_unit)
     flattened = False
-    while len(users := _users(node)) == 1:
+    while len(users := users_of_values(node)) == 1:
         (node,) = users
-        own = _called(node, modules)
+        own = traced.called(node)
         if isinstance(own, LAYERS):
-            link.reader, link.by_unit = str(node.target), link.by_unit or not link.norms
-            return link if _reads(own, source, flattened) else None
-        function = _function(node, modules)
-        reduced = _over_positions(node, modules, source.weight.ndim)
-        if reduced and not flattened:
-            flattened = reduced == "away"
-        elif _flattens(node, modules):
+            edge.reader, edge.by_unit = str(node.target), edge.by_unit or not edge.norms
+            return edge if _reads_units(own, source, flattened) else None
+        function = traced.elementwise(node)
+        reduction = traced.position_reduction(node, source.weight.ndim)
+        if reduction and not flattened:
+            flattened = reduction == "drops"
+        elif traced.flattens(node):
             flattened = True
         elif isinstance(own, BATCH_NORMS) and not flattened:
-            link.norms.append(str(node.target))
-            link.path.append(functools.partial(_normalised, own))
+            edge.norms.append(str(node.target))
+            edge.functions.append(functools.partial(_normalise, own))
         elif function is not None:
-            link.path.append(function)
-        elif flattened or not _pools(node, modules, source.weight.ndim):
+            edge.functions.append(function)
+        elif flattened or not traced.pools(node, source.weight.ndim):
             return None
     return None
 
 
-def _users(node: fx.Node) -> list[fx.Node]:
-    """What reads the numbers of a node, and not only how many rows it has."""
-    return [user for user in node.users if not _asks_rows(user)]
-
-
-def _asks_rows(node: fx.Node) -> bool:
-    """Whether a node is the shape of another, of which only the number of rows is used."""
-    if _is_rows(node):
-        return True
-    return _is_shape(node) and all(
-        _is_rows(user) or not user.users and user.target is operator.getitem for user in node.users
-    )
-
-
-def _is_shape(node: fx.Node) -> bool:
-    if node.op == "call_method":
-        return node.target == "size" and len(node.args) == 1 and not node.kwargs
-    return node.target is getattr and node.args[1:] == ("shape",)
-
-
-def _is_rows(node: fx.Node) -> bool:
-    """Whether a node is x.size(0) or x.shape[0]."""
-    if node.op == "call_method":
-        return node.target == "size" and node.args[1:] == (0,)
-    return (
-        node.target is operator.getitem
-        and node.args[1:] == (0,)
-        and isinstance(node.args[0], fx.Node)
-        and _is_shape(node.args[0])
-    )
-
-
-def _reads(reader: nn.Module, source: nn.Module, flattened: bool) -> bool:
-    """Whether a layer reads the axis that has the units of another."""
-    if isinstance(reader, nn.Linear):  # the last one, after flattening with positions by unit
+def _reads_units(reader: nn.Module, source: nn.Module, flattened: bool) -> bool:
+    """Whether a layer reads the axis along which another has its units."""
+    if isinstance(reader, nn.Linear):  # the last axis, after flattening with positions by unit
         return (
             flattened and reader.in_features % len(source.weight) == 0  # type: ignore[arg-type]
             if not isinstance(source, nn.Linear)
             else reader.in_features == source.out_features
-        )  # so flattening joined none
+        )  # so flattening joined no axes
     return type(reader) is type(source) and getattr(reader, "groups", 1) == 1 and not flattened
 
 
-def _is_table(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Whether outputs surely are (n, units): what they are made of was flattened."""
-    return any(_flattens(above, modules) for above in _above(node, modules))
+def _gives_table(node: fx.Node, traced: TracedModule) -> bool:
+    """Whether outputs certainly are (n, units), because something before was flattened."""
+    return any(traced.flattens(source) for source in row_sources(node, traced))
 
 
-def _above(node: fx.Node, modules: dict[str, nn.Module]) -> Iterator[fx.Node]:
-    """A node, and those it is made of with the same rows."""
-    yield node
-    while (
-        node.args
-        and isinstance(node.args[0], fx.Node)
-        and (isinstance(_called(node, modules), LAYERS) or _passes(node, modules))
-    ):
-        node = node.args[0]
-        yield node
-
-
-def _passes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Whether a node is a norm, a pool, a flattening or a function of single numbers."""
-    return (
-        isinstance(_called(node, modules), BATCH_NORMS)
-        or _function(node, modules) is not None
-        or _flattens(node, modules)
-        or any(_pools(node, modules, dims) for dims in _POOLS)
-    )
-
-
-def _normalised(norm: Any, constant: Tensor) -> Tensor:
-    """What normalisation by stored statistics makes of a constant of each unit."""
+def _normalise(norm: Any, constant: Tensor) -> Tensor:
+    """Apply normalisation by stored statistics to a constant of each unit."""
     if norm.running_mean is None or norm.running_var is None:
-        return torch.full_like(constant, torch.nan)  # by those of the batch: it is not known
+        return torch.full_like(constant, torch.nan)  # depends on the batch
     return functional.batch_norm(
         constant[None],
         norm.running_mean,
@@ -550,55 +320,3 @@ def _normalised(norm: Any, constant: Tensor) -> Tensor:
         0.0,
         norm.eps,
     )[0]
-
-
-def _pools(node: fx.Node, modules: dict[str, nn.Module], dims: int) -> bool:
-    """Whether a node pools positions and leaves constants as they are, at borders too."""
-    own, what = _called(node, modules), _what(node, modules)
-    if what not in _POOLS[dims] or what not in _AVERAGES:
-        return what in _POOLS[dims]
-    given = vars(own) if own else dict(zip(_AVERAGED, node.args, strict=False)) | node.kwargs
-    return (
-        given.get("padding", 0) in (0, (0,), (0, 0), [0], [0, 0])
-        and given.get("divisor_override") is None
-    )
-
-
-def _over_positions(node: fx.Node, modules: dict[str, nn.Module], dims: int) -> str:
-    """Whether a node reduces all positions to one, which is "kept" or "away"; else ""."""
-    if _what(node, modules) not in _OVER_POSITIONS or dims < 3:
-        return ""
-    given = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | node.kwargs
-    axes, kept = given.pop("dim", ()), given.pop("keepdim", False)
-    axes = axes if isinstance(axes, tuple | list) else (axes,)
-    if given or not all(isinstance(axis, int) for axis in axes):
-        return ""
-    if {axis % dims for axis in axes} != set(range(2, dims)):
-        return ""
-    return "kept" if kept else "away"
-
-
-def _flattens(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Whether a node leaves rows of numbers."""
-    own, what = _called(node, modules), _what(node, modules)
-    if isinstance(own, nn.Flatten):
-        return (own.start_dim, own.end_dim) == (1, -1)
-    if what in (torch.flatten, Tensor.flatten):
-        given = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
-        return given in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1})
-    views = node.op != "call_module" and node.target in ("view", "reshape", torch.reshape)
-    if not views or node.kwargs:
-        return False
-    shape = node.args[1:]
-    if len(shape) == 1 and isinstance(shape[0], tuple | list):
-        shape = tuple(shape[0])
-    if len(shape) != 2 or shape[1] != -1 or not isinstance(shape[0], fx.Node):
-        return False
-    rows, read = shape[0], node.args[0]
-    return _is_rows(rows) and isinstance(read, fx.Node) and _counted(rows) in _above(read, modules)
-
-
-def _counted(rows: fx.Node) -> Any:
-    """Whose rows x.size(0) or x.shape[0] counts."""
-    asked: Any = rows.args[0]
-    return asked.args[0] if rows.target is operator.getitem else asked

@@ -24,9 +24,8 @@ gives the posterior mean's outputs.
 from __future__ import annotations
 
 import copy
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,21 +34,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subbayes.likelihoods.gaussian import softplus_inverse
 from subbayes.networks.tracing.private_torch import in_backward_pass
-from subbayes.sparse.kernels import DrawnLayer, Pattern
-from subbayes.sparse.moments import slab_kl, terms
+from subbayes.sparse.kernels import LayerDraw, SparsityPattern
+from subbayes.sparse.layer_operation import LayerOperation
+from subbayes.sparse.moments import slab_kl, terms, unconstrained_sd
 from subbayes.sparse.priors import SpikeSlab
 from subbayes.sparse.variational_families import BASELINES, Logits, Noise, logits_of
 from subbayes.utils.checks import check_choice, check_positive, fail
 
-__all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer", "raw_of"]
+__all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer"]
 
 ESTIMATORS = ("local", "relaxed")
 STRUCTURES = ("weights", "units")
 _MOST = 30.0  # largest argument of a relaxed indicator's sigmoid: beyond it numbers underflow
-
-Operation = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 
 class _Drawn:
@@ -67,16 +64,16 @@ class _Drawn:
     rows: int | None = None
     kl: Tensor | None = None
     versions: tuple[int, ...] = ()
-    median: tuple[Tensor, Pattern] | None = None
+    median: tuple[Tensor, SparsityPattern] | None = None
 
     def __reduce__(self) -> tuple[type[_Drawn], tuple[()]]:
         return _Drawn, ()
 
-    def pattern(self, whole: Bool[Tensor, "k"], shape: tuple[int, int]) -> Pattern:
+    def pattern(self, whole: Bool[Tensor, "k"], shape: tuple[int, int]) -> SparsityPattern:
         """Of the weights of a median model: the last one, if the same weights are in."""
         known = self.median  # other threads may put another there
         if known is None or known[0].device != whole.device or not torch.equal(known[0], whole):
-            self.median = known = whole.clone(), Pattern.of(whole, shape)
+            self.median = known = whole.clone(), SparsityPattern.from_mask(whole, shape)
         return known[1]
 
 
@@ -131,9 +128,9 @@ class SparseLayer(nn.Module):
         self.temperature = check_positive("temperature", temperature)
         self.noise = noise
         self.original = (copy.deepcopy(layer).requires_grad_(True),)  # a tuple: no submodule
-        self.operation, self.padded = _operation_of(layer)
+        self.operation = LayerOperation(layer)
         shape = weight.shape
-        raw = raw_of(sd)
+        raw = unconstrained_sd(sd)
         self.mean = nn.Parameter(weight.detach().clone())
         self.raw_sd = nn.Parameter(torch.full_like(weight, raw).detach())
         self.bias_mean = (
@@ -186,7 +183,9 @@ class SparseLayer(nn.Module):
     @property
     def bias(self) -> Float[Tensor, "u"] | None:
         """The posterior mean of the biases."""
-        return self._mean_bias()
+        if self.bias_mean is None or self.structure == "weights":
+            return self.bias_mean
+        return self._kept(self.bias_mean, self.probability().flatten(1)[:, 0])
 
     @property
     def bias_sd(self) -> Float[Tensor, "u"]:
@@ -255,7 +254,7 @@ class SparseLayer(nn.Module):
     @torch.no_grad()
     def draws(
         self, structure: str, weights: str, generator: torch.Generator
-    ) -> Iterator[DrawnLayer]:
+    ) -> Iterator[LayerDraw]:
         """Draws of weights and bias, as many as are asked for; arguments are those of `gates`."""
         again = self._gates_are_random(structure)
         known = self._inside(structure, weights, generator)
@@ -268,7 +267,7 @@ class SparseLayer(nn.Module):
                 bias = bias + self.bias_sd * _normal(bias, generator)
             if bias is not None and kept is not None:
                 bias = bias * kept
-            yield DrawnLayer(pattern, value, bias)
+            yield LayerDraw(pattern, value, bias)
             if again:
                 known = self._inside(structure, weights, generator)
 
@@ -284,7 +283,7 @@ class SparseLayer(nn.Module):
 
     def _inside(
         self, structure: str, weights: str, generator: torch.Generator
-    ) -> tuple[Pattern | None, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[SparsityPattern | None, Tensor, Tensor, Tensor | None]:
         """Which weights are in, if not all; their means and deviations; the biases' factors."""
         settled = self.drops and self._is_settled(structure)
         gamma = (
@@ -294,8 +293,12 @@ class SparseLayer(nn.Module):
         shape = len(self.mean), self.mean[0].numel()
         whole, mean = gamma.expand(shape).reshape(-1), self.mean.reshape(-1)
         if self.drops and structure != "all":
-            pattern = self._drawn.pattern(whole, shape) if settled else Pattern.of(whole > 0, shape)
-            inside = pattern.inside
+            pattern = (
+                self._drawn.pattern(whole, shape)
+                if settled
+                else SparsityPattern.from_mask(whole > 0, shape)
+            )
+            inside = pattern.included
             if len(inside) < len(whole):
                 return pattern, mean[inside], self._sd_at(inside), kept
         return None, mean * whole, self.sd.reshape(-1) * whole, kept
@@ -311,7 +314,7 @@ class SparseLayer(nn.Module):
         """
         if input.ndim < self.mean.ndim:  # a single row
             return self.forward(input.unsqueeze(0)).squeeze(0)
-        x = self.padded(input)
+        x = self.operation.pad(input)
         if not self.training:
             return self._mean_outputs(x)
         if not torch.compiler.is_compiling() and in_backward_pass():
@@ -376,35 +379,10 @@ class SparseLayer(nn.Module):
         bias_variance: Tensor | None,
     ) -> Tensor:
         """A draw of the outputs of Gaussian weights, another one for each row of the data."""
-        if self._rows(x) < len(x):
-            weight = mean + _root(variance) * self.noise.normal(mean.shape, mean)
-            if bias is not None and bias_variance is not None:
-                bias = bias + _root(bias_variance) * self.noise.normal(bias.shape, bias)
-            return self.operation(x, weight, bias)
-        center = self.operation(x, mean, bias)
-        if center[0].numel() == len(mean):  # each weight is used once
-            return center + _root(
-                self.operation(x.square(), variance, bias_variance)
-            ) * self.noise.normal(center.shape, center)
-        noise = _root(variance) * self.noise.normal(mean.shape, mean)
-        found = center + self._signs(center) * self.operation(x * self._signs(x), noise, None)
-        if bias_variance is None:
-            return found
-        drawn = self.noise.normal((len(x), len(mean)), center)
-        return found + self._over_positions(_root(bias_variance) * drawn, center)
-
-    def _signs(self, like: Tensor) -> Tensor:
-        """Random signs of each row's channels, or of entries of the last axis."""
-        count = like.shape[-1] if isinstance(self.original[0], nn.Linear) else like.shape[1]
-        drawn = self.noise.uniform((len(like), count), like)
-        return self._over_positions(torch.where(drawn < 0.5, -1.0, 1.0).to(like), like)
-
-    def _over_positions(self, value: Tensor, like: Tensor) -> Tensor:
-        """Values of rows and channels (or entries), as they broadcast with all positions."""
-        ones = [1] * (like.ndim - 2)
-        if isinstance(self.original[0], nn.Linear):
-            return value.reshape(len(value), *ones, -1)
-        return value.reshape(*value.shape, *ones)
+        by_row = self._rows(x) == len(x)
+        return self.operation.draw_outputs(
+            x, mean, variance, bias, bias_variance, self.noise, by_row
+        )
 
     def _kept(self, bias: Tensor, gamma: Tensor) -> Tensor:
         """Biases are in with their unit, and always where weights have indicators."""
@@ -417,11 +395,6 @@ class SparseLayer(nn.Module):
             self.bias_mean.shape, self.bias_mean
         )
         return self._kept(drawn, gamma)
-
-    def _mean_bias(self) -> Tensor | None:
-        if self.bias_mean is None or self.structure == "weights":
-            return self.bias_mean
-        return self._kept(self.bias_mean, self.probability().flatten(1)[:, 0])
 
     @staticmethod
     @contextmanager
@@ -528,49 +501,5 @@ class SparseLayer(nn.Module):
         )
 
 
-def raw_of(sd: float) -> float:
-    """What softplus makes a standard deviation of.
-
-    Example:
-        >>> float(functional.softplus(torch.tensor(raw_of(0.5))))
-        0.5
-    """
-    return float(softplus_inverse(torch.tensor(sd, dtype=torch.float64)))
-
-
-def _root(variance: Tensor) -> Tensor:
-    """With a finite slope at 0."""
-    return (variance + torch.finfo(variance.dtype).tiny).sqrt()
-
-
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
-
-
-def _operation_of(layer: nn.Module) -> tuple[Operation, Callable[[Tensor], Tensor]]:
-    """What a layer does with padded inputs, weights and bias, and its padding."""
-    if isinstance(layer, nn.Linear):
-        return functional.linear, _unchanged
-    assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
-    conv: Any = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
-    own: dict[str, Any] = {
-        "stride": layer.stride,
-        "dilation": layer.dilation,
-        "groups": layer.groups,
-    }
-    if layer.padding_mode == "zeros":
-        return functools.partial(_convolved, conv, own | {"padding": layer.padding}), _unchanged
-    pad = functools.partial(
-        functional.pad, mode=layer.padding_mode, pad=layer._reversed_padding_repeated_twice
-    )
-    return functools.partial(_convolved, conv, own), pad
-
-
-def _convolved(
-    conv: Any, options: dict[str, Any], x: Tensor, weight: Tensor, bias: Tensor | None
-) -> Tensor:
-    return conv(x, weight, bias, **options)
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x

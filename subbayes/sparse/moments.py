@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from subbayes.likelihoods.gaussian import softplus_inverse
 from subbayes.sparse.priors import Slab
 
-__all__ = ["slab_kl", "terms"]
+__all__ = ["slab_kl", "terms", "unconstrained_sd"]
 
 _ENTROPY = 0.5 * math.log(2 * math.pi * math.e)  # of a standard normal number
 
@@ -54,3 +55,13 @@ def terms(
         (alpha * pushed - functional.softplus(logits)).sum(),
         alpha.sum(),
     )
+
+
+def unconstrained_sd(sd: float) -> float:
+    """The number that softplus maps to a standard deviation.
+
+    Example:
+        >>> float(functional.softplus(torch.tensor(unconstrained_sd(0.5))))
+        0.5
+    """
+    return float(softplus_inverse(torch.tensor(sd, dtype=torch.float64)))

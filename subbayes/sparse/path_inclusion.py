@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.sparse.dependency_graph import links
+from subbayes.sparse.dependency_graph import edges
 from subbayes.sparse.layers import SparseLayer
 
 __all__ = ["path_probability"]
@@ -33,7 +33,7 @@ def path_probability(
     $$ P_k = \mathrm{E}_r\Bigl[1 - \prod_j (1 - \alpha_{jk})^{r_j}\Bigr] $$
 
     where $r_j$ says whether unit j of the layer is read, by draws of the indicators of the layers
-    that follow; without such layers this is exact. Units whose readers are not known (see `links`)
+    that follow; without such layers this is exact. Units whose readers are not known (see `edges`)
     count as read. Indicators that depend on each other are drawn in this layer too.
 
     Args:
@@ -52,8 +52,8 @@ def path_probability(
         True
     """
     readers = {
-        link.source: link.reader
-        for link in links(module, [name for name, _ in module.named_modules()])
+        edge.source: edge.reader
+        for edge in edges(module, [name for name, _ in module.named_modules()])
     }
     chain = [layer]
     while chain[-1] in readers:

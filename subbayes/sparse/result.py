@@ -26,8 +26,8 @@ from subbayes.sparse.convert import sparse_layers
 from subbayes.sparse.dependency_graph import readers_of_inputs
 from subbayes.sparse.export.export import exported
 from subbayes.sparse.export.small_network import Exported
-from subbayes.sparse.export.tiled_layers import ThinNetwork
-from subbayes.sparse.kernels import DrawnLayer
+from subbayes.sparse.export.tiled_layers import SampledNetwork
+from subbayes.sparse.kernels import LayerDraw
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import replaced
 from subbayes.sparse.path_inclusion import path_probability
@@ -231,14 +231,14 @@ class SparseNetwork:
         return self._vectors(list(self._draws(structure, weights, draws, seed)))
 
     @torch.no_grad()
-    def _vectors(self, drawn: list[dict[str, DrawnLayer]]) -> Float[Tensor, "S D"]:
+    def _vectors(self, drawn: list[dict[str, LayerDraw]]) -> Float[Tensor, "S D"]:
         """Draws as weight vectors; they are emptied, so that their numbers are not held twice."""
         spans = self.network.spans
         found = self.network.weights.expand(len(drawn), -1).clone()
         for row, draw in zip(found, drawn, strict=True):
             for name, own in draw.items():
                 prefix = f"{name}." if name else ""
-                own.dense(row[spans[f"{prefix}weight"]])
+                own.write_dense(row[spans[f"{prefix}weight"]])
                 if own.bias is not None:
                     row[spans[f"{prefix}bias"]] = own.bias
             draw.clear()
@@ -246,7 +246,7 @@ class SparseNetwork:
 
     def _draws(
         self, structure: str, weights: str, draws: int, seed: int
-    ) -> Iterator[dict[str, DrawnLayer]]:
+    ) -> Iterator[dict[str, LayerDraw]]:
         """One draw after the other: the first ones are the same however many follow."""
         check_choice("structure", structure, STRUCTURE)
         check_choice("weights", weights, WEIGHTS)
@@ -305,16 +305,12 @@ class SparseNetwork:
         )
 
     @cached_property
-    def _thin(self) -> ThinNetwork:
-        return ThinNetwork(self.network, tuple(self.layers))
+    def _thin(self) -> SampledNetwork:
+        return SampledNetwork(self.network, tuple(self.layers))
 
-    def _is_thin(self, drawn: dict[str, DrawnLayer]) -> bool:
+    def _is_thin(self, drawn: dict[str, LayerDraw]) -> bool:
         """Whether products with sparse matrices are the faster way to predict."""
-        linear = [
-            own
-            for name, own in drawn.items()
-            if isinstance(self.layers[name].original[0], nn.Linear)
-        ]
+        linear = [own for name, own in drawn.items() if self.layers[name].operation.linear]
         inside = sum(len(own.values) for own in linear)
         total = sum(
             len(own.values) if own.pattern is None else math.prod(own.pattern.shape)

@@ -18,19 +18,19 @@ from torch.utils.data import DataLoader, TensorDataset
 import subbayes
 from subbayes import InputError, sparse
 from subbayes.networks.network import Network
-from subbayes.sparse import kernels as products
+from subbayes.sparse import kernels
 from subbayes.sparse import result as results
 from subbayes.sparse.export import export
 from subbayes.sparse.export.export import exported
 from subbayes.sparse.export.small_network import CsrLinear
 from subbayes.sparse.export.tiled_layers import TiledLinear
-from subbayes.sparse.kernels import Bags, thin_product, tiling
+from subbayes.sparse.kernels import BagIndices, sparse_linear, tile_layout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rows", [1, 15, 16, 127, 128, 129, 300])
 @pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
-def test_thin_products_are_dense_ones(rows, density, dtype):
+def test_sparse_products_are_dense_ones(rows, density, dtype):
     generator = torch.Generator().manual_seed(rows)
     weight = torch.randn(7, 11, generator=generator, dtype=dtype)
     weight *= torch.rand(7, 11, generator=generator) < density
@@ -40,7 +40,7 @@ def test_thin_products_are_dense_ones(rows, density, dtype):
     crow, columns, values = parts(weight)
     for own in (None, bias):
         torch.testing.assert_close(
-            thin_product(x, Bags(crow, columns, 11), values, own),
+            sparse_linear(x, BagIndices(crow, columns, 11), values, own),
             nn.functional.linear(x, weight, own),
         )
 
@@ -52,11 +52,11 @@ def parts(weight):
     return found.crow_indices(), found.col_indices(), found.values()
 
 
-def test_thin_products_keep_leading_dimensions_and_gradients():
+def test_sparse_products_keep_leading_dimensions_and_gradients():
     weight = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, -1.0]], dtype=torch.float64)
     crow, columns = torch.tensor([0, 1, 3]), torch.tensor([1, 0, 2])
     x = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
-    found = thin_product(x, Bags(crow, columns, 3), torch.tensor([2.0, 1.0, -1.0]).double())
+    found = sparse_linear(x, BagIndices(crow, columns, 3), torch.tensor([2.0, 1.0, -1.0]).double())
     expected = nn.functional.linear(x, weight)
     torch.testing.assert_close(found, expected)
     pull = torch.randn_like(expected)
@@ -93,7 +93,7 @@ def network(kind, posterior, structure):
 
 @pytest.mark.parametrize("kind", list(NETS))
 @pytest.mark.parametrize(("posterior", "structure"), CASES)
-def test_predictions_by_thin_products_are_those_of_the_weight_vectors(
+def test_predictions_by_sparse_products_are_those_of_the_weight_vectors(
     kind, posterior, structure, monkeypatch
 ):
     result = network(kind, posterior, structure)
@@ -113,7 +113,7 @@ def test_predictions_by_thin_products_are_those_of_the_weight_vectors(
                 torch.testing.assert_close(found, dense, rtol=1e-5, atol=1e-5)
 
 
-def test_thin_products_are_for_large_networks_that_are_sparse(monkeypatch):
+def test_sparse_products_are_for_large_networks_that_are_sparse(monkeypatch):
     result = network("dense", "mean-field", "weights")
 
     def is_thin(structure):
@@ -142,11 +142,11 @@ def test_what_is_remembered_of_a_pattern_follows_the_parameters(monkeypatch):
         return thin
 
     first = both()
-    bags = result._thin._module.get_submodule("0").held.pattern.bags
+    bags = result._thin._module.get_submodule("0").draw.pattern.bags
     assert torch.equal(both(), first)
     layer.mean.data.mul_(2.0)  # which torch does not count as a change
     assert not torch.equal(both(), first)
-    assert result._thin._module.get_submodule("0").held.pattern.bags is bags
+    assert result._thin._module.get_submodule("0").draw.pattern.bags is bags
     inside = layer.probability() > 0.5
     for logits in (torch.where(inside, -9.0, 9.0), torch.full_like(layer.logits.mean, 9.0)):
         layer.logits.mean.data.copy_(logits.reshape(layer.logits.mean.shape))
@@ -161,7 +161,7 @@ def test_which_weights_are_in_is_remembered_by_no_copy_and_no_file():
         assert other._drawn.median is None
         again = next(other.draws("median", "mean", torch.Generator())).pattern
         assert again is not first.pattern
-        assert torch.equal(again.inside, first.pattern.inside)
+        assert torch.equal(again.included, first.pattern.included)
 
 
 def test_inputs_are_tried_once_for_each_shape(monkeypatch):
@@ -221,7 +221,7 @@ def test_networks_in_tiles_are_the_dense_ones(shape, bias):
 
 def test_many_tiles_are_taken_in_turns(monkeypatch):
     net, small = layered()
-    monkeypatch.setattr(products, "_TOGETHER", 3)
+    monkeypatch.setattr(kernels, "_TILES_AT_ONCE", 3)
     for shape in ((1001,), (11, 40)):
         x = torch.randn(*shape, 700, dtype=torch.double)
         torch.testing.assert_close(small.module(x), net(x))
@@ -457,7 +457,7 @@ def test_skips_and_norms_in_the_way():
 
 @given(n=st.integers(1, 5000), inputs=st.integers(1, 5000))
 def test_tiles_hold_all_rows_and_few_more(n, inputs):
-    count, width = tiling(n, inputs)
+    count, width = tile_layout(n, inputs)
     assert count * width >= n > (count - 1) * width - 16 * count
     assert width % 16 == 0
     assert width <= 128

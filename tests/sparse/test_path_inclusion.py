@@ -12,7 +12,7 @@ from torch import nn
 
 import subbayes
 from subbayes import sparse
-from subbayes.sparse.dependency_graph import links
+from subbayes.sparse.dependency_graph import edges
 from subbayes.sparse.path_inclusion import path_probability
 
 
@@ -102,7 +102,7 @@ def test_units_whose_readers_are_not_known_count_as_read():
             return self.c(h + torch.relu(self.b(h)))
 
     found = network(Skip())
-    assert links(found.network.module_with(), ("a",)) == []
+    assert edges(found.network.module_with(), ("a",)) == []
     first = found.layers["a"].probability().double().detach().numpy()
     np.testing.assert_allclose(found.feature_inclusion(), 1 - np.prod(1 - first, axis=0), rtol=1e-6)
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import subbayes
 from subbayes import InputError, sparse
-from subbayes.sparse.dependency_graph import links
+from subbayes.sparse.dependency_graph import edges
 from subbayes.sparse.export.export import _chosen, exported, pruned
 
 
@@ -405,11 +405,11 @@ def test_units_go_where_their_axis_is_sure(name, given):
     torch.testing.assert_close(small.module(x), net(x), atol=1e-6, rtol=0)
 
 
-def test_links_say_whether_norms_are_of_the_units():
+def test_edges_say_whether_norms_are_of_the_units():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).eval()
     for example, sure in ((None, False), (torch.randn(5, 3, 3), False), (torch.randn(5, 3), True)):
-        (link,) = links(net, ("0",), example)
-        assert (link.norms, link.by_unit) == (["1"], sure)
+        (edge,) = edges(net, ("0",), example)
+        assert (edge.norms, edge.by_unit) == (["1"], sure)
 
 
 @pytest.mark.parametrize("value", [0.7, 0.0])

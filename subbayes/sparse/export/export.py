@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subbayes.networks.network import arguments
-from subbayes.sparse.dependency_graph import Flow, Link, links
+from subbayes.sparse.dependency_graph import Edge, Flow, edges
 from subbayes.sparse.export.small_network import CsrLinear, Exported, as_example
-from subbayes.sparse.export.tiled_layers import in_tiles, may_be_thin
+from subbayes.sparse.export.tiled_layers import layers_for_products, use_tiles
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import LAYERS, replaced
 from subbayes.utils.checks import check_choice, fail, fail_type
@@ -112,10 +112,10 @@ def pruned(
     small = copy.deepcopy(module).eval()
     layers = {name: small.get_submodule(name) for name in names}
     before = {name: len(layer.weight) for name, layer in layers.items()}  # type: ignore[arg-type]
-    found = [link for link in links(small, names, example) if link.by_unit]
+    found = [edge for edge in edges(small, names, example) if edge.by_unit]
     moved = True
     while moved:
-        moved = sum(_prune(small, link) for link in found) > 0
+        moved = sum(_prune(small, edge) for edge in found) > 0
     return small, {
         name: (before[name], len(small.get_submodule(name).weight))  # type: ignore
         for name in names
@@ -123,9 +123,9 @@ def pruned(
 
 
 @torch.no_grad()
-def _prune(module: nn.Module, link: Link) -> bool:
-    """Remove the dead units of a link; whether there were any."""
-    source, reader = module.get_submodule(link.source), module.get_submodule(link.reader)
+def _prune(module: nn.Module, edge: Edge) -> bool:
+    """Remove the dead units of a edge; whether there were any."""
+    source, reader = module.get_submodule(edge.source), module.get_submodule(edge.reader)
     w, r = source.weight, reader.weight
     assert isinstance(w, Tensor)
     assert isinstance(r, Tensor)
@@ -133,7 +133,7 @@ def _prune(module: nn.Module, link: Link) -> bool:
     unread = (columns == 0).transpose(0, 1).flatten(1).all(1)
     bias = source.bias if isinstance(source.bias, Tensor) else w.new_zeros(len(w))
     constant = bias.clone()
-    for step in link.path:
+    for step in edge.functions:
         constant = step(constant)
     silent = (w == 0).flatten(1).all(1)
     padded = not isinstance(reader, nn.Linear) and getattr(reader, "padding", 0) not in (
@@ -151,7 +151,7 @@ def _prune(module: nn.Module, link: Link) -> bool:
         dead[0] = False  # a layer keeps a unit
         if not bool(dead.any()):
             return False
-    _drop(module, link, ~dead)
+    _drop(module, edge, ~dead)
     return True
 
 
@@ -165,9 +165,9 @@ def _fold(reader: nn.Module, columns: Tensor, constant: Float[Tensor, "u"]) -> N
         reader.register_parameter("bias", nn.Parameter(added))
 
 
-def _drop(module: nn.Module, link: Link, kept: Bool[Tensor, "u"]) -> None:
-    """Keep some units of a link alone."""
-    source, reader = module.get_submodule(link.source), module.get_submodule(link.reader)
+def _drop(module: nn.Module, edge: Edge, kept: Bool[Tensor, "u"]) -> None:
+    """Keep some units of a edge alone."""
+    source, reader = module.get_submodule(edge.source), module.get_submodule(edge.reader)
     count = int(kept.sum())
     source.weight = nn.Parameter(source.weight[kept].clone())  # type: ignore[index]
     if isinstance(source.bias, Tensor):
@@ -179,7 +179,7 @@ def _drop(module: nn.Module, link: Link, kept: Bool[Tensor, "u"]) -> None:
         for ending in ("features", "channels"):
             if hasattr(owner, f"{name}_{ending}"):
                 setattr(owner, f"{name}_{ending}", own)
-    for norm in link.norms:
+    for norm in edge.norms:
         own_norm = module.get_submodule(norm)
         for part in ("weight", "bias", "running_mean", "running_var"):
             value = getattr(own_norm, part)
@@ -201,14 +201,14 @@ def _laid_out(
     if layout == "dense" or (layout == "auto" and example is None):
         return module, chosen
     flow = Flow.of(module, names)
-    thin = may_be_thin(module, names, flow)
+    thin = layers_for_products(module, names, flow)
     if not thin:
         return module, chosen
     laid = copy.deepcopy(module) if layout == "auto" else module
     flow.overwrite(laid)
     # tiles are cut from what comes without a name; a single layer is left as it is
     tiled = flow.by_row and not isinstance(example, dict) and "" not in thin
-    laid = in_tiles(laid) if tiled else laid
+    laid = use_tiles(laid) if tiled else laid
     for name in thin:
         dense = laid.get_submodule(name)
         assert isinstance(dense, nn.Linear)

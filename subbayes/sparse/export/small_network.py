@@ -24,8 +24,8 @@ from subbayes.data.data import check_rows, named_leaves, to_device, to_inputs
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.private_torch import is_traced
 from subbayes.sparse.dependency_graph import Flow
-from subbayes.sparse.export.tiled_layers import TiledLinear, in_tiles
-from subbayes.sparse.kernels import Bags, csr, thin_product
+from subbayes.sparse.export.tiled_layers import TiledLinear, use_tiles
+from subbayes.sparse.kernels import BagIndices, csr_tensor, sparse_linear
 from subbayes.sparse.module_surgery import replaced
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.files import StrPath, as_path, atomic_write_bytes, refuse, shown
@@ -64,7 +64,7 @@ class CsrLinear(nn.Module):
             warnings.simplefilter("ignore", UserWarning)
             self.register_buffer("weight", layer.weight.detach().to_sparse_csr())
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
-        self._known: tuple[Tensor, Bags, Tensor] | None = None
+        self._known: tuple[Tensor, BagIndices, Tensor] | None = None
 
     def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
         """Outputs, shape (..., out_features).
@@ -82,9 +82,9 @@ class CsrLinear(nn.Module):
         weight = self.weight
         known = self._known
         if known is None or known[0] is not weight:
-            bags = Bags(weight.crow_indices(), weight.col_indices(), self.in_features)
+            bags = BagIndices(weight.crow_indices(), weight.col_indices(), self.in_features)
             self._known = known = weight, bags, weight.values()
-        found = thin_product(input, *known[1:], self.bias)
+        found = sparse_linear(input, *known[1:], self.bias)
         return found if self.by_row else found.contiguous()
 
     def _load_from_state_dict(self, *given: Any) -> None:
@@ -352,7 +352,7 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
     before, after = facts["weights"]
     if "csr" in facts["layouts"].values():
         flow.overwrite(made)
-        made = in_tiles(made) if flow.by_row else made
+        made = use_tiles(made) if flow.by_row else made
     return Exported(
         made.requires_grad_(False),
         units,
@@ -415,7 +415,7 @@ def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Mo
     crow, columns, values = (tensors.pop(f"{key}.{part}") for part in _PARTS)
     layer = CsrLinear(module.get_submodule(name))  # type: ignore[arg-type]
     inputs = int(tensors.pop(f"{key}.inputs"))
-    tensors[key] = csr(crow, columns, values, inputs)
+    tensors[key] = csr_tensor(crow, columns, values, inputs)
     return replaced(module, name, layer)
 
 

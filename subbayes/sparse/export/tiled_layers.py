@@ -1,4 +1,4 @@
-"""Networks whose rows go through sparse products in tiles, and draws of networks among them."""
+"""Layers and networks that pass tiles of rows on, so that nothing is copied between layers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,25 @@ from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.networks.tracing.private_torch import is_traced
 from subbayes.predictions.averaging import input_batches
 from subbayes.sparse.dependency_graph import Flow
-from subbayes.sparse.kernels import FEW, DrawnLayer, ThinLinear, tiling, transposed
+from subbayes.sparse.kernels import (
+    MIN_ROWS,
+    LayerDraw,
+    SparsityPattern,
+    bag_linear,
+    tile_layout,
+    transposed_tiles,
+)
 from subbayes.sparse.module_surgery import READERS, hooked, parent_of, replaced
 from subbayes.utils.progress import bar
 
-__all__ = ["ThinNetwork", "TiledLinear", "in_tiles", "may_be_thin"]
+__all__ = ["SampledLinear", "SampledNetwork", "TiledLinear", "layers_for_products", "use_tiles"]
 
 _ROWS = "_subbayes_rows"
-_AT_ONCE = 2048  # rows of the draws of a network at once
+_ROWS_AT_ONCE = 2048
 
 
 class TiledLinear(nn.Linear):
-    """A linear layer with all weights, among those that read and give tiles as they lie.
+    """A linear layer that reads and returns transposed tiles without a copy.
 
     Example:
         >>> layer, tiles = nn.Linear(3, 2), torch.randn(4, 3, 32).transpose(1, 2)
@@ -40,7 +47,7 @@ class TiledLinear(nn.Linear):
     """
 
     def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
-        """Outputs, which lie in memory as the inputs do."""
+        """Outputs, with the memory layout of the inputs."""
         tiles = input.transpose(1, 2) if input.ndim == 3 else None
         if tiles is None or not tiles.is_contiguous():
             return super().forward(input)
@@ -53,17 +60,70 @@ class TiledLinear(nn.Linear):
         return found.transpose(1, 2)
 
 
-class ThinNetwork:
-    """A network through which draws of the weights of some layers are sent, as sparse products.
+class SampledLinear(nn.Module):
+    """A linear layer that holds the weights of one draw at a time.
 
     Args:
-        network: the network, from which all else is taken.
+        layer: the layer that it replaces.
+        by_row: whether outputs may be transposed in memory, as in a network that maps row by row.
+
+    Example:
+        >>> pattern = SparsityPattern(torch.tensor([1, 5]), (2, 3))
+        >>> layer = SampledLinear(nn.Linear(3, 2))
+        >>> layer.hold(LayerDraw(pattern, torch.tensor([10.0, 1.0]), None))
+        >>> layer(torch.tensor([[1.0, 2.0, 3.0]]))
+        tensor([[20.,  3.]])
+    """
+
+    def __init__(self, layer: nn.Linear, by_row: bool = False) -> None:
+        super().__init__()
+        self.out_features, self.in_features = layer.out_features, layer.in_features
+        self.by_row = by_row
+        self._draw: LayerDraw | None = None
+
+    def hold(self, draw: LayerDraw) -> None:
+        """Set the weights of a draw."""
+        self._draw = draw
+
+    @property
+    def draw(self) -> LayerDraw:
+        """The draw that is held."""
+        assert self._draw is not None
+        return self._draw
+
+    @property
+    def weight(self) -> Float[Tensor, "u i"]:
+        """The dense weight, for modules that read it directly."""
+        found = self.draw.values.new_empty(self.out_features, self.in_features)
+        self.draw.write_dense(found)
+        return found
+
+    @property
+    def bias(self) -> Float[Tensor, "u"] | None:
+        """The bias."""
+        return self.draw.bias
+
+    def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N u"]:
+        """Outputs with the weights that are held; see `bag_linear`."""
+        draw, pattern = self.draw, self.draw.pattern
+        if pattern is None:
+            every = torch.arange(len(draw.values), device=draw.values.device)
+            pattern = SparsityPattern(every, (self.out_features, self.in_features))
+        found = bag_linear(input, pattern.bags, draw.values, draw.bias)
+        return found if self.by_row else found.contiguous()
+
+
+class SampledNetwork:
+    """A network evaluated at draws of the weights of some layers, by sparse products.
+
+    Args:
+        network: the network, with all other weights.
         names: the layers.
 
     Example:
-        >>> from subbayes.sparse.kernels import Pattern
-        >>> net = ThinNetwork(Network(nn.Sequential(nn.Linear(3, 2), nn.ReLU())), ("0",))
-        >>> one = DrawnLayer(Pattern(torch.tensor([1, 5]), (2, 3)), torch.tensor([10.0, 1.0]), None)
+        >>> net = SampledNetwork(Network(nn.Sequential(nn.Linear(3, 2), nn.ReLU())), ("0",))
+        >>> pattern = SparsityPattern(torch.tensor([1, 5]), (2, 3))
+        >>> one = LayerDraw(pattern, torch.tensor([10.0, 1.0]), None)
         >>> net.outputs([{"0": one}], torch.tensor([[1.0, 2.0, 3.0]])).tolist()
         [[[20.0, 3.0]]]
     """
@@ -74,19 +134,19 @@ class ThinNetwork:
         flow = Flow.of(module, names)
         flow.overwrite(module)
         self._widest = _widest(module) if flow.by_row else 0
-        for name in may_be_thin(module, names, flow):
+        for name in layers_for_products(module, names, flow):
             layer = module.get_submodule(name)
             assert isinstance(layer, nn.Linear)
-            module = replaced(module, name, ThinLinear(layer, flow.by_row))
+            module = replaced(module, name, SampledLinear(layer, flow.by_row))
         if flow.by_row:
-            _tile(module)
+            _pass_tiles_on(module)
         self._module = module
         self._checked: set[Any] = set()
 
     @torch.no_grad()
     def outputs(
         self,
-        draws: Sequence[Mapping[str, DrawnLayer]],
+        draws: Sequence[Mapping[str, LayerDraw]],
         inputs: Any,
         *,
         memory_limit: int = 2**30,
@@ -106,17 +166,18 @@ class ThinNetwork:
         parts = []
         for batch in input_batches(inputs):
             self._check(batch)
-            step = min(_AT_ONCE, max(1, memory_limit // self._bytes_per_row(batch)))
+            step = min(_ROWS_AT_ONCE, max(1, memory_limit // self._bytes_per_row(batch)))
             starts = range(0, n_rows(batch), step)
             with bar(len(starts), "Predicting", progress, "batches") as steps:
                 for start in starts:
+                    rows = take(batch, slice(start, start + step))
                     with torch_lock:  # the module holds one draw at a time
-                        parts.append(self._outputs(draws, take(batch, slice(start, start + step))))
+                        parts.append(self._outputs(draws, rows))
                     steps.update(1)
         return torch.cat(parts, 1)
 
     def _check(self, batch: Any) -> None:
-        """Whether the network takes inputs of such shapes; tried once for each."""
+        """Whether the network takes inputs of such shapes; tried once for each shape."""
         kind = tuple(
             (name, leaf.shape[1:], leaf.dtype, leaf.device)
             for name, leaf in named_leaves(batch).items()
@@ -125,7 +186,9 @@ class ThinNetwork:
             self.network.check(batch)
             self._checked.add(kind)
 
-    def _outputs(self, draws: Sequence[Mapping[str, DrawnLayer]], rows: Any) -> Tensor:
+    def _outputs(
+        self, draws: Sequence[Mapping[str, LayerDraw]], rows: Any
+    ) -> Float[Tensor, "S n C"]:
         module, found = self._module, []
         layers = {name: module.get_submodule(name) for name in self.names}
         tiles = _cut(rows, self._widest) if isinstance(rows, Tensor) else None
@@ -143,13 +206,13 @@ class ThinNetwork:
             return bytes_per_row(self.network, batch)
         numbers = 0
         for own in self._module.modules():
-            if isinstance(own, (nn.Linear, ThinLinear)):
+            if isinstance(own, (nn.Linear, SampledLinear)):
                 numbers += own.in_features + own.out_features
         return 2 * self.network.weights.element_size() * numbers
 
 
-def may_be_thin(module: nn.Module, names: Iterable[str], flow: Flow) -> list[str]:
-    """The linear layers that do nothing but multiply, and whose weights nothing else reads.
+def layers_for_products(module: nn.Module, names: Iterable[str], flow: Flow) -> list[str]:
+    """The linear layers that only multiply, and whose weights nothing else reads.
 
     Args:
         module: the module.
@@ -165,36 +228,35 @@ def may_be_thin(module: nn.Module, names: Iterable[str], flow: Flow) -> list[str
     ]
 
 
-def in_tiles(module: nn.Module) -> nn.Module:
-    """Have a module read rows in tiles, from its first layer to its last.
+def use_tiles(module: nn.Module) -> nn.Module:
+    """Let a module read rows in tiles, from its first layer to its last.
 
-    Between layers with sparse weights nothing is copied then: what is computed for each number
-    leaves it where it is.
+    Nothing is copied between layers then, because elementwise functions keep the memory layout.
 
     Args:
-        module: one that reads row by row (`links.Flow`), changed in place; a single layer
-            is left as it is.
+        module: one that maps row by row (`dependency_graph.Flow`), changed in place; a single
+            layer is left as it is.
 
     Returns:
-        The module, with a hook before and one after; inputs (N, i) go through it as
+        The module, with a hook before and one after; inputs (N, i) pass through it as
         (tiles, width, i), if they make more than one tile.
     """
     widest = _widest(module)
     if widest:
-        _tile(module)
-        module.register_forward_pre_hook(_Cut(widest))
-        module.register_forward_hook(_Joined())
+        _pass_tiles_on(module)
+        module.register_forward_pre_hook(_CutHook(widest))
+        module.register_forward_hook(_JoinHook())
     return module
 
 
-def _tile(module: nn.Module) -> None:
-    """Have the layers of a module leave tiles as they lie."""
+def _pass_tiles_on(module: nn.Module) -> None:
+    """Let the layers of a module keep the memory layout of tiles."""
     own: Any
     for own in module.modules():
         if hasattr(own, "by_row"):
             own.by_row = True
         elif type(own) is nn.Linear and own is not module:
-            own.__class__ = TiledLinear  # with its hooks, and where other modules know it
+            own.__class__ = TiledLinear  # in place, with its hooks and for all who hold it
 
 
 def _widest(module: nn.Module) -> int:
@@ -210,20 +272,20 @@ def _widest(module: nn.Module) -> int:
 
 
 def _cut(x: Tensor, widest: int) -> Float[Tensor, "tiles width i"] | None:
-    """Rows in tiles, filled up with zeros, where they make more than one."""
+    """Rows in tiles, padded with zeros, if they make more than one."""
     on_cpu = x.device.type == "cpu" and x.is_floating_point()
-    if not (widest and on_cpu and x.ndim == 2 and len(x) >= FEW):
+    if not (widest and on_cpu and x.ndim == 2 and len(x) >= MIN_ROWS):
         return None
-    count, width = tiling(len(x), widest)
-    return transposed(x, count, width).transpose(1, 2) if count > 1 else None
+    count, width = tile_layout(len(x), widest)
+    return transposed_tiles(x, count, width).transpose(1, 2) if count > 1 else None
 
 
 def _joined(outputs: Float[Tensor, "tiles width o"], n: int) -> Float[Tensor, "n o"]:
     return outputs.flatten(0, 1)[:n]
 
 
-class _Cut:
-    """A hook that gives inputs as tiles, which know how many rows they hold."""
+class _CutHook:
+    """A hook that cuts inputs into tiles and notes on them the number of rows."""
 
     def __init__(self, widest: int) -> None:
         self.widest = widest
@@ -231,7 +293,7 @@ class _Cut:
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
             return None
-        if is_traced() or _listened_to(module):
+        if is_traced() or _has_hooks(module):
             return None
         tiles = _cut(inputs[0], self.widest)
         if tiles is None:
@@ -240,7 +302,7 @@ class _Cut:
         return (tiles,)
 
 
-def _listened_to(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module) -> bool:
     """Whether a module in tiles has more hooks than its two, which would see tiles."""
     return (
         len(module._forward_hooks) > 1
@@ -249,8 +311,8 @@ def _listened_to(module: nn.Module) -> bool:
     )
 
 
-class _Joined:
-    """A hook that gives outputs of tiles as rows, one after the other in memory."""
+class _JoinHook:
+    """A hook that joins the outputs of tiles to contiguous rows."""
 
     def __call__(self, _: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
         n = getattr(inputs[0], _ROWS, None) if inputs else None
@@ -259,12 +321,12 @@ class _Joined:
         return outputs.contiguous() if isinstance(outputs, Tensor) else None
 
 
-def _hold(layers: Mapping[str, nn.Module], draw: Mapping[str, DrawnLayer]) -> None:
+def _hold(layers: Mapping[str, nn.Module], draw: Mapping[str, LayerDraw]) -> None:
     for name, layer in layers.items():
-        if isinstance(layer, ThinLinear):
+        if isinstance(layer, SampledLinear):
             layer.hold(draw[name])
             continue
-        draw[name].dense(layer.weight)  # type: ignore[arg-type]
+        draw[name].write_dense(layer.weight)  # type: ignore[arg-type]
         bias = draw[name].bias
         if bias is not None:
             layer.bias.copy_(bias)  # type: ignore[operator]

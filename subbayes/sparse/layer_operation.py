@@ -1,0 +1,120 @@
+"""What a linear or convolutional layer computes, with weights that are given or Gaussian."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from subbayes.sparse.variational_families import Noise
+
+__all__ = ["LayerOperation"]
+
+
+class LayerOperation:
+    """The operation of a layer as a function of inputs, weights and bias.
+
+    Args:
+        layer: a linear or convolutional layer.
+
+    Attributes:
+        linear: whether it is a linear layer, whose channels are the last axis.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> x = torch.ones(3, 2)
+        >>> bool((LayerOperation(layer)(x, layer.weight, layer.bias) == layer(x)).all())
+        True
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.linear = isinstance(layer, nn.Linear)
+        self._function: Any = functional.linear
+        self._options: dict[str, Any] = {}
+        self._padding: dict[str, Any] = {}
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
+            one = isinstance(layer, nn.Conv1d)
+            self._function = functional.conv1d if one else functional.conv2d
+            self._options = {
+                "stride": layer.stride,
+                "dilation": layer.dilation,
+                "groups": layer.groups,
+            }
+            if layer.padding_mode == "zeros":
+                self._options["padding"] = layer.padding
+            else:
+                self._padding = {
+                    "mode": layer.padding_mode,
+                    "pad": layer._reversed_padding_repeated_twice,
+                }
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Outputs for inputs that `pad` has padded."""
+        found: Tensor = self._function(x, weight, bias, **self._options)
+        return found
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Pad the inputs, where the layer does not pad with zeros."""
+        return functional.pad(x, **self._padding) if self._padding else x
+
+    def over_positions(self, value: Float[Tensor, "n c"], like: Tensor) -> Tensor:
+        """Reshape values of rows and channels so that they broadcast over all positions."""
+        ones = [1] * (like.ndim - 2)
+        if self.linear:
+            return value.reshape(len(value), *ones, -1)
+        return value.reshape(*value.shape, *ones)
+
+    def draw_outputs(
+        self,
+        x: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        bias: Tensor | None,
+        bias_variance: Tensor | None,
+        noise: Noise,
+        by_row: bool,
+    ) -> Tensor:
+        """A draw of the outputs of Gaussian weights.
+
+        Args:
+            x: padded inputs.
+            mean: of the weights.
+            variance: of the weights.
+            bias: mean of the bias.
+            bias_variance: None for a bias that is a point.
+            noise: source of random numbers.
+            by_row: whether each row has a draw of its own; else one draw serves all.
+
+        Source: Kingma et al. (2015), the local reparametrisation trick, where a row uses each
+        weight once; Wen et al. (2018), flipout, where it uses weights several times.
+        """
+        if not by_row:
+            weight = mean + _root(variance) * noise.normal(mean.shape, mean)
+            if bias is not None and bias_variance is not None:
+                bias = bias + _root(bias_variance) * noise.normal(bias.shape, bias)
+            return self(x, weight, bias)
+        center = self(x, mean, bias)
+        if center[0].numel() == len(mean):  # a row uses each weight once
+            deviation = _root(self(x.square(), variance, bias_variance))
+            return center + deviation * noise.normal(center.shape, center)
+        weight = _root(variance) * noise.normal(mean.shape, mean)
+        output_signs = self._signs(center, noise)
+        found = center + output_signs * self(x * self._signs(x, noise), weight, None)
+        if bias_variance is None:
+            return found
+        drawn = noise.normal((len(x), len(mean)), center)
+        return found + self.over_positions(_root(bias_variance) * drawn, center)
+
+    def _signs(self, like: Tensor, noise: Noise) -> Tensor:
+        """Random signs for the channels of each row."""
+        count = like.shape[-1] if self.linear else like.shape[1]
+        drawn = noise.uniform((len(like), count), like)
+        return self.over_positions(torch.where(drawn < 0.5, -1.0, 1.0).to(like), like)
+
+
+def _root(variance: Tensor) -> Tensor:
+    """The square root, with a finite slope at 0."""
+    return (variance + torch.finfo(variance.dtype).tiny).sqrt()
