@@ -6,6 +6,7 @@ log-densities of `reference_log_prob` come from SciPy and know nothing of the li
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -495,3 +496,56 @@ def parametrize(*cases: Case) -> pytest.MarkDecorator:
 def one_per_network() -> list[Case]:
     """The first case of each network."""
     return list({c.network: c for c in reversed(CASES)}.values())[::-1]
+
+
+_PLACES = {
+    "network": ("hidden", "activation", "dropout"),
+    "training": (
+        "epochs",
+        "learning_rate",
+        "batch_size",
+        "patience",
+        "validation",
+        "swa_epochs",
+        "swa_learning_rate",
+        "prior_scale",
+    ),
+    "sampling": ("draws", "chains", "warmup", "seed"),
+    "sparse": ("structure", "posterior", "slab", "prior_inclusion", "early_epochs"),
+}
+
+
+def nested(flat=None, *, sparse=False, **more):
+    """Parameters of an estimator from settings by their own names, wherever they belong."""
+    flat = dict(flat or {}) | more
+    found = {}
+    for name, value in flat.items():
+        if name == "prior_scale" and value == math.inf:
+            name, value = "weight_decay", 0.0
+            found.setdefault("training", {})[name] = value
+            continue
+        place = next((p for p, names in _PLACES.items() if name in names), None)
+        if place == "sampling" and sparse:
+            place = None
+        if place is None:
+            found[name] = value
+        else:
+            found.setdefault(place, {})[name] = value
+    parts = {key: found.pop(key) for key in ("rank", "covariance", "scale_prior") if key in found}
+    parts = {key: value for key, value in parts.items() if value is not None}
+    if found.get("subspace") == "full":
+        parts.pop("rank", None)
+    if parts:
+        from subbayes.models.settings import TableSettings
+
+        changes = {f"subspace.{key}": value for key, value in parts.items()}
+        changes["subspace"] = found.get("subspace", "pca")
+        found["subspace"] = TableSettings().change(changes).subspace
+    return found
+
+
+def table_settings(**flat):
+    """`TableSettings` from settings by their own names."""
+    from subbayes.models.settings import TableSettings
+
+    return TableSettings().change(nested(flat))

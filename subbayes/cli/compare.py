@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,67 +13,53 @@ import typer
 from subbayes.cli.compare_models import rank_models
 from subbayes.cli.console import Console, as_options, say
 from subbayes.cli.options import (
-    COVARIANCE,
     DATA,
-    HIDDEN,
     OUTPUT,
-    TEMPERATURE,
-    Activation,
-    Activations,
-    AskedLikelihood,
     AskedTask,
-    BatchSize,
     Categories,
-    Chains,
-    Covariance,
-    Draws,
-    Dropout,
-    Epochs,
-    Hidden,
     Ignore,
     Json,
-    LearningRate,
     Level,
     Marks,
     MaxCategories,
-    Members,
     Missing,
     OnMissing,
     OnUnknown,
     Overwrite,
-    Patience,
-    PriorScale,
     Quiet,
-    Rank,
-    Seed,
     Separator,
-    SwaEpochs,
-    SwaLearningRate,
     Table,
-    Temperature,
     Unknown,
-    ValidationFraction,
-    Warmup,
-    make_settings,
     typed_again,
 )
 from subbayes.cli.reading import check_new_file, make_encoder, read_training_table
-from subbayes.models.settings import Settings
+from subbayes.cli.settings_options import OPTIONS, POSTERIOR, with_settings
+from subbayes.models.settings import TableSettings
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from subbayes.data.encoder import TabularEncoder
+    from subbayes.models.comparison_methods import ComparedMethod
     from subbayes.models.method_comparison import Comparison
 
 NAME = "compare"
 EXAMPLE = "subbayes compare people.csv --target income --methods map,ensemble,pca --out scores.csv"
 
-_D = Settings()
+_ONE_SUBSPACE = (
+    "subspace.rank",
+    "subspace.covariance",
+    "subspace.scale_prior",
+    "inference",
+    "prior",
+)
+_SPARSE = tuple(path for path in OPTIONS if path.startswith("sparse."))
 
 
+@with_settings(leave_out=(*_ONE_SUBSPACE, *_SPARSE))
 def compare(
     table: Table,
+    settings: TableSettings,
     models: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -117,26 +105,22 @@ def compare(
     unknown: OnUnknown = Unknown.error,
     max_categories: MaxCategories = 100,
     separator: Separator = None,
-    likelihood: AskedLikelihood = None,
-    hidden: Hidden = HIDDEN,
-    activation: Activations = Activation[_D.activation],
-    dropout: Dropout = _D.dropout,
-    prior_scale: PriorScale = None,
-    epochs: Epochs = _D.epochs,
-    learning_rate: LearningRate = _D.learning_rate,
-    batch_size: BatchSize = _D.batch_size or 0,
-    patience: Patience = None,
-    validation_fraction: ValidationFraction = _D.validation_fraction,
-    swa_epochs: SwaEpochs = _D.swa_epochs,
-    swa_learning_rate: SwaLearningRate = _D.swa_learning_rate,
-    rank: Rank = None,
-    covariance: Covariance = COVARIANCE,
-    temperature: Temperature = TEMPERATURE,
-    draws: Draws = _D.draws,
-    chains: Chains = _D.chains,
-    warmup: Warmup = None,
-    members: Members = _D.members,
-    seed: Seed = _D.seed,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of coordinates of each subspace; by default that of the method.",
+            rich_help_panel=POSTERIOR,
+            show_default=False,
+        ),
+    ] = None,
+    covariance: Annotated[
+        str,
+        typer.Option(
+            help="Covariance of the weights by which the subspace optimal is chosen: exact, or "
+            "kfac, low-rank or diagonal where it does not fit into memory.",
+            rich_help_panel=POSTERIOR,
+        ),
+    ] = "exact",
     level: Level = 0.95,
     out: Annotated[
         Path | None,
@@ -160,7 +144,7 @@ def compare(
     error and AUROC; then seconds. optimal and subnetwork are the random part of the weights that
     keeps most of the predictive covariance, sampled through the network; with -laplace in closed
     form, through its linearisation. mc-dropout needs --dropout above 0. temperature-scaling and
-    --temperature validation hold out --validation-fraction of the training rows.
+    --temperature validation hold out --validation of the training rows.
     """
     console = Console(as_json, quiet)
     if models:
@@ -170,35 +154,24 @@ def compare(
         raise typer.BadParameter(
             "the column to predict, or folders of models", param_hint="--target"
         )
-    settings = make_settings(
-        hidden=hidden,
-        activation=activation,
-        likelihood=likelihood,
-        temperature=temperature,
-        prior_scale=prior_scale,
-        dropout=dropout,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        patience=patience,
-        validation_fraction=validation_fraction,
-        swa_epochs=swa_epochs,
-        swa_learning_rate=swa_learning_rate,
-        rank=rank,
-        covariance=covariance.value,
-        draws=draws,
-        chains=chains,
-        warmup=warmup,
-        members=members,
-        seed=seed,
-    )
     check_new_file(out, overwrite, ".csv")
     names = _names(methods)
     frame = read_training_table(table, target, missing_values, separator, ignore)
-    rows = _split(frame, target, test, test_fraction, missing_values, separator, seed)
+    rows = _split(
+        frame, target, test, test_fraction, missing_values, separator, settings.sampling.seed
+    )
     encoder = make_encoder(unknown, missing, missing_values, categorical, max_categories)
+    from subbayes.models.method_comparison import named_methods
+
+    methods_compared = named_methods(
+        names,
+        members=settings.members,
+        rank=rank,
+        covariance=covariance,
+        temperature=settings.temperature,
+    )
     found = _compared(
-        rows, target, None if task is None else task.value, names, settings, encoder, level, console
+        rows, target, task and task.value, methods_compared, settings, encoder, level, console
     )
     for method, warnings in found.warnings().items():
         for warning in warnings:
@@ -274,8 +247,8 @@ def _compared(
     rows: tuple[pd.DataFrame, pd.DataFrame],
     column: str,
     task: str | None,
-    names: list[str],
-    settings: Settings,
+    methods: Sequence[ComparedMethod],
+    settings: TableSettings,
     encoder: TabularEncoder,
     level: float,
     console: Console,
@@ -283,9 +256,8 @@ def _compared(
     """Encode by the training rows, fit and score."""
     from subbayes.data.tables import split_target
     from subbayes.data.targets import Target
-    from subbayes.models.array_model import make_sampling
     from subbayes.models.data_frame_model import held_out, make_likelihood, make_module, numbers
-    from subbayes.models.method_comparison import compare_methods, named_methods
+    from subbayes.models.method_comparison import compare_methods
 
     (features, values), (test_features, test_values) = (split_target(r, column) for r in rows)
     if task is None and settings.likelihood == "poisson":
@@ -294,7 +266,9 @@ def _compared(
     data: Any = (encoder.fit(features).transform(features), numbers(target, values))
     test = encoder.transform(test_features), numbers(target, test_values)
     validation = None
-    if "temperature-scaling" in names or settings.temperature == "validation":
+    if any(method.key == "temperature-scaling" for method in methods) or (
+        settings.temperature == "validation"
+    ):
         data, validation = held_out(data[0], data[1], settings)
     likelihood = make_likelihood(
         settings.likelihood, target.task, data[1], len(target.classes) or None
@@ -304,15 +278,9 @@ def _compared(
         likelihood,
         data,
         test,
-        named_methods(
-            names,
-            members=settings.members,
-            rank=settings.rank,
-            covariance=settings.covariance,
-            temperature=settings.temperature,
-        ),
-        training=settings.training(target.task),
-        sampling=make_sampling(settings, progress=console.progress),
+        methods,
+        training=settings.training_for(target.task),
+        sampling=replace(settings.sampling, progress=console.progress),
         validation=validation,
         level=level,
     )

@@ -170,7 +170,7 @@ _OPTIONS = frozenset(
         "task",
         "temperature",
         "threshold",
-        "validation_fraction",
+        "validation",
         "warmup",
         "weights",
     )
@@ -199,8 +199,8 @@ def in_their_words(text: str) -> str:
     subject = SUBJECT.get()
     if name in ("X", "y") and subject and colon:
         name = subject if name == "X" else f"{subject} (target)"
-    elif name in _OPTIONS and rest.startswith("expected "):
-        name = f"--{name.replace('_', '-')}"
+    elif name.rpartition(".")[2] in _OPTIONS and rest.startswith("expected "):
+        name = f"--{name.rpartition('.')[2].replace('_', '-')}"
     return as_options(name + colon + rest, _owner())
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from subbayes.cli.console import Console
-from subbayes.cli.options import OUTPUT, Json, Quiet, Seed
+from subbayes.cli.options import OUTPUT, Json, Quiet
 
 NAME = "demo"
 EXAMPLE = "subbayes demo --out runs/demo"
@@ -24,7 +24,7 @@ def demo(
             rich_help_panel=OUTPUT,
         ),
     ] = Path("runs/demo"),
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

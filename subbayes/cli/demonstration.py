@@ -25,12 +25,14 @@ from subbayes.data.encoder import TabularEncoder
 from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
+from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
-from subbayes.models.array_model import make_sampling
 from subbayes.models.data_frame_model import TableModel, make_likelihood, make_module
 from subbayes.models.fitted import FittedModel
 from subbayes.models.method_comparison import Comparison, compare_methods, named_methods
-from subbayes.models.settings import Settings
+from subbayes.models.settings import TableSettings
+from subbayes.subspaces.pca import PCA
+from subbayes.training.configuration import Training
 from subbayes.training.trainer import train
 from subbayes.utils.checks import check_count
 from subbayes.utils.files import atomic_write_text
@@ -47,17 +49,11 @@ COLUMN = "progression"
 SCALES = (0.1, 0.2, 0.3, 0.5, 1.0)
 PARTS = (0.6, 0.2)  # training, validation; the rest is for the test
 
-SETTINGS = Settings(
-    hidden=(50,),
-    rank=5,
+SETTINGS = TableSettings(
+    subspace=PCA(rank=5),
     temperature="validation",
-    epochs=100,
-    learning_rate=1e-2,
-    swa_epochs=50,
-    swa_learning_rate=2e-2,
-    draws=1000,
-    chains=8,
-    warmup=300,
+    training=Training(epochs=100, learning_rate=1e-2, swa_epochs=50, swa_learning_rate=2e-2),
+    sampling=Sampling(draws=1000, chains=8, warmup=300),
 )
 """How the demo is fitted. The prior's scale is chosen among `SCALES`."""
 
@@ -162,7 +158,7 @@ def run(
     seed: int = 0,
     progress: bool | None = None,
     *,
-    settings: Settings = SETTINGS,
+    settings: TableSettings = SETTINGS,
     scales: Sequence[float] = SCALES,
     members: int = 5,
     show: bool = True,
@@ -203,7 +199,7 @@ def _run(
     files: OwnFiles,
     seed: int,
     progress: bool | None,
-    settings: Settings,
+    settings: TableSettings,
     scales: Sequence[float],
     members: int,
     show: bool,
@@ -211,13 +207,13 @@ def _run(
     started, out = time.perf_counter(), files.folder
     say = _speaker(show)
     rows = _Rows.of(seed)
-    settings = dataclasses.replace(settings, seed=seed)
+    settings = settings.change({"sampling.seed": seed})
     say(
         f"[1/4] diabetes: {len(rows.train)} rows to train on, {len(rows.validation)} to choose "
         f"with, {len(rows.test)} to test on"
     )
     scale = _prior_scale(rows, settings, scales, progress)
-    settings = dataclasses.replace(settings, prior_scale=scale)
+    settings = settings.change({"training.prior_scale": scale})
     say(
         f"[2/4] prior N(0, {scale:g}²) on each weight fits the validation rows best; now the six "
         "methods"
@@ -293,7 +289,7 @@ class _Rows:
 
 
 def _prior_scale(
-    rows: _Rows, settings: Settings, scales: Sequence[float], progress: bool | None
+    rows: _Rows, settings: TableSettings, scales: Sequence[float], progress: bool | None
 ) -> float:
     """The scale of the prior whose network predicts the validation rows best."""
     from subbayes.baselines.map import point
@@ -303,7 +299,7 @@ def _prior_scale(
         rows.encoded(rows.validation),
         (rows.likelihood()),
     )
-    module, plan = make_module(settings, likelihood, *data), settings.training()
+    module, plan = make_module(settings, likelihood, *data), settings.training
     scores = []
     with bar(len(scales), "Choosing the prior", progress, "scales") as steps:
         for scale in scales:
@@ -312,7 +308,7 @@ def _prior_scale(
                 likelihood,
                 data,
                 replace(plan, prior_scale=scale, validation=None, patience=None),
-                seed=settings.seed,
+                seed=settings.sampling.seed,
                 progress=False,
             )
             scores.append(metrics.log_likelihood(point(result).predict(x), y))
@@ -320,7 +316,9 @@ def _prior_scale(
     return float(scales[int(np.argmax(scores))])
 
 
-def _compare(rows: _Rows, settings: Settings, members: int, progress: bool | None) -> Comparison:
+def _compare(
+    rows: _Rows, settings: TableSettings, members: int, progress: bool | None
+) -> Comparison:
     data, likelihood = rows.encoded(rows.train), rows.likelihood()
     return compare_methods(
         make_module(settings, likelihood, *data),
@@ -330,11 +328,11 @@ def _compare(rows: _Rows, settings: Settings, members: int, progress: bool | Non
         named_methods(
             ("map", "swa", "swag", "ensemble", "pca", "random"),
             members=members,
-            rank=settings.rank,
+            rank=getattr(settings.subspace, "rank", None),
             temperature=settings.temperature,
         ),
-        training=settings.training(),
-        sampling=make_sampling(settings, progress=progress),
+        training=settings.training_for("regression"),
+        sampling=replace(settings.sampling, progress=progress),
         validation=rows.encoded(rows.validation),
     )
 

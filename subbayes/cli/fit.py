@@ -11,66 +11,33 @@ import typer
 
 from subbayes.cli.console import COMMAND, Console, as_options, lines, say
 from subbayes.cli.options import (
-    COVARIANCE,
-    HIDDEN,
-    INFERENCE,
     OUTPUT,
-    POSTERIOR,
-    PRIOR,
-    TEMPERATURE,
-    Activation,
-    Activations,
-    AskedLikelihood,
     AskedTask,
-    BatchSize,
     Categories,
-    Chains,
-    Covariance,
-    Draws,
-    Dropout,
-    EarlyEpochs,
-    Epochs,
-    Factor,
-    FactorName,
-    Hidden,
     Ignore,
-    Inference,
     Json,
-    LearningRate,
     Marks,
     MaxCategories,
-    Members,
     Missing,
     OnMissing,
     OnUnknown,
     Overwrite,
-    Patience,
-    Prior,
-    PriorInclusion,
-    PriorScale,
     Quiet,
-    Rank,
-    ScalePrior,
-    Seed,
     Separator,
-    Slab,
-    SlabName,
-    Structure,
-    StructureName,
-    SwaEpochs,
-    SwaLearningRate,
     Table,
     Target,
-    Temperature,
     Unknown,
-    ValidationFraction,
-    Warmup,
-    given,
-    make_settings,
-    number_or,
 )
 from subbayes.cli.reading import make_encoder, read_training_table
-from subbayes.models.settings import Settings, unread
+from subbayes.cli.settings_options import (
+    POSTERIOR,
+    SUBSPACES,
+    given_options,
+    option_of,
+    subspace_name,
+    with_settings,
+)
+from subbayes.models.settings import TableSettings, unused_settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,18 +64,9 @@ Method = StrEnum(
         "sparse",
     ],
 )
-SUBSPACES = (
-    Method.pca,
-    Method.random,
-    Method.curve,
-    Method.optimal,
-    Method.subnetwork,
-    Method.full,
-)
-
-_D = Settings()
 
 
+@with_settings()
 def fit(
     table: Table,
     target: Target,
@@ -120,6 +78,7 @@ def fit(
             show_default=False,
         ),
     ],
+    settings: TableSettings,
     task: AskedTask = None,
     ignore: Ignore = None,
     categorical: Categories = None,
@@ -128,20 +87,8 @@ def fit(
     unknown: OnUnknown = Unknown.error,
     max_categories: MaxCategories = 100,
     separator: Separator = None,
-    likelihood: AskedLikelihood = None,
-    hidden: Hidden = HIDDEN,
-    activation: Activations = Activation[_D.activation],
-    dropout: Dropout = _D.dropout,
-    prior_scale: PriorScale = None,
-    epochs: Epochs = _D.epochs,
-    learning_rate: LearningRate = _D.learning_rate,
-    batch_size: BatchSize = _D.batch_size or 0,
-    patience: Patience = None,
-    validation_fraction: ValidationFraction = _D.validation_fraction,
-    swa_epochs: SwaEpochs = _D.swa_epochs,
-    swa_learning_rate: SwaLearningRate = _D.swa_learning_rate,
     method: Annotated[
-        Method,
+        Method | None,
         typer.Option(
             "--subspace",
             "--method",
@@ -149,26 +96,11 @@ def fit(
             "directions, a curve of low loss to a second solution, what keeps most of the "
             "predictive covariance (optimal), the weights that keep most of the predictive "
             "variance (subnetwork), all weights (full); a sparse network, in which each weight is "
-            "included or excluded (sparse); or a baseline without a posterior.",
+            "included or excluded (sparse); or a baseline without a posterior. Default: pca.",
             rich_help_panel=POSTERIOR,
+            show_default=False,
         ),
-    ] = Method[_D.subspace],
-    rank: Rank = None,
-    covariance: Covariance = COVARIANCE,
-    prior: Prior = PRIOR,
-    scale_prior: ScalePrior = _D.scale_prior,
-    inference: Inference = INFERENCE,
-    temperature: Temperature = TEMPERATURE,
-    draws: Draws = _D.draws,
-    chains: Chains = _D.chains,
-    warmup: Warmup = None,
-    members: Members = _D.members,
-    structure: Structure = StructureName[_D.structure],
-    posterior: Factor = FactorName[_D.posterior],
-    slab: Slab = SlabName[_D.slab],
-    prior_inclusion: PriorInclusion = None,
-    early_epochs: EarlyEpochs = None,
-    seed: Seed = _D.seed,
+    ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -182,39 +114,10 @@ def fit(
     from it and ends with the same draws, bit for bit, as one that was not.
     """
     console = Console(as_json, quiet)
-    for name in given(unread(method.value)):
-        say(f"warning: {name} makes no difference to --method {method.value}")
-    settings = make_settings(
-        hidden=hidden,
-        activation=activation,
-        likelihood=likelihood,
-        temperature=temperature,
-        prior_scale=prior_scale,
-        dropout=dropout,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        patience=patience,
-        validation_fraction=validation_fraction,
-        swa_epochs=swa_epochs,
-        swa_learning_rate=swa_learning_rate,
-        rank=rank,
-        draws=draws,
-        chains=chains,
-        warmup=warmup,
-        members=members,
-        seed=seed,
-        inference=inference.value,
-        covariance=covariance.value,
-        scale_prior=scale_prior,
-        prior=number_or("--prior", prior, "evidence"),
-        structure=structure.value,
-        posterior=posterior.value,
-        slab=slab.value,
-        prior_inclusion=prior_inclusion,
-        early_epochs=early_epochs,
-        subspace=method.value if method in SUBSPACES else _D.subspace,
-    )
+    chosen = subspace_name(settings) if method is None else method.value
+    for path in unused_settings(chosen):
+        if option_of(path) in given_options():
+            say(f"warning: {option_of(path)} makes no difference to --method {chosen}")
     _check_free(out, overwrite)
     frame = read_training_table(table, target, missing_values, separator, ignore)
     encoder = make_encoder(unknown, missing, missing_values, categorical, max_categories)
@@ -223,7 +126,7 @@ def fit(
         target,
         settings,
         None if task is None else task.value,
-        None if method in SUBSPACES else method.value,
+        None if chosen in SUBSPACES else chosen,
         encoder,
         out,
         overwrite,
@@ -261,7 +164,7 @@ class _Job:
         self,
         frame: pd.DataFrame,
         target: str,
-        settings: Settings,
+        settings: TableSettings,
         task: str | None,
         method: str | None,
         encoder: TabularEncoder,

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Shaped
 
 from subbayes.baselines.ensemble import WeightSamples
-from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import (
     Categorical,
     Gaussian,
@@ -26,10 +25,9 @@ from subbayes.models import saved_ensemble as saved
 from subbayes.models.checkpoint import clear_checkpoint
 from subbayes.models.fit import fit
 from subbayes.models.fitted import FittedModel, load
-from subbayes.models.settings import LIKELIHOODS, Settings
+from subbayes.models.settings import LIKELIHOODS, TableSettings
 from subbayes.networks.mlp import MLP
 from subbayes.predictions.predictive import Predictive
-from subbayes.priors import EvidencePrior
 from subbayes.sparse import saved as saved_sparse
 from subbayes.sparse.baselines import usual_prior
 from subbayes.sparse.configuration import SparseTraining
@@ -38,10 +36,8 @@ from subbayes.sparse.learning_rates import LearningRates
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.training import fit as train_sparse
-from subbayes.subspaces.base import SubspaceMethod
-from subbayes.subspaces.registry import SUBSPACES
 from subbayes.utils import artifact
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.seeding import derive
 
 __all__ = [
@@ -56,8 +52,6 @@ __all__ = [
     "load_model",
     "make_likelihood",
     "make_module",
-    "make_sampling",
-    "make_subspace",
     "pieces",
     "predicted",
     "save_model",
@@ -81,7 +75,7 @@ def fit_matrix(
     x: Float[np.ndarray, "n features"],
     y: Shaped[np.ndarray, "n"],
     task: str,
-    settings: Settings | None = None,
+    settings: TableSettings | None = None,
     *,
     n_classes: int | None = None,
     checkpoint: str | Path | None = None,
@@ -106,12 +100,14 @@ def fit_matrix(
 
     Example:
         >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
-        >>> small = Settings(hidden=(5,), epochs=20, swa_epochs=5, rank=2, draws=20)
+        >>> small = TableSettings().change({
+        ...     "network.hidden": (5,), "training": {"epochs": 20, "swa_epochs": 5},
+        ...     "subspace.rank": 2, "sampling.draws": 20})
         >>> model = fit_matrix(x, 100 + x[:, 0], "regression", small, progress=False)
         >>> bool(abs(model.predict(x).mean - 100).max() < 2)
         True
     """
-    settings = settings or Settings()
+    settings = settings or TableSettings()
     rows, validation = (x, y), None
     if settings.temperature == "validation":
         rows, validation = held_out(x, y, settings)
@@ -121,63 +117,13 @@ def fit_matrix(
         module,
         rows,
         likelihood=likelihood,
-        subspace=make_subspace(settings),
-        prior=EvidencePrior(settings.covariance)
-        if settings.prior == "evidence"
-        else settings.prior,
+        subspace=settings.subspace,
+        prior=settings.prior,
         inference=settings.inference,
         temperature=settings.temperature,
         validation=validation,
-        training=settings.training(task),
-        sampling=make_sampling(settings, checkpoint, progress),
-    )
-
-
-def make_subspace(settings: Settings) -> SubspaceMethod:
-    """How the subspace of the settings is chosen.
-
-    Args:
-        settings: its name and options.
-
-    Raises:
-        InputError: an option that this subspace does not have.
-
-    Example:
-        >>> make_subspace(Settings(subspace="pca", rank=3))
-        PCA(rank=3)
-    """
-    check_choice("subspace", settings.subspace, SUBSPACES)
-    kind = SUBSPACES[settings.subspace]
-    options: dict[str, Any] = {"rank": settings.rank, "scale_prior": settings.scale_prior}
-    if settings.prior != "evidence" or settings.subspace == "optimal":
-        options["covariance"] = settings.covariance
-    names = {field.name for field in dataclasses.fields(kind)}
-    for name, users in (
-        ("covariance", "subspace='optimal', which is chosen by it"),
-        ("scale_prior", "subspace='subnetwork', by whose share of the weights it scales"),
-    ):
-        if name not in names and options.get(name, "exact") not in ("exact", False):
-            fail(name, users, repr(settings.subspace), "Leave it out")
-    return kind(**{name: value for name, value in options.items() if name in names})
-
-
-def make_sampling(
-    settings: Settings, checkpoint: str | Path | None = None, progress: bool | None = None
-) -> Sampling:
-    """How the posterior of the settings is sampled.
-
-    Args:
-        settings: number of draws and chains, and the seed.
-        checkpoint: folder to save in and resume from.
-        progress: show progress bars.
-    """
-    return Sampling(
-        draws=settings.draws,
-        chains=settings.chains,
-        warmup=settings.warmup,
-        seed=settings.seed,
-        checkpoint=checkpoint,
-        progress=progress,
+        training=settings.training_for(task),
+        sampling=dataclasses.replace(settings.sampling, checkpoint=checkpoint, progress=progress),
     )
 
 
@@ -211,7 +157,7 @@ def make_likelihood(
 
 
 def make_module(
-    settings: Settings,
+    settings: TableSettings,
     likelihood: Likelihood,
     x: Float[np.ndarray, "n features"],
     y: Shaped[np.ndarray, "n"],
@@ -220,19 +166,19 @@ def make_module(
 
     Example:
         >>> x, y = np.zeros((4, 3)), np.array([2, 4, 6, 8])
-        >>> make_module(Settings(hidden=()), Poisson(), x, y).layers[-1].bias.exp()
+        >>> linear = TableSettings(network=Perceptron(()))
+        >>> make_module(linear, Poisson(), x, y).layers[-1].bias.exp()
         tensor([5.0000], grad_fn=<ExpBackward0>)
     """
-    if isinstance(settings.hidden, (str, int, float)):
-        fail("hidden", "widths of hidden layers, such as (50,)", repr(settings.hidden))
     outputs = likelihood.n_outputs(torch.as_tensor(y))
+    network = settings.network
     module = MLP(
         x.shape[1],
-        tuple(settings.hidden),
+        network.hidden,
         outputs,
-        settings.activation,
-        settings.dropout,
-        seed=settings.seed,
+        network.activation,
+        network.dropout,
+        seed=settings.sampling.seed,
     )
     if isinstance(likelihood, Poisson):
         last = module.layers[-1]
@@ -246,7 +192,7 @@ def fit_baseline(
     y: Shaped[np.ndarray, "n"],
     task: str,
     method: str,
-    settings: Settings | None = None,
+    settings: TableSettings | None = None,
     *,
     n_classes: int | None = None,
     progress: bool | None = None,
@@ -267,14 +213,14 @@ def fit_baseline(
 
     Example:
         >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
-        >>> small = Settings(hidden=(5,), epochs=20, members=3)
+        >>> small = TableSettings(members=3, network=Perceptron((5,)))
         >>> fit_baseline(x, x[:, 0], "regression", "ensemble", small, progress=False).weights.shape
         torch.Size([3, 22])
     """
     from subbayes.models.method_comparison import compare_methods, named_methods
 
     check_choice("method", method, BASELINES)
-    settings = settings or Settings()
+    settings = settings or TableSettings()
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
     found = compare_methods(
         make_module(settings, likelihood, x, y),
@@ -282,8 +228,8 @@ def fit_baseline(
         (x, y),
         (x, y),
         named_methods([method], members=settings.members),
-        training=settings.training(task),
-        sampling=Sampling(seed=settings.seed, progress=progress),
+        training=settings.training_for(task),
+        sampling=dataclasses.replace(settings.sampling, progress=progress),
     ).models[method]
     assert isinstance(found, WeightSamples)
     return found
@@ -293,7 +239,7 @@ def fit_sparse(
     x: Float[np.ndarray, "n features"],
     y: Shaped[np.ndarray, "n"],
     task: str,
-    settings: Settings | None = None,
+    settings: TableSettings | None = None,
     *,
     n_classes: int | None = None,
     checkpoint: str | Path | None = None,
@@ -317,51 +263,40 @@ def fit_sparse(
 
     Example:
         >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
-        >>> small = Settings(hidden=(5,), epochs=3)
+        >>> small = TableSettings().change({"network.hidden": (5,), "training.epochs": 3})
         >>> fit_sparse(x, x[:, 0], "regression", small, progress=False).network.size
         22
     """
-    settings = settings or Settings()
-    check_choice("slab", settings.slab, ("student-t", "normal"))
-    check_positive("learning_rate", settings.learning_rate)
-    chosen = settings.prior_inclusion
-    if chosen is not None and not 0 < chosen < 1:
-        fail("prior_inclusion", "a probability strictly between 0 and 1", float(chosen))
+    settings = settings or TableSettings()
+    training, chosen, seed = settings.training, settings.sparse, settings.sampling.seed
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
     prior = (
         usual_prior("horseshoe")
-        if settings.posterior == "horseshoe"
+        if chosen.posterior == "horseshoe"
         else SpikeSlab(
-            StudentTSlab() if settings.slab == "student-t" else NormalSlab(),
-            BetaBinomial()
-            if settings.prior_inclusion is None
-            else Bernoulli(settings.prior_inclusion),
+            StudentTSlab() if chosen.slab == "student-t" else NormalSlab(),
+            BetaBinomial() if chosen.prior_inclusion is None else Bernoulli(chosen.prior_inclusion),
         )
     )
     network = convert(
         make_module(settings, likelihood, x, y),
-        settings.posterior,
-        structure=settings.structure,
+        chosen.posterior,
+        structure=chosen.structure,
         prior=prior,
-        seed=settings.seed,
+        seed=seed,
     )
-    batches = (
-        1
-        if settings.batch_size is None
-        else math.ceil(len(x) / check_count("batch_size", settings.batch_size))
-    )
-    steps = check_count("epochs", settings.epochs) * batches
+    batches = 1 if training.batch_size is None else math.ceil(len(x) / training.batch_size)
     return train_sparse(
         network,
         likelihood,
         (x, y),
         SparseTraining(
-            epochs=settings.epochs,
-            early_epochs=settings.early_epochs,
-            learning_rates=LearningRates.uniform(settings.learning_rate, steps),
-            batch_size=settings.batch_size,
+            epochs=training.epochs,
+            early_epochs=chosen.early_epochs,
+            learning_rates=LearningRates.uniform(training.learning_rate, training.epochs * batches),
+            batch_size=training.batch_size,
         ),
-        seed=settings.seed,
+        seed=seed,
         progress=progress,
         checkpoint=None if checkpoint is None else Path(checkpoint) / EPOCHS,
     )
@@ -376,7 +311,9 @@ def pieces(
 
     Example:
         >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
-        >>> small = Settings(hidden=(5,), epochs=5, swa_epochs=5, rank=2, draws=20)
+        >>> small = TableSettings().change({
+        ...     "network.hidden": (5,), "training": {"epochs": 5, "swa_epochs": 5},
+        ...     "subspace.rank": 2, "sampling.draws": 20})
         >>> model = fit_matrix(x, x[:, 0] ** 2, "regression", small, progress=False)
         >>> [len(piece) for piece in pieces(model, x)]
         [40]
@@ -424,23 +361,24 @@ def predicted(
 
 
 def held_out(
-    x: Float[np.ndarray, "n features"], y: Shaped[np.ndarray, "n"], settings: Settings
+    x: Float[np.ndarray, "n features"], y: Shaped[np.ndarray, "n"], settings: TableSettings
 ) -> tuple[Rows, Rows]:
     """The rows to learn from, and the fraction held out to choose a temperature on.
 
     Example:
         >>> x, y = np.zeros((10, 2)), np.arange(10.0)
-        >>> [len(part[1]) for part in held_out(x, y, Settings(validation_fraction=0.3))]
+        >>> settings = TableSettings(training=Training(validation=0.3))
+        >>> [len(part[1]) for part in held_out(x, y, settings)]
         [7, 3]
     """
-    n = round(len(y) * settings.validation_fraction)
+    n = round(len(y) * settings.held_out)
     if not 0 < n < len(y) - 1:
         fail(
-            "validation_fraction",
+            "validation",
             f"a fraction that leaves rows on both sides of {len(y)}",
-            settings.validation_fraction,
+            settings.held_out,
         )
-    order = np.random.default_rng(derive(settings.seed, _HELD_OUT)).permutation(len(y))
+    order = np.random.default_rng(derive(settings.sampling.seed, _HELD_OUT)).permutation(len(y))
     held, kept = np.sort(order[:n]), np.sort(order[n:])
     return (x[kept], y[kept]), (x[held], y[held])
 

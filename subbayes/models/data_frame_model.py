@@ -30,7 +30,7 @@ from subbayes.models.array_model import (
     save_model,
 )
 from subbayes.models.fit import FittedModel
-from subbayes.models.settings import Settings
+from subbayes.models.settings import TableSettings
 from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.export.small_network import Exported
 from subbayes.sparse.export.table_units import small_in_units
@@ -74,7 +74,9 @@ class TableModel:
         >>> import pandas as pd
         >>> table = pd.DataFrame({"dose": [1, 4, 2, 8, 5] * 6, "sex": ["m", "f", "f"] * 10})
         >>> table["gain"] = 0.5 * table["dose"] + (table["sex"] == "m")
-        >>> small = Settings(hidden=(5,), epochs=20, swa_epochs=5, rank=2, draws=20)
+        >>> small = TableSettings().change({
+        ...     "network.hidden": (5,), "training": {"epochs": 20, "swa_epochs": 5},
+        ...     "subspace.rank": 2, "sampling.draws": 20})
         >>> model = TableModel.fit(table, "gain", small, progress=False)
         >>> model.frame(table.head(2)).columns.tolist()
         ['mean', 'std', 'epistemic_std', 'aleatoric_std', 'lower', 'upper']
@@ -90,7 +92,7 @@ class TableModel:
         cls,
         table: pd.DataFrame,
         column: str,
-        settings: Settings | None = None,
+        settings: TableSettings | None = None,
         *,
         task: str | None = None,
         method: str | None = None,
@@ -116,7 +118,7 @@ class TableModel:
             InputError: a table that cannot be used, see `TabularEncoder`.
         """
         features, values = split_target(table, column)
-        settings = settings or Settings()
+        settings = settings or TableSettings()
         if task is None and settings.likelihood == "poisson":
             task = "count"
         target = Target.infer(values, task)
@@ -326,7 +328,9 @@ def differing(model: FittedModel, y: Shaped[np.ndarray, "n"]) -> tuple[str, str]
 
     Example:
         >>> x, y = np.linspace(-1, 1, 40, dtype=np.float32)[:, None], np.arange(40.0)
-        >>> small = Settings(hidden=(5,), epochs=5, swa_epochs=5, rank=2, draws=20)
+        >>> small = TableSettings().change({
+        ...     "network.hidden": (5,), "training": {"epochs": 5, "swa_epochs": 5},
+        ...     "subspace.rank": 2, "sampling.draws": 20})
         >>> model = fit_matrix(x, y, "regression", small, progress=False)
         >>> model.extra["rows"] = {"n": 40, "targets": ""}
         >>> differing(model, y[1:])

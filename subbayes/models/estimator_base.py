@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -19,11 +20,13 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
+from subbayes.inference.configuration import Sampling
 from subbayes.models.array_model import Model, load_model, pieces, predicted, save_model
 from subbayes.models.fitted import FittedModel
-from subbayes.models.settings import Settings
+from subbayes.models.settings import configured, decode_parameters, encode_parameters
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_finite, check_same_length, fail
+from subbayes.utils.configuration import change
 
 __all__ = ["Classifier", "Estimator", "Regressor"]
 
@@ -39,6 +42,7 @@ class Estimator(BaseEstimator):
     model_: Any
     mean_: Float[np.ndarray, "d"]
     scale_: Float[np.ndarray, "d"]
+    _defaults: ClassVar[dict[str, Any]]  # configurations among the parameters
 
     @property
     def _networks(self) -> int | None:
@@ -100,10 +104,42 @@ class Estimator(BaseEstimator):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _settings(self) -> Settings:
-        names = {field.name for field in dataclasses.fields(Settings)}
-        chosen = {k: v for k, v in self.get_params(deep=False).items() if k in names}
-        return Settings(**chosen, seed=self.seed_)
+    # --- parameters -------------------------------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters by name; with `deep`, the fields of configurations as `training__epochs`."""
+        params: dict[str, Any] = super().get_params(deep=False)
+        if deep:
+            for name, default in self._defaults.items():
+                with suppress(ValueError, TypeError):  # `fit` refuses what is no configuration
+                    config = configured(name, params[name], default)
+                    for field in dataclasses.fields(config):
+                        params[f"{name}__{field.name}"] = getattr(config, field.name)
+        return params
+
+    def set_params(self: _Estimator, **params: Any) -> _Estimator:
+        """Set parameters; `training__epochs=50` sets one field of a configuration."""
+        nested: dict[str, dict[str, Any]] = {}
+        for key in list(params):
+            name, separator, field = key.partition("__")
+            if separator and name in self._defaults:
+                nested.setdefault(name, {})[field] = params.pop(key)
+        super().set_params(**params)
+        for name, changes in nested.items():
+            config = configured(name, getattr(self, name), self._defaults[name])
+            setattr(self, name, change(config, changes))
+        return self
+
+    def _configurations(self) -> dict[str, Any]:
+        """The configurations among the parameters, with the seed and progress bars."""
+        found = {
+            name: configured(name, getattr(self, name), default)
+            for name, default in self._defaults.items()
+        }
+        sampling = found.get("sampling", Sampling())
+        return found | {
+            "sampling": dataclasses.replace(sampling, seed=self.seed_, progress=bool(self.verbose))
+        }
 
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
         """A finite float64 matrix with the columns of fitting."""
@@ -183,7 +219,7 @@ class Estimator(BaseEstimator):
 
     def _state(self) -> dict[str, Any]:
         """Parameters and what was learned beside the model, in terms JSON has."""
-        params = self.get_params(deep=False)
+        params = encode_parameters(self.get_params(deep=False), self._defaults)
         if not isinstance(self.random_state, (int, np.integer, type(None))):
             params["random_state"] = self.seed_
         names = getattr(self, "feature_names_in_", None)
@@ -214,7 +250,7 @@ class Estimator(BaseEstimator):
                 if state
                 else "Use subbayes.load, or the command that saved it",
             )
-        estimator = cls(**state["params"] | {"hidden": tuple(state["params"]["hidden"])})
+        estimator = cls(**decode_parameters(state["params"], cls._defaults))
         estimator.model_ = (
             dataclasses.replace(model, extra={}) if isinstance(model, FittedModel) else model
         )

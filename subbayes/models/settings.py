@@ -1,158 +1,312 @@
-"""How a table is fitted, in one light object: estimators and command line share its defaults."""
+"""How a table is fitted: one configuration for estimators, data-frame models and command line.
+
+Subspaces and engines are imported when they are used, so that the command line starts quickly.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from subbayes.training.configuration import Training
-    from subbayes.utils.types import Form
+from subbayes.inference.configuration import Sampling
+from subbayes.training.configuration import Training
+from subbayes.utils.checks import InputError, check_choice, check_count, fail, fail_type
+from subbayes.utils.configuration import change, to_mapping
 
-__all__ = ["LIKELIHOODS", "PRIOR_SCALES", "Settings", "unread"]
+__all__ = [
+    "LIKELIHOODS",
+    "PRIOR_SCALES",
+    "Perceptron",
+    "SparseSettings",
+    "TABLE_TRAINING",
+    "TableSettings",
+    "configured",
+    "decode_parameters",
+    "encode_parameters",
+    "unused_settings",
+]
 
 LIKELIHOODS = {
     "regression": ("heteroscedastic", "gaussian"),
     "count": ("poisson",),
     "classification": ("categorical",),
 }
-"""Likelihoods by task, the default of each first."""
+"""Likelihoods of each task, the default first."""
 
 PRIOR_SCALES = {"regression": 0.3, "count": 0.3, "classification": 1.0}
-"""Scale of the prior of the weights in training by task, where none is asked for."""
+"""Scale of the prior of the weights in training, by task, unless `Training` has a prior."""
+
+TABLE_TRAINING = Training(epochs=100, learning_rate=1e-2, swa_epochs=40, swa_learning_rate=3e-2)
+"""How networks for tables are trained by default."""
+
+Activation = Literal["relu", "tanh", "silu", "gelu"]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a table is fitted: one network, one subspace, one posterior.
+class Perceptron:
+    """Architecture of a multilayer perceptron.
 
     Attributes:
         hidden: widths of the hidden layers; empty for a linear model.
-        activation: "relu", "tanh", "silu" or "gelu".
-        likelihood: "heteroscedastic" or "gaussian" for numbers, "poisson" for counts,
-            "categorical" for classes; None takes the task's default, the first of these.
-        subspace: "pca" (of the SGD trajectory), "random", "curve" (of low loss to a second
-            solution), "optimal" (keeps most of the predictive covariance), "subnetwork" (the
-            weights that keep most of the predictive variance) or "full".
-        rank: number of coordinates; None takes 5, or fewer where the trajectory or the weights
-            have fewer directions, 2 for "curve", 20 for "optimal", 100 for "subnetwork".
-        covariance: "exact", or "kfac", "low-rank" or "diagonal", by which the subspace "optimal" is
-            chosen.
-        prior: scale of the posterior's prior, of z or of the weights as `fit` has it; or
-            "evidence", for the subspaces "optimal", "subnetwork" and "full".
-        scale_prior: widen the prior of a subnetwork by its share of the weights, as `fit` does.
-        inference: "elliptical-slice", "nuts" or another engine of `fit`.
-        temperature: a number, "loo" or "validation".
+        activation: "relu", "tanh", "silu" or "gelu", after each hidden layer.
         dropout: dropout probability in training, after each hidden layer.
-        prior_scale: s of the prior N(0, s^2 I) of the weights in training, infinite for no
-            prior; None takes the task's of `PRIOR_SCALES`.
-        epochs: passes over the data to the maximum a posteriori.
-        learning_rate: of these epochs.
-        batch_size: rows per step.
-        patience: stop after so many epochs without a better score on held-out rows.
-        validation_fraction: of the rows, held out for `patience` and for
-            `temperature="validation"`.
-        swa_epochs: passes at a constant rate, one snapshot after each.
-        swa_learning_rate: the constant rate.
-        draws: draws per chain.
-        chains: number of chains.
-        warmup: draws per chain to drop first; by default half of the draws.
-        members: networks of a deep ensemble.
-        structure: of a sparse network: "weights" or "units" are in or out.
-        posterior: of what is in: "mean-field", "mvn" or "low-rank"; or a baseline: "all",
-            "dropout" or "horseshoe".
-        slab: of the weights that are in: "student-t" or "normal".
-        prior_inclusion: probability of a weight or unit being in; None learns it by layer.
-        early_epochs: of `epochs`, those in which the priors of a sparse network are learned; None
-            takes four in five.
-        seed: the same seed gives the same model.
 
     Example:
-        >>> Settings(hidden=(20,), epochs=30).training().epochs
-        30
+        >>> Perceptron(hidden=(20, 20)).activation
+        'relu'
     """
 
-    hidden: Sequence[int] = (50,)
-    activation: str = "relu"
-    likelihood: str | None = None
-    subspace: str = "pca"
-    rank: int | None = None
-    covariance: Form = "exact"
-    prior: float | str = 1.0
-    scale_prior: bool = False
-    inference: str = "elliptical-slice"
-    temperature: float | str = 1.0
+    hidden: tuple[int, ...] = (50,)
+    activation: Activation = "relu"
     dropout: float = 0.0
-    prior_scale: float | None = None
-    epochs: int = 100
-    learning_rate: float = 1e-2
-    batch_size: int | None = 64
-    patience: int | None = None
-    validation_fraction: float = 0.2
-    swa_epochs: int = 40
-    swa_learning_rate: float = 3e-2
-    draws: int = 500
-    chains: int = 8
-    warmup: int | None = None
-    members: int = 5
-    structure: str = "weights"
-    posterior: str = "mean-field"
-    slab: str = "student-t"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.hidden, (str, int, float)):
+            fail("hidden", "widths of hidden layers, such as (50,)", repr(self.hidden))
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        for width in self.hidden:
+            check_count("hidden", width)
+        check_choice("activation", self.activation, ("relu", "tanh", "silu", "gelu"))
+
+
+@dataclass(frozen=True)
+class SparseSettings:
+    """Prior and posterior of a sparse network.
+
+    Attributes:
+        structure: what is included or excluded: single "weights", or whole "units".
+        posterior: variational distribution of the inclusion indicators: "mean-field", "mvn" or
+            "low-rank"; or a baseline: "all" (includes all weights), "dropout" (concrete dropout)
+            or "horseshoe".
+        slab: prior of the included weights: "student-t" or "normal". The horseshoe has its own.
+        prior_inclusion: prior inclusion probability; None learns one for each layer.
+        early_epochs: epochs in which the priors are learned; None uses four fifths of all epochs.
+    """
+
+    structure: Literal["weights", "units"] = "weights"
+    posterior: Literal["mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe"] = (
+        "mean-field"
+    )
+    slab: Literal["student-t", "normal"] = "student-t"
     prior_inclusion: float | None = None
     early_epochs: int | None = None
-    seed: int = 0
 
-    def training(self, task: str = "regression") -> Training:
-        """The part that is about training.
+    def __post_init__(self) -> None:
+        check_choice("slab", self.slab, ("student-t", "normal"))
+        if self.prior_inclusion is not None and not 0 < self.prior_inclusion < 1:
+            fail(
+                "prior_inclusion",
+                "a probability strictly between 0 and 1",
+                float(self.prior_inclusion),
+            )
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """How a table is fitted: network, training, subspace and inference.
+
+    Attributes:
+        network: architecture of the network.
+        likelihood: "heteroscedastic" or "gaussian" for numbers, "poisson" for counts,
+            "categorical" for classes; None uses the default of the task, the first of these.
+        subspace: a method of `subbayes.subspaces`, or its name.
+        inference: an engine of `subbayes.inference`, or its name.
+        prior: scale of the prior of the coordinates, or "evidence", as for `fit`.
+        temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
+        training: how the network is trained. Without `prior_scale` and `weight_decay` the prior
+            has the scale of the task, see `PRIOR_SCALES`; `weight_decay=0` is a flat prior. The
+            fraction `validation` (by default 0.2) is held out for `patience` and for
+            `temperature="validation"`.
+        sampling: number of draws and chains, and the seed of everything.
+        members: number of networks of a deep ensemble.
+        sparse: prior and posterior of a sparse network.
+
+    Raises:
+        InputError: a value that cannot be used.
+
+    Example:
+        >>> settings = TableSettings().change({"network.hidden": "20", "training.epochs": "30"})
+        >>> settings.network.hidden, settings.training.epochs
+        ((20,), 30)
+    """
+
+    network: Perceptron = field(default_factory=Perceptron)
+    likelihood: str | None = None
+    subspace: str | Any = "pca"
+    inference: str | Any = "elliptical-slice"
+    prior: float | str | Any = 1.0
+    temperature: float | str = 1.0
+    training: Training = TABLE_TRAINING
+    sampling: Sampling = field(default_factory=Sampling)
+    members: int = 5
+    sparse: SparseSettings = field(default_factory=SparseSettings)
+
+    def __post_init__(self) -> None:
+        check_count("members", self.members)
+
+    def change(self, changes: Mapping[str, Any]) -> TableSettings:
+        """The settings with other values, see `subbayes.utils.configuration.change`.
 
         Args:
-            task: decides on the prior's scale where none is asked for.
+            changes: values by dotted name. "subspace" and "inference" take names; a table of
+                settings for one of them may hold its "name".
         """
-        from subbayes.training.configuration import Training
+        resolve = {"subspace": _subspace, "inference": _engine}
+        rest = dict(changes)
+        parts: dict[str, dict[str, Any]] = {key: {} for key in resolve}
+        for path in changes:
+            key, _, name = path.partition(".")
+            if key in resolve and (name or isinstance(changes[path], Mapping)):
+                value = rest.pop(path)
+                parts[key] |= {name: value} if name else dict(value)
+        named = {key: rest.pop(key) for key in resolve if key in rest}
+        named |= {key: part.pop("name") for key, part in parts.items() if "name" in part}
+        found = {key: named.get(key, getattr(self, key)) for key in resolve}
+        found |= {
+            key: _part(key, resolve[key](found[key]), part) for key, part in parts.items() if part
+        }
+        return change(replace(self, **found), rest)
 
-        scale = PRIOR_SCALES[task] if self.prior_scale is None else self.prior_scale
-        return Training(
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            batch_size=self.batch_size,
-            prior_scale=None if scale == math.inf else scale,
-            patience=self.patience,
-            validation=None if self.patience is None else self.validation_fraction,
-            swa_epochs=self.swa_epochs,
-            swa_learning_rate=self.swa_learning_rate,
-            max_snapshots=max(2, self.swa_epochs),
-        )
+    @property
+    def held_out(self) -> float:
+        """Fraction of the rows to hold out where validation rows are needed."""
+        return 0.2 if self.training.validation is None else self.training.validation
+
+    def training_for(self, task: str) -> Training:
+        """The training of a task: with its prior, and rows to hold out where training stops early.
+
+        Args:
+            task: "regression", "count" or "classification".
+        """
+        chosen = self.training
+        if chosen.prior_scale is None and chosen.weight_decay is None:
+            chosen = replace(chosen, prior_scale=PRIOR_SCALES[task])
+        return replace(chosen, validation=None if chosen.patience is None else self.held_out)
 
 
-_SPARSE = ("structure", "posterior", "slab", "prior_inclusion", "early_epochs")
+def configured(name: str, value: Any, default: Any) -> Any:
+    """A configuration from an argument: itself, None for the default, or changes of the default.
+
+    Args:
+        name: of the argument.
+        value: an instance of the default's class, None, or a mapping of changes.
+        default: the default.
+
+    Raises:
+        InputTypeError: another value.
+
+    Example:
+        >>> configured("training", {"epochs": 5}, TABLE_TRAINING).learning_rate
+        0.01
+    """
+    if value is None:
+        return default
+    if isinstance(value, Mapping):
+        return change(default, value)
+    if not isinstance(value, type(default)):
+        fail_type(name, f"a {type(default).__name__}, or a dict of changes", value)
+    return value
+
+
+def _subspace(subspace: Any) -> Any:
+    from subbayes.subspaces.registry import subspace_method
+
+    return subspace_method(subspace)
+
+
+def _engine(inference: Any) -> Any:
+    from subbayes.inference.engines import engine_of
+
+    return engine_of(inference)
+
+
+def _part(key: str, config: Any, changes: Mapping[str, Any]) -> Any:
+    """A subspace or an engine with other settings; messages name which one it is."""
+    try:
+        return change(config, changes)
+    except InputError as error:
+        raise InputError(
+            f"{key}.{error.argument}",
+            error.expected or f"settings of {config.name!r}, which has none",
+            f"{error.got} for {config.name!r}",
+            error.remedy,
+        ) from None
+
+
+def encode_parameters(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of an estimator as JSON-able values.
+
+    Args:
+        params: by name.
+        defaults: the configurations among them.
+    """
+    found = dict(params)
+    for name, default in defaults.items():
+        found[name] = to_mapping(configured(name, params[name], default))
+    for name in ("subspace", "inference", "prior"):
+        value = found.get(name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = (field.name for field in dataclasses.fields(value))
+            settings = {key: to_mapping(getattr(value, key)) for key in fields if key != "inputs"}
+            found[name] = (
+                settings if name == "prior" else {"name": str(value.name), **settings}  # type: ignore[attr-defined]
+            )
+    return found
+
+
+def decode_parameters(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters from what `encode_parameters` returned; every field is checked.
+
+    Args:
+        values: by name.
+        defaults: the configurations among them.
+
+    Raises:
+        InputError: an unknown field, or a value that cannot be used.
+    """
+    found = dict(values)
+    for name, default in defaults.items():
+        found[name] = configured(name, values[name], default)
+    for name in ("subspace", "inference"):
+        if isinstance(found.get(name), Mapping):
+            found[name] = getattr(TableSettings().change({name: found[name]}), name)
+    if isinstance(found.get("prior"), Mapping):
+        from subbayes.priors import EvidencePrior
+
+        found["prior"] = change(EvidencePrior(), found["prior"])
+    return found
+
+
+_SPARSE = tuple(f"sparse.{f.name}" for f in dataclasses.fields(SparseSettings))
 _SAMPLED = (
-    "rank",
-    "covariance",
-    "prior",
-    "scale_prior",
+    "subspace.rank",
+    "subspace.covariance",
+    "subspace.scale_prior",
     "inference",
+    "prior",
     "temperature",
-    "draws",
-    "chains",
-    "warmup",
+    "sampling.draws",
+    "sampling.chains",
+    "sampling.warmup",
 )
-_SWA = ("swa_epochs", "swa_learning_rate")
+_SWA = ("training.swa_epochs", "training.swa_learning_rate")
 
 
-def unread(method: str) -> tuple[str, ...]:
-    """Settings that make no difference to a method.
+def unused_settings(method: str) -> tuple[str, ...]:
+    """Dotted names of settings that do not affect a method.
 
     Args:
         method: a subspace, "sparse", "map", "swa", "swag" or "ensemble".
 
     Example:
-        >>> unread("pca")
-        ('members', 'structure', 'posterior', 'slab', 'prior_inclusion', 'early_epochs')
+        >>> unused_settings("pca")[0]
+        'members'
     """
     if method == "sparse":
-        return (*_SAMPLED, *_SWA, "members", "prior_scale", "patience", "validation_fraction")
+        others = ("members", "training.prior_scale", "training.patience", "training.validation")
+        return (*_SAMPLED, *_SWA, *others)
     if method == "ensemble":
         return (*_SAMPLED, *_SWA, *_SPARSE)
     if method in ("map", "swa", "swag"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,10 +13,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from subbayes.models.array_model import fit_sparse
 from subbayes.models.estimator_base import Classifier, Estimator, Regressor
-from subbayes.models.settings import Settings
+from subbayes.models.settings import TABLE_TRAINING, Perceptron, SparseSettings, TableSettings
 from subbayes.sparse.export.small_network import Exported
 from subbayes.sparse.export.table_units import small_in_units
 from subbayes.sparse.result import SparseNetwork
+from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_count
 
 if TYPE_CHECKING:
@@ -23,13 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = ["SparseClassifier", "SparseRegressor"]
 
-_DEFAULT = Settings()
-
 
 class _Sparse(Estimator):
     """Fits a sparse network."""
 
     model_: SparseNetwork
+    _defaults: ClassVar[dict[str, Any]] = {
+        "network": Perceptron(),
+        "sparse": SparseSettings(),
+        "training": dataclasses.replace(TABLE_TRAINING, epochs=200),
+    }
+
+    def _settings(self) -> TableSettings:
+        return TableSettings(likelihood=getattr(self, "likelihood", None), **self._configurations())
 
     def _train(
         self,
@@ -107,28 +115,20 @@ class _Sparse(Estimator):
 
 
 class SparseRegressor(_Sparse, Regressor):
-    r"""A sparse Bayesian network for numbers or counts: every weight is in or out.
+    r"""A sparse Bayesian network for numbers or counts: every weight is included or excluded.
 
     $$ w = \gamma \odot \beta, \qquad p(y \mid x) \approx \frac{1}{S} \sum_s p(y \mid f(x;\, w_s)),
        \quad w_s \sim q $$
 
     Args:
-        hidden: widths of the hidden layers; empty for a linear model.
-        activation: "relu", "tanh", "silu" or "gelu".
+        network: a `Perceptron` (hidden, activation, dropout), or a dict of what differs.
         likelihood: "gaussian" (one noise scale), "heteroscedastic" (noise that depends on x, plus a
             global variance), or "poisson" for counts.
-        structure: "weights" are in or out one by one, or whole "units".
-        posterior: of which are in: "mean-field", "mvn" or "low-rank"; or a baseline: "all" (all
-            are in), or "dropout" (concrete dropout) or "horseshoe" of the inputs of each layer,
-            both with the structure "weights". See `sparse.baselines`.
-        slab: prior of the weights that are in: "student-t" or "normal"; always normal for the
-            horseshoe.
-        prior_inclusion: prior probability of a weight or unit being in; None learns it for each
-            layer in the early epochs. "all" and "horseshoe" have none.
-        epochs: passes over the data, the early ones included.
-        early_epochs: of these, in which the priors are learned too; by default four in five.
-        learning_rate: of Adam; inclusion probabilities have a larger one where steps are few.
-        batch_size: rows per step; None takes all rows in each.
+        sparse: a `SparseSettings` (structure, posterior, slab, prior_inclusion, early_epochs), or a
+            dict of what differs from the defaults.
+        training: a `Training` (epochs, learning_rate, batch_size), or a dict of what differs; by
+            default 200 epochs, those that learn the priors included. Inclusion probabilities have
+            a larger learning rate where steps are few.
         draws: networks drawn from the posterior that predictions average.
         standardize: centre the columns of X and divide them by their standard deviation. (The
             target is always standardised inside; predictions are in its own units.)
@@ -138,7 +138,7 @@ class SparseRegressor(_Sparse, Regressor):
     Attributes:
         model_: the `SparseNetwork`: its history, inclusion by layer, predictions in every mode.
         feature_inclusion_: by column, the probability that the network uses it: that a path of
-            weights that are in leads from it to the output.
+            included weights leads from it to the output.
         density_: share of the weights with an inclusion probability above one half.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X was a DataFrame with names.
@@ -155,7 +155,9 @@ class SparseRegressor(_Sparse, Regressor):
     Example:
         >>> rng = np.random.default_rng(0)
         >>> X = rng.normal(size=(200, 3))
-        >>> model = SparseRegressor(hidden=(), epochs=40, random_state=0).fit(X, 5 * X[:, 1])
+        >>> model = SparseRegressor(
+        ...     network={"hidden": ()}, training={"epochs": 40}, random_state=0)
+        >>> model = model.fit(X, 5 * X[:, 1])
         >>> (model.feature_inclusion_ > 0.5).to_dict()
         {'x0': False, 'x1': True, 'x2': False}
     """
@@ -163,33 +165,19 @@ class SparseRegressor(_Sparse, Regressor):
     def __init__(
         self,
         *,
-        hidden: Sequence[int] = _DEFAULT.hidden,
-        activation: str = _DEFAULT.activation,
+        network: Perceptron | Mapping[str, Any] | None = None,
         likelihood: str = "gaussian",
-        structure: str = _DEFAULT.structure,
-        posterior: str = _DEFAULT.posterior,
-        slab: str = _DEFAULT.slab,
-        prior_inclusion: float | None = _DEFAULT.prior_inclusion,
-        epochs: int = 200,
-        early_epochs: int | None = _DEFAULT.early_epochs,
-        learning_rate: float = _DEFAULT.learning_rate,
-        batch_size: int | None = _DEFAULT.batch_size,
+        sparse: SparseSettings | Mapping[str, Any] | None = None,
+        training: Training | Mapping[str, Any] | None = None,
         draws: int = 100,
         standardize: bool = True,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
-        self.hidden = hidden
-        self.activation = activation
+        self.network = network
         self.likelihood = likelihood
-        self.structure = structure
-        self.posterior = posterior
-        self.slab = slab
-        self.prior_inclusion = prior_inclusion
-        self.epochs = epochs
-        self.early_epochs = early_epochs
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
+        self.sparse = sparse
+        self.training = training
         self.draws = draws
         self.standardize = standardize
         self.random_state = random_state
@@ -197,25 +185,17 @@ class SparseRegressor(_Sparse, Regressor):
 
 
 class SparseClassifier(_Sparse, Classifier):
-    r"""A sparse Bayesian network for classes: every weight is in or out.
+    r"""A sparse Bayesian network for classes: every weight is included or excluded.
 
     Probabilities are averages over networks drawn from the posterior; see `SparseRegressor`.
 
     Args:
-        hidden: widths of the hidden layers; empty for a linear model.
-        activation: "relu", "tanh", "silu" or "gelu".
-        structure: "weights" are in or out one by one, or whole "units".
-        posterior: of which are in: "mean-field", "mvn" or "low-rank"; or a baseline: "all" (all
-            are in), or "dropout" (concrete dropout) or "horseshoe" of the inputs of each layer,
-            both with the structure "weights". See `sparse.baselines`.
-        slab: prior of the weights that are in: "student-t" or "normal"; always normal for the
-            horseshoe.
-        prior_inclusion: prior probability of a weight or unit being in; None learns it for each
-            layer in the early epochs. "all" and "horseshoe" have none.
-        epochs: passes over the data, the early ones included.
-        early_epochs: of these, in which the priors are learned too; by default four in five.
-        learning_rate: of Adam; inclusion probabilities have a larger one where steps are few.
-        batch_size: rows per step; None takes all rows in each.
+        network: a `Perceptron` (hidden, activation, dropout), or a dict of what differs.
+        sparse: a `SparseSettings` (structure, posterior, slab, prior_inclusion, early_epochs), or a
+            dict of what differs from the defaults.
+        training: a `Training` (epochs, learning_rate, batch_size), or a dict of what differs; by
+            default 200 epochs, those that learn the priors included. Inclusion probabilities have
+            a larger learning rate where steps are few.
         draws: networks drawn from the posterior that predictions average.
         standardize: centre the columns of X and divide them by their standard deviation.
         random_state: an integer gives the same model each time.
@@ -225,7 +205,7 @@ class SparseClassifier(_Sparse, Classifier):
         classes_: the labels, sorted, shape (K,).
         model_: the `SparseNetwork`: its history, inclusion by layer, predictions in every mode.
         feature_inclusion_: by column, the probability that the network uses it: that a path of
-            weights that are in leads from it to the output.
+            included weights leads from it to the output.
         density_: share of the weights with an inclusion probability above one half.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X was a DataFrame with names.
@@ -242,7 +222,9 @@ class SparseClassifier(_Sparse, Classifier):
     Example:
         >>> from sklearn.datasets import load_iris
         >>> X, y = load_iris(return_X_y=True)
-        >>> model = SparseClassifier(hidden=(), epochs=150, random_state=0).fit(X[::2], y[::2])
+        >>> model = SparseClassifier(
+        ...     network={"hidden": ()}, training={"epochs": 150}, random_state=0)
+        >>> model = model.fit(X[::2], y[::2])
         >>> model.predict_proba(X[1::2]).shape, model.score(X[1::2], y[1::2]) > 0.9
         ((75, 3), True)
     """
@@ -250,31 +232,17 @@ class SparseClassifier(_Sparse, Classifier):
     def __init__(
         self,
         *,
-        hidden: Sequence[int] = _DEFAULT.hidden,
-        activation: str = _DEFAULT.activation,
-        structure: str = _DEFAULT.structure,
-        posterior: str = _DEFAULT.posterior,
-        slab: str = _DEFAULT.slab,
-        prior_inclusion: float | None = _DEFAULT.prior_inclusion,
-        epochs: int = 200,
-        early_epochs: int | None = _DEFAULT.early_epochs,
-        learning_rate: float = _DEFAULT.learning_rate,
-        batch_size: int | None = _DEFAULT.batch_size,
+        network: Perceptron | Mapping[str, Any] | None = None,
+        sparse: SparseSettings | Mapping[str, Any] | None = None,
+        training: Training | Mapping[str, Any] | None = None,
         draws: int = 100,
         standardize: bool = True,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
-        self.hidden = hidden
-        self.activation = activation
-        self.structure = structure
-        self.posterior = posterior
-        self.slab = slab
-        self.prior_inclusion = prior_inclusion
-        self.epochs = epochs
-        self.early_epochs = early_epochs
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
+        self.network = network
+        self.sparse = sparse
+        self.training = training
         self.draws = draws
         self.standardize = standardize
         self.random_state = random_state

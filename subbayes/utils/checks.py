@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "InputError",
@@ -114,12 +116,16 @@ def check_positive(argument: str, value: Any) -> float:
 
 def is_finite(values: torch.Tensor) -> bool:
     """Whether every entry is finite: nearly always a single pass, of their sum."""
+    import torch
+
     values = values.detach()
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def check_finite(argument: str, values: torch.Tensor | np.ndarray) -> None:
     """Check that every entry is finite; the error names the first row that is not."""
+    import torch
+
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         values = values.copy()  # torch warns of such
     tensor = torch.as_tensor(values)

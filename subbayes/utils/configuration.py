@@ -249,7 +249,7 @@ def _words(annotation: Any) -> str:
         if kind is type(None):
             found.append("none")
         elif typing.get_origin(kind) is typing.Literal:
-            found += [f"'{value}'" for value in typing.get_args(kind)]
+            found.append("one of " + ", ".join(map(repr, typing.get_args(kind))))
         elif kind in names:
             found.append(names[kind])
         elif isinstance(typing.get_origin(kind), type):

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from cases import table_settings
 
 from subbayes import load
 from subbayes.cli import options, run
@@ -195,9 +196,8 @@ def test_fit_reports_in_text_and_json(call, files, tmp_path):
 
 def test_the_model_is_the_one_of_the_python_call(files):
     frame = pd.read_csv(files / "people.csv").drop(columns=["rich", "visits"])
-    from subbayes.models.settings import Settings
 
-    settings = Settings(hidden=(5,), epochs=8, swa_epochs=5, rank=2, draws=12, chains=3)
+    settings = table_settings(hidden=(5,), epochs=8, swa_epochs=5, rank=2, draws=12, chains=3)
     model = TableModel.fit(frame, "income", settings, progress=False)
     saved = TableModel.load(files / "income" / "model")
     assert np.array_equal(saved.model.draws.z, model.model.draws.z)
@@ -998,9 +998,10 @@ def test_an_interrupted_fit_goes_on_to_the_same_draws(
 
 def test_a_checkpoint_of_another_fit_makes_way_only_if_asked(files, tmp_path, call, refused):
     frame = pd.read_csv(files / "people.csv").drop(columns=["rich"])
-    from subbayes.models.settings import Settings
 
-    settings = Settings(hidden=(5,), epochs=8, swa_epochs=5, rank=2, draws=12, chains=3, seed=5)
+    settings = table_settings(
+        hidden=(5,), epochs=8, swa_epochs=5, rank=2, draws=12, chains=3, seed=5
+    )
     TableModel.fit(
         frame, "income", settings, checkpoint=tmp_path / "m" / "checkpoint", progress=False
     )

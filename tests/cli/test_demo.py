@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cases import training_options
+from cases import nested, training_options
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 
@@ -28,8 +28,8 @@ from subbayes.utils.own_files import OwnFiles
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
-SMALL = dataclasses.replace(
-    demo.SETTINGS, hidden=(5,), rank=2, epochs=4, swa_epochs=5, draws=20, chains=2, warmup=5
+SMALL = demo.SETTINGS.change(
+    nested(hidden=(5,), rank=2, epochs=4, swa_epochs=5, draws=20, chains=2, warmup=5)
 )
 
 
@@ -162,7 +162,7 @@ def test_no_choice_depends_on_the_test_part(done):
     other = dataclasses.replace(rows, test=lied)
     scale = demo._prior_scale(other, SMALL, (0.3, 1.0), False)
     assert scale == done.prior_scale
-    settings = dataclasses.replace(SMALL, prior_scale=scale)
+    settings = SMALL.change({"training.prior_scale": scale})
     comparison = demo._compare(other, settings, 2, False)
     for key in ("pca", "random"):
         np.testing.assert_array_equal(
@@ -182,7 +182,10 @@ def test_the_prior_is_the_one_that_predicts_validation_rows_best(done):
             likelihood,
             data,
             **training_options(
-                epochs=5, prior_scale=scale, learning_rate=SMALL.learning_rate, batch_size=64
+                epochs=5,
+                prior_scale=scale,
+                learning_rate=SMALL.training.learning_rate,
+                batch_size=64,
             ),
         )
         outputs = result.network(result.network.weights, torch.from_numpy(x))[None]

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import nested, table_settings
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -18,7 +19,6 @@ from subbayes import MLP, InputError, SparseClassifier, SparseRegressor, sparse
 from subbayes.data.encoder import TabularEncoder
 from subbayes.models.array_model import fit_sparse
 from subbayes.models.data_frame_model import TableModel
-from subbayes.models.settings import Settings
 
 SMALL = dict(hidden=(4,), epochs=6, early_epochs=2, draws=7)
 QUICK = SMALL | dict(random_state=0)
@@ -42,8 +42,12 @@ def rows(n=80, seed=0):
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks(
     [
-        SparseRegressor(hidden=(10,), epochs=40, learning_rate=0.05, draws=8),
-        SparseClassifier(hidden=(10,), epochs=40, learning_rate=0.05, draws=8),
+        SparseRegressor(
+            **nested(hidden=(10,), epochs=40, learning_rate=0.05, draws=8, sparse=True)
+        ),
+        SparseClassifier(
+            **nested(hidden=(10,), epochs=40, learning_rate=0.05, draws=8, sparse=True)
+        ),
     ]
 )
 def test_scikit_learns_checks(estimator, check):
@@ -57,7 +61,7 @@ LINEAR = dict(hidden=(), epochs=150, learning_rate=0.03, batch_size=None, draws=
 
 def test_a_linear_network_is_the_regression_on_the_column_that_matters():
     X, y = rows(200)
-    model = SparseRegressor(**LINEAR).fit(X, y)
+    model = SparseRegressor(**nested(**LINEAR, sparse=True)).fit(X, y)
     reference = LinearRegression().fit(X[["dose"]], y)
     inside = model.feature_inclusion_
     assert inside.index.tolist() == list(X)
@@ -76,7 +80,9 @@ def test_a_linear_network_is_the_regression_on_the_column_that_matters():
 def test_a_linear_classifier_is_the_logistic_regression_on_the_column_that_matters():
     X, y = rows(300)
     labels = np.where(np.random.default_rng(1).random(300) < 0.15, y < y.mean(), y > y.mean())
-    model = SparseClassifier(**LINEAR).fit(X, np.where(labels, "high", "low"))
+    model = SparseClassifier(**nested(**LINEAR, sparse=True)).fit(
+        X, np.where(labels, "high", "low")
+    )
     assert model.classes_.tolist() == ["high", "low"]
     assert model.feature_inclusion_.idxmax() == "dose"
     reference = LogisticRegression(C=1e6).fit(X[["dose"]] / 10, labels)
@@ -87,10 +93,14 @@ def test_a_linear_classifier_is_the_logistic_regression_on_the_column_that_matte
 
 def test_it_is_the_matrix_fit_of_standardised_columns():
     X, y = rows()
-    model = SparseRegressor(**QUICK).fit(X, y)
+    model = SparseRegressor(**nested(**QUICK, sparse=True)).fit(X, y)
     scaled = ((X - X.mean()) / X.std(ddof=0)).to_numpy().astype(np.float32)
     by_hand = fit_sparse(
-        scaled, y.to_numpy(), "regression", Settings(**SMALL, likelihood="gaussian"), progress=False
+        scaled,
+        y.to_numpy(),
+        "regression",
+        table_settings(**SMALL, likelihood="gaussian"),
+        progress=False,
     )
     np.testing.assert_allclose(model.predict(X), by_hand.predict(scaled, draws=7).mean, rtol=1e-5)
     assert len(model.predict_dist(X).outputs) == 7
@@ -108,7 +118,7 @@ def test_it_is_the_matrix_fit_of_standardised_columns():
 )
 def test_options_reach_the_network(options):
     X, y = rows(20)
-    model = SparseRegressor(**QUICK | options).fit(X, y)
+    model = SparseRegressor(**nested(**QUICK | options, sparse=True)).fit(X, y)
     layer = next(iter(model.model_.layers.values()))
     assert layer.structure == options.get("structure", "weights")
     assert layer.posterior == options.get("posterior", "mean-field")
@@ -126,7 +136,9 @@ def test_options_reach_the_network(options):
 @pytest.mark.parametrize("posterior", sparse.BASELINES)
 def test_baselines_fit_and_predict(posterior, kind):
     X, y = rows(30)
-    model = kind(**QUICK, posterior=posterior).fit(X, y if kind is SparseRegressor else y > 1000)
+    model = kind(**nested(**QUICK, posterior=posterior, sparse=True)).fit(
+        X, y if kind is SparseRegressor else y > 1000
+    )
     first = next(iter(model.model_.layers.values()))
     assert first.posterior == posterior
     assert type(first.slab).__name__ == (
@@ -146,7 +158,9 @@ def test_baselines_fit_and_predict(posterior, kind):
 def test_what_is_exported_takes_the_units_of_the_table(hidden, likelihood):
     X, y = rows(30)
     y = y.round() if likelihood == "poisson" else y
-    model = SparseRegressor(**QUICK | dict(hidden=hidden, likelihood=likelihood)).fit(X, y)
+    model = SparseRegressor(
+        **nested(**QUICK | dict(hidden=hidden, likelihood=likelihood), sparse=True)
+    ).fit(X, y)
     small = model.export(X)
     inputs = torch.tensor(X.to_numpy(), dtype=torch.float32)
     outputs = small.module(inputs)[:, 0].double().numpy()
@@ -158,7 +172,7 @@ def test_what_is_exported_takes_the_units_of_the_table(hidden, likelihood):
 
 def test_an_exported_classifier_gives_logits():
     X, y = rows(30)
-    model = SparseClassifier(**QUICK).fit(X, y > y.median())
+    model = SparseClassifier(**nested(**QUICK, sparse=True)).fit(X, y > y.median())
     logits = model.export().module(torch.tensor(X.to_numpy(), dtype=torch.float32))
     whole = model.model_.predict(model._matrix(X.to_numpy()), structure="median", weights="mean")
     np.testing.assert_allclose(logits.softmax(1).numpy(), whole.probabilities, atol=1e-5)
@@ -175,7 +189,7 @@ def test_an_exported_classifier_gives_logits():
 )
 def test_a_saved_estimator_predicts_the_same_bits(tmp_path, options):
     X, y = rows(30)
-    model = SparseRegressor(**QUICK | options).fit(X, y)
+    model = SparseRegressor(**nested(**QUICK | options, sparse=True)).fit(X, y)
     before = torch.get_rng_state()
     back = SparseRegressor.load(model.save(tmp_path / "model"))
     assert torch.equal(torch.get_rng_state(), before)
@@ -258,7 +272,7 @@ def test_a_table_model_is_saved_with_its_sparse_network(tmp_path):
     model = TableModel.fit(
         frame.drop(columns="rich"),
         "income",
-        Settings(hidden=(4,), epochs=3),
+        table_settings(hidden=(4,), epochs=3),
         method="sparse",
         progress=False,
     )
@@ -275,7 +289,7 @@ def test_a_table_model_is_saved_with_its_sparse_network(tmp_path):
 def income():
     """A sparse model of numbers and text, with weights in."""
     frame = table().drop(columns="rich")
-    settings = Settings(hidden=(4,), epochs=200, likelihood="heteroscedastic")
+    settings = table_settings(hidden=(4,), epochs=200, likelihood="heteroscedastic")
     return TableModel.fit(frame, "income", settings, method="sparse", progress=False), frame
 
 
@@ -312,7 +326,7 @@ def test_an_export_says_what_filled_missing_values(tmp_path):
     model = TableModel.fit(
         frame,
         "income",
-        Settings(hidden=(4,), epochs=200),
+        table_settings(hidden=(4,), epochs=200),
         method="sparse",
         encoder=TabularEncoder(missing="impute"),
         progress=False,
@@ -344,7 +358,7 @@ def test_modes_of_prediction_of_a_table_model(income):
             float(np.sqrt(np.mean((expected.mean - frame["income"]) ** 2))), rel=1e-5
         )
     other = TableModel.fit(
-        frame, "income", Settings(hidden=(4,), epochs=2), method="map", progress=False
+        frame, "income", table_settings(hidden=(4,), epochs=2), method="map", progress=False
     )
     with pytest.raises(InputError, match="structure: expected no such option for a model that is "):
         other.predict(frame, structure="median")
@@ -356,8 +370,10 @@ def test_columns_far_from_zero_are_warned_of(income):
     X, y = rows(60)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        SparseRegressor(**LINEAR | dict(epochs=40)).fit(X, y).export()
-    far = SparseRegressor(**LINEAR | dict(epochs=40)).fit(X.assign(height=X["height"] + 6.65e8), y)
+        SparseRegressor(**nested(**LINEAR | dict(epochs=40), sparse=True)).fit(X, y).export()
+    far = SparseRegressor(**nested(**LINEAR | dict(epochs=40), sparse=True)).fit(
+        X.assign(height=X["height"] + 6.65e8), y
+    )
     with pytest.warns(UserWarning, match="Columns 'height' vary little beside their means: in flo"):
         far.export()
 
@@ -416,7 +432,9 @@ def test_the_command_line_exports(income, tmp_path, capsys):
 def test_an_interrupted_table_fit_goes_on_to_the_same_network(tmp_path, monkeypatch):
     frame = table().drop(columns="rich")
     asked = dict(
-        settings=Settings(hidden=(4,), epochs=4, early_epochs=2), method="sparse", progress=False
+        settings=table_settings(hidden=(4,), epochs=4, early_epochs=2),
+        method="sparse",
+        progress=False,
     )
     whole = TableModel.fit(frame, "income", **asked)
     from subbayes.sparse import training
@@ -510,7 +528,7 @@ def test_the_command_line_fits_predicts_and_evaluates(tmp_path, capsys):
 )
 def test_what_cannot_be_used_is_one_line(options, pattern):
     with pytest.raises(InputError, match=pattern) as error:
-        SparseRegressor(**SMALL | options).fit(*rows(20))
+        SparseRegressor(**nested(**SMALL | options, sparse=True)).fit(*rows(20))
     assert "\n" not in str(error.value)
 
 
@@ -524,7 +542,7 @@ def test_nothing_is_there_before_fitting():
 
 def test_columns_without_names_are_numbered():
     X, y = rows(20)
-    model = SparseRegressor(**QUICK).fit(X.to_numpy(), y)
+    model = SparseRegressor(**nested(**QUICK, sparse=True)).fit(X.to_numpy(), y)
     assert model.feature_inclusion_.index.tolist() == ["x0", "x1", "x2", "x3"]
 
 
@@ -536,7 +554,14 @@ def test_priors_are_learned_while_the_divergence_counts(early):
     X = rng.normal(size=(200, 5))
     y = np.abs(X[:, 0]) + 0.1 * rng.normal(size=200)
     model = SparseRegressor(
-        hidden=(10,), epochs=100, early_epochs=early, learning_rate=0.03, random_state=0
+        **nested(
+            hidden=(10,),
+            epochs=100,
+            early_epochs=early,
+            learning_rate=0.03,
+            random_state=0,
+            sparse=True,
+        )
     ).fit(X, y)
     assert model.model_.inclusion()["prior probability"].iloc[0] < 0.5
     assert model.density_ < 0.3

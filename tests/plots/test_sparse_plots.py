@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import nested
 from torch import nn
 
 from subbayes import InputError, SparseRegressor, plots, sparse
@@ -97,7 +98,9 @@ def test_densities_are_percents_that_do_not_overlap(densities, expected):
 
 def test_networks_and_fitted_estimators_are_taken_as_they_are():
     X = pd.DataFrame(np.random.default_rng(0).normal(size=(20, 2)), columns=["age", "dose"])
-    model = SparseRegressor(hidden=(), epochs=3, random_state=0).fit(X, X["dose"])
+    model = SparseRegressor(**nested(hidden=(), epochs=3, random_state=0, sparse=True)).fit(
+        X, X["dose"]
+    )
     for given in (model, model.model_):
         assert len(plots.inclusion(given)) == 1
         drawn = plots.sparse_history(given)[0].lines[0].get_ydata()
