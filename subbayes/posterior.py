@@ -125,12 +125,12 @@ class Posterior:
                 "Build it from this network's weights",
             )
         self.prior.check_rank(self.rank)
-        if not self.likelihood.learned:
+        if not self.likelihood.is_complete:
             fail(
                 "likelihood",
                 "all parameters learned or given",
                 repr(self.likelihood),
-                "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)",
+                "Use the likelihood train(...) returns, or likelihood.fit_parameters(outputs, y)",
             )
         check_fit(self.network, self.likelihood, self.data)
 

@@ -109,12 +109,12 @@ def root(
     check_network(network)
     if not isinstance(likelihood, Likelihood):
         fail_type("likelihood", "a Likelihood such as Gaussian(0.1)", likelihood)
-    if not likelihood.learned:
+    if not likelihood.is_complete:
         fail(
             "likelihood",
             "all parameters learned or given",
             repr(likelihood),
-            "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)",
+            "Use the likelihood train(...) returns, or likelihood.fit_parameters(outputs, y)",
         )
     network.warn_if_training()
     data = Data.of(data).to(network.device)

@@ -127,7 +127,9 @@ def fit(
         inputs = getattr(method, "inputs", None)
         checkpoint = FitCheckpoint.of(sampling.checkpoint, network, rows, inputs, settings)
         tuned = isinstance(prior, EvidencePrior) and isinstance(likelihood, likelihoods.Gaussian)
-        known = likelihood if likelihood.learned and not tuned else None  # may not be in the file
+        known = (
+            likelihood if likelihood.is_complete and not tuned else None
+        )  # may not be in the file
         prepared = checkpoint.load(model, output, known)
     if prepared is None:
         if isinstance(method, FixedSubspace):

@@ -405,7 +405,7 @@ def test_the_noise_is_learned_along():
         degree=2,
         **training_options(epochs=400, learning_rate=0.02, batch_size=None, progress=False),
     )
-    assert result.likelihood.learned
+    assert result.likelihood.is_complete
     noise = float((x @ best - y).square().mean().sqrt())
     assert result.likelihood.to_config()["noise"][0] == pytest.approx(noise, rel=1e-3)
 
