@@ -1,4 +1,4 @@
-"""Predictions with their uncertainty, the epistemic part apart."""
+"""Predictions with their epistemic and total uncertainty."""
 
 from __future__ import annotations
 
