@@ -13,8 +13,8 @@ from subbayes.curvature.precision import Precision
 from subbayes.curvature.primal import Primal
 from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.compatibility import check_fit
 from subbayes.networks.network import Network, check_network
-from subbayes.posterior import check_fit
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.memory import available, in_words
 from subbayes.utils.types import FORMS, Form
