@@ -205,7 +205,9 @@ class _Rows(Trainable):
         self.clip_norm = clip_norm
         self.rows = start.rows.clone().requires_grad_()
         self.inputs = torch.stack([t.inputs for t in tables])
-        self.y = torch.stack([t.likelihood.inward(t.y).to(self.inputs) for t in tables])[..., None]
+        self.y = torch.stack([t.likelihood.standardize(t.y).to(self.inputs) for t in tables])[
+            ..., None
+        ]
         self.generators = [torch.Generator().manual_seed(derive(t.seed, 0)) for t in tables]
         widths = [self.inputs.shape[2], *start.hidden, 2]
         self.shapes = list(zip(widths[1:], widths, strict=False))

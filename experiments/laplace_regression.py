@@ -201,7 +201,7 @@ def noisy(network: Network, rows: Split, plan: Plan) -> Gaussian:
     x, y, new, y_new = rows
     some, targets = (new, y_new) if plan.noise == "held-out" else (x, y)
     with torch.no_grad():  # so few steps leave the noise behind the weights
-        likelihood = Gaussian().estimated(network(network.weights, some), targets)
+        likelihood = Gaussian().fit_parameters(network(network.weights, some), targets)
     if plan.noise != "evidence":
         return likelihood
     evidence = Evidence.of(

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from subbayes.data.data import Data, n_rows, named_leaves, take, to_device
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.compatibility import check_fit
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
 from subbayes.networks.tracing.memory import bytes_per_row, reuse_memory
@@ -41,7 +42,7 @@ from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
 if TYPE_CHECKING:
     from subbayes.draws import Draws
 
-__all__ = ["Posterior", "check_fit"]
+__all__ = ["Posterior"]
 
 # Activations below this size in all are reused from one evaluation to the next (see
 # `reuse_memory`); allocating larger ones takes longer than the arithmetic of a small network.
@@ -125,12 +126,12 @@ class Posterior:
                 "Build it from this network's weights",
             )
         self.prior.check_rank(self.rank)
-        if not self.likelihood.learned:
+        if not self.likelihood.is_complete:
             fail(
                 "likelihood",
                 "all parameters learned or given",
                 repr(self.likelihood),
-                "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)",
+                "Use the likelihood train(...) returns, or likelihood.fit_parameters(outputs, y)",
             )
         check_fit(self.network, self.likelihood, self.data)
 
@@ -409,14 +410,6 @@ def _digests(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, str
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             digest.update(flat.view(torch.uint8).numpy())
     return {name: digest.hexdigest() for name, digest in digests.items()}
-
-
-def check_fit(network: Network, likelihood: Likelihood, data: Data) -> None:
-    """Raise `InputError` unless module, likelihood, inputs and targets fit together."""
-    targets = data.targets()
-    likelihood.check_targets(targets)
-    inputs = to_device(data.first()[0], network.device)
-    likelihood.check_outputs(network.check(inputs), targets)
 
 
 def _add(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

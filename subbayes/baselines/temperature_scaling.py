@@ -110,9 +110,9 @@ class ScaledNoise(GaussianLike):
         """As many as the likelihood needs."""
         return self.likelihood.n_outputs(y)
 
-    def of_draws(self, index: Tensor) -> ScaledNoise:
+    def select_draws(self, index: Tensor) -> ScaledNoise:
         """The scaled likelihood of some of the draws."""
-        return replace(self, likelihood=self.likelihood.of_draws(index))
+        return replace(self, likelihood=self.likelihood.select_draws(index))
 
 
 def scaled(predictive: Predictive, tau: float) -> Predictive:

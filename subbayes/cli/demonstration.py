@@ -397,7 +397,7 @@ def _drawings(demo: Demo) -> dict[str, Callable[[], Axes]]:
         "ranks": lambda: plots.ranks(draws, 0),
         "autocorrelation": lambda: plots.autocorrelation(draws),
         "ess": lambda: plots.ess(draws),
-        "training": lambda: plots.curves(model.history),
+        "training": lambda: plots.training_history(model.history),
     }
     chosen = model.settings["temperatures"]
     if chosen is not None:

@@ -260,7 +260,7 @@ def curvature_root(
         InputError: a curvature that is not finite, or not positive semi-definite.
     """
     if y is not None and not isinstance(y, Tensor):
-        likelihood = likelihood.given_noise(leaves(y)[1])  # it comes with the targets
+        likelihood = likelihood.with_noise(leaves(y)[1])  # it comes with the targets
     curvature = likelihood.curvature(outputs.double())
     if not bool(torch.isfinite(curvature).all()):
         fail(

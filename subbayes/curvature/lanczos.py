@@ -11,6 +11,11 @@ and the rest is dropped: thick restart (Wu and Simon 2000), in which T is diagon
 row. Every new vector is orthogonalised against the whole basis, twice, so that no eigenvalue
 appears in copies.
 
+`scipy.sparse.linalg.eigsh` is not used: its tolerance is relative to each eigenvalue, so that it
+does not converge for the smallest eigenvalues of a singular matrix, and it returns neither
+residuals nor the values that have not converged. For 20 eigenvalues of a network of 19,993 weights
+at the same absolute accuracy it took 61 to 276 products, and this module 60 to 384.
+
 Source: Wu and Simon (2000), "Thick-restart Lanczos method for large symmetric eigenvalue
 problems"; Ubaru, Chen and Saad (2017), "Fast estimation of tr(f(A)) via stochastic Lanczos
 quadrature".

@@ -13,8 +13,8 @@ from subbayes.curvature.precision import Precision
 from subbayes.curvature.primal import Primal
 from subbayes.data.data import Data, to_device
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.compatibility import check_fit
 from subbayes.networks.network import Network, check_network
-from subbayes.posterior import check_fit
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.memory import available, in_words
 from subbayes.utils.types import FORMS, Form
@@ -109,12 +109,12 @@ def root(
     check_network(network)
     if not isinstance(likelihood, Likelihood):
         fail_type("likelihood", "a Likelihood such as Gaussian(0.1)", likelihood)
-    if not likelihood.learned:
+    if not likelihood.is_complete:
         fail(
             "likelihood",
             "all parameters learned or given",
             repr(likelihood),
-            "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)",
+            "Use the likelihood train(...) returns, or likelihood.fit_parameters(outputs, y)",
         )
     network.warn_if_training()
     data = Data.of(data).to(network.device)

@@ -29,10 +29,10 @@ from torch.func import grad, jvp, vjp
 
 from subbayes.data.data import Data, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.compatibility import check_fit
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.vectorised import warn_of_fallback
-from subbayes.posterior import check_fit
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Inputs, Targets
 
@@ -92,12 +92,12 @@ class Curvature:
         batch_size: int = 256,
     ) -> None:
         check_choice("kind", kind, _KINDS)
-        if not likelihood.learned:
+        if not likelihood.is_complete:
             fail(
                 "likelihood",
                 "all parameters learned or given",
                 repr(likelihood),
-                "Use the likelihood train(...) returns, or likelihood.estimated(outputs, y)",
+                "Use the likelihood train(...) returns, or likelihood.fit_parameters(outputs, y)",
             )
         self.network = network if weights is None else network.with_weights(weights)
         self.likelihood = likelihood
@@ -192,7 +192,7 @@ class Curvature:
     def _likelihood_at(self, y: Targets) -> Likelihood:
         """The likelihood as its curvature needs it: with the noise that comes with the targets."""
         return (
-            self.likelihood if isinstance(y, Tensor) else self.likelihood.given_noise(leaves(y)[1])
+            self.likelihood if isinstance(y, Tensor) else self.likelihood.with_noise(leaves(y)[1])
         )
 
     def _along(

@@ -1,4 +1,4 @@
-"""What one column of a table holds: numbers, categories, or something to refuse in one line."""
+"""Detect and convert the contents of table columns: numbers or categories."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOSTLY = 0.5
 
 
 def quoted(values: Iterable[Any], most: int = 5) -> str:
-    """The values in quotes, the first `most` of them.
+    """The first `most` values, quoted.
 
     Example:
         >>> quoted(["a", "b", "c"], most=2)
@@ -51,14 +51,14 @@ def quoted(values: Iterable[Any], most: int = 5) -> str:
 
 
 def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, bool]:
-    """A table with one string name per column, and whether the names are the table's own.
+    """A table with string column names, and whether it had names.
 
-    A DataFrame whose columns are numbered 0, 1, ... counts as unnamed, as an array does; the
-    columns of both are called x0, x1, ...
+    The columns of an array, and of a DataFrame whose columns are numbered 0, 1, ..., are named
+    x0, x1, ...
 
     Args:
         X: DataFrame (pandas, or with a `to_pandas` method), 2-D array, tensor or list of rows.
-        argument: what the caller calls it.
+        argument: name of the argument in errors.
 
     Raises:
         InputTypeError: not a table.
@@ -90,7 +90,7 @@ def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, bool]:
 
 
 def on_host(values: Any) -> Any:
-    """A tensor off its device and its graph; anything else as it is.
+    """A tensor detached and on the CPU; other values unchanged.
 
     Example:
         >>> on_host([1, 2])
@@ -116,7 +116,7 @@ def _from_array(X: Any, argument: str) -> pd.DataFrame:
 
 
 def mask_markers(column: pd.Series, markers: Sequence[Any]) -> pd.Series:
-    """The column with every value among `markers` made missing; text is compared without spaces.
+    """The column with the values in `markers` as missing; text is compared without spaces.
 
     Example:
         >>> mask_markers(pd.Series(["a", " ?"]), ["?"]).isna().tolist()
@@ -132,19 +132,19 @@ def mask_markers(column: pd.Series, markers: Sequence[Any]) -> pd.Series:
 
 
 def kind_of(column: pd.Series, place: str, argument: str = "X") -> Kind:
-    """Whether a column holds numbers or categories.
+    """Whether a column is numeric or categorical.
 
-    Booleans and pandas categories are categories. Text is categories too, unless every value
-    reads as a number.
+    Booleans and pandas categories are categorical. Text is categorical, unless every value is a
+    number.
 
     Args:
-        column: the values; missing ones do not count.
-        place: what to call it in an error, such as `"column 'age'"`.
-        argument: what the caller calls the table.
+        column: the values; missing ones are ignored.
+        place: name of the column in errors, such as `"column 'age'"`.
+        argument: name of the table in errors.
 
     Raises:
-        InputError: dates; values that are neither numbers, text nor booleans; text at least half
-            of which reads as numbers.
+        InputError: dates; values that are neither numbers, text nor booleans; text of which at
+            least half of the values are numbers.
 
     Example:
         >>> kind_of(pd.Series(["1", "2.5"]), "column 'a'"), kind_of(pd.Series(["u", "2"]), "'b'")
@@ -166,14 +166,14 @@ name the column in categorical=[...].
 
 
 def _unreadable(column: pd.Series) -> pd.Series:
-    """The values that do not read as numbers, with how often each occurs."""
+    """Counts of the values that are not numbers."""
     counts = column.astype(object).value_counts(sort=False)
     text = pd.Series([str(value) for value in counts.index], dtype=object)
     return counts[pd.to_numeric(text, errors="coerce").isna().to_numpy()]
 
 
 def _content(column: pd.Series, place: str, argument: str) -> Literal[Kind, "text"]:
-    """Numbers, categories or text; everything else is refused."""
+    """Numeric, categorical or text; refuse other contents."""
     dtype = column.dtype
     if isinstance(dtype, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(dtype):
         return "categorical"
@@ -203,7 +203,7 @@ def _content(column: pd.Series, place: str, argument: str) -> Literal[Kind, "tex
 
 
 def as_numbers(column: pd.Series, place: str, argument: str = "X") -> Float64[np.ndarray, "n"]:
-    """The column in float64, NaN where missing; text is read as numbers.
+    """The column in float64, with NaN for missing values; text is parsed.
 
     Raises:
         InputError: text that is not a number, dates, infinite values.
@@ -234,7 +234,7 @@ def as_numbers(column: pd.Series, place: str, argument: str = "X") -> Float64[np
 
 
 def _not_numbers(bad: pd.Series, column: pd.Series, place: str, argument: str) -> None:
-    """Refuse text among numbers, with the three ways out."""
+    """Raise an error for text in a numeric column."""
     values = [str(value) for value in bad.index]
     ways = (
         f"Correct them, declare them missing with missing_values={values[:3]!r}, or name the "
@@ -248,9 +248,9 @@ def _not_numbers(bad: pd.Series, column: pd.Series, place: str, argument: str) -
 
 
 def as_labels(column: pd.Series) -> Shaped[np.ndarray, "n"]:
-    """The column as text (dtype object), NaN where missing.
+    """The column as text (dtype object), with NaN for missing values.
 
-    A whole number gives the same text whatever its dtype.
+    The text of an integer does not depend on its dtype.
 
     Example:
         >>> as_labels(pd.Series([1.0, None, 2.0])).tolist()

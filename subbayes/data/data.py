@@ -1,4 +1,4 @@
-"""Inputs and targets in a fixed order, held in memory or streamed from a loader."""
+"""Inputs and targets in a fixed order, in memory or streamed from a loader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
-    """Turn an array into a tensor; float64 arrays become torch's default dtype unless kept."""
+    """Convert an array to a tensor; float64 becomes torch's default dtype unless kept."""
     if isinstance(value, Tensor):
         return value.detach()
     if hasattr(value, "to_numpy"):
@@ -52,7 +52,7 @@ def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
             "Encode strings and categories first (subbayes.data.encoder.TabularEncoder does)",
         )
     if not (array.flags.writeable and min(array.strides, default=0) >= 0):
-        array = array.copy()  # torch takes neither read-only arrays nor reversed ones
+        array = array.copy()  # torch accepts neither read-only arrays nor negative strides
     tensor = torch.as_tensor(array)
     if tensor.dtype == torch.float64 and not keep_double:
         return tensor.to(torch.get_default_dtype())
@@ -60,7 +60,7 @@ def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
 
 
 def to_inputs(inputs: Any, argument: str = "inputs") -> Inputs:
-    """Turn arrays into what a module takes: a tensor, a tuple or a dict of tensors."""
+    """Convert arrays to the inputs of a module: a tensor, a tuple or a dict of tensors."""
     if isinstance(inputs, Mapping):
         return {str(k): to_tensor(f"{argument}[{k!r}]", v) for k, v in inputs.items()}
     if isinstance(inputs, tuple):
@@ -69,7 +69,7 @@ def to_inputs(inputs: Any, argument: str = "inputs") -> Inputs:
 
 
 def to_targets(y: Any, argument: str = "targets") -> Targets:
-    """Turn arrays into targets, keeping double precision: units of y may be large."""
+    """Convert arrays to targets in double precision, as y may be far from 0."""
     if isinstance(y, Mapping):
         fail_type(argument, "a tensor or a tuple of tensors", y)
     if isinstance(y, tuple):
@@ -115,7 +115,7 @@ def take(values: Any, rows: Any) -> Any:
 def to_device(values: Any, device: torch.device) -> Any:
     """Move a tensor, tuple or dict of tensors from the CPU to a device.
 
-    Data on an accelerator are not brought to a model elsewhere: that is a mistake, said in a line.
+    Data on an accelerator are not moved to another device: this is an error.
     """
     return _map(values, lambda tensor: _moved(tensor, device))
 
@@ -132,7 +132,7 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
-    """Check that all tensors hold finite numbers, one row per observation.
+    """Check that all tensors have finite numbers and one row per observation.
 
     Raises:
         InputError: no tensors, scalars, different lengths, NaN or infinite values.
@@ -155,7 +155,7 @@ def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
 
 
 def _labelled(name: str, key: str, part: Inputs | Targets) -> str:
-    """What to call one of the tensors of inputs or targets."""
+    """The name of a tensor of inputs or targets."""
     if isinstance(part, Tensor):
         return name
     return f"{name}[{key!r}]" if isinstance(part, dict) else f"{name}[{key}]"
@@ -169,7 +169,7 @@ def _check_pair(inputs: Inputs, y: Targets, argument: str) -> None:
 class Data:
     """Pairs (inputs, targets) in a fixed order, in memory or streamed.
 
-    Build it with `Data.of`. Inputs are a tensor, a tuple or a dict of tensors; targets a
+    Use `Data.of` to create one. Inputs are a tensor, a tuple or a dict of tensors; targets are a
     tensor, or a tuple of tensors such as (y, noise scale).
 
     Attributes:
@@ -188,21 +188,21 @@ class Data:
 
     @classmethod
     def of(cls, data: Any, argument: str = "data") -> Data:
-        """Take (inputs, y), a `DataLoader`, a `Dataset` or `Data`.
+        """Convert (inputs, y), a `DataLoader`, a `Dataset` or `Data`.
 
-        A dict with "labels", as loaders of transformers' data give, is inputs and y too.
+        A dict with "labels", as for the models of transformers, is a pair of inputs and y too.
 
-        A shuffling or row-dropping `DataLoader` is read in the order of its dataset instead,
-        each row once, so that sums over it are sums over the data.
+        A `DataLoader` that shuffles or drops rows is replaced by one that reads each row of its
+        dataset once, in order, so that sums over it are sums over the data.
 
         Args:
-            data: what to read.
-            argument: how errors call it.
+            data: the observations.
+            argument: name of the argument in errors.
 
         Raises:
-            InputError: rows that do not match, NaN or infinite values, no rows, or a loader
-                that gives other values when read again.
-            InputTypeError: anything else than the listed types.
+            InputError: different numbers of rows, NaN or infinite values, no rows, or a loader
+                with different values in each pass.
+            InputTypeError: another type.
 
         Example:
             >>> data = Data.of((torch.zeros(5, 2), torch.zeros(5)))
@@ -248,15 +248,15 @@ class Data:
 
     @property
     def in_memory(self) -> bool:
-        """Whether all rows are held as tensors."""
+        """Whether all rows are in memory."""
         return self.loader is None
 
     def batches(self, batch_size: int | None = None) -> Iterator[tuple[Inputs, Targets]]:
-        """Pass once over the data in order.
+        """Iterate once over the data in order.
 
         Args:
-            batch_size: rows per batch for data in memory (default: all of them); a streamed
-                loader keeps its own.
+            batch_size: rows per batch for data in memory, by default all; a loader has its own
+                batch size.
         """
         if self.loader is not None:
             for batch in quietly(self.loader):
@@ -271,7 +271,7 @@ class Data:
             yield take(self.inputs, rows), take(self.y, rows)
 
     def first(self) -> tuple[Inputs, Targets]:
-        """A few rows, to look at shapes and dtypes."""
+        """At most two rows, for their shapes and dtypes."""
         inputs, y = next(iter(self.batches(2)))
         return take(inputs, slice(2)), take(y, slice(2))
 
@@ -284,7 +284,7 @@ class Data:
         return columns[0] if len(columns) == 1 else columns
 
     def to(self, device: torch.device) -> Data:
-        """The same data with its tensors on `device` (streamed batches are moved as they come)."""
+        """The data with its tensors on `device`; streamed batches are not moved."""
         if not self.in_memory:
             return self
         return Data(self.n, to_device(self.inputs, device), to_device(self.y, device))
@@ -306,7 +306,7 @@ class Data:
 
 
 def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
-    """A loader's batch as (inputs, targets); of a dict these are what "labels" names."""
+    """A batch of a loader as (inputs, targets); the targets of a dict are its "labels"."""
     if isinstance(batch, Mapping) and "labels" in batch:
         batch = without_labels(batch), batch["labels"]
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
@@ -324,20 +324,20 @@ def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
 
 
 def without_labels(batch: Any) -> Any:
-    """A dict of a loader without its labels, which are not among the inputs."""
+    """A dict without its "labels"; other batches unchanged."""
     if not isinstance(batch, Mapping):
         return batch
     return {name: value for name, value in batch.items() if name != "labels"}
 
 
 def quietly(loader: Iterable[Any]) -> Iterator[Any]:
-    """Iterate over a loader without the draw from torch's global stream it starts with."""
+    """Iterate over a loader without advancing torch's global random state."""
     with torch.random.fork_rng(devices=[]):
         return iter(loader)
 
 
 def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The same loader, reading each row once in the order of its dataset or sampler."""
+    """The loader with each row once, in the order of its dataset or sampler."""
     shuffled = isinstance(loader.sampler, RandomSampler)
     if not (shuffled or loader.drop_last):
         return loader
@@ -354,10 +354,10 @@ def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:
-    """A log density needs the same data at each pass; random augmentation breaks that."""
+    """Check that two passes give the same data, which a log density requires."""
     first, second = next(iter(loader), None), next(iter(loader), None)
     if first is None or second is None:
-        fail(argument, "a loader that can be read again", "one that is used up after a pass")
+        fail(argument, "a loader that can be read again", "one that is exhausted after a pass")
     pairs = zip(*(sum(map(leaves, as_pair(b, argument)), []) for b in (first, second)), strict=True)
     if not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs):
         fail(

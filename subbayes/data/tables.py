@@ -1,4 +1,4 @@
-"""Reading a table from CSV or Parquet, with every way it can go wrong said in one line."""
+"""Read tables from CSV and Parquet files."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def read_table(
 ) -> pd.DataFrame:
     r"""Read a table with a header row from CSV, TSV (also gzipped) or Parquet, by its suffix.
 
-    Empty cells and the usual words (NA, NaN, null, None, ...) are missing values.
+    Empty cells and the usual markers (NA, NaN, null, None, ...) are missing values.
 
     Args:
-        path: the file; its name ends in one of `SUFFIXES`.
-        target: a column that must be there.
-        missing_values: further marks of a missing value, such as `"?"`.
-        separator: between the cells of a text file; by default a comma, or a tab in `.tsv`.
-        min_rows: the fewest rows allowed: 2 to learn from, 1 to predict for.
+        path: the file, with a suffix of `SUFFIXES`.
+        target: name of a required column.
+        missing_values: additional markers of missing values, such as `"?"`.
+        separator: separator of the cells of a text file; by default a comma, or a tab in `.tsv`.
+        min_rows: smallest number of rows: 2 for training, 1 for prediction.
 
     Raises:
         InputError: no such file, an unknown suffix, an empty or unreadable file, too few rows,
-            two columns of one name, no column `target`.
+            duplicate column names, no column `target`.
 
     Example:
         >>> import tempfile
@@ -91,7 +91,7 @@ def read_table(
 
 
 def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Series]:
-    """The columns to predict from, and the one to predict.
+    """Split a table into features and target.
 
     Raises:
         InputError: no column of that name, or no other column.
@@ -108,7 +108,7 @@ def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Ser
 
 
 def closest(name: str, names: Sequence[str]) -> str:
-    """A hint at the names most like `name`, empty where none is.
+    """A hint at the names that are similar to `name`, or an empty text.
 
     Example:
         >>> closest("Agee", ["age", "job"])
@@ -147,7 +147,7 @@ def _read_text(path: Path, separator: str, marks: list[Any]) -> pd.DataFrame:
 
 
 def _header(path: Path, options: dict[str, Any]) -> list[str]:
-    """The names in the first row; refuses two of one name, and a separator not found."""
+    """The names in the first row; refuse duplicates and a separator that does not occur."""
     first = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
     names = [str(name) for name in first.iloc[0]]
     twice = sorted({name for name in names if name and names.count(name) > 1})

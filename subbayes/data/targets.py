@@ -1,4 +1,4 @@
-"""The column to predict: standardised numbers, classes 0..K-1 or counts, with state as JSON."""
+"""Encode a target column: standardised numbers, classes 0..K-1 or counts; the state is JSON."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ MOST_CLASSES = 20
 
 @dataclass(frozen=True)
 class Target:
-    r"""How a column of targets becomes what a network learns from, and back.
+    r"""Encode a target column for a network, and decode its predictions.
 
     Regression: $(y - \mathrm{shift}) / \mathrm{scale}$, the mean and the standard deviation of the
-    targets it was inferred from. Classification: the position among `classes`. Counts: as they are.
+    targets in `infer`. Classification: the index in `classes`. Counts: unchanged.
 
     Args:
         task: `"regression"`, `"classification"` or `"count"`.
-        shift: subtracted in regression.
-        scale: divided by in regression.
-        classes: the labels, sorted; each a str, an int or a bool.
+        shift: number that is subtracted in regression.
+        scale: number that divides in regression.
+        classes: sorted labels, each a str, an int or a bool.
 
     Example:
         >>> target = Target.infer(["no", "yes", "no"])
@@ -48,24 +48,24 @@ class Target:
 
     @classmethod
     def infer(cls, y: Any, task: str | None = None) -> Target:
-        """The target that fits `y`; without a `task` its values decide.
+        """The encoding for targets `y`; by default the values determine the task.
 
         - Text, booleans and pandas categories are classes.
-        - Numbers of which one has a fraction are a regression.
-        - Whole numbers are classes where there are just two of them, or where their dtype is an
-          integer one and they run from 0 or 1 without a gap to at most 20; else a regression.
-        - Counts are never guessed: ask for `task="count"`.
+        - Numbers with a fractional part are a regression.
+        - Integral numbers are classes if there are two values, or if their dtype is integer and
+          they are all integers from 0 or 1 to at most 20; otherwise they are a regression.
+        - Counts require `task="count"`.
 
-        Text all of which reads as numbers is judged as those numbers.
+        Text whose values are all numbers is treated as numbers.
 
         Args:
-            y: the targets (n,): array, list, Series or tensor; (n, 1) will do.
-            task: the task, where the rule above is not what is wanted.
+            y: targets (n,) or (n, 1): array, list, Series or tensor.
+            task: the task, to override the rules above.
 
         Raises:
-            InputError: fewer than two rows, missing or infinite values; a constant target, one
-                class; labels with a fraction or of several types; text for a number; negative or
-                fractional counts.
+            InputError: fewer than two rows, missing or infinite values; a constant target, a single
+                class; fractional labels or labels of several types; text instead of numbers;
+                negative or fractional counts.
 
         Example:
             >>> Target.infer([0, 1, 2, 1]).task, Target.infer([3, 8, 5, 6]).task
@@ -85,13 +85,13 @@ class Target:
         return cls("classification", classes=_classes(column))
 
     def encode(self, y: Any) -> Float64[np.ndarray, "n"] | Int64[np.ndarray, "n"]:
-        """What the network learns from: float64 in regression, int64 for classes and counts.
+        """Targets for the network: float64 in regression, int64 for classes and counts.
 
         Args:
             y: the targets (n,).
 
         Raises:
-            InputError: missing or infinite values, text for a number, labels outside the classes,
+            InputError: missing or infinite values, text instead of numbers, unknown labels,
                 negative or fractional counts.
 
         Example:
@@ -107,10 +107,10 @@ rows. Correct those labels, or fit with rows of every class.
         return _counts(column) if self.task == "count" else self._codes(column)
 
     def decode(self, values: Any) -> Shaped[np.ndarray, "n"]:
-        """Back to what the user had: numbers in the original unit, labels or counts.
+        """Targets in the original units: numbers, labels or counts.
 
         Args:
-            values: what `encode` gives (n,); among classes, -1 (no decision) becomes None.
+            values: encoded targets (n,); the class -1 (no decision) becomes None.
 
         Raises:
             InputError: a class index outside 0..K-1.
@@ -137,7 +137,7 @@ rows. Correct those labels, or fit with rows of every class.
         return np.array([*self.classes, None], dtype=object)[values.astype(int)]
 
     def to_config(self) -> dict[str, Any]:
-        """The state in terms JSON has.
+        """The state as values that JSON can hold.
 
         Example:
             >>> Target("count").to_config()
@@ -152,7 +152,7 @@ rows. Correct those labels, or fit with rows of every class.
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Target:
-        """The target whose `to_config` gave `config`.
+        """The encoding of a configuration from `to_config`.
 
         Raises:
             InputError: entries that are missing, unknown or of a wrong type.
@@ -222,7 +222,7 @@ def _column(y: Any) -> pd.Series:
 
 
 def _as_list(y: Any) -> Any:
-    """Lists keep their Python labels: NumPy would turn `['a', 1]` into text."""
+    """Keep the Python labels of a list, as NumPy would convert `['a', 1]` to text."""
     if isinstance(y, (list, tuple)) and all(np.ndim(value) == 0 for value in y):
         array = np.empty(len(y), dtype=object)
         array[:] = y
@@ -251,7 +251,7 @@ def _numbers(column: pd.Series) -> Float64[np.ndarray, "n"]:
 
 
 def _moments(values: Float64[np.ndarray, "n"]) -> tuple[float, float]:
-    """Mean and standard deviation of targets that vary."""
+    """Mean and standard deviation of targets, which must not be constant."""
     shift, scale = float(values.mean()), float(values.std())
     if values.min() == values.max() or not 0 < scale < np.inf:
         fail(
@@ -300,7 +300,7 @@ def _classes(column: pd.Series) -> tuple[Label, ...]:
 
 
 def _labels(column: pd.Series) -> list[Label]:
-    """Labels as plain str, int or bool; a whole float is the int it equals."""
+    """Labels as str, int or bool; integral floats become int."""
     return [_label(value) for value in column.tolist()]
 
 

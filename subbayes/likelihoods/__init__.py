@@ -1,11 +1,11 @@
-r"""Likelihoods p(y | f): how network outputs f become a distribution of the target y.
+r"""Likelihoods p(y | f): the distribution of the target y given the network outputs f.
 
-Every likelihood is a small frozen object. Parameters of its own (a noise scale, a global
-variance) are numbers, or the word "learned" until training has learned them:
-`init_parameters` gives their unconstrained start, `with_parameters` binds values to them.
+Likelihoods are immutable. Their own parameters (a noise scale, a global variance) are numbers, or
+"learned" until training has estimated them: `init_parameters` returns unconstrained initial values
+and `with_parameters` sets them.
 
-Outputs have shape (..., N, C) and every method keeps the leading dimensions, so that one call
-serves one network or a thousand draws.
+Outputs have shape (..., N, C), and every method keeps the leading dimensions, so that one call
+evaluates many draws.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def from_config(config: dict[str, Any]) -> Likelihood:
     """Rebuild a likelihood from `Likelihood.to_config`.
 
     Raises:
-        InputError: a name this version does not know; a likelihood of your own has to be
-            passed to the loading function instead.
+        InputError: an unknown name; pass a user-defined likelihood to the loading function
+            instead.
     """
     options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
     name = options.pop("name")

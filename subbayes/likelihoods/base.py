@@ -1,4 +1,4 @@
-r"""What every likelihood offers."""
+r"""The base class of likelihoods."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def column(y: Tensor, like: Tensor) -> Tensor:
 
 
 def plain(value: Any) -> Any:
-    """A tensor as plain numbers, anything else as it is."""
+    """A tensor as Python numbers; other values unchanged."""
     if isinstance(value, Tensor):
         return value.detach().cpu().double().tolist()
     return value
 
 
 def _like_labels(y: Targets, n_outputs: int) -> bool:
-    """Whether targets look like labels of as many classes as there are outputs."""
+    """Whether targets may be labels of as many classes as there are outputs."""
     if not isinstance(y, Tensor) or y.ndim != 1 or n_outputs < 2:
         return False
     value = y.double()
@@ -40,14 +40,14 @@ def _like_labels(y: Targets, n_outputs: int) -> bool:
 
 
 class Likelihood(ABC):
-    r"""What a likelihood offers; a new one is a small subclass.
+    r"""Base class of likelihoods.
 
     A subclass needs `log_prob`, `mean`, `variance`, `sample`, `n_outputs` and `check_targets`;
-    `score` and `curvature` are derived by automatic differentiation unless given; the latter is
-    exact where the Hessian in f does not depend on y (every canonical link).
+    `score` and `curvature` default to automatic differentiation; the latter is exact if the Hessian
+    in f does not depend on y (every canonical link).
 
     Attributes:
-        kind: "regression", "classification" or "count"; chooses scores and reports.
+        kind: "regression", "classification" or "count"; determines scores and reports.
     """
 
     kind: ClassVar[Kind]
@@ -70,7 +70,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def n_outputs(self, y: Targets) -> int:
-        """Number of network outputs C these targets need."""
+        """Number of network outputs C for these targets."""
 
     @abstractmethod
     def check_targets(self, y: Targets) -> None:
@@ -79,7 +79,7 @@ class Likelihood(ABC):
     def score(self, outputs: Outputs, y: Targets) -> Outputs:
         r"""The score in the outputs $\partial \log p(y \mid f) / \partial f$, shape (..., N, C).
 
-        Derived by automatic differentiation unless given.
+        Computed by automatic differentiation by default.
         """
         return torch.func.grad(lambda f: self.log_prob(f, y).sum())(outputs)
 
@@ -124,20 +124,20 @@ class Likelihood(ABC):
             )
 
     @property
-    def learned(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all parameters of the likelihood have values."""
         return True
 
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
-        """Unconstrained start values of the parameters still to be learned (maybe none)."""
+        """Unconstrained initial values of the parameters to learn, if there are any."""
         return torch.zeros(0)
 
-    def with_parameters(self, raw: Float[Tensor, "p"]) -> Likelihood:
-        """The likelihood at unconstrained parameter values `raw`; differentiable in them."""
+    def with_parameters(self, values: Float[Tensor, "p"]) -> Likelihood:
+        """The likelihood at unconstrained parameter values `values`; differentiable in them."""
         return self
 
-    def estimated(self, outputs: Outputs, y: Targets) -> Likelihood:
-        """Learn the parameters that maximise the likelihood at fixed outputs."""
+    def fit_parameters(self, outputs: Outputs, y: Targets) -> Likelihood:
+        """The likelihood with the parameters that maximise it at fixed outputs."""
         raw = self.init_parameters(y).double().requires_grad_()
         if raw.numel() == 0:
             return self
@@ -168,15 +168,15 @@ class Likelihood(ABC):
         return self.with_parameters(raw.detach()).frozen()
 
     def frozen(self) -> Likelihood:
-        """The same likelihood with its parameters as plain numbers."""
+        """The likelihood with its parameters as Python numbers."""
         return self
 
-    def of_draws(self, index: Tensor) -> Likelihood:
-        """The likelihood of some of the draws, where each draw has parameters of its own."""
+    def select_draws(self, index: Tensor) -> Likelihood:
+        """The likelihood of a subset of the draws, if each draw has its own parameters."""
         return self
 
-    def given_noise(self, scale: Tensor) -> Likelihood:
-        """The likelihood of new rows with known noise scales, where the likelihood has them."""
+    def with_noise(self, scale: Tensor) -> Likelihood:
+        """The likelihood of new rows with known noise scales, if it depends on them."""
         fail(
             "noise",
             "nothing, since the likelihood has no noise per observation",
@@ -189,5 +189,5 @@ class Likelihood(ABC):
         return None
 
     def to_config(self) -> dict[str, Any]:
-        """A JSON-able description; `from_config` reads it back."""
+        """A description that JSON can hold, for `from_config`."""
         return {"name": type(self).__name__}

@@ -55,7 +55,7 @@ class Categorical(Likelihood):
         r"""$\Lambda = \mathrm{diag}(p) - p p^\top$, its diagonal $p_i \sum_{j \ne i} p_j$."""
         p = _softmax(outputs)
         others = 1 - torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-        pairs = p.unsqueeze(-1) * p.unsqueeze(-2) * others  # 1 - p is 0 next to certainty
+        pairs = p.unsqueeze(-1) * p.unsqueeze(-2) * others  # 1 - p would round to 0
         return torch.diag_embed(pairs.sum(-1)) - pairs
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
@@ -90,7 +90,7 @@ class Categorical(Likelihood):
             )
 
     def check_targets(self, y: Targets) -> None:
-        """Raise `InputError` for labels that are not whole numbers 0..K-1."""
+        """Raise `InputError` for labels that are not integers 0..K-1."""
         whole = isinstance(y, Tensor) and y.ndim == 1 and bool((y == y.long()).all())
         if not whole:
             fail(
@@ -110,15 +110,15 @@ class Categorical(Likelihood):
             )
 
     def to_config(self) -> dict[str, Any]:
-        """A JSON-able description."""
+        """A description that JSON can hold."""
         return {"name": "Categorical", "n_classes": self.n_classes}
 
 
 def _many_rows(outputs: Outputs) -> bool:
-    """Whether a CPU is faster with classes apart and rows side by side.
+    """Whether a CPU is faster with the classes in the leading dimension.
 
-    Fewer than 16 classes do not fill its registers: torch takes them one by one then, in five to
-    ten times the time.
+    With fewer than 16 classes in the last dimension torch is not vectorised and takes five to ten
+    times as long.
     """
     return (
         outputs.device.type == "cpu"
@@ -131,13 +131,13 @@ def _many_rows(outputs: Outputs) -> bool:
 def _softmax(outputs: Outputs) -> Outputs:
     if not _many_rows(outputs):
         return outputs.softmax(-1)
-    n = outputs.shape[-2]  # whole registers, so that a row's numbers are the same at any place
+    n = outputs.shape[-2]  # full registers, so that results do not depend on the position of a row
     by_class = F.pad(outputs.transpose(-1, -2), (0, -n % 32)).contiguous()
     return by_class.softmax(-2)[..., :n].transpose(-1, -2)
 
 
 class _OneOutput(Likelihood):
-    """Shared by likelihoods of one scalar target and one output."""
+    """Base class of likelihoods with one output per target."""
 
     def n_outputs(self, y: Targets) -> int:
         """One output per target."""

@@ -1,4 +1,4 @@
-"""Likelihoods with Gaussian noise: one scale for all, known per point, or from the network."""
+"""Likelihoods with Gaussian noise: a common scale, known scales, or scales from the network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _gaussian_log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def softplus_inverse(x: Tensor) -> Tensor:
-    """What softplus makes positive numbers of."""
+    """The inverse of softplus."""
     return x + torch.log(-torch.expm1(-x))
 
 
@@ -38,20 +38,20 @@ def _variance(y: Targets) -> Float[Tensor, "T"]:
 
 
 def _check_width(argument: str, value: Any, targets: int) -> None:
-    """Check that a parameter has one number, or one per target."""
+    """Check that a parameter has one value, or one per target."""
     if isinstance(value, (tuple, list)) and len(value) not in (1, targets):
         expected = "1 number" if targets == 1 else f"1 or {targets} numbers"
         fail(argument, f"{expected} for {targets} target{'s' * (targets > 1)}", len(value))
 
 
 def _of_draws(parameter: Any, index: Tensor) -> Any:
-    """Rows of a parameter that has one value per draw; others serve all draws."""
+    """Rows of a parameter with one value per draw; other parameters unchanged."""
     per_draw = isinstance(parameter, Tensor) and parameter.ndim == 3
     return parameter[index] if per_draw else parameter
 
 
 class GaussianLike(Likelihood):
-    """Shared by likelihoods whose y | f is Gaussian: all follows from mean and variance."""
+    """Base class of likelihoods with Gaussian y | f, defined by mean and variance."""
 
     kind: ClassVar[Kind] = "regression"
 
@@ -88,7 +88,7 @@ class Gaussian(GaussianLike):
 
     Args:
         noise: the standard deviation $\sigma$ in units of y: a number (or one per target);
-            "learned" to have training learn one per target; or "per-observation", where the
+            "learned" to estimate one per target in training; or "per-observation", for which the
             targets are a pair (y, noise scale) with a known scale for each observation.
 
     Raises:
@@ -116,8 +116,8 @@ class Gaussian(GaussianLike):
         return isinstance(self.noise, str) and self.noise == "per-observation"
 
     @property
-    def learned(self) -> bool:
-        """Whether the noise has a value."""
+    def is_complete(self) -> bool:
+        """Whether the noise is known."""
         return not (isinstance(self.noise, str) and self.noise == "learned")
 
     def _scale(self, outputs: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Gaussian(GaussianLike):
                 "likelihood",
                 "a noise scale",
                 f"noise={self.noise!r}",
-                "Learn it with train(...) or likelihood.estimated(outputs, y), or give a number"
+                "Use train(...) or likelihood.fit_parameters(outputs, y), or pass a number"
                 if self.noise == "learned"
                 else "Give the new observations' noise scale: posterior.predict(..., noise=...)",
             )
@@ -159,7 +159,7 @@ class Gaussian(GaussianLike):
         return 1 if value.ndim == 1 else value.shape[1]
 
     def check_targets(self, y: Targets) -> None:
-        """Raise `InputError` for targets of another form, or noise scales not above 0."""
+        """Raise `InputError` for targets of another shape, or noise scales not above 0."""
         if self._per_observation:
             if isinstance(y, Tensor) or len(y) != 2:
                 fail(
@@ -175,32 +175,32 @@ class Gaussian(GaussianLike):
             _check_width("noise", self.noise, self.n_outputs(y))
 
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
-        r"""$\log \sigma$ started at the log standard deviation of the targets."""
-        if self.learned:
+        r"""$\log \sigma$, initialised to the log standard deviation of the targets."""
+        if self.is_complete:
             return torch.zeros(0)
         return _variance(y).log() / 2
 
-    def with_parameters(self, raw: Float[Tensor, "p"]) -> Gaussian:
-        r"""The likelihood at $\sigma = \exp(\text{raw})$."""
-        return replace(self, noise=raw.exp()) if raw.numel() else self
+    def with_parameters(self, values: Float[Tensor, "p"]) -> Gaussian:
+        r"""The likelihood at $\sigma = \exp(\text{values})$."""
+        return replace(self, noise=values.exp()) if values.numel() else self
 
     def frozen(self) -> Gaussian:
-        """The same likelihood with its noise as a tuple of numbers."""
+        """The likelihood with its noise as a tuple of numbers."""
         noise = plain(self.noise)
         return replace(self, noise=tuple(noise) if isinstance(noise, list) else noise)
 
-    def of_draws(self, index: Tensor) -> Gaussian:
-        """The likelihood of some of the draws, if each has a noise of its own, (S, 1, T)."""
+    def select_draws(self, index: Tensor) -> Gaussian:
+        """The likelihood of a subset of the draws, if each has its own noise, (S, 1, T)."""
         return replace(self, noise=_of_draws(self.noise, index))
 
-    def given_noise(self, scale: Tensor) -> Likelihood:
-        """For known noise per observation: the likelihood of new rows with these scales."""
+    def with_noise(self, scale: Tensor) -> Likelihood:
+        """The likelihood of new rows with these noise scales, for known noise per observation."""
         if not self._per_observation:
-            return super().given_noise(scale)
+            return super().with_noise(scale)
         return replace(self, noise=column(scale, scale))
 
     def to_config(self) -> dict[str, Any]:
-        """A JSON-able description."""
+        """A description that JSON can hold."""
         return {"name": "Gaussian", "noise": plain(self.noise)}
 
 
@@ -210,13 +210,13 @@ class HeteroscedasticGaussian(GaussianLike):
 
     $$ y \sim N\big(f_\mu,\ \mathrm{softplus}(f_\rho) + v\big) $$
 
-    The network has two outputs per target: the means first, then the raw variances. The global
-    variance v is learned with the network, started at the variance of the targets, and held
-    fixed during inference in the subspace.
+    The network has two outputs per target: the means first, then the unconstrained variances. The
+    global variance v is learned with the network, is initialised to the variance of the targets,
+    and is fixed during inference in the subspace.
 
     Args:
-        global_variance: v in squared units of y, or "learned". 0 gives plain heteroscedastic
-            regression.
+        global_variance: v in squared units of y, or "learned". 0 gives heteroscedastic
+            regression without it.
 
     Example:
         >>> likelihood = HeteroscedasticGaussian(global_variance=0.5)
@@ -237,8 +237,8 @@ class HeteroscedasticGaussian(GaussianLike):
                     fail("global_variance", "a finite number of at least 0", repr(v))
 
     @property
-    def learned(self) -> bool:
-        """Whether the global variance has a value."""
+    def is_complete(self) -> bool:
+        """Whether the global variance is known."""
         return not isinstance(self.global_variance, str)
 
     def mean(self, outputs: Outputs) -> Moments:
@@ -252,7 +252,7 @@ class HeteroscedasticGaussian(GaussianLike):
                 "likelihood",
                 "a global variance",
                 "global_variance='learned'",
-                "Learn it with train(...) or likelihood.estimated(outputs, y), or give a number",
+                "Use train(...) or likelihood.fit_parameters(outputs, y), or pass a number",
             )
         v = torch.as_tensor(self.global_variance, dtype=outputs.dtype, device=outputs.device)
         return F.softplus(self._raw(outputs)) + v
@@ -265,7 +265,7 @@ class HeteroscedasticGaussian(GaussianLike):
     def score(self, outputs: Outputs, y: Targets) -> Outputs:
         r"""$r / v$ for a mean, $\tfrac12 (r^2 / v^2 - 1 / v)\, \sigma(f_\rho)$, r the residual.
 
-        Written with observations last in memory, where a network's backward pass wants them.
+        The observations are last in memory, which is the layout of a network's backward pass.
         """
         assert isinstance(y, Tensor)
         variance, raw = self.variance(outputs), self._raw(outputs)
@@ -285,29 +285,29 @@ class HeteroscedasticGaussian(GaussianLike):
         return 2 if y.ndim == 1 else 2 * y.shape[1]
 
     def check_targets(self, y: Targets) -> None:
-        """Raise `InputError` for targets of another form."""
+        """Raise `InputError` for targets of another shape."""
         super().check_targets(y)
         _check_width("global_variance", self.global_variance, self.n_outputs(y) // 2)
 
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
         """The inverse softplus of the variance of the targets."""
-        if self.learned:
+        if self.is_complete:
             return torch.zeros(0)
         return softplus_inverse(_variance(y))
 
-    def with_parameters(self, raw: Float[Tensor, "p"]) -> HeteroscedasticGaussian:
-        """The likelihood at global variance softplus(raw)."""
-        return replace(self, global_variance=F.softplus(raw)) if raw.numel() else self
+    def with_parameters(self, values: Float[Tensor, "p"]) -> HeteroscedasticGaussian:
+        """The likelihood at global variance softplus(values)."""
+        return replace(self, global_variance=F.softplus(values)) if values.numel() else self
 
     def frozen(self) -> HeteroscedasticGaussian:
-        """The same likelihood with its global variance as a tuple of numbers."""
+        """The likelihood with its global variance as a tuple of numbers."""
         value = plain(self.global_variance)
         return replace(self, global_variance=tuple(value) if isinstance(value, list) else value)
 
-    def of_draws(self, index: Tensor) -> HeteroscedasticGaussian:
-        """The likelihood of some of the draws, if each has a variance of its own, (S, 1, T)."""
+    def select_draws(self, index: Tensor) -> HeteroscedasticGaussian:
+        """The likelihood of a subset of the draws, if each has its own variance, (S, 1, T)."""
         return replace(self, global_variance=_of_draws(self.global_variance, index))
 
     def to_config(self) -> dict[str, Any]:
-        """A JSON-able description."""
+        """A description that JSON can hold."""
         return {"name": "HeteroscedasticGaussian", "global_variance": plain(self.global_variance)}

@@ -1,4 +1,4 @@
-"""A likelihood of the target in its own units around a network of the standardised target."""
+"""A likelihood in the units of the target, for a network of the standardised target."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Standardized"]
 
 @dataclass(frozen=True)
 class Standardized(Likelihood):
-    r"""A likelihood of y in its own units, for a network of $(y - \text{shift})/\text{scale}$.
+    r"""A likelihood in the units of y, for a network of $(y - \text{shift})/\text{scale}$.
 
-    Training works on standardised targets while every density, moment and score is in the
-    units of y: $p(y \mid f) = p_0((y - a)/s \mid f) / s$.
+    Training uses standardised targets, while all densities, moments and scores are in the units
+    of y: $p(y \mid f) = p_0((y - a)/s \mid f) / s$.
 
     Args:
         likelihood: a regression likelihood of the standardised target.
@@ -62,8 +62,8 @@ class Standardized(Likelihood):
     def _units(self, like: Tensor) -> tuple[Tensor, Tensor]:
         return (like.new_tensor(self.shift), like.new_tensor(self.scale))
 
-    def inward(self, y: Targets) -> Targets:
-        """Targets as the inner likelihood sees them: standardised."""
+    def standardize(self, y: Targets) -> Targets:
+        """Standardised targets."""
         if isinstance(y, Tensor):
             return self._standardised(y)
         value, noise = y
@@ -77,13 +77,13 @@ class Standardized(Likelihood):
         return inner.squeeze(-1) if y.ndim == 1 else inner
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log density of y in its own units, shape (..., N)."""
+        """Log density in the units of y, shape (..., N)."""
         log_scale = sum(math.log(s) for s in self.scale)
-        return self.likelihood.log_prob(outputs, self.inward(y)) - log_scale
+        return self.likelihood.log_prob(outputs, self.standardize(y)) - log_scale
 
     def score(self, outputs: Outputs, y: Targets) -> Outputs:
-        """The inner likelihood's, which does not depend on the units of y."""
-        return self.likelihood.score(outputs, self.inward(y))
+        """The score in f, which does not depend on the units of y."""
+        return self.likelihood.score(outputs, self.standardize(y))
 
     def mean(self, outputs: Outputs) -> Moments:
         """E[y | f] in units of y."""
@@ -115,11 +115,11 @@ class Standardized(Likelihood):
         return self.mean(outputs), self.variance(outputs).sqrt()
 
     def n_outputs(self, y: Targets) -> int:
-        """As many as the inner likelihood needs."""
+        """The number of outputs of the standardised likelihood."""
         return self.likelihood.n_outputs(y)
 
     def check_targets(self, y: Targets) -> None:
-        """Raise `InputError` for targets the inner likelihood does not take."""
+        """Raise `InputError` for targets that the standardised likelihood does not take."""
         self.likelihood.check_targets(y)
         value = y if isinstance(y, Tensor) else y[0]
         targets = 1 if value.ndim == 1 else value.shape[1]
@@ -131,34 +131,34 @@ class Standardized(Likelihood):
             )
 
     @property
-    def learned(self) -> bool:
-        """Whether the inner likelihood's parameters have values."""
-        return self.likelihood.learned
+    def is_complete(self) -> bool:
+        """Whether all parameters of the standardised likelihood have values."""
+        return self.likelihood.is_complete
 
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
-        """Start values of the inner likelihood, from the standardised targets."""
-        return self.likelihood.init_parameters(self.inward(y))
+        """Initial values for the standardised likelihood, from the standardised targets."""
+        return self.likelihood.init_parameters(self.standardize(y))
 
-    def with_parameters(self, raw: Float[Tensor, "p"]) -> Standardized:
-        """The same units around the inner likelihood at `raw`."""
-        return replace(self, likelihood=self.likelihood.with_parameters(raw))
+    def with_parameters(self, values: Float[Tensor, "p"]) -> Standardized:
+        """The likelihood at unconstrained parameter values `values`."""
+        return replace(self, likelihood=self.likelihood.with_parameters(values))
 
     def frozen(self) -> Standardized:
-        """The same likelihood with plain numbers."""
+        """The likelihood with its parameters as Python numbers."""
         return replace(self, likelihood=self.likelihood.frozen())
 
-    def of_draws(self, index: Tensor) -> Standardized:
-        """The same units around the inner likelihood of some of the draws."""
-        return replace(self, likelihood=self.likelihood.of_draws(index))
+    def select_draws(self, index: Tensor) -> Standardized:
+        """The likelihood of a subset of the draws, if each draw has its own parameters."""
+        return replace(self, likelihood=self.likelihood.select_draws(index))
 
-    def given_noise(self, scale: Tensor) -> Standardized:
+    def with_noise(self, scale: Tensor) -> Standardized:
         """The likelihood of new rows with known noise scales in units of y."""
         _, unit = self._units(scale.double())
-        inner = self.likelihood.given_noise(column(scale, unit) / unit)
+        inner = self.likelihood.with_noise(column(scale, unit) / unit)
         return replace(self, likelihood=inner)
 
     def to_config(self) -> dict[str, Any]:
-        """A JSON-able description."""
+        """A description that JSON can hold."""
         return {
             "name": "Standardized",
             "likelihood": self.likelihood.to_config(),

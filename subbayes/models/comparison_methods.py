@@ -103,7 +103,7 @@ class Setup:
         weights = network.weights[None]
         inputs = self.data.inputs if self.data.in_memory else self.data.loader
         outputs = average(network, self.likelihood, weights, inputs).outputs[0]
-        likelihood = self.likelihood.estimated(outputs, self.data.targets())
+        likelihood = self.likelihood.fit_parameters(outputs, self.data.targets())
         return WeightSamples(network, weights, likelihood, "MAP")
 
     def require_epochs(self, key: str, what: str) -> None:

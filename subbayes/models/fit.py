@@ -18,9 +18,10 @@ from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.models.checkpoint import FitCheckpoint
 from subbayes.models.fitted import FittedModel, load
+from subbayes.networks.compatibility import check_fit
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
-from subbayes.posterior import Posterior, check_fit
+from subbayes.posterior import Posterior
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.optimal import Optimal, check_size
@@ -127,7 +128,9 @@ def fit(
         inputs = getattr(method, "inputs", None)
         checkpoint = FitCheckpoint.of(sampling.checkpoint, network, rows, inputs, settings)
         tuned = isinstance(prior, EvidencePrior) and isinstance(likelihood, likelihoods.Gaussian)
-        known = likelihood if likelihood.learned and not tuned else None  # may not be in the file
+        known = (
+            likelihood if likelihood.is_complete and not tuned else None
+        )  # may not be in the file
         prepared = checkpoint.load(model, output, known)
     if prepared is None:
         if isinstance(method, FixedSubspace):

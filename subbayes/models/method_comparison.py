@@ -19,9 +19,9 @@ from subbayes.likelihoods import Likelihood
 from subbayes.models.comparison_methods import Predictor, Setup
 from subbayes.models.comparison_registry import METHODS, Comparable, methods_by_key, named_methods
 from subbayes.models.fitted import FittedModel
+from subbayes.networks.compatibility import check_fit
 from subbayes.networks.initialisation import fresh
 from subbayes.networks.selection import Selection
-from subbayes.posterior import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained

@@ -89,7 +89,7 @@ def _configs(samples: WeightSamples) -> list[dict[str, Any]]:
 
 
 def _member(likelihood: Likelihood, s: int) -> dict[str, Any]:
-    return likelihood.of_draws(torch.tensor([s])).to_config()
+    return likelihood.select_draws(torch.tensor([s])).to_config()
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:

@@ -4,26 +4,26 @@ Each function draws on the axes it is given, or on new ones, and returns them. `
 figure as PNG; `ax.figure` shows it in a notebook.
 """
 
-from subbayes.plots.calibration import calibration, doubt, pit, reliability
+from subbayes.plots.calibration import calibration, pit, reliability, selective_accuracy
 from subbayes.plots.chains import autocorrelation, ess, ranks, trace
 from subbayes.plots.density import density, surface
-from subbayes.plots.low_loss import curve
+from subbayes.plots.low_loss import loss_along_curve
 from subbayes.plots.methods import scores, temperature, temperatures
 from subbayes.plots.predictions import bands, intervals
 from subbayes.plots.sparse import feature_inclusion, inclusion, sparse_history, trade_off
 from subbayes.plots.spectra import spectra, spectral_density
 from subbayes.plots.style import grid, png, save
 from subbayes.plots.subspaces import judgements
-from subbayes.plots.training import curves, spectrum
+from subbayes.plots.training import spectrum, training_history
 
 __all__ = [
     "autocorrelation",
     "bands",
     "calibration",
-    "curve",
-    "curves",
+    "loss_along_curve",
+    "training_history",
     "density",
-    "doubt",
+    "selective_accuracy",
     "ess",
     "feature_inclusion",
     "grid",

@@ -1,6 +1,6 @@
-r"""Are predictions as sure as they should be? What was promised against what came.
+r"""Calibration of predictions: expected against observed frequencies.
 
-Bands show where 95 % of a calibrated prediction's points would lie for as many observations,
+Bands contain 95 % of the points of a calibrated prediction with as many observations,
 $p \pm 1.96 \sqrt{p (1 - p) / N}$.
 """
 
@@ -19,7 +19,7 @@ from subbayes.plots.style import BLUE, GREY, SKY, labelled, legend, new_axes, no
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["calibration", "doubt", "pit", "reliability"]
+__all__ = ["calibration", "selective_accuracy", "pit", "reliability"]
 
 
 def calibration(
@@ -27,8 +27,8 @@ def calibration(
 ) -> Axes:
     """Observed coverage of central intervals against their level; for classes, `reliability`.
 
-    Above the diagonal the intervals are too wide, below it too narrow. Call it again with the
-    same axes to compare methods.
+    Above the diagonal the intervals are too wide, below it too narrow. Use the same axes for
+    several methods to compare them.
 
     Args:
         predictive: predictions of N observations.
@@ -64,7 +64,7 @@ def calibration(
 def reliability(
     predictive: Predictive, y: Any, *, bins: int = 10, label: str = "model", ax: Axes | None = None
 ) -> Axes:
-    """Accuracy against confidence for classes; points grow with the rows behind them.
+    """Accuracy against confidence for classes; the size of a point grows with its number of rows.
 
     Below the diagonal the classifier is overconfident. Bars are 95 % intervals of the
     accuracy in each bin.
@@ -127,8 +127,8 @@ def pit(
 ) -> Axes:
     r"""Histogram of the probability integral transform $F(y)$: flat if calibrated.
 
-    A valley in the middle says that predictions are too sure, a hill that they are not sure
-    enough, a slope that they are biased. Counts spread over $[F(y - 1), F(y)]$.
+    A valley in the middle indicates overconfidence, a hill underconfidence, a slope bias. A count
+    is spread over $[F(y - 1), F(y)]$.
 
     Args:
         predictive: predictions of N observations.
@@ -175,7 +175,7 @@ def pit(
 def _pit_mass(
     predictive: Predictive, y: Any, target: int, edges: Float[np.ndarray, "b"]
 ) -> Float[np.ndarray, "bins"]:
-    """Share of the observations in each bin; a count's share is spread over its jump."""
+    """Share of the observations in each bin; the share of a count is spread over its jump."""
     whole = to_targets(y, "y")
     high = predictive.cdf(whole)
     high = high if high.ndim == 1 else high[:, target]
@@ -187,10 +187,12 @@ def _pit_mass(
     return np.diff(below.mean(1))
 
 
-def doubt(predictive: Predictive, y: Any, *, label: str = "model", ax: Axes | None = None) -> Axes:
+def selective_accuracy(
+    predictive: Predictive, y: Any, *, label: str = "model", ax: Axes | None = None
+) -> Axes:
     """Accuracy among the most confident rows, against the share of rows that is answered.
 
-    A classifier that knows when it does not know has a curve that falls from left to right.
+    If the confidence is informative, the curve falls from left to right.
 
     Args:
         predictive: class predictions of N observations.
@@ -205,7 +207,7 @@ def doubt(predictive: Predictive, y: Any, *, label: str = "model", ax: Axes | No
         >>> import torch
         >>> from subbayes.likelihoods import Bernoulli
         >>> predictive = Predictive(torch.tensor([[[-1.0], [0.5], [2.0]]]), Bernoulli())
-        >>> doubt(predictive, [0, 0, 1]).get_xlabel()
+        >>> selective_accuracy(predictive, [0, 0, 1]).get_xlabel()
         'share of rows answered, the surest first'
     """
     if predictive.likelihood.kind != "classification":
@@ -229,7 +231,7 @@ def doubt(predictive: Predictive, y: Any, *, label: str = "model", ax: Axes | No
 
 
 def _unit_square(ax: Axes | None) -> tuple[Axes, bool]:
-    """Axes from 0 to 1, and whether nothing is drawn on them yet."""
+    """Axes from 0 to 1, and whether they are empty."""
     ax = new_axes(ax)
     ax.set_xlim(0, 1)
     ax.set_ylim(0, 1.02)

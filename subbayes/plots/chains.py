@@ -1,4 +1,4 @@
-"""Did the chains explore the posterior? Traces, ranks, autocorrelation, effective sizes."""
+"""Convergence of chains: traces, ranks, autocorrelation, effective sample sizes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["autocorrelation", "ess", "ranks", "trace"]
 
 
 def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) -> Axes:
-    """The path of each chain along one coordinate, or one statistic.
+    """Trace of each chain for one coordinate or statistic.
 
-    Chains that explored the same posterior look like one another.
+    Chains that explored the same posterior look alike.
 
     Args:
         draws: what inference returned.
@@ -52,7 +52,7 @@ def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) ->
 def ranks(
     draws: Draws, coordinate: int | str = 0, *, bins: int = 20, ax: Axes | None = None
 ) -> Axes:
-    """Where each chain's draws rank among all: a flat histogram per chain if they agree.
+    """Rank histogram of each chain, which is flat if the chains agree.
 
     Args:
         draws: what inference returned.
@@ -111,7 +111,7 @@ def autocorrelation(
     max_lag: int | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """How long a chain remembers: the autocorrelation at each lag, averaged over chains.
+    """Autocorrelation at each lag, averaged over chains.
 
     Args:
         draws: what inference returned.
@@ -161,7 +161,7 @@ def correlations(x: Float[np.ndarray, "chains draws"], max_lag: int) -> Float[np
 def ess(draws: Draws, *, ax: Axes | None = None) -> Axes:
     """Bulk and tail effective sample size of each coordinate.
 
-    The dashed line is 100 per chain, which means, quantiles and R-hat need to be trusted.
+    The dashed line is 100 per chain, which reliable means, quantiles and R-hat require.
 
     Args:
         draws: what inference returned.

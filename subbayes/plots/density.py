@@ -1,4 +1,4 @@
-"""The log density of a posterior over two of its coordinates, with the draws on it."""
+"""The log density of a posterior over two of its coordinates, with draws."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def surface(
 
 
 def _values(posterior: Posterior, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
-    """Values in batches of one size, so that one traced graph serves them all."""
+    """Values in batches of equal size, for which a traced graph is reused."""
     short = -len(z) % _AT_ONCE
     padded = np.concatenate([z, np.repeat(z[-1:], short, 0)])
     parts = [posterior.value(padded[s : s + _AT_ONCE]) for s in range(0, len(padded), _AT_ONCE)]
@@ -86,8 +86,8 @@ def density(
     """Contours of the log density over two coordinates, in nats below their maximum.
 
     The other coordinates are held at the mean of the draws, so this is a slice through the
-    posterior; the draws on it are projected, and spread wider than the slice where
-    coordinates depend on each other. Two nats below the maximum is two standard deviations of
+    posterior; the draws are projected onto it, and spread wider than the slice where
+    coordinates are correlated. Two nats below the maximum is two standard deviations of
     a Gaussian.
 
     Args:
@@ -171,7 +171,7 @@ def density(
 def _draws(
     ax: Axes, named: Mapping[str, Draws], axes: tuple[int, int], n_draws: int
 ) -> list[Line2D]:
-    """Points of each engine, in colours and shapes of their own."""
+    """Points of each engine, with its own colour and marker."""
     entries = []
     for (name, group), (color, marker) in zip(named.items(), cycle(_MARKS), strict=False):
         flat = group.flat(n_draws)
@@ -205,7 +205,7 @@ def _window(
     axes: tuple[int, int],
     outside: Sequence[Float[np.ndarray, "n 2"]],
 ) -> tuple[Float[np.ndarray, "k"], list[tuple[float, float]]]:
-    """Where the slice goes through, and what to show of it: draws, outlines and a margin."""
+    """The centre of the slice, and its range: draws, outlines and a margin."""
     if not draws:
         covariance = posterior.prior.from_standard(np.eye(posterior.rank))
         spread = 2 * np.sqrt((covariance**2).sum(0))

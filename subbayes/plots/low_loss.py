@@ -11,10 +11,10 @@ from subbayes.plots.style import BLUE, GREY, INK, ORANGE, labelled, legend, limi
 from subbayes.subspaces.curve import CurveLosses
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["curve"]
+__all__ = ["loss_along_curve"]
 
 
-def curve(
+def loss_along_curve(
     losses: CurveLosses,
     straight: CurveLosses | None = None,
     *,
@@ -25,8 +25,8 @@ def curve(
 ) -> Axes:
     """Loss or error along a curve in weight space, on training and test rows.
 
-    Dashed lines are the straight line between the curve's ends, which usually runs over a
-    barrier; its height is told beside that of the curve's own (`CurveLosses.barrier`).
+    Dashed lines are the straight line between the ends of the curve, which usually crosses a
+    barrier; its height is shown with that of the curve (`CurveLosses.barrier`).
 
     Args:
         losses: along the curve on the training rows, from `curve_losses`.
@@ -46,7 +46,7 @@ def curve(
         >>> t = np.linspace(0, 1, 5)
         >>> bent = CurveLosses(t, 0.1 + 0 * t, 0.02 + 0 * t, "error rate")
         >>> line = CurveLosses(t, 0.1 + t * (1 - t), 0.02 + t * (1 - t), "error rate")
-        >>> curve(bent, line).get_xlabel()
+        >>> loss_along_curve(bent, line).get_xlabel()
         'place on the curve t'
     """
     check_choice("quantity", quantity, ("loss", "error"))
@@ -90,7 +90,7 @@ def curve(
 
 
 def _barriers(ax: Axes, losses: CurveLosses, straight: CurveLosses | None) -> None:
-    """How high the loss rises on the training rows, in words, inside the axes at the top."""
+    """Annotate the height of the barriers on the training rows."""
     text = f"barrier on training rows: {losses.barrier:.2g} nats"
     if straight is not None:
         text += f", straight line {straight.barrier:.2g}"

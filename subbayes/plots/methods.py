@@ -1,4 +1,4 @@
-"""Methods and temperatures side by side."""
+"""Scores of methods and temperatures."""
 
 from __future__ import annotations
 
@@ -119,12 +119,12 @@ def temperature(
     test: Mapping[float, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """The score of each temperature, with its standard error, and which was chosen.
+    """The score of each temperature, with its standard error, and the chosen one.
 
     Args:
-        choice: what `choose_temperature` returned, or its entries as a `FittedModel` keeps them
-            in `settings["temperatures"]`.
-        test: log-likelihood of test rows at some temperatures, to see if the choice was good.
+        choice: result of `choose_temperature`, or its entries as in
+            `FittedModel.settings["temperatures"]`.
+        test: log-likelihood of test rows at some temperatures, for comparison.
         ax: axes to draw on.
 
     Raises:
@@ -236,7 +236,7 @@ def temperatures(
 
 
 def _choice(entries: Mapping[str, Any]) -> TemperatureChoice:
-    """A choice from its entries, which a file gives back as lists."""
+    """A choice from its entries, with lists as read from a file."""
     known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entries.items()}
     try:
         return TemperatureChoice(**known)

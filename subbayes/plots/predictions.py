@@ -1,4 +1,4 @@
-"""Predictions with their uncertainty, the epistemic part apart."""
+"""Predictions with their epistemic and total uncertainty."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def _some_means(predictive: Predictive, n: int) -> np.ndarray:
     rows = np.linspace(0, predictive.n_draws - 1, min(check_count("curves", n), predictive.n_draws))
     index = torch.from_numpy(rows.round().astype(int))
     outputs = predictive.outputs[index]
-    return predictive.likelihood.of_draws(index).mean(outputs).numpy()
+    return predictive.likelihood.select_draws(index).mean(outputs).numpy()
 
 
 def _of_means(predictive: Predictive, level: float, target: int) -> tuple[np.ndarray, np.ndarray]:

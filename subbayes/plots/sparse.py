@@ -1,4 +1,4 @@
-"""Sparse networks: which weights are in, how training found them, and what leaving out costs."""
+"""Sparse networks: inclusion probabilities, training history, score against density."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def inclusion(
 
 
 def _network(given: Any) -> SparseNetwork | None:
-    """What was given, or the network of a fitted estimator."""
+    """The network itself, or that of a fitted estimator."""
     from subbayes.sparse.result import SparseNetwork
 
     found = getattr(given, "model_", given)
@@ -133,7 +133,9 @@ def sparse_history(
     epoch = np.arange(1, len(history["elbo"]) + 1)
     elbo = np.asarray(history["elbo"], dtype=float)
     above.plot(epoch, elbo, color=BLUE, linewidth=1.5)
-    above.set_ylim(*limits(elbo[elbo >= np.quantile(elbo, 0.04)]))  # the start may dwarf the rest
+    above.set_ylim(
+        *limits(elbo[elbo >= np.quantile(elbo, 0.04)])
+    )  # the first values may be much larger than the rest
     labelled(above, "", "ELBO (nats)")
     for name, color in (("density", ORANGE), ("accuracy", BLUE)):
         if history.get(name):
@@ -159,10 +161,10 @@ def trade_off(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """A score against the density: of several networks, of thresholds, of pruning.
+    """A score against the density, for several networks, thresholds or pruning.
 
     Args:
-        density: one share of weights that are in, or several, by method.
+        density: share or shares of included weights, by method.
         score: as many scores, by method.
         name: of the score; an accuracy is shown in percent.
         ax: axes to draw on.
@@ -197,7 +199,7 @@ def trade_off(
     every = np.concatenate([np.atleast_1d(np.asarray(v, float)) for v in density.values()])
     if (every > 0).all():
         ax.set_xscale("log")
-    else:  # a network with nothing in has its place too
+    else:  # a network without included weights is shown too
         least = min(every[every > 0], default=1.0)
         ax.set_xscale("symlog", linthresh=10 ** np.floor(np.log10(least)))
         ax.set_xlim(left=0.0)

@@ -1,7 +1,7 @@
-"""How figures look: one palette safe for colour-blind eyes, and axes that change nothing global.
+"""Style of figures: a palette for colour-blind readers, and axes without global state.
 
-Figures are made without pyplot, so that no window, backend or `rcParams` is involved and none has
-to be closed. `ax.figure` shows one in a notebook, `save` writes one.
+Figures are made without pyplot, so that they involve no window, backend or `rcParams` and need not
+be closed. `ax.figure` shows one in a notebook, `save` writes one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LABEL, _TICK, _LEGEND = 10.5, 9.5, 9.0
 
 
 def new_axes(ax: Axes | None = None, width: float = WIDTH, height: float = HEIGHT) -> Axes:
-    """The axes that were passed, as they are, or new ones in a figure of their own.
+    """The given axes, or new ones in their own figure.
 
     Args:
         ax: axes to draw on.
@@ -141,7 +141,7 @@ def note(ax: Axes, text: str) -> None:
 
 
 def limits(values: Sequence[float] | np.ndarray, margin: float = 0.05) -> tuple[float, float]:
-    """The range of finite values, a little widened."""
+    """The range of the finite values with a margin."""
     array = np.asarray(values, dtype=float)
     array = array[np.isfinite(array)]
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 1.0)
@@ -169,7 +169,7 @@ def png(drawn: Axes | Figure, dpi: int = DPI) -> bytes:
 
 
 def save(drawn: Axes | Figure, path: str | Path, dpi: int = DPI) -> Path:
-    """Write a figure as a PNG file, whole or not at all.
+    """Write a figure as a PNG file atomically.
 
     Args:
         drawn: the figure, or axes in it.

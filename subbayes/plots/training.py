@@ -1,4 +1,4 @@
-"""How training went, and what its trajectory spans."""
+"""The history of a training, and the spectrum of its trajectory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from subbayes.plots.style import BLUE, GREY, ORANGE, SKY, labelled, legend, new_
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["curves", "spectrum"]
+__all__ = ["training_history", "spectrum"]
 
 
-def curves(history: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
-    """The negative log-likelihood per epoch, on training and, where it was watched, held-out rows.
+def training_history(history: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
+    """The negative log-likelihood per epoch, on training rows and, if computed, on validation rows.
 
     Args:
         history: of a `TrainingResult` or an `SwaResult`, or of a `FittedModel`, which holds one
@@ -29,7 +29,7 @@ def curves(history: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         InputError: a history without a training loss.
 
     Example:
-        >>> curves({"train_loss": [2.0, 1.0, 0.8]}).get_xlabel()
+        >>> training_history({"train_loss": [2.0, 1.0, 0.8]}).get_xlabel()
         'epoch'
     """
     phases = (
@@ -72,7 +72,7 @@ def _held_out(phase: Mapping[str, Any]) -> np.ndarray:
 
 
 def _without_start(values: np.ndarray) -> tuple[float, float]:
-    """A range that shows the end of a training well: its first few epochs may dwarf it."""
+    """A range without the first epochs, whose losses may be much larger."""
     finite = values[np.isfinite(values)]
     low, high = float(finite.min()), float(np.quantile(finite, 0.96))
     pad = 0.08 * (high - low) or 0.5

@@ -1,9 +1,9 @@
-r"""From weight vectors and new inputs to a predictive distribution.
+r"""Average the predictions of many weight vectors.
 
 $$ p(y^* \mid x^*) \approx \frac{1}{S} \sum_s p(y^* \mid f(x^*; w_s)) $$
 
-(Izmailov et al. 2019, eq. 3.) Weight vectors come in chunks and inputs in batches, so that
-memory stays bounded whatever their numbers.
+(Izmailov et al. 2019, eq. 3.) Weight vectors are processed in chunks and inputs in batches, so
+that memory is bounded.
 """
 
 from __future__ import annotations
@@ -79,16 +79,17 @@ def average(
         network: the network.
         likelihood: p(y | f).
         weights: weight vectors (S, D), or a function from a slice of 0..S-1 to them.
-        inputs: new inputs in the form the module takes, or a loader of them or of pairs.
-        count: S, where `weights` is a function.
+        inputs: new inputs in the form that the module takes, or a loader of them or of pairs.
+        count: number of weight vectors S, if `weights` is a function.
         noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
         refresh_batchnorm: data to re-estimate BatchNorm statistics on for each weight vector;
             costs one pass over them per vector.
-        memory_limit: bytes of activations held at once.
+        memory_limit: largest number of bytes of activations in memory.
         progress: show a progress bar; None shows it on a terminal.
 
     Raises:
-        InputError: inputs the module does not take or that hold NaN, or noise that does not fit.
+        InputError: inputs that the module does not take or that contain NaN, or noise scales of
+            another shape.
     """
     at = weights.__getitem__ if isinstance(weights, Tensor) else weights
     total = len(weights) if isinstance(weights, Tensor) else count
@@ -162,15 +163,15 @@ def with_noise(likelihood: Likelihood, noise: Any, n: int) -> Likelihood:
         fail("noise", f"one scale for each of {n} inputs", len(scale))
     if not bool((scale > 0).all()):
         fail("noise", "numbers above 0", f"{float(scale.min()):g}")
-    return likelihood.given_noise(scale if scale.ndim else scale.expand(n))
+    return likelihood.with_noise(scale if scale.ndim else scale.expand(n))
 
 
 def count_rows(network: Network, inputs: Any) -> int:
-    """Number of rows of inputs, which the module has to take.
+    """Number of rows of inputs, checked against the module.
 
     Args:
         network: the network.
-        inputs: in the form the module takes, or a loader of them.
+        inputs: inputs in the form that the module takes, or a loader of them.
 
     Raises:
         InputError: inputs that the module does not take.
@@ -192,10 +193,10 @@ def count_rows(network: Network, inputs: Any) -> int:
 
 
 def input_batches(inputs: Any) -> Iterator[Inputs]:
-    """Inputs as batches in order: of a loader (of inputs, or of pairs), or themselves.
+    """Inputs as batches in order, from a loader (of inputs or pairs) or as a single batch.
 
     Raises:
-        InputError: NaN, or no rows; empty batches of a loader are left out.
+        InputError: NaN, or no rows; empty batches of a loader are skipped.
     """
     streamed, empty = isinstance(inputs, DataLoader), True
     for batch in quietly(in_order(inputs)) if streamed else [inputs]:

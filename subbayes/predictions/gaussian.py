@@ -1,17 +1,17 @@
 r"""Predictives from a Gaussian over the outputs, $f(x) \sim N(\mu, \Sigma)$, in closed form.
 
-For Gaussian noise y is Gaussian. For classes the expected softmax has none but approximations:
-with $\kappa(v) = (1 + \tfrac\pi8 v)^{-1/2}$,
+With Gaussian noise y is Gaussian. For classes the expected softmax is approximated, with
+$\kappa(v) = (1 + \tfrac\pi8 v)^{-1/2}$,
 
 - probit: $\mathrm{softmax}_k(\kappa(\Sigma_{kk}) \mu_k)$ (MacKay 1992; eq. (12) of the paper on
   optimal subspaces), for one logit $\mathrm{sigmoid}(\kappa(\Sigma) \mu)$;
 - extended probit: $p_k \propto 1 / \sum_i \exp(-\kappa(\Sigma_{kk} + \Sigma_{ii} - 2 \Sigma_{ki})
-  (\mu_k - \mu_i))$, which sees correlations between classes (Lu, Ie and Sha 2021, "mf2");
+  (\mu_k - \mu_i))$, which accounts for correlations between classes (Lu, Ie and Sha 2021, "mf2");
 - Laplace bridge: the mean of the Dirichlet distribution with
   $\alpha_k = \Sigma_{kk}^{-1} (1 - \tfrac2K + \tfrac{e^{\mu_k}}{K^2} \sum_i e^{-\mu_i})$ for
   logits that sum to 0 (Hobbhahn, Kristiadi and Hennig 2022).
 
-Monte Carlo over the logits needs none of this: see `subbayes.Predictive`.
+For Monte Carlo over the logits, see `subbayes.Predictive`.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def is_linear(likelihood: Likelihood, outputs: Float[Tensor, "N C"]) -> bool:
 class GaussianPredictive(Predictive):
     r"""A Gaussian predictive: outputs $f \sim N(\mu, \Sigma)$ for each row, and Gaussian noise.
 
-    Densities, quantiles and scores are those of the Gaussian, not of a mixture.
+    Densities, quantiles and scores are those of the Gaussian instead of a mixture.
 
     Args:
         mean: $\mu$, shape (N, C).
         covariance: $\Sigma$ of each row, shape (N, C, C).
         likelihood: Gaussian noise around the outputs.
-        joint: covariance of the outputs of all rows, shape (N C, N C), where it was asked for.
+        joint: covariance of the outputs of all rows, shape (N C, N C), if needed.
 
     Raises:
         InputError: another likelihood, or shapes that do not fit.
@@ -113,7 +113,7 @@ class GaussianPredictive(Predictive):
         """Epistemic covariance of all rows in units of y, targets of one row together.
 
         Raises:
-            InputError: it was not asked for.
+            InputError: it was not computed.
         """
         if self._joint is None:
             fail(
@@ -168,7 +168,7 @@ class GaussianPredictive(Predictive):
         return self._array(mean + std * level)
 
     def sample(self, n: int = 1, seed: int = 0) -> Array:
-        """Draw n targets per row; rows are independent, or joint where that was asked for."""
+        """Draw n targets per row; rows are independent without a joint covariance."""
         check_count("n", n)
         generator = torch.Generator().manual_seed(seed)
         rows = self.outputs[0].flatten() if self._joint is not None else self.outputs[0]
@@ -185,7 +185,7 @@ def draws(
     count: int,
     generator: torch.Generator,
 ) -> Float[Tensor, "S *N C"]:
-    """Draws from Gaussians, singular ones too."""
+    """Draws from Gaussians, which may be singular."""
     values, vectors = torch.linalg.eigh(covariance.double())
     half = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     eps = torch.randn(count, *mean.shape, generator=generator, dtype=torch.float64)
@@ -195,16 +195,16 @@ def draws(
 class ClassPredictive(Predictive):
     """Class probabilities in closed form from a Gaussian over the logits.
 
-    Probabilities and densities are those of the approximation; what is epistemic (mutual
-    information, variances) comes from draws of the logits.
+    Probabilities and densities are those of the approximation; epistemic quantities (mutual
+    information, variances) are computed from draws of the logits.
 
     Args:
-        mean: of the logits, shape (N, C).
-        covariance: of the logits of each row, shape (N, C, C).
+        mean: mean of the logits, shape (N, C).
+        covariance: covariance of the logits of each row, shape (N, C, C).
         likelihood: `Categorical` or `Bernoulli`.
         method: "probit", "extended-probit" or "laplace-bridge".
-        n_draws: draws of the logits.
-        seed: of the draws.
+        n_draws: number of draws of the logits.
+        seed: seed of the draws.
 
     Raises:
         InputError: another likelihood or method.
@@ -254,7 +254,7 @@ class ClassPredictive(Predictive):
 
     @property
     def aleatoric(self) -> Array:
-        """What is not epistemic of the variance p (1 - p)."""
+        """The variance p (1 - p) without its epistemic part."""
         return np.maximum(self.mean * (1 - self.mean) - self.epistemic, 0.0)
 
     def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
@@ -278,11 +278,11 @@ class ClassPredictive(Predictive):
 def class_probabilities(
     mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], method: str = "probit"
 ) -> Float[Tensor, "N K"]:
-    """Expected class probabilities under Gaussian logits; one logit makes two classes.
+    """Expected class probabilities under Gaussian logits; one logit gives two classes.
 
     Args:
-        mean: of the logits.
-        covariance: of the logits.
+        mean: mean of the logits.
+        covariance: covariance of the logits.
         method: "probit", "extended-probit" or "laplace-bridge".
     """
     check_choice("method", method, METHODS)
@@ -318,7 +318,7 @@ def _bridge(mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]) -> F
 
 
 def natural(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method:
-    """The method that "auto" stands for."""
+    """The method used for "auto"."""
     if is_linear(likelihood, mean):
         return "gaussian"
     return "probit" if likelihood.kind == "classification" else "monte-carlo"
@@ -333,7 +333,7 @@ def predictive_of(
     seed: int,
     joint: Float[Tensor, "m m"] | None = None,
 ) -> Predictive:
-    """The predictive that a Gaussian over the outputs makes."""
+    """The predictive distribution of a Gaussian over the outputs."""
     if method == "gaussian":
         return GaussianPredictive(mean, covariance, likelihood, joint)
     if method == "monte-carlo":

@@ -1,8 +1,8 @@
-r"""The predictive distribution: a mixture over draws, with its parts apart.
+r"""The predictive distribution: a mixture over draws.
 
 $$ p(y \mid x) = \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w_s)) $$
 
-One type for every method; a point method (MAP, SWA) is a mixture of one.
+It is the same type for every method; for a point estimate (MAP, SWA) it has one component.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Array = np.ndarray
 
 
 class Predictive:
-    """A predictive distribution for N inputs, held as the outputs of S draws.
+    """A predictive distribution for N inputs, represented by the network outputs of S draws.
 
-    Arrays come back as float64 NumPy, shape (N,) for one target and (N, T) for several; for a
-    classifier moments are those of the class indicators, shape (N, K).
+    Arrays are float64 NumPy arrays, of shape (N,) for one target and (N, T) for several; for a
+    classifier the moments are those of the class indicators, shape (N, K).
 
     Args:
         outputs: network outputs, shape (S, N, C).
-        likelihood: what turns outputs into a distribution.
+        likelihood: distribution of the target given the outputs.
 
     Attributes:
         kind: "mixture": densities, quantiles and scores are those of the mixture over draws.
@@ -73,7 +73,7 @@ class Predictive:
     # --- moments ----------------------------------------------------------------------------
 
     def _array(self, values: Tensor) -> Array:
-        """(N, T) to NumPy, and to (N,) for one target."""
+        """Convert (N, T) to NumPy, and to (N,) for one target."""
         array = values.numpy()
         return array[..., 0] if array.shape[-1] == 1 else array
 
@@ -84,12 +84,12 @@ class Predictive:
 
     @property
     def epistemic(self) -> Array:
-        """Variance of E[y | draw] over draws: what more data would shrink."""
+        """Variance of E[y | draw] over draws, which more data would reduce."""
         return self._array(self.likelihood.mean(self.outputs).var(0, correction=0))
 
     @property
     def aleatoric(self) -> Array:
-        """Mean over draws of Var[y | draw]: what more data would not shrink."""
+        """Mean over draws of Var[y | draw], which more data would not reduce."""
         return self._array(self.likelihood.variance(self.outputs).mean(0))
 
     @property
@@ -122,7 +122,7 @@ class Predictive:
         return targets
 
     def _columns(self, targets: Targets) -> Float[Tensor, "N T"]:
-        """Values alone as (N, T), in float64, checked against the number of outputs."""
+        """Targets without noise scales as (N, T) in float64, checked against the outputs."""
         value = targets if isinstance(targets, Tensor) else targets[0]
         self.likelihood.check_outputs(self.outputs.shape[-1], targets)
         return column(value, self.outputs)
@@ -153,7 +153,7 @@ class Predictive:
         return self._array(self.likelihood.cdf(self.outputs, value).mean(0))
 
     def quantile(self, q: float) -> Array:
-        """Quantile of the mixture, exact to 1e-10 of its spread; counts give whole numbers.
+        """Quantile of the mixture, exact to 1e-10 of its spread; an integer for counts.
 
         Args:
             q: a level strictly between 0 and 1.
@@ -164,7 +164,7 @@ class Predictive:
         return self._array(_quantile(self.likelihood, self.outputs, q))
 
     def interval(self, level: float = 0.95) -> tuple[Array, Array]:
-        """Central interval holding `level` of the mixture: (lower, upper)."""
+        """Central interval of probability `level`: (lower, upper)."""
         if not 0 < level < 1:
             fail("level", "a level strictly between 0 and 1", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -202,7 +202,7 @@ class Predictive:
         return np.maximum(self.entropy - each, 0.0)
 
     def decide(self, threshold: float = 0.95) -> np.ndarray:
-        """Class labels where one class is more probable than `threshold`, else -1 for doubt.
+        """Class labels, with -1 where no class has a probability above `threshold`.
 
         Source: Hubin and Storvik (2024), section 4.1, after Posch et al.
         """
@@ -218,13 +218,13 @@ class Predictive:
         check_count("n", n)
         generator = torch.Generator().manual_seed(seed)
         which = torch.randint(self.n_draws, (n,), generator=generator)
-        values = self.likelihood.of_draws(which).sample(self.outputs[which], generator)
+        values = self.likelihood.select_draws(which).sample(self.outputs[which], generator)
         if self.likelihood.kind == "classification":
             return values.numpy()
         return self._array(values)
 
     def to_frame(self, level: float = 0.95) -> pd.DataFrame:
-        """A table with one row per input: moments and interval, or class probabilities."""
+        """A data frame with one row per input: moments and interval, or class probabilities."""
         import pandas as pd
 
         if self.likelihood.kind == "classification":
@@ -269,7 +269,7 @@ class Predictive:
 def _quantile(
     likelihood: Likelihood, outputs: Float[Tensor, "S N C"], q: float
 ) -> Float[Tensor, "N T"]:
-    """Bisection on the mixture's distribution function, all rows at once."""
+    """Bisection on the distribution function of the mixture, for all rows at once."""
     mean, std = likelihood.mean(outputs), likelihood.variance(outputs).sqrt()
     reach = 1 + math.sqrt(max(q / (1 - q), (1 - q) / q))  # Cantelli: no quantile lies further
     low, high = (mean - reach * std).amin(0), (mean + reach * std).amax(0)

@@ -42,7 +42,7 @@ def predictions(predictive: Predictive, y: Any, label: str, name: str) -> list[P
                 "is overconfident.",
             ),
             picture(
-                plots.doubt(predictive, y),
+                plots.selective_accuracy(predictive, y),
                 "Accuracy among the rows with the most confident predictions.",
             ),
         ]
@@ -206,7 +206,7 @@ def training(history: Any, recorder: Any, rank: int | None) -> list[Picture]:
         return []
     pictures = [
         picture(
-            plots.curves(history),
+            plots.training_history(history),
             "Negative log-likelihood of the minibatches during training; lower "
             "is better. In the shaded part a constant learning rate explores around the solution.",
         )

@@ -29,7 +29,6 @@ from torch import Tensor
 from subbayes.curvature.ggn_diagonal import columns_squared
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.partial_jacobian import Entries
-from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import root
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
@@ -40,21 +39,14 @@ from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.subspaces.base import SubspaceMethod, TrainedNetwork, check_rank
 from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.subspaces.weight_selection import greedy_by_distance, greedy_by_variance
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.memory import check_memory
 
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
 
-__all__ = [
-    "Subnetwork",
-    "check_size",
-    "masked",
-    "ranked",
-    "scaled_prior_precision",
-    "subnetwork",
-    "wasserstein",
-]
+__all__ = ["Subnetwork", "check_size", "masked", "ranked", "scaled_prior_precision", "subnetwork"]
 
 _BY = ("predictive", "variance", "swag", "magnitude", "last-layer", "wasserstein")
 _MOST_WEIGHTS = 1000
@@ -254,10 +246,10 @@ def ranked(
     if by == "variance":
         return _largest(1 / (columns_squared(V) + prior_precision), rank)
     if by == "wasserstein":
-        return _nearest(_dense(V, prior_precision), rank)
+        return greedy_by_distance(_dense(V, prior_precision), rank)
     X = _jacobian_of(V, inputs)
     pool = _pool(columns_squared(X), rank, candidates)
-    return pool[_leading(*_matrices(V, X, pool, prior_precision), rank)]
+    return pool[greedy_by_variance(*_matrices(V, X, pool, prior_precision), rank)]
 
 
 def masked(
@@ -317,29 +309,6 @@ def scaled_prior_precision(prior_precision: float, subspace: Subspace) -> float:
         0.5
     """
     return check_positive("prior_precision", prior_precision) * subspace.rank / subspace.size
-
-
-def wasserstein(
-    precision: Float[Tensor, "D D"],
-    indices: Int[Tensor, "k"],
-    covariance: Float[Tensor, "D D"] | None = None,
-) -> float:
-    r"""Squared 2-Wasserstein distance of the posterior of all weights to that of a subnetwork.
-
-    $\mathrm{tr}\bigl(H^{-1} + H_{S+}^{-1} - 2 (H_{S+}^{-1/2} H^{-1} H_{S+}^{-1/2})^{1/2}\bigr)$,
-    $H_{S+}^{-1}$ being $H_S^{-1}$ with zeros for the other weights.
-
-    Args:
-        precision: H of all weights.
-        indices: the subnetwork S.
-        covariance: $H^{-1}$, where it is known already.
-
-    Example:
-        >>> wasserstein(torch.diag(torch.tensor([1.0, 2.0, 4.0])), torch.tensor([0]))
-        0.75
-    """
-    covariance = torch.linalg.inv(precision) if covariance is None else covariance
-    return float(_distances(precision, covariance, indices[None])[0])
 
 
 # --- by score -------------------------------------------------------------------------------------
@@ -470,34 +439,6 @@ def _matrices(
     return precision, entries.gram(X)
 
 
-def _leading(H: Float[Tensor, "M M"], K: Float[Tensor, "M M"], rank: int) -> Int[Tensor, "k"]:
-    r"""Candidates one after another, each with the largest $\lVert r_d \rVert^2 / s_d$.
-
-    Choosing c appends the column $g = H_{\cdot c | S} / \sqrt{s_c}$ to the Cholesky factor G of H
-    and $r = r_c / \sqrt{s_c}$ to a root of $\Sigma_S$, after which $s_d$ falls by $g_d^2$ and
-    $r_d$ by $g_d r$. Only products $T = r^\top J_X$ and $Q = r^\top r$ are kept of the latter.
-    """
-    s, squares = H.diagonal().clone(), K.diagonal().clone()
-    least = float(s.min()) * torch.finfo(H.dtype).eps
-    G, T, Q = H.new_zeros(len(H), rank), H.new_zeros(rank, len(H)), H.new_zeros(rank, rank)
-    chosen: list[int] = []
-    for t in range(rank):
-        gain = squares / s
-        gain[chosen] = -1
-        c = int(gain.argmax())
-        scale, g = s[c].sqrt(), G[c, :t].clone()
-        column = (H[:, c] - G[:, :t] @ g) / scale
-        T[t] = (K[c] - g @ T[:t]) / scale
-        Q[t, :t] = Q[:t, t] = (T[:t, c] - Q[:t, :t] @ g) / scale
-        Q[t, t] = squares[c] / s[c]
-        along = T[t] - G[:, :t] @ Q[:t, t]
-        squares = (squares + column * (column * Q[t, t] - 2 * along)).clamp_min(0)
-        s = (s - column.square()).clamp_min(least)
-        G[:, t] = column
-        chosen.append(c)
-    return torch.tensor(chosen, device=H.device)
-
-
 # --- by the exact distance ------------------------------------------------------------------------
 
 
@@ -512,36 +453,3 @@ def _dense(V: Jacobian, prior_precision: float) -> Float[Tensor, "D D"]:
     H = Entries(V.plan, torch.arange(V.size)).gram(V)
     H.diagonal().add_(prior_precision)
     return H
-
-
-def _nearest(H: Float[Tensor, "D D"], rank: int) -> Int[Tensor, "k"]:
-    """One weight after another, each the one that leaves the least distance."""
-    covariance = torch.cholesky_inverse(cholesky(H, "prior_precision"))
-    chosen, others = torch.zeros(0, dtype=torch.long, device=H.device), list(range(len(H)))
-    for _ in range(rank):
-        tried = torch.cat(
-            [chosen.expand(len(others), -1), torch.tensor(others, device=H.device)[:, None]], 1
-        )
-        step = max(1, 2**22 // tried.shape[1] ** 2)
-        found = torch.cat([_distances(H, covariance, some) for some in tried.split(step)])
-        chosen = tried[int(found.argmin())]
-        others.remove(int(chosen[-1]))
-    return chosen
-
-
-def _distances(
-    H: Float[Tensor, "D D"], covariance: Float[Tensor, "D D"], sets: Int[Tensor, "m k"]
-) -> Float[Tensor, "m"]:
-    """Squared Wasserstein distances of several subnetworks: of the two, S alone has a spectrum."""
-    inside = sets[:, :, None], sets[:, None, :]
-    factors, failed = torch.linalg.cholesky_ex(H[inside])
-    if bool(failed.any()):
-        fail(
-            "prior_precision",
-            "a positive definite precision of each subnetwork",
-            "one that rounding has made indefinite",
-            "Raise it, or choose fewer weights",
-        )
-    inverse = torch.linalg.inv(factors)
-    cross = torch.linalg.eigvalsh(inverse @ covariance[inside] @ inverse.mT)
-    return covariance.trace() + inverse.square().sum((1, 2)) - 2 * cross.clamp_min(0).sqrt().sum(1)

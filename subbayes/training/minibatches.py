@@ -124,7 +124,7 @@ class Minibatches:
     def prepare_targets(self, y: Targets) -> Targets:
         """Standardised once instead of at each step, and in the dtype of the network."""
         if isinstance(self.likelihood, Standardized):
-            y = self.likelihood.inward(y)
+            y = self.likelihood.standardize(y)
         if isinstance(y, tuple):
             return tuple(self._cast(t) for t in y)
         return self._cast(y)

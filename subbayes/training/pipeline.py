@@ -165,13 +165,13 @@ def learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
         likelihood: p(y | f).
         data: rows to learn from.
     """
-    if likelihood.learned:
+    if likelihood.is_complete:
         return likelihood
     with torch.no_grad():
         outputs = torch.cat(
             [network(network.weights, to_device(x, network.device)) for x, _ in data.batches(4096)]
         )
-    return likelihood.estimated(outputs.cpu(), data.targets())
+    return likelihood.fit_parameters(outputs.cpu(), data.targets())
 
 
 def _second_end(

@@ -394,7 +394,7 @@ class Fixed:
         self.outputs, self.likelihood = outputs, likelihood
 
     def predict(self, inputs, noise=None):
-        likelihood = self.likelihood if noise is None else self.likelihood.given_noise(noise)
+        likelihood = self.likelihood if noise is None else self.likelihood.with_noise(noise)
         return Predictive(self.outputs[:, inputs[:, 0].long()], likelihood)
 
 

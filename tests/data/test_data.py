@@ -251,7 +251,7 @@ class Augmented(Dataset):
         return X[i] + torch.randn(2), Y[i]
 
 
-class UsedUp(IterableDataset):
+class Exhausted(IterableDataset):
     """Gives its rows once."""
 
     def __init__(self) -> None:
@@ -294,10 +294,10 @@ def test_random_augmentation_in_worker_processes_is_found():
     refused(DataLoader(Augmented(), batch_size=4, num_workers=1), "the same rows at each pass")
 
 
-def test_a_loader_that_is_used_up_after_a_pass():
+def test_a_loader_that_is_exhausted_after_a_pass():
     refused(
-        DataLoader(UsedUp(), batch_size=4),
-        "a loader that can be read again, got one that is used up",
+        DataLoader(Exhausted(), batch_size=4),
+        "a loader that can be read again, got one that is exhausted",
     )
 
 

@@ -110,7 +110,7 @@ def test_targets_far_from_zero_keep_their_precision(name):
 def test_distribution_functions_equal_scipys(name):
     noise, likelihood, y = built(name)
     if name == "per-observation":
-        likelihood, y, scale = likelihood.given_noise(y[1]), *y
+        likelihood, y, scale = likelihood.with_noise(y[1]), *y
         reference = stats.norm(outputs_of(noise, 3), scale[:, None])
     else:
         reference = cases.reference(likelihood, outputs_of(noise, 3).numpy())
@@ -264,7 +264,7 @@ def test_curvature_next_to_certainty_keeps_its_digits():
 
 def test_curvature_with_known_noise():
     scale = torch.tensor([0.5, 2.0], dtype=torch.float64)
-    likelihood = Gaussian(noise="per-observation").given_noise(scale)
+    likelihood = Gaussian(noise="per-observation").with_noise(scale)
     found = likelihood.curvature(torch.zeros(2, 1, dtype=torch.float64))
     torch.testing.assert_close(found.flatten(), scale**-2)
 
@@ -303,9 +303,9 @@ def test_a_likelihood_of_ones_own_gets_the_rest():
     f = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
     at_zero = torch.stack([hessian(likelihood, row[None], torch.zeros(1).double()) for row in f])
     torch.testing.assert_close(likelihood.curvature(f), at_zero)
-    assert likelihood.learned
+    assert likelihood.is_complete
     assert likelihood.init_parameters(torch.zeros(3)).numel() == 0
-    assert likelihood.estimated(f, torch.zeros(5)) is likelihood
+    assert likelihood.fit_parameters(f, torch.zeros(5)) is likelihood
     assert likelihood.to_config() == {"name": "Geometric"}
     with pytest.raises(
         InputError,
@@ -338,7 +338,7 @@ def test_standardised_by_the_moments_of_the_targets():
     likelihood = Standardized.of(Gaussian(noise=0.1), y)
     np.testing.assert_allclose(likelihood.shift, y.mean(0))
     np.testing.assert_allclose(likelihood.scale, y.std(0, correction=0))
-    inner = likelihood.inward(y)
+    inner = likelihood.standardize(y)
     np.testing.assert_allclose(inner.mean(0), 0, atol=1e-12)
     np.testing.assert_allclose(inner.std(0, correction=0), 1)
     with pytest.raises(InputError, match="y: expected targets that vary, got a constant column"):
@@ -352,7 +352,7 @@ def test_known_noise_in_units_of_y(dtype):
     f = torch.tensor([[0.5], [-1.0]], dtype=torch.float64)
     expected = stats.norm(10 + 0.4 * f[:, 0], scale).logpdf(y)
     np.testing.assert_allclose(likelihood.log_prob(f, (y, scale)), expected, rtol=1e-12)
-    given_noise = likelihood.given_noise(scale)
+    given_noise = likelihood.with_noise(scale)
     np.testing.assert_allclose(given_noise.log_prob(f, y), expected, rtol=1e-12)
     np.testing.assert_allclose(given_noise.variance(f)[:, 0], scale**2, rtol=1e-12)
 
@@ -363,12 +363,12 @@ def test_known_noise_in_units_of_y(dtype):
 def test_estimated_noise_is_the_root_mean_square_residual():
     rng = np.random.default_rng(0)
     f, y = torch.from_numpy(rng.normal(size=(50, 2))), torch.from_numpy(rng.normal(size=(50, 2)))
-    noise = Gaussian().estimated(f, y).noise
+    noise = Gaussian().fit_parameters(f, y).noise
     np.testing.assert_allclose(noise, (y - f).square().mean(0).sqrt(), rtol=1e-8)
-    single = Gaussian().estimated(f[:, :1].float(), y[:, 0].float())
+    single = Gaussian().fit_parameters(f[:, :1].float(), y[:, 0].float())
     np.testing.assert_allclose(single.noise, (y - f)[:, 0].square().mean().sqrt(), rtol=1e-5)
-    assert single.learned
-    units = Standardized(Gaussian(), (3.0,), (2.0,)).estimated(f[:, :1], 3 + 2 * y[:, 0])
+    assert single.is_complete
+    units = Standardized(Gaussian(), (3.0,), (2.0,)).fit_parameters(f[:, :1], 3 + 2 * y[:, 0])
     np.testing.assert_allclose(units.likelihood.noise, single.noise, rtol=1e-5)
 
 
@@ -376,7 +376,7 @@ def test_estimated_global_variance_maximises_the_likelihood():
     rng = np.random.default_rng(0)
     f = torch.from_numpy(np.column_stack([np.zeros(200), np.full(200, -3.0)]))
     y = torch.from_numpy(rng.normal(size=200) * 1.5)
-    (found,) = HeteroscedasticGaussian().estimated(f, y).global_variance
+    (found,) = HeteroscedasticGaussian().fit_parameters(f, y).global_variance
     # constant raw variance: the optimum makes the whole variance the mean square
     np.testing.assert_allclose(found, float(y.square().mean()) - np.log1p(np.exp(-3)), rtol=1e-5)
 
@@ -386,7 +386,7 @@ def test_known_parameters_are_not_estimated_again():
     for likelihood in (Gaussian(0.3), HeteroscedasticGaussian(0.1), Poisson(), Categorical()):
         assert likelihood.init_parameters(y).numel() == 0
         assert likelihood.with_parameters(torch.zeros(0)) == likelihood
-        assert likelihood.estimated(f, y) == likelihood
+        assert likelihood.fit_parameters(f, y) == likelihood
         assert likelihood.frozen() == likelihood
 
 
@@ -412,7 +412,7 @@ def test_learned_parameters_get_gradients():
         (grad,) = torch.autograd.grad(value, raw)
         assert grad.abs() > 0
         frozen = likelihood.with_parameters(raw).frozen()
-        assert frozen.learned
+        assert frozen.is_complete
         torch.testing.assert_close(frozen.log_prob(outputs, y).sum(), value.detach())
         json.dumps(frozen.to_config())
 
@@ -424,11 +424,11 @@ def test_what_is_not_learned_yet_says_so():
         (HeteroscedasticGaussian(), f.expand(3, 2)),
         (Standardized(Gaussian(), (0.0,), (1.0,)), f),
     ):
-        assert not likelihood.learned
+        assert not likelihood.is_complete
         with pytest.raises(
             InputError,
-            match=r"likelihood: expected a .*'learned'. Learn it with "
-            r"train\(...\) or likelihood.estimated",
+            match=r"likelihood: expected a .*'learned'. Use "
+            r"train\(...\) or likelihood.fit_parameters",
         ):
             likelihood.log_prob(outputs, y)
 
@@ -436,7 +436,7 @@ def test_what_is_not_learned_yet_says_so():
 def test_noise_cannot_be_learned_from_a_perfect_fit():
     f = torch.arange(4.0)[:, None]
     with pytest.raises(InputError, match="outputs: expected residuals to learn the noise from"):
-        Gaussian().estimated(f, f[:, 0])
+        Gaussian().fit_parameters(f, f[:, 0])
 
 
 # --- configs -------------------------------------------------------------------------------------

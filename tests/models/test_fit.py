@@ -134,7 +134,7 @@ def test_the_module_is_left_alone():
 def test_likelihoods_by_name(name, outputs, y):
     x, _ = data()
     model = fit(net(outputs=outputs), (x, y(x)), **fit_options(likelihood=name, **OPTIONS))
-    assert model.likelihood.learned
+    assert model.likelihood.is_complete
     assert all(np.isfinite(v) for v in model.evaluate(x, y(x)).values())
 
 

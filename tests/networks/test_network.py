@@ -570,7 +570,7 @@ def test_a_module_that_mixes_observations(module, shape):
     [
         (lambda: Network(nn.ReLU()), "a module without parameters"),
         (lambda: Network(nn.Linear(2, 1).requires_grad_(False)), "all have requires_grad=False"),
-        (lambda: Network(nn.LazyLinear(1)), "lazy ones"),
+        (lambda: Network(nn.LazyLinear(1)), "lazy parameters"),
         (lambda: Network(cases.mlp(1), "nothing.*"), r"'nothing\.\*'.*Trainable are: 0\.weight"),
         (lambda: Network(cases.mlp(1), []), "a pattern that selects"),
         (lambda: Network(cases.mlp(1), lambda name, p: False), "a pattern that selects"),

@@ -96,7 +96,7 @@ EVERY = {
     "reliability": lambda ax: plots.reliability(*classes(), ax=ax),
     "pit": lambda ax: plots.pit(*regression(), ax=ax),
     "pit of counts": lambda ax: plots.pit(*counts(), ax=ax),
-    "doubt": lambda ax: plots.doubt(*classes(), ax=ax),
+    "selective_accuracy": lambda ax: plots.selective_accuracy(*classes(), ax=ax),
     "density": lambda ax: plots.density(posterior(), draws(), size=5, ax=ax),
     "density of engines and approximations": lambda ax: plots.density(
         posterior(),
@@ -117,7 +117,7 @@ EVERY = {
     "autocorrelation": lambda ax: plots.autocorrelation(draws(), ax=ax),
     "autocorrelation of many": lambda ax: plots.autocorrelation(draws(k=12), ax=ax),
     "ess": lambda ax: plots.ess(draws(), ax=ax),
-    "curves": lambda ax: plots.curves({"train_loss": [3.0, 1.0, 0.5]}, ax=ax),
+    "training_history": lambda ax: plots.training_history({"train_loss": [3.0, 1.0, 0.5]}, ax=ax),
     "spectrum": lambda ax: plots.spectrum([3.0, 2.0, 1.0], 2, ax=ax),
     "scores": lambda ax: plots.scores(TABLE, "rmse", ax=ax),
     "seconds": lambda ax: plots.scores(TABLE, "seconds", ax=ax),
@@ -351,7 +351,7 @@ def test_wilson_interval_is_the_one_of_scipy(n, share):
 
 def test_doubt_is_the_accuracy_of_the_surest():
     predictive, y = classes()
-    line = plots.doubt(predictive, y).lines[0]
+    line = plots.selective_accuracy(predictive, y).lines[0]
     surest = sorted(range(80), key=lambda i: -predictive.probabilities[i].max())[:20]
     right = sum(int(predictive.labels[i] == y[i]) for i in surest) / 20
     assert line.get_ydata()[19] == pytest.approx(right)
@@ -366,7 +366,10 @@ def test_doubt_is_the_accuracy_of_the_surest():
             lambda: plots.reliability(*regression()),
             "predictive: expected classification .*, got regre",
         ),
-        (lambda: plots.doubt(*regression()), "predictive: expected classification, got regression"),
+        (
+            lambda: plots.selective_accuracy(*regression()),
+            "predictive: expected classification, got regression",
+        ),
         (
             lambda: plots.pit(*classes()),
             "predictive: expected regression or counts .*, got classifica",
@@ -383,7 +386,9 @@ def test_calibration_of_something_else(call, message):
 def test_two_classes_of_one_output():
     predictive = Predictive(torch.randn(3, 20, 1, generator=generator()), Bernoulli())
     y = torch.randint(2, (20,), generator=generator())
-    assert plots.doubt(predictive, y).lines[0].get_ydata()[-1] == metrics.accuracy(predictive, y)
+    assert plots.selective_accuracy(predictive, y).lines[0].get_ydata()[-1] == metrics.accuracy(
+        predictive, y
+    )
 
 
 # --- posterior ----------------------------------------------------------------------------------
@@ -537,19 +542,19 @@ def test_curves_join_the_phases():
         "train": {"train_loss": [3.0, 2.0], "validation_log_likelihood": [-2.5, -2.2]},
         "swa": {"train_loss": [1.5]},
     }
-    loss, held = plots.curves(history).lines
+    loss, held = plots.training_history(history).lines
     np.testing.assert_array_equal(loss.get_ydata(), [3.0, 2.0, 1.5])
     np.testing.assert_array_equal(held.get_ydata(), [2.5, 2.2, np.nan])
 
 
 def test_curves_of_a_module_that_came_trained():
-    (loss,) = plots.curves({"train": {}, "swa": {"train_loss": [1.5, 1.4]}}).lines
+    (loss,) = plots.training_history({"train": {}, "swa": {"train_loss": [1.5, 1.4]}}).lines
     np.testing.assert_array_equal(loss.get_ydata(), [1.5, 1.4])
 
 
 def test_the_first_epochs_do_not_hide_the_others():
     loss = [1000.0, *np.linspace(2, 1, 60)]
-    assert plots.curves({"train_loss": loss}).get_ylim()[1] < 3
+    assert plots.training_history({"train_loss": loss}).get_ylim()[1] < 3
 
 
 def test_spectrum_of_a_recorder_and_its_share():
@@ -598,7 +603,7 @@ def test_temperature_marks_the_choice():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plots.curves({"loss": []}), r"history: .* a train_loss, got \['loss'\]"),
+        (lambda: plots.training_history({"loss": []}), r"history: .* a train_loss, got \['loss'\]"),
         (lambda: plots.spectrum([]), "trajectory: expected singular values above 0, got none"),
         (lambda: plots.spectrum([1.0], 0), "rank: expected a whole number of at least 1, got 0"),
         (lambda: plots.scores(TABLE, "crps"), "table: expected columns 'method' and 'crps', got"),

@@ -405,7 +405,7 @@ def test_the_noise_is_learned_along():
         degree=2,
         **training_options(epochs=400, learning_rate=0.02, batch_size=None, progress=False),
     )
-    assert result.likelihood.learned
+    assert result.likelihood.is_complete
     noise = float((x @ best - y).square().mean().sqrt())
     assert result.likelihood.to_config()["noise"][0] == pytest.approx(noise, rel=1e-3)
 
@@ -529,17 +529,17 @@ def test_the_figure_shows_the_losses_and_their_barriers():
     t = np.linspace(0, 1, 21)
     bent, line, test = losses(t, 0.04), losses(t, 4.0), losses(t, 0.08)
     assert (bent.barrier, line.barrier) == pytest.approx((0.01, 1.0))
-    ax = plots.curve(bent, line, test=test)
+    ax = plots.loss_along_curve(bent, line, test=test)
     drawn = {x.get_label(): x for x in ax.lines if not x.get_label().startswith("_")}
     np.testing.assert_array_equal(drawn["curve, training rows"].get_ydata(), bent.loss)
     np.testing.assert_array_equal(drawn["curve, test rows"].get_ydata(), test.loss)
     assert drawn["straight line, training rows"].get_linestyle() == "--"
     assert ax.texts[0].get_text() == "barrier on training rows: 0.01 nats, straight line 1"
-    ax = plots.curve(bent, quantity="error", ax=plots.grid(1, 1)[0][0])
+    ax = plots.loss_along_curve(bent, quantity="error", ax=plots.grid(1, 1)[0][0])
     np.testing.assert_array_equal(ax.lines[0].get_ydata(), bent.error)
     assert ax.get_ylabel() == "error rate"
     with pytest.raises(InputError, match="losses: expected scores of one likelihood"):
-        plots.curve(bent, losses(t, 1.0, "RMSE"))
+        plots.loss_along_curve(bent, losses(t, 1.0, "RMSE"))
 
 
 # --- modules ----------------------------------------------------------------------------------

@@ -18,13 +18,8 @@ from subbayes.curvature.subspace_precision import Restricted
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.subspace_error import relative_error
 from subbayes.likelihoods import Categorical, Gaussian
-from subbayes.subspaces.subnetwork import (
-    masked,
-    ranked,
-    scaled_prior_precision,
-    subnetwork,
-    wasserstein,
-)
+from subbayes.subspaces.subnetwork import masked, ranked, scaled_prior_precision, subnetwork
+from subbayes.subspaces.weight_selection import wasserstein
 
 LAMBDA = 0.3
 

@@ -63,7 +63,10 @@ def refused(call, message, error=InputError):
 def test_normalisation_by_the_rows_of_a_batch(own):
     _, likelihood, data, new = problem(0)
     for call in everywhere(Network(Normalised(own).double()), likelihood, data, new):
-        refused(call, "module: expected normalisation with running statistics, got one by the rows")
+        refused(
+            call,
+            "module: expected normalisation with running statistics, got normalisation by the rows",
+        )
 
 
 def in_training_mode():
