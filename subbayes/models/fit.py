@@ -362,10 +362,11 @@ def _covariance(prior: EvidencePrior, method: SubspaceMethod) -> Form:
 
 def _by_evidence(trained: Trained, covariance: Form) -> tuple[Likelihood, float]:
     """The likelihood with its Gaussian noise tuned, and the scale of the largest evidence."""
+    from subbayes.inference.laplace.evidence import tune_prior
     from subbayes.inference.laplace.linearised import linearised_laplace
 
     found = linearised_laplace(
         trained.network, trained.likelihood, trained.data, covariance=covariance
     )
-    tuned = found.tuned(noise=isinstance(trained.likelihood, likelihoods.Gaussian))
+    tuned = tune_prior(found, noise=isinstance(trained.likelihood, likelihoods.Gaussian))
     return tuned.likelihood, float(tuned.prior_precision) ** -0.5
