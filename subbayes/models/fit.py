@@ -27,7 +27,7 @@ from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.optimal import Optimal, check_size
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
-from subbayes.training.pipeline import Trained, train_trajectory, trained_already
+from subbayes.training.pipeline import Trained, train_trajectory, without_training
 from subbayes.utils.checks import check_choice, check_positive, fail, fail_type
 from subbayes.utils.types import Form
 
@@ -135,7 +135,7 @@ def fit(
     if prepared is None:
         if isinstance(method, FixedSubspace):
             network = network.with_weights(method.subspace.shift)
-            trained = trained_already(network, likelihood, rows, training, sampling.seed)
+            trained = without_training(network, likelihood, rows, training, sampling.seed)
         else:
             trained = train_trajectory(
                 model,
