@@ -61,8 +61,8 @@ def lesions(n: int = IMAGES) -> PreparedModel:
 def epoch_seconds(rows: PreparedModel, degree: int, epochs: int) -> float:
     """Median seconds of an epoch, the first left out."""
     ticks: list[float] = []
-    fitting = replace(
-        ssr_lesions.Plan().fitting(),
+    training = replace(
+        ssr_lesions.Plan().training(),
         epochs=epochs,
         batch_size=BATCH,
         patience=None,
@@ -72,7 +72,7 @@ def epoch_seconds(rows: PreparedModel, degree: int, epochs: int) -> float:
         rows,
         np.zeros(rows.structured.size),
         degree,
-        fitting,
+        training,
         0,
         False,
         callback=lambda *_: ticks.append(time.perf_counter()),

@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks import nuts
 from benchmarks.harness import bar, in_turns, peak_memory, summary, versions
 from subbayes import Posterior
-from subbayes.inference.importance import approximate_draws
+from subbayes.inference.importance_sampling import approximate_draws
 from subbayes.inference.laplace.laplace import climb
 from subbayes.inference.variational.elbo import Family, ascend
 from subbayes.inference.variational.flows import Flow

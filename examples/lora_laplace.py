@@ -117,7 +117,9 @@ def main(n: int = 200, epochs: int = 150, rank: int = 30) -> dict[str, subbayes.
     network, likelihood = trained.network, trained.likelihood
     print(network)
 
-    every = subbayes.inference.linearised_laplace(network, likelihood, data).tuned()
+    every = subbayes.inference.tune_prior(
+        subbayes.inference.linearised_laplace(network, likelihood, data)
+    )
     chosen = {"prior_precision": every.prior_precision}
     space = optimal(network, likelihood, data, inputs=new, rank=rank, **chosen)
     inside = subbayes.inference.linearised_laplace(network, likelihood, data, space, **chosen)

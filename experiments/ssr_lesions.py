@@ -28,6 +28,7 @@ from torch.utils.data import Dataset
 from experiments import images
 from experiments.store import Record, Store, key_of
 from experiments.uci import write_between
+from subbayes import Training
 from subbayes.diagnostics import metrics
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
@@ -35,7 +36,8 @@ from subbayes.inference.laplace.laplace import Laplace
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
-from subbayes.semistructured import Fitting, SemiStructuredRegression
+from subbayes.semistructured import SemiStructuredRegression
+from subbayes.semistructured.subspace import SUBSPACES
 from subbayes.utils.checks import InputError, check_count, fail
 
 FOLDS = 6
@@ -96,13 +98,14 @@ class Plan:
     predicting: int = 200
     age_draws: int = 1000
 
-    def fitting(self) -> Fitting:
+    def training(self) -> Training:
         """How the network is trained."""
-        return Fitting(
+        return Training(
             epochs=self.epochs,
             learning_rate=self.learning_rate,
             batch_size=self.batch_size,
             weight_decay=self.weight_decay,
+            clip_norm=None,
             validation=self.validation,
             patience=self.epochs,
         )
@@ -217,28 +220,30 @@ def about_laplace(posterior: Posterior, sampling: Sampling, wider: float) -> Dra
 def fitted(name: str, fold: Fold, seed: int, plan: Plan) -> SemiStructuredRegression:
     """A method on the training rows of a fold."""
     if name == "age only":
-        return SemiStructuredRegression(f"melanoma ~ {EFFECT}", family="bernoulli", seed=seed).fit(
-            fold.train, draws=plan.age_draws, chains=plan.chains, progress=False
+        return SemiStructuredRegression(f"melanoma ~ {EFFECT}", family="bernoulli").fit(
+            fold.train,
+            sampling=Sampling(draws=plan.age_draws, chains=plan.chains, seed=seed, progress=False),
         )
     torch.manual_seed(seed)
     model = SemiStructuredRegression(
-        f"melanoma ~ {EFFECT}", family="bernoulli", seed=seed, deep={"image": network_of(plan)}
+        f"melanoma ~ {EFFECT}", family="bernoulli", deep={"image": network_of(plan)}
     )
-    options: dict[str, Any] = {"draws": plan.laplace_draws, "inference": Laplace(starts=1)}
-    if METHODS[name]["subspace"] == "curve":
-        options = {
-            "draws": plan.draws,
-            "warmup": plan.warmup,
-            "inference": partial(about_laplace, wider=plan.wider),
-        }
+    settings = dict(METHODS[name])
+    kind = settings.pop("subspace")
+    curve = kind == "curve"
     return model.fit(
         fold.train,
         inputs={"image": fold.x_train},
-        chains=plan.chains,
-        fitting=plan.fitting(),
-        progress=False,
-        **METHODS[name],
-        **options,
+        subspace=SUBSPACES[kind](**settings),
+        inference=partial(about_laplace, wider=plan.wider) if curve else Laplace(starts=1),
+        training=plan.training(),
+        sampling=Sampling(
+            draws=plan.draws if curve else plan.laplace_draws,
+            chains=plan.chains,
+            warmup=plan.warmup if curve else None,
+            seed=seed,
+            progress=False,
+        ),
     )
 
 

@@ -23,9 +23,16 @@ import torch
 from scipy import stats
 
 from experiments.store import Record, Store, key_of
-from subbayes import MLP
+from subbayes import MLP, Training
 from subbayes.diagnostics.calibration import wilson_interval
-from subbayes.semistructured import Deep, Fitting, SemiStructuredRegression
+from subbayes.inference.configuration import Sampling
+from subbayes.semistructured import (
+    AllWeights,
+    Deep,
+    NetworkSubspace,
+    SemiStructuredRegression,
+    SemiStructuredSubspace,
+)
 from subbayes.utils.checks import check_choice, check_count
 
 FAMILIES = ("normal", "poisson")
@@ -71,15 +78,16 @@ class Plan:
     warmup: int = 250
     chains: int = 4
 
-    def fitting(self) -> Fitting:
+    def training(self) -> Training:
         """How the network is trained."""
-        return Fitting(
+        return Training(
             epochs=self.epochs,
             learning_rate=self.learning_rate,
             batch_size=None,
             weight_decay=self.weight_decay,
+            clip_norm=None,
             validation=self.validation,
-            patience=self.patience,
+            patience=None if self.validation is None else self.patience,
         )
 
 
@@ -108,19 +116,20 @@ def fitted(
         {"mu": f"y ~ {right}", "sigma": "0"} if family == "normal" else f"y ~ {right}",
         family=family,
         orthogonal=False,
-        seed=run,
         priors=dict.fromkeys(EFFECTS, plan.effect_scale),
         deep={"net": Deep(MLP(4, (16, 16), 1, "relu", seed=0), columns=list(INPUTS))},
     )
+    rank = METHODS[method].get("rank")
+    subspace: NetworkSubspace = (
+        SemiStructuredSubspace(rank) if rank else AllWeights(plan.weight_scale)
+    )
     return model.fit(
         frame,
-        draws=plan.draws,
-        warmup=plan.warmup,
-        chains=plan.chains,
-        fitting=plan.fitting(),
-        weight_scale=plan.weight_scale,
-        progress=False,
-        **METHODS[method],
+        subspace=subspace,
+        training=plan.training(),
+        sampling=Sampling(
+            draws=plan.draws, chains=plan.chains, warmup=plan.warmup, seed=run, progress=False
+        ),
     )
 
 

@@ -23,10 +23,12 @@ import torch
 from experiments.store import Record, Store, key_of
 from experiments.toy_regression import FILE
 from experiments.uci import write_between
-from subbayes import MLP
+from subbayes import MLP, Training
 from subbayes.data.datasets import find_file
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.semistructured import Deep, Fitting, SemiStructuredRegression
+from subbayes.semistructured import Deep, SemiStructuredRegression
+from subbayes.semistructured.subspace import SUBSPACES
 from subbayes.utils.checks import check_count
 
 TRUTH = (-0.5, 1.0)
@@ -71,15 +73,15 @@ class Plan:
     chains: int = 10
     target_acceptance: float = 0.9
 
-    def fitting(self) -> Fitting:
+    def training(self) -> Training:
         """How the network is trained."""
-        return Fitting(
+        return Training(
             epochs=self.epochs,
             learning_rate=self.learning_rate,
             batch_size=None,
             weight_decay=self.weight_decay,
+            clip_norm=None,
             validation=self.validation,
-            patience=None,
         )
 
 
@@ -109,22 +111,24 @@ def fitted(name: str, train: pd.DataFrame, seed: int, plan: Plan) -> SemiStructu
     model = SemiStructuredRegression(
         "y ~ C(category)",
         orthogonal=False,
-        seed=seed,
         deep={"net": Deep(MLP(2, (16, 16), 1, "relu"), columns=["half", "square"])},
     )
     options = dict(METHODS[name])
-    nuts = "inference" not in options
-    if nuts:
-        options["inference"] = NUTS(target_acceptance=plan.target_acceptance)
+    sampled = options.pop("inference", "nuts") == "nuts"
+    subspace = SUBSPACES[options.pop("subspace")](**options)
     return model.fit(
         train,
-        draws=plan.draws,
-        warmup=plan.warmup if nuts else None,
-        chains=plan.chains,
-        fitting=plan.fitting(),
-        progress=False,
-        mode="compile" if nuts else "trace",
-        **options,
+        subspace=subspace,
+        inference=NUTS(target_acceptance=plan.target_acceptance) if sampled else "laplace",
+        training=plan.training(),
+        sampling=Sampling(
+            draws=plan.draws,
+            chains=plan.chains,
+            warmup=plan.warmup if sampled else None,
+            seed=seed,
+            mode="compile" if sampled else "trace",
+            progress=False,
+        ),
     )
 
 

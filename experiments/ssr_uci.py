@@ -12,7 +12,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,14 @@ from scipy import stats
 from experiments import ssr_uci_tables
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import asked
-from subbayes import MLP
+from subbayes import MLP, Training
 from subbayes.data.datasets import find_file
 from subbayes.diagnostics import rhat
+from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.semistructured import Deep, Fitting, SemiStructuredRegression
+from subbayes.networks.tracing.tracer import Mode
+from subbayes.semistructured import Deep, DeepEnsemble, SemiStructuredRegression
+from subbayes.semistructured.subspace import SUBSPACES
 from subbayes.utils.checks import check_choice, check_count
 
 DATASETS = ("DS", "DI", "DR", "airfoil", "concrete", "diabetes", "energy", "forest_fire", "yacht")
@@ -86,18 +89,18 @@ class Plan:
     mcmc_draws: int = 100
     mcmc_warmup: int = 200
     mcmc_depth: int = 7
-    mcmc_mode: str = "compile"
+    mcmc_mode: Mode = "compile"
 
-    def fitting(self, n: int, curve: bool, longer: int, validation: float | None) -> Fitting:
+    def training(self, n: int, curve: bool, longer: int, validation: float | None) -> Training:
         """How n rows are trained on; without validation the last epoch is the one."""
         steps = longer * (self.steps if curve else self.single_steps)
         kept = n - round(n * (validation or 0.0))
         each = 1 if curve else math.ceil(kept / self.batch_size)
-        return Fitting(
+        return Training(
             epochs=math.ceil(steps / each),
             learning_rate=self.learning_rate,
             batch_size=None if curve else self.batch_size,
-            weight_decay=0.0,
+            clip_norm=None,
             validation=validation,
             patience=None if validation is None else math.ceil(self.patience / each),
         )
@@ -139,35 +142,40 @@ def fitted(
         "y ~ 0",
         deep={"net": Deep(module, columns=columns)},
         orthogonal=False,
-        seed=seed,
         priors={"sigma.Intercept": stats.lognorm(1.0)},
     )
-    options: dict[str, Any] = dict((METHODS | VARIANTS)[method])
-    curve = options.get("subspace") == "curve"
-    fitting = plan.fitting(
-        len(train), curve, options.pop("longer", 1), options.pop("validation", plan.validation)
+    settings = dict((METHODS | VARIANTS)[method])
+    kind = settings.pop("subspace", None)
+    curve = kind == "curve"
+    training = plan.training(
+        len(train), curve, settings.pop("longer", 1), settings.pop("validation", plan.validation)
     )
-    if curve:
-        options |= {
-            "rank": min(options["rank"], weights),
-            "draws": plan.draws,
-            "warmup": plan.warmup,
-            "chains": plan.chains,
-        }
-    elif method == "deep ensemble":
-        options |= {"members": plan.members}
+    sampling = Sampling(draws=1000, chains=4, seed=seed, progress=False)
+    inference: Any = settings.pop("inference", None)
+    if method == "deep ensemble":
+        inference = DeepEnsemble(plan.members)
     elif method == "MCMC":
         assert starts is not None
-        fitting = Fitting(epochs=1, validation=None, patience=None)
-        options |= {
-            "draws": plan.mcmc_draws,
-            "warmup": plan.mcmc_warmup,
-            "chains": len(starts),
-            "initial": starts,
-            "inference": NUTS(max_depth=plan.mcmc_depth),
-            "mode": plan.mcmc_mode,
-        }
-    return model.fit(train, fitting=fitting, progress=False, **options)
+        training = Training(epochs=1, weight_decay=1e-4, clip_norm=None)
+        inference = NUTS(max_depth=plan.mcmc_depth)
+        sampling = replace(
+            sampling,
+            draws=plan.mcmc_draws,
+            chains=len(starts),
+            warmup=plan.mcmc_warmup,
+            initial=starts,
+            mode=plan.mcmc_mode,
+        )
+    elif curve:
+        settings["rank"] = min(settings["rank"], weights)
+        sampling = replace(sampling, draws=plan.draws, chains=plan.chains, warmup=plan.warmup)
+    return model.fit(
+        train,
+        subspace=SUBSPACES[kind or "curve"](**settings),
+        inference=inference,
+        training=training,
+        sampling=sampling,
+    )
 
 
 def one(

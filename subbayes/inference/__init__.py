@@ -4,6 +4,7 @@ from subbayes.utils.namespace import lazy
 
 _NAMES = {
     "Approximation": "variational.variational",
+    "BatchNormPosterior": "batchnorm_posterior",
     "EllipticalSlice": "samplers.elliptical_slice",
     "Engine": "engine",
     "FullRankVI": "variational.variational",
@@ -16,13 +17,14 @@ _NAMES = {
     "NUTS": "samplers.nuts",
     "ParallelTempering": "samplers.parallel_tempering",
     "RealNVP": "variational.variational",
-    "RefreshedPosterior": "refreshed_posterior",
     "SMC": "samplers.smc",
     "Sampling": "configuration",
     "SliceSampling": "samplers.slice",
     "choose_temperature": "tempering",
-    "judge": "laplace.subspace_error",
+    "compare_subspaces": "laplace.subspace_error",
+    "cross_validate_prior": "laplace.cross_validation",
     "linearised_laplace": "laplace.linearised",
+    "tune_prior": "laplace.evidence",
 }
 
 __all__ = sorted(_NAMES)

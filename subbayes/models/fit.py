@@ -27,7 +27,7 @@ from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.optimal import Optimal, check_size
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
-from subbayes.training.pipeline import Trained, train_trajectory, trained_already
+from subbayes.training.pipeline import Trained, train_trajectory, without_training
 from subbayes.utils.checks import check_choice, check_positive, fail, fail_type
 from subbayes.utils.types import Form
 
@@ -135,7 +135,7 @@ def fit(
     if prepared is None:
         if isinstance(method, FixedSubspace):
             network = network.with_weights(method.subspace.shift)
-            trained = trained_already(network, likelihood, rows, training, sampling.seed)
+            trained = without_training(network, likelihood, rows, training, sampling.seed)
         else:
             trained = train_trajectory(
                 model,
@@ -362,10 +362,11 @@ def _covariance(prior: EvidencePrior, method: SubspaceMethod) -> Form:
 
 def _by_evidence(trained: Trained, covariance: Form) -> tuple[Likelihood, float]:
     """The likelihood with its Gaussian noise tuned, and the scale of the largest evidence."""
+    from subbayes.inference.laplace.evidence import tune_prior
     from subbayes.inference.laplace.linearised import linearised_laplace
 
     found = linearised_laplace(
         trained.network, trained.likelihood, trained.data, covariance=covariance
     )
-    tuned = found.tuned(noise=isinstance(trained.likelihood, likelihoods.Gaussian))
+    tuned = tune_prior(found, noise=isinstance(trained.likelihood, likelihoods.Gaussian))
     return tuned.likelihood, float(tuned.prior_precision) ** -0.5

@@ -13,7 +13,7 @@ from subbayes.plots.predictions import bands, intervals
 from subbayes.plots.sparse import feature_inclusion, inclusion, sparse_history, trade_off
 from subbayes.plots.spectra import spectra, spectral_density
 from subbayes.plots.style import grid, png, save
-from subbayes.plots.subspaces import judgements
+from subbayes.plots.subspaces import subspace_errors
 from subbayes.plots.training import spectrum, training_history
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "grid",
     "inclusion",
     "intervals",
-    "judgements",
+    "subspace_errors",
     "pit",
     "png",
     "ranks",

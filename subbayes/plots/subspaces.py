@@ -8,11 +8,11 @@ from itertools import cycle
 import numpy as np
 from matplotlib.axes import Axes
 
-from subbayes.inference.laplace.subspace_error import Judgement
+from subbayes.inference.laplace.subspace_error import SubspaceError
 from subbayes.plots.style import COLORS, GREY, labelled, legend, new_axes
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["judgements"]
+__all__ = ["subspace_errors"]
 
 _MARKERS = "osD^v"
 _LABELS = {
@@ -29,13 +29,13 @@ _SHARES = ("relative_error", "trace")
 _FULL = {"nll": "full_nll", "accuracy": "full_accuracy"}
 
 
-def judgements(
-    found: Sequence[Judgement], what: str = "relative_error", *, ax: Axes | None = None
+def subspace_errors(
+    found: Sequence[SubspaceError], what: str = "relative_error", *, ax: Axes | None = None
 ) -> Axes:
     """One measure of several subspaces against their rank s, on a logarithmic axis of s.
 
     Args:
-        found: from `subbayes.inference.judge`.
+        found: from `subbayes.inference.compare_subspaces`.
         what: "relative_error" (with the least possible one, dashed), "trace", "log_trace",
             "wasserstein" or "kl"; with targets, "nll" or "accuracy" (with those of the full
             approximation, dashed).
@@ -47,20 +47,21 @@ def judgements(
     Source: figures 1 to 4 of the paper on optimal subspaces.
 
     Example:
-        >>> found = [Judgement("optimal", s, 1 / s, 1 / s, 0.5, 0.0, 1.0, 1.0) for s in (1, 2, 4)]
-        >>> judgements(found).get_ylabel()
+        >>> found = [
+        ...     SubspaceError("optimal", s, 1 / s, 1 / s, 0.5, 0.0, 1.0, 1.0) for s in (1, 2, 4)]
+        >>> subspace_errors(found).get_ylabel()
         'relative error of the covariance'
     """
     check_choice("what", what, _LABELS)
     if not found:
-        fail("found", "at least one judgement", "none")
+        fail("found", "at least one subspace error", "none")
     if all(np.isnan(getattr(one, what)) for one in found):
         fail(
             "what",
             f"a measure that was computed, for {what!r} with "
             + ("a noise" if what == "kl" else "targets"),
-            "NaN for all judgements",
-            f"Pass judge(..., {'noise' if what == 'kl' else 'targets'}=...)",
+            "NaN for all subspace_errors",
+            f"Pass compare_subspaces(..., {'noise' if what == 'kl' else 'targets'}=...)",
         )
     ax = new_axes(ax)
     names = list(dict.fromkeys(one.name for one in found))

@@ -23,9 +23,10 @@ from subbayes.semistructured.model import SemiStructuredRegression
 from subbayes.semistructured.predictors import Deep
 from subbayes.semistructured.subspace import (
     AllWeights,
-    Fitting,
+    DeepEnsemble,
     LastLayer,
     NaiveSubspace,
+    NetworkSubspace,
     SemiStructuredSubspace,
 )
 
@@ -34,14 +35,15 @@ __all__ = [
     "BernoulliFamily",
     "BetaFamily",
     "Deep",
+    "DeepEnsemble",
     "EffectPrior",
     "Exponential",
     "Family",
-    "Fitting",
     "Flexible",
     "GammaFamily",
     "LastLayer",
     "NaiveSubspace",
+    "NetworkSubspace",
     "NegativeBinomialFamily",
     "NormalFamily",
     "NormalPrior",

@@ -13,6 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
@@ -130,25 +132,28 @@ class JointPosterior:
 
     def sample(
         self,
-        run: Callable[[Any, Float[np.ndarray, "chains k"]], Draws],
-        chains: int,
+        engine: Engine,
+        sampling: Sampling,
         temperature: float = 1.0,
         method: str | None = None,
     ) -> Draws:
         """Draw networks and effects.
 
         Args:
-            run: a function (density, start points) that returns draws.
-            chains: number of chains.
+            engine: the engine.
+            sampling: how to sample; chains start at `start_points` unless `initial` is an array.
             temperature: T of the networks; their effects are drawn given them.
             method: how the effects are integrated out for a temperature other than 1; see
                 `marginalisation_of`.
         """
-        initial = self.start_points(chains)
+        initial = sampling.initial
+        if isinstance(initial, str):
+            initial = self.start_points(sampling.chains)
         if temperature == 1 or not self.space.rank:
-            return run(self.density, initial)
+            return engine.run(self.density, replace(sampling, initial=initial))
         density = self.tempered_networks(temperature, method)
-        return self._with_effects(density, run(density, initial[:, : self.space.rank]))
+        networks = replace(sampling, initial=initial[:, : self.space.rank])
+        return self._with_effects(density, engine.run(density, networks))
 
     def tempered_networks(self, temperature: float, method: str | None) -> TemperedNetworks:
         """The tempered marginal posterior of the networks, with the effects integrated out.

@@ -104,11 +104,11 @@ def marginalisation_of(
     """
     if method is None:
         method = "closed-form" if _has_closed_form(density) else "importance"
-    check_choice("effects", method, METHODS)
+    check_choice("marginalisation", method, METHODS)
     if method == "closed-form":
         if not _has_closed_form(density):
             fail(
-                "effects",
+                "marginalisation",
                 "'importance' for this model",
                 "'closed-form'",
                 "A closed form needs "
@@ -120,7 +120,7 @@ def marginalisation_of(
         return ImportanceSampling(mode, check_count("points", points, 8))
     if density.structured.size > 3:
         fail(
-            "effects",
+            "marginalisation",
             "at most 3 coordinates for 'quadrature'",
             density.structured.size,
             "Use 'importance'",

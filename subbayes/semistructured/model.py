@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.engines import engine_of
-from subbayes.networks.tracing.tracer import Mode
 from subbayes.reports.semistructured import write_report
 from subbayes.semistructured import saving
 from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from
@@ -26,16 +23,20 @@ from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.results import Results
 from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.subspace import (
-    Fitting,
+    TRAINING,
+    DeepEnsemble,
     NetworkSubspace,
     build_space,
-    deep_ensemble,
     subspace_of,
 )
 from subbayes.semistructured.summary import check_level
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.training.configuration import Training
+from subbayes.utils.checks import check_choice, check_positive
 
 __all__ = ["SemiStructuredRegression"]
+
+SAMPLING = Sampling(draws=1000, chains=4)
+"""The default settings of sampling."""
 
 
 class SemiStructuredRegression(Results):
@@ -68,7 +69,6 @@ class SemiStructuredRegression(Results):
             networks that read columns of the formula, and centres networks that read other columns;
             networks of tensors remain unchanged.
         missing: "drop" drops rows with missing values and warns with their number; "error" raises.
-        seed: seed of training and sampling.
 
     Raises:
         InputError: see `fit`.
@@ -77,7 +77,8 @@ class SemiStructuredRegression(Results):
         >>> rng = np.random.default_rng(0)
         >>> frame = pd.DataFrame({"x": rng.normal(size=60)})
         >>> frame["y"] = 1 + 2 * frame["x"] + 0.1 * rng.normal(size=60)
-        >>> model = SemiStructuredRegression("y ~ x").fit(frame, draws=200, progress=False)
+        >>> sampling = Sampling(draws=200, chains=4, progress=False)
+        >>> model = SemiStructuredRegression("y ~ x").fit(frame, sampling=sampling)
         >>> model.summary().loc["x", ["mean", "sd"]].round(1).tolist()
         [2.0, 0.0]
     """
@@ -95,7 +96,6 @@ class SemiStructuredRegression(Results):
         exposure: str | None = None,
         orthogonal: bool | str = "auto",
         missing: Missing = "drop",
-        seed: int = 0,
     ) -> None:
         super().__init__()
         check_choice("orthogonal", orthogonal, (True, False, "auto"))
@@ -110,7 +110,6 @@ class SemiStructuredRegression(Results):
             orthogonal,
             missing,
         )
-        self.seed = check_count("seed", seed, 0)
 
     def __repr__(self) -> str:
         model = self.specification
@@ -164,8 +163,7 @@ class SemiStructuredRegression(Results):
         """
         state = saving.load(path, deep, family, priors)
         model = cls.__new__(cls)
-        model.specification, model.seed = state.model.specification, state.joint.seed
-        model._state = state
+        model.specification, model._state = state.model.specification, state
         return model
 
     # --- fitting ----------------------------------------------------------------------------
@@ -176,74 +174,68 @@ class SemiStructuredRegression(Results):
         inputs: Mapping[str, Any] | None = None,
         *,
         subspace: str | NetworkSubspace = "curve",
-        inference: str | Engine | Callable[[Any, Sampling], Draws] | None = None,
+        inference: str | Engine | DeepEnsemble | Callable[[Any, Sampling], Draws] | None = None,
         temperature: float = 1.0,
-        effects: str | None = None,
-        draws: int = 1000,
-        chains: int = 4,
-        warmup: int | None = None,
-        fitting: Fitting | None = None,
-        mode: Mode = "trace",
-        progress: bool | None = None,
-        **options: Any,
+        marginalisation: str | None = None,
+        training: Training = TRAINING,
+        sampling: Sampling = SAMPLING,
     ) -> SemiStructuredRegression:
-        """Fit to rows."""
+        """Fit the model to rows.
+
+        Args:
+            data: the rows.
+            inputs: inputs of the networks without columns, by name: a tensor, an array or a
+                map-style Dataset, with one entry per row. Of a Dataset's (input, label) only the
+                input is read. Rows that are dropped for missing values drop their entries.
+            subspace: where the networks move: "curve", the span of a curve beside free effects;
+                "naive", which projects the effects too; "full", all weights; "last-layer"; or an
+                object such as `SemiStructuredSubspace(rank=5)`.
+            inference: "nuts" (the default), "hmc", "elliptical-slice" (the default with a
+                temperature other than 1), "laplace" or another engine of `subbayes.fit`, or an
+                object such as `NUTS(target_acceptance=0.9)`; or "deep-ensemble", or
+                `DeepEnsemble(members=5)`, which trains networks and effects from several initial
+                weights, for comparison: its members are not a posterior of the effects.
+            temperature: T of the networks' posterior. The posterior of the effects given the
+                networks keeps T = 1; see `subbayes.semistructured.marginalisation`.
+            marginalisation: how the effects are integrated out for a temperature other than 1:
+                "closed-form", "importance" or "quadrature"; None uses the closed form if there is
+                one, and "importance" otherwise.
+            training: how the networks are trained, by default `Training(epochs=500,
+                weight_decay=1e-4, clip_norm=None, validation=0.2, patience=100)`. With `validation`
+                the best epoch is used.
+            sampling: draws, chains, warm-up, seed, mode and progress, by default
+                `Sampling(draws=1000, chains=4)`. Its seed is also that of the training. Unless
+                `initial` is an array, chains start at trained networks with the most probable
+                effects. `mode="compile"` pays for many draws.
+
+        Returns:
+            The model itself, fitted. A warning names effects that have not mixed; `warnings`
+            repeats it.
+
+        Raises:
+            InputError: unknown columns, responses outside the family's support, collinear columns
+                or as many columns as rows without priors of the user, a network without its
+                input or with more than one output, or what training and sampling raise.
+        """
         check_positive("temperature", temperature)
-        fields = ("rank", "spread", "weight_scale")
-        changes = {name: options.pop(name) for name in fields if name in options}
-        subspace = subspace_of(subspace)
-        changes = {k: v for k, v in changes.items() if hasattr(subspace, k)}
-        subspace = replace(subspace, **changes)
         if inference is None:
-            inference = (
-                "nuts" if temperature == 1 or not self.specification.deep else "elliptical-slice"
-            )
+            tempered = temperature != 1 and self.specification.deep
+            inference = "elliptical-slice" if tempered else "nuts"
         if inference == "deep-ensemble":
-            members = check_count("members", options.get("members", 5))
-            model = self.specification.prepare(data, inputs)
-            if not model.n_weights:
-                fail(
-                    "inference",
-                    "networks to train for 'deep-ensemble'",
-                    "none",
-                    "Pass deep=, or another engine",
-                )
-            space = deep_ensemble(model, members, fitting or Fitting(), self.seed, progress)
-            joint = JointPosterior(model, space, self.seed)
-            points = joint.with_best_effects(space.start_points)[None]
-            found = Draws(
-                points, meta={"seed": self.seed}, engine="deep ensemble", validity="ensemble"
-            )
-            self._state = FittedState(joint, found)
-            return self
-        engine = engine_of(inference)
-        known = [field.name for field in dataclasses.fields(Sampling)]
-        if unknown := [name for name in options if name not in known]:
-            fail(
-                "options",
-                "fields of Sampling: " + ", ".join(known),
-                ", ".join(unknown),
-                "Pass settings of an engine with it, as in inference=NUTS(max_depth=8)",
-            )
+            inference = DeepEnsemble()
+        builder = inference if isinstance(inference, DeepEnsemble) else subspace_of(subspace)
+        engine = None if isinstance(inference, DeepEnsemble) else engine_of(inference)
         model = self.specification.prepare(data, inputs)
-        space = build_space(subspace, model, fitting or Fitting(), self.seed, progress)
-        joint = JointPosterior(model, space, self.seed, mode)
-        given = {
-            "draws": draws,
-            "chains": chains,
-            "warmup": warmup,
-            "seed": self.seed,
-            "progress": progress,
-            **options,
-        }
-        given = {k: v for k, v in given.items() if v is not None}
-        found = joint.sample(
-            lambda density, initial: engine.run(density, Sampling(**{"initial": initial, **given})),
-            chains,
-            temperature,
-            effects,
-        )
-        self._state = FittedState(joint, found)
+        space = build_space(builder, model, training, sampling.seed, sampling.progress)
+        joint = JointPosterior(model, space, sampling.seed, sampling.mode)
+        if engine is None:
+            points = joint.with_best_effects(joint.space.start_points)[None]
+            draws = Draws(
+                points, meta={"seed": sampling.seed}, engine="deep ensemble", validity="ensemble"
+            )
+        else:
+            draws = joint.sample(engine, sampling, temperature, marginalisation)
+        self._state = FittedState(joint, draws)
         for line in self.warnings():
             warnings.warn(line, stacklevel=2)
         return self

@@ -36,15 +36,15 @@ from subbayes.utils.seeding import derive
 __all__ = [
     "MAX_START",
     "SUBSPACES",
+    "TRAINING",
     "AllWeights",
-    "Fitting",
+    "DeepEnsemble",
     "JointSpace",
     "LastLayer",
     "NaiveSubspace",
     "NetworkSubspace",
     "SemiStructuredSubspace",
     "build_space",
-    "deep_ensemble",
     "most_probable_effects",
     "subspace_of",
     "train_networks",
@@ -83,33 +83,15 @@ class JointSpace:
 # --- training -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fitting:
-    """How networks are trained before sampling.
-
-    Attributes:
-        epochs: passes over the data.
-        learning_rate: of Adam.
-        batch_size: rows per step.
-        weight_decay: of the networks' weights.
-        validation: share of the rows held out to choose the epoch, or None to take the last.
-        patience: stop after so many epochs without a better score on them; None trains on and
-            takes the best epoch.
-    """
-
-    epochs: int = 500
-    learning_rate: float = 5e-3
-    batch_size: int | None = 64
-    weight_decay: float = 1e-4
-    validation: float | None = 0.2
-    patience: int | None = 100
+TRAINING = Training(epochs=500, weight_decay=1e-4, clip_norm=None, validation=0.2, patience=100)
+"""The default settings of training."""
 
 
 def train_networks(
     model: PreparedModel,
     effects: Float[np.ndarray, "P"],
     degree: int,
-    training: Fitting,
+    training: Training,
     seed: int,
     progress: bool | None,
     callback: Callable[[int, WeightCurve], Any] | None = None,
@@ -136,7 +118,7 @@ def train_networks(
         network,
         model.family,
         model.data,
-        _training(training),
+        _best_epoch(training),
         degree=degree,
         extra=ExtraParameters(
             {"effects": torch.from_numpy(effects).to(network.dtype)}, join, prior_scale=1.0
@@ -147,19 +129,11 @@ def train_networks(
     )
 
 
-def _training(fitting: Fitting) -> Training:
-    patience = fitting.patience
-    if patience is None and fitting.validation is not None:
-        patience = fitting.epochs  # never stops, and takes the best
-    return Training(
-        epochs=fitting.epochs,
-        learning_rate=fitting.learning_rate,
-        batch_size=fitting.batch_size,
-        weight_decay=fitting.weight_decay or None,
-        clip_norm=None,
-        validation=fitting.validation,
-        patience=patience,
-    )
+def _best_epoch(training: Training) -> Training:
+    """The same settings, such that the best epoch is used if rows are held out."""
+    if training.validation is None or training.patience is not None:
+        return training
+    return replace(training, patience=training.epochs)
 
 
 def most_probable_effects(model: PreparedModel) -> Float[np.ndarray, "P"]:
@@ -209,7 +183,7 @@ class NetworkSubspace(ABC):
 
     @abstractmethod
     def build(
-        self, model: PreparedModel, training: Fitting, seed: int, progress: bool | None
+        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
         """Train the networks and build the space of their weights and the effects.
 
@@ -258,7 +232,7 @@ class SemiStructuredSubspace(NetworkSubspace):
         return float((variance / curve.degree).sqrt())
 
     def build(
-        self, model: PreparedModel, training: Fitting, seed: int, progress: bool | None
+        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
         """Train the curve and span its principal directions."""
         assert model.deep is not None
@@ -284,7 +258,7 @@ class NaiveSubspace(SemiStructuredSubspace):
     name = "naive"
 
     def build(
-        self, model: PreparedModel, training: Fitting, seed: int, progress: bool | None
+        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
         """Train the curve of networks and effects and span its principal directions."""
         from subbayes.networks.initialisation import fresh
@@ -307,7 +281,7 @@ class NaiveSubspace(SemiStructuredSubspace):
             Predictors(model.structured, deep, dtype),
             model.family,
             model.data,
-            _training(training),
+            _best_epoch(training),
             degree=rank,
             factory=fresh_predictors,
             seed=seed,
@@ -344,7 +318,7 @@ class AllWeights(NetworkSubspace):
         check_positive("weight_scale", self.weight_scale)
 
     def build(
-        self, model: PreparedModel, training: Fitting, seed: int, progress: bool | None
+        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
         """Train the networks, which are the start point."""
         effects = most_probable_effects(model)
@@ -438,43 +412,61 @@ def subspace_of(subspace: str | NetworkSubspace) -> NetworkSubspace:
     return subspace
 
 
-def build_space(
-    subspace: NetworkSubspace,
-    model: PreparedModel,
-    training: Fitting,
-    seed: int,
-    progress: bool | None,
-) -> JointSpace:
-    """Build a space; without networks to train, that of the effects alone."""
-    if model.n_weights:
-        return subspace.build(model, training, seed, progress)
-    start = most_probable_effects(model)
-    nothing = FullSubspace(torch.from_numpy(start) * 0)
-    return JointSpace(nothing, Normal(np.ones(len(start))), start[None], 0)
-
-
-def deep_ensemble(
-    model: PreparedModel, members: int, training: Fitting, seed: int, progress: bool | None
-) -> JointSpace:
+@dataclass(frozen=True)
+class DeepEnsemble:
     """Networks and effects that are trained several times, from different initial weights.
 
     Args:
-        model: the model on its training rows, with networks to train.
-        members: number of trainings; their results are the start points of the space.
-        training: how the networks are trained.
-        seed: member s is seeded by the seed and s.
-        progress: show progress bars.
+        members: number of trainings.
+
+    Raises:
+        InputError: fewer than one member.
 
     Source: Lakshminarayanan et al. (2017); Kook et al. (2022) for semi-structured models.
     """
-    assert model.deep is not None
-    effects = most_probable_effects(model)
-    spaces = []
-    for member in range(members):
-        result = train_networks(model, effects, 0, training, derive(seed, member), progress)
-        weights = result.network.weights
-        inner = FullSubspace(torch.zeros_like(weights))
-        place = weights.double().cpu().numpy()[None]
-        spaces.append(_beside_effects("ensemble", model, inner, np.ones(inner.rank), place, result))
-    points = np.concatenate([space.start_points for space in spaces])
-    return replace(spaces[0], start_points=points)
+
+    members: int = 5
+
+    def __post_init__(self) -> None:
+        check_count("members", self.members)
+
+    def build(
+        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
+    ) -> JointSpace:
+        """Train the members, which are the start points of the space."""
+        effects, spaces = most_probable_effects(model), []
+        for member in range(self.members):
+            result = train_networks(model, effects, 0, training, derive(seed, member), progress)
+            weights = result.network.weights
+            inner = FullSubspace(torch.zeros_like(weights))
+            place = weights.double().cpu().numpy()[None]
+            prior = np.ones(inner.rank)
+            spaces.append(_beside_effects("ensemble", model, inner, prior, place, result))
+        points = np.concatenate([space.start_points for space in spaces])
+        return replace(spaces[0], start_points=points)
+
+
+def build_space(
+    subspace: NetworkSubspace | DeepEnsemble,
+    model: PreparedModel,
+    training: Training,
+    seed: int,
+    progress: bool | None,
+) -> JointSpace:
+    """Build a space; without networks to train, that of the effects alone.
+
+    Raises:
+        InputError: a deep ensemble without networks to train.
+    """
+    if model.n_weights:
+        return subspace.build(model, training, seed, progress)
+    if isinstance(subspace, DeepEnsemble):
+        fail(
+            "inference",
+            "networks to train for 'deep-ensemble'",
+            "none",
+            "Pass deep=, or another engine",
+        )
+    start = most_probable_effects(model)
+    nothing = FullSubspace(torch.from_numpy(start) * 0)
+    return JointSpace(nothing, Normal(np.ones(len(start))), start[None], 0)

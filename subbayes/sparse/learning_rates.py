@@ -1,4 +1,4 @@
-"""Learning rates of sparse training, and which parameter has which."""
+"""Learning rates of sparse training, and the parameters to which they apply."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch import nn
 from subbayes.sparse.convert import sparse_layers
 from subbayes.utils.checks import check_count, check_positive
 
-__all__ = ["LearningRates", "by_rate"]
+__all__ = ["LearningRates", "parameters_by_kind"]
 
-_LOGITS = 20.0
-_FASTEST, _FASTEST_LOGITS = 1e-2, 0.2  # rates of weights, and of inclusion
+_LOGITS = 20.0  # change of an inclusion logit that a run must allow
+_FASTEST, _FASTEST_LOGITS = 1e-2, 0.2  # highest rates of weights, and of inclusion
 
 
 @dataclass(frozen=True)
 class LearningRates:
-    """Learning rates of Adam, by what they move.
+    """Learning rates of Adam for each kind of parameter.
 
-    Those of the paper's table 1 throw every weight out with the exact ELBO, before the network has
+    With the exact ELBO, those of the paper's table 1 exclude every weight before the network has
     learned anything: its published code minimises another quantity, with one nat added for each
-    weight that is out. The defaults learn weights faster and inclusion at one pace throughout. The
-    slab hardly moves, as in the paper: learned faster, it narrows until all weights may as well be
-    in.
+    excluded weight. The defaults learn the weights faster, and the inclusion probabilities at the
+    same rate in all phases. The slab hardly changes, as in the paper: at a higher rate it narrows
+    until including a weight costs nothing.
 
     Attributes:
-        weights: means and deviations of weights, scales of the horseshoe, and parameters that are
-            points.
-        early_inclusion: logits of inclusion probabilities while hyper-parameters are learned.
-        inclusion: the same afterwards.
-        early_covariance: of the logits of "mvn" and "low-rank", at first.
-        covariance: the same afterwards.
+        weights: means and standard deviations of weights, scales of the horseshoe, and parameters
+            without a distribution.
+        early_inclusion: logits of inclusion probabilities in the early phase.
+        inclusion: logits of inclusion probabilities afterwards.
+        early_covariance: covariance of the logits of "mvn" and "low-rank" in the early phase.
+        covariance: covariance of these logits afterwards.
         inclusion_prior: hyper-parameters of the inclusion prior.
         slab: hyper-parameters of the slab.
         likelihood: parameters of the likelihood.
@@ -49,12 +49,12 @@ class LearningRates:
 
     @classmethod
     def uniform(cls, rate: float, steps: int) -> LearningRates:
-        """One rate for all, but for the slab, and for inclusion where steps are few.
+        """One learning rate for all parameters except the slab, and inclusion in a short run.
 
         Args:
-            rate: of all.
-            steps: of the whole training; in them logits of inclusion probabilities can go 20 at
-                the least, so that weights that are in can be out at the end.
+            rate: the learning rate.
+            steps: number of steps of the training. Inclusion logits must be able to change by at
+                least 20 in them, so that included weights can be excluded at the end.
 
         Example:
             >>> LearningRates.uniform(0.01, 100).inclusion
@@ -68,13 +68,13 @@ class LearningRates:
 
     @classmethod
     def for_steps(cls, steps: int) -> LearningRates:
-        """The defaults, and faster ones where steps are few.
+        """The defaults, or higher rates for a short run.
 
-        Inclusion probabilities fall whatever the data say; where weights have not learned anything
-        by then, all are thrown out.
+        Inclusion probabilities fall at first for any data. If the weights have not learned anything
+        by then, all of them are excluded.
 
         Args:
-            steps: of the whole training.
+            steps: number of steps of the training.
 
         Example:
             >>> LearningRates.for_steps(100_000) == LearningRates()
@@ -82,11 +82,11 @@ class LearningRates:
             >>> LearningRates.for_steps(1000).weights
             0.01
         """
-        usual, pace = cls(), _LOGITS / check_count("steps", steps)
-        rate = min(_FASTEST, max(usual.weights, pace))
-        inclusion = min(_FASTEST_LOGITS, max(usual.inclusion, pace))
+        default, pace = cls(), _LOGITS / check_count("steps", steps)
+        rate = min(_FASTEST, max(default.weights, pace))
+        inclusion = min(_FASTEST_LOGITS, max(default.inclusion, pace))
         return replace(
-            usual,
+            default,
             weights=rate,
             covariance=rate,
             likelihood=rate,
@@ -99,39 +99,38 @@ class LearningRates:
             check_positive(name, value)
 
     def of(self, group: str, early: bool = False) -> float:
-        """The rate of a group of `by_rate`, in the first epochs or afterwards.
+        """The learning rate of a group of `parameters_by_kind`, in the early phase or afterwards.
 
         Example:
             >>> LearningRates().of("covariance"), LearningRates().of("covariance", early=True)
             (0.001, 0.01)
         """
-        known = asdict(self)
+        rates = asdict(self)
         name = "weights" if group == "scales" else group
-        return float(known.get(f"early_{name}", known[name]) if early else known[name])
+        return float(rates.get(f"early_{name}", rates[name]) if early else rates[name])
 
-    def groups(self, module: nn.Module) -> list[dict[str, Any]]:
-        """Parameters of a converted module with their rates, for an optimiser of one's own.
+    def parameter_groups(self, module: nn.Module) -> list[dict[str, Any]]:
+        """Parameter groups of a converted module with their early learning rates, for an optimiser.
 
         Args:
-            module: what `convert` returned. Where rates of the first epochs are others, they have
-                these.
+            module: what `convert` returned.
 
         Example:
             >>> import torch
             >>> from subbayes import sparse
             >>> net = sparse.convert(nn.Linear(3, 1))
-            >>> optimizer = torch.optim.Adam(LearningRates(weights=0.01).groups(net))
+            >>> optimizer = torch.optim.Adam(LearningRates(weights=0.01).parameter_groups(net))
             >>> [group["lr"] for group in optimizer.param_groups]
             [0.01, 0.01, 0.01, 1e-05]
         """
         return [
             {"params": params, "lr": self.of(name, early=True)}
-            for name, params in by_rate(module).items()
+            for name, params in parameters_by_kind(module).items()
         ]
 
 
-def by_rate(module: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Parameters by what they are: the name of their rate, or "scales" (of the horseshoe)."""
+def parameters_by_kind(module: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Parameters by kind: the name of their learning rate, or "scales" (of the horseshoe)."""
     groups: dict[str, list[nn.Parameter]] = {
         name: []
         for name in ("weights", "inclusion", "covariance", "scales", "inclusion_prior", "slab")

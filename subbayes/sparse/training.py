@@ -23,7 +23,7 @@ from subbayes.networks.network import Network, architecture_of
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import kl, sparse_layers
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.learning_rates import LearningRates, by_rate
+from subbayes.sparse.learning_rates import LearningRates, parameters_by_kind
 from subbayes.sparse.result import SparseNetwork, plain
 from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
@@ -121,9 +121,9 @@ def _warn_if_empty(result: SparseNetwork) -> None:
     ]
     if empty:
         warnings.warn(
-            f"The median model has nothing in in layer{'s' * (len(empty) > 1)} "
+            f"The median model excludes every weight of layer{'s' * (len(empty) > 1)} "
             f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
-            "the data say nothing of them, or training was too short or too slow. Try "
+            "the data do not support them, or training was too short or too slow. Try "
             "more epochs, a higher learning rate, or a higher prior inclusion",
             stacklevel=3,
         )
@@ -161,7 +161,7 @@ class TrainableSparseNetwork(Trainable):
         self.likelihood, self.batch_likelihood = likelihood, batch_likelihood(likelihood)
         self.likelihoods, self.settings, self.seed = [likelihood], training, seed
         self.minibatches = Minibatches(data, likelihood, self.network, training.batch_size, seed)
-        self._rest_norms()
+        self._freeze_batchnorm()
         self.rates = training.learning_rates or LearningRates.for_steps(
             training.epochs * self.minibatches.n_batches
         )
@@ -176,7 +176,7 @@ class TrainableSparseNetwork(Trainable):
         for layer in self.layers.values():
             layer.noise = noise
         self.unconstrained = nn.Parameter(self.minibatches.initial_parameters.clone())
-        self.groups = by_rate(self.module) | (
+        self.groups = parameters_by_kind(self.module) | (
             {"likelihood": [self.unconstrained]} if self.unconstrained.numel() else {}
         )
         self.optimizer = torch.optim.Adam(
@@ -186,11 +186,11 @@ class TrainableSparseNetwork(Trainable):
         self.objective = _Objective(self)
         self.phase, self.number, self.rows = "", 0, 0
 
-    def _rest_norms(self) -> None:
-        """Have batch norms use their stored statistics where a batch shares its indicators.
+    def _freeze_batchnorm(self) -> None:
+        """Use stored BatchNorm statistics where all rows of a batch share their indicators.
 
-        Those of the batch would undo what indicators do: units that are nearly out would be scaled
-        up again. Statistics that nothing has been seen for are those of the module as it came.
+        Statistics of the batch would undo the indicators: nearly excluded units would be scaled up
+        again. Statistics that no data have updated yet are collected with the given weights.
         """
         if not any(
             layer.structure == "units" or layer.estimator == "relaxed"
@@ -272,12 +272,12 @@ class TrainableSparseNetwork(Trainable):
         _, fitted, divergence, right = self.steps(inputs, y)
         self.optimizer.step()
         if not math.isfinite(float(fitted) - float(divergence)):
-            raise Diverged(f"The ELBO became NaN ({self._broken()})")
+            raise Diverged(f"The ELBO became NaN ({self._non_finite_part()})")
         return float(fitted), float(divergence), float(right)
 
     def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:
         """Means of the ELBO over steps, the density, and the accuracy of a classification."""
-        if broken := self._broken(""):
+        if broken := self._non_finite_part(""):
             raise Diverged(f"A parameter became NaN ({broken})")
         metrics = {
             "elbo": sum(fitted - divergence for fitted, divergence, _ in losses) / len(losses),
@@ -288,7 +288,7 @@ class TrainableSparseNetwork(Trainable):
             metrics["accuracy"] = sum(right for *_, right in losses) / sum(rows)
         return [metrics]
 
-    def _broken(self, default: str = "the likelihood") -> str:
+    def _non_finite_part(self, default: str = "the likelihood") -> str:
         """The first layer with parameters that are NaN or infinite."""
         odd = {name: p for name, p in self.module.named_parameters() if not is_finite(p)}
         for name, layer in self.layers.items():
@@ -299,7 +299,7 @@ class TrainableSparseNetwork(Trainable):
     # --- copies -----------------------------------------------------------------------------
 
     def fingerprint(self) -> str:
-        """A digest of what is trained, from where, and on which rows, where these are in memory."""
+        """A digest of the module, the likelihood and the rows, if these are in memory."""
         tensors = {f"module.{name}": value for name, value in self.module.state_dict().items()}
         memory = self.minibatches.memory
         if memory is not None and memory.inputs is not None:
@@ -319,7 +319,7 @@ class TrainableSparseNetwork(Trainable):
         )
 
     def state(self, member: int = 0) -> dict[str, Any]:
-        """All that the next epoch depends on."""
+        """A copy of everything on which the next epoch depends."""
         noise = next(iter(self.layers.values())).noise
         return tree_map(
             lambda v: v.detach().clone(),
@@ -342,7 +342,7 @@ class TrainableSparseNetwork(Trainable):
         next(iter(self.layers.values())).noise.generator.set_state(state["noise"])
 
     def result(self, history: History) -> SparseNetwork:
-        """The network as it is now."""
+        """The current network."""
         module = copy.deepcopy(self.module).eval()
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name not in self.frozen)
@@ -355,7 +355,7 @@ class TrainableSparseNetwork(Trainable):
 
 
 def _in_training(module: nn.Module) -> nn.Module:
-    """In training mode but for frozen modules that were not."""
+    """Set training mode, except for frozen modules in evaluation mode."""
     resting = [
         m
         for m in module.modules()
@@ -370,10 +370,10 @@ def _in_training(module: nn.Module) -> nn.Module:
 
 
 class _Objective(nn.Module):
-    """What a step needs of a run, as a function of its parameters.
+    """The objective of a step as a module, so that it is a function of its parameters.
 
     Args:
-        run: whose module is in training.
+        run: the training of the module.
     """
 
     def __init__(self, run: TrainableSparseNetwork) -> None:
@@ -381,10 +381,10 @@ class _Objective(nn.Module):
         self.module, self.unconstrained = run.module, run.unconstrained
         self.weight: Tensor
         self.register_buffer("weight", torch.ones(()))  # of the divergence
-        self.run = (run,)  # a tuple: no module's business
+        self.run = (run,)  # in a tuple, so that it is not registered as a submodule
 
     def forward(self, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The loss per row, the two parts of the ELBO, and how many predictions are right."""
+        """The loss per row, the two parts of the ELBO, and the number of right predictions."""
         (run,) = self.run
         with SparseLayer.used_once(run.layers, n_rows(inputs)):
             outputs = run.network.call(self.module, inputs)

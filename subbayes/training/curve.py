@@ -1,15 +1,14 @@
 r"""Training of curves of low loss in weight space (Garipov et al. 2018; Dold et al. 2024).
 
-The loss of a curve $\phi$ with control points $p_0 \dots p_k$ is the loss of training at a place
-drawn anew in each step,
+The loss of a curve $\phi$ with control points $p_0 \dots p_k$ is the expected loss at a random
+place, which is drawn in each step,
 
 $$ \min_{p}\; \mathbb{E}_{t \sim U(0, 1)}\, \ell(\phi(t)), \qquad
    \frac{\partial \ell(\phi(t))}{\partial p_i} = c_i(t)\, \nabla \ell(\phi(t)), $$
 
-so that a step costs one gradient of the network, whatever the number of control points. The
-weights of a step are one vector, and so is their gradient; each control point takes its share of
-it. With the ends given they stay where they are (Garipov: two solutions are trained first). With
-no ends given all control points are trained at once, from initial weights of their own (Dold).
+so that a step costs one gradient of the network for any number of control points. `connect` trains
+the control points between fixed solutions, which are trained first (Garipov et al.). `train_curve`
+trains all control points at once, from their own initial weights (Dold et al.).
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ class CurveResult:
     Attributes:
         curve: the curve; `curve.subspace()` holds it.
         network: at the middle of the curve, t = 1/2, BatchNorm statistics refreshed.
-        likelihood: the likelihood with its parameters learned, as plain numbers.
-        history: as of `TrainingResult`; losses at places drawn at random, so they scatter.
-        best_epoch: the epoch whose curve this is, counted from 1.
-        extra: the tensors learned along, by name.
+        likelihood: the likelihood with its learned parameters, as plain numbers.
+        history: as of `TrainingResult`; losses are those at random places, so they scatter.
+        best_epoch: the epoch of this curve, counted from 1.
+        extra: the tensors learned with the curve, by name.
         likelihood_parameters: unconstrained parameters of the likelihood.
     """
 
@@ -67,8 +66,8 @@ class CurveResult:
 
         Args:
             t: the place, in [0, 1].
-            refresh_batchnorm: data to re-estimate BatchNorm statistics on; without them they
-                stay those of the middle.
+            refresh_batchnorm: data to re-estimate BatchNorm statistics on; by default the
+                statistics are those of the middle.
         """
         weights = self.curve.point(float(t)).to(self.network.weights)
         if refresh_batchnorm is None:

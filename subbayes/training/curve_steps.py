@@ -1,4 +1,4 @@
-"""A curve in training: its control points, and the steps of a network at places on it."""
+"""Control points of a curve that is trained, and its steps at places on the curve."""
 
 from __future__ import annotations
 
@@ -25,19 +25,26 @@ __all__ = ["ControlPoints", "ExtraParameters", "TrainableCurve"]
 
 Join = Callable[[Tensor, Mapping[str, Tensor], Inputs], Tensor]
 
-_PLACES_PER_DRAW = 256  # places drawn at a time
-_BUFFER_SIZE = 2**23  # entries of the control points' gradients that are made at a time
-_EVALUATED_PLACES = (0.5, 0.1, 0.3, 0.7, 0.9)  # where held-out data are looked at
-_SMALL_NETWORK = 2**16  # weights of a network that is called at all places at once
+_PLACES_PER_DRAW = 256
+_BUFFER_SIZE = 2**23  # entries of the control points' gradients that are computed at a time
+_EVALUATED_PLACES = (0.5, 0.1, 0.3, 0.7, 0.9)  # t at which held-out data are evaluated
+_SMALL_NETWORK = 2**16  # weights; smaller networks are called at all places at once
 
 
 class ControlPoints:
-    """Control points in training: some held fixed, the others in blocks of columns.
+    """Control points of a curve: some are fixed, the others are trained in blocks of columns.
 
-    The gradient of a block is the outer product of the coefficients and a piece of the point's
-    gradient, made when its optimiser steps, in memory that all blocks share: one block of all
-    columns for a small network, many for a large one. (Blocks of 32 MiB: the C library gives
-    those back to the system when they are freed.)
+    The gradient of a block is the outer product of the coefficients and a part of the gradient at
+    the point. It is computed when the optimiser of the block makes its step, in memory that all
+    blocks share: one block of all columns for a small network, several for a large one. Blocks are
+    of 32 MiB, because the C library returns memory of this size to the system when it is freed.
+
+    Args:
+        like: a weight vector of the dtype and device to use.
+        count: number of control points.
+        fixed: indices of those that are not trained.
+        kind: "bezier" or "polygon".
+        training: settings of the optimiser.
     """
 
     def __init__(
@@ -63,7 +70,7 @@ class ControlPoints:
 
     @torch.no_grad()
     def set_point(self, i: int, weights: Float[Tensor, "D"]) -> None:
-        """Put control point i somewhere."""
+        """Set control point i."""
         if i in self.fixed:
             self.fixed_points[self.fixed.index(i)] = weights
             return
@@ -71,19 +78,19 @@ class ControlPoints:
             block[self.trainable_points.index(i)] = part
 
     def coefficients(self, t: Float[Tensor, "S"]) -> list[tuple[Tensor, Tensor]]:
-        """For each t the weights of the points that move, and of those that are fixed."""
+        """For each t, the coefficients of the trained points and those of the fixed points."""
         c = coefficients(t, self.count, self.kind).to(self.fixed_points)
         return list(zip(c[:, self.trainable_points], c[:, self.fixed], strict=True))
 
     @torch.no_grad()
     def point(self, c: tuple[Tensor, Tensor]) -> Float[Tensor, "D"]:
-        """The point with these coefficients."""
+        """The point of the curve with these coefficients."""
         parts = [c[0] @ block for block in self.blocks]
         point = torch.cat(parts) if len(parts) > 1 else parts[0]
         return point.addmv_(self.fixed_points.T, c[1]) if self.fixed else point
 
     def step(self, c: tuple[Tensor, Tensor], gradient: Float[Tensor, "D"]) -> None:
-        """Move the control points along c_i g."""
+        """Make one step of each trained point with its gradient c_i g."""
         pieces = gradient.split(self.widths)
         for block, optimizer, g in zip(self.blocks, self.optimizers, pieces, strict=True):
             block.grad = self.gradient_buffer[: block.numel()].view_as(block)
@@ -104,7 +111,7 @@ class ControlPoints:
         return points
 
     def curve(self) -> WeightCurve:
-        """The curve as it is now."""
+        """The current curve."""
         return WeightCurve(self.points(), self.kind)
 
 
@@ -136,18 +143,18 @@ class ExtraParameters:
 
 
 class TrainableCurve(Trainable):
-    """A curve, trained at a new place t in each step.
+    """A curve that is trained at a new place t in each step.
 
     Args:
         network: the network whose weights lie on the curve.
         likelihood: p(y | f).
-        minibatches: its minibatches.
-        training: how.
+        minibatches: the training data.
+        training: settings.
         control: the control points.
         held_out: data to evaluate after each epoch.
-        likelihood_parameters: where the parameters of the likelihood start.
+        likelihood_parameters: initial unconstrained parameters of the likelihood.
         extra: tensors learned with the curve.
-        seed: of the places.
+        seed: seed of the places.
     """
 
     def __init__(
@@ -195,7 +202,7 @@ class TrainableCurve(Trainable):
         return self.minibatches.shuffled()
 
     def _draw_places(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Coefficients at t ~ U(0, 1), one after another."""
+        """Coefficients at t ~ U(0, 1), without end."""
         while True:
             yield from self.control.coefficients(
                 torch.rand(_PLACES_PER_DRAW, generator=generator, dtype=torch.float64)
@@ -233,7 +240,7 @@ class TrainableCurve(Trainable):
         self.control.gradient_buffer = self.control.gradient_buffer[:0].clone()
 
     def join_outputs(self, outputs: Tensor, inputs: Inputs) -> Tensor:
-        """Outputs as the likelihood sees them."""
+        """The outputs that the likelihood receives."""
         return outputs if self.join is None else self.join(outputs, self.extra, inputs)
 
     def network_at(self, t: float) -> Network:
@@ -267,9 +274,9 @@ class TrainableCurve(Trainable):
         return [total / (self.held_out.n * len(places))]
 
     def _outputs_at(self, places: Sequence[float]) -> Callable[[Inputs], Iterable[Tensor]]:
-        """A function from inputs to the outputs of the networks at some places.
+        """A function that returns the outputs of the networks at some places for inputs.
 
-        Small networks are called together: their calls cost more than their sums.
+        Small networks are called together, because the overhead of a call exceeds its arithmetic.
         """
         if self.minibatches.has_batchnorm:
             networks = [self.network_at(t) for t in places]

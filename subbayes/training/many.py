@@ -1,18 +1,18 @@
 r"""Training of several networks of one architecture at once, vectorised over members.
 
-What a small network costs per step is the overhead of some sixty tensor operations. One
-traced graph of the gradients of all members pays it once: on one core, a member of 20 with one
-hidden layer of 50 takes a tenth of the time it takes alone. Members may have data of their own,
-such as splits of one data set; they only have to be of one size.
+A step of a small network costs mainly the overhead of some sixty tensor operations. Vectorised
+over members, this overhead is paid once: on one core, each of 20 members with one hidden layer of
+50 takes a tenth of the time that it takes alone. Members may have their own data, such as splits
+of one data set, if these are of one size.
 
-Member m gets what `train` would give it alone with its seed, up to rounding. What cannot be
-vectorised is trained one after the other: BatchNorm and other buffers, dropout, streamed data,
-sizes that differ.
+Member m gets the result of `train` with its seed, up to rounding. Members that cannot be vectorised
+are trained one after the other: those with BatchNorm or other buffers, dropout, streamed data, or
+data of different sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -47,7 +47,7 @@ def train_many(
     output: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
 ) -> list[TrainingResult]:
-    """Train several modules of one architecture; see `train` for what is not said here.
+    """Train several modules of one architecture, each as `train` does.
 
     Args:
         modules: one per member, of one architecture; not changed.
@@ -58,7 +58,7 @@ def train_many(
         seeds: one per member; by default 0, 1, ...
         validation: held-out data for all, or a list of one per member.
         parameters: which parameters are weights.
-        output: picks the tensor out of what the module returns.
+        output: selects the output tensor from what the module returns.
         progress: show a progress bar.
 
     Returns:
@@ -77,18 +77,8 @@ def train_many(
     """
     check_count("epochs", training.epochs)
     check_patience(training, validation)
-    modules = list(modules)
-    count = _count("modules", modules)
-    seeds = _per_member("seeds", list(range(count) if seeds is None else seeds), count)
-    each = list(
-        zip(
-            modules,
-            _per_member("likelihood", likelihood, count),
-            _per_member("data", data, count),
-            _per_member("validation", validation, count),
-            seeds,
-            strict=True,
-        )
+    each = _members(
+        modules=modules, likelihood=likelihood, data=data, validation=validation, seeds=seeds
     )
     minibatches, held_out = [], []
     for module, one, rows, part, seed in each:
@@ -101,15 +91,12 @@ def train_many(
     task = TrainableNetworks.of(minibatches, training, held_out)
     if task is None:
         options: dict[str, Any] = {"parameters": parameters, "output": output, "progress": False}
-        with bar(count, "Training", progress, "members") as steps:
-            return [
-                _counted(
-                    steps, train(module, one, rows, training, seed=seed, validation=part, **options)
-                )
-                for module, one, rows, part, seed in each
-            ]
+        return [
+            train(module, one, rows, training, seed=seed, validation=part, **options)
+            for module, one, rows, part, seed in _with_progress(each, "Training", progress)
+        ]
     histories, epochs = run(task, training.epochs, patience=training.patience, progress=progress)
-    return [_result(task, m, histories[m], epochs[m]) for m in range(count)]
+    return [_result(task, m, histories[m], epochs[m]) for m in range(len(each))]
 
 
 def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) -> TrainingResult:
@@ -143,7 +130,7 @@ def swa_many(
     output: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
 ) -> list[SwaResult]:
-    """Average along the trajectories of several members; see `swa` for what is not said here.
+    """Average the weights of several members along their trajectories, each as `swa` does.
 
     Args:
         starts: what `train_many` returned, or trained modules of one architecture.
@@ -154,7 +141,7 @@ def swa_many(
         every: take a snapshot after each `every` epochs or steps.
         unit: "epochs" or "steps".
         parameters: which parameters of modules are weights.
-        output: picks the tensor out of what the modules return.
+        output: selects the output tensor from what the modules return.
         progress: show a progress bar.
 
     Returns:
@@ -164,18 +151,7 @@ def swa_many(
         InputError: as `swa`, and lists whose lengths differ.
     """
     training = training.averaging()
-    starts = list(starts)
-    count = _count("starts", starts)
-    seeds = _per_member("seeds", list(range(count) if seeds is None else seeds), count)
-    each = list(
-        zip(
-            starts,
-            _per_member("likelihood", likelihood, count),
-            _per_member("data", data, count),
-            seeds,
-            strict=True,
-        )
-    )
+    each = _members(starts=starts, likelihood=likelihood, data=data, seeds=seeds)
     minibatches, likelihood_parameters = [], []
     for start, one, rows, seed in each:
         with forked(seed):
@@ -191,11 +167,10 @@ def swa_many(
             "output": output,
             "progress": False,
         }
-        with bar(count, "Averaging", progress, "members") as steps:
-            return [
-                _counted(steps, swa(start, one, rows, training, seed=seed, **options))
-                for start, one, rows, seed in each
-            ]
+        return [
+            swa(start, one, rows, training, seed=seed, **options)
+            for start, one, rows, seed in _with_progress(each, "Averaging", progress)
+        ]
     average = WeightAverage(task, every, unit)
     histories = average.run(progress)
     return [
@@ -211,23 +186,35 @@ def swa_many(
     ]
 
 
-def _count(argument: str, members: Sequence[Any]) -> int:
-    if not members:
-        fail(argument, "at least one member", "none")
-    return len(members)
+def _members(**arguments: Any) -> list[tuple[Any, ...]]:
+    """One tuple of arguments for each member; an argument that is not a list is used for all.
 
-
-def _per_member(argument: str, values: Any, count: int) -> list[Any]:
-    """A list of one per member; anything else serves all."""
-    if not isinstance(values, list):
-        if isinstance(values, tuple):
+    Args:
+        **arguments: the first has one value for each member; seeds may be None.
+    """
+    (name, first), *_ = arguments.items()
+    count = len(first)
+    if not count:
+        fail(name, "at least one member", "none")
+    lists = []
+    for argument, values in arguments.items():
+        if argument == "seeds":
+            values = list(range(count) if values is None else values)
+        elif argument == name:
+            values = list(values)
+        elif isinstance(values, tuple):
             values = Data.of(values, argument)  # once for all members
-        return [values] * count
-    if len(values) != count:
-        fail(argument, f"one for each of {count} members", len(values))
-    return list(values)
+        if not isinstance(values, list):
+            values = [values] * count
+        if len(values) != count:
+            fail(argument, f"one for each of {count} members", len(values))
+        lists.append(values)
+    return list(zip(*lists, strict=True))
 
 
-def _counted(steps: Any, result: Any) -> Any:
-    steps.update(1)
-    return result
+def _with_progress(members: list[Any], title: str, progress: bool | None) -> Iterator[Any]:
+    """The members, with a progress bar."""
+    with bar(len(members), title, progress, "members") as steps:
+        for member in members:
+            yield member
+            steps.update(1)

@@ -1,4 +1,4 @@
-"""Networks of one architecture in one step of training: their weights lie one below the other."""
+"""Networks of one architecture that are trained in the same steps, vectorised over members."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["TrainableNetworks"]
 
-_WORTH_TRACING = 50  # steps of one shape after which the second that tracing takes pays
+_WORTH_TRACING = 50  # steps of one shape, after which tracing (about a second) is worth it
 
 
 class TrainableNetworks(Trainable):
-    """Networks of one architecture whose parameters are stacked, (members, ...)."""
+    """Networks of one architecture with stacked parameters, of shapes (members, ...)."""
 
     batch_axis = 1
 
@@ -62,16 +62,16 @@ class TrainableNetworks(Trainable):
         self.batch_likelihood = batch_likelihood(minibatches[0].likelihood)
         self.module = self.network.module_with()
         named = [dict(member.network.module_with().named_parameters()) for member in minibatches]
-        moves = [
+        trainable = [
             n
             for n, p in named[0].items()
             if p.requires_grad and (starts is None or n in self.network.names)
         ]
         self.trainable = {
-            n: nn.Parameter(torch.stack([p[n].detach() for p in named])) for n in moves
+            n: nn.Parameter(torch.stack([p[n].detach() for p in named])) for n in trainable
         }
         self.frozen = {
-            n: torch.stack([p[n].detach() for p in named]) for n in named[0] if n not in moves
+            n: torch.stack([p[n].detach() for p in named]) for n in named[0] if n not in trainable
         }
         masks = {} if starts is None else self.network.masks
         self.partial = {n: (mask, self.trainable[n].detach().clone()) for n, mask in masks.items()}
@@ -98,7 +98,7 @@ class TrainableNetworks(Trainable):
         self.held_out = self._stacked(held_out)
 
     def _stack_data(self) -> None:
-        """Rows of all members one below the other; shared inputs once."""
+        """Concatenate the rows of all members; inputs that all members share are kept once."""
         memory = [member.memory for member in self.minibatches]
         first = memory[0]
         assert first is not None
@@ -114,35 +114,39 @@ class TrainableNetworks(Trainable):
     # --- one member, as a pure function -----------------------------------------------------
 
     def outputs(
-        self, trainable: Mapping[str, Tensor], rest: Mapping[str, Tensor], x: Inputs
+        self, trainable: Mapping[str, Tensor], frozen: Mapping[str, Tensor], x: Inputs
     ) -> Tensor:
         """Outputs of one member."""
         args, kwargs = arguments(x)
         return self.network.as_outputs(
-            functional_call(self.module, {**trainable, **rest}, args, kwargs), x
+            functional_call(self.module, {**trainable, **frozen}, args, kwargs), x
         )
 
     def loss(
         self,
         trainable: Mapping[str, Tensor],
-        raw: Tensor,
-        rest: Mapping[str, Tensor],
+        likelihood_parameters: Tensor,
+        frozen: Mapping[str, Tensor],
         x: Inputs,
         y: Targets,
     ) -> Tensor:
         """Mean negative log-likelihood of one member on its batch."""
-        outputs = self.outputs(trainable, rest, x)
-        return -self.batch_likelihood.with_parameters(raw).log_prob(outputs, y).mean()
+        outputs = self.outputs(trainable, frozen, x)
+        return (
+            -self.batch_likelihood.with_parameters(likelihood_parameters)
+            .log_prob(outputs, y)
+            .mean()
+        )
 
     def is_vectorisable(self) -> bool:
-        """Whether vectorised losses are those of the members alone."""
+        """Whether the vectorised losses equal those of each member alone."""
         x, y = next(self.batches(shuffled=False))
         try:
             with torch.no_grad():
                 together = vmap(self.loss)(self.trainable, self.unconstrained, self.frozen, x, y)
                 alone = torch.stack(
                     [
-                        self.loss(*self.parameters_of(m), _row_of(x, m), _row_of(y, m))
+                        self.loss(*self.parameters_of(m), _member_of(x, m), _member_of(y, m))
                         for m in range(self.count)
                     ]
                 )
@@ -162,7 +166,7 @@ class TrainableNetworks(Trainable):
     # --- steps ------------------------------------------------------------------------------
 
     def batches(self, shuffled: bool = True) -> Iterator[tuple[Inputs, Targets]]:
-        """One pass; each member in an order of its own."""
+        """The minibatches of one epoch; each member has its own order."""
         n, device = self.minibatches[0].n, self.network.device
         size = self.minibatches[0].batch_size or n
         if shuffled and size < n:
@@ -175,7 +179,7 @@ class TrainableNetworks(Trainable):
             yield take(self.x, rows + self.offset_x), take(self.y, rows + self.offset_y)
 
     def step(self, x: Inputs, y: Targets) -> Tensor:
-        """One step of every member; returns their losses (M,)."""
+        """Make one step of every member; returns their losses (M,)."""
         with torch.no_grad():
             (grads, grad_raw), losses = self.gradients(
                 self.trainable, self.unconstrained, self.frozen, x, y
@@ -236,7 +240,7 @@ class TrainableNetworks(Trainable):
         return self.unconstrained.detach()
 
     def state(self, member: int = 0) -> dict[str, Any]:
-        """A copy of what is trained of a member."""
+        """A copy of the trained parameters of a member."""
         weights = {n: p.detach()[member].clone() for n, p in self.trainable.items()}
         return {"weights": weights, "likelihood": self.unconstrained.detach()[member].clone()}
 
@@ -248,13 +252,13 @@ class TrainableNetworks(Trainable):
                     self.trainable[name][m].copy_(value)
                 self.unconstrained[m].copy_(state["likelihood"])
 
-    def likelihood(self, m: int, raw: Tensor) -> Likelihood:
-        """A member's likelihood with its parameters learned."""
-        return self.minibatches[m].likelihood.with_parameters(raw).frozen()
+    def likelihood(self, m: int, likelihood_parameters: Tensor) -> Likelihood:
+        """The likelihood of a member with these parameters."""
+        return self.minibatches[m].likelihood.with_parameters(likelihood_parameters).frozen()
 
 
 def _are_stackable(minibatches: Sequence[Minibatches]) -> bool:
-    """Data in memory of one size, one architecture, nothing random and nothing written to."""
+    """Whether members have data in memory of one shape, one architecture, no dropout or buffers."""
     first = minibatches[0]
     module = first.network.module_with()
     random = any(isinstance(m, DROPOUTS) or getattr(m, "dropout", 0) for m in module.modules())
@@ -277,27 +281,27 @@ def _same_tensors(a: Any, b: Any) -> bool:
 
 
 def _concatenated(parts: Sequence[Any]) -> Any:
-    """Tensors, tuples or dicts of them, one below the other."""
+    """Concatenated tensors, or tuples or dicts of them."""
     columns = zip(*map(tensors_of, parts), strict=True)
     return with_tensors(parts[0], map(torch.cat, columns))
 
 
-def _row_of(values: Any, m: int) -> Any:
+def _member_of(values: Any, m: int) -> Any:
     return tree_map(lambda t: t[m], values)
 
 
 def _clipped(
-    grads: dict[str, Tensor], raw: Tensor, limit: float
+    grads: dict[str, Tensor], likelihood_parameters: Tensor, limit: float
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Gradients of each member scaled down to a norm."""
-    every = [*grads.values(), raw]
+    """Gradients of each member, scaled to at most a norm."""
+    every = [*grads.values(), likelihood_parameters]
     norms = torch.stack([g.flatten(1).square().sum(1) for g in every]).sum(0).sqrt()
     factor = (limit / (norms + 1e-6)).clamp_max(1.0)
 
     def scaled(g: Tensor) -> Tensor:
         return g * factor.reshape(-1, *[1] * (g.ndim - 1))
 
-    return {n: scaled(g) for n, g in grads.items()}, scaled(raw)
+    return {n: scaled(g) for n, g in grads.items()}, scaled(likelihood_parameters)
 
 
 def _have_one_shape(parts: Sequence[Data | None]) -> bool:

@@ -1,4 +1,4 @@
-"""Minibatches: rows in memory reshuffled by a generator, or a loader in its own order."""
+"""Minibatches of data in memory, reshuffled in each epoch, or of a loader in its own order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Minibatches", "absent_classes", "batch_sizes", "batch_likelihood", "
 
 
 def split(data: Any, fraction: float | None, validation: Any, seed: int) -> tuple[Any, Data | None]:
-    """Training and validation data, the latter a fraction of the former where none are given."""
+    """Training and validation data; by default the latter are a fraction of the former."""
     if isinstance(validation, float):
         fail_type(
             "validation",
@@ -55,9 +55,22 @@ def _device_of(data: Data) -> torch.device:
 
 
 class Minibatches:
-    """Minibatches on the network's device, targets as the inner likelihood wants them.
+    """Minibatches on the device of a network, with targets prepared for `batch_likelihood`.
 
-    Empty batches of a loader are left out.
+    Empty batches of a loader are skipped.
+
+    Args:
+        data: as for `train`.
+        likelihood: p(y | f).
+        network: the network, with which the data are checked.
+        batch_size: rows per step; None uses all rows.
+        seed: seed of the shuffling.
+
+    Attributes:
+        n: number of rows.
+        memory: the data with prepared targets, or None if they are streamed.
+        absent_classes: labels of a classification without rows.
+        initial_parameters: unconstrained parameters of the likelihood, from the targets.
     """
 
     def __init__(
@@ -93,7 +106,7 @@ class Minibatches:
         likelihood.check_outputs(outputs, targets)
         self.absent_classes = absent_classes(likelihood, outputs, targets)
         self.initial_parameters = likelihood.init_parameters(targets).to(self.device, self.dtype)
-        self._check_normalisation()
+        self._check_batchnorm()
 
     def check_held_out(self, data: Data | None) -> None:
         """Check held-out data as the training data are checked."""
@@ -113,7 +126,7 @@ class Minibatches:
         start = initial if given is None or given.shape != initial.shape else given
         return start.to(initial, copy=True)
 
-    def _check_normalisation(self) -> None:
+    def _check_batchnorm(self) -> None:
         if not self.has_batchnorm:
             return
         if self.n == 1:
@@ -122,7 +135,7 @@ class Minibatches:
             fail("batch_size", "at least 2 for a module with BatchNorm", 1)
 
     def prepare_targets(self, y: Targets) -> Targets:
-        """Standardised once instead of at each step, and in the dtype of the network."""
+        """Targets in standardised units, and in the dtype and on the device of the network."""
         if isinstance(self.likelihood, Standardized):
             y = self.likelihood.standardize(y)
         if isinstance(y, tuple):
@@ -133,7 +146,7 @@ class Minibatches:
         return y.to(self.device, self.dtype if y.is_floating_point() else y.dtype)
 
     def shuffled(self) -> Iterator[tuple[Inputs, Targets]]:
-        """One pass: reshuffled, or in the loader's own order."""
+        """The batches of one epoch: reshuffled, or in the loader's own order."""
         if self.memory is None:
             yield from self._streamed()
         elif self.batch_size is None or self.batch_size >= self.n:
@@ -142,29 +155,29 @@ class Minibatches:
             yield self.memory.inputs, self.memory.y
         else:
             order = torch.randperm(self.n, generator=self.generator).to(self.device)
-            yield from self._taken(order)
+            yield from self._in_order(order)
 
     def n_batches_of(self, rows: int) -> int:
-        """How many batches of so many rows there are in an epoch; of a loader, about."""
+        """Number of batches with this number of rows in an epoch; approximate for a loader."""
         if self.memory is None:
             return max(1, self.n // max(rows, 1))
         return batch_sizes(self.n, self.batch_size or self.n).count(rows)
 
     @property
     def n_batches(self) -> int:
-        """Batches of an epoch; of a loader, about."""
+        """Number of batches in an epoch; approximate for a loader."""
         if self.memory is None:
             return -(-self.n // self._rows)
         return len(batch_sizes(self.n, self.batch_size or self.n))
 
     def in_fixed_order(self) -> Iterator[tuple[Inputs, Targets]]:
-        """One pass in a fixed order, for BatchNorm."""
+        """The batches of one epoch in a fixed order, for BatchNorm."""
         if self.memory is None:
             yield from self._streamed()
         else:
-            yield from self._taken(torch.arange(self.n, device=self.device))
+            yield from self._in_order(torch.arange(self.n, device=self.device))
 
-    def _taken(self, order: Tensor) -> Iterator[tuple[Inputs, Targets]]:
+    def _in_order(self, order: Tensor) -> Iterator[tuple[Inputs, Targets]]:
         assert self.memory is not None
         for rows in order.split(batch_sizes(self.n, self.batch_size or self.n)):
             yield take(self.memory.inputs, rows), take(self.memory.y, rows)
@@ -178,7 +191,7 @@ class Minibatches:
 
 
 def batch_sizes(n: int, size: int) -> list[int]:
-    """Sizes of batches, a last one of one row joined to the one before.
+    """Sizes of batches; a last batch of one row is joined to the one before.
 
     Example:
         >>> batch_sizes(10, 4), batch_sizes(9, 4)
@@ -191,11 +204,11 @@ def batch_sizes(n: int, size: int) -> list[int]:
 
 
 def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[int]:
-    """The classes of a classification of which there is no row.
+    """Labels of a classification without rows.
 
     Args:
         likelihood: p(y | f).
-        n_outputs: of the network; one stands for two classes.
+        n_outputs: number of outputs of the network; 1 for two classes.
         y: labels (N,).
 
     Example:
@@ -210,14 +223,14 @@ def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[i
 
 
 def batch_likelihood(likelihood: Likelihood) -> Likelihood:
-    """What prepared targets are scored by: the likelihood of standardised targets."""
+    """The likelihood of prepared targets, which are in standardised units."""
     return likelihood.likelihood if isinstance(likelihood, Standardized) else likelihood
 
 
 def _as_loader(
     data: Any, batch_size: int | None, generator: torch.Generator
 ) -> Iterable[Any] | None:
-    """The loader itself, with its own shuffling; data in memory have none."""
+    """The loader of streamed data, with its own shuffling, or None for data in memory."""
     if isinstance(data, Data) and data.source is not None:
         data = data.source
     if isinstance(data, DataLoader):

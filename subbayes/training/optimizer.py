@@ -1,4 +1,4 @@
-"""Settings of training: rates, schedules, the prior as a weight decay."""
+"""The optimiser of a training run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,19 @@ def check_patience(training: Training, validation: Any) -> None:
 
 
 def make_optimizer(
-    trainable: Mapping[str, nn.Parameter], raw: nn.Parameter, training: Training, decay: float
+    trainable: Mapping[str, nn.Parameter],
+    likelihood_parameters: nn.Parameter,
+    training: Training,
+    decay: float,
 ) -> torch.optim.Optimizer:
-    """Weights, biases and likelihood parameters, in groups of their own."""
+    """An optimiser of torch with separate groups for weights, biases and likelihood parameters.
+
+    Args:
+        trainable: parameters by name.
+        likelihood_parameters: unconstrained parameters of the likelihood, without decay.
+        training: settings.
+        decay: weight decay.
+    """
     is_bias = {name: name.rpartition(".")[2].startswith("bias") for name in trainable}
     groups = [
         {"params": [p for n, p in trainable.items() if not is_bias[n]], "factor": 1.0},
@@ -37,10 +47,10 @@ def make_optimizer(
             "factor": training.bias_lr_factor,
         },
     ]
-    if raw.numel():
-        groups.append({"params": [raw], "factor": 1.0, "weight_decay": 0.0})
+    if likelihood_parameters.numel():
+        groups.append({"params": [likelihood_parameters], "factor": 1.0, "weight_decay": 0.0})
     groups = [group for group in groups if group["params"]]
-    fused = raw.device.type in ("cpu", "cuda")
+    fused = likelihood_parameters.device.type in ("cpu", "cuda")
     if training.optimizer == "adam":
         return torch.optim.Adam(groups, lr=training.learning_rate, weight_decay=decay, fused=fused)
     return torch.optim.SGD(

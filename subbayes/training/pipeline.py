@@ -1,4 +1,4 @@
-"""The phases of training that `fit` goes through before there is a subspace."""
+"""The phases of training in `fit`, before it builds a subspace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from subbayes.training.curve import CurveResult, connect
 from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
 from subbayes.utils.seeding import derive
 
-__all__ = ["Trained", "learned", "train_trajectory", "trained_already"]
+__all__ = ["Trained", "train_trajectory", "without_training"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Trained:
     """The results of both phases of training: what a subspace is built from.
 
     Attributes:
-        network: at the SWA mean.
-        likelihood: with its parameters learned.
-        result: of the first phase, or None if the module came trained.
-        swa: of the second phase.
+        network: the network at the SWA mean.
+        likelihood: the likelihood with learned parameters.
+        result: result of the first phase, or None if the module was already trained.
+        swa: result of the second phase.
         data: training data.
-        training: how it was trained.
-        seed: of the training.
+        training: settings of the training.
+        seed: seed of the training.
         seconds: duration of each of the two phases.
         progress: show progress bars.
     """
@@ -53,7 +53,7 @@ class Trained:
 
     @property
     def history(self) -> dict[str, Any]:
-        """Numbers per epoch of both phases."""
+        """Metrics of each epoch of both phases."""
         first = self.result.history if self.result else {}
         return {"train": first, "swa": self.swa.history}
 
@@ -86,16 +86,16 @@ def train_trajectory(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Trained:
-    """Train a copy of a module and go on along the SGD trajectory.
+    """Train a copy of a module, and average its weights along the SGD trajectory.
 
     Args:
         model: the module, never changed.
         likelihood: p(y | f).
         data: training data.
-        training: how.
+        training: settings.
         parameters: which parameters are weights.
-        output: picks the tensor out of what the module returns.
-        seed: of shuffling and dropout.
+        output: selects the output tensor from what the module returns.
+        seed: seed of shuffling and dropout.
         progress: show progress bars.
     """
     shared: dict[str, Any] = {
@@ -111,7 +111,7 @@ def train_trajectory(
     along = (
         swa(begin, likelihood, data, training, **shared)
         if training.swa_epochs
-        else _resting(begin, likelihood, data, parameters, output)
+        else _without_averaging(begin, likelihood, data, parameters, output)
     )
     return Trained(
         along.network,
@@ -126,38 +126,43 @@ def train_trajectory(
     )
 
 
-def trained_already(
+def without_training(
     network: Network, likelihood: Likelihood, data: Data, training: Training, seed: int = 0
 ) -> Trained:
-    """What `train_trajectory` would return for a network that keeps its weights.
+    """The result of `train_trajectory` without epochs.
 
     Args:
-        network: at the weights to keep.
-        likelihood: p(y | f), whose parameters are learned.
+        network: the network at the weights to keep.
+        likelihood: p(y | f); its parameters are estimated.
         data: training data.
-        training: how other solutions would be trained.
-        seed: of all that is drawn.
+        training: settings with which other solutions are trained.
+        seed: seed of random numbers.
     """
-    likelihood = learned(network, likelihood, data)
+    likelihood = with_learned_parameters(network, likelihood, data)
     along = SwaResult(network, likelihood, TrajectoryRecorder(), {})
     return Trained(network, likelihood, None, along, data, training, seed)
 
 
-def _resting(
+def _without_averaging(
     begin: nn.Module | TrainingResult,
     likelihood: Likelihood,
     data: Any,
     parameters: Selection,
     output: Callable[[Any], Tensor] | None,
 ) -> SwaResult:
-    """What averaging would return that leaves the weights where they are."""
+    """The result of weight averaging with no epochs."""
     if isinstance(begin, TrainingResult):
         return SwaResult(begin.network, begin.likelihood, TrajectoryRecorder(), {})
     network = Network(begin, parameters, output)
-    return SwaResult(network, learned(network, likelihood, Data.of(data)), TrajectoryRecorder(), {})
+    return SwaResult(
+        network,
+        with_learned_parameters(network, likelihood, Data.of(data)),
+        TrajectoryRecorder(),
+        {},
+    )
 
 
-def learned(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
+def with_learned_parameters(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
     """Learn what the likelihood has to learn at the network's weights.
 
     Args:

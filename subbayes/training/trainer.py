@@ -1,4 +1,4 @@
-r"""A small trainer: maximum a posteriori, early stopping, stochastic weight averaging.
+r"""Training of one network: maximum a posteriori and stochastic weight averaging.
 
 The loss is the mean negative log-likelihood of a minibatch plus the prior's penalty,
 
@@ -7,10 +7,10 @@ $$ \ell(w) = -\frac{1}{N} \sum_n \log p(y_n \mid f(x_n; w)) + \frac{\lambda}{2} 
 
 so that a weight decay $\lambda$ is a prior $w \sim N(0, s^2 I)$. Its gradient $\lambda w$ is added
 to the gradient of the loss before the optimiser sees it (coupled, also for Adam), after
-clipping. Parameters of the likelihood are learned along, without decay.
+clipping. Parameters of the likelihood are learned with the weights, without decay.
 
-The user's module is not touched: training works on a copy, and torch's global generators are
-put back as they were.
+The user's module is not changed: training works on a copy, without touching torch's global random
+number generators.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class TrainingResult:
         network: the `Network` of it.
         likelihood: the likelihood with its parameters learned, as plain numbers.
         history: one number per epoch for "train_loss" (mean negative log-likelihood of the
-            minibatches as they passed, without the penalty), "learning_rate" and, with
+            minibatches during the epoch, without the penalty), "learning_rate" and, with
             validation data, "validation_log_likelihood" (mean per observation).
         best_epoch: the epoch whose weights these are, counted from 1.
-        recorder: the trajectory recorder that was passed in, or None.
+        recorder: the trajectory recorder that was passed, or None.
         likelihood_parameters: unconstrained parameters of the likelihood, from which weight
             averaging and curves start.
     """
@@ -122,18 +122,18 @@ def train(
 
     Args:
         module: the module; neither it nor its mode is changed.
-        likelihood: p(y | f); what it calls "learned" is learned along with the weights.
+        likelihood: p(y | f); its parameters that are "learned" are learned with the weights.
         data: (inputs, y), `Data`, a `Dataset` or a `DataLoader`. A loader keeps its own order
             and batches and is read once beforehand for its targets; data in memory are
             reshuffled each epoch. A last batch of a single row joins the one before, since
             BatchNorm cannot take it; from a loader it is skipped if there is BatchNorm.
-        training: how; the fields of the first phase.
+        training: settings; those of the first phase are used.
         validation: held-out data in any form of `data`, instead of the fraction
             `training.validation`. Without `training.patience` they are only scored.
-        recorder: takes a snapshot after each epoch.
+        recorder: records a snapshot after each epoch.
         parameters: which parameters are weights of the result, as for `Network`.
-        output: picks the tensor out of what the module returns, as for `Network`.
-        seed: of the shuffling, of dropout, and of the validation split.
+        output: selects the output tensor from what the module returns, as for `Network`.
+        seed: seed of the shuffling, of dropout, and of the validation split.
         progress: show a progress bar; None shows it on a terminal.
         callback: called with (epoch, module) after each epoch; training stops if it returns
             True.
@@ -201,22 +201,21 @@ def swa(
 
     $$ \bar w = \frac{1}{n} \sum_{i=1}^n w_i . $$
 
-    Only the selected weights move, so that the average and the directions belong to one
-    network; the start itself is not averaged. A likelihood that is still "learned" goes on
-    learning, from where `start` left it, and its unconstrained parameters are averaged as the
-    weights are.
+    Only the selected weights are trained, so that the average and the directions belong to one
+    network; the start itself is not averaged. Parameters of the likelihood that are "learned"
+    start from those of `start`, and their unconstrained values are averaged as the weights are.
 
     Args:
-        start: a `TrainingResult`, whose selection of weights is kept, or a trained module.
+        start: a `TrainingResult`, whose selection of weights is used, or a trained module.
         likelihood: the likelihood as passed to `train`, or one with fixed parameters.
         data: as for `train`.
-        training: how; its fields `swa_epochs`, `swa_learning_rate`, `max_snapshots` and `sketch`,
-            and those that both phases share.
+        training: settings; `swa_epochs`, `swa_learning_rate`, `max_snapshots`, `sketch` and those
+            that both phases share are used.
         every: take a snapshot after each `every` epochs or steps.
         unit: "epochs" or "steps".
         parameters: which parameters of a module are weights, as for `Network`.
         output: as for `Network`.
-        seed: of the shuffling and of dropout.
+        seed: seed of the shuffling and of dropout.
         progress: show a progress bar; None shows it on a terminal.
         callback: called with (epoch, module) after each epoch; stops if it returns True.
 
@@ -275,11 +274,11 @@ class TrainableNetwork(Trainable):
     Args:
         network: the network; its module is copied.
         likelihood: p(y | f).
-        minibatches: its minibatches.
-        training: how.
+        minibatches: the training data.
+        training: settings.
         held_out: data to evaluate after each epoch.
-        likelihood_parameters: where the parameters of the likelihood start.
-        only_selected: train the weights of the network alone, and at a constant learning rate.
+        likelihood_parameters: initial unconstrained parameters of the likelihood.
+        only_selected: train only the selected weights, for weight averaging.
     """
 
     def __init__(

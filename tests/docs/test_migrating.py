@@ -46,7 +46,8 @@ def test_models_of_transformers_predict(names):
 
 def test_calls_of_the_table_exist(names):
     """Each right-hand side with a call on `posterior` does run; names are public."""
-    from subbayes.inference.laplace.evidence import cross_validated
+    from subbayes.inference.laplace.cross_validation import cross_validate_prior
+    from subbayes.inference.laplace.evidence import tune_prior
 
     posterior, new = names["posterior"], names["new"]
     for method in ("probit", "monte-carlo", "laplace-bridge", "network"):
@@ -56,9 +57,9 @@ def test_calls_of_the_table_exist(names):
     generator = torch.Generator().manual_seed(0)
     assert posterior.precision.sample(2, generator).shape == (2, names["network"].size)
     assert posterior.precision.variances().shape == (names["network"].size,)
-    assert posterior.tuned(noise=False).prior_precision > 0
+    assert tune_prior(posterior, noise=False).prior_precision > 0
     validation = names["new"], torch.arange(50) % 2
-    assert cross_validated(
+    assert cross_validate_prior(
         names["network"],
         Categorical(),
         names["data"],

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from subbayes.inference.configuration import Sampling
 from subbayes.semistructured import Exponential, NormalPrior, SemiStructuredRegression
 
 RUNS, DRAWS, BINS = 96, 47, 6
@@ -25,13 +26,9 @@ def test_ranks_of_the_truth_are_uniform(family):
         level, slope, sigma = rng.normal(0.5, 0.5), rng.normal(0, 0.5), rng.exponential(1.0)
         eta = level + slope * (x - x.mean())  # the prior is of the intercept at the mean
         y = rng.normal(eta, sigma) if family == "normal" else rng.poisson(np.exp(eta))
-        model = SemiStructuredRegression("y ~ x", family=family, priors=priors, seed=run).fit(
+        model = SemiStructuredRegression("y ~ x", family=family, priors=priors).fit(
             pd.DataFrame({"x": x, "y": y}),
-            draws=DRAWS,
-            chains=1,
-            warmup=120,
-            progress=False,
-            thin=3,
+            sampling=Sampling(draws=DRAWS, chains=1, warmup=120, thin=3, seed=run, progress=False),
         )
         found = model.effects()
         drawn = [found["Intercept"] + found["x"] * x.mean(), found["x"]]
@@ -55,8 +52,8 @@ def test_smooths_recover_a_function_with_the_coverage_they_claim():
         a, b = rng.uniform(0.5, 1.5, 2)
         truth = a * np.sin(2 * u) + b * np.cos(u)
         frame = pd.DataFrame({"u": u, "y": truth + 0.4 * rng.normal(size=120)})
-        model = SemiStructuredRegression("y ~ s(u, df=12)", seed=run).fit(
-            frame, draws=250, chains=2, progress=False
+        model = SemiStructuredRegression("y ~ s(u, df=12)").fit(
+            frame, sampling=Sampling(draws=250, chains=2, seed=run, progress=False)
         )
         table = model.contributions(frame, level=0.9)["structured"]
         held.append(((table["5%"] <= truth) & (truth <= table["95%"])).mean())

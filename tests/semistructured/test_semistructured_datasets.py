@@ -7,17 +7,15 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from subbayes import InputError
-from subbayes.semistructured import Fitting, SemiStructuredRegression
+from subbayes import InputError, Training
+from subbayes.inference.configuration import Sampling
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 
-SHORT = Fitting(epochs=5, batch_size=None, patience=None, validation=None)
+SHORT = Training(epochs=5, batch_size=None, weight_decay=1e-4, clip_norm=None)
 QUICK = {
     "inference": "elliptical-slice",
-    "draws": 10,
-    "warmup": 20,
-    "chains": 2,
-    "progress": False,
-    "fitting": SHORT,
+    "sampling": Sampling(draws=10, chains=2, warmup=20, progress=False),
+    "training": SHORT,
 }
 
 
@@ -57,7 +55,7 @@ def test_a_dataset_is_read_as_the_tensor_of_its_items():
             found = model.specification.prepare(frame, {"net": given})
         assert torch.equal(found.inputs["deep net"], own)
     assert labelled.read == list(range(20))
-    model.fit(kept, inputs={"net": Items(list(own))}, rank=2, **QUICK)
+    model.fit(kept, inputs={"net": Items(list(own))}, **QUICK, subspace=SemiStructuredSubspace(2))
     np.testing.assert_array_equal(
         model.score_samples(kept, {"net": TensorDataset(own)}),
         model.score_samples(kept, {"net": own}),

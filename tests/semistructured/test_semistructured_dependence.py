@@ -7,18 +7,16 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch import nn
 
-from subbayes import InputError
+from subbayes import InputError, Training
+from subbayes.inference.configuration import Sampling
 from subbayes.plots.effects import effect, forest
-from subbayes.semistructured import Fitting, SemiStructuredRegression
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 
 QUICK = {
-    "draws": 6,
-    "warmup": 4,
-    "chains": 2,
-    "rank": 2,
-    "progress": False,
     "inference": "elliptical-slice",
-    "fitting": Fitting(epochs=3, batch_size=None, patience=None, validation=None),
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+    "training": Training(epochs=3, batch_size=None, weight_decay=1e-4, clip_norm=None),
+    "subspace": SemiStructuredSubspace(2),
 }
 pytestmark = pytest.mark.filterwarnings("ignore:effects have not mixed")
 

@@ -5,15 +5,19 @@ import pandas as pd
 import pytest
 from torch import nn
 
-from subbayes import InputError
+from subbayes import InputError, Training
 from subbayes.diagnostics import loo
-from subbayes.semistructured import Fitting, SemiStructuredRegression
+from subbayes.inference.configuration import Sampling
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.families import family_from_name
 from subbayes.semistructured.summary import mixing_warnings
 from subbayes.utils.checks import InputTypeError
 
-FEW = {"draws": 6, "warmup": 4, "chains": 2, "progress": False, "inference": "elliptical-slice"}
-SHORT = Fitting(epochs=2, batch_size=None, patience=None, validation=None)
+FEW = {
+    "inference": "elliptical-slice",
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+}
+SHORT = Training(epochs=2, batch_size=None, weight_decay=1e-4, clip_norm=None)
 frame = pd.DataFrame(
     {"x": np.arange(20.0), "z": np.arange(20.0) % 7, "g": ["a", "b"] * 10, "y": np.arange(20.0) % 5}
 )
@@ -79,7 +83,9 @@ def test_columns_of_networks_are_named_with_what_is_wrong():
     holes = frame.assign(z=frame.z.where(frame.index > 1))
     with pytest.raises(InputError, match="2 in z. Pass missing='drop'"):
         SemiStructuredRegression("y ~ x", deep=deep, missing="error").fit(holes)
-    model = SemiStructuredRegression("y ~ x", deep=deep).fit(frame, rank=2, fitting=SHORT, **FEW)
+    model = SemiStructuredRegression("y ~ x", deep=deep).fit(
+        frame, **FEW, training=SHORT, subspace=SemiStructuredSubspace(2)
+    )
     with pytest.raises(InputError, match="^z: expected no missing values, got 2 of 20 rows"):
         model.predict(holes)
     with pytest.raises(InputError, match=r"columns of deep\['net'\].*'g'") as error:
@@ -109,7 +115,7 @@ def test_chains_that_have_not_mixed_are_said_with_a_remedy():
     (line,) = mixing_warnings({"a": x[:, :60]})  # 240 draws are fewer than 400
     assert "below 400; run longer (draws=..., about" in line
     model = SemiStructuredRegression("y ~ x").fit(
-        frame, inference="laplace", draws=20, chains=2, progress=False
+        frame, inference="laplace", sampling=Sampling(draws=20, chains=2, progress=False)
     )
     assert model.warnings() == []
 

@@ -1,23 +1,28 @@
 """Semi-structured regression end to end: closed forms, offsets, identifiability, bad input."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch import nn
 
-from subbayes import InputError
+from subbayes import InputError, Training
+from subbayes.inference.configuration import Sampling
 from subbayes.semistructured import (
     Deep,
+    DeepEnsemble,
     Exponential,
-    Fitting,
+    NaiveSubspace,
     NormalPrior,
     SemiStructuredRegression,
+    SemiStructuredSubspace,
 )
 from subbayes.semistructured.subspace import train_networks
 
-SHORT = Fitting(epochs=20, batch_size=None, patience=None, validation=None)
-QUICK = {"draws": 10, "warmup": 20, "chains": 2, "progress": False, "fitting": SHORT}
+SHORT = Training(epochs=20, batch_size=None, weight_decay=1e-4, clip_norm=None)
+QUICK = {"sampling": Sampling(draws=10, chains=2, warmup=20, progress=False), "training": SHORT}
 
 
 def table(n=80, seed=0):
@@ -55,7 +60,7 @@ def test_a_normal_model_has_its_conjugate_posterior():
     frame = table()
     priors = {"Intercept": NormalPrior(0.0, 2.0), "x": 0.5, "C(sex)": 1.0}
     model = SemiStructuredRegression("y ~ x + C(sex)", priors=priors).fit(
-        frame, draws=500, progress=False
+        frame, sampling=Sampling(draws=500, chains=4, progress=False)
     )
     x = np.column_stack(
         [np.ones(80), frame.x - frame.x.mean(), (frame.sex == "m") - (frame.sex == "m").mean()]
@@ -97,10 +102,10 @@ def test_a_poisson_model_with_exposure_has_its_posterior(inference):
     """Against a grid over intercept and slope."""
     frame = table().assign(time=lambda d: np.linspace(0.5, 2, len(d)))
     priors = {"Intercept": NormalPrior(0.0, 1.0), "x": 0.3}
-    more = {"draws": 2000} if inference == "elliptical-slice" else {"draws": 400}
+    draws = 2000 if inference == "elliptical-slice" else 400
     model = SemiStructuredRegression(
         "count ~ x", family="poisson", priors=priors, exposure="time"
-    ).fit(frame, inference=inference, progress=False, **more)
+    ).fit(frame, inference=inference, sampling=Sampling(draws=draws, chains=4, progress=False))
     a, b = np.meshgrid(np.linspace(-1, 1.5, 400), np.linspace(-0.3, 0.5, 400), indexing="ij")
     eta = a[..., None] + b[..., None] * (frame.x - frame.x.mean()).to_numpy()
     rate = np.exp(eta) * frame.time.to_numpy()
@@ -125,7 +130,7 @@ def test_a_frozen_network_is_an_offset():
     with torch.no_grad():
         scaled = torch.from_numpy((values - values.mean()) / values.std(ddof=0))
         added = module(scaled)[:, 0].numpy()
-    options = {"draws": 300, "progress": False}
+    options = {"sampling": Sampling(draws=300, chains=4, progress=False)}
     beside = SemiStructuredRegression(
         "count ~ x", deep={"net": (module, ["u"])}, family="poisson"
     ).fit(frame, **options)
@@ -148,11 +153,16 @@ def test_orthogonal_networks_leave_effects_their_meaning():
     frame["y"] = 1 + 1.5 * frame.u + f + 0.2 * rng.normal(size=150)
     model = SemiStructuredRegression("y ~ u", deep={"net": (net(8), ["u"])}).fit(
         frame,
-        rank=2,
-        draws=200,
-        chains=2,
-        progress=False,
-        fitting=Fitting(epochs=150, batch_size=None),
+        sampling=Sampling(draws=200, chains=2, progress=False),
+        training=Training(
+            epochs=150,
+            batch_size=None,
+            weight_decay=1e-4,
+            clip_norm=None,
+            validation=0.2,
+            patience=100,
+        ),
+        subspace=SemiStructuredSubspace(2),
     )
     x = np.column_stack([np.ones(150), frame.u])
     least_squares = np.linalg.lstsq(x, frame.y, rcond=None)[0]
@@ -177,14 +187,17 @@ def test_orthogonal_networks_leave_effects_their_meaning():
 def test_networks_of_other_columns_are_centred_and_those_of_tensors_are_left():
     frame = table()
     model = SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}).fit(
-        frame, rank=2, **QUICK
+        frame, **QUICK, subspace=SemiStructuredSubspace(2)
     )
     deep = model.contributions(frame)["deep"]["mean"]
     assert abs(deep.mean()) < 1e-4 * frame.y.std()
     assert model.orthogonal_to == "intercept"
     for options, expected in (({}, False), ({"orthogonal": True}, True)):
         own = SemiStructuredRegression("y ~ x", deep={"net": net()}, **options).fit(
-            frame, inputs={"net": frame[["u"]].to_numpy(dtype=np.float32)}, rank=2, **QUICK
+            frame,
+            inputs={"net": frame[["u"]].to_numpy(dtype=np.float32)},
+            **QUICK,
+            subspace=SemiStructuredSubspace(2),
         )
         assert own.is_orthogonal is expected
 
@@ -192,7 +205,7 @@ def test_networks_of_other_columns_are_centred_and_those_of_tensors_are_left():
 def test_predictions_do_not_depend_on_the_company_of_a_row():
     frame = table()
     model = SemiStructuredRegression("y ~ x + u", deep={"net": (net(), ["u"])}).fit(
-        frame, rank=2, **QUICK
+        frame, **QUICK, subspace=SemiStructuredSubspace(2)
     )
     whole = model.predict(frame).outputs
     np.testing.assert_allclose(model.predict(frame.iloc[5:7]).outputs, whole[:, 5:7], atol=1e-5)
@@ -203,7 +216,9 @@ def test_the_users_module_and_torchs_state_are_as_before():
     before = {k: v.clone() for k, v in module.state_dict().items()}
     torch.manual_seed(7)
     state = torch.random.get_rng_state()
-    SemiStructuredRegression("y ~ x", deep={"net": (module, ["u"])}).fit(frame, rank=2, **QUICK)
+    SemiStructuredRegression("y ~ x", deep={"net": (module, ["u"])}).fit(
+        frame, **QUICK, subspace=SemiStructuredSubspace(2)
+    )
     assert module.training
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -212,8 +227,13 @@ def test_the_users_module_and_torchs_state_are_as_before():
 def test_a_seed_gives_the_same_draws():
     frame = table()
     draws = [
-        SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}, seed=seed)
-        .fit(frame, rank=2, **QUICK)
+        SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])})
+        .fit(
+            frame,
+            subspace=SemiStructuredSubspace(2),
+            training=SHORT,
+            sampling=replace(QUICK["sampling"], seed=seed),
+        )
         .draws.z
         for seed in (1, 1, 2)
     ]
@@ -227,7 +247,7 @@ def test_networks_of_tensors_and_of_other_parameters():
     cnn = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 1))
     model = SemiStructuredRegression(
         "y ~ x", deep={"image": cnn, "noise": Deep(net(), ["u"], "sigma")}
-    ).fit(frame, inputs={"image": images}, rank=2, **QUICK)
+    ).fit(frame, inputs={"image": images}, **QUICK, subspace=SemiStructuredSubspace(2))
     found = model.predict(frame.iloc[:3], inputs={"image": images[:3]})
     assert found.outputs.shape == (20, 3, 2)
     assert float(found.outputs[0, :, 1].std()) > 0  # the second network reaches sigma
@@ -239,14 +259,21 @@ def test_networks_of_tensors_and_of_other_parameters():
         model.predict(frame.iloc[:3], inputs={"image": images[:3], "other": images})
 
 
-@pytest.mark.parametrize("subspace", ["curve", "naive", "full", "last-layer"])
-def test_every_space_runs(subspace):
+@pytest.mark.parametrize(
+    ("subspace", "rank"),
+    [
+        (SemiStructuredSubspace(2), 2 + 2),
+        (NaiveSubspace(2), 2),
+        ("full", 13 + 2),
+        ("last-layer", 5 + 2),
+    ],
+)
+def test_every_space_runs(subspace, rank):
     frame = table()
     model = SemiStructuredRegression(
         "count ~ x", deep={"net": (net(), ["u"])}, family="poisson"
-    ).fit(frame, subspace=subspace, rank=2, **QUICK)
-    expected = {"curve": 2 + 2, "naive": 2, "full": 13 + 2, "last-layer": 5 + 2}
-    assert model.draws.rank == expected[subspace]
+    ).fit(frame, subspace=subspace, **QUICK)
+    assert model.draws.rank == rank
     assert set(model.effects()) == {"Intercept", "x"}
     assert np.isfinite(model.predict(frame).log_prob(frame["count"].to_numpy())).all()
 
@@ -263,7 +290,9 @@ def test_every_space_runs(subspace):
 )
 def test_every_family_recovers_a_sign(family, y):
     frame = table(150).assign(r=y)
-    model = SemiStructuredRegression("r ~ x", family=family).fit(frame, draws=80, progress=False)
+    model = SemiStructuredRegression("r ~ x", family=family).fit(
+        frame, sampling=Sampling(draws=80, chains=4, progress=False)
+    )
     row = model.summary().loc["x"]
     assert row["mean"] > 0
     assert row["direction"] > 0.95 or family == "gamma"
@@ -276,7 +305,7 @@ def test_distributional_regression_finds_the_scale():
     frame["y"] = 1 + frame.x + np.exp(-0.5 + 0.4 * frame.x) * rng.normal(size=400)
     found = (
         SemiStructuredRegression({"mu": "y ~ x", "sigma": "~ x"})
-        .fit(frame, draws=200, progress=False)
+        .fit(frame, sampling=Sampling(draws=200, chains=4, progress=False))
         .summary()
     )
     assert abs(found.loc["sigma.x", "mean"] - 0.4) < 4 * found.loc["sigma.x", "sd"]
@@ -302,7 +331,9 @@ def test_bad_input_is_refused_by_name():
     with pytest.raises(InputError, match="a tensor for the network 'net'"):
         SemiStructuredRegression("y ~ x", deep={"net": nn.Linear(1, 1)}).fit(frame)
     with pytest.raises(InputError, match="rank: expected at most 2"):
-        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(1, 1), ["u"])}).fit(frame, rank=3)
+        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(1, 1), ["u"])}).fit(
+            frame, subspace=SemiStructuredSubspace(3)
+        )
     with pytest.raises(InputError, match="2 classes"):
         SemiStructuredRegression("sex3 ~ x", family="bernoulli").fit(
             frame.assign(sex3=np.arange(80) % 3)
@@ -313,8 +344,8 @@ def test_bad_input_is_refused_by_name():
         SemiStructuredRegression("y ~ x", deep={"net": Deep(net(), ["u"], "tau")})
     with pytest.raises(InputError, match="a fitted model"):
         SemiStructuredRegression("y ~ x").predict(frame)
-    with pytest.raises(InputError, match="options: expected fields of Sampling.*got target"):
-        SemiStructuredRegression("y ~ x").fit(frame, target=0.9)
+    with pytest.raises(InputError, match="subspace: expected one of"):
+        SemiStructuredRegression("y ~ x").fit(frame, subspace="line")
     with pytest.raises(InputError, match="a family with a log link"):
         SemiStructuredRegression("y ~ x", exposure="u").fit(frame)
 
@@ -322,7 +353,7 @@ def test_bad_input_is_refused_by_name():
 def test_priors_of_ones_own_allow_what_the_data_cannot_tell():
     frame = table().iloc[:3]
     model = SemiStructuredRegression("y ~ x + u", priors={"x": 1.0, "u": 1.0}).fit(
-        frame, draws=50, warmup=50, progress=False
+        frame, sampling=Sampling(draws=50, chains=4, warmup=50, progress=False)
     )
     assert set(model.effects()) == {"Intercept", "x", "u", "sigma"}
 
@@ -332,7 +363,9 @@ def test_missing_values_are_dropped_with_a_count_or_refused():
     frame.loc[[3, 5], "x"] = np.nan
     frame.loc[7, "y"] = np.nan
     with pytest.warns(UserWarning, match=r"3 of 80 rows have missing values \(1 in y, 2 in x\)"):
-        model = SemiStructuredRegression("y ~ x").fit(frame, draws=20, warmup=20, progress=False)
+        model = SemiStructuredRegression("y ~ x").fit(
+            frame, sampling=Sampling(draws=20, chains=4, warmup=20, progress=False)
+        )
     assert model.state.model.data.n == 77
     assert model.state.model.dropped == 3
     with pytest.raises(InputError, match="1 in y, 2 in x"):
@@ -343,7 +376,9 @@ def test_missing_values_are_dropped_with_a_count_or_refused():
 
 def test_unseen_levels_are_an_error_or_the_reference():
     frame = table()
-    model = SemiStructuredRegression("y ~ C(sex)").fit(frame, draws=20, warmup=20, progress=False)
+    model = SemiStructuredRegression("y ~ C(sex)").fit(
+        frame, sampling=Sampling(draws=20, chains=4, warmup=20, progress=False)
+    )
     new = pd.DataFrame({"sex": ["x", "f"]})
     with pytest.raises(InputError, match="sex: expected the levels seen in training: f, m, got x"):
         model.predict(new)
@@ -359,7 +394,12 @@ def fitted():
     frame = table().assign(g=lambda d: np.arange(len(d)) % 3)
     return frame, SemiStructuredRegression(
         "y ~ x + C(sex) + s(u) + re(g)", deep={"net": (net(), ["x"])}
-    ).fit(frame, rank=2, draws=40, warmup=60, chains=2, progress=False, fitting=SHORT)
+    ).fit(
+        frame,
+        sampling=Sampling(draws=40, chains=2, warmup=60, progress=False),
+        training=SHORT,
+        subspace=SemiStructuredSubspace(2),
+    )
 
 
 def test_partial_effects_are_the_terms_of_the_predictor(fitted):
@@ -422,7 +462,7 @@ def test_models_are_compared_by_leave_one_out(fitted):
 
     frame, model = fitted
     plain = SemiStructuredRegression("y ~ 1").fit(
-        frame, draws=40, warmup=60, chains=2, progress=False
+        frame, sampling=Sampling(draws=40, chains=2, warmup=60, progress=False)
     )
     comparison = compare_posteriors({"plain": plain, "all": model})
     assert [row.name for row in comparison.rows] == ["all", "plain"]
@@ -446,7 +486,15 @@ def test_the_best_epoch_is_taken_with_patience_and_without():
     model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])})
     rows = model.specification.prepare(frame, None)
     for patience in (None, 40):
-        fitting = Fitting(epochs=40, learning_rate=0.1, batch_size=8, patience=patience)
+        fitting = Training(
+            epochs=40,
+            learning_rate=0.1,
+            batch_size=8,
+            weight_decay=1e-4,
+            clip_norm=None,
+            validation=0.2,
+            patience=patience,
+        )
         found = train_networks(rows, np.zeros(rows.structured.size), 1, fitting, 0, False)
         held_out = found.history["validation_log_likelihood"]
         assert len(held_out) == 40
@@ -456,7 +504,7 @@ def test_the_best_epoch_is_taken_with_patience_and_without():
 # --- what a model withstands ---------------------------------------------------------------------
 
 
-FEW = {"draws": 20, "warmup": 30, "chains": 2, "progress": False}
+FEW = {"sampling": Sampling(draws=20, chains=2, warmup=30, progress=False)}
 
 
 def test_a_prediction_that_fails_leaves_the_model_as_it_was():
@@ -490,7 +538,7 @@ def test_new_groups_have_the_variance_of_groups():
     frame = pd.DataFrame({"school": np.repeat(np.arange(12), 8)})
     frame["y"] = rng.normal(size=12)[frame.school] + 0.2 * rng.normal(size=96)
     model = SemiStructuredRegression("y ~ re(school)").fit(
-        frame, draws=300, warmup=200, chains=2, progress=False
+        frame, sampling=Sampling(draws=300, chains=2, warmup=200, progress=False)
     )
     new = pd.DataFrame({"school": [3, 99, 99, 100]})
     with pytest.raises(InputError, match="Pass new_levels='sample'"):
@@ -512,7 +560,7 @@ def test_what_networks_are_orthogonal_to_is_said():
     frame = table(40)
     for wanted, said in (("auto", "intercept"), (True, "effects"), (False, "nothing")):
         model = SemiStructuredRegression("y ~ x", deep={"n": (net(), "u")}, orthogonal=wanted)
-        model.fit(frame, rank=2, **QUICK)
+        model.fit(frame, **QUICK, subspace=SemiStructuredSubspace(2))
         assert model.orthogonal_to == said
         assert model.is_orthogonal is (said == "effects")
 
@@ -529,8 +577,10 @@ def test_priors_of_deviations_and_scales_by_the_names_of_the_summary():
 
 def test_a_deep_ensemble_has_members_of_its_own_with_their_most_probable_effects():
     frame = table(60)
-    model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])}, seed=3)
-    model.fit(frame, inference="deep-ensemble", members=3, fitting=SHORT, progress=False)
+    model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])})
+    model.fit(
+        frame, sampling=Sampling(seed=3, progress=False), training=SHORT, inference=DeepEnsemble(3)
+    )
     z, rank = model.draws.flat(), model.space.rank
     assert z.shape == (3, rank + model.state.model.structured.size)
     assert np.abs(z[0, :rank] - z[1, :rank]).max() > 0.01
@@ -543,8 +593,10 @@ def test_a_deep_ensemble_has_members_of_its_own_with_their_most_probable_effects
         zeta, model.state.joint.contributions(networks)
     )
     assert torch.autograd.grad(joint.sum(), zeta)[0].abs().max() < 1e-5
-    again = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])}, seed=3)
-    again.fit(frame, inference="deep-ensemble", members=2, fitting=SHORT, progress=False)
+    again = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])})
+    again.fit(
+        frame, sampling=Sampling(seed=3, progress=False), training=SHORT, inference=DeepEnsemble(2)
+    )
     np.testing.assert_array_equal(again.draws.flat(), z[:2])
     with pytest.raises(InputError, match="a deep ensemble"):
         model.loo()
@@ -553,7 +605,5 @@ def test_a_deep_ensemble_has_members_of_its_own_with_their_most_probable_effects
 def test_a_deep_ensemble_needs_networks():
     with pytest.raises(InputError, match="networks to train"):
         SemiStructuredRegression("y ~ x").fit(table(), inference="deep-ensemble")
-    with pytest.raises(InputError, match="arguments of a deep ensemble: members, got draw_s"):
-        SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])}).fit(
-            table(), inference="deep-ensemble", draw_s=3
-        )
+    with pytest.raises(InputError, match="members"):
+        DeepEnsemble(0)

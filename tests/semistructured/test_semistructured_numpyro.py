@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from subbayes.inference.configuration import Sampling
 from subbayes.semistructured import NormalPrior, SemiStructuredRegression
 
 pytestmark = pytest.mark.slow
@@ -53,7 +54,7 @@ def test_means_deviations_and_correlations_are_those_of_numpyro(family, response
         f"{response} ~ x + v + C(sex)",
         family=family,
         priors={"Intercept": NormalPrior(0.3, 1.5), "x": 0.8, "v": 0.8, "C(sex)": 0.8},
-    ).fit(frame, draws=2500, chains=4, progress=False)
+    ).fit(frame, sampling=Sampling(draws=2500, chains=4, progress=False))
     effects = model.effects()
     ours = np.column_stack(
         [effects[name].reshape(-1) for name in ("Intercept", "x", "v", "C(sex)[T.m]")]

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from dataclasses import replace
 
 import joblib
 import numpy as np
@@ -11,23 +12,21 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes import MLP, InputError
+from subbayes import MLP, InputError, Training
+from subbayes.inference.configuration import Sampling
 from subbayes.semistructured import (
     Exponential,
-    Fitting,
     NormalPrior,
     SemiStructuredRegression,
+    SemiStructuredSubspace,
     StudentT,
 )
 
 QUICK = {
-    "draws": 6,
-    "warmup": 4,
-    "chains": 2,
-    "rank": 2,
-    "progress": False,
     "inference": "elliptical-slice",
-    "fitting": Fitting(epochs=2, batch_size=None, patience=None, validation=None),
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+    "training": Training(epochs=2, batch_size=None, weight_decay=1e-4, clip_norm=None),
+    "subspace": SemiStructuredSubspace(2),
 }
 pytestmark = pytest.mark.filterwarnings("ignore:effects have not mixed")
 
@@ -75,11 +74,11 @@ def fitted():
             "C(grade)": NormalPrior(0.1, 2.0),
             "sd(s(x, df=5))": Exponential(0.3),
         },
-        seed=3,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model.fit(frame, {"image": images}, **QUICK)
+        sampling = replace(QUICK["sampling"], seed=3)
+        model.fit(frame, {"image": images}, **QUICK | {"sampling": sampling})
     return frame.drop(index=4), images[torch.arange(30) != 4], model
 
 

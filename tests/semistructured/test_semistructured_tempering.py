@@ -7,8 +7,9 @@ import torch
 from scipy import stats
 from torch import nn
 
-from subbayes import InputError
-from subbayes.semistructured import Fitting, NormalPrior, SemiStructuredRegression
+from subbayes import InputError, Training
+from subbayes.inference.configuration import Sampling
+from subbayes.semistructured import NormalPrior, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.effect_priors import default_priors
 from subbayes.semistructured.families import (
     BernoulliFamily,
@@ -199,13 +200,18 @@ def test_tempering_widens_the_networks_and_leaves_the_effects():
             "y ~ x + u", deep={"net": (network, ["u"])}, priors={"x": NormalPrior(0, 1)}
         ).fit(
             frame,
-            rank=2,
             temperature=temperature,
             inference="elliptical-slice",
-            draws=400,
-            chains=8,
-            progress=False,
-            fitting=Fitting(epochs=200, batch_size=None),
+            sampling=Sampling(draws=400, chains=8, progress=False),
+            training=Training(
+                epochs=200,
+                batch_size=None,
+                weight_decay=1e-4,
+                clip_norm=None,
+                validation=0.2,
+                patience=100,
+            ),
+            subspace=SemiStructuredSubspace(2),
         )
         found[temperature] = model
     cold, hot = found[1.0], found[50.0]
@@ -269,5 +275,5 @@ def test_what_cannot_be_integrated_is_refused():
     rows = observed(PoissonFamily(), "x + v + u", "c", frame)
     with pytest.raises(InputError, match="at most 3 coordinates"):
         marginalisation_of("quadrature", rows)
-    with pytest.raises(InputError, match="effects: expected one of"):
+    with pytest.raises(InputError, match="marginalisation: expected one of"):
         marginalisation_of("exact", rows)

@@ -656,7 +656,7 @@ def test_attention_keeps_its_layers():
 def test_an_empty_median_model_is_warned_of():
     made = sparse.convert(net(dtype=torch.float32), inclusion=0.01)
     x, y = blobs()
-    with pytest.warns(UserWarning, match="nothing in in layers '0', '2', whose"):
+    with pytest.warns(UserWarning, match="excludes every weight of layers '0', '2', whose"):
         sparse.fit(
             made,
             subbayes.likelihoods.Categorical(2),

@@ -288,7 +288,7 @@ def test_groups_have_every_parameter_once_at_its_rate():
         weights=0.1, early_inclusion=0.2, early_covariance=0.3, inclusion_prior=0.4, slab=0.5
     )
     made = sparse.convert(net(), "low-rank")
-    rate = {id(p): group["lr"] for group in rates.groups(made) for p in group["params"]}
+    rate = {id(p): group["lr"] for group in rates.parameter_groups(made) for p in group["params"]}
     expected = {
         "mean": 0.1,
         "raw_sd": 0.1,

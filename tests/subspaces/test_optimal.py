@@ -16,17 +16,17 @@ from subbayes.curvature.precision_factory import precision
 from subbayes.curvature.subspace_precision import Restricted
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.subspace_error import (
+    compare_subspaces,
     dead_fraction,
     eckart_young,
     jacobian_rank,
-    judge,
     kl,
     log_trace,
     relative_error,
     trace_criterion,
     wasserstein,
 )
-from subbayes.plots import judgements
+from subbayes.plots import subspace_errors
 from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal, optimal_for
 
@@ -147,7 +147,7 @@ def test_approximate_covariances_choose_good_subspaces_too():
         "exact": optimal(net, likelihood, data, inputs=new, rank=4),
         "random": subbayes.subspace.RandomSubspace(net.weights, 4),
     }
-    by_name = {j.name: j for j in judge(psi, spaces, new, noise=0.3)}
+    by_name = {j.name: j for j in compare_subspaces(psi, spaces, new, noise=0.3)}
     assert by_name["exact"].relative_error < by_name["diagonal"].relative_error
     assert by_name["diagonal"].relative_error < by_name["random"].relative_error
     assert by_name["exact"].kl < by_name["random"].kl
@@ -182,9 +182,9 @@ def test_what_cannot_be_judged():
     net, likelihood, data, new = problem(5)
     psi = precision(net, likelihood, data, "diagonal")
     with pytest.raises(InputError, match="psi: expected an exact precision, dual or primal, got d"):
-        judge(psi, {"random": subbayes.subspace.RandomSubspace(net.weights, 2)}, new)
+        compare_subspaces(psi, {"random": subbayes.subspace.RandomSubspace(net.weights, 2)}, new)
     with pytest.raises(InputError, match="subspaces: expected at least one, got none"):
-        judge(precision(net, likelihood, data), {}, new)
+        compare_subspaces(precision(net, likelihood, data), {}, new)
     exact, spaces = (
         precision(net, likelihood, data),
         {"r": subbayes.subspace.RandomSubspace(net.weights, 2)},
@@ -193,12 +193,12 @@ def test_what_cannot_be_judged():
         with pytest.raises(
             InputError, match=f"ranks: expected at least one of at most 2, the la.*got {got}"
         ):
-            judge(exact, spaces, new, ranks=ranks)
+            compare_subspaces(exact, spaces, new, ranks=ranks)
     for noise in (-0.3, math.nan, math.inf):
         with pytest.raises(InputError, match="noise: expected a finite number of at least 0, got"):
-            judge(exact, spaces, new, noise=noise)
+            compare_subspaces(exact, spaces, new, noise=noise)
     with pytest.raises(InputError, match="psi: expected an exact precision, .* got subspace"):
-        judge(linearised_laplace(net, likelihood, data, spaces["r"]), spaces, new)
+        compare_subspaces(linearised_laplace(net, likelihood, data, spaces["r"]), spaces, new)
     with pytest.raises(InputError, match="subspace: expected 31 weights, as the network has"):
         Restricted(psi.V, subbayes.subspace.RandomSubspace(torch.zeros(7), 2), 1.0)
 
@@ -210,18 +210,20 @@ def test_other_types_cannot_be_judged():
     with pytest.raises(
         InputTypeError, match="subspaces: expected a dict of subspaces by name, got list"
     ):
-        judge(psi, [space], new)
+        compare_subspaces(psi, [space], new)
     with pytest.raises(InputTypeError, match=r"subspaces\['net'\]: expected a Subspace, got Netw"):
-        judge(psi, {"net": net}, new)
+        compare_subspaces(psi, {"net": net}, new)
     with pytest.raises(InputTypeError, match="psi: expected the precision of all weights, or a Li"):
-        judge(net, {"random": space}, new)
+        compare_subspaces(net, {"random": space}, new)
 
 
 def test_a_posterior_is_judged_by_its_precision():
     net, likelihood, data, new = problem(5)
     posterior = linearised_laplace(net, likelihood, data, prior_precision=0.7)
     spaces = {"random": subbayes.subspace.RandomSubspace(net.weights, 2)}
-    found, expected = (judge(p, spaces, new, noise=0.3) for p in (posterior, posterior.precision))
+    found, expected = (
+        compare_subspaces(p, spaces, new, noise=0.3) for p in (posterior, posterior.precision)
+    )
     assert [j.trace for j in found] == [j.trace for j in expected]
 
 
@@ -231,7 +233,7 @@ def test_with_targets_predictives_are_scored(classes):
     y = new[:, 0] if classes == 1 else torch.arange(8) % 3
     psi = precision(net, likelihood, data, prior_precision=0.5)
     space = optimal_for(psi, new, 3)[0]
-    found = judge(psi, {"optimal": space}, new, ranks=(1, 3), targets=y)
+    found = compare_subspaces(psi, {"optimal": space}, new, ranks=(1, 3), targets=y)
     part = DenseSubspace(space.shift, space.basis()[:1])
     for subspace, nll, accuracy in (
         (part, found[0].nll, found[0].accuracy),
@@ -251,7 +253,7 @@ def test_with_targets_predictives_are_scored(classes):
         else:
             labels = predictive.probabilities.argmax(1)
             assert math.isclose(accuracy, (labels == y.numpy()).mean())
-    without, _ = judge(psi, {"optimal": space}, new, ranks=(1, 3))
+    without, _ = compare_subspaces(psi, {"optimal": space}, new, ranks=(1, 3))
     assert without.relative_error == found[0].relative_error
     assert math.isnan(without.nll)
     assert math.isnan(without.full_nll)
@@ -263,7 +265,7 @@ def test_noise_scales_come_with_the_targets():
     likelihood = subbayes.likelihoods.Gaussian(noise="per-observation")
     data, space = (x, (y, scales[0])), subbayes.subspace.RandomSubspace(net.weights, 3)
     psi = precision(net, likelihood, data)
-    (found,) = judge(psi, {"random": space}, new, targets=(new[:, 0], scales[1]))
+    (found,) = compare_subspaces(psi, {"random": space}, new, targets=(new[:, 0], scales[1]))
     predictive = linearised_laplace(net, likelihood, data, space).predict(new, noise=scales[1])
     assert math.isclose(found.nll, -float(predictive.log_prob(new[:, 0]).mean()), rel_tol=1e-9)
 
@@ -278,20 +280,20 @@ def test_targets_that_do_not_fit():
         (torch.full((8,), math.nan), "targets: expected finite numbers, got 8 NaN"),
     ):
         with pytest.raises(InputError, match=message):
-            judge(psi, spaces, new, targets=y)
+            compare_subspaces(psi, spaces, new, targets=y)
 
 
-def test_judgements_against_the_rank_are_drawn():
+def test_subspace_errors_against_the_rank_are_drawn():
     net, likelihood, data, new = problem(6)
     psi = precision(net, likelihood, data)
     spaces = {
         "optimal": optimal_for(psi, new, 6)[0],
         "random": subbayes.subspace.RandomSubspace(net.weights, 4),
     }
-    found = judge(psi, spaces, new, ranks=(1, 2, 4, 6), noise=0.1, targets=new[:, 0])
+    found = compare_subspaces(psi, spaces, new, ranks=(1, 2, 4, 6), noise=0.1, targets=new[:, 0])
     assert [(j.name, j.rank) for j in found][-2:] == [("random", 2), ("random", 4)]
     for what in ("relative_error", "trace", "log_trace", "wasserstein", "kl", "nll"):
-        ax = judgements(found, what)
+        ax = subspace_errors(found, what)
         lines = {line.get_label(): line for line in ax.get_lines()}
         assert list(lines["optimal"].get_xdata()) == [1, 2, 4, 6]
         assert list(lines["random"].get_ydata()) == [
@@ -301,10 +303,10 @@ def test_judgements_against_the_rank_are_drawn():
         assert ("all weights" in lines) is (what == "nll")
         plt.close(ax.figure)
     with pytest.raises(InputError, match="what: expected one of 'relative_error', 'trace'"):
-        judgements(found, "error")
+        subspace_errors(found, "error")
     with pytest.raises(InputError, match=r"what: expected a measure that was computed, for 'accur"):
-        judgements(found, "accuracy")
-    with pytest.raises(InputError, match=r"Pass judge\(..., noise=...\)"):
-        judgements(judge(psi, spaces, new), "kl")
-    with pytest.raises(InputError, match="found: expected at least one judgement, got none"):
-        judgements([])
+        subspace_errors(found, "accuracy")
+    with pytest.raises(InputError, match=r"Pass compare_subspaces\(..., noise=...\)"):
+        subspace_errors(compare_subspaces(psi, spaces, new), "kl")
+    with pytest.raises(InputError, match="found: expected at least one subspace error, got none"):
+        subspace_errors([])

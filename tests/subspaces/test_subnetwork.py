@@ -94,8 +94,8 @@ def test_the_first_weights_of_a_subnetwork_are_judged_as_the_smaller_subnetwork(
         rank: subnetwork(network, Categorical(), (x, y), rank=rank, **options) for rank in (3, 9)
     }
     psi = precision(network, Categorical(), (x, y), prior_precision=LAMBDA)
-    (first,) = subbayes.inference.judge(psi, {"nine": spaces[9]}, x[:5], ranks=(3,))
-    (alone,) = subbayes.inference.judge(psi, {"three": spaces[3]}, x[:5])
+    (first,) = subbayes.inference.compare_subspaces(psi, {"nine": spaces[9]}, x[:5], ranks=(3,))
+    (alone,) = subbayes.inference.compare_subspaces(psi, {"three": spaces[3]}, x[:5])
     assert first.trace == pytest.approx(alone.trace, rel=1e-9)
 
 

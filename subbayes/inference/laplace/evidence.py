@@ -15,8 +15,6 @@ result, and repeat, for the empirical Bayes of MacKay (1992) and Immer et al. (2
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,28 +22,24 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from subbayes.curvature.precision_factory import Form
 from subbayes.curvature.subspace_precision import Restricted
-from subbayes.data.data import Data, n_rows, take
 from subbayes.likelihoods import Gaussian, Likelihood, Standardized
-from subbayes.networks.network import Network
-from subbayes.subspace import Subspace
-from subbayes.utils.checks import check_count, check_positive, fail, fail_type
+from subbayes.utils.checks import check_positive, fail
 
 if TYPE_CHECKING:
     from subbayes.inference.laplace.linearised import LinearisedPosterior
 
-__all__ = ["Evidence", "cross_validated", "widened"]
+__all__ = ["Evidence", "scale_noise", "tune_prior"]
 
 
-def widened(likelihood: Likelihood, factor: float) -> Likelihood:
-    """A Gaussian likelihood with its noise a factor wider.
+def scale_noise(likelihood: Likelihood, factor: float) -> Likelihood:
+    """A Gaussian likelihood with its noise scale multiplied by a factor.
 
     Raises:
         InputError: a likelihood without a noise scale of its own.
     """
     if isinstance(likelihood, Standardized):
-        return replace(likelihood, likelihood=widened(likelihood.likelihood, factor))
+        return replace(likelihood, likelihood=scale_noise(likelihood.likelihood, factor))
     if not _has_noise(likelihood):
         fail(
             "noise",
@@ -150,163 +144,23 @@ def _random_norm(psi: Any) -> float:
     return float(psi.subspace.push(z.to(psi.network.weights)).double().square().sum())
 
 
-def cross_validated(
-    network: Network,
-    likelihood: Likelihood,
-    data: Any,
-    subspace: Subspace | None = None,
-    *,
-    covariance: Form = "exact",
-    prior_precisions: Sequence[float] = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4),
-    noise_factors: Sequence[float] = (1.0,),
-    validation: Any = None,
-    retrain: Callable[[Data], Network] | None = None,
-    folds: int = 5,
-    seed: int = 0,
-    **options: Any,
-) -> tuple[LinearisedPosterior, dict[tuple[float, float], float]]:
-    """The posterior whose prior precision (and noise) predicts held-out rows best.
-
-    Held out are the rows of `validation`, or each of the folds of the data in turn, for which
-    `retrain` trains the network anew. With neither the weights stay where they are, and only the
-    Gauss-Newton matrix leaves the fold out: such weights have seen every row, need no
-    uncertainty to predict it, and the scores favour a prior that is too narrow. A warning says so.
+def tune_prior(posterior: LinearisedPosterior, *, noise: bool = True) -> LinearisedPosterior:
+    """The posterior under the prior precision (and Gaussian noise) of the largest evidence.
 
     Args:
-        network: f(x; w).
-        likelihood: p(y | f).
-        data: training data, for folds in memory.
-        subspace: as for `linearised_laplace`.
-        covariance: as for `linearised_laplace`.
-        prior_precisions: candidates.
-        noise_factors: candidates for how much wider Gaussian noise is.
-        validation: rows that the network was not trained on, with their targets; no folds then.
-        retrain: a function from a fold's training data to the network trained on them, without a
-            subspace: `lambda rows: train(module, likelihood, rows).network`.
-        folds: how many.
-        seed: of the folds.
-        options: as for `linearised_laplace`.
-
-    Returns:
-        The posterior on all data, and the mean log density of held-out rows for each candidate.
-
-    Raises:
-        InputError: more folds than rows, folds of data that are streamed, or `retrain` with a
-            subspace or with `validation`.
+        posterior: of all weights or within a subspace.
+        noise: tune the scale of Gaussian noise too.
 
     Example:
+        >>> import subbayes
+        >>> from subbayes.inference import linearised_laplace
         >>> from subbayes.likelihoods import Gaussian
+        >>> net = subbayes.Network(torch.nn.Linear(1, 1).double())
         >>> x = torch.linspace(-1, 1, 60).double()[:, None]
-        >>> y = x[:, 0] + 0.5 * torch.randn(60, generator=torch.Generator().manual_seed(0))
-        >>> net = Network(torch.nn.Linear(1, 1).double())
-        >>> posterior, scores = cross_validated(
-        ...     net, Gaussian(0.5), (x[::2], y[::2]), validation=(x[1::2], y[1::2]),
-        ...     prior_precisions=(0.01, 0.1, 1.0, 10.0, 100.0))
-        >>> len(scores)
-        5
+        >>> posterior = linearised_laplace(net, Gaussian(0.5), (x, 3 * x[:, 0]))
+        >>> tuned = tune_prior(posterior, noise=False)
+        >>> tuned.log_marginal_likelihood() >= posterior.log_marginal_likelihood()
+        True
     """
-    from subbayes.inference.laplace.linearised import linearised_laplace
-
-    if not (len(prior_precisions) and len(noise_factors)):
-        fail("prior_precisions and noise_factors", "at least one candidate of each", "none")
-    _check_held_out(validation, retrain, subspace)
-
-    def posterior(trained: Network, kept: Data, prior_precision: float) -> LinearisedPosterior:
-        return linearised_laplace(
-            trained,
-            likelihood,
-            kept,
-            subspace,
-            covariance=covariance,
-            prior_precision=prior_precision,
-            **options,
-        )
-
-    rows = Data.of(data).to(network.device)
-    scores = {(float(p), float(c)): 0.0 for p in prior_precisions for c in noise_factors}
-    parts = (
-        _folds(rows, folds, seed)
-        if validation is None
-        else iter([(rows, Data.of(validation, "validation").to(network.device))])
-    )
-    n = 0
-    for kept, held in parts:
-        trained = network if retrain is None else _retrained(retrain, kept, network)
-        fitted, n = posterior(trained, kept, float(prior_precisions[0])), n + held.n
-        for p, c in scores:
-            scores[p, c] += _score(fitted.rescaled(p, c), held)
-    scores = {pair: score / n for pair, score in scores.items()}
-    best, factor = max(scores, key=lambda pair: scores[pair])
-    if validation is None and retrain is None:
-        warnings.warn(
-            "data: the weights have seen the held-out rows, whose scores favour too narrow a "
-            "prior; pass validation=, rows that training has not seen, or retrain=, a function "
-            "from a fold's training data to a network trained on them",
-            stacklevel=2,
-        )
-    for name, value, tried in (
-        ("prior_precisions", best, prior_precisions),
-        ("noise_factors", factor, noise_factors),
-    ):
-        if len(tried) > 1 and value in (min(tried), max(tried)):
-            end = "smallest" if value == min(tried) else "largest"
-            warnings.warn(
-                f"{name}: {value:g} is the {end} of those tried, and others beyond it "
-                "may be better; widen the grid",
-                stacklevel=2,
-            )
-    return posterior(network, rows, best).rescaled(best, factor), scores
-
-
-def _check_held_out(validation: Any, retrain: Any, subspace: Subspace | None) -> None:
-    if retrain is None:
-        return
-    if validation is not None:
-        fail(
-            "validation and retrain",
-            "one of the two",
-            "both",
-            "Rows held out from training need no folds",
-        )
-    if subspace is not None:
-        fail(
-            "subspace",
-            "None with retrain",
-            repr(subspace),
-            "A subspace lies around one network's weights: pass validation= instead",
-        )
-    if not callable(retrain) or isinstance(retrain, (Network, torch.nn.Module)):
-        fail_type("retrain", "a function from a fold's training data to a Network", retrain)
-
-
-def _folds(rows: Data, folds: int, seed: int) -> Iterator[tuple[Data, Data]]:
-    """What is kept, and what is held out."""
-    if check_count("folds", folds, 2) > rows.n:
-        fail("folds", f"at most {rows.n}, the number of rows", folds)
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(rows.n))
-    for held in order.tensor_split(folds):
-        kept = torch.ones(rows.n, dtype=torch.bool)
-        kept[held] = False
-        yield rows.rows(kept.nonzero().flatten()), rows.rows(held.sort().values)
-
-
-def _retrained(retrain: Callable[[Data], Network], kept: Data, network: Network) -> Network:
-    found = retrain(kept)
-    if not isinstance(found, Network):
-        fail_type(
-            "retrain", "a function that returns a Network", found, "Return train(...).network"
-        )
-    if found.size != network.size:
-        fail("retrain", f"networks of {network.size} weights, as the network has", found.size)
-    return found
-
-
-def _score(posterior: LinearisedPosterior, test: Data) -> float:
-    total = 0.0
-    for inputs, y in test.batches():
-        noise = None if isinstance(y, torch.Tensor) else y[1]
-        predictive = posterior.predict(inputs, noise=noise)
-        assert n_rows(y) == len(predictive)
-        value = y if isinstance(y, torch.Tensor) else (y[0], y[1])
-        total += float(predictive.log_prob(take(value, slice(None))).sum())
-    return total
+    prior_precision, factor = Evidence.of(posterior).maximum(noise)
+    return posterior.rescaled(prior_precision, factor)

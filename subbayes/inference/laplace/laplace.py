@@ -21,7 +21,7 @@ from jaxtyping import Float
 from subbayes.draws import Draws, Moments
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.inference.importance import approximate_draws
+from subbayes.inference.importance_sampling import approximate_draws
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import bar

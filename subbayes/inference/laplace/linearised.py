@@ -29,6 +29,7 @@ from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
 from subbayes.curvature.subspace_precision import Restricted
 from subbayes.draws import Draws, Moments
+from subbayes.inference.laplace.evidence import Evidence, scale_noise
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import average, with_noise
@@ -76,7 +77,7 @@ def linearised_laplace(
 
     Returns:
         The posterior: `.predict(inputs)`, `.covariance(inputs)`, `.function_samples(inputs)`,
-        `.log_marginal_likelihood()`, `.tuned()`.
+        `.log_marginal_likelihood()`.
 
     Raises:
         InputError: parts that do not fit together, or a subspace around other weights.
@@ -275,33 +276,17 @@ class LinearisedPosterior:
             ),
         )
 
-    # --- evidence and tuning --------------------------------------------------------------------
+    # --- evidence --------------------------------------------------------------------
 
     def log_marginal_likelihood(self) -> float:
         """Laplace's approximation of the log evidence, of all weights or within the subspace."""
-        from subbayes.inference.laplace.evidence import Evidence
-
         return Evidence.of(self).log_marginal_likelihood(self.prior_precision)
-
-    def tuned(self, *, noise: bool = True) -> LinearisedPosterior:
-        """The same with prior precision (and noise, if Gaussian) of the largest evidence.
-
-        Args:
-            noise: tune the scale of Gaussian noise too.
-        """
-        from subbayes.inference.laplace.evidence import Evidence
-
-        evidence = Evidence.of(self)
-        prior_precision, factor = evidence.maximum(noise)
-        return self.rescaled(prior_precision, factor)
 
     def rescaled(self, prior_precision: float, noise_factor: float = 1.0) -> LinearisedPosterior:
         """The same under another prior, and with Gaussian noise a factor wider."""
         if noise_factor == 1:
             return self.with_prior_precision(prior_precision)
-        from subbayes.inference.laplace.evidence import widened
-
-        likelihood, V = widened(self.likelihood, noise_factor), self.precision.V
+        likelihood, V = scale_noise(self.likelihood, noise_factor), self.precision.V
         wider = Jacobian(V.plan, V._pairs, V.n, likelihood, V.memory_limit)
         return replace(
             self,

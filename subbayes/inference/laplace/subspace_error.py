@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -24,20 +24,18 @@ from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.subspace_precision import Restricted, along
 from subbayes.data.data import check_rows, n_rows, to_targets
 from subbayes.diagnostics import metrics
+from subbayes.inference.laplace.linearised import LinearisedPosterior
 from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.gaussian import natural, predictive_of
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, check_same_length, fail, fail_type
 
-if TYPE_CHECKING:
-    from subbayes.inference.laplace.linearised import LinearisedPosterior
-
 __all__ = [
-    "Judgement",
+    "SubspaceError",
     "dead_fraction",
     "eckart_young",
     "jacobian_rank",
-    "judge",
+    "compare_subspaces",
     "kl",
     "log_trace",
     "relative_error",
@@ -119,7 +117,7 @@ def jacobian_rank(J: Jacobian) -> int:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class SubspaceError:
     """A subspace of one rank, held against the full Laplace approximation at given inputs.
 
     Attributes:
@@ -155,7 +153,7 @@ class Judgement:
         return asdict(self)
 
 
-def judge(
+def compare_subspaces(
     psi: Precision | LinearisedPosterior,
     subspaces: Mapping[str, Subspace],
     inputs: Any,
@@ -163,7 +161,7 @@ def judge(
     ranks: Sequence[int] | None = None,
     noise: float = 0.0,
     targets: Any = None,
-) -> list[Judgement]:
+) -> list[SubspaceError]:
     """Hold subspaces of several ranks against the full Laplace approximation.
 
     Args:
@@ -177,7 +175,7 @@ def judge(
             classes, by draws for other likelihoods.
 
     Returns:
-        One judgement for each subspace and rank; ranks above a subspace's own are left out.
+        The errors of each subspace and rank; ranks above a subspace's own are left out.
 
     Raises:
         InputError: a precision that is not exact, no subspaces, no rank that one of them has,
@@ -193,7 +191,7 @@ def judge(
         >>> psi = precision(net, Gaussian(0.1), (x, x[:, 0]))
         >>> spaces = {"optimal": optimal_for(psi, new, 5)[0],
         ...           "random": subbayes.subspace.RandomSubspace(net.weights, 5)}
-        >>> best, other = judge(psi, spaces, new)
+        >>> best, other = compare_subspaces(psi, spaces, new)
         >>> abs(best.relative_error - best.bound) < 1e-8, best.trace > other.trace
         (True, True)
     """
@@ -203,7 +201,7 @@ def judge(
             "psi",
             "an exact precision, dual or primal",
             psi.form,
-            "Subspaces are judged by the exact one, whatever they were chosen by",
+            "Subspaces are compared under the exact precision, however they were chosen",
         )
     X = psi.jacobian(inputs)
     full, found = psi.covariance(X), []
@@ -219,14 +217,12 @@ def judge(
                 )
                 part = half.T @ half
                 own = (math.nan, math.nan) if scores is None else scores(part)
-                found.append(_judgement(name, rank, part, full, noise, (*own, *best)))
+                found.append(_subspace_error(name, rank, part, full, noise, (*own, *best)))
     return found
 
 
 def _check(psi: Any, subspaces: Any, ranks: Sequence[int] | None, noise: float) -> Precision:
     """What can be said before anything is computed; and the precision."""
-    from subbayes.inference.laplace.linearised import LinearisedPosterior
-
     psi = psi.precision if isinstance(psi, LinearisedPosterior) else psi
     if not isinstance(psi, Precision):
         fail_type(
@@ -288,16 +284,16 @@ class _Scores:
         )
 
 
-def _judgement(
+def _subspace_error(
     name: str,
     rank: int,
     part: Matrix,
     full: Matrix,
     noise: float,
     scores: tuple[float, float, float, float],
-) -> Judgement:
+) -> SubspaceError:
     eye = noise**2 * torch.eye(len(full), dtype=full.dtype, device=full.device)
-    return Judgement(
+    return SubspaceError(
         name,
         rank,
         relative_error(part, full),

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from subbayes.draws import Draws, Moments
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.inference.importance import approximate_draws, estimate_evidence
+from subbayes.inference.importance_sampling import approximate_draws, estimate_evidence
 from subbayes.inference.laplace.laplace import climb
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 from subbayes.inference.variational.elbo import Ascent, Family, Target, ascend

@@ -15,9 +15,9 @@ from subbayes import InputError, InputTypeError, Network, subspaces
 from subbayes.cli import run
 from subbayes.curvature.precision_factory import precision
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.laplace.evidence import cross_validated
+from subbayes.inference.laplace.cross_validation import cross_validate_prior
 from subbayes.inference.laplace.linearised import linearised_laplace
-from subbayes.inference.laplace.subspace_error import judge
+from subbayes.inference.laplace.subspace_error import compare_subspaces
 from subbayes.models.array_model import make_subspace
 from subbayes.models.settings import Settings
 from subbayes.subspace import DenseSubspace
@@ -97,7 +97,7 @@ def test_a_module_in_training_mode_is_read_in_evaluation_mode():
             predictive = linearised_laplace(network, likelihood, data, space).predict(new)
             assert len(said) == 3 * training
             chosen = subnetwork(network, likelihood, data, inputs=new, rank=2)
-            judged = judge(psi, {"optimal": space, "chosen": chosen}, new)
+            judged = compare_subspaces(psi, {"optimal": space, "chosen": chosen}, new)
             assert len(said) == 4 * training
         assert all(str(one.message).startswith(MODE) for one in said)
         found.append(
@@ -202,7 +202,7 @@ def test_no_candidates():
     net, likelihood, data, _ = problem(0)
     for options in ({"prior_precisions": ()}, {"noise_factors": ()}):
         refused(
-            lambda o=options: cross_validated(net, likelihood, data, **o),
+            lambda o=options: cross_validate_prior(net, likelihood, data, **o),
             "prior_precisions and noise_factors: expected at least one candidate of each",
         )
 
@@ -387,7 +387,9 @@ def test_inputs_of_another_shape(bad):
             posterior.function_samples,
             lambda X: optimal(net, likelihood, data, inputs=X, rank=2),
             lambda X: subnetwork(net, likelihood, data, inputs=X, rank=2),
-            lambda X: judge(posterior.precision, {"masked": masked(net, torch.arange(3))}, X),
+            lambda X: compare_subspaces(
+                posterior.precision, {"masked": masked(net, torch.arange(3))}, X
+            ),
         ):
             refused(lambda c=call, X=inputs: c(X), "inputs: expected what the module takes, got")
     pairs = DataLoader([(new, new[:, 0]), (bad, torch.zeros(4).double())], batch_size=None)
@@ -481,7 +483,9 @@ def test_jitter_is_reported_and_what_is_beyond_it_is_refused():
         with pytest.warns(UserWarning, match=jitter):
             call()
     for call in (
-        lambda: judge(linearised_laplace(net, likelihood, data).precision, {"twice": twice}, new),
+        lambda: compare_subspaces(
+            linearised_laplace(net, likelihood, data).precision, {"twice": twice}, new
+        ),
         lambda: subbayes.fit(
             net.module_with(),
             same,

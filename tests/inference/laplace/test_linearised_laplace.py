@@ -20,7 +20,8 @@ import subbayes
 from subbayes import InputError, InputTypeError, Network, subspaces
 from subbayes.data.data import take
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.laplace.evidence import Evidence, cross_validated, widened
+from subbayes.inference.laplace.cross_validation import cross_validate_prior
+from subbayes.inference.laplace.evidence import Evidence, scale_noise, tune_prior
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace, predict_linearised
 from subbayes.predictions.gaussian import ClassPredictive, GaussianPredictive, class_probabilities
@@ -257,7 +258,7 @@ def test_tuning_finds_the_largest_evidence(subspace):
     net, likelihood, data, new = problem(4)
     space = None if subspace is None else subbayes.subspace.RandomSubspace(net.weights, subspace)
     start = linearised_laplace(net, likelihood, data, space)
-    tuned = start.tuned()
+    tuned = tune_prior(start)
     best = tuned.log_marginal_likelihood()
     # the shared products under the new noise are those of a posterior made anew
     anew = linearised_laplace(
@@ -267,7 +268,7 @@ def test_tuning_finds_the_largest_evidence(subspace):
     torch.testing.assert_close(anew.covariance(new), tuned.covariance(new), rtol=1e-7, atol=0)
     for p, c in ((1.1, 1.0), (0.9, 1.0), (1.0, 1.1), (1.0, 0.9)):
         assert tuned.rescaled(p * tuned.prior_precision, c).log_marginal_likelihood() <= best
-    only_prior = start.tuned(noise=False)
+    only_prior = tune_prior(start, noise=False)
     assert only_prior.likelihood == likelihood
     assert start.log_marginal_likelihood() <= only_prior.log_marginal_likelihood() <= best
 
@@ -280,12 +281,12 @@ def test_evidence_in_other_units_of_y():
     a, b = Evidence.of(plain), Evidence.of(scaled)
     assert math.isclose(a.squares, b.squares, rel_tol=1e-9)
     assert math.isclose(a.log_likelihood, b.log_likelihood + 15 * math.log(10), rel_tol=1e-9)
-    assert widened(other, 2.0).likelihood.noise == pytest.approx(0.6)
+    assert scale_noise(other, 2.0).likelihood.noise == pytest.approx(0.6)
 
 
 def test_cross_validation_against_fits_to_each_fold():
     net, likelihood, (x, y), _ = problem(6)
-    found, scores = cross_validated(
+    found, scores = cross_validate_prior(
         net,
         likelihood,
         (x, y),
@@ -300,7 +301,7 @@ def test_cross_validation_against_fits_to_each_fold():
         rest = np.setdiff1d(order, part)
         for p, c in scores:
             fitted = linearised_laplace(
-                net, widened(likelihood, c), (x[rest], y[rest]), prior_precision=p
+                net, scale_noise(likelihood, c), (x[rest], y[rest]), prior_precision=p
             )
             total[p, c] += fitted.predict(x[part]).log_prob(y[part]).sum() / 15
     for key, score in scores.items():
@@ -333,7 +334,7 @@ def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
     net, data, validation = overfitted()
     likelihood = subbayes.likelihoods.Categorical()
     with pytest.warns(UserWarning, match="pass validation=, rows that training ") as warned:
-        seen, _ = cross_validated(net, likelihood, data)
+        seen, _ = cross_validate_prior(net, likelihood, data)
     assert seen.prior_precision == 1e4
     assert [str(w.message).split(";")[0] for w in warned] == [
         "data: the weights have seen the held-out rows, whose scores favour too narrow a prior",
@@ -341,8 +342,8 @@ def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        held, scores = cross_validated(net, likelihood, data, validation=validation)
-        anew, honest = cross_validated(
+        held, scores = cross_validate_prior(net, likelihood, data, validation=validation)
+        anew, honest = cross_validate_prior(
             net,
             likelihood,
             data,
@@ -351,7 +352,7 @@ def test_rows_that_training_has_seen_choose_the_edge_and_others_do_not():
             prior_precisions=(1e-4, 1e-2, 1.0, 1e4),
         )
         streamed = DataLoader(TensorDataset(*validation), batch_size=50)
-        _, again = cross_validated(net, likelihood, data, validation=streamed)
+        _, again = cross_validate_prior(net, likelihood, data, validation=streamed)
     assert 1e-4 < held.prior_precision < 1e3
     assert anew.prior_precision == 1e-2
     assert again == pytest.approx(scores, rel=1e-9)
@@ -374,15 +375,15 @@ def test_how_rows_are_held_out_is_said():
     net, likelihood, data, _ = problem(7, 3)
     space = subbayes.subspace.RandomSubspace(net.weights, 2)
     with pytest.raises(InputError, match="validation and retrain: expected one of the two, got b"):
-        cross_validated(net, likelihood, data, retrain=trained_on, validation=data)
+        cross_validate_prior(net, likelihood, data, retrain=trained_on, validation=data)
     with pytest.raises(InputError, match="subspace: expected None with retrain, got Random"):
-        cross_validated(net, likelihood, data, space, retrain=trained_on)
+        cross_validate_prior(net, likelihood, data, space, retrain=trained_on)
     with pytest.raises(InputTypeError, match="retrain: expected a function from a fold's"):
-        cross_validated(net, likelihood, data, retrain=net)
+        cross_validate_prior(net, likelihood, data, retrain=net)
     with pytest.raises(InputTypeError, match="retrain: expected a function that returns a Network"):
-        cross_validated(net, likelihood, data, retrain=lambda rows: 1)
+        cross_validate_prior(net, likelihood, data, retrain=lambda rows: 1)
     with pytest.raises(InputError, match=r"retrain: expected networks of \d+ weights, as the"):
-        cross_validated(net, likelihood, data, retrain=trained_on_less)
+        cross_validate_prior(net, likelihood, data, retrain=trained_on_less)
 
 
 def trained_on_less(rows):
@@ -441,7 +442,7 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(InputError, match="prior_precision: expected a finite number above 0"):
         linearised_laplace(net, likelihood, data, prior_precision=-1.0)
     with pytest.raises(InputError, match="folds: expected at most 15, the number of rows"):
-        cross_validated(net, likelihood, data, folds=16)
+        cross_validate_prior(net, likelihood, data, folds=16)
     net, likelihood, data, new = problem(7)
     predictive = linearised_laplace(net, likelihood, data).predict(new)
     assert isinstance(predictive, GaussianPredictive)

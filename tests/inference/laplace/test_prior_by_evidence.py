@@ -11,6 +11,7 @@ import subbayes
 from subbayes import InputError, SubspaceClassifier, SubspaceRegressor, Training, subspaces
 from subbayes.cli import run
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.laplace.evidence import tune_prior
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.models.data_frame_model import TableModel
 
@@ -45,7 +46,7 @@ def trained():
 @pytest.mark.parametrize("subspace", ["full", "subnetwork", "optimal"])
 def test_fit_takes_what_linearised_laplace_finds(trained, subspace, tmp_path):
     """Noise too; the subspace is chosen under it; a run that is resumed keeps it."""
-    tuned = linearised_laplace(trained.network, trained.likelihood, rows()).tuned()
+    tuned = tune_prior(linearised_laplace(trained.network, trained.likelihood, rows()))
     options = {} if subspace == "full" else {"rank": 6}
     models = [
         subbayes.fit(

@@ -14,7 +14,7 @@ from oracles import LinearGaussian, check_moments, sample
 from scipy import stats
 
 from subbayes import Draws
-from subbayes.inference.importance import estimate_evidence
+from subbayes.inference.importance_sampling import estimate_evidence
 from subbayes.inference.variational.elbo import ascend
 from subbayes.inference.variational.flows import Flow
 from subbayes.inference.variational.gaussians import FullRank, MeanField

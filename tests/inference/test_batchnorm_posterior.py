@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from subbayes import Network, Posterior
-from subbayes.inference.refreshed_posterior import RefreshedPosterior
+from subbayes.inference.batchnorm_posterior import BatchNormPosterior
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.likelihoods import Categorical, Gaussian
@@ -89,7 +89,7 @@ def case(request):
     space = RandomSubspace(network.weights, 2)
     return (
         module,
-        RefreshedPosterior(network, likelihood, (x, y), space),
+        BatchNormPosterior(network, likelihood, (x, y), space),
         rows(request.param, 30, 1)[0],
     )
 
@@ -158,7 +158,7 @@ def test_sampling():
     """Weights before a BatchNorm layer may be rescaled at will: the density does not see it."""
     module = dense().double()
     network, (x, y) = Network(module, "0.weight"), rows("dense", 60, 0)
-    posterior = RefreshedPosterior(
+    posterior = BatchNormPosterior(
         network,
         Gaussian(0.5),
         (x, y),

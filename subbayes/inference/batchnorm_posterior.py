@@ -28,12 +28,12 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Coordinates, Inputs, LogDensity
 
-__all__ = ["RefreshedPosterior"]
+__all__ = ["BatchNormPosterior"]
 
 _ROWS = 1024
 
 
-class RefreshedPosterior(Posterior):
+class BatchNormPosterior(Posterior):
     """A `Posterior` with BatchNorm statistics of its own at each z.
 
     Takes what `Posterior` takes. An evaluation costs two passes over the data for each point, one
@@ -52,7 +52,7 @@ class RefreshedPosterior(Posterior):
         >>> net = Network(module)
         >>> data = torch.randn(40, 2), torch.randn(40)
         >>> space = subbayes.subspace.RandomSubspace(net.weights, 2)
-        >>> posterior = RefreshedPosterior(net, Gaussian(noise=1.0), data, space)
+        >>> posterior = BatchNormPosterior(net, Gaussian(noise=1.0), data, space)
         >>> posterior.value(np.zeros((4, 2))).shape
         (4,)
     """

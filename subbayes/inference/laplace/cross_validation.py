@@ -1,0 +1,180 @@
+"""Prior precision and noise of a linearised Laplace approximation, by held-out rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from subbayes.curvature.precision_factory import Form
+from subbayes.data.data import Data, n_rows, take
+from subbayes.inference.laplace.linearised import LinearisedPosterior, linearised_laplace
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.network import Network
+from subbayes.subspace import Subspace
+from subbayes.utils.checks import check_count, fail, fail_type
+
+__all__ = ["cross_validate_prior"]
+
+
+def cross_validate_prior(
+    network: Network,
+    likelihood: Likelihood,
+    data: Any,
+    subspace: Subspace | None = None,
+    *,
+    covariance: Form = "exact",
+    prior_precisions: Sequence[float] = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4),
+    noise_factors: Sequence[float] = (1.0,),
+    validation: Any = None,
+    retrain: Callable[[Data], Network] | None = None,
+    folds: int = 5,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[LinearisedPosterior, dict[tuple[float, float], float]]:
+    """The posterior whose prior precision (and noise) predicts held-out rows best.
+
+    Held out are the rows of `validation`, or each of the folds of the data in turn, for which
+    `retrain` trains the network anew. With neither the weights stay where they are, and only the
+    Gauss-Newton matrix leaves the fold out: such weights have seen every row, need no
+    uncertainty to predict it, and the scores favour a prior that is too narrow. A warning says so.
+
+    Args:
+        network: f(x; w).
+        likelihood: p(y | f).
+        data: training data, for folds in memory.
+        subspace: as for `linearised_laplace`.
+        covariance: as for `linearised_laplace`.
+        prior_precisions: candidates.
+        noise_factors: candidates for how much wider Gaussian noise is.
+        validation: rows that the network was not trained on, with their targets; no folds then.
+        retrain: a function from a fold's training data to the network trained on them, without a
+            subspace: `lambda rows: train(module, likelihood, rows).network`.
+        folds: how many.
+        seed: of the folds.
+        options: as for `linearised_laplace`.
+
+    Returns:
+        The posterior on all data, and the mean log density of held-out rows for each candidate.
+
+    Raises:
+        InputError: more folds than rows, folds of data that are streamed, or `retrain` with a
+            subspace or with `validation`.
+
+    Example:
+        >>> from subbayes.likelihoods import Gaussian
+        >>> x = torch.linspace(-1, 1, 60).double()[:, None]
+        >>> y = x[:, 0] + 0.5 * torch.randn(60, generator=torch.Generator().manual_seed(0))
+        >>> net = Network(torch.nn.Linear(1, 1).double())
+        >>> posterior, scores = cross_validate_prior(
+        ...     net, Gaussian(0.5), (x[::2], y[::2]), validation=(x[1::2], y[1::2]),
+        ...     prior_precisions=(0.01, 0.1, 1.0, 10.0, 100.0))
+        >>> len(scores)
+        5
+    """
+    if not (len(prior_precisions) and len(noise_factors)):
+        fail("prior_precisions and noise_factors", "at least one candidate of each", "none")
+    _check_held_out(validation, retrain, subspace)
+
+    def posterior(trained: Network, kept: Data, prior_precision: float) -> LinearisedPosterior:
+        return linearised_laplace(
+            trained,
+            likelihood,
+            kept,
+            subspace,
+            covariance=covariance,
+            prior_precision=prior_precision,
+            **options,
+        )
+
+    rows = Data.of(data).to(network.device)
+    scores = {(float(p), float(c)): 0.0 for p in prior_precisions for c in noise_factors}
+    parts = (
+        _folds(rows, folds, seed)
+        if validation is None
+        else iter([(rows, Data.of(validation, "validation").to(network.device))])
+    )
+    n = 0
+    for kept, held in parts:
+        trained = network if retrain is None else _retrained(retrain, kept, network)
+        fitted, n = posterior(trained, kept, float(prior_precisions[0])), n + held.n
+        for p, c in scores:
+            scores[p, c] += _score(fitted.rescaled(p, c), held)
+    scores = {pair: score / n for pair, score in scores.items()}
+    best, factor = max(scores, key=lambda pair: scores[pair])
+    if validation is None and retrain is None:
+        warnings.warn(
+            "data: the weights have seen the held-out rows, whose scores favour too narrow a "
+            "prior; pass validation=, rows that training has not seen, or retrain=, a function "
+            "from a fold's training data to a network trained on them",
+            stacklevel=2,
+        )
+    for name, value, tried in (
+        ("prior_precisions", best, prior_precisions),
+        ("noise_factors", factor, noise_factors),
+    ):
+        if len(tried) > 1 and value in (min(tried), max(tried)):
+            end = "smallest" if value == min(tried) else "largest"
+            warnings.warn(
+                f"{name}: {value:g} is the {end} of those tried, and others beyond it "
+                "may be better; widen the grid",
+                stacklevel=2,
+            )
+    return posterior(network, rows, best).rescaled(best, factor), scores
+
+
+def _check_held_out(validation: Any, retrain: Any, subspace: Subspace | None) -> None:
+    if retrain is None:
+        return
+    if validation is not None:
+        fail(
+            "validation and retrain",
+            "one of the two",
+            "both",
+            "Rows held out from training need no folds",
+        )
+    if subspace is not None:
+        fail(
+            "subspace",
+            "None with retrain",
+            repr(subspace),
+            "A subspace lies around one network's weights: pass validation= instead",
+        )
+    if not callable(retrain) or isinstance(retrain, (Network, torch.nn.Module)):
+        fail_type("retrain", "a function from a fold's training data to a Network", retrain)
+
+
+def _folds(rows: Data, folds: int, seed: int) -> Iterator[tuple[Data, Data]]:
+    """What is kept, and what is held out."""
+    if check_count("folds", folds, 2) > rows.n:
+        fail("folds", f"at most {rows.n}, the number of rows", folds)
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(rows.n))
+    for held in order.tensor_split(folds):
+        kept = torch.ones(rows.n, dtype=torch.bool)
+        kept[held] = False
+        yield rows.rows(kept.nonzero().flatten()), rows.rows(held.sort().values)
+
+
+def _retrained(retrain: Callable[[Data], Network], kept: Data, network: Network) -> Network:
+    found = retrain(kept)
+    if not isinstance(found, Network):
+        fail_type(
+            "retrain", "a function that returns a Network", found, "Return train(...).network"
+        )
+    if found.size != network.size:
+        fail("retrain", f"networks of {network.size} weights, as the network has", found.size)
+    return found
+
+
+def _score(posterior: LinearisedPosterior, test: Data) -> float:
+    total = 0.0
+    for inputs, y in test.batches():
+        noise = None if isinstance(y, torch.Tensor) else y[1]
+        predictive = posterior.predict(inputs, noise=noise)
+        assert n_rows(y) == len(predictive)
+        value = y if isinstance(y, torch.Tensor) else (y[0], y[1])
+        total += float(predictive.log_prob(take(value, slice(None))).sum())
+    return total
