@@ -269,6 +269,7 @@ def fit_sparse(
     """
     settings = settings or TableSettings()
     training, chosen, seed = settings.training, settings.sparse, settings.sampling.seed
+    check_count("epochs", training.epochs)
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
     prior = (
         usual_prior("horseshoe")
