@@ -92,7 +92,7 @@ class DropoutLayer(_InputLayer):
         self, structure: str, weights: str, count: int, generator: torch.Generator
     ) -> Float[Tensor, "S u k"]:
         """See `SparseLayer.gates`; whole columns are in or out."""
-        if structure != "sample" or self.sure:
+        if structure != "sample" or self.certain:
             return super().gates(structure, weights, count, generator)
         shape = (count, self.mean.shape[1])
         u = torch.rand(shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device)
@@ -108,7 +108,7 @@ class DropoutLayer(_InputLayer):
         if self.bias_raw_sd is not None:
             assert self.bias_mean is not None
             found = found + self._penalty(self.bias_mean)
-        if self.sure:
+        if self.certain:
             return found
         entropy = functional.softplus(logits)[0] - alpha * logits[0]
         return found - k * entropy - self.inclusion.expected_log_prob(k * alpha, k)
@@ -140,7 +140,7 @@ class HorseshoeLayer(_InputLayer):
     Source: Louizos, Ullrich and Welling (2017), section 4.2 and appendix; they prune by the mode.
     """
 
-    drops = False
+    excludes_weights = False
     scales = ("log_mean", "log_raw_sd", "shared_mean", "shared_raw_sd")
 
     def _gates_are_random(self, structure: str) -> bool:
@@ -206,7 +206,7 @@ class HorseshoeLayer(_InputLayer):
             .expand_as(self.mean)
         )
 
-    def inside(self) -> Bool[Tensor, "*W"]:
+    def included(self) -> Bool[Tensor, "*W"]:
         """See `SparseLayer.inside`."""
         return self.probability() > 0.5
 

@@ -26,7 +26,7 @@ from subbayes.sparse.module_surgery import (
     replaced,
 )
 from subbayes.sparse.priors import Horseshoe, SpikeSlab
-from subbayes.sparse.variational_families import BASELINES, FACTORS, Noise
+from subbayes.sparse.variational_families import BASELINE_FAMILIES, INCLUSION_FAMILIES, Noise
 from subbayes.utils.checks import (
     check_choice,
     check_count,
@@ -93,7 +93,7 @@ def convert(
     """
     if not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
-    check_choice("posterior", posterior, FACTORS + BASELINES)
+    check_choice("posterior", posterior, INCLUSION_FAMILIES + BASELINE_FAMILIES)
     check_positive("sd", sd)
     check_count("rank", rank)
     check_count("seed", seed, 0)

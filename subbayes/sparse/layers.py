@@ -39,7 +39,7 @@ from subbayes.sparse.kernels import LayerDraw, SparsityPattern
 from subbayes.sparse.layer_operation import LayerOperation
 from subbayes.sparse.moments import slab_kl, terms, unconstrained_sd
 from subbayes.sparse.priors import SpikeSlab
-from subbayes.sparse.variational_families import BASELINES, Logits, Noise, logits_of
+from subbayes.sparse.variational_families import BASELINE_FAMILIES, Logits, Noise, logits_of
 from subbayes.utils.checks import check_choice, check_positive, fail
 
 __all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer"]
@@ -82,7 +82,7 @@ class SparseLayer(nn.Module):
 
     Args:
         layer: the layer it replaces; its weights are where the means start.
-        posterior: distribution of the inclusion indicators, of `factors.FACTORS`, or "all".
+        posterior: distribution of the inclusion indicators, of `factors.INCLUSION_FAMILIES`, or "all".
         structure: "weights" has an indicator for each weight, "units" one for each output unit or
             channel, its bias included.
         prior: of this layer.
@@ -101,7 +101,7 @@ class SparseLayer(nn.Module):
         scales: parameters beside `logits` that say which weights are in, by name.
     """
 
-    drops = True
+    excludes_weights = True
     scales: tuple[str, ...] = ()
 
     def __init__(
@@ -145,7 +145,7 @@ class SparseLayer(nn.Module):
         )
         indicators = (
             (1,)
-            if posterior in BASELINES
+            if posterior in BASELINE_FAMILIES
             else (shape[0],)
             if structure == "units"
             else (shape[0], shape[1:].numel())
@@ -196,7 +196,7 @@ class SparseLayer(nn.Module):
         return functional.softplus(self.bias_raw_sd)
 
     @property
-    def sure(self) -> bool:
+    def certain(self) -> bool:
         """Whether it is settled which weights are in."""
         return self.phase == "median" or self.posterior == "all"
 
@@ -204,12 +204,12 @@ class SparseLayer(nn.Module):
         r"""Marginal inclusion probabilities $\alpha$ of the weights, shaped as they are."""
         found = self.logits.probability()
         if self.phase == "median":
-            found = self.logits.inside().to(found)
+            found = self.logits.included().to(found)
         return self._shaped(found).expand_as(self.mean)
 
-    def inside(self) -> Bool[Tensor, "*W"]:
+    def included(self) -> Bool[Tensor, "*W"]:
         """Which weights have a probability above one half."""
-        return self._shaped(self.logits.inside()).expand_as(self.mean)
+        return self._shaped(self.logits.included()).expand_as(self.mean)
 
     def _shaped(self, value: Tensor) -> Tensor:
         """Of the units or the weights, as it broadcasts with the weights."""
@@ -218,8 +218,8 @@ class SparseLayer(nn.Module):
         return value.reshape(self.mean.shape)
 
     def _drawn_logits(self) -> Tensor:
-        if self.sure:
-            return torch.where(self.logits.inside(), _MOST, -_MOST).to(self.mean)
+        if self.certain:
+            return torch.where(self.logits.included(), _MOST, -_MOST).to(self.mean)
         logits = self.logits.draw(self.noise)
         return logits.detach() if self.phase == "fixed" else logits
 
@@ -239,7 +239,7 @@ class SparseLayer(nn.Module):
             Factors that broadcast to (S, units, weights of a unit).
         """
         if self._is_settled(structure):
-            return self.inside().flatten(1).to(self.mean).unsqueeze(0)
+            return self.included().flatten(1).to(self.mean).unsqueeze(0)
         p = self.probability().flatten(1)
         if structure == "all":
             return p.unsqueeze(0)
@@ -275,24 +275,26 @@ class SparseLayer(nn.Module):
         return functional.softplus(self.raw_sd.reshape(-1)[inside])
 
     def _gates_are_random(self, structure: str) -> bool:
-        return structure == "sample" and not self.sure
+        return structure == "sample" and not self.certain
 
     def _is_settled(self, structure: str) -> bool:
         """Whether weights are in or out by their probabilities, not by a draw."""
-        return structure == "median" or self.sure and structure != "all"
+        return structure == "median" or self.certain and structure != "all"
 
     def _inside(
         self, structure: str, weights: str, generator: torch.Generator
     ) -> tuple[SparsityPattern | None, Tensor, Tensor, Tensor | None]:
         """Which weights are in, if not all; their means and deviations; the biases' factors."""
-        settled = self.drops and self._is_settled(structure)
+        settled = self.excludes_weights and self._is_settled(structure)
         gamma = (
-            self.inside().flatten(1) if settled else self.gates(structure, weights, 1, generator)[0]
+            self.included().flatten(1)
+            if settled
+            else self.gates(structure, weights, 1, generator)[0]
         )
         kept = gamma[:, 0].to(self.mean) if self.structure == "units" else None
         shape = len(self.mean), self.mean[0].numel()
         whole, mean = gamma.expand(shape).reshape(-1), self.mean.reshape(-1)
-        if self.drops and structure != "all":
+        if self.excludes_weights and structure != "all":
             pattern = (
                 self._drawn.pattern(whole, shape)
                 if settled
@@ -337,7 +339,7 @@ class SparseLayer(nn.Module):
 
     def _drawn_outputs(self, x: Tensor) -> Tensor:
         logits = self._drawn_logits()
-        if self.estimator == "local" and self.structure == "weights" and not self.sure:
+        if self.estimator == "local" and self.structure == "weights" and not self.certain:
             mean, variance, *sums = self._terms_of(logits)
             self._keep(self._divergence(*sums))
             bias = None if self.bias_mean is None else self.bias_sd.square()
@@ -355,11 +357,11 @@ class SparseLayer(nn.Module):
 
     def _sure(self, logits: Tensor) -> Tensor:
         """Probabilities, which may be 0 or 1."""
-        return (logits > 0).to(logits) if self.sure else torch.sigmoid(logits)
+        return (logits > 0).to(logits) if self.certain else torch.sigmoid(logits)
 
     def _indicators(self, logits: Tensor) -> Tensor:
         """Relaxed indicators, from the logits of their probabilities."""
-        if self.sure:
+        if self.certain:
             return self._sure(logits)
         u = self.noise.uniform(logits.shape, logits)
         return torch.sigmoid(((logits - torch.logit(u)) / self.temperature).clamp(-_MOST, _MOST))
@@ -454,7 +456,7 @@ class SparseLayer(nn.Module):
         return tuple(0 if p.is_inference() else p._version for p in self.parameters())
 
     def _kl_at(self, logits: Tensor) -> Tensor:
-        if self.structure == "weights" and not self.sure:
+        if self.structure == "weights" and not self.certain:
             return self._divergence(*self._terms_of(logits)[2:])
         alpha = self._sure(logits)
         by_unit = self._slab_kl(self.mean, self.sd).flatten(1)
@@ -468,7 +470,7 @@ class SparseLayer(nn.Module):
             else:
                 bias = own.sum()
         total = (alpha * by_unit).sum() + bias
-        if self.sure:
+        if self.certain:
             return total
         return (
             total

@@ -60,7 +60,7 @@ def path_probability(
         chain.append(readers[chain[-1]])
     generator = torch.Generator().manual_seed(seed)
     own = layers[layer]
-    drawn = own.structure != "inputs" and not (own.posterior == "mean-field" or own.sure)
+    drawn = own.structure != "inputs" and not (own.posterior == "mean-field" or own.certain)
     if len(chain) == 1 and not drawn:
         draws = 1
     shapes = [_weight(module, name).shape for name in chain]

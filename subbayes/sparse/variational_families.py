@@ -26,11 +26,18 @@ from torch import Tensor, nn
 
 from subbayes.utils.checks import check_choice, check_count
 
-__all__ = ["BASELINES", "FACTORS", "SURE", "Logits", "Noise", "logits_of"]
+__all__ = [
+    "BASELINE_FAMILIES",
+    "INCLUSION_FAMILIES",
+    "ALWAYS_INCLUDED",
+    "Logits",
+    "Noise",
+    "logits_of",
+]
 
-FACTORS = ("mean-field", "mvn", "low-rank")
-BASELINES = ("all", "dropout", "horseshoe")
-SURE = ("all", "horseshoe")  # of these no draw leaves a weight out
+INCLUSION_FAMILIES = ("mean-field", "mvn", "low-rank")
+BASELINE_FAMILIES = ("all", "dropout", "horseshoe")
+ALWAYS_INCLUDED = ("all", "horseshoe")  # of these no draw leaves a weight out
 _NODES = 15  # of the quadrature over a logit's marginal,
 _WIDE, _TAIL = 1.25, 36  # and the deviation from which it is over the logistic's, up to there
 
@@ -104,7 +111,7 @@ class Logits(nn.Module):
                 found[wide] = _by_logistic(self.mean[wide], sd[wide])
             return found
 
-    def inside(self) -> Bool[Tensor, "*S"]:
+    def included(self) -> Bool[Tensor, "*S"]:
         """Whether a marginal probability exceeds one half: whether the mean exceeds 0."""
         return self.mean.detach() > 0
 
@@ -199,13 +206,13 @@ def logits_of(posterior: str, start: Float[Tensor, "*S"], rank: int, noise: Nois
     """Logits of a family.
 
     Args:
-        posterior: one of `FACTORS` or `BASELINES`.
+        posterior: one of `INCLUSION_FAMILIES` or `BASELINE_FAMILIES`.
         start: logits to start at.
         rank: of "low-rank".
         noise: where random starts come from.
     """
-    check_choice("posterior", posterior, FACTORS + BASELINES)
-    if posterior in SURE:
+    check_choice("posterior", posterior, INCLUSION_FAMILIES + BASELINE_FAMILIES)
+    if posterior in ALWAYS_INCLUDED:
         return AllIn(start)
     if posterior in ("mean-field", "dropout"):
         return MeanField(start)
