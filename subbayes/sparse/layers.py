@@ -1,24 +1,24 @@
-r"""Layers whose weights are in or out.
+r"""Layers whose weights are included or excluded.
 
 $$ w = \gamma \odot \beta, \qquad \beta \mid \gamma = 1 \sim N(\kappa, \tau^2) $$
 
-In training mode a layer gives a draw of its outputs, in one of two ways with the same mean
-gradient as $\delta \to 0$ where outputs enter the likelihood linearly or to second order:
+In training mode a layer returns a draw of its outputs by one of two estimators. Their mean
+gradients agree as $\delta \to 0$ where outputs enter the likelihood linearly or quadratically:
 
 - "local" (the default): the weights' noise is moved to the outputs (Kingma et al. 2015),
   $a \sim N(x\, \mathrm{E}[w]^\top,\, x^2\, \mathrm{Var}[w]^\top)$,
   $\mathrm{E}[w] = \alpha\kappa$ and $\mathrm{Var}[w] = \alpha(\tau^2 + (1 - \alpha)\kappa^2)$:
-  one draw for each row and output, less noise in the gradient, and nothing to relax. Where a row
-  uses a weight more than once (convolutions, linear layers in sequences) its outputs depend on each
-  other: then the draw is one of Gaussian weights with those two moments, for all rows but for
-  random signs (flipout, Wen et al. 2018), which make it another one for each. Where the rows that
-  a layer reads are not those of the data, by their number (positions folded into them, or time
-  before rows), it is one draw for all;
+  with one draw for each row and output. Gradients have less noise and no indicator is relaxed.
+  Where a row uses a weight more than once (convolutions, linear layers over sequences), its outputs
+  are correlated: then Gaussian weights with those two moments are drawn once for the batch, and
+  random signs give each row another draw (flipout, Wen et al. 2018). Where a layer reads another
+  number of rows than the data have (positions folded into rows, or time before rows), all rows
+  share one draw;
 - "relaxed", as in the paper: one draw of all weights for the batch, with the concrete relaxation
   $\tilde\gamma = \sigma((\text{logit}\,\alpha - \text{logit}\,\nu) / \delta)$ (eqs. 16 and 17).
 
-Where whole units are in or out, their indicators are relaxed in both. In evaluation mode a layer
-gives the posterior mean's outputs.
+Indicators of whole units are relaxed by both estimators. In evaluation mode a layer uses the
+posterior mean of its weights.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _MOST = 30.0  # largest argument of a relaxed indicator's sigmoid: beyond it num
 
 
 class _Drawn:
-    """What a layer remembers of its last draws; copies of a layer begin without.
+    """What a layer remembers of its last draws; copies of a layer start empty.
 
     Attributes:
-        calls: in training mode.
-        rows: of the data that are being read, if that is known.
+        calls: number of calls in training mode.
+        rows: number of rows of the batch, if known.
         kl: the divergence at the draw of the last forward pass.
-        versions: of the parameters then.
-        median: which weights were in, as booleans and as a pattern.
+        versions: of the parameters at that pass.
+        median: the weights that the last median model included, as a mask and as a pattern.
     """
 
     calls: int = 0
@@ -70,8 +70,8 @@ class _Drawn:
         return _Drawn, ()
 
     def pattern(self, whole: Bool[Tensor, "k"], shape: tuple[int, int]) -> SparsityPattern:
-        """Of the weights of a median model: the last one, if the same weights are in."""
-        known = self.median  # other threads may put another there
+        """The pattern of a median model; the last one if the same weights are included."""
+        known = self.median  # other threads may assign to it
         if known is None or known[0].device != whole.device or not torch.equal(known[0], whole):
             self.median = known = whole.clone(), SparsityPattern.from_mask(whole, shape)
         return known[1]
@@ -81,24 +81,25 @@ class SparseLayer(nn.Module):
     r"""A linear or convolutional layer with latent binary weights.
 
     Args:
-        layer: the layer it replaces; its weights are where the means start.
-        posterior: distribution of the inclusion indicators, of `factors.INCLUSION_FAMILIES`, or "all".
+        layer: the layer that it replaces, whose weights are the initial means.
+        posterior: distribution of the inclusion indicators, one of the names in
+            `variational_families`.
         structure: "weights" has an indicator for each weight, "units" one for each output unit or
             channel, its bias included.
         prior: of this layer.
         estimator: "local" or "relaxed".
-        noise: where it draws from.
-        inclusion: inclusion probability to start at.
-        sd: standard deviation of the weights to start at.
+        noise: source of random numbers.
+        inclusion: initial inclusion probability.
+        sd: initial standard deviation of the weights.
         rank: of the posterior "low-rank".
         temperature: $\delta$ of relaxed indicators.
 
     Attributes:
-        original: the layer it replaces, alone in a tuple.
-        phase: "learned", "fixed" (inclusion probabilities stand still) or "median" (weights with a
-            probability above 1/2 are in, the others out, for good).
-        drops: whether draws of the weights leave some out.
-        scales: parameters beside `logits` that say which weights are in, by name.
+        original: the layer that it replaces, in a tuple.
+        phase: "learned", "fixed" (inclusion probabilities are frozen) or "median" (weights with a
+            probability above 1/2 are included for certain, and the others excluded).
+        excludes_weights: whether draws exclude some of the weights.
+        scales: names of parameters other than `logits` that determine inclusion.
     """
 
     excludes_weights = True
@@ -165,12 +166,12 @@ class SparseLayer(nn.Module):
 
     @property
     def sd(self) -> Float[Tensor, "*W"]:
-        r"""$\tau$, of the weights that are in."""
+        r"""$\tau$, the standard deviations of the included weights."""
         return functional.softplus(self.raw_sd)
 
     @property
     def weight(self) -> Float[Tensor, "*W"]:
-        """The posterior mean, for modules that read a layer's weights; in evaluation mode alone."""
+        """The posterior mean, for modules that read the weights; in evaluation mode only."""
         if self.training:
             fail(
                 "module",
@@ -189,7 +190,7 @@ class SparseLayer(nn.Module):
 
     @property
     def bias_sd(self) -> Float[Tensor, "u"]:
-        """Of the biases; frozen ones are points."""
+        """Standard deviations of the biases, 0 for frozen ones."""
         assert self.bias_mean is not None
         if self.bias_raw_sd is None:
             return torch.zeros_like(self.bias_mean)
@@ -197,7 +198,7 @@ class SparseLayer(nn.Module):
 
     @property
     def certain(self) -> bool:
-        """Whether it is settled which weights are in."""
+        """Whether no inclusion is random."""
         return self.phase == "median" or self.posterior == "all"
 
     def probability(self) -> Float[Tensor, "*W"]:
@@ -212,7 +213,7 @@ class SparseLayer(nn.Module):
         return self._shaped(self.logits.included()).expand_as(self.mean)
 
     def _shaped(self, value: Tensor) -> Tensor:
-        """Of the units or the weights, as it broadcasts with the weights."""
+        """Reshape values of units or weights so that they broadcast with the weights."""
         if self.structure == "units" or value.numel() == 1:
             return value.reshape(-1, *[1] * (self.mean.ndim - 1))
         return value.reshape(self.mean.shape)
@@ -227,7 +228,7 @@ class SparseLayer(nn.Module):
     def gates(
         self, structure: str, weights: str, count: int, generator: torch.Generator
     ) -> Float[Tensor, "S u k"]:
-        """What multiplies the weights in predictions: indicators, or their probabilities.
+        """The factors of the weights in predictions: indicators, or their probabilities.
 
         Args:
             structure: "sample", "median" or "all", see `SparseNetwork.weights`.
@@ -255,7 +256,7 @@ class SparseLayer(nn.Module):
     def draws(
         self, structure: str, weights: str, generator: torch.Generator
     ) -> Iterator[LayerDraw]:
-        """Draws of weights and bias, as many as are asked for; arguments are those of `gates`."""
+        """An endless iterator of draws of weights and bias; arguments are those of `gates`."""
         again = self._gates_are_random(structure)
         known = self._inside(structure, weights, generator)
         while True:
@@ -278,13 +279,13 @@ class SparseLayer(nn.Module):
         return structure == "sample" and not self.certain
 
     def _is_settled(self, structure: str) -> bool:
-        """Whether weights are in or out by their probabilities, not by a draw."""
+        """Whether probabilities decide on inclusion, not a draw."""
         return structure == "median" or self.certain and structure != "all"
 
     def _inside(
         self, structure: str, weights: str, generator: torch.Generator
     ) -> tuple[SparsityPattern | None, Tensor, Tensor, Tensor | None]:
-        """Which weights are in, if not all; their means and deviations; the biases' factors."""
+        """The pattern if not all are included, means and deviations, and factors of the biases."""
         settled = self.excludes_weights and self._is_settled(structure)
         gamma = (
             self.included().flatten(1)
@@ -331,7 +332,7 @@ class SparseLayer(nn.Module):
         return self._drawn_outputs(x)
 
     def _rows(self, x: Tensor) -> int:
-        """How many rows draw for themselves: one for all, if these are none of the data's."""
+        """The number of rows with a draw of their own: 1 if the rows are not those of the data."""
         return len(x) if self._drawn.rows in (None, len(x)) else 1
 
     def _mean_outputs(self, x: Tensor) -> Tensor:
@@ -380,14 +381,14 @@ class SparseLayer(nn.Module):
         bias: Tensor | None,
         bias_variance: Tensor | None,
     ) -> Tensor:
-        """A draw of the outputs of Gaussian weights, another one for each row of the data."""
+        """A draw of the outputs of Gaussian weights, one for each row of the data."""
         by_row = self._rows(x) == len(x)
         return self.operation.draw_outputs(
             x, mean, variance, bias, bias_variance, self.noise, by_row
         )
 
     def _kept(self, bias: Tensor, gamma: Tensor) -> Tensor:
-        """Biases are in with their unit, and always where weights have indicators."""
+        """Biases are included with their unit, and always where weights have indicators."""
         return bias * gamma.reshape(-1) if self.structure == "units" else bias
 
     def _drawn_bias(self, gamma: Tensor) -> Tensor | None:
@@ -401,12 +402,12 @@ class SparseLayer(nn.Module):
     @staticmethod
     @contextmanager
     def used_once(layers: Mapping[str, SparseLayer], rows: int) -> Iterator[None]:
-        """In the block each layer may be called once: each call draws weights of its own.
+        """A context in which each layer may be called once, because each call draws weights.
 
         Args:
             layers: by name.
-            rows: of the data. A layer that reads another number of rows (positions that were
-                folded into them) draws weights once for all.
+            rows: number of rows of the batch. A layer that reads another number of rows (positions
+                folded into them) uses one draw for all.
 
         Raises:
             InputError: a layer that was called more often.
@@ -436,8 +437,8 @@ class SparseLayer(nn.Module):
            + \sum \alpha \bigl(-\tfrac12 \log(2\pi e \tau^2)
            - \mathrm{E}_{N(\kappa, \tau^2)} \log p(\beta)\bigr) $$
 
-        Where probabilities are random, those are meant with which the last forward pass in
-        training mode was drawn, if this is asked for once after it, before parameters change.
+        Where probabilities are random, the first call after a forward pass in training mode uses
+        the probabilities of that pass, unless parameters have changed since.
         """
         found, self._drawn.kl = self._drawn.kl, None
         if (
@@ -452,7 +453,7 @@ class SparseLayer(nn.Module):
         self._drawn.kl, self._drawn.versions = divergence, self._versions()
 
     def _versions(self) -> tuple[int, ...]:
-        """How often each parameter has been written into."""
+        """How often each parameter has been modified."""
         return tuple(0 if p.is_inference() else p._version for p in self.parameters())
 
     def _kl_at(self, logits: Tensor) -> Tensor:
@@ -479,14 +480,14 @@ class SparseLayer(nn.Module):
         )
 
     def _divergence(self, weights: Tensor, count: Tensor) -> Tensor:
-        """That of weights with indicators of their own, and of the biases."""
+        """The divergence of weights with indicators of their own, and of the biases."""
         total = weights - self.inclusion.expected_log_prob(count, self.mean.numel())
         if self.bias_mean is not None:
             total = total + self._bias_kl().sum()
         return total
 
     def _bias_kl(self) -> Tensor:
-        """By bias; that of frozen ones is nothing."""
+        """The divergence of each bias, 0 for frozen ones."""
         assert self.bias_mean is not None
         if self.bias_raw_sd is None:
             return torch.zeros_like(self.bias_mean)
@@ -496,7 +497,7 @@ class SparseLayer(nn.Module):
         return slab_kl(sd, mean.square() + sd.square(), self.slab)
 
     def extra_repr(self) -> str:
-        """What it replaces."""
+        """The replaced layer and the settings."""
         return (
             f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.estimator}, "
             f"temperature={self.temperature:g}"

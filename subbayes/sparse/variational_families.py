@@ -1,14 +1,14 @@
-r"""Variational distributions of which weights are in.
+r"""Variational distributions of the inclusion indicators.
 
 - "mean-field": $\gamma_{jk} \sim \text{Bernoulli}(\alpha_{jk})$, each with a logit of its own;
 - "mvn": $\text{logit}\,\alpha_{j\cdot} \sim N(\xi_j, \Sigma)$ for the weights into unit j, with one
   full covariance between the layer's inputs, as in the published code (the paper has one between
-  all weights of a layer, which for 784 x 400 of them nothing could hold); where whole units are in
-  or out, one covariance between these;
+  all weights of a layer, which does not fit in memory for 784 x 400 of them); indicators of whole
+  units have one covariance between units;
 - "low-rank": the same with $\Sigma = F F^\top + D$.
 
-Of the paper's baselines "all" has all weights in, "dropout" one probability for a layer, and
-"horseshoe" scales instead of indicators (see `baselines`).
+Of the baselines of the paper, "all" includes all weights, "dropout" has one probability for a
+layer, and "horseshoe" has scales instead of indicators (see `baselines`).
 
 (Hubin and Storvik 2024, sections 3.2.1 and 3.2.2.) With random $\alpha$ the Kullback-Leibler
 divergence given $\alpha$, averaged over it, bounds that of the weights from above (it is convex).
@@ -37,13 +37,13 @@ __all__ = [
 
 INCLUSION_FAMILIES = ("mean-field", "mvn", "low-rank")
 BASELINE_FAMILIES = ("all", "dropout", "horseshoe")
-ALWAYS_INCLUDED = ("all", "horseshoe")  # of these no draw leaves a weight out
+ALWAYS_INCLUDED = ("all", "horseshoe")  # their draws exclude no weight
 _NODES = 15  # of the quadrature over a logit's marginal,
 _WIDE, _TAIL = 1.25, 36  # and the deviation from which it is over the logistic's, up to there
 
 
 class Noise:
-    """Where layers draw from: a generator of the model's own, so that torch's stays untouched."""
+    """Random numbers from a generator of the model, without touching the global one of torch."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -70,7 +70,7 @@ class Logits(nn.Module):
     Those of whole units have shape (units,), or (1, units) where they are correlated.
 
     Args:
-        start: logits to start at.
+        start: initial logits.
     """
 
     mean: Tensor
@@ -81,10 +81,10 @@ class Logits(nn.Module):
 
     @abstractmethod
     def draw(self, noise: Noise) -> Float[Tensor, "*S"]:
-        """Logits as the distribution has them: random where it is a mixture."""
+        """Logits of the indicators, which are random for correlated families."""
 
     def sampled(self, generator: torch.Generator) -> Float[Tensor, "*S"]:
-        """Logits drawn by a generator of one's own, without gradients."""
+        """Logits drawn from a given generator, without gradients."""
         own = Noise(0)
         own.generator = generator
         with torch.no_grad():
@@ -142,7 +142,7 @@ class MeanField(Logits):
 
 
 class AllIn(MeanField):
-    """Logits of weights that are in for sure, of which there is nothing to learn."""
+    """Logits of weights that are always included; they have no parameters."""
 
     def __init__(self, start: Float[Tensor, "*S"]) -> None:
         super().__init__(start)
@@ -154,8 +154,8 @@ class Multivariate(Logits):
     """Logits with a full covariance between inputs, by its lower factor.
 
     Args:
-        start: logits to start at, shape (units, inputs).
-        scale: standard deviation to start at.
+        start: initial logits, shape (units, inputs).
+        scale: initial standard deviation.
     """
 
     def __init__(self, start: Float[Tensor, "u k"], scale: float = 1.0) -> None:
@@ -178,10 +178,10 @@ class LowRank(Logits):
     """Logits with a covariance of low rank plus a diagonal.
 
     Args:
-        start: logits to start at, shape (units, inputs).
+        start: initial logits, shape (units, inputs).
         rank: columns of F.
-        scale: standard deviation of the diagonal to start at.
-        noise: where F starts from.
+        scale: initial standard deviation of the diagonal.
+        noise: source of the initial F.
     """
 
     def __init__(self, start: Float[Tensor, "u k"], rank: int, scale: float, noise: Noise) -> None:
@@ -207,9 +207,9 @@ def logits_of(posterior: str, start: Float[Tensor, "*S"], rank: int, noise: Nois
 
     Args:
         posterior: one of `INCLUSION_FAMILIES` or `BASELINE_FAMILIES`.
-        start: logits to start at.
+        start: initial logits.
         rank: of "low-rank".
-        noise: where random starts come from.
+        noise: source of random initial values.
     """
     check_choice("posterior", posterior, INCLUSION_FAMILIES + BASELINE_FAMILIES)
     if posterior in ALWAYS_INCLUDED:
