@@ -350,7 +350,9 @@ class SparseLayer(nn.Module):
         if self.estimator == "relaxed":
             weight = gamma * (self.mean + self.sd * self.noise.normal(self.mean.shape, self.mean))
             return self.operation(x, weight, self._drawn_bias(gamma))
-        return self._local(x, gamma)
+        bias = None if self.bias_mean is None else self._kept(self.bias_mean, gamma)
+        own = None if bias is None else self._kept(self.bias_sd.square(), gamma.square())
+        return self._perturbed(x, gamma * self.mean, gamma.square() * self.sd.square(), bias, own)
 
     def _terms_of(self, logits: Tensor) -> Any:
         """See `moments`."""
@@ -367,25 +369,10 @@ class SparseLayer(nn.Module):
         u = self.noise.uniform(logits.shape, logits)
         return torch.sigmoid(((logits - torch.logit(u)) / self.temperature).clamp(-_MOST, _MOST))
 
-    def _local(self, x: Tensor, gamma: Tensor) -> Tensor:
-        """A draw of the outputs given indicators."""
-        bias = None if self.bias_mean is None else self._kept(self.bias_mean, gamma)
-        own = None if bias is None else self._kept(self.bias_sd.square(), gamma.square())
-        return self._perturbed(x, gamma * self.mean, gamma.square() * self.sd.square(), bias, own)
-
-    def _perturbed(
-        self,
-        x: Tensor,
-        mean: Tensor,
-        variance: Tensor,
-        bias: Tensor | None,
-        bias_variance: Tensor | None,
-    ) -> Tensor:
+    def _perturbed(self, x: Tensor, *moments: Any) -> Tensor:
         """A draw of the outputs of Gaussian weights, one for each row of the data."""
         by_row = self._rows(x) == len(x)
-        return self.operation.draw_outputs(
-            x, mean, variance, bias, bias_variance, self.noise, by_row
-        )
+        return self.operation.draw_outputs(x, self.noise, by_row, *moments)
 
     def _kept(self, bias: Tensor, gamma: Tensor) -> Tensor:
         """Biases are included with their unit, and always where weights have indicators."""
