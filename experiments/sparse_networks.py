@@ -153,7 +153,7 @@ def _sparse(
     """Train, and score in every mode."""
     settings = METHODS[method]
     posterior = settings["posterior"]
-    baseline = posterior in sparse.BASELINES
+    baseline = posterior in sparse.BASELINE_FAMILIES
     early, rising = (
         0 if baseline else min(count, plan.epochs) for count in (plan.early_epochs, plan.kl_epochs)
     )

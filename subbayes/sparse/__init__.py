@@ -16,14 +16,14 @@ from subbayes.sparse.priors import (
     SpikeSlab,
     StudentTSlab,
 )
-from subbayes.sparse.result import SparseNetwork, plain
+from subbayes.sparse.result import SparseNetwork, revert
 from subbayes.sparse.saved import load, save
 from subbayes.sparse.training import fit
-from subbayes.sparse.variational_families import BASELINES, FACTORS
+from subbayes.sparse.variational_families import BASELINE_FAMILIES, INCLUSION_FAMILIES
 
 __all__ = [
-    "BASELINES",
-    "FACTORS",
+    "BASELINE_FAMILIES",
+    "INCLUSION_FAMILIES",
     "Bernoulli",
     "BetaBinomial",
     "CsrLinear",
@@ -44,7 +44,7 @@ __all__ = [
     "kl",
     "load",
     "load_exported",
-    "plain",
+    "revert",
     "prune",
     "save",
     "sparse_layers",

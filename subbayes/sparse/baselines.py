@@ -1,8 +1,8 @@
-r"""What sparse networks are compared with, in their frame: the same training and predictions.
+r"""Baselines of sparse networks, with the same training and predictions.
 
-- "all": all weights are in, each with a Gaussian posterior (Graves 2011); with a `NormalSlab` or a
-  `MixtureSlab` (Blundell et al. 2015) as the prior. An ordinary `SparseLayer` does it.
-- "dropout": inputs of a layer are dropped, in each row others, with one learned probability
+- "all": all weights are included, each with a Gaussian posterior (Graves 2011), and a `NormalSlab`
+  or a `MixtureSlab` (Blundell et al. 2015) as the prior; layers are ordinary `SparseLayer`s.
+- "dropout": inputs of a layer are dropped, others in each row, with one learned probability
   (`DropoutLayer`; Gal et al. 2017).
 - "horseshoe": inputs of a layer have random scales with half-Cauchy priors, and those with small
   ones are pruned (`HorseshoeLayer`; Louizos et al. 2017).
@@ -35,7 +35,7 @@ __all__ = ["DropoutLayer", "HorseshoeLayer", "layer_of", "prune", "usual_prior"]
 
 
 class _InputLayer(SparseLayer):
-    """A layer whose inputs, not weights, are random; structures of weights or units are none."""
+    """A layer with random inputs, and without indicators of weights or units."""
 
     def __init__(
         self, layer: nn.Module, posterior: str, structure: str, *given: Any, **options: Any
@@ -46,13 +46,13 @@ class _InputLayer(SparseLayer):
         self.structure = "inputs"
 
     def _by_input(self, value: Float[Tensor, "r k"], x: Tensor) -> Tensor:
-        """Values of the rows' inputs, as they broadcast with x."""
+        """Reshape values of the inputs of each row so that they broadcast with x."""
         if not self.operation.linear:  # groups share the values of theirs
             value = value.repeat(1, x.shape[1] // value.shape[1])
         return self.operation.over_positions(value, x)
 
     def _to_weights(self, value: Float[Tensor, "S k"]) -> Float[Tensor, "S one c"]:
-        """Values of the inputs, for all weights of a unit."""
+        """Repeat values of the inputs for all weights of a unit."""
         each = self.mean[0, 0].numel()
         return value.repeat_interleave(each, -1).unsqueeze(1)
 
@@ -91,8 +91,8 @@ class DropoutLayer(_InputLayer):
     def gates(
         self, structure: str, weights: str, count: int, generator: torch.Generator
     ) -> Float[Tensor, "S u k"]:
-        """See `SparseLayer.gates`; whole columns are in or out."""
-        if structure != "sample" or self.sure:
+        """See `SparseLayer.gates`; whole columns are included or excluded."""
+        if structure != "sample" or self.certain:
             return super().gates(structure, weights, count, generator)
         shape = (count, self.mean.shape[1])
         u = torch.rand(shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device)
@@ -108,7 +108,7 @@ class DropoutLayer(_InputLayer):
         if self.bias_raw_sd is not None:
             assert self.bias_mean is not None
             found = found + self._penalty(self.bias_mean)
-        if self.sure:
+        if self.certain:
             return found
         entropy = functional.softplus(logits)[0] - alpha * logits[0]
         return found - k * entropy - self.inclusion.expected_log_prob(k * alpha, k)
@@ -126,9 +126,9 @@ class HorseshoeLayer(_InputLayer):
        \lambda^a_k \sim \Gamma(\tfrac12, 1), \quad
        s_b, \lambda^b_k \sim \text{inv-}\Gamma(\tfrac12, 1), $$
 
-    each with a log-normal posterior. In training each row draws scales of its own, and its outputs
-    from the Gaussian given them. No draw leaves weights out; the probability of an input to be in
-    is $P(z_k > \text{threshold})$, so that "median" prunes those whose scale is more likely below.
+    each with a log-normal posterior. In training each row draws its own scales, and its outputs
+    from the Gaussian given them. No draw excludes weights; the inclusion probability of an input
+    is $P(z_k > \text{threshold})$, so that "median" prunes inputs whose scale is more likely below.
 
     Attributes:
         log_mean: of the logarithms of $\lambda^a, \lambda^b$ (2, inputs).
@@ -140,7 +140,7 @@ class HorseshoeLayer(_InputLayer):
     Source: Louizos, Ullrich and Welling (2017), section 4.2 and appendix; they prune by the mode.
     """
 
-    drops = False
+    excludes_weights = False
     scales = ("log_mean", "log_raw_sd", "shared_mean", "shared_raw_sd")
 
     def _gates_are_random(self, structure: str) -> bool:
@@ -169,7 +169,7 @@ class HorseshoeLayer(_InputLayer):
         self.shared_raw_sd = nn.Parameter(self.mean.new_full((2,), start))
 
     def log_scales(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"], Float[Tensor, ""]]:
-        """Means of the logarithms of the inputs' scales, own deviations, and the shared one."""
+        """Means of the log scales of the inputs, their own deviations, and the shared deviation."""
         own, shared = (functional.softplus(raw) for raw in (self.log_raw_sd, self.shared_raw_sd))
         mean = 0.5 * (self.log_mean.sum(0) + self.shared_mean.sum())
         return mean, 0.5 * own.square().sum(0).sqrt(), 0.5 * shared.square().sum().sqrt()
@@ -180,7 +180,7 @@ class HorseshoeLayer(_InputLayer):
         return found * self._above() if self.phase == "median" else found
 
     def _drawn_scales(self, count: int, noise: Any) -> Float[Tensor, "S k"]:
-        """Draws, by a function of a shape that gives standard normal numbers."""
+        """Draws of the scales; `noise` maps a shape to standard normal numbers."""
         mean, own, shared = self.log_scales()
         found = (mean + own * noise((count, len(mean))) + shared * noise((count, 1))).exp()
         if self.phase in ("fixed", "median"):
@@ -206,7 +206,7 @@ class HorseshoeLayer(_InputLayer):
             .expand_as(self.mean)
         )
 
-    def inside(self) -> Bool[Tensor, "*W"]:
+    def included(self) -> Bool[Tensor, "*W"]:
         """See `SparseLayer.inside`."""
         return self.probability() > 0.5
 
@@ -238,7 +238,7 @@ class HorseshoeLayer(_InputLayer):
         )
 
     def extra_repr(self) -> str:
-        """What it replaces, and its prior."""
+        """The replaced layer and its prior."""
         return (
             f"{super().extra_repr()}, scale={math.exp(self.log_scale):g}, "
             f"threshold={self.threshold:g}"
@@ -250,7 +250,7 @@ class HorseshoeLayer(_InputLayer):
         if self.bias_mean is not None:
             found = found + self._bias_kl().sum()
         if self.phase in ("fixed", "median"):
-            return found  # scales stand still
+            return found  # scales are frozen
         own, shared = (functional.softplus(raw) for raw in (self.log_raw_sd, self.shared_raw_sd))
         return (
             found
@@ -307,14 +307,14 @@ def prune(
 
     Args:
         module: the module, which is not changed.
-        density: share of the weights, or of the hidden units, that stay.
+        density: share of the weights, or of the hidden units, to keep.
         structure: "weights" ranks all weights of linear and convolutional layers by magnitude;
-            "units" takes from each of those layers but the last the units to which the smallest
-            weights lead, by their sum of squares, with these weights and the bias.
-        keep: names of layers to leave as they are, or of modules of layers.
+            "units" removes the units with the smallest sums of squared weights, with their biases,
+            from each of those layers but the last.
+        keep: names of layers to leave unchanged, or of modules of layers.
 
     Returns:
-        The copy, with zeros; `exported` makes it small.
+        The copy, with zeros; `exported` removes them.
 
     Raises:
         InputError: a density outside (0, 1], nothing to prune, a name that is no layer, shared
@@ -357,16 +357,16 @@ def prune(
     empty = [name for name, part in zip(names, parts, strict=True) if not bool(part.any())]
     if empty:
         warnings.warn(
-            f"Nothing is left in layer{'s' * (len(empty) > 1)} "
+            f"Pruning excludes every weight of layer{'s' * (len(empty) > 1)} "
             f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
-            "the largest weights are in others. Raise density, or name it in keep=",
+            "other layers have the largest weights. Raise density, or name it in keep=",
             stacklevel=2,
         )
     return made
 
 
 def _largest(sizes: Float[Tensor, "n"], count: int) -> Bool[Tensor, "n"]:
-    """Which are the largest."""
+    """A mask of the largest."""
     found = torch.zeros_like(sizes, dtype=torch.bool)
     found[sizes.argsort(descending=True)[:count]] = True
     return found

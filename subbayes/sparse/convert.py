@@ -1,4 +1,4 @@
-"""Any module with latent binary weights: its linear and convolutional layers replaced."""
+"""Conversion of a module to latent binary weights, and its evidence lower bound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from subbayes.sparse.module_surgery import (
     replaced,
 )
 from subbayes.sparse.priors import Horseshoe, SpikeSlab
-from subbayes.sparse.variational_families import BASELINES, FACTORS, Noise
+from subbayes.sparse.variational_families import BASELINE_FAMILIES, INCLUSION_FAMILIES, Noise
 from subbayes.utils.checks import (
     check_choice,
     check_count,
@@ -57,22 +57,22 @@ def convert(
     """A copy of a module whose linear and convolutional layers have latent binary weights.
 
     These are `nn.Linear`, `nn.Conv1d` and `nn.Conv2d`. Other parameters (embeddings, norms, other
-    convolutions, layers of `keep`) stay as they are and are trained as points.
+    convolutions, layers of `keep`) stay unchanged and get point estimates.
 
     Args:
-        module: the module, which is not changed; its weights are where the means start.
-        posterior: "mean-field", "mvn" or "low-rank"; or a baseline: "all" (all weights in, a
+        module: the module, which is not changed; its weights are the initial means.
+        posterior: "mean-field", "mvn" or "low-rank"; or a baseline: "all" (all weights included, a
             Gaussian for each), "dropout" (concrete dropout) or "horseshoe", see `baselines`.
-        structure: "weights", or "units": whole neurons and channels are in or out.
-        prior: of every layer, or by a layer's name; by default the paper's.
+        structure: "weights", or "units": whole neurons and channels are included or excluded.
+        prior: of all layers, or by name of the layer; by default that of the paper.
         estimator: "local" or "relaxed", see `layers`.
-        keep: names of layers to leave as they are. So are those that are frozen (weights without
-            `requires_grad`), and those that attention reads itself (`MultiheadAttention`).
-        inclusion: inclusion probability to start at.
-        sd: standard deviation of weights to start at.
+        keep: names of layers to leave unchanged. Frozen layers (weights without `requires_grad`)
+            and those that attention reads directly (`MultiheadAttention`) are kept as well.
+        inclusion: initial inclusion probability.
+        sd: initial standard deviation of the weights.
         rank: of the posterior "low-rank".
         temperature: of relaxed indicators.
-        seed: of what layers draw.
+        seed: of the draws of the layers.
 
     Returns:
         A module of the same class: in training mode its outputs are draws, in evaluation mode
@@ -93,7 +93,7 @@ def convert(
     """
     if not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
-    check_choice("posterior", posterior, FACTORS + BASELINES)
+    check_choice("posterior", posterior, INCLUSION_FAMILIES + BASELINE_FAMILIES)
     check_positive("sd", sd)
     check_count("rank", rank)
     check_count("seed", seed, 0)
@@ -217,8 +217,8 @@ def elbo(
         inputs: of the batch.
         y: targets of the batch.
         n: number of rows of the whole data.
-        weight: of the divergence; `fit` has it rise from 0 to 1 in the first epochs, so that the
-            network learns before weights go.
+        weight: of the divergence; `fit` raises it from 0 to 1 in the first epochs, so that the
+            network learns before weights are excluded.
         output: picks the tensor out of what the module returns.
 
     Raises:

@@ -70,23 +70,23 @@ class LayerOperation:
     def draw_outputs(
         self,
         x: Tensor,
+        noise: Noise,
+        by_row: bool,
         mean: Tensor,
         variance: Tensor,
         bias: Tensor | None,
         bias_variance: Tensor | None,
-        noise: Noise,
-        by_row: bool,
     ) -> Tensor:
         """A draw of the outputs of Gaussian weights.
 
         Args:
             x: padded inputs.
+            noise: source of random numbers.
+            by_row: whether each row has a draw of its own; else one draw serves all.
             mean: of the weights.
             variance: of the weights.
             bias: mean of the bias.
             bias_variance: None for a bias that is a point.
-            noise: source of random numbers.
-            by_row: whether each row has a draw of its own; else one draw serves all.
 
         Source: Kingma et al. (2015), the local reparametrisation trick, where a row uses each
         weight once; Wen et al. (2018), flipout, where it uses weights several times.

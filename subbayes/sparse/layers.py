@@ -1,24 +1,24 @@
-r"""Layers whose weights are in or out.
+r"""Layers whose weights are included or excluded.
 
 $$ w = \gamma \odot \beta, \qquad \beta \mid \gamma = 1 \sim N(\kappa, \tau^2) $$
 
-In training mode a layer gives a draw of its outputs, in one of two ways with the same mean
-gradient as $\delta \to 0$ where outputs enter the likelihood linearly or to second order:
+In training mode a layer returns a draw of its outputs by one of two estimators. Their mean
+gradients agree as $\delta \to 0$ where outputs enter the likelihood linearly or quadratically:
 
 - "local" (the default): the weights' noise is moved to the outputs (Kingma et al. 2015),
   $a \sim N(x\, \mathrm{E}[w]^\top,\, x^2\, \mathrm{Var}[w]^\top)$,
   $\mathrm{E}[w] = \alpha\kappa$ and $\mathrm{Var}[w] = \alpha(\tau^2 + (1 - \alpha)\kappa^2)$:
-  one draw for each row and output, less noise in the gradient, and nothing to relax. Where a row
-  uses a weight more than once (convolutions, linear layers in sequences) its outputs depend on each
-  other: then the draw is one of Gaussian weights with those two moments, for all rows but for
-  random signs (flipout, Wen et al. 2018), which make it another one for each. Where the rows that
-  a layer reads are not those of the data, by their number (positions folded into them, or time
-  before rows), it is one draw for all;
+  with one draw for each row and output. Gradients have less noise and no indicator is relaxed.
+  Where a row uses a weight more than once (convolutions, linear layers over sequences), its outputs
+  are correlated: then Gaussian weights with those two moments are drawn once for the batch, and
+  random signs give each row another draw (flipout, Wen et al. 2018). Where a layer reads another
+  number of rows than the data have (positions folded into rows, or time before rows), all rows
+  share one draw;
 - "relaxed", as in the paper: one draw of all weights for the batch, with the concrete relaxation
   $\tilde\gamma = \sigma((\text{logit}\,\alpha - \text{logit}\,\nu) / \delta)$ (eqs. 16 and 17).
 
-Where whole units are in or out, their indicators are relaxed in both. In evaluation mode a layer
-gives the posterior mean's outputs.
+Indicators of whole units are relaxed by both estimators. In evaluation mode a layer uses the
+posterior mean of its weights.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from subbayes.sparse.kernels import LayerDraw, SparsityPattern
 from subbayes.sparse.layer_operation import LayerOperation
 from subbayes.sparse.moments import slab_kl, terms, unconstrained_sd
 from subbayes.sparse.priors import SpikeSlab
-from subbayes.sparse.variational_families import BASELINES, Logits, Noise, logits_of
+from subbayes.sparse.variational_families import BASELINE_FAMILIES, Logits, Noise, logits_of
 from subbayes.utils.checks import check_choice, check_positive, fail
 
 __all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer"]
@@ -50,14 +50,14 @@ _MOST = 30.0  # largest argument of a relaxed indicator's sigmoid: beyond it num
 
 
 class _Drawn:
-    """What a layer remembers of its last draws; copies of a layer begin without.
+    """What a layer remembers of its last draws; copies of a layer start empty.
 
     Attributes:
-        calls: in training mode.
-        rows: of the data that are being read, if that is known.
+        calls: number of calls in training mode.
+        rows: number of rows of the batch, if known.
         kl: the divergence at the draw of the last forward pass.
-        versions: of the parameters then.
-        median: which weights were in, as booleans and as a pattern.
+        versions: of the parameters at that pass.
+        median: the weights that the last median model included, as a mask and as a pattern.
     """
 
     calls: int = 0
@@ -70,8 +70,8 @@ class _Drawn:
         return _Drawn, ()
 
     def pattern(self, whole: Bool[Tensor, "k"], shape: tuple[int, int]) -> SparsityPattern:
-        """Of the weights of a median model: the last one, if the same weights are in."""
-        known = self.median  # other threads may put another there
+        """The pattern of a median model; the last one if the same weights are included."""
+        known = self.median  # other threads may assign to it
         if known is None or known[0].device != whole.device or not torch.equal(known[0], whole):
             self.median = known = whole.clone(), SparsityPattern.from_mask(whole, shape)
         return known[1]
@@ -81,27 +81,28 @@ class SparseLayer(nn.Module):
     r"""A linear or convolutional layer with latent binary weights.
 
     Args:
-        layer: the layer it replaces; its weights are where the means start.
-        posterior: distribution of the inclusion indicators, of `factors.FACTORS`, or "all".
+        layer: the layer that it replaces, whose weights are the initial means.
+        posterior: distribution of the inclusion indicators, one of the names in
+            `variational_families`.
         structure: "weights" has an indicator for each weight, "units" one for each output unit or
             channel, its bias included.
         prior: of this layer.
         estimator: "local" or "relaxed".
-        noise: where it draws from.
-        inclusion: inclusion probability to start at.
-        sd: standard deviation of the weights to start at.
+        noise: source of random numbers.
+        inclusion: initial inclusion probability.
+        sd: initial standard deviation of the weights.
         rank: of the posterior "low-rank".
         temperature: $\delta$ of relaxed indicators.
 
     Attributes:
-        original: the layer it replaces, alone in a tuple.
-        phase: "learned", "fixed" (inclusion probabilities stand still) or "median" (weights with a
-            probability above 1/2 are in, the others out, for good).
-        drops: whether draws of the weights leave some out.
-        scales: parameters beside `logits` that say which weights are in, by name.
+        original: the layer that it replaces, in a tuple.
+        phase: "learned", "fixed" (inclusion probabilities are frozen) or "median" (weights with a
+            probability above 1/2 are included for certain, and the others excluded).
+        excludes_weights: whether draws exclude some of the weights.
+        scales: names of parameters other than `logits` that determine inclusion.
     """
 
-    drops = True
+    excludes_weights = True
     scales: tuple[str, ...] = ()
 
     def __init__(
@@ -145,7 +146,7 @@ class SparseLayer(nn.Module):
         )
         indicators = (
             (1,)
-            if posterior in BASELINES
+            if posterior in BASELINE_FAMILIES
             else (shape[0],)
             if structure == "units"
             else (shape[0], shape[1:].numel())
@@ -165,12 +166,12 @@ class SparseLayer(nn.Module):
 
     @property
     def sd(self) -> Float[Tensor, "*W"]:
-        r"""$\tau$, of the weights that are in."""
+        r"""$\tau$, the standard deviations of the included weights."""
         return functional.softplus(self.raw_sd)
 
     @property
     def weight(self) -> Float[Tensor, "*W"]:
-        """The posterior mean, for modules that read a layer's weights; in evaluation mode alone."""
+        """The posterior mean, for modules that read the weights; in evaluation mode only."""
         if self.training:
             fail(
                 "module",
@@ -189,37 +190,37 @@ class SparseLayer(nn.Module):
 
     @property
     def bias_sd(self) -> Float[Tensor, "u"]:
-        """Of the biases; frozen ones are points."""
+        """Standard deviations of the biases, 0 for frozen ones."""
         assert self.bias_mean is not None
         if self.bias_raw_sd is None:
             return torch.zeros_like(self.bias_mean)
         return functional.softplus(self.bias_raw_sd)
 
     @property
-    def sure(self) -> bool:
-        """Whether it is settled which weights are in."""
+    def certain(self) -> bool:
+        """Whether no inclusion is random."""
         return self.phase == "median" or self.posterior == "all"
 
     def probability(self) -> Float[Tensor, "*W"]:
         r"""Marginal inclusion probabilities $\alpha$ of the weights, shaped as they are."""
         found = self.logits.probability()
         if self.phase == "median":
-            found = self.logits.inside().to(found)
+            found = self.logits.included().to(found)
         return self._shaped(found).expand_as(self.mean)
 
-    def inside(self) -> Bool[Tensor, "*W"]:
+    def included(self) -> Bool[Tensor, "*W"]:
         """Which weights have a probability above one half."""
-        return self._shaped(self.logits.inside()).expand_as(self.mean)
+        return self._shaped(self.logits.included()).expand_as(self.mean)
 
     def _shaped(self, value: Tensor) -> Tensor:
-        """Of the units or the weights, as it broadcasts with the weights."""
+        """Reshape values of units or weights so that they broadcast with the weights."""
         if self.structure == "units" or value.numel() == 1:
             return value.reshape(-1, *[1] * (self.mean.ndim - 1))
         return value.reshape(self.mean.shape)
 
     def _drawn_logits(self) -> Tensor:
-        if self.sure:
-            return torch.where(self.logits.inside(), _MOST, -_MOST).to(self.mean)
+        if self.certain:
+            return torch.where(self.logits.included(), _MOST, -_MOST).to(self.mean)
         logits = self.logits.draw(self.noise)
         return logits.detach() if self.phase == "fixed" else logits
 
@@ -227,7 +228,7 @@ class SparseLayer(nn.Module):
     def gates(
         self, structure: str, weights: str, count: int, generator: torch.Generator
     ) -> Float[Tensor, "S u k"]:
-        """What multiplies the weights in predictions: indicators, or their probabilities.
+        """The factors of the weights in predictions: indicators, or their probabilities.
 
         Args:
             structure: "sample", "median" or "all", see `SparseNetwork.weights`.
@@ -239,7 +240,7 @@ class SparseLayer(nn.Module):
             Factors that broadcast to (S, units, weights of a unit).
         """
         if self._is_settled(structure):
-            return self.inside().flatten(1).to(self.mean).unsqueeze(0)
+            return self.included().flatten(1).to(self.mean).unsqueeze(0)
         p = self.probability().flatten(1)
         if structure == "all":
             return p.unsqueeze(0)
@@ -255,7 +256,7 @@ class SparseLayer(nn.Module):
     def draws(
         self, structure: str, weights: str, generator: torch.Generator
     ) -> Iterator[LayerDraw]:
-        """Draws of weights and bias, as many as are asked for; arguments are those of `gates`."""
+        """An endless iterator of draws of weights and bias; arguments are those of `gates`."""
         again = self._gates_are_random(structure)
         known = self._inside(structure, weights, generator)
         while True:
@@ -275,24 +276,26 @@ class SparseLayer(nn.Module):
         return functional.softplus(self.raw_sd.reshape(-1)[inside])
 
     def _gates_are_random(self, structure: str) -> bool:
-        return structure == "sample" and not self.sure
+        return structure == "sample" and not self.certain
 
     def _is_settled(self, structure: str) -> bool:
-        """Whether weights are in or out by their probabilities, not by a draw."""
-        return structure == "median" or self.sure and structure != "all"
+        """Whether probabilities decide on inclusion, not a draw."""
+        return structure == "median" or self.certain and structure != "all"
 
     def _inside(
         self, structure: str, weights: str, generator: torch.Generator
     ) -> tuple[SparsityPattern | None, Tensor, Tensor, Tensor | None]:
-        """Which weights are in, if not all; their means and deviations; the biases' factors."""
-        settled = self.drops and self._is_settled(structure)
+        """The pattern if not all are included, means and deviations, and factors of the biases."""
+        settled = self.excludes_weights and self._is_settled(structure)
         gamma = (
-            self.inside().flatten(1) if settled else self.gates(structure, weights, 1, generator)[0]
+            self.included().flatten(1)
+            if settled
+            else self.gates(structure, weights, 1, generator)[0]
         )
         kept = gamma[:, 0].to(self.mean) if self.structure == "units" else None
         shape = len(self.mean), self.mean[0].numel()
         whole, mean = gamma.expand(shape).reshape(-1), self.mean.reshape(-1)
-        if self.drops and structure != "all":
+        if self.excludes_weights and structure != "all":
             pattern = (
                 self._drawn.pattern(whole, shape)
                 if settled
@@ -329,7 +332,7 @@ class SparseLayer(nn.Module):
         return self._drawn_outputs(x)
 
     def _rows(self, x: Tensor) -> int:
-        """How many rows draw for themselves: one for all, if these are none of the data's."""
+        """The number of rows with a draw of their own: 1 if the rows are not those of the data."""
         return len(x) if self._drawn.rows in (None, len(x)) else 1
 
     def _mean_outputs(self, x: Tensor) -> Tensor:
@@ -337,7 +340,7 @@ class SparseLayer(nn.Module):
 
     def _drawn_outputs(self, x: Tensor) -> Tensor:
         logits = self._drawn_logits()
-        if self.estimator == "local" and self.structure == "weights" and not self.sure:
+        if self.estimator == "local" and self.structure == "weights" and not self.certain:
             mean, variance, *sums = self._terms_of(logits)
             self._keep(self._divergence(*sums))
             bias = None if self.bias_mean is None else self.bias_sd.square()
@@ -347,7 +350,9 @@ class SparseLayer(nn.Module):
         if self.estimator == "relaxed":
             weight = gamma * (self.mean + self.sd * self.noise.normal(self.mean.shape, self.mean))
             return self.operation(x, weight, self._drawn_bias(gamma))
-        return self._local(x, gamma)
+        bias = None if self.bias_mean is None else self._kept(self.bias_mean, gamma)
+        own = None if bias is None else self._kept(self.bias_sd.square(), gamma.square())
+        return self._perturbed(x, gamma * self.mean, gamma.square() * self.sd.square(), bias, own)
 
     def _terms_of(self, logits: Tensor) -> Any:
         """See `moments`."""
@@ -355,37 +360,22 @@ class SparseLayer(nn.Module):
 
     def _sure(self, logits: Tensor) -> Tensor:
         """Probabilities, which may be 0 or 1."""
-        return (logits > 0).to(logits) if self.sure else torch.sigmoid(logits)
+        return (logits > 0).to(logits) if self.certain else torch.sigmoid(logits)
 
     def _indicators(self, logits: Tensor) -> Tensor:
         """Relaxed indicators, from the logits of their probabilities."""
-        if self.sure:
+        if self.certain:
             return self._sure(logits)
         u = self.noise.uniform(logits.shape, logits)
         return torch.sigmoid(((logits - torch.logit(u)) / self.temperature).clamp(-_MOST, _MOST))
 
-    def _local(self, x: Tensor, gamma: Tensor) -> Tensor:
-        """A draw of the outputs given indicators."""
-        bias = None if self.bias_mean is None else self._kept(self.bias_mean, gamma)
-        own = None if bias is None else self._kept(self.bias_sd.square(), gamma.square())
-        return self._perturbed(x, gamma * self.mean, gamma.square() * self.sd.square(), bias, own)
-
-    def _perturbed(
-        self,
-        x: Tensor,
-        mean: Tensor,
-        variance: Tensor,
-        bias: Tensor | None,
-        bias_variance: Tensor | None,
-    ) -> Tensor:
-        """A draw of the outputs of Gaussian weights, another one for each row of the data."""
+    def _perturbed(self, x: Tensor, *moments: Any) -> Tensor:
+        """A draw of the outputs of Gaussian weights, one for each row of the data."""
         by_row = self._rows(x) == len(x)
-        return self.operation.draw_outputs(
-            x, mean, variance, bias, bias_variance, self.noise, by_row
-        )
+        return self.operation.draw_outputs(x, self.noise, by_row, *moments)
 
     def _kept(self, bias: Tensor, gamma: Tensor) -> Tensor:
-        """Biases are in with their unit, and always where weights have indicators."""
+        """Biases are included with their unit, and always where weights have indicators."""
         return bias * gamma.reshape(-1) if self.structure == "units" else bias
 
     def _drawn_bias(self, gamma: Tensor) -> Tensor | None:
@@ -399,12 +389,12 @@ class SparseLayer(nn.Module):
     @staticmethod
     @contextmanager
     def used_once(layers: Mapping[str, SparseLayer], rows: int) -> Iterator[None]:
-        """In the block each layer may be called once: each call draws weights of its own.
+        """A context in which each layer may be called once, because each call draws weights.
 
         Args:
             layers: by name.
-            rows: of the data. A layer that reads another number of rows (positions that were
-                folded into them) draws weights once for all.
+            rows: number of rows of the batch. A layer that reads another number of rows (positions
+                folded into them) uses one draw for all.
 
         Raises:
             InputError: a layer that was called more often.
@@ -434,8 +424,8 @@ class SparseLayer(nn.Module):
            + \sum \alpha \bigl(-\tfrac12 \log(2\pi e \tau^2)
            - \mathrm{E}_{N(\kappa, \tau^2)} \log p(\beta)\bigr) $$
 
-        Where probabilities are random, those are meant with which the last forward pass in
-        training mode was drawn, if this is asked for once after it, before parameters change.
+        Where probabilities are random, the first call after a forward pass in training mode uses
+        the probabilities of that pass, unless parameters have changed since.
         """
         found, self._drawn.kl = self._drawn.kl, None
         if (
@@ -450,11 +440,11 @@ class SparseLayer(nn.Module):
         self._drawn.kl, self._drawn.versions = divergence, self._versions()
 
     def _versions(self) -> tuple[int, ...]:
-        """How often each parameter has been written into."""
+        """How often each parameter has been modified."""
         return tuple(0 if p.is_inference() else p._version for p in self.parameters())
 
     def _kl_at(self, logits: Tensor) -> Tensor:
-        if self.structure == "weights" and not self.sure:
+        if self.structure == "weights" and not self.certain:
             return self._divergence(*self._terms_of(logits)[2:])
         alpha = self._sure(logits)
         by_unit = self._slab_kl(self.mean, self.sd).flatten(1)
@@ -468,7 +458,7 @@ class SparseLayer(nn.Module):
             else:
                 bias = own.sum()
         total = (alpha * by_unit).sum() + bias
-        if self.sure:
+        if self.certain:
             return total
         return (
             total
@@ -477,14 +467,14 @@ class SparseLayer(nn.Module):
         )
 
     def _divergence(self, weights: Tensor, count: Tensor) -> Tensor:
-        """That of weights with indicators of their own, and of the biases."""
+        """The divergence of weights with indicators of their own, and of the biases."""
         total = weights - self.inclusion.expected_log_prob(count, self.mean.numel())
         if self.bias_mean is not None:
             total = total + self._bias_kl().sum()
         return total
 
     def _bias_kl(self) -> Tensor:
-        """By bias; that of frozen ones is nothing."""
+        """The divergence of each bias, 0 for frozen ones."""
         assert self.bias_mean is not None
         if self.bias_raw_sd is None:
             return torch.zeros_like(self.bias_mean)
@@ -494,7 +484,7 @@ class SparseLayer(nn.Module):
         return slab_kl(sd, mean.square() + sd.square(), self.slab)
 
     def extra_repr(self) -> str:
-        """What it replaces."""
+        """The replaced layer and the settings."""
         return (
             f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.estimator}, "
             f"temperature={self.temperature:g}"

@@ -1,4 +1,4 @@
-"""Layers chosen, and put in place of others."""
+"""Selecting the layers of a module, and replacing them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = [
 ]
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
-"""What can be sparse: is converted, pruned, and made small on export."""
+"""Layers that can be sparse: they are converted, pruned, and reduced on export."""
 
 READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""What reads the weights of its layers itself, in evaluation mode at least."""
+"""Modules that read the weights of their layers directly, at least in evaluation mode."""
 
 
 def chosen_layers(
@@ -31,12 +31,12 @@ def chosen_layers(
     keep: Collection[str],
     stays: Callable[[nn.Module, str, nn.Module], bool] | None = None,
 ) -> dict[str, nn.Module]:
-    """The linear and convolutional layers of a module but those that are kept, by name.
+    """The linear and convolutional layers of a module, except those to keep, by name.
 
     Args:
         module: the module.
         keep: names of layers, or of modules all of whose layers are kept.
-        stays: says of a module, a name and a layer whether this is kept anyway.
+        stays: function of a module, a name and a layer: whether to keep that layer as well.
 
     Raises:
         InputError: a name that is no layer, shared weights, weights that are computed from others.
@@ -114,12 +114,12 @@ def _check_shared(module: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
 
 
 def replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    """The module with a layer in place of the one of this name, changed in place.
+    """Replace a layer of a module in place.
 
     Args:
         module: the module.
-        name: of the layer that goes; "" is the module itself.
-        layer: what comes for it.
+        name: of the layer; "" is the module itself.
+        layer: the new layer.
 
     Example:
         >>> replaced(nn.Sequential(nn.ReLU()), "0", nn.Tanh())
@@ -146,7 +146,7 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether more happens when a module is called than its `forward` says.
+    """Whether a module has hooks.
 
     Example:
         >>> layer = nn.ReLU()
@@ -163,7 +163,7 @@ def hooked(module: nn.Module) -> bool:
 
 
 def parent_of(module: nn.Module, name: str) -> nn.Module:
-    """The submodule that holds the one of a name.
+    """The submodule that contains the one of a name.
 
     Example:
         >>> parent_of(nn.Sequential(nn.Sequential(nn.ReLU())), "0.0")

@@ -1,4 +1,4 @@
-r"""Moments of weights that are in or out, and their divergence.
+r"""Moments of weights with inclusion indicators, and their divergence.
 
 With $\alpha = \sigma(\omega)$, $\tau = \text{softplus}(\rho)$ and slab divergence
 $s = -\tfrac12 \log(2\pi e \tau^2) - \mathrm{E} \log p(\beta)$, the layer needs
@@ -25,7 +25,7 @@ _ENTROPY = 0.5 * math.log(2 * math.pi * math.e)  # of a standard normal number
 
 
 def slab_kl(sd: Tensor, square: Tensor, slab: Slab) -> Tensor:
-    """Divergence s of each weight that is in from the slab, at least.
+    """An upper bound of the divergence s of each included weight from the slab.
 
     Args:
         sd: tau.
@@ -38,7 +38,7 @@ def slab_kl(sd: Tensor, square: Tensor, slab: Slab) -> Tensor:
 def terms(
     mean: Tensor, raw_sd: Tensor, logits: Tensor, slab: Slab
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean and variance of the weights; divergence but for the inclusion prior; expected count.
+    """Mean and variance of the weights; divergence without the inclusion prior; expected count.
 
     Args:
         mean: kappa.

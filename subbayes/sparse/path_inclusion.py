@@ -1,7 +1,7 @@
-"""Which inputs of a layer reach the network's output, and how surely.
+"""The probability that an input of a layer reaches the output of the network.
 
-A weight matters if it is in *and* something reads the unit it leads to: nothing in the data speaks
-of the weights of a unit that is not read, and their probabilities are those of the prior.
+A weight matters if it is included *and* its unit is read: the data carry no information on the
+weights of a unit that is not read, whose probabilities are those of the prior.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def path_probability(
     draws: int = 1000,
     seed: int = 0,
 ) -> Float[Tensor, "inputs"]:
-    r"""Probability that a path of weights that are in leads from an input to the output.
+    r"""Probability that a path of included weights leads from an input to the output.
 
     $$ P_k = \mathrm{E}_r\Bigl[1 - \prod_j (1 - \alpha_{jk})^{r_j}\Bigr] $$
 
     where $r_j$ says whether unit j of the layer is read, by draws of the indicators of the layers
-    that follow; without such layers this is exact. Units whose readers are not known (see `edges`)
-    count as read. Indicators that depend on each other are drawn in this layer too.
+    that follow; without such layers the result is exact. Units whose readers are not known (see
+    `edges`) count as read. Correlated indicators of this layer are drawn too.
 
     Args:
-        module: the network, with plain layers of the same names.
+        module: the network, with ordinary layers of the same names.
         layers: those with indicators, by name.
-        layer: whose inputs.
-        draws: of the indicators.
+        layer: name of the layer whose inputs are meant.
+        draws: number of draws of the indicators.
         seed: of the draws.
 
     Example:
@@ -60,7 +60,7 @@ def path_probability(
         chain.append(readers[chain[-1]])
     generator = torch.Generator().manual_seed(seed)
     own = layers[layer]
-    drawn = own.structure != "inputs" and not (own.posterior == "mean-field" or own.sure)
+    drawn = own.structure != "inputs" and not (own.posterior == "mean-field" or own.certain)
     if len(chain) == 1 and not drawn:
         draws = 1
     shapes = [_weight(module, name).shape for name in chain]
@@ -88,7 +88,7 @@ def _passed_on(
     read: Float[Tensor, "S u"],
     generator: torch.Generator,
 ) -> Float[Tensor, "S k"]:
-    """Whether units of `source` are read, from whether those of their reader are."""
+    """Whether the units of `source` are read, given which units of its reader are."""
     units = len(_weight(module, source))
     if reader not in layers:
         return (read.sum(1, keepdim=True) > 0).to(read).expand(-1, units)
@@ -102,7 +102,7 @@ def _passed_on(
 def _inputs(
     own: SparseLayer, read: Float[Tensor, "S u"], generator: torch.Generator | None
 ) -> Float[Tensor, "S k"]:
-    """By draw, the probability that an input is read, or whether it is: by units of its group."""
+    """For each draw, the probability that units of its group read an input, or whether they do."""
     count, size = len(read), own.mean.shape[1]
     in_groups = (getattr(own.original[0], "groups", 1), -1)
     read = read.double().unflatten(1, in_groups)

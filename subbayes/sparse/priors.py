@@ -1,10 +1,10 @@
-r"""Priors of latent binary networks: a spike at zero, a slab, and a prior of which weights are in.
+r"""Priors of latent binary networks: a spike at zero, a slab, and an inclusion prior.
 
 $$ \beta \mid \gamma = 1 \sim \text{slab}, \qquad \beta \mid \gamma = 0 \sim \delta_0, \qquad
    \gamma \sim \text{inclusion} $$
 
-(Hubin and Storvik 2024, eqs. 2 and 3.) Each layer has slab and inclusion prior of its own. Their
-hyper-parameters are learned in the first epochs (empirical Bayes) and fixed then.
+(Hubin and Storvik 2024, eqs. 2 and 3.) Each layer has its own slab and inclusion prior. Their
+hyper-parameters are learned in the first epochs (empirical Bayes) and fixed afterwards.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Hyper(nn.Module):
 
 
 class Slab(_Hyper):
-    """The distribution of weights that are in."""
+    """The distribution of the included weights."""
 
     @abstractmethod
     def log_prob(self, beta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
@@ -182,28 +182,28 @@ class MixtureSlab(Slab):
 
 
 class Inclusion(_Hyper):
-    """The distribution of which weights of a layer are in."""
+    """The distribution of the inclusion indicators of a layer."""
 
     @abstractmethod
     def expected_log_prob(self, count: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
-        r"""Expected log probability where weights are in independently, or a bound of it.
+        r"""Expected log probability of independent indicators, or a lower bound of it.
 
         Args:
-            count: expected number of weights that are in, $\sum \alpha$.
+            count: expected number of included weights, $\sum \alpha$.
             n: number of weights.
         """
 
     @property
     @abstractmethod
     def probability(self) -> float:
-        """Prior probability of a weight being in."""
+        """Prior inclusion probability of a weight."""
 
 
 class Bernoulli(Inclusion):
     """A fixed probability for each weight.
 
     Args:
-        probability: of being in.
+        probability: of inclusion.
 
     Example:
         >>> Bernoulli(0.1).probability
@@ -218,7 +218,7 @@ class Bernoulli(Inclusion):
 
     @property
     def probability(self) -> float:
-        """Prior probability of a weight being in."""
+        """Prior inclusion probability of a weight."""
         return self._probability
 
     def expected_log_prob(self, count: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
@@ -231,11 +231,11 @@ class Bernoulli(Inclusion):
 
 
 class BetaBinomial(Inclusion):
-    r"""Weights are in with a probability that itself is Beta(a, b).
+    r"""Weights are included with a probability that itself is Beta(a, b).
 
-    As in the paper each weight has a probability of its own: $\gamma \sim
-    \text{BetaBinomial}(1, a, b)$, which is a Bernoulli with $a / (a + b)$. With `shared` one
-    probability holds for the layer, so that the number m of weights in decides,
+    As in the paper, each weight has its own probability: $\gamma \sim
+    \text{BetaBinomial}(1, a, b)$, which is a Bernoulli with $a / (a + b)$. With `shared`, all
+    weights of a layer have the same probability, so that the number m of included weights matters,
     $p(\gamma) = B(a + m, b + N - m) / B(a, b)$: a prior that adapts to the layer's density. Its
     expected logarithm is bounded from below by that at E[m], for it is convex in m: what a
     variational factor for the probability gives, Beta(a + E[m], b + N - E[m]) at its best.
@@ -261,7 +261,7 @@ class BetaBinomial(Inclusion):
 
     @property
     def probability(self) -> float:
-        """Prior probability of a weight being in."""
+        """Prior inclusion probability of a weight."""
         a, b = (math.exp(float(p.detach())) for p in (self.log_a, self.log_b))
         return round(a / (a + b), 12)
 
@@ -285,8 +285,8 @@ class SpikeSlab:
     """Slab and inclusion prior of a layer; each layer gets a copy of its own.
 
     Args:
-        slab: of the weights that are in.
-        inclusion: of which are in.
+        slab: prior of the included weights.
+        inclusion: prior of the indicators.
 
     Example:
         >>> SpikeSlab(NormalSlab(0.5), Bernoulli(0.05))

@@ -32,20 +32,20 @@ from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import replaced
 from subbayes.sparse.path_inclusion import path_probability
 from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
-from subbayes.sparse.variational_families import SURE
+from subbayes.sparse.variational_families import ALWAYS_INCLUDED
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, fail
 
-__all__ = ["STRUCTURE", "WEIGHTS", "SparseNetwork", "plain"]
+__all__ = ["STRUCTURE", "WEIGHTS", "SparseNetwork", "revert"]
 
 STRUCTURE = ("sample", "all", "median")
 WEIGHTS = ("sample", "mean")
-_LARGE = 50_000  # weights of linear layers for which sparse products are worth it,
-_THIN = 0.25  # and the density up to which
+_MIN_WEIGHTS = 50_000  # weights of linear layers for which sparse products are worth it,
+_MAX_DENSITY = 0.25  # and the density up to which
 
 
-def plain(module: nn.Module) -> nn.Module:
+def revert(module: nn.Module) -> nn.Module:
     r"""A module with the layers it was converted from, with the means of weights that are in.
 
     That is $\kappa$ in all of them; `SparseNetwork.weights("all", "mean")` has the posterior means
@@ -100,7 +100,7 @@ class SparseNetwork:
     @cached_property
     def network(self) -> Network:
         """The network without indicators, as a function of one weight vector."""
-        return Network(plain(self.module), output=self.output)
+        return Network(revert(self.module), output=self.output)
 
     @property
     def layers(self) -> dict[str, SparseLayer]:
@@ -118,7 +118,7 @@ class SparseNetwork:
     @staticmethod
     def density_of(layers: Mapping[str, SparseLayer]) -> float:
         """Share of weights with an inclusion probability above one half."""
-        inside = sum(int(layer.inside().count_nonzero()) for layer in layers.values())
+        inside = sum(int(layer.included().count_nonzero()) for layer in layers.values())
         return inside / sum(layer.mean.numel() for layer in layers.values())
 
     def density(self, structure: str = "median") -> float:
@@ -134,7 +134,7 @@ class SparseNetwork:
         if structure == "median":
             return self.density_of(self.layers)
         total = sum(
-            float(layer.probability().sum()) if layer.drops else layer.mean.numel()
+            float(layer.probability().sum()) if layer.excludes_weights else layer.mean.numel()
             for layer in self.layers.values()
         )
         return total / sum(layer.mean.numel() for layer in self.layers.values())
@@ -154,9 +154,9 @@ class SparseNetwork:
             rows[name] = {
                 "weights": p.numel(),
                 "mean probability": float(p.mean()),
-                "density": float(layer.inside().double().mean()),
+                "density": float(layer.included().double().mean()),
                 "prior probability": 1.0
-                if layer.posterior in SURE
+                if layer.posterior in ALWAYS_INCLUDED
                 else layer.inclusion.probability,
             }
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("layer")
@@ -250,7 +250,7 @@ class SparseNetwork:
         """One draw after the other: the first ones are the same however many follow."""
         check_choice("structure", structure, STRUCTURE)
         check_choice("weights", weights, WEIGHTS)
-        dense = all(layer.posterior in SURE for layer in self.layers.values())
+        dense = all(layer.posterior in ALWAYS_INCLUDED for layer in self.layers.values())
         if (structure, weights) == ("all", "sample") and not dense:
             fail(
                 "weights",
@@ -290,9 +290,11 @@ class SparseNetwork:
             progress: show a progress bar; None shows it on a terminal.
         """
         drawn = list(self._draws(structure, weights, draws, seed))
-        if self._is_thin(drawn[0]):
+        if self._uses_sparse_products(drawn[0]):
             return Predictive(
-                self._thin.outputs(drawn, inputs, memory_limit=memory_limit, progress=progress),
+                self._sampled_network.outputs(
+                    drawn, inputs, memory_limit=memory_limit, progress=progress
+                ),
                 self.likelihood,
             )
         return average(
@@ -305,10 +307,10 @@ class SparseNetwork:
         )
 
     @cached_property
-    def _thin(self) -> SampledNetwork:
+    def _sampled_network(self) -> SampledNetwork:
         return SampledNetwork(self.network, tuple(self.layers))
 
-    def _is_thin(self, drawn: dict[str, LayerDraw]) -> bool:
+    def _uses_sparse_products(self, drawn: dict[str, LayerDraw]) -> bool:
         """Whether products with sparse matrices are the faster way to predict."""
         linear = [own for name, own in drawn.items() if self.layers[name].operation.linear]
         inside = sum(len(own.values) for own in linear)
@@ -316,7 +318,11 @@ class SparseNetwork:
             len(own.values) if own.pattern is None else math.prod(own.pattern.shape)
             for own in linear
         )
-        return total >= _LARGE and self.network.device.type == "cpu" and inside <= _THIN * total
+        return (
+            total >= _MIN_WEIGHTS
+            and self.network.device.type == "cpu"
+            and inside <= _MAX_DENSITY * total
+        )
 
     # --- what is taken away -----------------------------------------------------------------
 
@@ -360,7 +366,7 @@ class SparseNetwork:
         inside = torch.ones_like(start, dtype=torch.bool)
         scales = torch.ones_like(start, dtype=torch.float64)
         for name, layer in self.layers.items():
-            prefix, kept = f"{name}." if name else "", layer.inside()
+            prefix, kept = f"{name}." if name else "", layer.included()
             weight = self.network.spans[f"{prefix}weight"]
             inside[weight], scales[weight] = kept.reshape(-1), _scale(layer.slab)
             if layer.bias_mean is not None:

@@ -24,7 +24,7 @@ from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import kl, sparse_layers
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.learning_rates import LearningRates, parameters_by_kind
-from subbayes.sparse.result import SparseNetwork, plain
+from subbayes.sparse.result import SparseNetwork, revert
 from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
 from subbayes.training.loop import Diverged, History, Trainable, run
@@ -117,7 +117,7 @@ def _warn_if_empty(result: SparseNetwork) -> None:
     empty = [
         name
         for name, layer in result.layers.items()
-        if layer.drops and not bool(layer.inside().any())
+        if layer.excludes_weights and not bool(layer.included().any())
     ]
     if empty:
         warnings.warn(
@@ -157,7 +157,7 @@ class TrainableSparseNetwork(Trainable):
         self.module = _in_training(copy.deepcopy(module))
         self.frozen_ids = {id(p) for p in self.module.parameters() if not p.requires_grad}
         self.layers = sparse_layers(self.module)
-        self.network = Network(plain(self.module), output=output)
+        self.network = Network(revert(self.module), output=output)
         self.likelihood, self.batch_likelihood = likelihood, batch_likelihood(likelihood)
         self.likelihoods, self.settings, self.seed = [likelihood], training, seed
         self.minibatches = Minibatches(data, likelihood, self.network, training.batch_size, seed)

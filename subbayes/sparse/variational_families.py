@@ -1,14 +1,14 @@
-r"""Variational distributions of which weights are in.
+r"""Variational distributions of the inclusion indicators.
 
 - "mean-field": $\gamma_{jk} \sim \text{Bernoulli}(\alpha_{jk})$, each with a logit of its own;
 - "mvn": $\text{logit}\,\alpha_{j\cdot} \sim N(\xi_j, \Sigma)$ for the weights into unit j, with one
   full covariance between the layer's inputs, as in the published code (the paper has one between
-  all weights of a layer, which for 784 x 400 of them nothing could hold); where whole units are in
-  or out, one covariance between these;
+  all weights of a layer, which does not fit in memory for 784 x 400 of them); indicators of whole
+  units have one covariance between units;
 - "low-rank": the same with $\Sigma = F F^\top + D$.
 
-Of the paper's baselines "all" has all weights in, "dropout" one probability for a layer, and
-"horseshoe" scales instead of indicators (see `baselines`).
+Of the baselines of the paper, "all" includes all weights, "dropout" has one probability for a
+layer, and "horseshoe" has scales instead of indicators (see `baselines`).
 
 (Hubin and Storvik 2024, sections 3.2.1 and 3.2.2.) With random $\alpha$ the Kullback-Leibler
 divergence given $\alpha$, averaged over it, bounds that of the weights from above (it is convex).
@@ -26,17 +26,24 @@ from torch import Tensor, nn
 
 from subbayes.utils.checks import check_choice, check_count
 
-__all__ = ["BASELINES", "FACTORS", "SURE", "Logits", "Noise", "logits_of"]
+__all__ = [
+    "BASELINE_FAMILIES",
+    "INCLUSION_FAMILIES",
+    "ALWAYS_INCLUDED",
+    "Logits",
+    "Noise",
+    "logits_of",
+]
 
-FACTORS = ("mean-field", "mvn", "low-rank")
-BASELINES = ("all", "dropout", "horseshoe")
-SURE = ("all", "horseshoe")  # of these no draw leaves a weight out
+INCLUSION_FAMILIES = ("mean-field", "mvn", "low-rank")
+BASELINE_FAMILIES = ("all", "dropout", "horseshoe")
+ALWAYS_INCLUDED = ("all", "horseshoe")  # their draws exclude no weight
 _NODES = 15  # of the quadrature over a logit's marginal,
 _WIDE, _TAIL = 1.25, 36  # and the deviation from which it is over the logistic's, up to there
 
 
 class Noise:
-    """Where layers draw from: a generator of the model's own, so that torch's stays untouched."""
+    """Random numbers from a generator of the model, without touching the global one of torch."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -63,7 +70,7 @@ class Logits(nn.Module):
     Those of whole units have shape (units,), or (1, units) where they are correlated.
 
     Args:
-        start: logits to start at.
+        start: initial logits.
     """
 
     mean: Tensor
@@ -74,10 +81,10 @@ class Logits(nn.Module):
 
     @abstractmethod
     def draw(self, noise: Noise) -> Float[Tensor, "*S"]:
-        """Logits as the distribution has them: random where it is a mixture."""
+        """Logits of the indicators, which are random for correlated families."""
 
     def sampled(self, generator: torch.Generator) -> Float[Tensor, "*S"]:
-        """Logits drawn by a generator of one's own, without gradients."""
+        """Logits drawn from a given generator, without gradients."""
         own = Noise(0)
         own.generator = generator
         with torch.no_grad():
@@ -104,7 +111,7 @@ class Logits(nn.Module):
                 found[wide] = _by_logistic(self.mean[wide], sd[wide])
             return found
 
-    def inside(self) -> Bool[Tensor, "*S"]:
+    def included(self) -> Bool[Tensor, "*S"]:
         """Whether a marginal probability exceeds one half: whether the mean exceeds 0."""
         return self.mean.detach() > 0
 
@@ -135,7 +142,7 @@ class MeanField(Logits):
 
 
 class AllIn(MeanField):
-    """Logits of weights that are in for sure, of which there is nothing to learn."""
+    """Logits of weights that are always included; they have no parameters."""
 
     def __init__(self, start: Float[Tensor, "*S"]) -> None:
         super().__init__(start)
@@ -147,8 +154,8 @@ class Multivariate(Logits):
     """Logits with a full covariance between inputs, by its lower factor.
 
     Args:
-        start: logits to start at, shape (units, inputs).
-        scale: standard deviation to start at.
+        start: initial logits, shape (units, inputs).
+        scale: initial standard deviation.
     """
 
     def __init__(self, start: Float[Tensor, "u k"], scale: float = 1.0) -> None:
@@ -171,10 +178,10 @@ class LowRank(Logits):
     """Logits with a covariance of low rank plus a diagonal.
 
     Args:
-        start: logits to start at, shape (units, inputs).
+        start: initial logits, shape (units, inputs).
         rank: columns of F.
-        scale: standard deviation of the diagonal to start at.
-        noise: where F starts from.
+        scale: initial standard deviation of the diagonal.
+        noise: source of the initial F.
     """
 
     def __init__(self, start: Float[Tensor, "u k"], rank: int, scale: float, noise: Noise) -> None:
@@ -199,13 +206,13 @@ def logits_of(posterior: str, start: Float[Tensor, "*S"], rank: int, noise: Nois
     """Logits of a family.
 
     Args:
-        posterior: one of `FACTORS` or `BASELINES`.
-        start: logits to start at.
+        posterior: one of `INCLUSION_FAMILIES` or `BASELINE_FAMILIES`.
+        start: initial logits.
         rank: of "low-rank".
-        noise: where random starts come from.
+        noise: source of random initial values.
     """
-    check_choice("posterior", posterior, FACTORS + BASELINES)
-    if posterior in SURE:
+    check_choice("posterior", posterior, INCLUSION_FAMILIES + BASELINE_FAMILIES)
+    if posterior in ALWAYS_INCLUDED:
         return AllIn(start)
     if posterior in ("mean-field", "dropout"):
         return MeanField(start)

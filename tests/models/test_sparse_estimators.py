@@ -133,7 +133,7 @@ def test_options_reach_the_network(options):
 
 @pytest.mark.filterwarnings("ignore:The median model has nothing in")
 @pytest.mark.parametrize("kind", [SparseRegressor, SparseClassifier])
-@pytest.mark.parametrize("posterior", sparse.BASELINES)
+@pytest.mark.parametrize("posterior", sparse.BASELINE_FAMILIES)
 def test_baselines_fit_and_predict(posterior, kind):
     X, y = rows(30)
     model = kind(**nested(**QUICK, posterior=posterior, sparse=True)).fit(
@@ -235,7 +235,7 @@ def test_networks_of_modules_of_ones_own_are_saved(tmp_path):
         sparse.load(tmp_path / "net")
 
 
-@pytest.mark.parametrize("posterior", sparse.BASELINES)
+@pytest.mark.parametrize("posterior", sparse.BASELINE_FAMILIES)
 def test_baselines_are_saved(posterior, tmp_path):
     prior = sparse.Horseshoe(scale=0.01, threshold=0.3) if posterior == "horseshoe" else None
     made = sparse.convert(MLP(3, (4,), 2, seed=0), posterior, prior=prior)

@@ -59,8 +59,8 @@ def test_exports_and_predictions_call_hooks(which, pre, layout, monkeypatch):
     assert expected.std() > 1e-3
     small = network.export(x, layout).module
     torch.testing.assert_close(small(x), expected, rtol=1e-10, atol=1e-12)
-    monkeypatch.setattr(results, "_LARGE", 1)
-    assert network._is_thin(next(network._draws("median", "mean", 1, 0)))
+    monkeypatch.setattr(results, "_MIN_WEIGHTS", 1)
+    assert network._uses_sparse_products(next(network._draws("median", "mean", 1, 0)))
     found = network.predict(x, structure="median", weights="mean").outputs[0]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
@@ -84,7 +84,7 @@ def test_outputs_lie_in_memory_as_those_of_dense_layers(n, layout, monkeypatch):
     x = rows(n * 4, 6).reshape(n, 4, 6)
     expected = outputs(network, x)
     torch.testing.assert_close(network.export(x, layout).module(x), expected)
-    monkeypatch.setattr(results, "_LARGE", 1)
+    monkeypatch.setattr(results, "_MIN_WEIGHTS", 1)
     found = network.predict(x, structure="median", weights="mean").outputs[0]
     torch.testing.assert_close(found, expected)
     flat = thinned(nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3)))
@@ -97,7 +97,7 @@ def test_transformers_predict_by_sparse_products(monkeypatch):
     network = thinned(
         nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(24, 3).double())
     )
-    monkeypatch.setattr(results, "_LARGE", 1)
+    monkeypatch.setattr(results, "_MIN_WEIGHTS", 1)
     x = rows(15, 8).reshape(5, 3, 8)
     found = network.predict(x, structure="median", weights="mean").outputs[0]
     torch.testing.assert_close(found, outputs(network, x))
@@ -145,7 +145,7 @@ class Reading(nn.Module):
 @pytest.mark.parametrize("traceable", [True, False])
 def test_layers_whose_weights_are_read_stay_dense_or_give_them(traceable, monkeypatch):
     network, x = thinned(Reading(traceable).double()), rows(40, 6)
-    monkeypatch.setattr(results, "_LARGE", 1)
+    monkeypatch.setattr(results, "_MIN_WEIGHTS", 1)
     found = network.predict(x, structure="median", weights="mean").outputs[0]
     torch.testing.assert_close(found, outputs(network, x))
     if traceable:

@@ -103,8 +103,8 @@ def test_predictions_by_sparse_products_are_those_of_the_weight_vectors(
             asked = dict(structure=which, weights=weights, draws=4, seed=3)
             dense = result.predict(x, **asked).outputs
             with monkeypatch.context() as patch:
-                patch.setattr(results, "_LARGE", 0)
-                patch.setattr(results, "_THIN", 1.0)
+                patch.setattr(results, "_MIN_WEIGHTS", 0)
+                patch.setattr(results, "_MAX_DENSITY", 1.0)
                 thin = result.predict(x, **asked).outputs
                 by_rows = result.predict(x, memory_limit=1, **asked).outputs
                 loader = DataLoader(TensorDataset(x), batch_size=17)
@@ -117,14 +117,14 @@ def test_sparse_products_are_for_large_networks_that_are_sparse(monkeypatch):
     result = network("dense", "mean-field", "weights")
 
     def is_thin(structure):
-        return result._is_thin(next(iter(result._draws(structure, "mean", 1, 0))))
+        return result._uses_sparse_products(next(iter(result._draws(structure, "mean", 1, 0))))
 
     assert not is_thin("median")
-    monkeypatch.setattr(results, "_LARGE", 81)
-    monkeypatch.setattr(results, "_THIN", result.density())
+    monkeypatch.setattr(results, "_MIN_WEIGHTS", 81)
+    monkeypatch.setattr(results, "_MAX_DENSITY", result.density())
     assert is_thin("median")
     assert not is_thin("all")
-    monkeypatch.setattr(results, "_THIN", result.density() - 0.01)
+    monkeypatch.setattr(results, "_MAX_DENSITY", result.density() - 0.01)
     assert not is_thin("median")
 
 
@@ -135,18 +135,18 @@ def test_what_is_remembered_of_a_pattern_follows_the_parameters(monkeypatch):
 
     def both():
         with monkeypatch.context() as patch:
-            patch.setattr(results, "_LARGE", 0)
-            patch.setattr(results, "_THIN", 1.0)
+            patch.setattr(results, "_MIN_WEIGHTS", 0)
+            patch.setattr(results, "_MAX_DENSITY", 1.0)
             thin = result.predict(x, **asked).outputs
         torch.testing.assert_close(thin, result.predict(x, **asked).outputs, rtol=1e-5, atol=1e-5)
         return thin
 
     first = both()
-    bags = result._thin._module.get_submodule("0").draw.pattern.bags
+    bags = result._sampled_network._module.get_submodule("0").draw.pattern.bags
     assert torch.equal(both(), first)
     layer.mean.data.mul_(2.0)  # which torch does not count as a change
     assert not torch.equal(both(), first)
-    assert result._thin._module.get_submodule("0").draw.pattern.bags is bags
+    assert result._sampled_network._module.get_submodule("0").draw.pattern.bags is bags
     inside = layer.probability() > 0.5
     for logits in (torch.where(inside, -9.0, 9.0), torch.full_like(layer.logits.mean, 9.0)):
         layer.logits.mean.data.copy_(logits.reshape(layer.logits.mean.shape))
@@ -167,8 +167,8 @@ def test_which_weights_are_in_is_remembered_by_no_copy_and_no_file():
 def test_inputs_are_tried_once_for_each_shape(monkeypatch):
     result, x, tried = network("dense", "mean-field", "weights"), torch.randn(40, 6), []
     check = Network.check
-    monkeypatch.setattr(results, "_LARGE", 0)
-    monkeypatch.setattr(results, "_THIN", 1.0)
+    monkeypatch.setattr(results, "_MIN_WEIGHTS", 0)
+    monkeypatch.setattr(results, "_MAX_DENSITY", 1.0)
     monkeypatch.setattr(Network, "check", lambda self, rows: tried.append(check(self, rows)))
     for rows in (x, x[:7], x.double().float()):
         result.predict(rows, structure="median")
@@ -336,10 +336,10 @@ def test_kept_layers_of_predictions_and_files_take_tiles_as_they_lie(monkeypatch
     result.layers["0"].logits.mean.data[:, ::2] = -9.0
     x, asked = torch.randn(1000, 700), dict(structure="median", draws=3)
     dense = result.predict(x, **asked).outputs
-    monkeypatch.setattr(results, "_LARGE", 0)
-    monkeypatch.setattr(results, "_THIN", 1.0)
+    monkeypatch.setattr(results, "_MIN_WEIGHTS", 0)
+    monkeypatch.setattr(results, "_MAX_DENSITY", 1.0)
     torch.testing.assert_close(result.predict(x, **asked).outputs, dense, rtol=1e-5, atol=1e-5)
-    assert isinstance(result._thin._module[2], TiledLinear)
+    assert isinstance(result._sampled_network._module[2], TiledLinear)
     small = result.export(x, "csr")
     file = small.save(tmp_path / "small.safetensors")
     back = sparse.load_exported(file, net).module

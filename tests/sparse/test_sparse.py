@@ -191,7 +191,7 @@ def test_marginals_of_wide_logits_are_those_of_quadrature(sd):
         for m in means
     ]
     np.testing.assert_allclose(logits.probability()[0], expected, atol=1e-6)
-    assert logits.inside()[0].tolist() == [m > 0 for m in means]
+    assert logits.included()[0].tolist() == [m > 0 for m in means]
 
 
 @pytest.mark.parametrize("posterior", ["mvn", "low-rank"])
@@ -304,7 +304,7 @@ def test_the_estimators_gradients_agree_in_expectation():
 
 def test_a_pretrained_network_is_unchanged_where_all_is_in_and_certain():
     base, x = net(dtype=torch.float32), torch.randn(5, 4)
-    for posterior in sparse.FACTORS:
+    for posterior in sparse.INCLUSION_FAMILIES:
         made = sparse.convert(base, posterior, inclusion=1 - 1e-7, sd=1e-6)
         if posterior != "mean-field":
             for one in sparse.sparse_layers(made).values():
@@ -312,7 +312,7 @@ def test_a_pretrained_network_is_unchanged_where_all_is_in_and_certain():
                     parameter.data *= 1 if name == "mean" else 0
         torch.testing.assert_close(made.eval()(x), base(x), atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(made.train()(x), base(x), atol=1e-3, rtol=1e-3)
-        torch.testing.assert_close(sparse.plain(made)(x), base(x))
+        torch.testing.assert_close(sparse.revert(made)(x), base(x))
 
 
 # --- exact posteriors ----------------------------------------------------------------------------

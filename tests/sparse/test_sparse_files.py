@@ -256,7 +256,7 @@ def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
     assert torch.equal(back.predict(x).outputs, network.predict(x).outputs)
 
 
-@pytest.mark.parametrize("posterior", sparse.FACTORS + sparse.BASELINES)
+@pytest.mark.parametrize("posterior", sparse.INCLUSION_FAMILIES + sparse.BASELINE_FAMILIES)
 def test_layers_of_a_loaded_network_draw_from_one_stream(posterior, tmp_path):
     made = sparse.convert(subbayes.MLP(3, (4,), 1, seed=0), posterior)
     folder = sparse.save(
@@ -288,7 +288,7 @@ def test_files_with_one_posterior_for_all_layers_are_read(tmp_path):
 def test_a_network_that_was_moved_is_one_of_its_new_dtype():
     made = sparse.convert(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(12, 1)))
     made = made.double()
-    plain = sparse.plain(made)
+    plain = sparse.revert(made)
     assert {p.dtype for p in plain.parameters()} == {torch.float64}
     assert all(p.requires_grad for p in plain.parameters())
     with torch.no_grad():
@@ -305,7 +305,7 @@ def test_a_network_that_was_moved_is_one_of_its_new_dtype():
     assert result.network.dtype == torch.float64
 
 
-@pytest.mark.parametrize("posterior", sparse.FACTORS + sparse.BASELINES)
+@pytest.mark.parametrize("posterior", sparse.INCLUSION_FAMILIES + sparse.BASELINE_FAMILIES)
 def test_layers_are_made_where_their_module_is_and_leave_with_it(posterior):
     made = sparse.convert(nn.Linear(3, 2, device="meta"), posterior)
     own = {
@@ -314,10 +314,10 @@ def test_layers_are_made_where_their_module_is_and_leave_with_it(posterior):
         if not name.startswith(("slab.", "inclusion."))
     }
     assert {value.device.type for value in own.values()} == {"meta"}
-    assert sparse.plain(made).weight.is_meta
-    assert not sparse.plain(made.to_empty(device="cpu")).weight.is_meta
+    assert sparse.revert(made).weight.is_meta
+    assert not sparse.revert(made.to_empty(device="cpu")).weight.is_meta
     moved = sparse.convert(nn.Linear(3, 2), posterior).to("meta")
-    assert sparse.plain(moved).bias.is_meta
+    assert sparse.revert(moved).bias.is_meta
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
