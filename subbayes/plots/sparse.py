@@ -208,12 +208,12 @@ def trade_off(
     ax.xaxis.set_minor_formatter(NullFormatter())
     if name == "accuracy":
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-    legend(labelled(ax, "density (share of the weights that are in)", name))
+    legend(labelled(ax, "density (share of the included weights)", name))
     return ax
 
 
 def _densities(ax: Axes) -> Locator:
-    """So many round numbers that their labels have room on the axis, logarithmic from 0 or not."""
+    """A locator of as many round numbers as the axis has room for."""
     low, high = ax.get_xlim()
     linear = getattr(ax.xaxis.get_transform(), "linthresh", None)
     ratio = high / (low if linear is None else linear)
@@ -233,7 +233,7 @@ def feature_inclusion(
     Args:
         probabilities: by name, such as `feature_inclusion_` of a sparse estimator, or in the order
             of the inputs; or a `SparseNetwork`, or a fitted sparse estimator.
-        most: show so many.
+        most: number of inputs to show.
         ax: axes to draw on.
 
     Raises:
