@@ -18,25 +18,28 @@ if TYPE_CHECKING:
 
 __all__ = ["effect", "effects", "forest"]
 
-_MANY, _MOST = 20, 36  # levels from which marks are small, and most of them that are named
-_LONG, _ROOM = 16, 46  # characters of a level, and of all of them side by side
+_MANY, _MOST = 20, 36  # more levels have small marks; largest number of labels
+_LONG, _ROOM = 16, 46  # characters of one label, and of all labels in a row
 
 
 def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     """The effect of a term on the predictor, with its interval.
 
-    A number's effect is relative to the average row, with the observed values as ticks below; a
-    factor's is relative to its reference level, a network's to its mean over the rows.
+    The effect of a number is relative to the average row, with ticks at the observed values; that
+    of a factor is relative to its reference level, that of a network to its mean over the rows.
 
     Args:
-        partial: what `SemiStructuredRegression.effect` returned.
+        partial: result of `SemiStructuredRegression.effect`.
         ax: axes to draw on.
 
     Example:
         >>> import pandas as pd
+        >>> from subbayes.inference import Sampling
         >>> from subbayes.semistructured import SemiStructuredRegression
         >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
-        >>> model = SemiStructuredRegression("y ~ x").fit(frame, draws=50, progress=False)
+        >>> model = SemiStructuredRegression("y ~ x").fit(
+        ...     frame, sampling=Sampling(draws=50, progress=False)
+        ... )
         >>> effect(model.effect("x")).get_xlabel()
         'x'
     """
@@ -77,7 +80,7 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
 
 
 def _name_levels(ax: Axes, levels: Sequence[str]) -> None:
-    """Levels below the axis: upright where they are long, every few where they are many."""
+    """Label the levels: vertically if they are long, every few if they are many."""
     short = [level if len(level) <= _LONG else level[: _LONG - 1] + "…" for level in levels]
     every = -(-len(short) // _MOST)
     upright = sum(len(level) + 2 for level in short[::every]) > _ROOM
@@ -93,17 +96,20 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
     """Several effects in one figure, each as `effect` draws it.
 
     Args:
-        partials: what `SemiStructuredRegression.partials` returned, or some of it.
-        columns: panels side by side.
+        partials: results of `SemiStructuredRegression.partials`.
+        columns: number of panels per row.
 
     Raises:
         InputError: no effects.
 
     Example:
         >>> import pandas as pd
+        >>> from subbayes.inference import Sampling
         >>> from subbayes.semistructured import SemiStructuredRegression
         >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
-        >>> model = SemiStructuredRegression("y ~ x").fit(frame, draws=50, progress=False)
+        >>> model = SemiStructuredRegression("y ~ x").fit(
+        ...     frame, sampling=Sampling(draws=50, progress=False)
+        ... )
         >>> len(effects(model.partials()).axes)
         1
     """
@@ -128,11 +134,11 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
 def forest(
     effects: Mapping[str, Float[np.ndarray, "..."]], level: float = 0.95, *, ax: Axes | None = None
 ) -> Axes:
-    """Means and intervals of several effects, one a line.
+    """Means and intervals of several effects, one per line.
 
     Args:
         effects: draws by name.
-        level: of the thin interval; the thick one holds half of the draws.
+        level: level of the thin interval; the thick one contains half of the draws.
         ax: axes to draw on.
 
     Example:

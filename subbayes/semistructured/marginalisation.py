@@ -1,4 +1,4 @@
-r"""Tempering that leaves the effects alone, for any number of effects.
+r"""The likelihood of the networks with the effects integrated out, for tempering.
 
 The tempered posterior of a semi-structured model keeps the effects' own posterior given the
 networks (Dold et al. 2024, appendix A, eq. 8),
@@ -7,14 +7,14 @@ $$ p_T(\theta, \varphi \mid D) = p(\theta \mid \varphi, D)\, p_T(\varphi \mid D)
    p_T(\varphi \mid D) \propto p(D \mid \varphi)^{1/T}\, p(\varphi), $$
 
 and needs $p(D \mid \varphi) = \int p(D \mid \theta, \varphi)\, p(\theta)\, d\theta$. The paper
-integrates on a grid and stops at one effect. Here the integral is
+integrates on a grid, which limits it to one effect. Here the integral is
 
 - "closed-form" for a normal response with an identity link, one sigma and normal priors: exact in
-  the coefficients for any number of them, by quadrature in the one dimension of $\log\sigma$;
+  any number of coefficients, by quadrature in the one dimension of $\log\sigma$;
 - "importance": a Laplace approximation found by Newton's method, corrected by importance sampling
-  from a t distribution around it. The proposals come from one fixed set of quasi-random points,
-  so that the density is a function of $\varphi$, the same at each call;
-- "quadrature": adaptive Gauss-Hermite, for at most 3 coordinates of the effects, as the check.
+  from a t distribution around it. The proposals use one fixed set of quasi-random points, so
+  that the density is a deterministic function of $\varphi$;
+- "quadrature": adaptive Gauss-Hermite, for at most 3 coordinates of the effects, as a check.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from subbayes.utils.types import Targets
 __all__ = ["METHODS", "ConditionalModes", "EffectDensity", "Marginalisation", "marginalisation_of"]
 
 METHODS = ("closed-form", "importance", "quadrature")
-_DF = 7.0  # of the proposals' t distribution
-_LARGEST = 2**22  # numbers of one evaluation
-_STEPS = 50
+_DF = 7.0  # degrees of freedom of the proposals' t distribution
+_LARGEST = 2**22  # predictors evaluated in one call
+_STEPS = 50  # of Newton's method, at most
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class EffectDensity:
 
 @runtime_checkable
 class Marginalisation(Protocol):
-    """The effects given the networks' contributions."""
+    """Integrates the effects out, and samples them, given the networks' contributions."""
 
     def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
         """Log of the likelihood with the effects integrated out."""
@@ -86,21 +86,21 @@ class Marginalisation(Protocol):
     def sample(
         self, deep: Float[Tensor, "S n K"], rng: np.random.Generator
     ) -> Float[np.ndarray, "S P"]:
-        """One draw of the effects' coordinates for each."""
+        """One draw of the effects' coordinates for each contribution."""
 
 
 def marginalisation_of(
     method: str | None, density: EffectDensity, points: int = 256
 ) -> Marginalisation:
-    """How the effects are integrated out.
+    """The method that integrates the effects out.
 
     Args:
-        method: one of `METHODS`; None takes the closed form where there is one.
-        density: the rows.
-        points: proposals of "importance".
+        method: one of `METHODS`; None uses the closed form if there is one.
+        density: the joint density of responses and effects.
+        points: number of proposals of "importance".
 
     Raises:
-        InputError: a closed form that does not exist, or quadrature in more than 3 dimensions.
+        InputError: no closed form exists, or quadrature in more than 3 dimensions.
     """
     if method is None:
         method = "closed-form" if _has_closed_form(density) else "importance"
@@ -128,7 +128,7 @@ def marginalisation_of(
     return Quadrature(mode)
 
 
-# --- Laplace, corrected -------------------------------------------------------------------------
+# --- importance sampling ------------------------------------------------------------------------
 
 
 class ConditionalModes:
@@ -143,7 +143,7 @@ class ConditionalModes:
     def find(
         self, deep: Float[Tensor, "S n K"]
     ) -> tuple[Float[Tensor, "S P"], Float[Tensor, "S P P"]]:
-        """Mode, and the lower factor of the covariance there, for each contribution."""
+        """The mode, and a factor of the covariance there, for each contribution."""
         zeta = self.start.expand(len(deep), -1).clone()
         value = self.density.log_joint(zeta, deep)
         for _ in range(_STEPS):
@@ -163,7 +163,7 @@ class ConditionalModes:
     def _damped_step(
         self, zeta: Tensor, value: Tensor, step: Tensor, deep: Tensor
     ) -> tuple[Tensor, Tensor, float]:
-        """A step that does not lower the density, halved where it would."""
+        """Take a step, halved until it does not lower the density."""
         size = torch.ones(len(zeta), 1, dtype=zeta.dtype)
         for _ in range(30):
             ahead = zeta + size * step
@@ -172,15 +172,15 @@ class ConditionalModes:
             if not bool(worse.any()):
                 break
             size[worse] /= 2
-        kept = torch.where(worse.unsqueeze(-1), zeta, ahead)
-        moved = float((kept - zeta).abs().max())
-        return kept, torch.where(worse, value, found), moved
+        accepted = torch.where(worse.unsqueeze(-1), zeta, ahead)
+        moved = float((accepted - zeta).abs().max())
+        return accepted, torch.where(worse, value, found), moved
 
     def _derivatives(self, zeta: Tensor, deep: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient and negative Hessian of the log joint density.
 
-        The chain rule through the predictors: rows are met once, by their K x K curvatures; the
-        map from coordinates to predictors' coefficients is small.
+        By the chain rule through the predictors: the rows enter once, by their K x K curvatures,
+        and the map from coordinates to coefficients is small.
         """
         density = self.density
         eta = density.predictors(zeta, deep).detach()
@@ -214,7 +214,7 @@ def _row_curvatures(family: Family, eta: Tensor, y: Targets) -> Float[Tensor, "S
 
 
 def _positive_definite(matrix: Float[Tensor, "S P P"]) -> Float[Tensor, "S P P"]:
-    """The matrix, or where it is not positive definite the nearest that is by its eigenvalues."""
+    """Replace negative eigenvalues of matrices that are not positive definite."""
     _, info = torch.linalg.cholesky_ex(matrix)
     if not bool(info.any()):
         return matrix
@@ -225,7 +225,7 @@ def _positive_definite(matrix: Float[Tensor, "S P P"]) -> Float[Tensor, "S P P"]
 
 
 class ImportanceSampling:
-    """Laplace with an importance correction, from fixed quasi-random proposals.
+    """A Laplace approximation with an importance correction, from fixed quasi-random proposals.
 
     Args:
         modes: modes and curvatures.
@@ -266,7 +266,7 @@ class ImportanceSampling:
     def sample(
         self, deep: Float[Tensor, "S n K"], rng: np.random.Generator
     ) -> Float[np.ndarray, "S P"]:
-        """One of fresh proposals each, by their weights."""
+        """One of new proposals for each contribution, chosen by their weights."""
         u = rng.random((len(self.eps), self.eps.shape[1] + 1))
         zeta, log_w = self._weighted_proposals(deep, *_proposals(torch.from_numpy(u)))
         gumbel = torch.from_numpy(rng.gumbel(size=tuple(log_w.shape)))
@@ -297,7 +297,7 @@ class Quadrature(ImportanceSampling):
 
     Args:
         modes: modes and curvatures.
-        nodes: in each dimension.
+        nodes: number of nodes per dimension.
     """
 
     def __init__(self, modes: ConditionalModes, nodes: int = 21) -> None:
@@ -346,7 +346,7 @@ class ClosedForm:
 
     $$ \log N(r;\, 0, \sigma^2 I + U D^2 U^\top), \qquad r = y - Xm - \text{offset} - f, $$
 
-    costs n p operations a row of networks, whatever the number of nodes in $\sigma$.
+    costs n p operations per contribution, for any number of nodes in $\sigma$.
     """
 
     def __init__(self, density: EffectDensity) -> None:
@@ -366,14 +366,14 @@ class ClosedForm:
         self.u, self.d, self.v = torch.linalg.svd(design * self.size, full_matrices=False)
         self.level = density.offset[:, 0] + design @ self.mean
 
-    def _at(self, zeta_sigma: Float[Tensor, "*S"]) -> Tensor:
-        """Log sigma at its coordinate."""
+    def _log_sigma(self, zeta_sigma: Float[Tensor, "*S"]) -> Tensor:
+        """Log sigma at coordinates."""
         zeta = zeta_sigma.new_zeros(*zeta_sigma.shape, self.density.structured.size)
         zeta[..., self.scale_place] = zeta_sigma
         return self.density.structured.coefficients(zeta)[..., self.scale_place]
 
     def _parts(self, deep: Tensor) -> tuple[Tensor, Tensor]:
-        """The residuals along the left vectors, and the rest of their squared length."""
+        """Residuals along the left singular vectors, and their remaining squared length."""
         assert isinstance(self.density.y, Tensor)
         r = self.density.y - self.level - deep[..., 0]
         along = r @ self.u
@@ -383,7 +383,7 @@ class ClosedForm:
     def _log_density(self, along: Tensor, rest: Tensor, zeta: Tensor) -> Tensor:
         """Log of likelihood times prior at coordinates of sigma, shapes (S, ...)."""
         n, p = self.u.shape
-        log_sigma = self._at(zeta)
+        log_sigma = self._log_sigma(zeta)
         variance = (2 * log_sigma).exp()
         more = variance.unsqueeze(-1) + self.d.square()
         quadratic = (along.unsqueeze(1).square() / more).sum(-1) + rest.unsqueeze(1) / variance
@@ -394,7 +394,7 @@ class ClosedForm:
     def _grid(self, along: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
         """Nodes over the mass of sigma's coordinate, and the log density there, (S, nodes)."""
         coarse = torch.linspace(-8, 8, 257, dtype=torch.float64).expand(len(rest), -1)
-        for _ in range(3):  # narrow in on where the mass is
+        for _ in range(3):  # zoom in on the mass
             value = self._log_density(along, rest, coarse)
             inside = value > value.max(1, keepdim=True).values - 40
             first = inside.int().argmax(1)
@@ -424,13 +424,13 @@ class ClosedForm:
         before = torch.where(at > 0, mass.gather(1, (at - 1).clamp_min(0)), 0.0)
         share = (u.unsqueeze(1) - before) / (mass.gather(1, at) - before).clamp_min(1e-300)
         sigma_at = (nodes.gather(1, at) + share * step.gather(1, at)).squeeze(1)
-        variance = (2 * self._at(sigma_at)).exp().unsqueeze(1)
-        # zeta ~ N(0, I) given r: in the right vectors, independent
+        variance = (2 * self._log_sigma(sigma_at)).exp().unsqueeze(1)
+        # given r, the coordinates along the right singular vectors are independent
         sd = (variance / (variance + self.d.square())).sqrt()
         mean = self.d * along / (variance + self.d.square())
         noise = torch.from_numpy(rng.standard_normal(sd.shape))
         own = (mean + sd * noise) @ self.v
-        if len(self.d) < self.v.shape[1]:  # directions no row sees keep their prior
+        if len(self.d) < self.v.shape[1]:  # directions without data keep their prior
             free = torch.from_numpy(rng.standard_normal((len(own), self.v.shape[1])))
             own = own + free - free @ self.v.T @ self.v
         zeta = torch.zeros(len(own), self.density.structured.size, dtype=torch.float64)

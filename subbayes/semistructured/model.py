@@ -74,6 +74,9 @@ class SemiStructuredRegression(Results):
         InputError: see `fit`.
 
     Example:
+        >>> import numpy as np
+        >>> from subbayes import SemiStructuredRegression
+        >>> from subbayes.inference import Sampling
         >>> rng = np.random.default_rng(0)
         >>> frame = pd.DataFrame({"x": rng.normal(size=60)})
         >>> frame["y"] = 1 + 2 * frame["x"] + 0.1 * rng.normal(size=60)

@@ -131,7 +131,7 @@ class Results:
         """A table of the effects.
 
         Args:
-            level: of the highest-density intervals.
+            level: level of the highest-density intervals.
 
         Returns:
             Mean, standard deviation, highest-density interval, probability of direction (the
@@ -151,17 +151,18 @@ class Results:
         """The partial effect of a term, or the partial dependence of a network on a column.
 
         Args:
-            term: its name, or its variable where only one term reads it; or the name of a
+            term: name of the term, or its variable if only one term reads it; or the name of a
                 network that reads columns.
             values: values of the variable; by default the observed range, or all levels.
-            level: of the interval.
-            variable: of a network of several columns, the one that varies.
-            n_draws: of a network, use at most so many evenly spaced draws.
+            level: level of the interval.
+            variable: the column that varies, for networks of several columns.
+            n_draws: for networks, use at most this many evenly spaced draws.
 
         Returns:
-            Draws of the effect on the scale of the predictor. Of a network: its contribution as
-            the model counts it, beside the effects, averaged over the rows with the column set
-            to each value, less its mean over the rows (Friedman 2001, section 8.2).
+            Draws of the effect on the scale of the predictor. For a network, its contribution
+            (orthogonal to the effects if the model's networks are), averaged over the rows with
+            the column set to each value, minus its mean over the rows (Friedman 2001, section
+            8.2).
 
         Raises:
             InputError: no such term, one of several variables, or a network of tensors.
@@ -198,14 +199,14 @@ class Results:
         """One figure of all terms and of the networks that read columns.
 
         Args:
-            level: of the intervals.
-            columns: panels side by side.
+            level: level of the intervals.
+            columns: number of panels per row.
 
         Returns:
             The figure; `figure.savefig(...)` or `subbayes.plots.save` writes it.
 
         Raises:
-            InputError: a model with nothing but intercepts and networks of tensors.
+            InputError: a model of intercepts and networks of tensors alone.
         """
         return plot_effects(self.partials(level), columns=columns)
 
@@ -219,15 +220,15 @@ class Results:
         new_levels: NewLevels = "error",
         n_draws: int = 1000,
     ) -> pd.DataFrame:
-        """What the effects and the networks add to a predictor, row by row.
+        """The contributions of effects and networks to a predictor, row by row.
 
         Args:
             data: the rows.
-            inputs: what networks without columns read, by name, as for `fit`.
-            parameter: whose predictor; by default the location's.
-            level: of the intervals.
+            inputs: inputs of the networks without columns, by name, as for `fit`.
+            parameter: parameter of the predictor; by default the location.
+            level: level of the intervals.
             new_levels: as for `predict`.
-            n_draws: use at most so many evenly spaced draws.
+            n_draws: use at most this many evenly spaced draws.
 
         Returns:
             A table with mean, standard deviation and interval of "structured", "deep" and
@@ -255,18 +256,17 @@ class Results:
         """The predictive distribution of new rows.
 
         Args:
-            data: the rows; the response need not be there.
-            inputs: what networks without columns read, by name, as for `fit`.
-            new_levels: "error"; "reference" to give unseen levels of a factor the effect of its
-                reference level, and unseen groups of `re(...)` that of the average group; or
-                "sample" to draw the effects of unseen groups from their distribution, one for
-                each group and draw.
+            data: the rows; the response is not needed.
+            inputs: inputs of the networks without columns, by name, as for `fit`.
+            new_levels: "error"; "reference", which gives unseen levels of a factor the effect of
+                the reference level, and unseen groups of `re(...)` that of the average group; or
+                "sample", which draws the effects of unseen groups from their distribution, once
+                for each group and draw.
             n_draws: use this many evenly spaced draws instead of all.
             progress: show a progress bar.
 
         Raises:
-            InputError: a column, a network's input or a level that is not there, by name, or
-                missing values.
+            InputError: missing values, or an absent column, network's input or level, by name.
         """
         found = self.state.model.encoder.inputs(data, inputs, new_levels)
         predictive = self._predictive(found, n_draws, progress)
@@ -353,11 +353,11 @@ class Results:
         """Leave-one-out log predictive density (PSIS) of the training rows.
 
         Args:
-            quiet: give no warning where it is unreliable.
+            quiet: do not warn if the estimate is unreliable.
 
         Raises:
-            InputError: draws at a temperature other than 1, whose weights are not known, or
-                members of an ensemble, which have none.
+            InputError: draws at a temperature other than 1, or members of a deep ensemble: their
+                importance weights are not known.
         """
         held_out = "Score held-out rows with predict(...).log_prob(y)"
         if not self.is_posterior:

@@ -6,9 +6,9 @@ basis B (n, K), the difference matrix D and the eigenvectors of $D^\top D = U \L
 
 $$ s(x) = x\,\beta + B\, U_+ \Lambda_+^{-1/2} u, \qquad u \sim N(0, \tau^2 I), $$
 
-so that $\tau \to 0$ leaves a straight line and the smoothing variance $\tau^2$ is a parameter like
-any other (Wood 2017, "Generalized additive models", section 5.8). All columns have mean zero over
-the rows they were made from: the level of the function belongs to the intercept.
+so that $\tau \to 0$ gives a straight line and the smoothing variance $\tau^2$ is an ordinary
+parameter (Wood 2017, "Generalized additive models", section 5.8). All columns have mean zero over
+the training rows: the intercept holds the level of the function.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["TRANSFORMS", "penalised", "re", "s"]
 
 
 def penalised(expression: str) -> str | None:
-    """The kind of penalised term an expression of a formula is: "s", "re", or None."""
+    """The kind of penalised term of an expression: "s", "re", or None."""
     text = expression.replace(" ", "")
     return next((kind for kind in ("s", "re") if text.startswith(f"{kind}(")), None)
 
@@ -40,8 +40,8 @@ def s(
 
     Args:
         x: a numeric column.
-        df: number of B-splines, at least 4: the most wiggles the function can have.
-        degree: of the splines.
+        df: number of B-splines, at least 4, which limits how nonlinear the function can be.
+        degree: degree of the splines.
 
     Raises:
         InputError: fewer than four distinct values, or fewer splines than the degree allows.
@@ -90,7 +90,7 @@ def _spline(x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[str, Any]:
         "linear": float(x.mean()),
     }
     wiggles = _basis(x, state) @ np.array(state["turn"])
-    # what a straight line can say, it says: the rest is orthogonal to it over the rows
+    # make the nonlinear columns orthogonal to straight lines over the rows
     line = np.column_stack([np.ones_like(x), (x - x.mean()) / x.std()])
     state["level"] = np.linalg.lstsq(line, wiggles, rcond=None)[0].tolist()
     rest = wiggles - line @ np.array(state["level"])
@@ -99,7 +99,7 @@ def _spline(x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[str, Any]:
 
 
 def _basis(x: Float[np.ndarray, "n"], state: dict[str, Any]) -> Float[np.ndarray, "n K"]:
-    """B-splines, going on linearly beyond the rows they were made from."""
+    """B-splines, continued linearly outside the range of the training rows."""
     from scipy.interpolate import BSpline
 
     knots, degree = np.array(state["knots"]), state["degree"]
@@ -122,7 +122,7 @@ def _columns(x: Float[np.ndarray, "n"], state: dict[str, Any]) -> Float[np.ndarr
 def re(x: Any, _state: dict[str, Any] | None = None) -> FactorValues[dict[str, Any]]:
     """A random intercept for each level of a factor, in a formula: `re(school)`.
 
-    Its standard deviation is a parameter. A level unseen in training has the effect 0.
+    Their standard deviation is a parameter. Levels unseen in training have the effect 0.
     """
     state = {} if _state is None else _state
     values = pd.Series(x).astype("object")
@@ -135,4 +135,4 @@ def re(x: Any, _state: dict[str, Any] | None = None) -> FactorValues[dict[str, A
 
 
 TRANSFORMS = {"s": s, "re": re}
-"""What formulas can call beside formulaic's own transforms."""
+"""Transforms of formulas in addition to those of formulaic."""

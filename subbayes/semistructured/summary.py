@@ -1,4 +1,4 @@
-"""The table of effects that people read."""
+"""The summary table of effects, and warnings of chains that have not mixed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from subbayes import diagnostics
 from subbayes.draws import round_up
 from subbayes.utils.checks import fail
 
-__all__ = ["central", "check_level", "hdi", "summary_table", "mixing_warnings"]
+__all__ = ["central", "check_level", "hdi", "mixing_warnings", "summary_table"]
 
 
 def check_level(level: float) -> float:
-    """Check that it is the level of an interval."""
+    """Check that a number is the level of an interval."""
     if not 0 < level < 1:
         fail("level", "a level strictly between 0 and 1", level)
     return level
 
 
 def hdi(values: Float[np.ndarray, "S"], level: float = 0.95) -> tuple[float, float]:
-    """The shortest interval that holds a share of the draws.
+    """The shortest interval that contains a fraction of the draws.
 
     Args:
         values: draws.
-        level: the share.
+        level: the fraction.
 
     Example:
         >>> hdi(np.array([0.0, 1.0, 1.1, 1.2, 9.0]), 0.6)
@@ -45,8 +45,8 @@ def central(draws: Float[np.ndarray, "S m"], level: float) -> dict[str, Float[np
     """Mean, standard deviation and central interval of each column of draws.
 
     Args:
-        draws: one row a draw.
-        level: of the interval.
+        draws: one row per draw.
+        level: level of the interval.
 
     Example:
         >>> sorted(central(np.zeros((10, 1)), 0.9))
@@ -69,7 +69,7 @@ def summary_table(
 
     Args:
         effects: draws by name, shape (chains, draws).
-        level: of the interval.
+        level: level of the interval.
     """
     percent = f"{100 * level:g}%"
     rows = {}
@@ -93,14 +93,14 @@ def summary_table(
 def mixing_warnings(
     effects: Mapping[str, Float[np.ndarray, "chains draws"]], sampler: str = ""
 ) -> list[str]:
-    """What is wrong with the chains of the effects, with a remedy; empty if nothing is.
+    """Problems of the chains of the effects, with a remedy; empty if there are none.
 
-    R-hat has to be below 1.01 and the bulk effective sample size at least 100 a chain, as for
+    R-hat must be below 1.01 and the bulk effective sample size at least 100 per chain, as for
     `Draws.warnings` (Vehtari et al. 2021).
 
     Args:
         effects: draws by name.
-        sampler: what drew them.
+        sampler: name of the engine that drew them.
 
     Example:
         >>> x = np.random.default_rng(0).normal(size=(4, 500))
@@ -120,18 +120,18 @@ def mixing_warnings(
     worst, least = np.where(np.isnan(rhat), 1, rhat), np.where(np.isnan(ess), np.inf, ess)
     if worst.max() <= 1.01 and least.min() >= enough:
         return []
-    said = []
+    problems = []
     if worst.max() > 1.01:
-        high = np.ceil(worst.max() * 1e3) / 1e3  # as shown, too, above what it is held to
-        said.append(f"R-hat of {names[int(worst.argmax())]!r} is {high:.3f}, above 1.01")
+        high = np.ceil(worst.max() * 1e3) / 1e3  # so that it is shown above the limit
+        problems.append(f"R-hat of {names[int(worst.argmax())]!r} is {high:.3f}, above 1.01")
     if least.min() < enough:
-        said.append(
+        problems.append(
             f"the bulk effective sample size of {names[int(least.argmin())]!r} is "
             f"{least.min():.0f}, below {enough}"
         )
     about = round_up(draws * max(2.0, enough / least.min()))
     follow = " or follow gradients (inference='nuts')" if sampler == "elliptical-slice" else ""
     return [
-        f"effects have not mixed: {' and '.join(said)}; run longer (draws=..., about "
+        f"effects have not mixed: {' and '.join(problems)}; run longer (draws=..., about "
         f"{about}){follow}"
     ]

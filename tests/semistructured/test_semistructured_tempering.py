@@ -109,7 +109,7 @@ def test_the_closed_form_is_the_dense_computation(n):
     own, x = method.places, rows.design[:, method.places].numpy()
     mean, size = method.mean.numpy(), method.size.numpy()
     grid = np.linspace(-7, 7, 2001)
-    sigma = np.exp(method._at(torch.from_numpy(grid)).numpy())
+    sigma = np.exp(method._log_sigma(torch.from_numpy(grid)).numpy())
     grid, sigma = grid[sigma > 1e-3], sigma[sigma > 1e-3]  # nearly no mass is below
     logs, means, covariances = [], [], []
     r = rows.y.numpy() - x @ mean - deep[0, :, 0].numpy()

@@ -52,12 +52,12 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
     """A family from its name.
 
     Args:
-        family: a name of `FAMILIES`, a family, or what others call one: "gaussian", "binomial",
-            "negbin", "cumulative".
+        family: a name of `FAMILIES`, a name that other libraries use ("gaussian", "binomial",
+            "negbin", "cumulative"), or a family.
         link: link of the location.
 
     Raises:
-        InputError: an unknown name, or a link the family does not have.
+        InputError: an unknown name, or a link that the family does not support.
 
     Example:
         >>> family_from_name("poisson")

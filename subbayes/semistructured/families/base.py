@@ -1,6 +1,6 @@
-r"""Families of response distributions, each parameter with a predictor and a link of its own.
+r"""Families of response distributions: each parameter has its own predictor and link.
 
-A family turns the predictors $\eta$ of its parameters, shape (..., N, K), into a distribution of
+A family maps the predictors $\eta$ of its parameters, shape (..., N, K), into a distribution of
 y: $\theta_j = g_j^{-1}(\eta_j)$. It is a `Likelihood` of K outputs, so everything that works on
 network outputs works on predictors too: prediction, scores, comparison, curvature.
 
@@ -41,16 +41,16 @@ def _observed(y: Targets) -> tuple[Tensor, Tensor | None]:
 
 @dataclass(frozen=True)
 class Family(Likelihood):
-    """What the families share; a new one needs its parameters, `log_density` and moments.
+    """Base class of families; a subclass defines its parameters, `log_density` and moments.
 
     Args:
         links: link by parameter; by default the first of those allowed.
 
     Attributes:
-        label: the name people call it by.
+        label: name of the family.
         parameters: names of the parameters, the location first.
         allowed: links by parameter, the default of each first.
-        support: the responses it can describe, in words.
+        support: description of the allowed responses.
     """
 
     links: tuple[str, ...] = ()
@@ -77,10 +77,10 @@ class Family(Likelihood):
 
     @abstractmethod
     def allows(self, y: Tensor) -> Tensor:
-        """Which responses lie in the support, shape (N,)."""
+        """Whether each response lies in the support, shape (N,)."""
 
     def values(self, outputs: Outputs) -> dict[str, Tensor]:
-        """The parameters themselves, each (..., N)."""
+        """Values of the parameters, each (..., N)."""
         return {
             name: LINKS[link][1](eta)
             for name, link, eta in zip(self.parameters, self.links, outputs.unbind(-1), strict=True)
@@ -125,7 +125,7 @@ class Family(Likelihood):
         return torch.from_numpy(found).to(outputs).unsqueeze(-1)
 
     def _frozen(self, outputs: Outputs) -> Any:
-        """The distributions as SciPy's."""
+        """The distributions as SciPy objects."""
         fail("likelihood", "one with quantiles", type(self).__name__)
 
     def _any_target(self, rows: Tensor) -> Tensor:
@@ -153,5 +153,5 @@ class Numeric(Family):
 
 
 def moment(values: Tensor) -> Moments:
-    """Moments of one target, with an axis for it."""
+    """Add the axis of the target to moments."""
     return values.unsqueeze(-1)

@@ -56,7 +56,7 @@ class OrdinalFamily(Family):
     r"""Ordered classes 0..K-1: $P(y \le j) = \mathrm{sigmoid}(c_j - \mu)$.
 
     The predictors are $\mu$ and the K - 1 thresholds $c_0 < c_1 < \dots$ (McCullagh 1980,
-    "Regression models for ordinal data"); $\mu$ has no intercept, the thresholds take its place.
+    "Regression models for ordinal data"); $\mu$ has no intercept: the thresholds replace it.
 
     Args:
         n_classes: number of classes K.
@@ -79,7 +79,7 @@ class OrdinalFamily(Family):
         return ("mu", *(f"threshold[{j}]" for j in range(self.n_classes - 1)))
 
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
-        """Networks give the location alone: thresholds are effects, which join them."""
+        """Networks predict only the location: the thresholds are effects."""
         if n_outputs != 1:
             super().check_outputs(n_outputs, y)
 
