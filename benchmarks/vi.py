@@ -29,7 +29,7 @@ from benchmarks import nuts
 from benchmarks.harness import bar, in_turns, peak_memory, summary, versions
 from subbayes import Posterior
 from subbayes.inference.importance_sampling import approximate_draws
-from subbayes.inference.laplace.laplace import climb
+from subbayes.inference.laplace.laplace import find_mode
 from subbayes.inference.variational.elbo import Family, ascend
 from subbayes.inference.variational.flows import Flow
 from subbayes.inference.variational.gaussians import FullRank, MeanField
@@ -117,7 +117,7 @@ class Plain:
         )
         return (value + ((z - fixed) * slope).sum(1) - log_q).mean()
 
-    def climb(self, steps: int, rate: float, batch: int | None, seed: int) -> list[float]:
+    def find_mode(self, steps: int, rate: float, batch: int | None, seed: int) -> list[float]:
         """Steps of Adam; the seconds each took."""
         rng = np.random.default_rng(seed)
         optimizer = torch.optim.Adam(self.free, lr=rate)
@@ -152,7 +152,7 @@ def batches(posterior: Posterior, size: int | None, rng: np.random.Generator) ->
 
 def start_of(posterior: Posterior) -> MeanField:
     """Around the mode, where the library starts too."""
-    mode = climb(posterior.value_and_grad, np.zeros(posterior.rank), 200)[1]
+    mode = find_mode(posterior.value_and_grad, np.zeros(posterior.rank), 200)[1]
     return MeanField(mode, np.full(posterior.rank, 0.1))
 
 
@@ -169,7 +169,7 @@ def ours(
         samples=SAMPLES,
         rate=rate,
         rng=np.random.default_rng((seed, 1)),
-        tell=lambda: ticks.append(time.process_time()),
+        callback=lambda: ticks.append(time.process_time()),
     )
     return done, np.diff(ticks).tolist()
 
@@ -273,7 +273,7 @@ def _ours_ms(posterior: Posterior, start: Family, steps: int, batch: int | None)
 
 
 def _plain_ms(posterior: Posterior, start: Family, steps: int, batch: int | None) -> float:
-    return 1e3 * float(np.median(Plain(posterior, start).climb(steps, 0.005, batch, 0)))
+    return 1e3 * float(np.median(Plain(posterior, start).find_mode(steps, 0.005, batch, 0)))
 
 
 def _reached(posterior: Posterior, family: str, start: Family, quick: bool) -> dict[str, Any]:
@@ -283,11 +283,11 @@ def _reached(posterior: Posterior, family: str, start: Family, quick: bool) -> d
         posterior, start, 0.005 if family == "realnvp" else 0.05, 400 if quick else STEPS, 100, 1
     )
     eps = np.random.default_rng(7).standard_normal((draws, posterior.rank))
-    mine, error = bound(posterior, *done.member.place(eps)[:2])
+    mine, error = bound(posterior, *done.member.reparameterise(eps)[:2])
     tried = {}
     for rate in RATES[family][1:2] if quick else RATES[family]:
         loop = Plain(posterior, start)
-        loop.climb(len(done.elbo), rate, 100, 1)
+        loop.find_mode(len(done.elbo), rate, 100, 1)
         tried[rate] = bound(posterior, *loop.sample(draws))
     best = max(tried, key=lambda rate: tried[rate][0])
     return {

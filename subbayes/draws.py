@@ -1,4 +1,4 @@
-"""What inference returns: draws of subspace coordinates, with how the run went."""
+"""Draws of subspace coordinates with statistics and diagnostics, the result of inference."""
 
 from __future__ import annotations
 
@@ -154,26 +154,26 @@ class Draws:
         )
 
     def warnings(self) -> list[str]:
-        """What is wrong with the run, each with a remedy; empty if nothing is."""
+        """Problems of the run, each with a remedy; empty if there are none."""
         if self.n_draws < 4:
             return ["fewer than 4 draws per chain: run longer (draws=...)"]
-        said = [] if self.independent else self._chain_warnings()
+        found = [] if self.independent else self._chain_warnings()
         if self.pareto_k > 0.7:
-            said.append(
+            found.append(
                 f"Pareto k of the approximation is {self.pareto_k:.2f}, above 0.7: "
                 "it misses a part of the posterior; use inference='nuts'"
             )
         if self.converged is False:
-            said.append("the ELBO was still rising at the last step: raise steps=...")
-        return said + self._energy_warnings()
+            found.append("the ELBO was still rising at the last step: raise steps=...")
+        return found + self._energy_warnings()
 
     def _chain_warnings(self) -> list[str]:
         """Whether the chains have mixed."""
-        said = []
+        found = []
         rhat, ess = self.rhat(), self.ess_bulk()
         known = ~np.isnan(rhat)
         if not known.all():
-            said.append(
+            found.append(
                 f"{int((~known).sum())} of {self.rank} coordinates never moved or are not "
                 "finite: start elsewhere (initial=...) or check the prior"
             )
@@ -181,27 +181,27 @@ class Draws:
         least, enough = float(ess[known].min(initial=np.inf)), 100 * self.n_chains
         about = round_up(self.n_draws * max(2.0, enough / least))
         high = np.ceil(worst * 1e3) / 1e3  # as shown, too, above what it is held to
-        said += self._stuck_warnings(worst)
-        if worst > 1.2 and not said:
-            said.append(
+        found += self._stuck_warnings(worst)
+        if worst > 1.2 and not found:
+            found.append(
                 f"R-hat is {high:.3f}, above 1.01: chains are in different places; "
-                f"{self._follow}lower the rank, raise the temperature or warm up longer "
+                f"{self._gradient_remedy}lower the rank, raise the temperature or warm up longer "
                 "(warmup=...)"
             )
         elif 1.01 < worst <= 1.2:
-            said.append(
+            found.append(
                 f"R-hat is {high:.3f}, above 1.01: chains disagree; run longer "
-                f"(draws=..., about {about}), {self._follow}or lower the rank"
+                f"(draws=..., about {about}), {self._gradient_remedy}or lower the rank"
             )
         if least < enough:
-            said.append(
+            found.append(
                 f"bulk effective sample size is {least:.0f}, below {enough}: run longer "
                 f"(draws=..., about {about})"
             )
-        return said
+        return found
 
     def _stuck_warnings(self, worst: float) -> list[str]:
-        """Chains that never moved, and groups of chains in modes of their own."""
+        """Chains that never moved, and groups of chains in separate modes."""
         still = np.ptp(self.z, axis=1).max(1) == 0
         n = int(still.sum())
         if n and n < self.n_chains:
@@ -231,27 +231,27 @@ class Draws:
         ]
 
     @property
-    def _follow(self) -> str:
+    def _gradient_remedy(self) -> str:
         """A remedy for samplers without gradients."""
         return "follow gradients (inference='nuts'), " if self.engine == "elliptical-slice" else ""
 
     def _energy_warnings(self) -> list[str]:
-        """What Hamiltonian samplers note: divergences and low E-BFMI."""
-        said = []
+        """Divergences and low E-BFMI of Hamiltonian samplers."""
+        found = []
         n = int(self.stats["divergent"].sum()) if "divergent" in self.stats else 0
         if n:
-            said.append(
+            found.append(
                 f"{n} of {self.z.shape[0] * self.z.shape[1]} trajectories diverged: raise "
                 "target_acceptance=..., or lower the rank"
             )
         if "energy" in self.stats:
             low = float(np.nanmin(diagnostics.ebfmi(self.stats["energy"])))
             if low < 0.3:
-                said.append(
+                found.append(
                     f"E-BFMI is {low:.2f}, below 0.3: the tails are reached slowly; run "
                     "longer (draws=...), or warm up longer (warmup=...)"
                 )
-        return said
+        return found
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The draws as named arrays and a JSON-able rest; `from_state` reads them back."""
@@ -286,7 +286,7 @@ _FACTS = [f.name for f in fields(Draws) if f.name not in ("z", "stats", "moments
 
 
 def round_up(n: float) -> int:
-    """To two digits: a number to type.
+    """Round up to two digits.
 
     Example:
         >>> round_up(1234.5), round_up(80)

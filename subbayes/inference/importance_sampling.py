@@ -1,4 +1,4 @@
-"""Independent draws of an approximation, weighed against the posterior they stand for."""
+"""Independent draws of an approximation, with importance ratios of the posterior."""
 
 from __future__ import annotations
 

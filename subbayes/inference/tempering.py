@@ -1,4 +1,4 @@
-r"""Choosing the temperature by held-out data or by leave-one-out from the draws.
+r"""Choice of the temperature by held-out data or by leave-one-out from the draws.
 
 At each candidate T the posterior is sampled once and scored on the scale of the mean
 log-likelihood of a new observation: on validation data, or by PSIS-LOO, where leaving out

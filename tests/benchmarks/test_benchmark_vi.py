@@ -38,8 +38,8 @@ def member(family):
     if importlib.util.find_spec("zuko") is None:
         pytest.skip("needs zuko")
     flow = Flow.on(GAUSSIAN, seed=1)
-    noise = np.random.default_rng(5).normal(size=len(flow.numbers()))
-    return flow.like(flow.numbers() + 0.1 * noise)
+    noise = np.random.default_rng(5).normal(size=len(flow.parameters_vector()))
+    return flow.with_parameters(flow.parameters_vector() + 0.1 * noise)
 
 
 def in_our_frame(q, gradients):
@@ -59,7 +59,7 @@ def in_our_frame(q, gradients):
 def test_the_plain_loop_has_the_gradient_of_the_library(posterior, family, rows):
     """Once the score of q, of mean zero, is taken off: the library leaves it out."""
     q, eps = member(family), np.random.default_rng(1).normal(size=(7, K))
-    z, log_q, pull = q.place(eps)
+    z, log_q, pull = q.reparameterise(eps)
     value, slope = posterior.value_and_grad(z, rows)
 
     plain = vi.Plain(posterior, q)

@@ -26,7 +26,7 @@ from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradi
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import bar
 
-__all__ = ["Laplace", "climb"]
+__all__ = ["Laplace", "find_mode"]
 
 ValueAndGrad = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 _AT_ONCE = 64
@@ -78,7 +78,7 @@ class Laplace(Engine):
             points = [np.zeros(k), *(posterior.prior.sample((k,), rng) for _ in range(starts - 1))]
             modes = []
             for point in points:
-                modes.append(climb(posterior.value_and_grad, point))
+                modes.append(find_mode(posterior.value_and_grad, point))
                 steps.update(1)
             height, mode = max(modes, key=lambda pair: pair[0])
             if not np.isfinite(height):
@@ -108,10 +108,10 @@ class Laplace(Engine):
         return draws
 
 
-def climb(
+def find_mode(
     value_and_grad: ValueAndGrad, start: Float[np.ndarray, "k"], iterations: int = 1000
 ) -> tuple[float, Float[np.ndarray, "k"]]:
-    """The log density and the place of the maximum that L-BFGS reaches from a start.
+    """The log density at, and the coordinates of, the maximum that L-BFGS reaches from a start.
 
     Minus infinity and the start itself where the density is not finite there.
     """
@@ -138,8 +138,8 @@ def climb(
 def _factor(posterior: GradientDensity, mode: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k k"]:
     """L with covariance L L^T: curvature by central differences, in ever better directions.
 
-    The prior's scale is a first guess of the directions' lengths; with the curvature along
-    them they become independent, of length 1, and the differences exact to the third order.
+    The first directions have the prior's scale. With the curvature along them they are made
+    independent and of unit length, so that the differences are exact to third order.
     """
     scale = np.broadcast_to(posterior.prior.scale, mode.shape)
     directions = np.diag(scale.astype(np.float64)) * 1e-2

@@ -1,4 +1,4 @@
-r"""How much of the full Laplace approximation a subspace keeps.
+r"""The error of a subspace relative to the full Laplace approximation.
 
 All measures compare epistemic covariances of the outputs at inputs X, $\Sigma_{P,X}$ of a
 subspace with $\Sigma_X$ of all weights, or the predictives they belong to.
@@ -118,7 +118,7 @@ def jacobian_rank(J: Jacobian) -> int:
 
 @dataclass(frozen=True)
 class SubspaceError:
-    """A subspace of one rank, held against the full Laplace approximation at given inputs.
+    """The error of a subspace of one rank relative to the full Laplace approximation at inputs.
 
     Attributes:
         name: what the subspace is called.
@@ -162,7 +162,7 @@ def compare_subspaces(
     noise: float = 0.0,
     targets: Any = None,
 ) -> list[SubspaceError]:
-    """Hold subspaces of several ranks against the full Laplace approximation.
+    """Compare subspaces of several ranks with the full Laplace approximation.
 
     Args:
         psi: the exact precision, or a linearised Laplace posterior of all weights, for its own.
@@ -222,7 +222,7 @@ def compare_subspaces(
 
 
 def _check(psi: Any, subspaces: Any, ranks: Sequence[int] | None, noise: float) -> Precision:
-    """What can be said before anything is computed; and the precision."""
+    """Check the arguments, and return the precision."""
     psi = psi.precision if isinstance(psi, LinearisedPosterior) else psi
     if not isinstance(psi, Precision):
         fail_type(

@@ -22,10 +22,10 @@ __all__ = [
     "Adaptation",
     "Metric",
     "Schedule",
-    "begin",
+    "initial_fields",
     "preferred_metric",
-    "pulled",
-    "pushed",
+    "apply_transposed_factor",
+    "apply_factor",
     "update",
 ]
 
@@ -68,7 +68,7 @@ class Adaptation:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which warm-up draws a new mass matrix follows.
+    """The adaptation windows of a warm-up.
 
     Attributes:
         first: draws before the first window.
@@ -83,8 +83,8 @@ class Schedule:
     def of(cls, warmup: int) -> Schedule:
         """20 draws, windows of 20, 40, 80, ..., then 50 draws for the step size; less if short.
 
-        Windows double as in Stan, but begin early: until the first one closes, trajectories are
-        long and their draws are soon forgotten anyway.
+        Windows double as in Stan, but start early: until the first one closes, trajectories are
+        long, and later windows discard their draws.
         """
         if warmup < 20:
             return cls(warmup, ())
@@ -103,11 +103,11 @@ class Schedule:
 
 
 def preferred_metric(rank: int) -> Metric:
-    """The mass matrix of choice: dense where its cost is small beside that of a gradient."""
+    """The default mass matrix: dense where it costs little compared with a gradient."""
     return "dense" if rank <= _DENSE else "diagonal"
 
 
-def begin(
+def initial_fields(
     chains: int, scale: Float[np.ndarray, "k"], metric: Metric, step: float | None
 ) -> dict[str, Any]:
     """The fields of `Adaptation` at the start: the prior's scale as metric, no draws yet.
@@ -136,16 +136,16 @@ def begin(
         "window": none,
         "window_mean": np.zeros((chains, k)),
         "window_spread": np.zeros(shape),
-        "factor": _filled(scale, shape),
+        "factor": _repeat_diagonal(scale, shape),
     }
 
 
-def _filled(diagonal: Float[np.ndarray, "k"], shape: tuple[int, ...]) -> np.ndarray:
+def _repeat_diagonal(diagonal: Float[np.ndarray, "k"], shape: tuple[int, ...]) -> np.ndarray:
     """The same diagonal for every chain, as a vector or a matrix."""
     return np.broadcast_to(diagonal if len(shape) == 2 else np.diag(diagonal), shape).copy()
 
 
-def pushed(
+def apply_factor(
     factor: Float[np.ndarray, "chains *kk"], p: Float[np.ndarray, "chains k"]
 ) -> Float[np.ndarray, "chains k"]:
     """L p of each chain: from where momenta are standard normal to velocities in z."""
@@ -154,10 +154,10 @@ def pushed(
     return np.asarray((factor @ p[:, :, None])[:, :, 0])
 
 
-def pulled(
+def apply_transposed_factor(
     factor: Float[np.ndarray, "chains *kk"], g: Float[np.ndarray, "chains k"]
 ) -> Float[np.ndarray, "chains k"]:
-    r"""$L^\top g$ of each chain, the adjoint of `pushed`: gradients for such momenta."""
+    r"""$L^\top g$ of each chain, the adjoint of `apply_factor`: gradients for such momenta."""
     if factor.ndim == 2:
         return factor * g
     return np.asarray((g[:, None, :] @ factor)[:, 0])
@@ -173,7 +173,7 @@ def update(
     schedule: Schedule,
     scale: Callable[[], Float[np.ndarray, "k"]],
 ) -> None:
-    """Take account of a finished draw of the chains `rows`, in place.
+    """Update the adaptation of the chains `rows` with a finished draw, in place.
 
     Args:
         s: a kernel's state with the fields of `Adaptation` and `z`.
@@ -189,8 +189,8 @@ def update(
     if not adapting.any():
         return
     rows, acceptance = rows[adapting], acceptance[adapting]
-    _average(s, rows, target - acceptance)
-    _gather(s, rows[s.count[rows] > schedule.first])
+    _dual_averaging(s, rows, target - acceptance)
+    _update_window(s, rows[s.count[rows] > schedule.first])
     closing = rows[[count in schedule.ends for count in s.count[rows].tolist()]]
     if closing.size:
         _new_metric(s, closing, scale())
@@ -198,7 +198,7 @@ def update(
     s.step[done] = np.exp(s.log_step_mean[done])
 
 
-def _average(s: Any, rows: np.ndarray, excess: np.ndarray) -> None:
+def _dual_averaging(s: Any, rows: np.ndarray, excess: np.ndarray) -> None:
     """One step of dual averaging."""
     s.updates[rows] += 1
     t = s.updates[rows].astype(np.float64)
@@ -210,7 +210,7 @@ def _average(s: Any, rows: np.ndarray, excess: np.ndarray) -> None:
     s.step[rows] = np.exp(log_step)
 
 
-def _gather(s: Any, rows: np.ndarray) -> None:
+def _update_window(s: Any, rows: np.ndarray) -> None:
     """Welford's update of the window's mean and scatter."""
     if not rows.size:
         return
@@ -223,7 +223,7 @@ def _gather(s: Any, rows: np.ndarray) -> None:
 
 
 def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None:
-    """Close a window: a new mass matrix, and dual averaging anew from a step of its scale."""
+    """Close a window: compute the mass matrix and restart dual averaging."""
     dense, k = s.window_spread.ndim == 3, len(scale)
     n = s.window[rows].astype(np.float64).reshape(-1, *[1] * (s.window_spread.ndim - 1))
     floor = _SHRINKAGE * (np.diag(scale**2) if dense else scale**2)

@@ -1,4 +1,4 @@
-"""Runs a kernel on several chains: storage, seeds, progress, checkpoints and interruption.
+"""Run a kernel on several chains, with storage, seeds, progress, checkpoints and interruption.
 
 **No chain waits for another.** A kernel's step is one batched density evaluation, and a chain
 that finishes a draw starts its next one at once. Each chain has a random stream of its own, so
@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.inference.samplers.random_numbers import copied
+from subbayes.inference.samplers.random_numbers import copy_state
 from subbayes.priors import Normal
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
@@ -42,7 +42,7 @@ _STATS, _COPIES = 4, 16  # numbers a draw, and vectors a chain, that every kerne
 
 @runtime_checkable
 class Density(Protocol):
-    """What a kernel needs of a posterior; `Posterior` is one, and so may be your own class.
+    """What a kernel needs of a posterior; `Posterior` implements it, and your own class can.
 
     Attributes:
         rank: number of coordinates k.
@@ -63,7 +63,7 @@ class Density(Protocol):
 
 @dataclass(frozen=True)
 class Info:
-    """What a step reports: which chains finished a draw, and numbers about those draws."""
+    """The report of a step: which chains finished a draw, and statistics of those draws."""
 
     finished: Bool[np.ndarray, "chains"]
     stats: dict[str, np.ndarray]
@@ -127,7 +127,7 @@ class _Store:
     evaluations: int = 0
 
     def add(self, state: Any, info: Info, warmup: int, thin: int) -> None:
-        """File away the draws that chains finished in this step."""
+        """Store the draws that chains finished in this step."""
         self.evaluations += 1
         if not info.finished.any():
             return
@@ -146,7 +146,7 @@ class _Store:
             self.stats[name][c, at] = values[c]
 
     def resized(self, draws: int) -> _Store:
-        """The same store with room for another number of draws."""
+        """A copy with space for another number of draws."""
 
         def fit(array: np.ndarray) -> np.ndarray:
             out = np.zeros((array.shape[0], draws, *array.shape[2:]), array.dtype)
@@ -200,7 +200,9 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
     else:
         state, store = resumed
     needed = warmup + draws * thin
-    parked = {int(c): _Parked.of(state, rngs, c) for c in np.flatnonzero(store.count >= needed)}
+    finished_chains = {
+        int(c): _FinishedChain.of(state, rngs, c) for c in np.flatnonzero(store.count >= needed)
+    }
     with (
         _interruptible(saved is not None) as interrupted,
         bar(needed * chains, f"Sampling ({kernel.name})", sampling.progress, "draws") as steps,
@@ -213,17 +215,17 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
             store.add(state, Info(finished, info.stats), warmup, thin)
             if done := int(finished.sum()):
                 for c in (finished & (store.count == needed)).nonzero()[0]:
-                    parked[int(c)] = _Parked.of(state, rngs, c)
+                    finished_chains[int(c)] = _FinishedChain.of(state, rngs, c)
                 steps.update(done)
             if saved and (interrupted or time.monotonic() - last > sampling.checkpoint_seconds):
-                saved.write(state, store, rngs, parked)
+                saved.write(state, store, rngs, finished_chains)
                 last = time.monotonic()
             if interrupted:
                 break
     if interrupted:
         _raise_again(interrupted[0])
     if saved:
-        saved.write(state, store, rngs, parked)
+        saved.write(state, store, rngs, finished_chains)
     return Draws(
         store.z,
         store.stats,
@@ -240,17 +242,17 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
 
 
 @dataclass(frozen=True)
-class _Parked:
-    """A chain as it was when it had all its draws, from where a longer run goes on.
+class _FinishedChain:
+    """The state of a chain when it had all its draws, from which a longer run continues.
 
-    It steps on beside the others, since they are evaluated together, but to no effect.
+    The chain keeps stepping, since all chains are evaluated together, but its draws are ignored.
     """
 
     row: dict[str, Any]
     rng: Any
 
     @classmethod
-    def of(cls, state: Any, rngs: Rngs, c: Any) -> _Parked:
+    def of(cls, state: Any, rngs: Rngs, c: Any) -> _FinishedChain:
         return cls(
             {name: array[c].copy() for name, array in vars(state).items()},
             rngs[c].bit_generator.state,
@@ -258,7 +260,7 @@ class _Parked:
 
 
 def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -> None:
-    """Refuse a run that would not fit into memory, by an estimate from below.
+    """Check by a lower bound that the run fits into memory.
 
     Draws with their statistics, the kernel's state (a few copies; matrices of a dense metric), and
     the weights and gradients of all chains.
@@ -285,7 +287,7 @@ def _describe(initial: str | np.ndarray) -> str:
 
 
 def chain_generators(seed: int, chains: int) -> Rngs:
-    """A random stream for each chain, the same whatever the number of chains beside it.
+    """A random generator for each chain, independent of the number of chains.
 
     Example:
         >>> [rng.integers(100) for rng in chain_generators(0, 3)][:2] == [
@@ -300,7 +302,7 @@ def chain_generators(seed: int, chains: int) -> Rngs:
 def start_points(
     posterior: Density, initial: str | np.ndarray, rngs: Rngs
 ) -> Float[np.ndarray, "chains k"]:
-    """Start points where the density is finite; draws from the prior are tried again.
+    """Start points where the density is finite; draws from the prior are repeated if necessary.
 
     Args:
         posterior: the density.
@@ -340,7 +342,7 @@ def start_points(
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """Where a run is saved, and what it must agree with to be resumed."""
+    """The folder of a checkpoint, and what has to match for a run to resume from it."""
 
     path: Path
     kernel: Kernel
@@ -357,9 +359,11 @@ class _Checkpoint:
             identity["kernel settings"] = dataclasses.asdict(kernel)
         return cls(Path(path), kernel, identity)
 
-    def write(self, state: Any, store: _Store, rngs: Rngs, parked: dict[int, _Parked]) -> None:
-        state = copied(state)
-        for c, chain in parked.items():
+    def write(
+        self, state: Any, store: _Store, rngs: Rngs, finished_chains: dict[int, _FinishedChain]
+    ) -> None:
+        state = copy_state(state)
+        for c, chain in finished_chains.items():
             for name, value in chain.row.items():
                 getattr(state, name)[c] = value
         tensors = {f"state.{k}": v for k, v in vars(state).items()}
@@ -369,7 +373,7 @@ class _Checkpoint:
             "identity": self.identity,
             "evaluations": store.evaluations,
             "rngs": [
-                parked[c].rng if c in parked else rng.bit_generator.state
+                finished_chains[c].rng if c in finished_chains else rng.bit_generator.state
                 for c, rng in enumerate(rngs)
             ],
         }
@@ -400,7 +404,7 @@ class _Checkpoint:
 
 @contextmanager
 def _interruptible(active: bool) -> Iterator[list[int]]:
-    """Note SIGINT and SIGTERM instead of dying, so that the run is saved first."""
+    """Record SIGINT and SIGTERM instead of exiting, so that the run is saved first."""
     noted: list[int] = []
     if not active or threading.current_thread() is not threading.main_thread():
         yield noted

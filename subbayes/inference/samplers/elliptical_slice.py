@@ -23,7 +23,7 @@ from subbayes.inference.samplers.generalised_elliptical_slice import (
     RelativeDensity,
     laplace_reference,
 )
-from subbayes.inference.samplers.random_numbers import refilled
+from subbayes.inference.samplers.random_numbers import refill
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_positive, fail, fail_type
 
@@ -119,10 +119,10 @@ def next_angles(posterior: Density, state: State, fresh: np.ndarray, rngs: Rngs)
 
     A fresh chain uses one normal vector and two uniforms of its stream, another one uniform.
     """
-    uniforms, n_uniforms = refilled(
+    uniforms, n_uniforms = refill(
         state.uniforms, state.n_uniforms, _AHEAD - 1, lambda rng, like: rng.random(like), rngs
     )
-    normals, n_normals = refilled(
+    normals, n_normals = refill(
         state.normals,
         state.n_normals,
         _AHEAD_NORMALS,

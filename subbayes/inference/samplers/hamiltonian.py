@@ -1,4 +1,4 @@
-r"""What Hamiltonian kernels share: their settings, momenta, the leapfrog step, and statistics.
+r"""Settings, momenta, leapfrog step and statistics that Hamiltonian kernels share.
 
 $H(z, r) = -\log p_T(z \mid D) + \tfrac12 r^\top M^{-1} r$; see Neal (2011). With $M^{-1} =
 LL^\top$ the momentum kept is $p = L^\top r$, a standard normal vector:
@@ -6,7 +6,7 @@ LL^\top$ the momentum kept is $p = L^\top r$, a standard normal vector:
 $$ p \leftarrow p + \tfrac{\epsilon}{2} L^\top \nabla, \qquad z \leftarrow z + \epsilon L p, \qquad
    H = -\log p_T(z \mid D) + \tfrac12 p^\top p, \qquad v^\top r' = p^\top p' . $$
 
-All that is known of a point is one row of a table, so that choosing one is one operation.
+A point with all its quantities is one row of an array, so that selecting one is one operation.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ from jaxtyping import Float, Int
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import adaptation
-from subbayes.inference.samplers.adaptation import Adaptation, Metric, Schedule, pulled, pushed
+from subbayes.inference.samplers.adaptation import (
+    Adaptation,
+    Metric,
+    Schedule,
+    apply_factor,
+    apply_transposed_factor,
+)
 from subbayes.inference.samplers.chains import Density, Rngs, Sampler
-from subbayes.inference.samplers.random_numbers import copied, uniforms
+from subbayes.inference.samplers.random_numbers import copy_state, uniforms
 from subbayes.utils.checks import check_choice, check_positive, fail
 
-__all__ = ["GradientDensity", "Point", "Settings", "State", "copied", "uniforms"]
+__all__ = ["GradientDensity", "Point", "Settings", "State", "copy_state", "uniforms"]
 
 DIVERGENCE = 1000.0
 _AHEAD, _AHEAD_NORMALS = 96, 16
@@ -84,7 +90,7 @@ class State(Adaptation):
 
 @dataclass(frozen=True)
 class Point:
-    r"""Columns of what is known of a point of a trajectory.
+    r"""Columns of the array that holds points of trajectories.
 
     Attributes:
         z: position.
@@ -114,7 +120,7 @@ class Point:
 
 @dataclass(frozen=True)
 class HamiltonianSampler(Sampler):
-    """What `HMC` and `NUTS` share: settings, and a warm-up in which they adapt.
+    """Settings and warm-up that `HMC` and `NUTS` share.
 
     Attributes:
         target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
@@ -162,7 +168,7 @@ class Settings:
     step_size: float | None
 
 
-def begin(
+def initial_fields(
     settings: Settings, posterior: GradientDensity, z: Float[np.ndarray, "chains k"]
 ) -> dict[str, Any]:
     """The fields of `State` at start points z.
@@ -182,7 +188,9 @@ def begin(
             "Start elsewhere, or use EllipticalSlice, which needs no gradient",
         )
     none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
-    return adaptation.begin(chains, _scale(posterior), settings.metric, settings.step_size) | {
+    return adaptation.initial_fields(
+        chains, _scale(posterior), settings.metric, settings.step_size
+    ) | {
         "z": z.copy(),
         "value": value,
         "gradient": gradient,
@@ -200,8 +208,10 @@ def _scale(posterior: Density) -> Float[np.ndarray, "k"]:
     return np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
 
 
-def refresh(s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> Float[np.ndarray, "c columns"]:
-    """The first points of trajectories that begin anew, in the chains `rows`: fresh momenta."""
+def new_trajectories(
+    s: State, rows: Int[np.ndarray, "c"], rngs: Rngs
+) -> Float[np.ndarray, "c columns"]:
+    """Start points of new trajectories with fresh momenta, for the chains `rows`."""
     at = s.n_normals[rows]
     if at.max(initial=0) >= s.normals.shape[1]:
         for c in rows[at >= s.normals.shape[1]]:
@@ -215,7 +225,11 @@ def refresh(s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> Float[np.ndarra
     s.evaluations[rows] = 0
     c = Point.of(p.shape[1])
     point = np.zeros((len(rows), c.size))
-    point[:, c.z], point[:, c.p], point[:, c.h] = s.z[rows], p, pulled(s.factor[rows], g)
+    point[:, c.z], point[:, c.p], point[:, c.h] = (
+        s.z[rows],
+        p,
+        apply_transposed_factor(s.factor[rows], g),
+    )
     point[:, c.g], point[:, c.value] = g, value
     return point
 
@@ -228,18 +242,18 @@ def leapfrog(
 ) -> Float[np.ndarray, "chains columns"]:
     """One step of every chain.
 
-    A point that is impossible has weight 0, and a gradient of 0 so that nothing spreads.
+    A point of zero density has weight 0, and a gradient of 0 so that no NaN propagates.
     """
     c, new = Point.of(s.z.shape[1]), np.empty_like(point)
     step = step[:, None]
     half = 0.5 * step
     p = point[:, c.p] + half * point[:, c.h]
-    z = point[:, c.z] + step * pushed(s.factor, p)
+    z = point[:, c.z] + step * apply_factor(s.factor, p)
     value, g = posterior.value_and_grad(z)
     possible = np.isfinite(value) & np.isfinite(g).all(1)
     if not possible.all():
         value, g = np.where(possible, value, -np.inf), np.where(possible[:, None], g, 0.0)
-    h = pulled(s.factor, g)
+    h = apply_transposed_factor(s.factor, g)
     p += half * h
     log_weight = s.start_energy + value - 0.5 * np.einsum("ck,ck->c", p, p)
     log_weight = np.fmax(log_weight, -np.inf)  # of a number and NaN, the number
@@ -250,15 +264,17 @@ def leapfrog(
     return new
 
 
-def settle(s: State, rows: Int[np.ndarray, "c"], point: Float[np.ndarray, "c columns"]) -> None:
-    """Make points the draws of the chains `rows`."""
+def set_current(
+    s: State, rows: Int[np.ndarray, "c"], point: Float[np.ndarray, "c columns"]
+) -> None:
+    """Set the current draws of the chains `rows`."""
     c = Point.of(s.z.shape[1])
     s.z[rows], s.gradient[rows] = point[:, c.z], point[:, c.g]
     s.value[rows] = point[:, c.value]
 
 
 def stats(s: State, diverged: np.ndarray, energy: np.ndarray) -> dict[str, np.ndarray]:
-    """What is noted of a draw."""
+    """Statistics of a draw."""
     return {
         "log_density": s.value,
         "energy": energy,

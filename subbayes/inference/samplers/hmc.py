@@ -21,7 +21,7 @@ from subbayes.utils.checks import check_count, check_positive
 
 __all__ = ["HMC", "Kernel", "State"]
 
-_UNSETTLED_STEPS = 20
+_UNADAPTED_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Kernel(hamiltonian.Settings):
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
     ) -> State:
         """The state at start points z, each chain with a fresh momentum."""
-        fields = hamiltonian.begin(self, posterior, z)
-        s = hamiltonian.copied(
+        fields = hamiltonian.initial_fields(self, posterior, z)
+        s = hamiltonian.copy_state(
             State(
                 **fields,
                 end=np.zeros((len(z), hamiltonian.Point.of(z.shape[1]).size)),
@@ -82,7 +82,7 @@ class Kernel(hamiltonian.Settings):
         moved = rows[np.log(u[rows, 0]) < log_weight[rows]]
         energy[moved] -= log_weight[moved]
         # A trajectory that is cut short where it diverges has all but no weight there.
-        hamiltonian.settle(s, moved, s.end[moved])
+        hamiltonian.set_current(s, moved, s.end[moved])
         s.acceptance[rows] = np.exp(np.minimum(log_weight[rows], 0.0)) * s.evaluations[rows]
         stats = hamiltonian.stats(s, diverged, energy)
         hamiltonian.adapt(self, posterior, s, rows)
@@ -91,13 +91,13 @@ class Kernel(hamiltonian.Settings):
 
     def _start(self, s: State, rows: np.ndarray, rngs: Rngs, u: np.ndarray) -> None:
         """Fresh momenta, and lengths between half and one and a half of the mean."""
-        s.end[rows] = hamiltonian.refresh(s, rows, rngs)
+        s.end[rows] = hamiltonian.new_trajectories(s, rows, rngs)
         steps = np.ceil((0.5 + u) * self.length / s.step[rows])
-        limit = np.where(s.count[rows] < self.settled, _UNSETTLED_STEPS, self.max_steps)
+        limit = np.where(s.count[rows] < self.adapted_draws, _UNADAPTED_STEPS, self.max_steps)
         s.steps[rows] = np.clip(steps, 1, limit).astype(np.int64)
 
     @property
-    def settled(self) -> int:
+    def adapted_draws(self) -> int:
         """Draws after which the mass matrix fits: before, a length in its units means nothing."""
         ends = Schedule.of(self.warmup).ends
         return ends[0] if ends else 0

@@ -1,12 +1,12 @@
 r"""The no-U-turn sampler (Hoffman & Gelman 2014), multinomial (Betancourt 2017), over chains.
 
-Hamiltonian trajectories in z double in length until they turn back; a draw is chosen from a
+Hamiltonian trajectories in z double in length until they make a U-turn; a draw is chosen from a
 trajectory with probabilities $\propto \exp(-H)$. The tree is walked leaf by leaf without recursion:
 for the U-turn criterion of every subtree it is enough to keep one momentum and one momentum sum per
 level (Phan, Pradhan & Jankowiak 2019, appendix A).
 
 The state machine: one batched gradient is one leapfrog step of every chain, each in its own
-trajectory. A chain whose trajectory ends draws its next momentum at once; none waits.
+trajectory. A chain whose trajectory ends draws its next momentum at once and does not wait.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Kernel(hamiltonian.Settings):
         points = np.zeros((chains, Point.of(k).size))
         none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
         rows = np.zeros((chains, k))
-        s = hamiltonian.copied(
+        s = hamiltonian.copy_state(
             State(
-                **hamiltonian.begin(self, posterior, z),
+                **hamiltonian.initial_fields(self, posterior, z),
                 ends=np.stack([points, points], 1),
                 side=none,
                 depth=none,
@@ -114,10 +114,10 @@ class Kernel(hamiltonian.Settings):
         s.ends[chains, s.side] = leaf
         _choose_leaf(s, leaf, leaf[:, c.log_weight], log_u[:, 0])
         diverged = leaf[:, c.log_weight] < -hamiltonian.DIVERGENCE
-        stopped = diverged | _turned_inside(s, leaf[:, c.p])
+        stopped = diverged | _subtree_turned(s, leaf[:, c.p])
         np.add(s.leaf, 1, out=s.leaf)
         full = ~stopped & (s.leaf == 1 << s.depth)
-        _join(s, full, log_u[:, 1])
+        _merge_subtree(s, full, log_u[:, 1])
         ended = stopped | (full & (_turned(s, c) | (s.depth >= self.max_depth)))
         info = self._finish(posterior, s, ended, diverged, rngs)
         _new_subtrees(s, full | ended, log_u[:, 2])
@@ -135,7 +135,7 @@ class Kernel(hamiltonian.Settings):
         rows = ended.nonzero()[0]
         if not rows.size:
             return Info(ended, {})
-        hamiltonian.settle(s, rows, s.proposal[rows])
+        hamiltonian.set_current(s, rows, s.proposal[rows])
         energy = s.start_energy - s.proposal[:, Point.of(s.z.shape[1]).log_weight]
         stats = hamiltonian.stats(s, diverged, energy)
         stats["depth"] = s.depth.copy()
@@ -151,7 +151,7 @@ def _chains(n: int) -> Int[np.ndarray, "n"]:
 
 def _new_trajectories(s: State, rows: np.ndarray, rngs: Rngs) -> None:
     """Fresh momenta: trajectories of a single point."""
-    point = hamiltonian.refresh(s, rows, rngs)
+    point = hamiltonian.new_trajectories(s, rows, rngs)
     s.ends[rows] = point[:, None]
     s.proposal[rows] = point
     s.p_sum[rows] = point[:, Point.of(s.z.shape[1]).p]
@@ -160,7 +160,7 @@ def _new_trajectories(s: State, rows: np.ndarray, rngs: Rngs) -> None:
 
 
 def _new_subtrees(s: State, where: np.ndarray, log_u: np.ndarray) -> None:
-    """Choose the end that grows next."""
+    """Choose the end at which the trajectory grows next."""
     np.copyto(s.side, log_u < _LOG_HALF, where=where)
     s.leaf[where] = 0
     s.sub_log_weight[where] = -np.inf
@@ -173,8 +173,8 @@ def _choose_leaf(s: State, leaf: np.ndarray, log_weight: np.ndarray, log_u: np.n
     np.copyto(s.sub, leaf, where=(log_u + total < log_weight)[:, None])
 
 
-def _turned_inside(s: State, p: np.ndarray) -> np.ndarray:
-    """Whether a subtree that ends at this leaf turned; even leaves open subtrees instead."""
+def _subtree_turned(s: State, p: np.ndarray) -> np.ndarray:
+    """Whether a subtree that ends at this leaf made a U-turn; even leaves only open subtrees."""
     np.add(s.sub_p_sum, p, out=s.sub_p_sum)
     halfway, levels = s.sub_p_sum - 0.5 * p, max(1, int(s.leaf.max()).bit_length())
     opens, ends = _tables(max(levels, 10))
@@ -188,7 +188,7 @@ def _turned_inside(s: State, p: np.ndarray) -> np.ndarray:
     return np.asarray(((along <= 0) & here).any(1))
 
 
-def _join(s: State, full: np.ndarray, log_u: np.ndarray) -> None:
+def _merge_subtree(s: State, full: np.ndarray, log_u: np.ndarray) -> None:
     """Add finished subtrees to their trajectories; the newer half is favoured."""
     take = full & (log_u < s.sub_log_weight - s.log_weight)
     np.copyto(s.proposal, s.sub, where=take[:, None])
@@ -198,7 +198,7 @@ def _join(s: State, full: np.ndarray, log_u: np.ndarray) -> None:
 
 
 def _turned(s: State, c: Point) -> np.ndarray:
-    """Whether the whole trajectory turned."""
+    """Whether the whole trajectory made a U-turn."""
     p = s.ends[:, :, c.p]
     way = s.p_sum - 0.5 * (p[:, 0] + p[:, 1])
     return np.asarray((np.einsum("cek,ck->ce", p, way) <= 0).any(1))

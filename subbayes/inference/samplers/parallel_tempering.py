@@ -34,7 +34,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import elliptical_slice
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
-from subbayes.inference.samplers.random_numbers import copied, only_where, refilled
+from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
 from subbayes.utils.checks import check_count
 
 __all__ = ["Kernel", "ParallelTempering", "State"]
@@ -146,10 +146,10 @@ class _Powers:
     def log_likelihood(self, z: Float[np.ndarray, "rows k"]) -> Float[np.ndarray, "rows"]:
         raw = self.posterior.log_likelihood(z)
         self.raw = np.where(np.isnan(raw), -np.inf, raw)
-        return _powered(self.power, self.raw)
+        return _temper(self.power, self.raw)
 
 
-def _powered(power: np.ndarray, raw: np.ndarray) -> np.ndarray:
+def _temper(power: np.ndarray, raw: np.ndarray) -> np.ndarray:
     """beta l, and 0 on the prior's rung even where l is minus infinity."""
     return np.multiply(power, raw, where=power > 0, out=np.zeros_like(raw))
 
@@ -174,12 +174,14 @@ class Kernel:
         (chains, k), rungs = z.shape, self.rungs
         beta = np.tile((1 - np.arange(rungs) / (rungs - 1)) ** _SPACING, (chains, 1))
         powers = _Powers(posterior, beta.reshape(-1) / posterior.temperature)
-        flat = elliptical_slice.Kernel().init(powers, np.repeat(z, rungs, 0), _shared(rngs, rungs))
+        flat = elliptical_slice.Kernel().init(
+            powers, np.repeat(z, rungs, 0), _repeat_generators(rngs, rungs)
+        )
         none, blank = np.zeros((chains, rungs), dtype=np.int64), np.zeros((chains, rungs - 1))
         origin = none.copy()
         origin[:, 0], origin[:, -1] = _COLD, _HOT
         one = np.zeros(chains, dtype=np.int64)
-        return copied(
+        return copy_state(
             State(
                 z=z,
                 points=flat.z.reshape(chains, rungs, k),
@@ -208,7 +210,7 @@ class Kernel:
 
     def step(self, posterior: Density, state: State, rngs: Rngs) -> tuple[State, Info]:
         """Try one angle on every rung of every ladder."""
-        s = copied(state)
+        s = copy_state(state)
         powers = _Powers(posterior, s.beta.reshape(-1) / posterior.temperature)
         at_work = s.left > 0
         accepted = _try_angles(s, powers, at_work, rngs)
@@ -239,20 +241,20 @@ class Kernel:
         advanced[:, :-1] |= pair
         advanced[:, 1:] |= pair
         if pair.any():
-            self._toss(posterior, s, pair, rngs)
+            self._accept_exchanges(posterior, s, pair, rngs)
         if advanced.any():
             s.round[advanced] += 1
             s.left[advanced] = s.moves[advanced]
             if (s.count >= self.warmup).any():
-                _note(posterior, s, advanced & (s.count >= self.warmup)[:, None])
+                _update_bridges(posterior, s, advanced & (s.count >= self.warmup)[:, None])
         return advanced
 
-    def _toss(
+    def _accept_exchanges(
         self, posterior: Density, s: State, pair: Bool[np.ndarray, "chains gaps"], rngs: Rngs
     ) -> None:
         """Accept or refuse the exchanges of `pair`."""
         rows = np.flatnonzero(pair.any(1))  # others draw nothing: their streams are their own
-        coins, used = refilled(
+        coins, used = refill(
             s.coins[rows],
             s.n_coins[rows],
             _AHEAD,
@@ -270,11 +272,11 @@ class Kernel:
         s.tried[:] += pair
         s.refused[:] += np.where(pair, 1 - chance, 0.0)
         c, r = np.nonzero(pair & (u < chance))
-        before = _powered(s.beta / posterior.temperature, s.log_likelihood)
+        before = _temper(s.beta / posterior.temperature, s.log_likelihood)
         for array in (s.points, s.log_likelihood, s.origin):
             array[c, r], array[c, r + 1] = array[c, r + 1], array[c, r].copy()
         # The next move's height is relative to the point it begins at.
-        s.threshold[:] += _powered(s.beta / posterior.temperature, s.log_likelihood) - before
+        s.threshold[:] += _temper(s.beta / posterior.temperature, s.log_likelihood) - before
         s.trips[:] += s.origin[:, 0] == _HOT
         s.origin[:, 0], s.origin[:, -1] = _COLD, _HOT
 
@@ -295,10 +297,10 @@ class Kernel:
             s.round[c] = s.round[c, 0]
         for counter in (s.spent, s.made, s.idle, s.tried, s.refused, s.trips):
             counter[rows] = 0
-        _begin_anew(posterior, s, rows, rngs)
+        _restart_moves(posterior, s, rows, rngs)
 
 
-def _shared(rngs: Rngs, rungs: int) -> Rngs:
+def _repeat_generators(rngs: Rngs, rungs: int) -> Rngs:
     """A ladder's generator for each of its rungs."""
     return [rng for rng in rngs for _ in range(rungs)]
 
@@ -316,18 +318,21 @@ def _flat(s: State, powers: _Powers) -> elliptical_slice.State:
 
     return elliptical_slice.State(
         z=rows(s.points),
-        log_likelihood=_powered(powers.power, rows(s.log_likelihood)),
+        log_likelihood=_temper(powers.power, rows(s.log_likelihood)),
         **{name: rows(getattr(s, name)) for name in _SEARCH},
     )
 
 
-def _begin_anew(posterior: Density, s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> None:
+def _restart_moves(posterior: Density, s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> None:
     """New ellipses and heights for all rungs of some ladders, whose powers have changed."""
     part = State(**{name: array[rows] for name, array in vars(s).items()})
     powers = _Powers(posterior, part.beta.reshape(-1) / posterior.temperature)
     fresh = np.ones(part.beta.size, dtype=bool)
     moved = elliptical_slice.next_angles(
-        powers, _flat(part, powers), fresh, _shared([rngs[c] for c in rows], s.beta.shape[1])
+        powers,
+        _flat(part, powers),
+        fresh,
+        _repeat_generators([rngs[c] for c in rows], s.beta.shape[1]),
     )
     _put(part, moved)
     for name in _SEARCH:
@@ -345,8 +350,10 @@ def _try_angles(
 ) -> Bool[np.ndarray, "chains rungs"]:
     """One evaluation of every rung; which of those at work have made a move."""
     flat = _flat(s, powers)
-    moved, info = elliptical_slice.Kernel().step(powers, flat, _shared(rngs, at_work.shape[1]))
-    kept = only_where(at_work.reshape(-1), moved, flat)
+    moved, info = elliptical_slice.Kernel().step(
+        powers, flat, _repeat_generators(rngs, at_work.shape[1])
+    )
+    kept = select_chains(at_work.reshape(-1), moved, flat)
     accepted = info.finished.reshape(at_work.shape) & at_work
     _put(s, kept)
     s.points[:] = _ladders(kept.z, at_work.shape[1])
@@ -354,7 +361,7 @@ def _try_angles(
     return accepted
 
 
-def _note(posterior: Density, s: State, rungs: Bool[np.ndarray, "chains rungs"]) -> None:
+def _update_bridges(posterior: Density, s: State, rungs: Bool[np.ndarray, "chains rungs"]) -> None:
     """Add these rungs' points to the sums of the bridges to their neighbours."""
     half = 0.5 * (s.beta[:, :-1] - s.beta[:, 1:]) / posterior.temperature
     s.up[:] = np.where(rungs[:, 1:], np.logaddexp(s.up, half * s.log_likelihood[:, 1:]), s.up)

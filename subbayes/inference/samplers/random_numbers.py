@@ -1,7 +1,7 @@
-"""Random numbers drawn ahead, in each chain's own stream, for kernels that step all chains at once.
+"""Blocks of random numbers for kernels that step all chains at once.
 
-One call to a generator costs as much as many numbers of it; a block per chain, refilled when it is
-used up, keeps the streams apart and the cost small.
+A call to a generator costs as much as many of its numbers. Each chain therefore has a block of
+numbers of its own generator, which is refilled when it is used up.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["copied", "only_where", "rebuilt", "refilled", "uniforms"]
+__all__ = ["copy_state", "select_chains", "with_arrays", "refill", "uniforms"]
 
 _S = TypeVar("_S")
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
-def refilled(
+def refill(
     block: np.ndarray, used: np.ndarray, limit: int, draw: Draw, rngs: list[np.random.Generator]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The blocks, drawn anew for chains that have used up `limit` of theirs, and the counts.
+    """Refill the blocks of chains that have used up `limit` numbers; return blocks and counts.
 
     Args:
         block: numbers drawn ahead, shape (chains, ahead, ...).
@@ -40,31 +40,31 @@ def refilled(
     return block, used
 
 
-def copied(state: _S) -> _S:
-    """The same state in arrays of its own, to be changed in place."""
-    return rebuilt(state, {name: array.copy() for name, array in vars(state).items()})
+def copy_state(state: _S) -> _S:
+    """A copy of a state with its own arrays, which may be changed in place."""
+    return with_arrays(state, {name: array.copy() for name, array in vars(state).items()})
 
 
-def rebuilt(state: _S, arrays: dict[str, Any]) -> _S:
-    """A state of the same class with these arrays, as fast as an object can be made."""
+def with_arrays(state: _S, arrays: dict[str, Any]) -> _S:
+    """A state of the same class with these arrays; skips the slow `__init__` of a dataclass."""
     other = object.__new__(type(state))
     vars(other).update(arrays)
     return other
 
 
-def only_where(active: np.ndarray, moved: Any, state: Any) -> Any:
-    """The new state of active chains; the others stay where they are."""
+def select_chains(active: np.ndarray, moved: Any, state: Any) -> Any:
+    """The new state of active chains and the old state of the others."""
     if active.all():
         return moved
     rows = {
         name: np.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, getattr(state, name))
         for name, new in vars(moved).items()
     }
-    return rebuilt(moved, rows)
+    return with_arrays(moved, rows)
 
 
 def uniforms(s: Any, rngs: list[np.random.Generator], n: int) -> Float[np.ndarray, "chains n"]:
-    """The next n uniform numbers of each chain's stream, from the block that its state keeps.
+    """The next n uniform numbers of each chain, from the block in its state.
 
     Args:
         s: a state with `uniforms`, shape (chains, ahead), and `n_uniforms`; changed in place.

@@ -20,9 +20,9 @@ from jaxtyping import Float, Int
 
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import adaptation
-from subbayes.inference.samplers.adaptation import Adaptation, Metric, Schedule, pushed
+from subbayes.inference.samplers.adaptation import Adaptation, Metric, Schedule, apply_factor
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
-from subbayes.inference.samplers.random_numbers import copied, uniforms
+from subbayes.inference.samplers.random_numbers import copy_state, uniforms
 from subbayes.utils.checks import check_choice
 
 __all__ = ["Kernel", "SliceSampling", "State"]
@@ -98,9 +98,9 @@ class Kernel:
         chains, k = z.shape
         value, log_likelihood = _evaluate(posterior, z)
         scale = np.broadcast_to(posterior.prior.scale, (k,)).astype(np.float64)
-        fields = adaptation.begin(chains, scale, self.metric, None)
+        fields = adaptation.initial_fields(chains, scale, self.metric, None)
         none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
-        s = copied(
+        s = copy_state(
             State(
                 **fields,
                 z=z,
@@ -123,13 +123,13 @@ class Kernel:
             )
         )
         u = uniforms(s, rngs, 4)
-        _begin_line(s, np.arange(chains), u)
+        _new_line(s, np.arange(chains), u)
         _next_trial(s, u[:, 3])
         return s
 
     def step(self, posterior: Density, state: State, rngs: Rngs) -> tuple[State, Info]:
         """Try one point of every chain's line."""
-        s = copied(state)
+        s = copy_state(state)
         u = uniforms(s, rngs, 4)
         point = s.z + s.trial[:, None] * s.direction
         value, log_likelihood = _evaluate(posterior, point)
@@ -157,12 +157,12 @@ class Kernel:
             else {},
         )
         self._end_sweep(posterior, s, finished.nonzero()[0])
-        _begin_line(s, rows, u[rows])
+        _new_line(s, rows, u[rows])
         _next_trial(s, u[:, 3])
         return s, info
 
     def _end_sweep(self, posterior: Density, s: State, rows: Int[np.ndarray, "c"]) -> None:
-        """Adapt the lengths until an interval is stepped out as often as it is shrunk."""
+        """Adapt the interval lengths until they step out as often as they shrink."""
         if not rows.size:
             return
         out, back = s.expansions[rows], s.contractions[rows]
@@ -185,7 +185,7 @@ class Kernel:
 def _evaluate(
     posterior: Density, z: Float[np.ndarray, "chains k"]
 ) -> tuple[Float[np.ndarray, "chains"], Float[np.ndarray, "chains"]]:
-    """Tempered log density and log-likelihood; what is not a number is impossible."""
+    """Tempered log density and log-likelihood; NaN counts as zero density."""
     log_likelihood = posterior.log_likelihood(z)
     value = log_likelihood / posterior.temperature + posterior.prior.log_prob(z)
     return np.where(np.isnan(value), -np.inf, value), log_likelihood
@@ -212,21 +212,21 @@ def _step_out(
 
 
 def _shrink(s: State, refused: np.ndarray) -> None:
-    """Bring the end on the side of a refused point to it."""
+    """Shrink the interval to a rejected point."""
     s.low[:] = np.where(refused & (s.trial < 0), s.trial, s.low)
     s.high[:] = np.where(refused & (s.trial >= 0), s.trial, s.high)
     s.contractions[refused] += 1
 
 
-def _begin_line(s: State, rows: Int[np.ndarray, "c"], u: Float[np.ndarray, "c 4"]) -> None:
-    """A new line, height and interval; the steps allowed are shared out at random (Neal's J, K)."""
+def _new_line(s: State, rows: Int[np.ndarray, "c"], u: Float[np.ndarray, "c 4"]) -> None:
+    """Draw a line, height and interval, and divide the steps allowed at random (Neal's J, K)."""
     if not rows.size:
         return
     i = s.coordinate[rows]
     width = _WIDTH * s.z.shape[1] ** 0.25 * s.step[rows]
     axis = np.zeros((len(rows), s.z.shape[1]))
     axis[np.arange(len(rows)), i] = 1.0
-    s.direction[rows] = width[:, None] * pushed(s.factor[rows], axis)
+    s.direction[rows] = width[:, None] * apply_factor(s.factor[rows], axis)
     s.threshold[rows] = s.value[rows] + np.log1p(-u[:, 0])
     s.low[rows], s.high[rows] = -u[:, 1], 1 - u[:, 1]
     s.left[rows] = np.floor(_STEPS * u[:, 2]).astype(np.int64)

@@ -17,8 +17,7 @@ $$ z' = \mu + \sqrt{1 - \rho^2}\,(z - \mu) + \rho \sqrt{s}\, \Sigma^{1/2} \epsil
 accepted with probability $\min\{1, \pi(z') t(z) / \pi(z) t(z')\}$. Where the density is close to
 the t distribution, $\rho = 1$ draws afresh; $\rho$ is adapted to the acceptance.
 
-Each group of particles is a run of its own; all ask for their evaluations in one batch, and none
-waits for another.
+Each group of particles is an independent run; the evaluations of all groups form one batch.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Evaluations = Generator[np.ndarray, np.ndarray, "_Group"]
 
 @dataclass
 class _Group:
-    """What one run of particles ends with.
+    """The result of one run of particles.
 
     Attributes:
         z: particles, shape (draws, k).
@@ -104,7 +103,7 @@ class _Reference:
         nu = float(np.clip(nu, _LEAST_NU, _MOST_NU))
         return cls(mean, factor * np.sqrt((nu - 2) / nu), nu)
 
-    def moved(
+    def propose(
         self, z: Float[np.ndarray, "draws k"], rho: float, rng: np.random.Generator
     ) -> tuple[Float[np.ndarray, "draws k"], Float[np.ndarray, "draws"]]:
         """Proposals, and what the log ratio of densities is to be corrected by."""
@@ -131,7 +130,7 @@ def _squared(
 
 
 def _run(
-    posterior: Density, n: int, rng: np.random.Generator, ess: float, most: int
+    posterior: Density, n: int, rng: np.random.Generator, ess: float, max_moves: int
 ) -> Evaluations:
     """One run of n particles from prior to posterior."""
     z = posterior.prior.sample((n, posterior.rank), rng)
@@ -148,7 +147,7 @@ def _run(
         weights = _temper(posterior.temperature, group, ess)
         at = _systematic(weights, rng)
         group.z, group.log_likelihood = group.z[at], group.log_likelihood[at]
-        rho = yield from _moves(posterior, group, rho, rng, most)
+        rho = yield from _move(posterior, group, rho, rng, max_moves)
     return group
 
 
@@ -184,18 +183,18 @@ def _systematic(weights: Float[np.ndarray, "draws"], rng: np.random.Generator) -
     return np.searchsorted(edges / edges[-1], (rng.random() + np.arange(n)) / n).clip(max=n - 1)
 
 
-def _moves(
-    posterior: Density, group: _Group, rho: float, rng: np.random.Generator, most: int
+def _move(
+    posterior: Density, group: _Group, rho: float, rng: np.random.Generator, max_moves: int
 ) -> Generator[np.ndarray, np.ndarray, float]:
-    """Move the particles at the newest power until they have forgotten where they began."""
+    """Move the particles until they are no longer correlated with their start points."""
     power, k = group.beta[-1] / posterior.temperature, posterior.rank
     scale = np.broadcast_to(posterior.prior.scale, (k,)).astype(np.float64)
     reference = _Reference.of(group.z, scale)
     start = np.column_stack([group.z, group.log_likelihood])
     prior, moves, acceptance = posterior.prior.log_prob(group.z), 0, 0.0
     enough = max(0.1, 2 / np.sqrt(len(group.z)))
-    while moves < most:
-        ahead, correction = reference.moved(group.z, rho, rng)
+    while moves < max_moves:
+        ahead, correction = reference.propose(group.z, rho, rng)
         log_likelihood = yield ahead
         ahead_prior = posterior.prior.log_prob(ahead)
         log_ratio = (
@@ -230,8 +229,10 @@ def _correlation(
 # --- all groups ----------------------------------------------------------------------------------
 
 
-def _evaluated(posterior: Density, z: Float[np.ndarray, "rows k"]) -> Float[np.ndarray, "rows"]:
-    """Log-likelihood in batches of one shape; what is not finite is impossible."""
+def _log_likelihood(
+    posterior: Density, z: Float[np.ndarray, "rows k"]
+) -> Float[np.ndarray, "rows"]:
+    """Log-likelihood in batches of one shape; NaN and infinities count as minus infinity."""
     size = min(_AT_ONCE, len(z))
     out = np.concatenate(
         [
@@ -242,25 +243,25 @@ def _evaluated(posterior: Density, z: Float[np.ndarray, "rows k"]) -> Float[np.n
     return np.where(np.isfinite(out), out, -np.inf)
 
 
-def _together(
+def _run_groups(
     posterior: Density, runs: list[Evaluations], progress: bool | None
 ) -> tuple[list[_Group], int]:
-    """Run generators side by side: what all ask for is evaluated in one batch."""
+    """Run generators in parallel and evaluate the points that all request in one batch."""
     done: dict[int, _Group] = {}
-    asked = {i: next(one) for i, one in enumerate(runs)}
+    requests = {i: next(one) for i, one in enumerate(runs)}
     evaluations = 0
     with bar(len(runs), "Sampling (smc)", progress, "groups") as steps:
-        while asked:
-            found = _evaluated(posterior, np.concatenate(list(asked.values())))
+        while requests:
+            found = _log_likelihood(posterior, np.concatenate(list(requests.values())))
             evaluations += len(found)
-            ends = np.cumsum([len(z) for z in asked.values()])[:-1]
-            sent = dict(zip(asked, np.split(found, ends), strict=True))
-            for i, values in sent.items():
+            ends = np.cumsum([len(z) for z in requests.values()])[:-1]
+            answers = dict(zip(requests, np.split(found, ends), strict=True))
+            for i, values in answers.items():
                 try:
-                    asked[i] = runs[i].send(values)
+                    requests[i] = runs[i].send(values)
                 except StopIteration as stop:
                     done[i] = stop.value
-                    del asked[i]
+                    del requests[i]
                     steps.update(1)
     return [done[i] for i in range(len(runs))], evaluations
 
@@ -319,7 +320,7 @@ class SMC(Engine):
             )
             for s in np.random.SeedSequence(sampling.seed).spawn(sampling.chains)
         ]
-        groups, evaluations = _together(posterior, runs, sampling.progress)
+        groups, evaluations = _run_groups(posterior, runs, sampling.progress)
         evidences = np.array([group.log_evidence for group in groups])
         log_evidence, error = _evidence(evidences)
         return Draws(

@@ -1,4 +1,4 @@
-r"""Climbing the evidence lower bound by stochastic gradients.
+r"""Maximisation of the evidence lower bound by stochastic gradients.
 
 $$ \mathcal L(q) = E_q[\log p_T(D, z) - \log q(z)] \le \log p_T(D) $$
 
@@ -28,7 +28,7 @@ _WINDOWS, _SHORTEST = 20, 25
 
 @runtime_checkable
 class Family(Protocol):
-    """A member of a family of densities that standard normal draws are turned into."""
+    """A member of a variational family, as a transformation of standard normal draws."""
 
     @property
     def rank(self) -> int:
@@ -37,27 +37,27 @@ class Family(Protocol):
     def log_prob(self, z: Rows) -> Float[np.ndarray, "S"]:
         """Normalised log density."""
 
-    def place(self, eps: Rows) -> Placed:
+    def reparameterise(self, eps: Rows) -> Placed:
         """z at standard normal draws, log q there, and what turns slopes into an ascent step."""
 
-    def moved(self, step: Vector) -> Any:
+    def stepped(self, step: Vector) -> Any:
         """The member after a step."""
 
-    def numbers(self) -> Vector:
+    def parameters_vector(self) -> Vector:
         """The parameters that are averaged."""
 
-    def like(self, numbers: Vector) -> Any:
+    def with_parameters(self, parameters_vector: Vector) -> Any:
         """The member with these parameters."""
 
 
 @dataclass(frozen=True)
 class Ascent:
-    """Where an ascent ended.
+    """The result of a maximisation.
 
     Attributes:
         member: the average of the last iterates.
         elbo: the bound at each step, from the draws of that step.
-        converged: whether it had stopped to rise before the rate began to fall.
+        converged: whether the bound had stopped rising before the learning rate decayed.
     """
 
     member: Any
@@ -67,7 +67,7 @@ class Ascent:
 
 @dataclass
 class _Adam:
-    """Adam's step for a rate; a short memory of squares, for slopes shrink as q narrows."""
+    """Adam with a short memory of squared gradients, which shrink as q narrows."""
 
     first: Any = 0.0
     second: Any = 0.0
@@ -91,9 +91,9 @@ def ascend(
     samples: int,
     rate: float,
     rng: np.random.Generator,
-    tell: Callable[[], object],
+    callback: Callable[[], object],
 ) -> Ascent:
-    """Climb from a member of a family.
+    """Maximise the ELBO, starting from a member of a family.
 
     Args:
         member: where to start.
@@ -103,7 +103,7 @@ def ascend(
         samples: draws of each step, S.
         rate: learning rate.
         rng: of the draws.
-        tell: called after each step.
+        callback: called after each step.
 
     Raises:
         InputError: values or gradients that are not finite where q draws.
@@ -111,29 +111,33 @@ def ascend(
     adam, history = _Adam(), np.empty(steps)
     finish, window = max(steps // 4, 1), max(steps // _WINDOWS, _SHORTEST)
     fall, converged, step = steps - finish, False, 0
-    total, averaged = np.zeros_like(member.numbers()), 0
+    total, averaged = np.zeros_like(member.parameters_vector()), 0
     while step < fall + finish:
-        z, log_q, pull = member.place(rng.standard_normal((samples, member.rank)))
+        z, log_q, pull = member.reparameterise(rng.standard_normal((samples, member.rank)))
         value, slope = target(z)
         _check(value, slope, step)
         history[step] = float((value - log_q).mean())
         share = min(1.0, (fall + finish - step) / finish)
-        member = member.moved(adam.step(pull(slope), rate * share))
+        member = member.stepped(adam.step(pull(slope), rate * share))
         step += 1
-        tell()
+        callback()
         if step >= fall + finish // 2:
-            total, averaged = total + member.numbers(), averaged + 1
-        if step < fall and step % window == 0 and _settled(history[:step].reshape(-1, window)):
+            total, averaged = total + member.parameters_vector(), averaged + 1
+        if (
+            step < fall
+            and step % window == 0
+            and _has_converged(history[:step].reshape(-1, window))
+        ):
             fall, converged = step, True
-    return Ascent(member.like(total / averaged), history[:step], converged)
+    return Ascent(member.with_parameters(total / averaged), history[:step], converged)
 
 
-def _settled(history: Float[np.ndarray, "windows window"]) -> bool:
-    """Whether the bound, twice in turn, rose no more over two windows than noise would have it."""
-    return len(history) >= 5 and _stands(history[:-1]) and _stands(history)
+def _has_converged(history: Float[np.ndarray, "windows window"]) -> bool:
+    """Whether the bound rose no more than its noise over two windows, twice in a row."""
+    return len(history) >= 5 and _has_stalled(history[:-1]) and _has_stalled(history)
 
 
-def _stands(history: Float[np.ndarray, "windows window"]) -> bool:
+def _has_stalled(history: Float[np.ndarray, "windows window"]) -> bool:
     rise = float(history[-2:].mean() - history[-4:-2].mean())
     noise = history[-4:].var(1).mean() / history[-2:].size
     return rise < float(np.sqrt(2 * noise))

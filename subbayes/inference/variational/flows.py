@@ -153,7 +153,7 @@ class Flow:
             inside = self.couplings.log_q(torch.from_numpy(self.weights), x)
         return inside.numpy() - self.frame.log_volume()
 
-    def place(self, eps: Rows) -> Placed:
+    def reparameterise(self, eps: Rows) -> Placed:
         """z at standard normal draws, log q there, and what turns slopes into an ascent step.
 
         The step is the path derivative: the score of q at fixed weights is taken off the slope.
@@ -175,14 +175,14 @@ class Flow:
             pulled: Tensor = self.couplings.backward_pass(*given, a / len(a))
         return pulled.numpy()
 
-    def moved(self, step: Float[np.ndarray, "p"]) -> Flow:
+    def stepped(self, step: Float[np.ndarray, "p"]) -> Flow:
         """With weights a step further."""
-        return self.like(self.weights + step)
+        return self.with_parameters(self.weights + step)
 
-    def numbers(self) -> Float[np.ndarray, "p"]:
+    def parameters_vector(self) -> Float[np.ndarray, "p"]:
         """The weights."""
         return self.weights
 
-    def like(self, numbers: Float[np.ndarray, "p"]) -> Flow:
+    def with_parameters(self, parameters_vector: Float[np.ndarray, "p"]) -> Flow:
         """The same layers with other weights."""
-        return Flow(self.frame, self.couplings, numbers)
+        return Flow(self.frame, self.couplings, parameters_vector)

@@ -1,4 +1,4 @@
-r"""Gaussian approximations of a posterior, and how they climb its ELBO.
+r"""Gaussian variational families and the gradients of their ELBO.
 
 Steps are taken in the frame of the approximation itself: $\delta$ moves the mean by so many
 standard deviations, $T$ stretches the factor by so many of its own lengths,
@@ -56,7 +56,7 @@ class MeanField:
     def _log_prob(self, eps: Rows) -> Float[np.ndarray, "S"]:
         return _standard(eps) - float(np.log(self.sd).sum())
 
-    def place(self, eps: Rows) -> Placed:
+    def reparameterise(self, eps: Rows) -> Placed:
         """z at standard normal draws, log q there, and what turns slopes into an ascent step."""
         return self.mean + self.sd * eps, self._log_prob(eps), partial(self._pull, eps)
 
@@ -64,18 +64,18 @@ class MeanField:
         a = slope * self.sd + eps
         return np.concatenate([a.mean(0), (a * eps).mean(0)])
 
-    def moved(self, step: Float[np.ndarray, "p"]) -> MeanField:
+    def stepped(self, step: Float[np.ndarray, "p"]) -> MeanField:
         r"""After a step $(\delta, \log$ stretch$)$."""
         delta, stretch = np.split(step, 2)
         return MeanField(self.mean + self.sd * delta, self.sd * np.exp(stretch))
 
-    def numbers(self) -> Float[np.ndarray, "p"]:
+    def parameters_vector(self) -> Float[np.ndarray, "p"]:
         """What iterates are averaged over."""
         return np.concatenate([self.mean, self.sd])
 
-    def like(self, numbers: Float[np.ndarray, "p"]) -> MeanField:
-        """The inverse of `numbers`."""
-        mean, sd = np.split(numbers, 2)
+    def with_parameters(self, parameters_vector: Float[np.ndarray, "p"]) -> MeanField:
+        """The inverse of `parameters_vector`."""
+        mean, sd = np.split(parameters_vector, 2)
         return MeanField(mean, sd)
 
 
@@ -123,7 +123,7 @@ class FullRank:
         r"""$m + L\epsilon$."""
         return self.mean + eps @ self.factor.T
 
-    def place(self, eps: Rows) -> Placed:
+    def reparameterise(self, eps: Rows) -> Placed:
         """z at standard normal draws, log q there, and what turns slopes into an ascent step."""
         return self.pushed(eps), _standard(eps) - self.log_volume(), partial(self._pull, eps)
 
@@ -132,7 +132,7 @@ class FullRank:
         stretch = a.T @ eps / len(eps)
         return np.concatenate([a.mean(0), stretch[np.tril_indices(self.rank)]])
 
-    def moved(self, step: Float[np.ndarray, "p"]) -> FullRank:
+    def stepped(self, step: Float[np.ndarray, "p"]) -> FullRank:
         r"""After a step $(\delta, T)$."""
         k = self.rank
         stretch = np.zeros((k, k))
@@ -140,16 +140,16 @@ class FullRank:
         stretch[np.diag_indices(k)] = np.exp(np.diag(stretch))
         return FullRank(self.mean + self.factor @ step[:k], self.factor @ stretch)
 
-    def numbers(self) -> Float[np.ndarray, "p"]:
+    def parameters_vector(self) -> Float[np.ndarray, "p"]:
         """What iterates are averaged over."""
         return np.concatenate([self.mean, self.factor[np.tril_indices(self.rank)]])
 
-    def like(self, numbers: Float[np.ndarray, "p"]) -> FullRank:
-        """The inverse of `numbers`."""
+    def with_parameters(self, parameters_vector: Float[np.ndarray, "p"]) -> FullRank:
+        """The inverse of `parameters_vector`."""
         k = self.rank
         factor = np.zeros((k, k))
-        factor[np.tril_indices(k)] = numbers[k:]
-        return FullRank(numbers[:k].copy(), factor)
+        factor[np.tril_indices(k)] = parameters_vector[k:]
+        return FullRank(parameters_vector[:k].copy(), factor)
 
 
 def _standard(eps: Rows) -> Float[np.ndarray, "S"]:

@@ -1,4 +1,4 @@
-r"""Variational inference in z: the density of a family that comes nearest to the posterior.
+r"""Variational inference in z: the member of a family that is closest to the posterior.
 
 $$ q^* = \arg\max_q \; E_q[\log p_T(D, z) - \log q(z)], \qquad
    \log p_T(D) = \text{ELBO}(q) + \mathrm{KL}(q \,\|\, p_T(z \mid D)) . $$
@@ -24,7 +24,7 @@ from subbayes.draws import Draws, Moments
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import approximate_draws, estimate_evidence
-from subbayes.inference.laplace.laplace import climb
+from subbayes.inference.laplace.laplace import find_mode
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 from subbayes.inference.variational.elbo import Ascent, Family, Target, ascend
 from subbayes.inference.variational.gaussians import FullRank, MeanField
@@ -71,7 +71,7 @@ class Approximation:
         """Independent draws, shape (draws, k)."""
         rng = np.random.default_rng(check_count("seed", seed, 0))
         shape = check_count("draws", draws), self.rank
-        return self.density.place(rng.standard_normal(shape))[0]
+        return self.density.reparameterise(rng.standard_normal(shape))[0]
 
     def __repr__(self) -> str:
         return (
@@ -113,7 +113,7 @@ class VariationalInference(Engine):
             check_count("batch_size", self.batch_size)
 
     @abstractmethod
-    def _ascent(self, fit: _Fit) -> Ascent:
+    def _ascent(self, fit: _FitSettings) -> Ascent:
         """Maximise the ELBO over the family."""
 
     def fit(
@@ -135,7 +135,7 @@ class VariationalInference(Engine):
             ImportError: "realnvp" without zuko.
         """
         check_gradient(posterior)
-        shared = _Fit(
+        shared = _FitSettings(
             posterior,
             self.steps,
             self.samples,
@@ -152,7 +152,7 @@ class VariationalInference(Engine):
         fitted = self.fit(posterior, seed=sampling.seed, progress=sampling.progress)
         shape = sampling.draws, posterior.rank
         groups = [
-            fitted.density.place(np.random.default_rng(s).standard_normal(shape))[:2]
+            fitted.density.reparameterise(np.random.default_rng(s).standard_normal(shape))[:2]
             for s in np.random.SeedSequence(sampling.seed).spawn(sampling.chains)
         ]
         z, log_q = (np.stack(part) for part in zip(*groups, strict=True))
@@ -196,8 +196,8 @@ class MeanFieldVI(VariationalInference):
     name = "vi"
     family = "mean-field"
 
-    def _ascent(self, fit: _Fit) -> Ascent:
-        return fit.climbed(fit.start(), self.learning_rate or _RATE)
+    def _ascent(self, fit: _FitSettings) -> Ascent:
+        return fit.maximised(fit.start(), self.learning_rate or _RATE)
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,8 @@ class FullRankVI(VariationalInference):
     name = "full-rank-vi"
     family = "full-rank"
 
-    def _ascent(self, fit: _Fit) -> Ascent:
-        return fit.climbed(FullRank.of(fit.start()), self.learning_rate or _RATE)
+    def _ascent(self, fit: _FitSettings) -> Ascent:
+        return fit.maximised(FullRank.of(fit.start()), self.learning_rate or _RATE)
 
 
 @dataclass(frozen=True)
@@ -247,13 +247,13 @@ class RealNVP(VariationalInference):
 
         check_flow(2 if rank is None else rank)
 
-    def _ascent(self, fit: _Fit) -> Ascent:
+    def _ascent(self, fit: _FitSettings) -> Ascent:
         self.check(fit.posterior.rank)
         return fit.flow(self.learning_rate or _FLOW_RATE)
 
 
 @dataclass(frozen=True)
-class _Fit:
+class _FitSettings:
     """The settings that all fits to one posterior share."""
 
     posterior: GradientDensity
@@ -264,10 +264,10 @@ class _Fit:
     progress: bool | None
 
     def start(self) -> MeanField:
-        """Around the mode next to z = 0 (of one minibatch), narrower than the prior."""
+        """A Gaussian at the mode near z = 0 (of one minibatch), narrower than the prior."""
         k = self.posterior.rank
         target = _target(self.posterior, self.batch_size, self._rng(0), fixed=True)
-        height, mode = climb(target, np.zeros(k), _CLIMB)
+        height, mode = find_mode(target, np.zeros(k), _CLIMB)
         if not np.isfinite(height):
             fail(
                 "posterior",
@@ -277,8 +277,8 @@ class _Fit:
             )
         return MeanField(mode, _START * np.broadcast_to(self.posterior.prior.scale, k))
 
-    def climbed(self, member: Family, rate: float, stage: int = 1) -> Ascent:
-        """The member of a family that a start climbs to."""
+    def maximised(self, member: Family, rate: float, stage: int = 1) -> Ascent:
+        """Maximise the ELBO from a start member."""
         target = _target(self.posterior, self.batch_size, self._rng(2 * stage))
         name = type(member).__name__
         with bar(self.steps, f"Variational inference ({name})", self.progress, "steps") as shown:
@@ -289,15 +289,15 @@ class _Fit:
                 samples=self.samples,
                 rate=rate,
                 rng=self._rng(2 * stage + 1),
-                tell=partial(shown.update, 1),
+                callback=partial(shown.update, 1),
             )
 
     def flow(self, rate: float) -> Ascent:
         """A flow on top of a full-rank Gaussian."""
         from subbayes.inference.variational.flows import Flow
 
-        frame = self.climbed(FullRank.of(self.start()), _RATE).member
-        return self.climbed(Flow.on(frame, self.seed), rate, stage=2)
+        frame = self.maximised(FullRank.of(self.start()), _RATE).member
+        return self.maximised(Flow.on(frame, self.seed), rate, stage=2)
 
     def _rng(self, part: int) -> np.random.Generator:
         return np.random.default_rng((self.seed, part))
