@@ -131,7 +131,7 @@ def test_options_reach_the_network(options):
     assert np.isfinite(model.predict(X)).all()
 
 
-@pytest.mark.filterwarnings("ignore:The median model has nothing in")
+@pytest.mark.filterwarnings("ignore:The median model excludes")
 @pytest.mark.parametrize("kind", [SparseRegressor, SparseClassifier])
 @pytest.mark.parametrize("posterior", sparse.BASELINE_FAMILIES)
 def test_baselines_fit_and_predict(posterior, kind):

@@ -201,7 +201,7 @@ def test_a_class_without_rows_is_named():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.filterwarnings("ignore:The median model has nothing in")  # in a single epoch
+@pytest.mark.filterwarnings("ignore:The median model excludes")  # in a single epoch
 def test_classes_that_are_all_there_warn_of_nothing():
     trained([0, 1, 2])
     trained([0, 1, 1], 1, subbayes.likelihoods.Bernoulli())
