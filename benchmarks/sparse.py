@@ -211,7 +211,7 @@ def predictions(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[s
             cases["median, ten draws"] = measured(
                 lambda: (
                     at_random.predict(
-                        x, structure="median", weights="sample", draws=DRAWS
+                        x, structure="median", weights="sample", n_draws=DRAWS
                     ).probabilities
                 )
             )

@@ -183,7 +183,7 @@ def _sparse(
     for name in _MODES.get(posterior, tuple(MODES)):
         structure, weights, draws = MODES[name]
         predictive = result.predict(
-            x_new, structure=structure, weights=weights, draws=draws, seed=seed
+            x_new, structure=structure, weights=weights, n_draws=draws, seed=seed
         )
         modes[name] = _scores(predictive, rows.y_new, plan.threshold) | {
             "density": result.density(structure)

@@ -29,7 +29,7 @@ _NAMES = {
     "Training": "training.configuration",
     "__version__": "utils.version",
     "fit": "models.fit",
-    "load": "models.fitted",
+    "load": "utils.saving",
 }
 _ROOMS = (
     "baselines",

@@ -5,25 +5,35 @@ $$ p(y \mid x) = \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w_s)) $$
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from subbayes.data.data import Data
-from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, Standardized
+from subbayes.diagnostics.predictor import Predictor
+from subbayes.likelihoods import (
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Standardized,
+    from_config,
+)
 from subbayes.networks.network import Network
+from subbayes.networks.saving import network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import average, with_noise
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import fail
+from subbayes.utils.artifact import under, within
+from subbayes.utils.checks import check_count, fail
 
-__all__ = ["WeightSamples", "stacked"]
+__all__ = ["WeightSamples", "rebuild", "stacked"]
 
 
 @dataclass(frozen=True)
-class WeightSamples:
+class WeightSamples(Predictor):
     """Weight vectors of one network, each with an equal vote.
 
     Args:
@@ -43,6 +53,8 @@ class WeightSamples:
         >>> samples.predict(torch.zeros(4, 2))
         Predictive(n=4, draws=5, Gaussian(noise=1.0))
     """
+
+    kind: ClassVar[str] = "weight-samples"
 
     network: Network
     weights: Tensor
@@ -67,10 +79,21 @@ class WeightSamples:
                 "The training that made them diverged: lower its learning rate",
             )
 
+    @property
+    def label(self) -> str:
+        """The name."""
+        return self.name
+
+    @property
+    def default_draws(self) -> int:
+        """Number of weight vectors."""
+        return len(self.weights)
+
     def predict(
         self,
         inputs: Any,
         *,
+        n_draws: int | None = None,
         noise: Any = None,
         refresh_batchnorm: Any = None,
         memory_limit: int = 2**30,
@@ -80,6 +103,7 @@ class WeightSamples:
 
         Args:
             inputs: new inputs in the form the module takes, or a loader of them.
+            n_draws: use this many evenly spaced weight vectors instead of all.
             noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
             refresh_batchnorm: data to re-estimate BatchNorm statistics on for each weight
                 vector; costs one pass over them per vector.
@@ -89,6 +113,14 @@ class WeightSamples:
         refresh = (
             None if refresh_batchnorm is None else Data.of(refresh_batchnorm, "refresh_batchnorm")
         )
+        if n_draws is not None and check_count("n_draws", n_draws) < len(self.weights):
+            return self._thinned(n_draws).predict(
+                inputs,
+                noise=noise,
+                refresh_batchnorm=refresh,
+                memory_limit=memory_limit,
+                progress=progress,
+            )
         if self.frozen is None:
             return average(
                 self.network,
@@ -113,6 +145,74 @@ class WeightSamples:
         ]
         outputs = torch.cat(parts)
         return Predictive(outputs, with_noise(self.likelihood, noise, outputs.shape[1]))
+
+    def _thinned(self, count: int) -> WeightSamples:
+        """Some of the weight vectors, evenly spaced."""
+        index = torch.linspace(0, len(self.weights) - 1, count).round().long()
+        return replace(
+            self,
+            weights=self.weights[index.to(self.weights.device)],
+            likelihood=self.likelihood.select_draws(index),
+            frozen=None if self.frozen is None else [self.frozen[int(s)] for s in index],
+        )
+
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """The network, the weight vectors, and the buffers that each has of its own."""
+        found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
+        found["weights"] = self.weights
+        for s, own in enumerate(self.frozen or ()):
+            found |= within(f"buffers.{s}", own)
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """The architecture, the likelihood of each weight vector or one for all, and the name."""
+        each = [
+            _flat(self.likelihood.select_draws(torch.tensor([s])).to_config())
+            for s in range(len(self.weights))
+        ]
+        return {
+            "network": network_facts(self.network),
+            "likelihoods": each if any(one != each[0] for one in each) else each[:1],
+            "name": self.name,
+            "own_buffers": self.frozen is not None,
+        }
+
+
+def rebuild(
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    module: nn.Module | None = None,
+    *,
+    likelihood: Likelihood | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+) -> WeightSamples:
+    """Rebuild weight vectors from their artifact; see `subbayes.load`.
+
+    Args:
+        tensors: as saved.
+        facts: as saved.
+        module: a module of the same architecture, unless it is an `MLP`.
+        likelihood: a likelihood of your own.
+        output: picks the tensor out of what the module returns.
+    """
+    weights = tensors["weights"]
+    network = network_from(tensors, facts["network"], weights[0], module, output)
+    buffers = [under(f"buffers.{s}", tensors) for s in range(len(weights))]
+    return WeightSamples(
+        network,
+        weights,
+        likelihood or stacked([from_config(config) for config in facts["likelihoods"]]),
+        facts["name"],
+        buffers if facts["own_buffers"] else None,
+    )
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of one draw, (1, 1, T) in a stack, as a list of T numbers."""
+    return {
+        k: _flat(v) if isinstance(v, dict) else np.ravel(v).tolist() if isinstance(v, list) else v
+        for k, v in config.items()
+    }
 
 
 def stacked(likelihoods: Sequence[Likelihood]) -> Likelihood:

@@ -7,18 +7,21 @@ $$ p(y \mid x) \approx \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w \odot m_s)), \qq
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.data.data import n_rows, take, to_device
-from subbayes.likelihoods import Likelihood
+from subbayes.diagnostics.predictor import Predictor
+from subbayes.likelihoods import Likelihood, from_config
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.layer_kinds import DROPOUTS
 from subbayes.networks.network import Network
+from subbayes.networks.saving import network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import input_batches, with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.trainer import TrainingResult
@@ -26,7 +29,7 @@ from subbayes.utils.checks import check_count, fail, fail_type
 from subbayes.utils.seeding import derive, forked
 from subbayes.utils.types import Inputs
 
-__all__ = ["McDropout", "mc_dropout"]
+__all__ = ["McDropout", "mc_dropout", "rebuild"]
 
 
 def mc_dropout(
@@ -74,6 +77,34 @@ def mc_dropout(
         fail_type("trained", "a TrainingResult or a module", trained)
     if likelihood is None:
         fail("likelihood", "the likelihood the module was trained with", "None")
+    return _masked(network, likelihood, n_draws, seed)
+
+
+def rebuild(
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    module: nn.Module | None = None,
+    *,
+    likelihood: Likelihood | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+) -> McDropout:
+    """Rebuild MC dropout from its artifact; see `subbayes.load`.
+
+    Args:
+        tensors: as saved.
+        facts: as saved.
+        module: a module of the same architecture, unless it is an `MLP`.
+        likelihood: a likelihood of your own.
+        output: picks the tensor out of what the module returns.
+    """
+    network = network_from(tensors, facts["network"], tensors["weights"], module, output)
+    likelihood = likelihood or from_config(facts["likelihood"])
+    return replace(
+        _masked(network, likelihood, facts["n_draws"], facts["seed"]), name=facts["name"]
+    )
+
+
+def _masked(network: Network, likelihood: Likelihood, n_draws: int, seed: int) -> McDropout:
     module = network.module_with()
     masks = _replace(module, seed)
     if not masks:
@@ -83,11 +114,11 @@ def mc_dropout(
             "none",
             "Train a module with nn.Dropout layers",
         )
-    return McDropout(network, module, likelihood, n_draws, tuple(masks))
+    return McDropout(network, module, likelihood, n_draws, tuple(masks), seed=seed)
 
 
 @dataclass(frozen=True)
-class McDropout:
+class McDropout(Predictor):
     """A module whose dropout layers draw one mask per draw.
 
     Attributes:
@@ -97,7 +128,10 @@ class McDropout:
         n_draws: number of sets of masks.
         masks: the masks.
         name: what tables call it.
+        seed: seed of the masks.
     """
+
+    kind: ClassVar[str] = "mc-dropout"
 
     network: Network
     module: nn.Module
@@ -105,25 +139,57 @@ class McDropout:
     n_draws: int
     masks: tuple[Mask, ...]
     name: str = "MC dropout"
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name."""
+        return self.name
+
+    @property
+    def default_draws(self) -> int:
+        """Number of sets of masks."""
+        return self.n_draws
+
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """The network with its weights."""
+        return {**network_tensors(self.network), "weights": self.network.weights}
+
+    def facts(self) -> dict[str, Any]:
+        """The architecture, the likelihood and the seed of the masks."""
+        return {
+            "network": network_facts(self.network),
+            "likelihood": self.likelihood.to_config(),
+            "n_draws": self.n_draws,
+            "seed": self.seed,
+            "name": self.name,
+        }
 
     def predict(
-        self, inputs: Any, *, noise: Any = None, batch_size: int | None = None
+        self,
+        inputs: Any,
+        *,
+        n_draws: int | None = None,
+        noise: Any = None,
+        batch_size: int | None = None,
     ) -> Predictive:
         """Average over the sets of masks.
 
         Args:
             inputs: new inputs in the form the module takes, or a loader of them.
+            n_draws: use at most this many sets of masks.
             noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
             batch_size: rows per pass; by default all.
         """
+        count = self.n_draws
+        if n_draws is not None:
+            count = min(count, check_count("n_draws", n_draws))
         parts = []
         with torch.no_grad(), attention_without_fused_kernels():
             for batch in input_batches(inputs):
                 rows = to_device(batch, self.network.device)
                 self.network.check(rows)
-                parts.append(
-                    torch.stack([self._draw(s, rows, batch_size) for s in range(self.n_draws)])
-                )
+                parts.append(torch.stack([self._draw(s, rows, batch_size) for s in range(count)]))
         outputs = torch.cat(parts, 1)
         return Predictive(outputs, with_noise(self.likelihood, noise, outputs.shape[1]))
 

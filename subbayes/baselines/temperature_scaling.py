@@ -9,16 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from subbayes.data.data import Data
+from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_positive, fail
+from subbayes.utils.saving import nested, rebuild
 from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["ScaledNoise", "TemperatureScaled", "temperature_scaling"]
@@ -62,13 +65,15 @@ def temperature_scaling(base: Any, validation: Any) -> TemperatureScaled:
 
 
 @dataclass(frozen=True)
-class TemperatureScaled:
+class TemperatureScaled(Predictor):
     r"""A predictor with its confidence corrected.
 
     Attributes:
         base: what predicts.
         temperature: $\tau$; above 1 the base was overconfident.
     """
+
+    kind: ClassVar[str] = "temperature-scaled"
 
     base: Any
     temperature: float
@@ -81,9 +86,46 @@ class TemperatureScaled:
         """What tables call it."""
         return f"{getattr(self.base, 'name', 'model')} + temperature"
 
-    def predict(self, inputs: Any, **options: Any) -> Predictive:
+    @property
+    def label(self) -> str:
+        """The name."""
+        return self.name
+
+    @property
+    def default_draws(self) -> int:
+        """Number of draws of the base."""
+        return self.base.default_draws
+
+    def predict(self, inputs: Any, *, n_draws: int | None = None, **options: Any) -> Predictive:
         """The base's prediction, scaled; options go to the base."""
+        if n_draws is not None:
+            options["n_draws"] = n_draws
         return scaled(self.base.predict(inputs, **options), self.temperature)
+
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """Those of the base."""
+        return self.base.tensors()
+
+    def facts(self) -> dict[str, Any]:
+        """The base and the temperature."""
+        return {"model": nested(self.base), "temperature": self.temperature}
+
+    def _parts(self) -> tuple[Any, Any]:
+        return self.base.network, self.base.likelihood
+
+
+def rebuild_scaled(
+    tensors: dict[str, Tensor], facts: dict[str, Any], **options: Any
+) -> TemperatureScaled:
+    """Rebuild a scaled predictor from its artifact; see `subbayes.load`.
+
+    Args:
+        tensors: as saved.
+        facts: as saved.
+        options: of the base.
+    """
+    base = rebuild(facts["model"]["kind"], tensors, facts["model"]["facts"], options)
+    return TemperatureScaled(base, facts["temperature"])
 
 
 @dataclass(frozen=True)

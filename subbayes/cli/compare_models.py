@@ -84,7 +84,7 @@ def _candidate(
         read_rows(model, table, separator, scored=True, min_rows=2), model.column
     )
     y = numbers(model.target, values)
-    if (other := differing(fitted, y)) is not None:
+    if (other := differing(model, y)) is not None:
         _fail_rows(folder, *other)
     data = model.encoder.transform(features), y
     posterior = Posterior(

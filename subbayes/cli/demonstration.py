@@ -148,7 +148,7 @@ class Demo:
                 f"  subbayes predict {self.folder} {self.folder / 'test.csv'} "
                 "--out predictions.csv",
                 "  subbayes fit YOUR.csv --target COLUMN --out runs/yours",
-                f"  in Python: subbayes.load('{self.folder / 'model'}').draws.summary()",
+                f"  in Python: subbayes.load('{self.folder / 'model'}').model.draws.summary()",
             ]
         )
 
@@ -410,7 +410,7 @@ def _command(demo: Demo, seed: int) -> str:
         f"subbayes demo --seed {seed}\n\n"
         f"# the posterior, in Python\nimport subbayes\n"
         f"model = subbayes.load({str(demo.folder / 'model')!r})\n"
-        f"print(model.draws.summary())\n\n"
+        f"print(model.model.draws.summary())\n\n"
         f"# predictions for a table with the same columns\n"
         f"subbayes predict {demo.folder} {demo.folder / 'test.csv'} --out predictions.csv"
     )

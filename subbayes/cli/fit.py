@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,8 +132,8 @@ def fit(
         overwrite,
         console,
     )
-    model = job.run()
-    model.save(out / "model", overwrite=overwrite, facts={"command": COMMAND.get()})
+    model = replace(job.run(), notes={"command": COMMAND.get()})
+    model.save(out / "model", overwrite=overwrite)
     job.clear()
     facts = _facts(model, out, frame)
     for warning in facts["warnings"]:
@@ -186,7 +186,7 @@ class _Job:
         try:
             return self.fitted()
         except InputError as error:
-            if not (found and str(error).startswith("checkpoint:")):
+            if not (found and error.argument == "checkpoint"):
                 raise
             if not self.overwrite:
                 raise InputError(f"{str(error).rstrip('.')}, or pass --overwrite.") from None
@@ -217,10 +217,10 @@ class _Job:
         )
 
     def clear(self) -> None:
-        """Remove what `fit` keeps in its checkpoint, and nothing of anybody else's."""
-        from subbayes.models.array_model import forget
+        """Delete the checkpoint, and no other files."""
+        from subbayes.models.checkpoint import delete_checkpoint
 
-        forget(self.checkpoint)
+        delete_checkpoint(self.checkpoint)
 
 
 def _facts(model: TableModel, out: Path, frame: pd.DataFrame) -> dict[str, Any]:
@@ -236,36 +236,7 @@ def _facts(model: TableModel, out: Path, frame: pd.DataFrame) -> dict[str, Any]:
         "features": len(model.encoder.get_feature_names_out()),
         "likelihood": fitted.likelihood.to_config(),
         "weights": fitted.network.size,
-        **_sampling(model),
-    }
-
-
-def _sampling(model: TableModel) -> dict[str, Any]:
-    from subbayes.models.fitted import FittedModel
-    from subbayes.sparse.result import SparseNetwork
-
-    fitted = model.model
-    if isinstance(fitted, SparseNetwork):
-        return {
-            "method": "sparse",
-            "density": fitted.density(),
-            "inclusion": fitted.inclusion()["mean probability"].to_dict(),
-            "warnings": [],
-        }
-    if not isinstance(fitted, FittedModel):
-        return {"method": fitted.name, "networks": len(fitted.weights), "warnings": []}
-    draws = fitted.draws
-    assert draws is not None
-    approximation = {} if math.isnan(draws.pareto_k) else {"pareto_k": draws.pareto_k}
-    return approximation | {
-        "independent": draws.independent,
-        "method": fitted.settings["subspace"],
-        "rank": fitted.subspace.rank,
-        "temperature": fitted.temperature,
-        "chains": draws.n_chains,
-        "draws": draws.n_draws,
-        "rhat": float(draws.rhat().max()),
-        "ess_bulk": float(draws.ess_bulk().min()),
+        **fitted.fit_summary(),
         "warnings": [as_options(warning) for warning in fitted.warnings()],
     }
 

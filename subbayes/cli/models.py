@@ -1,4 +1,4 @@
-"""The folder of a model, as `subbayes fit` leaves it."""
+"""Models in folders that `subbayes fit` wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["load_model", "model_path", "read_rows"]
 
 
 def model_path(folder: Path) -> Path:
-    """Where the artifact is: the folder `fit` was told, or the `model` in it.
+    """The path of the artifact: the folder that was passed to `fit`, or `model` in it.
 
     Raises:
         InputError: no model there, or one whose fit was interrupted.
@@ -46,7 +46,7 @@ def load_model(folder: Path) -> TableModel:
     """The model in a folder.
 
     Raises:
-        InputError: no model there, a damaged one, or one of something else than a table.
+        InputError: no model there, a damaged one, or one that does not take a table.
     """
     from subbayes.models.data_frame_model import TableModel
 
@@ -56,7 +56,7 @@ def load_model(folder: Path) -> TableModel:
 def read_rows(
     fitted: TableModel, path: Path, separator: str | None, *, scored: bool, min_rows: int = 1
 ) -> pd.DataFrame:
-    """Rows for a model, with what stood for a missing value when it was fitted.
+    """Rows for a model, read with the missing values of its training table.
 
     Args:
         fitted: the model.

@@ -62,7 +62,7 @@ def report(
     if sparse and train is not None:
         say("warning: --train makes no difference to a sparse network, which has no coordinates")
         train = None
-    command = "" if sparse else fitted.sampled.extra.get("command", "")
+    command = "" if sparse else fitted.notes.get("command", "")
     test = None if table is None else _rows(fitted, table, separator, 1)
     data = None if train is None else _rows(fitted, train, separator, 2)
     from subbayes.reports.model_report import write_report

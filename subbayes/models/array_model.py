@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Shaped
 
 from subbayes.baselines.ensemble import WeightSamples
+from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import (
     Categorical,
     Gaussian,
@@ -21,14 +22,11 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
-from subbayes.models import saved_ensemble as saved
-from subbayes.models.checkpoint import clear_checkpoint
 from subbayes.models.fit import fit
-from subbayes.models.fitted import FittedModel, load
+from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings
 from subbayes.networks.mlp import MLP
 from subbayes.predictions.predictive import Predictive
-from subbayes.sparse import saved as saved_sparse
 from subbayes.sparse.baselines import usual_prior
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import convert
@@ -36,39 +34,32 @@ from subbayes.sparse.learning_rates import LearningRates
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.training import fit as train_sparse
-from subbayes.utils import artifact
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.seeding import derive
 
 __all__ = [
     "BASELINES",
     "NETWORKS",
-    "Model",
     "fit_baseline",
     "fit_matrix",
     "fit_sparse",
-    "forget",
     "held_out",
-    "load_model",
     "make_likelihood",
     "make_module",
     "pieces",
     "predicted",
-    "save_model",
 ]
 
 _HELD_OUT = 2  # the part of the seed that splits off validation rows
 _AT_ONCE = 2**26  # numbers held at once when predicting in pieces, of which 16 a row and draw
-EPOCHS = "sparse.pt"  # in a checkpoint folder: the sparse training so far
 
 Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
-Model = FittedModel | WeightSamples | SparseNetwork
 
 BASELINES = ("map", "swa", "swag", "ensemble")
 """What `fit_baseline` fits."""
 
 NETWORKS = 100
-"""Drawn from a sparse posterior for a prediction."""
+"""Number of networks drawn from a sparse posterior for a prediction."""
 
 
 def fit_matrix(
@@ -212,6 +203,7 @@ def fit_baseline(
         InputError: an unknown method, settings or data that do not fit together.
 
     Example:
+        >>> from subbayes.models.settings import Perceptron
         >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
         >>> small = TableSettings(members=3, network=Perceptron((5,)))
         >>> fit_baseline(x, x[:, 0], "regression", "ensemble", small, progress=False).weights.shape
@@ -287,7 +279,7 @@ def fit_sparse(
         seed=seed,
     )
     batches = 1 if training.batch_size is None else math.ceil(len(x) / training.batch_size)
-    return train_sparse(
+    trained = train_sparse(
         network,
         likelihood,
         (x, y),
@@ -299,12 +291,13 @@ def fit_sparse(
         ),
         seed=seed,
         progress=progress,
-        checkpoint=None if checkpoint is None else Path(checkpoint) / EPOCHS,
+        checkpoint=None if checkpoint is None else Path(checkpoint) / "sparse",
     )
+    return dataclasses.replace(trained, n_draws=NETWORKS)
 
 
 def pieces(
-    model: Model, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
+    model: Predictor, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
 ) -> Iterator[Predictive]:
     """Predictions of a few rows at a time, so that any number of rows fits into memory.
 
@@ -319,46 +312,35 @@ def pieces(
         >>> [len(piece) for piece in pieces(model, x)]
         [40]
     """
-    step = max(1, _AT_ONCE // (_n_draws(model, n_draws) * 2**4))
+    count = model.default_draws if n_draws is None else check_count("n_draws", n_draws)
+    step = max(1, _AT_ONCE // (count * 2**4))
     for start in range(0, len(x), step):
         yield predicted(model, x[start : start + step], n_draws, **mode)
 
 
-def _n_draws(model: Model, n_draws: int | None) -> int:
-    if isinstance(model, WeightSamples):
-        return len(model.weights)
-    if isinstance(model, SparseNetwork):
-        return NETWORKS if n_draws is None else check_count("n_draws", n_draws)
-    draws = 1 if model.draws is None else model.draws.n_chains * model.draws.n_draws
-    return draws if n_draws is None else min(check_count("n_draws", n_draws), draws)
-
-
 def predicted(
-    model: Model, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
+    model: Predictor, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
 ) -> Predictive:
     """The predictive distribution of each row.
 
     Args:
         model: what predicts.
         x: features (n, features), as in fitting.
-        n_draws: use this many draws; by default all, of a sparse network 100.
+        n_draws: use this many draws; by default the model's own number.
         mode: `structure` and `weights` of a sparse network, see `SparseNetwork.predict`.
 
     Raises:
-        InputError: a mode for a model that is no sparse network.
+        InputError: a mode that the model does not have.
     """
-    if mode and not isinstance(model, SparseNetwork):
-        fail(
-            next(iter(mode)),
-            "no such option for a model that is no sparse network",
-            next(iter(mode.values())),
-            "Leave it out, or fit with method 'sparse'",
-        )
-    if isinstance(model, WeightSamples):
-        return model.predict(x)
-    if isinstance(model, SparseNetwork):
-        return model.predict(x, draws=_n_draws(model, n_draws), **mode)
-    return model.predict(x, n_draws=n_draws)
+    for name, value in mode.items():
+        if name not in model.modes:
+            fail(
+                name,
+                "no such option for a model that is no sparse network",
+                value,
+                "Leave it out, or fit with method 'sparse'",
+            )
+    return model.predict(x, n_draws=n_draws, **mode)
 
 
 def held_out(
@@ -382,55 +364,3 @@ def held_out(
     order = np.random.default_rng(derive(settings.sampling.seed, _HELD_OUT)).permutation(len(y))
     held, kept = np.sort(order[:n]), np.sort(order[n:])
     return (x[kept], y[kept]), (x[held], y[held])
-
-
-def forget(checkpoint: str | Path) -> None:
-    """Remove what fitting saved in its checkpoint folder, and the folder if that empties it.
-
-    Args:
-        checkpoint: the folder; it need not exist.
-
-    Example:
-        >>> forget("no/such/folder")
-    """
-    (Path(checkpoint) / EPOCHS).unlink(missing_ok=True)
-    clear_checkpoint(checkpoint)
-
-
-# --- saving ---------------------------------------------------------------------------------------
-
-
-def save_model(
-    model: Model, path: str | Path, extra: dict[str, Any], *, overwrite: bool = False
-) -> Path:
-    """Save a model with JSON-able facts as a folder of safetensors and JSON.
-
-    Args:
-        model: any of `Model`.
-        path: the folder.
-        extra: the facts.
-        overwrite: replace a model that is already there.
-
-    Raises:
-        InputError: the path is taken (pass `overwrite=True`), or cannot be written.
-    """
-    if isinstance(model, WeightSamples):
-        return saved.save(model, path, extra, overwrite=overwrite)
-    if isinstance(model, SparseNetwork):
-        return saved_sparse.save(model, path, extra, overwrite=overwrite)
-    return dataclasses.replace(model, extra=model.extra | extra).save(path, overwrite=overwrite)
-
-
-def load_model(path: str | Path) -> tuple[Model, dict[str, Any]]:
-    """Load what `save_model` wrote: the model, and the facts.
-
-    Raises:
-        InputError: no such artifact, or a damaged one.
-    """
-    kind = artifact.kind_of(path)
-    if kind == saved.KIND:
-        return saved.load(path)
-    if kind == saved_sparse.KIND:
-        return saved_sparse.load(path)
-    model = load(path)
-    return model, model.extra

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,17 +14,23 @@ from torch import Tensor, nn
 from subbayes.data.data import Data, leaves
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
 from subbayes.likelihoods import Likelihood
-from subbayes.models.fitted import FittedModel, load
+from subbayes.models.fitted import FittedModel, rebuild
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches
 from subbayes.utils import artifact
 from subbayes.utils.checks import InputError, fail
+from subbayes.utils.saving import nested, read_checkpoint
 
-__all__ = ["FitCheckpoint", "clear_checkpoint"]
+__all__ = ["PARTS", "FitCheckpoint", "delete_checkpoint"]
 
-_TEMPERATURE = "temperature-choice"
-_PARTS = ("trained", "temperature", "sampling")
+PARTS = {
+    "trained": "subspace-checkpoint",
+    "temperature": "temperature-checkpoint",
+    "sampling": "sampling-checkpoint",
+    "sparse": "sparse-training-checkpoint",
+}
+"""Folders in a checkpoint folder, with the kinds of their artifacts."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +85,15 @@ class FitCheckpoint:
         Raises:
             InputError: a damaged checkpoint, or one of another call.
         """
-        path = self.folder / "trained"
-        if not artifact.is_artifact(path):
+        found = read_checkpoint(self.folder / "trained", PARTS["trained"])
+        if found is None:
             return None
+        facts = found.facts["model"]["facts"]
         try:
-            trained = load(path, model, output=output, likelihood=likelihood)
+            trained = rebuild(found.tensors, facts, model, output=output, likelihood=likelihood)
         except InputError as error:
-            raise InputError(f"checkpoint: {error}") from error
-        if trained.extra.get("identity") != self.identity:
+            raise InputError("checkpoint", error.expected, error.got, error.remedy) from error
+        if found.facts["identity"] != self.identity:
             fail(
                 "checkpoint",
                 "one made with the same model, data and settings",
@@ -102,8 +108,10 @@ class FitCheckpoint:
         Args:
             trained: a model without draws.
         """
-        marked = dataclasses.replace(trained, extra={"identity": self.identity})
-        marked.save(self.folder / "trained", overwrite=True)
+        facts = {"identity": self.identity, "model": nested(trained)}
+        artifact.write(
+            self.folder / "trained", PARTS["trained"], trained.tensors(), facts, overwrite=True
+        )
 
     def temperature(self, posterior: Posterior, by: str, **options: Any) -> TemperatureChoice:
         """The temperature that an earlier call chose, or choose it now.
@@ -122,32 +130,31 @@ class FitCheckpoint:
                 "seed": options["seed"],
             },
         )
-        if artifact.is_artifact(path):
-            _, saved = artifact.read(path, _TEMPERATURE)
-            if saved["identity"] == identity:
-                facts: dict[str, Any] = {
-                    k: tuple(v) if isinstance(v, list) else v for k, v in saved["choice"].items()
-                }
-                return TemperatureChoice(**facts)
+        found = read_checkpoint(path, PARTS["temperature"])
+        if found is not None and found.facts["identity"] == identity:
+            saved: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in found.facts["choice"].items()
+            }
+            return TemperatureChoice(**saved)
         choice = choose_temperature(posterior, by=by, **options)
         facts = {"identity": identity, "choice": dataclasses.asdict(choice)}
-        artifact.write(path, _TEMPERATURE, {}, facts, overwrite=True)
+        artifact.write(path, PARTS["temperature"], {}, facts, overwrite=True)
         return choice
 
 
-def clear_checkpoint(folder: str | Path) -> None:
-    """Remove what `fit` saved in its checkpoint folder, and the folder if that empties it.
+def delete_checkpoint(folder: str | Path) -> None:
+    """Delete what fitting saved in its checkpoint folder, and the folder if nothing else is in it.
+
+    Files and artifacts that do not belong to a checkpoint are left alone.
 
     Args:
         folder: the folder; it need not exist.
 
     Example:
-        >>> clear_checkpoint("no/such/folder")
+        >>> delete_checkpoint("no/such/folder")
     """
-    for name in _PARTS:
-        path = Path(folder) / name
-        if artifact.is_artifact(path):
-            shutil.rmtree(path)
+    for name, kind in PARTS.items():
+        artifact.delete(Path(folder) / name, kind)
     with suppress(OSError):
         Path(folder).rmdir()
 

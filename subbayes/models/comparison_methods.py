@@ -18,13 +18,12 @@ from subbayes import sparse
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.map import point
-from subbayes.baselines.mc_dropout import McDropout, mc_dropout
+from subbayes.baselines.mc_dropout import mc_dropout
 from subbayes.baselines.swag import swag
-from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
+from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
-from subbayes.models.fitted import FittedModel
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.predictions.averaging import average
@@ -40,14 +39,11 @@ __all__ = [
     "ComparedMethod",
     "DeepEnsemble",
     "MonteCarloDropout",
-    "Predictor",
     "Setup",
     "SparseNetworks",
     "TemperatureScaling",
     "timed",
 ]
-
-Predictor = WeightSamples | McDropout | TemperatureScaled | FittedModel
 
 
 @dataclass(frozen=True)

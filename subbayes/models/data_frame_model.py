@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Shaped
+from torch import Tensor
 
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.predictor import Predictor
 from subbayes.models.array_model import (
     BASELINES,
-    Model,
     fit_baseline,
     fit_matrix,
     fit_sparse,
     held_out,
-    load_model,
     make_likelihood,
     make_module,
     pieces,
     predicted,
-    save_model,
 )
 from subbayes.models.fit import FittedModel
 from subbayes.models.settings import TableSettings
@@ -37,6 +35,8 @@ from subbayes.sparse.export.table_units import small_in_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
+from subbayes.utils.saving import nested, read, save
+from subbayes.utils.saving import rebuild as rebuild_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,6 +69,8 @@ class TableModel:
         encoder: from the columns of the table to the network's inputs.
         target: from the column to predict to the network's targets, and back.
         column: name of the column to predict.
+        rows: number of rows that a posterior was fitted to, and a digest of their targets.
+        notes: facts of the caller that JSON can represent, saved with the model.
 
     Example:
         >>> import pandas as pd
@@ -82,10 +84,14 @@ class TableModel:
         ['mean', 'std', 'epistemic_std', 'aleatoric_std', 'lower', 'upper']
     """
 
-    model: Model
+    kind: ClassVar[str] = "data-frame-model"
+
+    model: Predictor
     encoder: TabularEncoder
     target: Target
     column: str
+    rows: dict[str, Any] | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def fit(
@@ -125,7 +131,8 @@ class TableModel:
         encoder = (encoder or TabularEncoder()).fit(features)
         y = numbers(target, values)
         x, n_classes = encoder.transform(features), len(target.classes) or None
-        model: Model
+        model: Predictor
+        rows = None
         if method is None:
             model = fit_matrix(
                 x,
@@ -136,7 +143,7 @@ class TableModel:
                 checkpoint=checkpoint,
                 progress=progress,
             )
-            model = dataclasses.replace(model, extra=model.extra | {"rows": _rows_of(y)})
+            rows = _rows_of(y)
         elif method == SPARSE:
             model = fit_sparse(
                 x,
@@ -151,7 +158,7 @@ class TableModel:
             model = fit_baseline(
                 x, y, target.task, method, settings, n_classes=n_classes, progress=progress
             )
-        return cls(model, encoder, target, column)
+        return cls(model, encoder, target, column, rows)
 
     @property
     def sampled(self) -> FittedModel:
@@ -161,15 +168,10 @@ class TableModel:
             InputError: it is a baseline or a sparse network.
         """
         if not isinstance(self.model, FittedModel):
-            other = (
-                "a sparse network"
-                if isinstance(self.model, SparseNetwork)
-                else f"a baseline: {self.model.name}"
-            )
             fail(
                 "model",
                 "a posterior with draws",
-                other,
+                self.model.label,
                 "Fit it in a subspace: pca, random, curve, optimal, subnetwork or full",
             )
         return self.model
@@ -269,74 +271,95 @@ class TableModel:
             fills=self.encoder.fills(),
         )
 
-    def save(
-        self, path: str | Path, *, overwrite: bool = False, facts: dict[str, Any] | None = None
-    ) -> Path:
-        """Save as one artifact, tensors and JSON; see `load`.
+    def describe(self) -> dict[str, str]:
+        """What the model is and what it predicts, in words."""
+        return {"target": f"{self.column} ({self.target.task})"} | self.model.describe()
+
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """Those of the model of the encoded rows."""
+        return self.model.tensors()
+
+    def facts(self) -> dict[str, Any]:
+        """The model of the encoded rows, the encoding, and the notes."""
+        return {
+            "model": nested(self.model),
+            "column": self.column,
+            "target": self.target.to_config(),
+            "encoder": self.encoder.to_config(),
+            "rows": self.rows,
+            "notes": self.notes,
+        }
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Save as a folder of safetensors and JSON; `subbayes.load` opens it.
 
         Args:
             path: the folder.
             overwrite: replace a model that is already there.
-            facts: JSON-able facts to save along, in `model.extra`.
 
         Raises:
             InputError: the path is taken (pass `overwrite=True`), or cannot be written.
         """
-        extra = (facts or {}) | {
-            "table": {
-                "column": self.column,
-                "target": self.target.to_config(),
-                "encoder": self.encoder.to_config(),
-            }
-        }
-        return save_model(self.model, path, extra, overwrite=overwrite)
+        return save(self, path, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | Path) -> TableModel:
         """Load what `save` wrote.
 
         Raises:
-            InputError: no such artifact, a damaged one, or a model of something else.
+            InputError: no such artifact, a damaged one, or a model that does not take a table.
         """
-        model, extra = load_model(path)
-        if "table" not in extra:
+        tensors, facts, kind = read(path)
+        if kind != cls.kind:
             fail(
                 "path",
                 "the model of a table",
-                f"a model without one at '{path}'",
+                f"a {kind} at '{path}'",
                 "Use subbayes.load for models of a module",
             )
-        facts = extra["table"]
-        return cls(
-            model,
-            TabularEncoder.from_config(facts["encoder"]),
-            Target.from_config(facts["target"]),
-            facts["column"],
-        )
+        return rebuild(tensors, facts)
+
+
+def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> TableModel:
+    """Rebuild a model of data frames from its artifact; see `subbayes.load`.
+
+    Args:
+        tensors: as saved.
+        facts: as saved.
+    """
+    model = facts["model"]
+    return TableModel(
+        rebuild_model(model["kind"], tensors, model["facts"], {}),
+        TabularEncoder.from_config(facts["encoder"]),
+        Target.from_config(facts["target"]),
+        facts["column"],
+        facts["rows"],
+        facts["notes"],
+    )
 
 
 def _rows_of(y: Shaped[np.ndarray, "n"]) -> dict[str, Any]:
     return {"n": len(y), "targets": artifact.fingerprint({"y": np.sort(y)}, {})}
 
 
-def differing(model: FittedModel, y: Shaped[np.ndarray, "n"]) -> tuple[str, str] | None:
-    """How rows differ from those a model of a table was fitted to: what was expected, what came.
+def differing(model: TableModel, y: Shaped[np.ndarray, "n"]) -> tuple[str, str] | None:
+    """How rows differ from those that a model was fitted to: what was expected, and what came.
 
     Args:
-        model: as `TableModel.fit` made it; models of before rows were noted differ from none.
+        model: as `TableModel.fit` made it.
         y: targets of the rows (n,), in any order, as `numbers` gives them.
 
     Example:
-        >>> x, y = np.linspace(-1, 1, 40, dtype=np.float32)[:, None], np.arange(40.0)
+        >>> import pandas as pd
+        >>> table = pd.DataFrame({"x": np.arange(40.0), "y": np.arange(40.0) ** 2})
         >>> small = TableSettings().change({
         ...     "network.hidden": (5,), "training": {"epochs": 5, "swa_epochs": 5},
         ...     "subspace.rank": 2, "sampling.draws": 20})
-        >>> model = fit_matrix(x, y, "regression", small, progress=False)
-        >>> model.extra["rows"] = {"n": 40, "targets": ""}
-        >>> differing(model, y[1:])
+        >>> model = TableModel.fit(table, "y", small, progress=False)
+        >>> differing(model, np.arange(39.0))
         ('the 40 rows', '39 rows')
     """
-    noted, found = model.extra.get("rows"), _rows_of(y)
+    noted, found = model.rows, _rows_of(y)
     if noted is None or noted == found:
         return None
     if noted["n"] != found["n"]:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from subbayes.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-    Poisson,
-    Standardized,
-)
-from subbayes.models.fitted import FittedModel
-from subbayes.networks.mlp import MLP
+from subbayes.networks.description import describe_likelihood, describe_network
 
-__all__ = ["describe"]
+if TYPE_CHECKING:
+    from subbayes.models.fitted import FittedModel
+
+__all__ = ["describe", "method_label"]
 
 
 def describe(model: FittedModel) -> dict[str, str]:
@@ -39,64 +32,14 @@ def describe(model: FittedModel) -> dict[str, str]:
         'the 2 principal directions of that trajectory, around its mean'
     """
     return {
-        "network": _network(model),
-        "likelihood": _likelihood(model.likelihood),
+        "network": describe_network(model.network),
+        "likelihood": describe_likelihood(model.likelihood),
         "training": _trained(model.settings.get("training")),
         "subspace": _subspace(model),
         "prior": _prior(model),
         "temperature": _temperature(model),
         "inference": _inference(model),
     }
-
-
-def _network(model: FittedModel) -> str:
-    module = model.network.module_with()
-    kind = type(module).__name__
-    if isinstance(module, MLP):
-        s = module.settings
-        widths = s["hidden"]
-        hidden = (
-            "no hidden layer"
-            if not widths
-            else (
-                f"{'a hidden layer' if len(widths) == 1 else 'hidden layers'} of "
-                f"{' and '.join(map(str, widths))} ({s['activation']})"
-            )
-        )
-        kind = (
-            f"a multilayer perceptron: {_several(s['n_inputs'], 'input')}, {hidden}, "
-            f"{_several(s['n_outputs'], 'output')}"
-        )
-    return f"{kind}; {model.network.size} weights"
-
-
-def _several(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
-
-
-def _likelihood(likelihood: Likelihood) -> str:
-    if isinstance(likelihood, Standardized):
-        shift, scale = (
-            ", ".join(f"{v:.4g}" for v in part) for part in (likelihood.shift, likelihood.scale)
-        )
-        return f"{_likelihood(likelihood.likelihood)}; the network works on (y - {shift}) / {scale}"
-    if isinstance(likelihood, HeteroscedasticGaussian):
-        return (
-            f"Gaussian noise with a variance that depends on the input, plus a global "
-            f"variance of {_numbers(likelihood.global_variance)}"
-        )
-    if isinstance(likelihood, Gaussian) and not isinstance(likelihood.noise, str):
-        return f"Gaussian noise with a standard deviation of {_numbers(likelihood.noise)}"
-    if isinstance(likelihood, Categorical):
-        return f"probabilities of {likelihood.n_classes} classes"
-    if isinstance(likelihood, Bernoulli):
-        return "the probability of class 1 of two"
-    return "counts with a rate" if isinstance(likelihood, Poisson) else repr(likelihood)
-
-
-def _numbers(values: Any) -> str:
-    flat = np.atleast_1d(np.asarray(values, dtype=float)).ravel()
-    return ", ".join(f"{v:.3g}" for v in flat[:5]) + (", …" if len(flat) > 5 else "")
 
 
 def _trained(training: Mapping[str, Any] | None) -> str:
@@ -169,3 +112,36 @@ def _inference(model: FittedModel) -> str:
     if "seconds" in draws.meta:
         said.append(f"{draws.meta['seconds']:.1f} s")
     return ", ".join(said)
+
+
+_SUBSPACES = {
+    "pca": "PCA",
+    "random": "random",
+    "curve": "curve",
+    "optimal": "optimal",
+    "subnetwork": "subnetwork",
+}
+_ENGINES = {
+    "elliptical-slice": "ESS",
+    "nuts": "NUTS",
+    "hmc": "HMC",
+    "smc": "SMC",
+    "laplace": "Laplace",
+    "laplace-linearised": "linearised Laplace",
+    "vi": "VI",
+    "full-rank-vi": "full-rank VI",
+    "realnvp": "RealNVP",
+}
+
+
+def method_label(model: FittedModel) -> str:
+    """The name of a fitted model's method in tables.
+
+    Args:
+        model: the model.
+    """
+    subspace = _SUBSPACES.get(str(model.settings.get("subspace")), "posterior")
+    engine = str(model.settings.get("inference", "elliptical-slice"))
+    if subspace == "posterior" and engine == "elliptical-slice":
+        return subspace
+    return f"{subspace} + {_ENGINES.get(engine, engine)}"

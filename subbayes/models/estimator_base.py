@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,18 +20,28 @@ from sklearn.utils.validation import (
     column_or_1d,
     validate_data,
 )
+from torch import Tensor
 
+from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.configuration import Sampling
-from subbayes.models.array_model import Model, load_model, pieces, predicted, save_model
+from subbayes.models.array_model import pieces, predicted
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import configured, decode_parameters, encode_parameters
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_finite, check_same_length, fail
+from subbayes.utils.checks import check_choice, check_finite, check_same_length, fail
 from subbayes.utils.configuration import change
+from subbayes.utils.saving import nested, read, save
+from subbayes.utils.saving import rebuild as rebuild_model
 
 __all__ = ["Classifier", "Estimator", "Regressor"]
 
 _COUNTS = "poisson"
+_ESTIMATORS = {
+    "SubspaceRegressor": "subbayes.models.estimators",
+    "SubspaceClassifier": "subbayes.models.estimators",
+    "SparseRegressor": "subbayes.models.sparse_estimators",
+    "SparseClassifier": "subbayes.models.sparse_estimators",
+}
 _Estimator = TypeVar("_Estimator", bound="Estimator")
 _Regressor = TypeVar("_Regressor", bound="Regressor")
 _Classifier = TypeVar("_Classifier", bound="Classifier")
@@ -39,6 +50,7 @@ _Classifier = TypeVar("_Classifier", bound="Classifier")
 class Estimator(BaseEstimator):
     """What regressor and classifier share: checks, standardisation, saving."""
 
+    kind: ClassVar[str] = "estimator"
     model_: Any
     mean_: Float[np.ndarray, "d"]
     scale_: Float[np.ndarray, "d"]
@@ -70,7 +82,7 @@ class Estimator(BaseEstimator):
         y: Shaped[np.ndarray, "n"],
         task: str,
         n_classes: int | None,
-    ) -> Model:
+    ) -> Predictor:
         """The model of a standardised matrix."""
 
     def _moments(
@@ -215,10 +227,18 @@ class Estimator(BaseEstimator):
             InputError: the path is taken (pass `overwrite=True`), or cannot be written.
         """
         check_is_fitted(self)
-        return save_model(self.model_, path, {"estimator": self._state()}, overwrite=overwrite)
+        return save(self, path, overwrite=overwrite)
+
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """Those of the model."""
+        return self.model_.tensors()
+
+    def facts(self) -> dict[str, Any]:
+        """The model, the parameters of the estimator, and what it learned of the columns."""
+        return {"model": nested(self.model_), **self._state()}
 
     def _state(self) -> dict[str, Any]:
-        """Parameters and what was learned beside the model, in terms JSON has."""
+        """Parameters and fitted attributes beside the model, in types that JSON has."""
         params = encode_parameters(self.get_params(deep=False), self._defaults)
         if not isinstance(self.random_state, (int, np.integer, type(None))):
             params["random_state"] = self.seed_
@@ -239,23 +259,17 @@ class Estimator(BaseEstimator):
         Raises:
             InputError: no such artifact, a damaged one, or one of something else.
         """
-        model, extra = load_model(path)
-        state = extra.get("estimator", {})
-        if state.get("class") != cls.__name__:
+        found = read(path)
+        name = str(found.facts.get("class", f"a {found.kind}"))
+        if found.kind != "estimator" or name != cls.__name__:
+            known = found.kind == "estimator"
             fail(
                 "path",
                 f"a saved {cls.__name__}",
-                f"{state.get('class') or 'another kind of model'} at '{path}'",
-                f"Use {state['class']}.load"
-                if state
-                else "Use subbayes.load, or the command that saved it",
+                f"{name} at '{path}'",
+                f"Use {name}.load" if known else "Use subbayes.load",
             )
-        estimator = cls(**decode_parameters(state["params"], cls._defaults))
-        estimator.model_ = (
-            dataclasses.replace(model, extra={}) if isinstance(model, FittedModel) else model
-        )
-        estimator._restore(state)
-        return estimator
+        return rebuild(found.tensors, found.facts)
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.seed_, self.n_features_in_ = state["seed"], len(state["mean"])
@@ -270,6 +284,22 @@ class Estimator(BaseEstimator):
         if isinstance(state.get("model_"), FittedModel):
             state["model_"] = dataclasses.replace(state["model_"], posterior=None)
         return state
+
+
+def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Any:
+    """Rebuild an estimator from its artifact; see `subbayes.load`.
+
+    Args:
+        tensors: as saved.
+        facts: as saved.
+    """
+    check_choice("class", facts["class"], _ESTIMATORS)
+    cls = getattr(importlib.import_module(_ESTIMATORS[facts["class"]]), facts["class"])
+    estimator = cls(**decode_parameters(facts["params"], cls._defaults))
+    model = facts["model"]
+    estimator.model_ = rebuild_model(model["kind"], tensors, model["facts"], {})
+    estimator._restore(facts)
+    return estimator
 
 
 class Regressor(RegressorMixin, Estimator):

@@ -17,7 +17,7 @@ from subbayes.inference.engines import ENGINES, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.models.checkpoint import FitCheckpoint
-from subbayes.models.fitted import FittedModel, load
+from subbayes.models.fitted import FittedModel
 from subbayes.networks.compatibility import check_fit
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
@@ -42,7 +42,6 @@ __all__ = [
     "check_temperature",
     "fit",
     "fit_settings",
-    "load",
     "prior_of",
     "sample",
 ]
@@ -231,7 +230,6 @@ def sample(
         draws=engine.run(posterior, sampling),
         posterior=posterior,
         settings=prepared.settings | {"inference": engine.name, "temperatures": chosen},
-        extra={},
     )
 
 

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subbayes.diagnostics import metrics
+from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods import from_config as likelihood_from_config
-from subbayes.networks.mlp import MLP
 from subbayes.networks.network import Network
+from subbayes.networks.saving import network_facts, network_from, network_tensors
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.subspace import from_config as subspace_from_config
-from subbayes.utils import artifact
+from subbayes.utils.artifact import under, within
 from subbayes.utils.checks import fail
 
-__all__ = ["FittedModel", "load", "network_from", "network_state", "part"]
-
-KIND = "fitted-model"
+__all__ = ["FittedModel", "rebuild"]
 
 
 @dataclass(frozen=True)
-class FittedModel:
-    """What `fit` returns: everything a prediction needs, and how it came about.
+class FittedModel(Predictor):
+    """The result of `fit`: what a prediction needs, and how it was obtained.
 
     Attributes:
         network: the network, centred on the subspace's shift.
@@ -44,8 +42,9 @@ class FittedModel:
         posterior: the density; None for a model loaded without its data.
         history: numbers per epoch of the training phases.
         settings: what `fit` was asked for, as JSON-able values.
-        extra: JSON-able facts of the caller, saved along.
     """
+
+    kind: ClassVar[str] = "fitted-model"
 
     network: Network
     likelihood: Likelihood
@@ -56,7 +55,6 @@ class FittedModel:
     posterior: Posterior | None = None
     history: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def predict(
         self,
@@ -102,42 +100,65 @@ class FittedModel:
             progress=progress,
         )
 
-    def evaluate(self, inputs: Any, y: Any, level: float = 0.95) -> dict[str, float]:
-        """Scores of the predictions on data with known targets; see `metrics.score`."""
-        return metrics.score(self.predict(inputs), y, level=level)
+    @property
+    def label(self) -> str:
+        """The name of the method in tables: subspace and engine, such as "PCA + NUTS"."""
+        from subbayes.models.description import method_label
+
+        return method_label(self)
+
+    @property
+    def default_draws(self) -> int:
+        """Number of draws, over all chains."""
+        return 1 if self.draws is None else self.draws.n_chains * self.draws.n_draws
+
+    def describe(self) -> dict[str, str]:
+        """What was fitted and how, one sentence for each part."""
+        from subbayes.models.description import describe
+
+        return describe(self)
+
+    def fit_summary(self) -> dict[str, Any]:
+        """Subspace, temperature, draws and their diagnostics."""
+        draws = self.draws
+        if draws is None:
+            fail("model", "a model with draws", "one that was not sampled yet")
+        known = {"pareto_k": draws.meta["pareto_k"]} if "pareto_k" in draws.meta else {}
+        return known | {
+            "independent": draws.independent,
+            "method": self.settings["subspace"],
+            "rank": self.subspace.rank,
+            "temperature": self.temperature,
+            "chains": draws.n_chains,
+            "draws": draws.n_draws,
+            "rhat": float(draws.rhat().max()),
+            "ess_bulk": float(draws.ess_bulk().min()),
+        }
 
     def warnings(self) -> list[str]:
-        """What is wrong with the run, each with a remedy."""
+        """Problems of the run, each with a remedy; empty if there are none."""
         return [] if self.draws is None else self.draws.warnings()
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Save as a folder of safetensors and JSON, no pickle; see `load`.
-
-        Raises:
-            InputError: the path is taken (pass `overwrite=True`), or cannot be written.
-        """
-        tensors, meta = self._state()
-        artifact.write(path, KIND, tensors, meta, overwrite=overwrite)
-        return Path(path)
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, meta = network_state(self.network)
-        tensors |= {f"subspace.{k}": v for k, v in self.subspace.tensors().items()}
-        facts = None
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """Network, subspace and draws."""
+        found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
+        found |= within("subspace", self.subspace.tensors())
         if self.draws is not None:
-            arrays, facts = self.draws.state()
-            tensors |= {name: torch.from_numpy(values) for name, values in arrays.items()}
-        meta |= {
+            found |= self.draws.state()[0]
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """Everything but the tensors; the posterior and its data are not saved."""
+        return {
+            "network": network_facts(self.network),
             "likelihood": self.likelihood.to_config(),
             "subspace": self.subspace.config(),
             "prior": self.prior.to_config(),
             "temperature": self.temperature,
-            "draws": facts,
+            "draws": None if self.draws is None else self.draws.state()[1],
             "history": self.history,
             "settings": self.settings,
-            "extra": self.extra,
         }
-        return tensors, meta
 
     def __repr__(self) -> str:
         return (
@@ -146,38 +167,35 @@ class FittedModel:
         )
 
 
-def load(
-    path: str | Path,
+def rebuild(
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
     module: nn.Module | None = None,
     *,
     data: Any = None,
     likelihood: Likelihood | None = None,
     output: Callable[[Any], Tensor] | None = None,
-    device: torch.device | str = "cpu",
 ) -> FittedModel:
-    """Load what `FittedModel.save` wrote.
+    """Rebuild a fitted model from its artifact; see `subbayes.load`.
 
     Args:
-        path: the folder.
-        module: a module of the same architecture, for models of a module of your own; its
-            weights do not matter and it is not changed.
+        tensors: as saved.
+        facts: as saved.
+        module: a module of the same architecture, unless it is an `MLP`.
         data: the training data, to have `posterior` as well.
-        likelihood: for a likelihood of your own, which the file cannot hold.
+        likelihood: a likelihood of your own.
         output: picks the tensor out of what the module returns, as for `fit`.
-        device: where to put it.
-
-    Raises:
-        InputError: not such a folder, damaged, of a newer version, or of another architecture.
     """
-    tensors, meta = artifact.read(path, KIND, device=str(device))
-    subspace = subspace_from_config(meta["subspace"], part(tensors, "subspace"))
-    network = network_from(tensors, meta, subspace.shift, module, output=output, path=path)
-    likelihood = likelihood or likelihood_from_config(meta["likelihood"])
-    prior, temperature = Normal.from_config(meta["prior"]), meta["temperature"]
-    draws = None
-    if "z" in tensors:
-        draws = Draws.from_state({k: v.cpu().numpy() for k, v in tensors.items()}, meta["draws"])
-    posterior = None
+    subspace = subspace_from_config(facts["subspace"], under("subspace", tensors))
+    network = network_from(tensors, facts["network"], subspace.shift, module, output)
+    likelihood = likelihood or likelihood_from_config(facts["likelihood"])
+    prior, temperature = Normal.from_config(facts["prior"]), facts["temperature"]
+    prior.check_rank(subspace.rank)
+    draws = posterior = None
+    if facts["draws"] is not None:
+        arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()
+                  if name == "z" or name.startswith(("stats.", "moments."))}  # fmt: skip
+        draws = Draws.from_state(arrays, facts["draws"])
     if data is not None:
         posterior = Posterior(network, likelihood, data, subspace, prior, temperature)
     return FittedModel(
@@ -188,92 +206,6 @@ def load(
         temperature,
         draws,
         posterior,
-        meta["history"],
-        meta["settings"],
-        meta["extra"],
+        facts["history"],
+        facts["settings"],
     )
-
-
-def network_state(network: Network) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What has to be saved of a network but its weights: tensors, and a JSON-able rest.
-
-    Example:
-        >>> network_state(Network(MLP(2, (), 1)))[1]["module"]["n_inputs"]
-        2
-    """
-    tensors = {f"frozen.{k}": v for k, v in network.frozen.items()}
-    tensors |= {f"mask.{k}": v for k, v in network.masks.items()}
-    module = network.module_with()
-    return tensors, {
-        "architecture": network.architecture,
-        "names": list(network.names),
-        "module": module.settings if isinstance(module, MLP) else None,
-    }
-
-
-def network_from(
-    tensors: dict[str, Tensor],
-    meta: dict[str, Any],
-    weights: Tensor,
-    module: nn.Module | None = None,
-    *,
-    output: Callable[[Any], Tensor] | None = None,
-    path: str | Path = "",
-) -> Network:
-    """The network whose `network_state` this is, at these weights.
-
-    Args:
-        tensors: as saved.
-        meta: as saved.
-        weights: its weights (D,), which decide on device and dtype.
-        module: a module of the same architecture, unless it is an `MLP`.
-        output: picks the tensor out of what the module returns.
-        path: where it comes from, for errors.
-
-    Raises:
-        InputError: no module, or one of another architecture.
-    """
-    if module is None:
-        if meta["module"] is None:
-            fail(
-                "module",
-                f"a module of the saved architecture for '{path}'",
-                "none",
-                "Pass load(path, module=...): code is not saved, only weights",
-            )
-        module = MLP(**meta["module"], seed=0)  # weights follow; torch's generator is let be
-    chosen = part(tensors, "mask") or meta["names"]
-    known = (
-        dict(module.named_parameters(remove_duplicate=False))
-        if isinstance(module, nn.Module)
-        else chosen
-    )
-    if any(name not in known for name in chosen):
-        fail(
-            "module",
-            f"the saved architecture {_short(meta['architecture'])}",
-            _short(f"{type(module).__name__}: {module!r}"),
-            "Build it with the same layers and sizes",
-        )
-    network = Network(module, chosen, output)
-    if network.architecture != meta["architecture"]:
-        fail(
-            "module",
-            f"the saved architecture {_short(meta['architecture'])}",
-            _short(network.architecture),
-            "Build it with the same layers and sizes",
-        )
-    if (network.device, network.dtype) != (weights.device, weights.dtype):
-        network = network.to(weights.device, weights.dtype)
-    return network.with_buffers(part(tensors, "frozen")).with_weights(weights)
-
-
-def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with `prefix` and a dot, without it."""
-    start = prefix + "."
-    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
-
-
-def _short(text: str, width: int = 120) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
-from subbayes.models.comparison_methods import Predictor, Setup
+from subbayes.models.comparison_methods import Setup
 from subbayes.models.comparison_registry import METHODS, Comparable, methods_by_key, named_methods
-from subbayes.models.fitted import FittedModel
 from subbayes.networks.compatibility import check_fit
 from subbayes.networks.initialisation import fresh
 from subbayes.networks.selection import Selection
@@ -28,7 +28,7 @@ from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import fail_type
 from subbayes.utils.types import Targets
 
-__all__ = ["METHODS", "Comparison", "Predictor", "compare_methods", "format_score", "named_methods"]
+__all__ = ["METHODS", "Comparison", "compare_methods", "format_score", "named_methods"]
 
 _HEADINGS = {
     "log_likelihood": "log-likelihood",
@@ -97,12 +97,8 @@ class Comparison:
 
     def warnings(self) -> dict[str, list[str]]:
         """What is wrong with the sampling runs, each with a remedy, by method."""
-        found = {
-            key: model.warnings()
-            for key, model in self.models.items()
-            if isinstance(model, FittedModel)
-        }
-        return {key: lines for key, lines in found.items() if lines}
+        said = {key: model.warnings() for key, model in self.models.items()}
+        return {key: lines for key, lines in said.items() if lines}
 
     def to_dict(self) -> dict[str, Any]:
         """Scores, differences, warnings and settings, as JSON-able values."""

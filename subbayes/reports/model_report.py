@@ -15,15 +15,13 @@ from torch import Tensor
 
 import subbayes
 from subbayes import plots
-from subbayes.baselines.ensemble import WeightSamples
-from subbayes.baselines.mc_dropout import McDropout
-from subbayes.baselines.temperature_scaling import TemperatureScaled
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.predictor import Predictor
 from subbayes.models.array_model import NETWORKS
 from subbayes.models.description import describe
 from subbayes.models.fitted import FittedModel
-from subbayes.models.method_comparison import METHODS, Comparison, Predictor, format_score
+from subbayes.models.method_comparison import Comparison, format_score
 from subbayes.plots.methods import NAMES
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
@@ -194,33 +192,30 @@ def _story(subject: Any, data: Any, test: Any, name: str, unit: str, method: str
             name,
             unit,
         )
-    if not isinstance(
-        subject, (FittedModel, WeightSamples, McDropout, TemperatureScaled, SparseNetwork)
-    ):
+    if not isinstance(subject, Predictor):
         fail_type("subject", "a fitted model or a Comparison", subject)
     predictive, y = (None, None) if held is None else _predicted(subject, held)
     fitted = subject if isinstance(subject, FittedModel) else None
     sparse = subject if isinstance(subject, SparseNetwork) else None
-    label = (
-        _method(subject)
-        if isinstance(subject, FittedModel)
-        else "sparse network"
-        if isinstance(subject, SparseNetwork)
-        else subject.name
-    )
     return _Story(
-        _with_posterior(fitted, rows), label, predictive, y, None, rows, held, name, unit, sparse
+        _with_posterior(fitted, rows),
+        subject.label,
+        predictive,
+        y,
+        None,
+        rows,
+        held,
+        name,
+        unit,
+        sparse,
     )
 
 
-def _predicted(model: Any, rows: Data) -> tuple[Predictive, Tensor]:
+def _predicted(model: Predictor, rows: Data) -> tuple[Predictive, Tensor]:
     """Predictions of test rows, with known noise scales if there are any, and their targets."""
     y = rows.targets()
     options: dict[str, Any] = {} if isinstance(y, Tensor) else {"noise": y[1]}
-    if isinstance(model, FittedModel):
-        options["n_draws"] = figures.MOST_DRAWS
-    if isinstance(model, SparseNetwork):
-        options["draws"] = NETWORKS
+    options["n_draws"] = min(figures.MOST_DRAWS, max(NETWORKS, model.default_draws))
     predictive = model.predict(rows.inputs if rows.in_memory else rows.loader, **options)
     return predictive, y if isinstance(y, Tensor) else y[0]
 
@@ -235,28 +230,6 @@ def _with_posterior(model: FittedModel | None, data: Data | None) -> FittedModel
             model.network, model.likelihood, data, model.subspace, model.prior, model.temperature
         ),
     )
-
-
-_ENGINES = {
-    "nuts": "NUTS",
-    "hmc": "HMC",
-    "smc": "SMC",
-    "laplace": "Laplace",
-    "laplace-linearised": "linearised Laplace",
-    "vi": "VI",
-    "full-rank-vi": "full-rank VI",
-    "realnvp": "RealNVP",
-}
-
-
-def _method(model: FittedModel) -> str:
-    """Name of the method of a model."""
-    known = METHODS.get(str(model.settings.get("subspace")))
-    method = "posterior" if known is None else known.label
-    engine = str(model.settings.get("inference", "elliptical-slice"))
-    if engine == "elliptical-slice":
-        return method
-    return f"{method.removesuffix(' + ESS')} + {_ENGINES.get(engine, engine)}"
 
 
 # --- in words --------------------------------------------------------------------------------

@@ -5,22 +5,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
-from torch import nn
+from torch import Tensor, nn
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.engines import engine_of
 from subbayes.reports.semistructured import write_report
-from subbayes.semistructured import saving
 from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from
 from subbayes.semistructured.families import Family, family_from_name
 from subbayes.semistructured.formula_checks import Missing
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.results import Results
+from subbayes.semistructured.saving import facts_of, state_from, tensors_of
 from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.subspace import (
     TRAINING,
@@ -32,6 +33,7 @@ from subbayes.semistructured.subspace import (
 from subbayes.semistructured.summary import check_level
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_positive
+from subbayes.utils.saving import read, save
 
 __all__ = ["SemiStructuredRegression"]
 
@@ -86,6 +88,8 @@ class SemiStructuredRegression(Results):
         [2.0, 0.0]
     """
 
+    kind: ClassVar[str] = "semi-structured-model"
+
     def __init__(
         self,
         formula: str | Mapping[str, str],
@@ -137,7 +141,15 @@ class SemiStructuredRegression(Results):
         Raises:
             InputError: the path exists (pass `overwrite=True`), or cannot be written.
         """
-        return saving.save(self.state, path, overwrite)
+        return save(self, path, overwrite=overwrite)
+
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """Subspace, draws, training rows, and the networks with their inputs."""
+        return tensors_of(self.state)
+
+    def facts(self) -> dict[str, Any]:
+        """What the model was made with, and the types of its columns."""
+        return facts_of(self.state)
 
     @classmethod
     def load(
@@ -164,10 +176,8 @@ class SemiStructuredRegression(Results):
             InputError: not such a folder, damaged, of a newer version, or one that needs a
                 module, a family or a prior.
         """
-        state = saving.load(path, deep, family, priors)
-        model = cls.__new__(cls)
-        model.specification, model._state = state.model.specification, state
-        return model
+        tensors, facts, _ = read(path, cls.kind)
+        return rebuild(tensors, facts, deep=deep, family=family, priors=priors)
 
     # --- fitting ----------------------------------------------------------------------------
 
@@ -275,3 +285,26 @@ class SemiStructuredRegression(Results):
             level=check_level(level),
             notes=notes,
         )
+
+
+def rebuild(
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    *,
+    deep: Mapping[str, nn.Module] | None = None,
+    family: Family | None = None,
+    priors: Mapping[str, Any] | None = None,
+) -> SemiStructuredRegression:
+    """Rebuild a fitted model from its artifact; see `subbayes.load`.
+
+    Args:
+        tensors: as saved.
+        facts: as saved.
+        deep: modules of networks that are not a `subbayes.MLP`, by name.
+        family: a family of your own.
+        priors: priors of your own classes.
+    """
+    state = state_from(tensors, facts, deep, family, priors)
+    model = SemiStructuredRegression.__new__(SemiStructuredRegression)
+    model.specification, model._state = state.model.specification, state
+    return model

@@ -12,9 +12,10 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from subbayes import diagnostics
-from subbayes.diagnostics import LooResult
+from subbayes.diagnostics import LooResult, metrics
 from subbayes.diagnostics.arviz import arviz_data
 from subbayes.draws import Draws
+from subbayes.networks.description import describe_network
 from subbayes.networks.network import Network
 from subbayes.plots.effects import effects as plot_effects
 from subbayes.posterior import Posterior
@@ -313,6 +314,46 @@ class Results:
         check_columns(response.variables(data), data)
         y = response.numbers(data)
         return self.predict(data, inputs, new_levels=new_levels).log_prob(y)
+
+    def evaluate(
+        self,
+        data: pd.DataFrame,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        level: float = 0.95,
+        new_levels: NewLevels = "error",
+        n_draws: int | None = None,
+    ) -> dict[str, float]:
+        """Scores of the predictions on rows with their response; see `metrics.score`.
+
+        Args:
+            data: the rows.
+            inputs: what networks without columns read, by name, as for `fit`.
+            level: probability of the interval whose coverage is reported.
+            new_levels: as for `predict`.
+            n_draws: use this many evenly spaced draws instead of all.
+        """
+        response = self.state.model.response
+        check_columns(response.variables(data), data)
+        predictive = self.predict(data, inputs, new_levels=new_levels, n_draws=n_draws)
+        return metrics.score(predictive, response.numbers(data), level)
+
+    def describe(self) -> dict[str, str]:
+        """What the model is, in words: formula, family, networks and inference."""
+        specification = self.state.model.specification
+        formula = specification.formula
+        if not isinstance(formula, str):
+            formula = "; ".join(f"{name}: {text}" for name, text in formula.items())
+        networks = {
+            f"network {name}": describe_network(Network(network.module))
+            for name, network in specification.deep.items()
+        }
+        return {
+            "formula": formula,
+            "family": repr(specification.family),
+            **networks,
+            "method": str(self.draws.meta.get("sampler", "")),
+        }
 
     def to_arviz(self) -> Any:
         """The draws as ArviZ data, with the names of effects as coordinates.

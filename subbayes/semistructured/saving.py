@@ -1,6 +1,6 @@
-"""Fitted semi-structured models as artifacts: tensors and JSON, no pickle.
+"""The artifact of a fitted semi-structured model.
 
-An artifact holds what was asked for, the columns and inputs of the training rows that the model
+It holds the arguments of the model, the columns and inputs of the training rows that the model
 reads, the networks' weights and buffers, and the draws. Loading reads the rows as fitting did, so
 that knots, levels, centres and scales are those of fitting.
 """
@@ -11,16 +11,13 @@ import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor, nn
 
 from subbayes.draws import Draws
-from subbayes.models.fitted import part
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import architecture_of
 from subbayes.priors import Normal
@@ -33,148 +30,152 @@ from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
-from subbayes.utils import artifact
+from subbayes.utils.artifact import under, within
 from subbayes.utils.checks import fail, fail_type
 
-__all__ = ["KIND", "load", "save"]
-
-KIND = "semi-structured-model"
+__all__ = ["facts_of", "state_from", "tensors_of"]
 
 
-def save(state: FittedState, path: str | Path, overwrite: bool) -> Path:
-    """Write a fitted model; see `SemiStructuredRegression.save`."""
-    rows, space, draws = state.model, state.space, state.draws
-    said = rows.specification
-    tensors = {f"space.{k}": v for k, v in space.subspace.tensors().items()}
-    arrays, facts_of_draws = draws.state()
-    tensors |= {name: torch.from_numpy(values) for name, values in arrays.items()}
-    tensors["starts"] = torch.from_numpy(space.start_points)
+def tensors_of(state: FittedState) -> dict[str, Tensor | np.ndarray]:
+    """Tensors to save: subspace, draws, training rows, and the networks with their inputs."""
+    rows, space = state.model, state.space
+    found = within("space", space.subspace.tensors()) | state.draws.state()[0]
+    found["starts"] = space.start_points
     if space.curve is not None:
-        tensors["curve"] = space.curve.points
-    read = dict.fromkeys(
-        [*rows.response.variables(rows.frame), *rows.encoder.columns, *said.auxiliary.columns]
-    )
-    columns = []
-    for i, name in enumerate(read):
-        values, facts = _column(rows.frame[name])
-        tensors[f"rows.{i}"] = torch.from_numpy(values)
-        columns.append({"name": name} | facts)
-    networks = {}
-    for i, (name, network) in enumerate(said.deep.items()):
-        module = network.module
-        tensors |= {f"network{i}.{k}": v for k, v in module.state_dict().items()}
+        found["curve"] = space.curve.points
+    for i, name in enumerate(_columns_of(state)):
+        found[f"rows.{i}"] = _column(rows.frame[name])[0]
+    for i, (name, network) in enumerate(rows.specification.deep.items()):
+        found |= within(f"network{i}", network.module.state_dict())
         if network.columns is None:
-            tensors[f"inputs.{name}"] = rows.inputs[f"deep {name}"]
-        networks[name] = {
-            "architecture": architecture_of(module),
-            "parameter": network.parameter,
-            "columns": None if network.columns is None else list(network.columns),
-            "module": module.settings if isinstance(module, MLP) else None,
-            "learned": [n for n, p in module.named_parameters() if p.requires_grad],
-        }
-    known = type(said.family) in FAMILIES.values()
-    auxiliary = said.auxiliary
-    artifact.write(
-        path,
-        KIND,
-        tensors,
-        {
-            "formula": said.formula if isinstance(said.formula, str) else dict(said.formula),
-            "family": said.family.to_config() if known else {"own": repr(said.family)},
-            "priors": {name: prior_config(prior) for name, prior in said.priors.items()},
-            "auxiliary": [auxiliary.weights, auxiliary.offset, auxiliary.exposure],
-            "missing": said.missing,
-            "orthogonal": said.orthogonal,
-            "seed": state.joint.seed,
-            "mode": state.joint.mode,
-            "columns": columns,
-            "dropped": rows.dropped,
-            "networks": networks,
-            "space": {
-                "config": space.subspace.config(),
-                "prior": space.prior.to_config(),
-                "rank": space.rank,
-                "kind": space.kind,
-                "history": space.history,
-                "projected": space.projected,
-                "curve": None if space.curve is None else space.curve.kind,
-            },
-            "draws": facts_of_draws,
+            found[f"inputs.{name}"] = rows.inputs[f"deep {name}"]
+    return found
+
+
+def facts_of(state: FittedState) -> dict[str, Any]:
+    """Facts to save: the arguments of the model, the types of its columns, and the draws'."""
+    rows, space, specification = state.model, state.space, state.model.specification
+    family, auxiliary = specification.family, specification.auxiliary
+    known = type(family) in FAMILIES.values()
+    formula = specification.formula
+    return {
+        "formula": formula if isinstance(formula, str) else dict(formula),
+        "family": family.to_config() if known else {"own": repr(family)},
+        "priors": {name: prior_config(prior) for name, prior in specification.priors.items()},
+        "weights": auxiliary.weights,
+        "offset": auxiliary.offset,
+        "exposure": auxiliary.exposure,
+        "missing": specification.missing,
+        "orthogonal": specification.orthogonal,
+        "seed": state.joint.seed,
+        "mode": state.joint.mode,
+        "columns": [{"name": name} | _column(rows.frame[name])[1] for name in _columns_of(state)],
+        "dropped": rows.dropped,
+        "networks": {name: _network_facts(network) for name, network in specification.deep.items()},
+        "space": {
+            "subspace": space.subspace.config(),
+            "prior": space.prior.to_config(),
+            "rank": space.rank,
+            "kind": space.kind,
+            "history": space.history,
+            "projected": space.projected,
+            "curve": None if space.curve is None else space.curve.kind,
         },
-        overwrite=overwrite,
-    )
-    return Path(path)
+        "draws": state.draws.state()[1],
+    }
 
 
-def load(
-    path: str | Path,
-    deep: Mapping[str, nn.Module] | None,
-    family: Family | None,
-    priors: Mapping[str, Any] | None,
+def state_from(
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    deep: Mapping[str, nn.Module] | None = None,
+    family: Family | None = None,
+    priors: Mapping[str, Any] | None = None,
 ) -> FittedState:
-    """Read a fitted model; see `SemiStructuredRegression.load`.
+    """Rebuild a fitted model; see `SemiStructuredRegression.load`.
 
     Args:
-        path: the folder.
+        tensors: as saved.
+        facts: as saved.
         deep: modules of networks that are not an `MLP`, by name.
         family: a family of the user.
         priors: priors of classes of the user.
 
     Raises:
-        InputError: no such artifact, or one that needs a module, family or prior.
+        InputError: a module, family or prior that the artifact cannot hold is not given.
     """
-    tensors, meta = artifact.read(path, KIND)
-    given = dict(deep or {})
-    unknown = [name for name in given if name not in meta["networks"]]
+    given, own = dict(deep or {}), dict(priors or {})
+    unknown = [name for name in given if name not in facts["networks"]]
     if unknown:
         fail(
             "deep",
-            "names of networks: " + (", ".join(meta["networks"]) or "there are none"),
+            "names of networks: " + (", ".join(facts["networks"]) or "there are none"),
             ", ".join(unknown),
         )
-    networks = {
-        name: _network(name, facts, part(tensors, f"network{i}"), given.get(name))
-        for i, (name, facts) in enumerate(meta["networks"].items())
-    }
-    own = dict(priors or {})
     specification = Specification(
-        meta["formula"],
-        _family(meta["family"], family),
-        networks,
+        facts["formula"],
+        _family(facts["family"], family),
+        {
+            name: _network(name, network, under(f"network{i}", tensors), given.get(name))
+            for i, (name, network) in enumerate(facts["networks"].items())
+        },
         {
             name: own[name] if name in own else prior_from(name, config)
-            for name, config in meta["priors"].items()
+            for name, config in facts["priors"].items()
         },
-        AuxiliaryColumns(*meta["auxiliary"]),
-        meta["orthogonal"],
-        meta["missing"],
+        AuxiliaryColumns(facts["weights"], facts["offset"], facts["exposure"]),
+        facts["orthogonal"],
+        facts["missing"],
     )
+    columns = facts["columns"]
     frame = pd.DataFrame(
-        {
-            facts["name"]: _values(tensors[f"rows.{i}"], facts)
-            for i, facts in enumerate(meta["columns"])
-        }
+        {column["name"]: _values(tensors[f"rows.{i}"], column) for i, column in enumerate(columns)}
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what there is to say of the rows was said in fitting
-        rows = specification.prepare(frame, part(tensors, "inputs"))
-    facts = meta["space"]
-    curve = WeightCurve(tensors["curve"], facts["curve"]) if facts["curve"] else None
+        warnings.simplefilter("ignore")  # fitting has given the warnings about these rows already
+        rows = specification.prepare(frame, under("inputs", tensors))
+    of_space = facts["space"]
     space = JointSpace(
-        subspace_from_config(facts["config"], part(tensors, "space")),
-        Normal.from_config(facts["prior"]),
+        subspace_from_config(of_space["subspace"], under("space", tensors)),
+        Normal.from_config(of_space["prior"]),
         tensors["starts"].numpy(),
-        facts["rank"],
-        facts["kind"],
-        curve,
-        facts["history"],
-        facts["projected"],
+        of_space["rank"],
+        of_space["kind"],
+        WeightCurve(tensors["curve"], of_space["curve"]) if of_space["curve"] else None,
+        of_space["history"],
+        of_space["projected"],
     )
     joint = JointPosterior(
-        replace(rows, dropped=meta["dropped"]), space, meta["seed"], meta["mode"]
+        replace(rows, dropped=facts["dropped"]), space, facts["seed"], facts["mode"]
     )
-    draws = Draws.from_state({k: v.numpy() for k, v in tensors.items()}, meta["draws"])
-    return FittedState(joint, draws)
+    arrays = {
+        name: tensor.numpy()
+        for name, tensor in tensors.items()
+        if name == "z" or name.startswith(("stats.", "moments."))
+    }
+    return FittedState(joint, Draws.from_state(arrays, facts["draws"]))
+
+
+def _columns_of(state: FittedState) -> list[str]:
+    """Columns of the training rows that the model reads."""
+    rows = state.model
+    names = [
+        *rows.response.variables(rows.frame),
+        *rows.encoder.columns,
+        *rows.specification.auxiliary.columns,
+    ]
+    return list(dict.fromkeys(names))
+
+
+def _network_facts(network: Deep) -> dict[str, Any]:
+    module = network.module
+    return {
+        "architecture": architecture_of(module),
+        "parameter": network.parameter,
+        "columns": None if network.columns is None else list(network.columns),
+        "module": module.settings if isinstance(module, MLP) else None,
+        "trained": [n for n, p in module.named_parameters() if p.requires_grad],
+    }
 
 
 def _family(config: dict[str, Any], own: Family | None) -> Family:
@@ -215,7 +216,7 @@ def _network(
         )
     module.load_state_dict(state)
     for key, parameter in module.named_parameters():
-        parameter.requires_grad_(key in facts["learned"])
+        parameter.requires_grad_(key in facts["trained"])
     return Deep(module, facts["columns"], facts["parameter"])
 
 

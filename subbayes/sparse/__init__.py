@@ -4,7 +4,7 @@ from subbayes.sparse.baselines import prune
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import convert, elbo, kl, sparse_layers
 from subbayes.sparse.export.export import exported
-from subbayes.sparse.export.small_network import CsrLinear, Exported, load_exported
+from subbayes.sparse.export.small_network import CsrLinear, Exported
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.learning_rates import LearningRates
 from subbayes.sparse.priors import (
@@ -17,7 +17,6 @@ from subbayes.sparse.priors import (
     StudentTSlab,
 )
 from subbayes.sparse.result import SparseNetwork, revert
-from subbayes.sparse.saved import load, save
 from subbayes.sparse.training import fit
 from subbayes.sparse.variational_families import BASELINE_FAMILIES, INCLUSION_FAMILIES
 
@@ -42,10 +41,7 @@ __all__ = [
     "exported",
     "fit",
     "kl",
-    "load",
-    "load_exported",
     "revert",
     "prune",
-    "save",
     "sparse_layers",
 ]

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -16,8 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.likelihoods import Likelihood
+from subbayes.diagnostics.predictor import Predictor
+from subbayes.likelihoods import Likelihood, from_config
 from subbayes.networks.network import Network
+from subbayes.networks.saving import network_facts, network_from, network_tensors
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
@@ -32,12 +34,14 @@ from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import replaced
 from subbayes.sparse.path_inclusion import path_probability
 from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
-from subbayes.sparse.variational_families import ALWAYS_INCLUDED
+from subbayes.sparse.saving import layer_facts, layer_from
+from subbayes.sparse.variational_families import ALWAYS_INCLUDED, Noise
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training.loop import History
+from subbayes.utils.artifact import under, within
 from subbayes.utils.checks import check_choice, check_count, fail
 
-__all__ = ["STRUCTURE", "WEIGHTS", "SparseNetwork", "revert"]
+__all__ = ["STRUCTURE", "WEIGHTS", "SparseNetwork", "rebuild", "revert"]
 
 STRUCTURE = ("sample", "all", "median")
 WEIGHTS = ("sample", "mean")
@@ -77,7 +81,7 @@ def _scale(slab: Slab) -> float:
 
 
 @dataclass(frozen=True)
-class SparseNetwork:
+class SparseNetwork(Predictor):
     r"""A posterior over structure and weights of a network.
 
     Attributes:
@@ -86,12 +90,17 @@ class SparseNetwork:
         history: by epoch: "elbo" (mean over steps), "kl", "density" (share of weights with an
             inclusion probability above 1/2), "accuracy" of draws on training rows.
         output: picks the tensor out of what the module returns, as for `Network`.
+        n_draws: number of networks drawn for a prediction, by default.
     """
+
+    kind: ClassVar[str] = "sparse-network"
+    modes: ClassVar[tuple[str, ...]] = ("structure", "weights")
 
     module: nn.Module
     likelihood: Likelihood
     history: History = field(default_factory=dict)
     output: Callable[[Any], Tensor] | None = None
+    n_draws: int = 10
 
     def __post_init__(self) -> None:
         if not sparse_layers(self.module):
@@ -112,6 +121,48 @@ class SparseNetwork:
             f"SparseNetwork({len(self.layers)} layers, {self.network.size} weights, "
             f"density {self.density():.3g}, {self.likelihood!r})"
         )
+
+    # --- what every model has ---------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        """The name of the method in tables."""
+        return "sparse network"
+
+    @property
+    def default_draws(self) -> int:
+        """Number of networks drawn for a prediction, by default."""
+        return self.n_draws
+
+    def describe(self) -> dict[str, str]:
+        """What the model is, in words."""
+        return super().describe() | {"density": f"{100 * self.density():.3g} % of the weights"}
+
+    def fit_summary(self) -> dict[str, Any]:
+        """Density, and mean inclusion probability by layer."""
+        return {
+            "method": "sparse",
+            "density": self.density(),
+            "inclusion": self.inclusion()["mean probability"].to_dict(),
+        }
+
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """The converted module and the network that it was made from."""
+        return {
+            **network_tensors(self.network),
+            "weights": self.network.weights,
+            **within("state", self.module.state_dict()),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Settings of the layers, priors, likelihood and history."""
+        return {
+            "network": network_facts(self.network),
+            "likelihood": self.likelihood.to_config(),
+            "layers": {name: layer_facts(layer) for name, layer in self.layers.items()},
+            "history": self.history,
+            "n_draws": self.n_draws,
+        }
 
     # --- structure --------------------------------------------------------------------------
 
@@ -271,25 +322,26 @@ class SparseNetwork:
         self,
         inputs: Any,
         *,
+        n_draws: int | None = None,
         structure: str = "sample",
         weights: str = "sample",
-        draws: int = 10,
         seed: int = 0,
         memory_limit: int = 2**30,
         progress: bool | None = False,
     ) -> Predictive:
-        """Predictions of new inputs, averaged over R draws.
+        """Predictions of new inputs, averaged over draws of the network.
 
         Args:
             inputs: in the form the module takes, or a loader of them.
+            n_draws: number of draws R; by default that of the network.
             structure: "sample" (SIM), "median" (MED) or "all" (ALL).
             weights: "sample" (SIM) or "mean" (MEA).
-            draws: R.
             seed: of the draws.
             memory_limit: bytes of activations held at once.
             progress: show a progress bar; None shows it on a terminal.
         """
-        drawn = list(self._draws(structure, weights, draws, seed))
+        count = self.n_draws if n_draws is None else check_count("n_draws", n_draws)
+        drawn = list(self._draws(structure, weights, count, seed))
         if self._uses_sparse_products(drawn[0]):
             return Predictive(
                 self._sampled_network.outputs(
@@ -385,3 +437,37 @@ class SparseNetwork:
             prior,
             **options,
         )
+
+
+def rebuild(
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    module: nn.Module | None = None,
+    *,
+    likelihood: Likelihood | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+) -> SparseNetwork:
+    """Rebuild a sparse network from its artifact; see `subbayes.load`.
+
+    Args:
+        tensors: as saved.
+        facts: as saved.
+        module: a module of the architecture that was converted, unless it is an `MLP`.
+        likelihood: a likelihood of your own.
+        output: picks the tensor out of what the module returns, as for `fit`.
+    """
+    made = network_from(tensors, facts["network"], tensors["weights"], module).module_with()
+    state, noise = under("state", tensors), Noise(0)
+    for name, config in facts["layers"].items():
+        layer = made.get_submodule(name)
+        if isinstance(layer.bias, Tensor):  # a frozen bias has no deviations
+            layer.bias.requires_grad_(f"{name}.bias_raw_sd".lstrip(".") in state)
+        made = replaced(made, name, layer_from(layer, config, name, state, noise))
+    made.eval().load_state_dict(state)
+    return SparseNetwork(
+        made,
+        likelihood or from_config(facts["likelihood"]),
+        facts["history"],
+        output,
+        facts["n_draws"],
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import time
 import warnings
@@ -29,15 +28,20 @@ from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
 from subbayes.training.loop import Diverged, History, Trainable, run
 from subbayes.training.minibatches import Minibatches, batch_likelihood
-from subbayes.utils.artifact import fingerprint
+from subbayes.utils import artifact
+from subbayes.utils.artifact import fingerprint, under, within
 from subbayes.utils.checks import fail, fail_type, is_finite
-from subbayes.utils.files import as_path, atomic_write_bytes
+from subbayes.utils.files import as_path
+from subbayes.utils.saving import read_checkpoint
 from subbayes.utils.seeding import derive, forked
+from subbayes.utils.state import join, split
+from subbayes.utils.strict_json import as_plain, decode
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["TrainableSparseNetwork", "fit"]
 
+KIND = "sparse-training-checkpoint"
 _SECONDS = 1.0  # between two checkpoints, at least
 
 
@@ -61,7 +65,7 @@ def fit(
         data: as for `subbayes.training.train`: a pair of tensors, a Dataset or a loader.
         training: how.
         seed: seed of shuffling, dropout and the layers' draws.
-        checkpoint: a file to save to after epochs, at most once a second, and at the end. A run
+        checkpoint: a folder to save to after epochs, at most once a second, and at the end. A run
             that finds it resumes from it and gives the same result as an uninterrupted run, bit
             for bit (for data in memory).
         progress: show a progress bar; None shows it on a terminal.
@@ -86,7 +90,7 @@ def fit(
         >>> net = sparse.convert(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))
         >>> training = sparse.SparseTraining(epochs=2)
         >>> result = sparse.fit(net, Gaussian(), data, training, progress=False)
-        >>> result.predict(data[0], draws=5).n_draws
+        >>> result.predict(data[0], n_draws=5).n_draws
         5
     """
     if not isinstance(likelihood, Likelihood):
@@ -401,22 +405,21 @@ class _Objective(nn.Module):
 
 
 class _Checkpoint:
-    """A file with the state after an epoch.
+    """A folder with the state after an epoch.
 
     It is written at most once a second, and with the last state when the block is left.
 
     Args:
-        path: the file.
+        path: the folder.
         task: what is trained; a checkpoint of another task or other settings is refused.
     """
 
     def __init__(self, path: str | Path, task: TrainableSparseNetwork) -> None:
         self.path = as_path(path)
-        self.settings = repr(
-            asdict(task.settings)
-            | {"rates": asdict(task.rates), "seed": task.seed, "run": task.fingerprint()}
-        )
-        self.waiting: dict[str, Any] = {}
+        settings = asdict(task.settings) | {"rates": asdict(task.rates)}
+        settings |= {"seed": task.seed, "run": task.fingerprint()}
+        self.identity = decode(as_plain(settings))  # as reading a file gives it
+        self.waiting: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self.written = -math.inf
 
     def __enter__(self) -> _Checkpoint:
@@ -427,43 +430,39 @@ class _Checkpoint:
 
     def read(self, task: Trainable) -> tuple[int, History]:
         """Restore a saved state, if there is one; the number of finished epochs and the history."""
-        if not self.path.exists():
+        found = read_checkpoint(self.path, KIND)
+        if found is None:
             return 0, {}
-        try:
-            saved = torch.load(self.path, weights_only=True)
-            same = saved["settings"] == self.settings
-        except Exception:
+        tensors, facts, _ = found
+        if facts["identity"] != self.identity:
             fail(
                 "checkpoint",
-                "a checkpoint of sparse training",
-                f"another file, or a damaged one: '{self.path}'",
-                "Delete it to start again, or choose another path",
-            )
-        if not same:
-            fail(
-                "checkpoint",
-                "a checkpoint of a run with these settings, made by this version",
+                "a checkpoint of a run with these settings",
                 f"another at '{self.path}'",
                 "Delete it to start again, or choose another path",
             )
-        task.restore([saved["state"]])
-        return int(saved["finished"]), saved["history"]
+        state = {name: tensors[name] for name in ("likelihood", "order", "noise")}
+        optimizer = join(tensors, facts["optimizer"])
+        task.restore([state | {"module": under("module", tensors), "optimizer": optimizer}])
+        return int(facts["finished"]), facts["history"]
 
     def write(self, state: dict[str, Any], history: History, finished: int) -> None:
         """Save the state after an epoch."""
-        self.waiting = {
-            "settings": self.settings,
-            "state": state,
+        tensors, optimizer = split(state["optimizer"], "optimizer")
+        tensors |= within("module", state["module"])
+        tensors |= {name: state[name] for name in ("likelihood", "order", "noise")}
+        facts = {
+            "identity": self.identity,
             "finished": finished,
             "history": {name: list(values) for name, values in history.items()},
+            "optimizer": optimizer,
         }
+        self.waiting = tensors, facts
         if time.monotonic() - self.written >= _SECONDS:
             self._flush()
 
     def _flush(self) -> None:
-        if self.waiting:
-            file = io.BytesIO()
-            torch.save(self.waiting, file)
-            atomic_write_bytes(self.path, file.getvalue())
+        if self.waiting is not None:
+            artifact.write(self.path, KIND, *self.waiting, overwrite=True)
             self.written = time.monotonic()
-        self.waiting = {}
+        self.waiting = None

@@ -1,14 +1,20 @@
-"""Artifacts: a folder of one JSON manifest and one safetensors file, written atomically.
+"""The artifact format: a JSON manifest and a safetensors file, written atomically.
 
-A folder holds `manifest.json` and `tensors-<first 16 hex digits of its sha256>.safetensors`. The
-tensor file is put in place first, then the manifest that names it is replaced in one step, then
-what the earlier manifest named is removed: whoever is killed, wherever, leaves the old or the new
-artifact behind, whole. Nothing is ever pickled or unpickled.
+An artifact is a folder or a single file. A folder holds `manifest.json` and
+`tensors-<first 16 hex digits of the digest>.safetensors`. A single file is a safetensors file with
+the manifest under the key "subbayes" of its metadata. Nothing is ever pickled or unpickled.
 
-In `meta`, and in the manifest, NaN and infinities are `{"__float__": "nan" | "inf" | "-inf"}` and
-integers beyond 64 bits are `{"__int__": "0x…"}`, so that the file is strict JSON and every number
-comes back as it was. Tuples come back as lists, NumPy scalars and small arrays as plain numbers
-and lists.
+Writing a folder puts the tensor file in place first, then replaces the manifest that names it in
+one step, then removes the tensor file of the earlier manifest. A process that is killed at any
+moment leaves the old artifact or the new one, whole.
+
+The digest of the tensors covers their names, dtypes, shapes and values; the digest of the manifest
+covers all its entries. Reading verifies both before it returns anything. What the facts of a kind
+of artifact must look like is checked by `subbayes.utils.saving`.
+
+In `facts`, NaN and infinities are `{"__float__": "nan" | "inf" | "-inf"}` and integers beyond 64
+bits are `{"__int__": "0x…"}`, so that the manifest is strict JSON and every number is restored
+exactly. Tuples are restored as lists, NumPy scalars and small arrays as plain numbers and lists.
 """
 
 from __future__ import annotations
@@ -20,9 +26,8 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -41,31 +46,39 @@ from subbayes.utils.files import (
     locked,
     refuse,
     rename,
+    replace_file,
     shown,
     sync_folder,
+    temporary_stem,
     write_temporary,
 )
-from subbayes.utils.strict_json import as_plain, canonical, decode
+from subbayes.utils.strict_json import as_plain, canonical, decode, parse
 from subbayes.utils.version import __version__
 
 __all__ = [
     "FORMAT_VERSION",
+    "Artifact",
     "ArtifactError",
     "atomic_write_bytes",
     "atomic_write_text",
+    "delete",
     "fingerprint",
     "is_artifact",
     "kind_of",
     "read",
+    "under",
+    "within",
     "write",
+    "write_file",
 ]
 
 FORMAT = "subbayes"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 
+_READERS = {1: "0.1.0"}  # older format versions, with the version of subbayes that reads them
+_TENSORS = "tensors"
 _TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
-_TEMPORARY = re.compile(r"\.(tensors|manifest\.json)\.[0-9a-f]{16}\.tmp")
 _PIECE = 8 * 2**20  # bytes copied, hashed and written at a time
 _CODES = {  # torch's name -> the safetensors format's
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
@@ -75,33 +88,48 @@ _CODES = {  # torch's name -> the safetensors format's
 }  # fmt: skip
 
 
-# --- what can be written, and read back ---------------------------------------------------------
+class Artifact(NamedTuple):
+    """What an artifact holds.
+
+    Attributes:
+        tensors: tensors by name.
+        facts: the other values, as JSON has them.
+        kind: what the artifact is, e.g. "fitted-model".
+    """
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+    kind: str
+
+
+# --- writing and reading ------------------------------------------------------------------------
 
 
 def write(
     path: StrPath,
     kind: str,
     tensors: Mapping[str, Tensor | np.ndarray],
-    meta: Mapping[str, Any],
+    facts: Mapping[str, Any],
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write tensors and metadata to the folder `path`, entirely or not at all.
+    """Write tensors and facts to the folder `path`, entirely or not at all.
 
-    An earlier artifact stays readable until the new one has replaced it, and files that are not
-    the artifact's own are never touched. Writers of one path wait for each other; the last wins.
+    An earlier artifact stays readable until the new one has replaced it, and files that do not
+    belong to the artifact are never touched. Writers of one path wait for each other; the last
+    one wins.
 
     Args:
-        path: the folder; it and its parents are made where missing.
-        kind: what the artifact is, e.g. `"draws"`; `read` can ask for it.
+        path: the folder; it and its parents are created if they do not exist.
+        kind: what the artifact is, e.g. `"fitted-model"`.
         tensors: arrays of any shape and of a real dtype, on any device; may be empty.
-        meta: anything JSON can say, plus tuples, NumPy scalars and small arrays, NaN, infinities
-            and integers of any size (see the module's text for their form).
-        overwrite: replace an artifact that is already there.
+        facts: what JSON can represent, plus tuples, NumPy scalars and small arrays, NaN,
+            infinities and integers of any size.
+        overwrite: replace an existing artifact.
 
     Raises:
         ArtifactError: the path holds something else, or cannot be written (full disk, permission).
-        InputTypeError: a tensor or a value in `meta` of a type that has no form in the file.
+        InputTypeError: a tensor or a fact of a type that the format cannot represent.
 
     Source:
         The safetensors format, https://github.com/huggingface/safetensors#format.
@@ -109,53 +137,84 @@ def write(
     Example:
         >>> import tempfile, torch
         >>> folder = tempfile.mkdtemp()
-        >>> write(folder, "draws", {"z": torch.eye(2)}, {"state": 2**100, "scores": (1, 2.5)})
-        >>> tensors, meta = read(folder, "draws")
-        >>> tensors["z"].tolist(), meta["state"] == 2**100, meta["scores"]
+        >>> write(folder, "example", {"z": torch.eye(2)}, {"state": 2**100, "scores": (1, 2.5)})
+        >>> tensors, facts, kind = read(folder)
+        >>> tensors["z"].tolist(), facts["state"] == 2**100, facts["scores"]
         ([[1.0, 0.0], [0.0, 1.0]], True, [1, 2.5])
     """
-    arrays, plain = _as_tensors(tensors), as_plain(meta)
+    arrays, plain = _as_tensors(tensors), as_plain(facts)
     with explained(path), folder(as_path(path)) as directory, locked(directory) as alone:
         previous = _check_destination(directory, overwrite)
         _publish(directory, kind, arrays, plain, previous, alone)
 
 
-def read(
-    path: StrPath, kind: str | None = None, *, device: str | torch.device = "cpu"
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read an artifact back after checking its version, kind, checksums, shapes and dtypes.
+def write_file(
+    path: StrPath,
+    kind: str,
+    tensors: Mapping[str, Tensor | np.ndarray],
+    facts: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write tensors and facts to one safetensors file, entirely or not at all.
 
     Args:
-        path: the folder that was written.
-        kind: the kind it has to be; any if None.
-        device: where the tensors go.
-
-    Returns:
-        The tensors by name, in memory of their own, and the metadata.
+        path: the file, best with the ending .safetensors.
+        kind: as for `write`.
+        tensors: as for `write`.
+        facts: as for `write`.
+        overwrite: replace an existing file.
 
     Raises:
-        ArtifactError: there is no artifact, or it is of another kind, newer, or damaged.
+        ArtifactError: the file exists, or cannot be written.
+        InputTypeError: as for `write`.
+    """
+    arrays, file = _as_tensors(tensors), as_path(path)
+    if file.exists() and not overwrite:
+        refuse("path", "a new file", f"an existing one: {shown(path)}",
+               "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
+    digest = hashlib.sha256()
+    for piece in _serialised(arrays):
+        digest.update(piece)
+    manifest = _manifest(kind, arrays, as_plain(facts), digest.hexdigest())
+    metadata = {"format": "pt", FORMAT: json.dumps(manifest, allow_nan=False)}
+    replace_file(file, _serialised(arrays, metadata))
+
+
+def read(path: StrPath, kind: str | None = None, *, device: str | torch.device = "cpu") -> Artifact:
+    """Read an artifact after verifying its version, kind, digests, shapes and dtypes.
+
+    Args:
+        path: the folder or file that was written.
+        kind: the expected kind; any if None.
+        device: where to put the tensors.
+
+    Returns:
+        Tensors (in memory of their own), facts and kind.
+
+    Raises:
+        ArtifactError: there is no artifact, or it is of another kind or version, or damaged.
 
     Example:
         >>> read("no/such/folder")
         Traceback (most recent call last):
         ...
-        subbayes.utils.files.ArtifactError: path: expected an artifact folder, got 'no/such/folder',
-        which does not exist. Check the path.
+        subbayes.utils.files.ArtifactError: path: expected an artifact, got 'no/such/folder', which
+        does not exist. Check the path.
     """
     _check_device(device)
-    directory = as_path(path)
+    location = as_path(path)
     with explained(path, reading=True):
         try:
-            tensors, meta = _read(directory, kind)
-        except (ArtifactError, OSError):  # a writer may have been at work: look again without one
-            with locked(directory, shared=True):
-                tensors, meta = _read(directory, kind)
-    return {name: tensor.to(device) for name, tensor in tensors.items()}, meta
+            tensors, facts, found = _read(location, kind)
+        except (ArtifactError, OSError):  # perhaps it was being replaced: read it under the lock
+            with locked(location, shared=True):
+                tensors, facts, found = _read(location, kind)
+    return Artifact({name: tensor.to(device) for name, tensor in tensors.items()}, facts, found)
 
 
 def is_artifact(path: StrPath) -> bool:
-    """Tell whether `path` is a folder with a manifest of this library; `read` checks the rest.
+    """Whether `path` is a folder or file with a manifest of this library; `read` verifies it.
 
     Example:
         >>> is_artifact("no/such/folder")
@@ -166,7 +225,7 @@ def is_artifact(path: StrPath) -> bool:
 
 
 def kind_of(path: StrPath) -> str | None:
-    """The kind of the artifact at `path`, None where there is none; `read` checks the rest.
+    """The kind that the manifest at `path` names, None without an artifact; see `read`.
 
     Example:
         >>> kind_of("no/such/folder") is None
@@ -175,18 +234,45 @@ def kind_of(path: StrPath) -> str | None:
     if not is_artifact(path):
         return None
     with explained(path, reading=True):
-        kind = _parse(as_path(path)).get("kind")
-    return None if kind is None else str(kind)
+        return str(_raw_manifest(as_path(path)).get("kind"))
 
 
-def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], meta: Mapping[str, Any]) -> str:
-    """Hash names, dtypes, shapes, values and metadata, so that equal content has an equal hash.
+def delete(path: StrPath, kind: str) -> None:
+    """Delete the folder of an artifact of one kind, and what a killed writer left in it.
+
+    Files that do not belong to the artifact, and artifacts of other kinds, are left alone; the
+    folder is removed if nothing else is in it.
+
+    Args:
+        path: the folder; it need not exist.
+        kind: the kind of the artifact.
+
+    Example:
+        >>> delete("no/such/folder", "sampling-checkpoint")
+    """
+    directory = as_path(path)
+    if not directory.is_dir() or kind_of(directory) not in (None, kind):
+        return
+    with explained(path):
+        with locked(directory):
+            names = [MANIFEST] if _holds_artifact(directory) else []
+            if names or not (directory / MANIFEST).exists():
+                names += filter(_is_ours, os.listdir(directory))
+            for name in names:
+                os.unlink(directory / name)
+        if names:
+            with suppress(OSError):
+                directory.rmdir()
+
+
+def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, Any]) -> str:
+    """Hash names, dtypes, shapes, values and facts, so that equal content has an equal hash.
 
     The order of the keys, the device and the memory layout do not matter; a tuple equals a list.
 
     Args:
         tensors: as for `write`.
-        meta: as for `write`.
+        facts: as for `write`.
 
     Returns:
         sha256 as 64 hex digits.
@@ -204,8 +290,29 @@ def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], meta: Mapping[str, A
     digest = hashlib.sha256()
     for piece in _serialised(_as_tensors(tensors)):
         digest.update(piece)
-    digest.update(canonical(as_plain(meta)))
+    digest.update(canonical(as_plain(facts)))
     return digest.hexdigest()
+
+
+def within(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The same tensors, with a prefix and a dot before each name.
+
+    Example:
+        >>> within("state", {"a": 1})
+        {'state.a': 1}
+    """
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def under(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors whose names start with a prefix and a dot, without it.
+
+    Example:
+        >>> under("state", {"state.a": 1, "z": 2})
+        {'a': 1}
+    """
+    start = prefix + "."
+    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
 
 
 # --- tensors as bytes ---------------------------------------------------------------------------
@@ -230,12 +337,12 @@ def _is_utf8(text: str) -> bool:
 
 
 def _as_tensor(name: str, value: Any) -> Tensor:
-    """Give a dense, real tensor; its bytes are still where they were."""
+    """Check that a tensor is dense and real; its values are not copied."""
     label = f"tensors[{name!r}]"
     if isinstance(value, np.ndarray):
         value = _from_numpy(label, value)
     if not isinstance(value, Tensor):
-        fail_type(label, "a tensor or an array", value, "Put other values into meta")
+        fail_type(label, "a tensor or an array", value, "Put other values into facts")
     layout = str(value.layout).removeprefix("torch.")
     if layout != "strided" or value.is_meta:
         got = "a tensor without data (device meta)" if value.is_meta else f"layout {layout}"
@@ -258,13 +365,14 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _layout(tensors: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """Order the tensors, widest dtype first, which aligns each on its own size."""
+    """Order the tensors, widest dtype first, which aligns each one to its own size."""
     return sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
 
 
-def _header(tensors: dict[str, Tensor]) -> bytes:
+def _header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> bytes:
     """Compose the safetensors header: its length, then names, dtypes, shapes, offsets as JSON."""
-    entries, start = {}, 0
+    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    start = 0
     for name, tensor in _layout(tensors):
         stop = start + tensor.numel() * tensor.element_size()
         entries[name] = {"dtype": _CODES[_dtype(tensor)], "shape": list(tensor.shape),
@@ -275,9 +383,11 @@ def _header(tensors: dict[str, Tensor]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _serialised(tensors: dict[str, Tensor]) -> Iterator[bytes]:
-    """Give the file in pieces: one small copy each, so that what is hashed is what is written."""
-    yield _header(tensors)
+def _serialised(
+    tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> Iterator[bytes]:
+    """Yield the safetensors file in pieces, so that memory holds one small copy at a time."""
+    yield _header(tensors, metadata)
     for _, tensor in _layout(tensors):
         if tensor.numel():
             flat = tensor.cpu().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
@@ -285,7 +395,13 @@ def _serialised(tensors: dict[str, Tensor]) -> Iterator[bytes]:
                 yield flat[start : start + _PIECE].numpy().tobytes()
 
 
-# --- writing ------------------------------------------------------------------------------------
+def _hashed(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
+    for piece in pieces:
+        digest.update(piece)
+        yield piece
+
+
+# --- writing a folder ---------------------------------------------------------------------------
 
 
 def _publish(
@@ -296,38 +412,47 @@ def _publish(
     previous: str | None,
     alone: bool,
 ) -> None:
-    """Write both files beside the old ones, rename tensors then manifest, then clear up."""
+    """Write both files beside the old ones, rename tensors then manifest, then clean up."""
     ours = {previous}
     try:
         digest = hashlib.sha256()
-        draft = write_temporary(directory, "tensors", _hashed(_serialised(tensors), digest))
+        draft = write_temporary(directory, _TENSORS, _hashed(_serialised(tensors), digest))
         ours.add(draft.name)
-        target = directory / f"tensors-{digest.hexdigest()[:16]}.safetensors"
-        text = _manifest(kind, tensors, plain, digest.hexdigest(), draft.stat().st_size)
-        manifest = write_temporary(directory, MANIFEST, [text])
+        target = directory / _tensor_file(digest.hexdigest())
+        content = _manifest(kind, tensors, plain, digest.hexdigest())
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        manifest = write_temporary(directory, MANIFEST, [text.encode()])
         ours |= {manifest.name, target.name}
         rename(draft, target)
         sync_folder(directory)
         rename(manifest, directory / MANIFEST)
         sync_folder(directory)
     finally:
-        with suppress(OSError, *_NO_MANIFEST):
+        with suppress(OSError, ArtifactError):
             _sweep(directory, os.listdir(directory) if alone else ours)
 
 
-def _manifest(kind: str, tensors: dict[str, Tensor], plain: Any, sha256: str, size: int) -> bytes:
+def _tensor_file(sha256: str) -> str:
+    return f"tensors-{sha256[:16]}.safetensors"
+
+
+def _manifest(kind: str, tensors: dict[str, Tensor], plain: Any, sha256: str) -> dict[str, Any]:
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "kind": kind,
         "library_version": __version__,
-        "tensor_file": {"name": f"tensors-{sha256[:16]}.safetensors", "sha256": sha256,
-                        "bytes": size},
         "tensors": {name: _described(tensors[name]) for name in sorted(tensors)},
-        "meta_sha256": hashlib.sha256(canonical(plain)).hexdigest(),
-        "meta": plain,
-    }  # fmt: skip
-    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+        "tensors_sha256": sha256,
+        "facts": plain,
+    }
+    return content | {"manifest_sha256": _digest(content)}
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """The digest of a manifest: of all its entries but the digest itself."""
+    entries = {key: value for key, value in content.items() if key != "manifest_sha256"}
+    return hashlib.sha256(canonical(entries)).hexdigest()
 
 
 def _described(tensor: Tensor) -> dict[str, Any]:
@@ -335,162 +460,166 @@ def _described(tensor: Tensor) -> dict[str, Any]:
 
 
 def _check_destination(directory: Path, overwrite: bool) -> str | None:
-    """Give the tensor file in use, after making sure that nothing of anybody else's is here."""
+    """Return the tensor file in use, after checking that the folder is free for an artifact."""
     names = os.listdir(directory)
-    strangers = sorted(name for name in names if not _is_ours(name))
-    if strangers and not _holds_artifact(directory):
+    others = sorted(name for name in names if not _is_ours(name))
+    if others and not _holds_artifact(directory):
         refuse("path", "a new folder, an empty one or an artifact",
-               f"{shown(directory)} with other files ({strangers[0]!r})",
+               f"{shown(directory)} with other files ({others[0]!r})",
                "Choose another path; nothing was written")  # fmt: skip
-    if any(not _TEMPORARY.fullmatch(name) for name in names) and not overwrite:
+    if any(temporary_stem(name) is None for name in names) and not overwrite:
         refuse("path", "a new or an empty folder", f"an artifact at {shown(directory)}",
                "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
-    with suppress(*_NO_MANIFEST):
-        return _tensor_file_in_use(directory)
-    return None
+    return _tensor_file_in_use(directory)
 
 
-def _holds_artifact(directory: Path) -> bool:
+def _holds_artifact(location: Path) -> bool:
     try:
-        return _parse(directory).get("format") == FORMAT
+        return _raw_manifest(location).get("format") == FORMAT
     except (ArtifactError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
 
 
 def _is_ours(name: str) -> bool:
-    return bool(_TENSOR_FILE.fullmatch(name) or _TEMPORARY.fullmatch(name))
+    return bool(_TENSOR_FILE.fullmatch(name)) or temporary_stem(name) in (_TENSORS, MANIFEST)
 
 
-_NO_MANIFEST = (ArtifactError, FileNotFoundError, KeyError, TypeError)
-
-
-def _tensor_file_in_use(directory: Path) -> str:
-    return str(_parse(directory)["tensor_file"]["name"])
+def _tensor_file_in_use(directory: Path) -> str | None:
+    """The tensor file that the manifest names; None without a manifest."""
+    if not (directory / MANIFEST).is_file():
+        return None
+    try:
+        content = _raw_manifest(directory)
+    except ArtifactError:
+        return None
+    older = content.get("tensor_file")  # of format version 1
+    name = older.get("name") if isinstance(older, dict) else None
+    return str(name or _tensor_file(str(content.get("tensors_sha256"))))
 
 
 def _sweep(directory: Path, names: Iterable[str | None]) -> None:
-    """Remove those files of ours that no manifest names; what stays is left to the next writer."""
-    keep = None
-    with suppress(FileNotFoundError):
-        keep = _tensor_file_in_use(directory)
+    """Remove those of our files that the manifest does not name."""
+    keep = _tensor_file_in_use(directory)
     for name in names:
         if name is not None and _is_ours(name) and name != keep:
             with suppress(OSError):
                 os.unlink(directory / name)
 
 
-def _hashed(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
-    for piece in pieces:
-        digest.update(piece)
-        yield piece
-
-
 # --- reading ------------------------------------------------------------------------------------
 
 
-def _read(directory: Path, kind: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    manifest = _check_manifest(directory, kind)
-    file = directory / manifest.tensor_file
-    _check_file(file, manifest)
-    return _load(file, manifest), manifest.meta
+def _read(location: Path, kind: str | None) -> Artifact:
+    content = _check_manifest(location, kind)
+    file = location
+    if location.is_dir():
+        file = location / _tensor_file(content["tensors_sha256"])
+        if not file.is_file():
+            _damaged(file, "the tensor file", "no such file")
+    tensors = _load(file)
+    _check_tensors(file, tensors, content)
+    return Artifact(tensors, _decoded(location, content["facts"]), content["kind"])
 
 
-def _parse(directory: Path) -> dict[str, Any]:
-    file = directory / MANIFEST
+def _raw_manifest(location: Path) -> dict[str, Any]:
+    """The entries of the manifest of a folder or a file, not verified yet."""
+    file = location / MANIFEST if location.is_dir() else location
+    text = file.read_bytes() if location.is_dir() else _embedded(file)
     try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError):
-        _damaged(file, "JSON", "something else, or a part of it")
+        content = parse(text)
+    except ValueError as error:
+        _damaged(file, "a manifest in JSON", str(error).splitlines()[0])
     if not isinstance(content, dict):
-        _damaged(file, "a JSON object", type(content).__name__)
+        _damaged(file, "a manifest that is a JSON object", type(content).__name__)
     return content
 
 
-@dataclass(frozen=True)
-class _Manifest:
-    """The part of a manifest that reading needs, checked."""
-
-    tensor_file: str
-    sha256: str
-    bytes: int
-    tensors: dict[str, Any]
-    meta: dict[str, Any]
-
-
-def _check_manifest(directory: Path, kind: str | None) -> _Manifest:
-    content = _parse(_check_folder(directory))
-    _check_format(directory, content)
+def _embedded(file: Path) -> str:
+    """The manifest in the metadata of a safetensors file."""
+    if not file.exists():
+        raise FileNotFoundError(file)
     try:
-        entry, plain = content["tensor_file"], content["meta"]
-        manifest = _Manifest(str(entry["name"]), str(entry["sha256"]), int(entry["bytes"]),
-                             dict(content["tensors"]), dict(decode(plain)))  # fmt: skip
-        found, checksum = str(content["kind"]), content["meta_sha256"]
-    except (KeyError, TypeError, ValueError) as error:
-        _damaged(directory / MANIFEST, "all its fields", f"a fault at {error}")
-    if kind is not None and found != kind:
-        refuse("path", f"an artifact of kind {kind!r}", f"kind {found!r} at {shown(directory)}",
-              "Pass the path of the right artifact")  # fmt: skip
-    if hashlib.sha256(canonical(plain)).hexdigest() != checksum:
-        _damaged(directory / MANIFEST, "meta with its checksum", "altered content")
-    if manifest.tensor_file != f"tensors-{manifest.sha256[:16]}.safetensors":
-        _damaged(
-            directory / MANIFEST, "a tensor file named by its checksum", repr(manifest.tensor_file)
-        )
-    return manifest
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            found = (opened.metadata() or {}).get(FORMAT)
+    except (SafetensorError, RuntimeError):
+        found = None
+    if found is None:
+        refuse("path", "an artifact", f"{shown(file)}, a file that subbayes did not write",
+               f"Check the path; of a folder, pass the folder and not its {MANIFEST}")  # fmt: skip
+    return str(found)
 
 
-def _check_folder(directory: Path) -> Path:
-    fault, remedy = "", "Check the path"
-    if not directory.exists():
-        fault = "which does not exist"
-    elif not directory.is_dir():
-        fault, remedy = "which is a file", f"Pass the folder that holds {MANIFEST}"
-    elif not (directory / MANIFEST).is_file():
-        fault = f"which has no {MANIFEST}"
-        remedy = "Check the path, or write it again if its writing was interrupted"
-    if fault:
-        refuse("path", "an artifact folder", f"{shown(directory)}, {fault}", remedy)
-    return directory
+def _check_manifest(location: Path, kind: str | None) -> dict[str, Any]:
+    """Verify a manifest and return its entries."""
+    if not location.exists():
+        refuse("path", "an artifact", f"{shown(location)}, which does not exist", "Check the path")
+    if location.is_dir() and not (location / MANIFEST).is_file():
+        refuse("path", "an artifact", f"{shown(location)}, which has no {MANIFEST}",
+               "Check the path, or write it again if writing was interrupted")  # fmt: skip
+    content = _raw_manifest(location)
+    _check_version(location, content)
+    file = location / MANIFEST if location.is_dir() else location
+    fields = {"kind": str, "tensors": dict, "tensors_sha256": str, "facts": dict}
+    for name, expected in fields.items():
+        if not isinstance(content.get(name), expected):
+            _damaged(file, f"an entry {name!r} of type {expected.__name__} in the manifest",
+                     type(content.get(name)).__name__)  # fmt: skip
+    if content.get("manifest_sha256") != _digest(content):
+        _damaged(file, "a manifest that matches its digest", "altered content")
+    if kind is not None and content["kind"] != kind:
+        refuse("path", f"an artifact of kind {kind!r}",
+               f"kind {content['kind']!r} at {shown(location)}",
+               "Pass the path of the right artifact")  # fmt: skip
+    return content
 
 
-def _check_format(directory: Path, content: dict[str, Any]) -> None:
-    version = content.get("format_version")
+def _check_version(location: Path, content: dict[str, Any]) -> None:
+    version, written_by = content.get("format_version"), content.get("library_version")
+    if location.is_file() and "layouts" in content and "format" not in content:
+        version, content = 1, {"format": FORMAT}  # exported networks had no version then
     if content.get("format") != FORMAT:
-        refuse("path", "an artifact of subbayes", f"another program's manifest in "
-              f"{shown(directory)}", "Check the path")  # fmt: skip
+        refuse("path", "an artifact of subbayes",
+               f"another program's manifest in {shown(location)}", "Check the path")  # fmt: skip
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        _damaged(directory / MANIFEST, "a format version", repr(version))
+        _damaged(location, "a format version", repr(version))
+    if version in _READERS:
+        refuse("path", f"an artifact of format version {FORMAT_VERSION}",
+               f"version {version} at {shown(location)}",
+               f"Read it with subbayes {_READERS[version]}, or save it again")  # fmt: skip
     if version > FORMAT_VERSION:
-        refuse("path", f"an artifact of format version {FORMAT_VERSION} or older",
-              f"version {version} at {shown(directory)}, written by subbayes "
-              f"{content.get('library_version')}", "Upgrade subbayes")  # fmt: skip
+        refuse("path", f"an artifact of format version {FORMAT_VERSION}",
+               f"version {version} at {shown(location)}, written by subbayes {written_by}",
+               "Upgrade subbayes")  # fmt: skip
 
 
-def _check_file(file: Path, manifest: _Manifest) -> None:
-    if not file.is_file():
-        _damaged(file, "the tensor file", "no such file")
-    size = file.stat().st_size
-    if size != manifest.bytes:
-        _damaged(file, f"{manifest.bytes} bytes", f"{size}")
-    with open(file, "rb") as stream:
-        checksum = hashlib.file_digest(stream, "sha256").hexdigest()
-    if checksum != manifest.sha256:
-        _damaged(file, f"sha256 {manifest.sha256[:16]}…", f"{checksum[:16]}… (altered content)")
-
-
-def _load(file: Path, manifest: _Manifest) -> dict[str, Tensor]:
+def _load(file: Path) -> dict[str, Tensor]:
     try:
         opened = safe_open(file, framework="pt", device="cpu")
-    except (SafetensorError, RuntimeError) as error:  # torch's word for a file that has just gone
+    except (SafetensorError, RuntimeError) as error:  # RuntimeError if the file has just vanished
         _damaged(file, "a safetensors file", str(error).splitlines()[0])
     with opened:
-        # cloned: what is mapped would change or vanish with the file
-        tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-    for name in sorted(tensors.keys() | manifest.tensors.keys()):
+        # cloned, because mapped memory would change or vanish with the file
+        return {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+
+
+def _check_tensors(file: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
+    for name in sorted(tensors.keys() | content["tensors"].keys()):
         found = _described(tensors[name]) if name in tensors else None
-        if found != manifest.tensors.get(name):
-            _damaged(file, f"tensor {name!r} with {manifest.tensors.get(name)}", f"{found}")
-    return tensors
+        if found != content["tensors"].get(name):
+            _damaged(file, f"tensor {name!r} with {content['tensors'].get(name)}", f"{found}")
+    digest = hashlib.sha256()
+    for piece in _serialised(tensors):
+        digest.update(piece)
+    if digest.hexdigest() != content["tensors_sha256"]:
+        _damaged(file, f"tensors with sha256 {content['tensors_sha256'][:16]}…",
+                 f"{digest.hexdigest()[:16]}… (altered content)")  # fmt: skip
+
+
+def _decoded(location: Path, plain: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(decode(plain))
+    except (ValueError, TypeError) as error:
+        _damaged(location, "facts that subbayes can decode", str(error).splitlines()[0])
 
 
 def _check_device(device: str | torch.device) -> None:

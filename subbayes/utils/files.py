@@ -1,16 +1,23 @@
-"""Files written so that they are found old or new, never half-written, with errors in one line."""
+"""Atomic writing of files, with one-line errors.
+
+A file is written under a temporary name beside its target, synced and renamed: a reader finds the
+old file or the new one, never a part of one. A process that is killed leaves its temporary file
+behind, `.<name>.<16 hex digits>.subbayes-tmp`; the next writer of the same file removes it. Writers
+hold the folder's lock while they work, so a temporary file found under the lock is nobody's.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from subbayes.utils.checks import InputError, message
+from subbayes.utils.checks import InputError
 
 try:
     import fcntl
@@ -28,8 +35,11 @@ __all__ = [
     "locked",
     "refuse",
     "rename",
+    "replace_file",
     "shown",
+    "sweep_temporaries",
     "sync_folder",
+    "temporary_stem",
     "write_temporary",
 ]
 
@@ -37,14 +47,14 @@ StrPath = str | os.PathLike[str]
 
 
 class ArtifactError(InputError):
-    """A path that cannot be written, or does not hold what it should, said in one line."""
+    """A path that cannot be written, or that does not hold what it should, in one line."""
 
 
 # --- whole files --------------------------------------------------------------------------------
 
 
 def atomic_write_text(path: StrPath, text: str) -> None:
-    """Write a text file as UTF-8 so that it is found old or new, never half-written.
+    """Write a text file as UTF-8, entirely or not at all.
 
     Args:
         path: the file; its folder is made where missing. A link is followed, a device written to.
@@ -68,7 +78,7 @@ def atomic_write_text(path: StrPath, text: str) -> None:
 
 
 def atomic_write_bytes(path: StrPath, data: bytes) -> None:
-    """Write a file so that it is found old or new, never half-written.
+    """Write a file, entirely or not at all.
 
     Args:
         path: the file; its folder is made where missing. A link is followed, a device written to.
@@ -84,41 +94,50 @@ def atomic_write_bytes(path: StrPath, data: bytes) -> None:
         >>> file.read_bytes()
         b'...'
     """
-    given = as_path(path)
+    replace_file(as_path(path), [data])
+
+
+def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write a file from pieces, entirely or not at all; see `atomic_write_bytes`."""
     with explained(path):
-        if given.is_dir():
+        if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if given.exists() and not given.is_file():
-            _write_device(given, data)
+        if path.exists() and not path.is_file():
+            _write_device(path, pieces)
         else:
-            _replace_file(Path(os.path.realpath(given)), data)
+            _replace_file(Path(os.path.realpath(path)), pieces)
 
 
-def _write_device(device: Path, data: bytes) -> None:
-    """Write through: a device or a pipe must never be replaced by a file."""
+def _write_device(device: Path, pieces: Iterable[bytes]) -> None:
+    """Write into a device or a pipe, which must not be replaced by a file."""
     with _closing(os.open(device, os.O_WRONLY | _BINARY)) as descriptor:
-        _write_all(descriptor, data)
+        for piece in pieces:
+            _write_all(descriptor, piece)
 
 
-def _replace_file(target: Path, data: bytes) -> None:
+def _replace_file(target: Path, pieces: Iterable[bytes]) -> None:
     mode = target.stat().st_mode & 0o777 if target.exists() else None
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    with folder(target.parent) as directory:
-        rename(write_temporary(directory, target.name, [data], mode), target)
+    with folder(target.parent) as directory, locked(directory) as alone:
+        if alone:
+            sweep_temporaries(directory, (target.name,))
+        rename(write_temporary(directory, target.name, pieces, mode), target)
         sync_folder(directory)
 
 
 # --- the steps ----------------------------------------------------------------------------------
 
 _BINARY = getattr(os, "O_BINARY", 0)
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.subbayes-tmp")
+_STEM = 50  # characters of a file's name in that of its temporary file
 
 
 def write_temporary(
     directory: Path, stem: str, pieces: Iterable[bytes], mode: int | None = None
 ) -> Path:
-    """Write and sync a new file `.stem.<random>.tmp`; leave nothing behind on failure."""
-    temporary = directory / f".{stem[:50]}.{secrets.token_hex(8)}.tmp"
+    """Write and sync a new temporary file; leave nothing behind on failure."""
+    temporary = directory / f".{stem[:_STEM]}.{secrets.token_hex(8)}.subbayes-tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
     try:
         with _closing(os.open(temporary, flags, 0o666)) as descriptor:
@@ -133,6 +152,20 @@ def write_temporary(
     return temporary
 
 
+def temporary_stem(name: str) -> str | None:
+    """The stem that `write_temporary` was called with, of one of its files; else None."""
+    found = _TEMPORARY.fullmatch(name)
+    return None if found is None else found[1]
+
+
+def sweep_temporaries(directory: Path, stems: Iterable[str]) -> None:
+    """Remove temporary files that killed writers left; call it under the folder's lock."""
+    known = {stem[:_STEM] for stem in stems}
+    for name in os.listdir(directory):
+        if temporary_stem(name) in known:
+            _discard(directory / name)
+
+
 @contextmanager
 def _closing(descriptor: int) -> Iterator[int]:
     try:
@@ -142,7 +175,7 @@ def _closing(descriptor: int) -> Iterator[int]:
 
 
 def _write_all(descriptor: int, piece: bytes) -> None:
-    """Write on after short writes; one of nothing at all is a full disk."""
+    """Continue after short writes; a write of 0 bytes means a full disk."""
     view = memoryview(piece)
     while view:
         written = os.write(descriptor, view)
@@ -152,7 +185,7 @@ def _write_all(descriptor: int, piece: bytes) -> None:
 
 
 def rename(temporary: Path, target: Path) -> None:
-    """Put a temporary file in its place in one step; remove it if that fails."""
+    """Move a temporary file to its target in one step; remove it on failure."""
     try:
         os.replace(temporary, target)
     except BaseException:
@@ -181,7 +214,7 @@ def sync_folder(directory: Path) -> None:
 
 @contextmanager
 def folder(directory: Path) -> Iterator[Path]:
-    """Make a folder and its parents; take back those made if what follows fails."""
+    """Make a folder and its parents; remove those that were made if the block fails."""
     missing = [p for p in (directory, *directory.parents) if not p.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -195,7 +228,7 @@ def folder(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(directory: Path, shared: bool = False) -> Iterator[bool]:
-    """Hold the folder's advisory lock, which a dead process loses; False where there is none."""
+    """Hold the folder's advisory lock, which dies with the process; False without locks."""
     descriptor = _lock(directory, shared)
     try:
         yield descriptor is not None
@@ -226,19 +259,19 @@ def _lock(directory: Path, shared: bool) -> int | None:
 
 
 def refuse(argument: str, expected: str, got: str, remedy: str) -> NoReturn:
-    """Raise `ArtifactError` with the composed line, free of the errors that led to it."""
-    raise ArtifactError(message(argument, expected, got, remedy)) from None
+    """Raise `ArtifactError` without the chain of errors that led to it."""
+    raise ArtifactError(argument, expected, got, remedy) from None
 
 
 def as_path(path: StrPath) -> Path:
-    """Make a path of what was passed, if the system can take it."""
+    """Convert to a path, or refuse one that no system accepts."""
     if "\0" in os.fspath(path):
         refuse("path", "a path without null characters", shown(path), "Check the path")
     return Path(path)
 
 
 def shown(path: StrPath) -> str:
-    """Quote a path on one line."""
+    """Quote a path."""
     return repr(os.fspath(path))
 
 
@@ -260,7 +293,7 @@ _OTHER = ("a path that can be written", "Choose another path")
 
 @contextmanager
 def explained(path: StrPath, reading: bool = False) -> Iterator[None]:
-    """Turn what the system reports into one line with the path and what to do."""
+    """Turn an error of the system into one line with the path and a remedy."""
     try:
         yield
     except OSError as error:

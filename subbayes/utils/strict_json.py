@@ -1,11 +1,11 @@
-"""Metadata as strict JSON, and back: no NaN, no number that another reader would round."""
+"""Facts as strict JSON and back: no NaN, no rounded number, no duplicate key."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from torch import Tensor
@@ -13,28 +13,29 @@ from torch import Tensor
 from subbayes.utils.checks import fail_type
 from subbayes.utils.files import refuse
 
-__all__ = ["as_plain", "canonical", "decode"]
+__all__ = ["as_plain", "canonical", "decode", "parse"]
 
 _MAX_DEPTH = 64
 _MAX_ARRAY = 4096
+_FLOATS = ("nan", "inf", "-inf")
 
 
-def as_plain(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata as values of strict JSON; numbers that it lacks are dicts of their text.
+def as_plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert facts to values of strict JSON; numbers that JSON lacks become dicts of text.
 
     Raises:
-        InputTypeError: no dict, or a value in it that is neither text, number, list nor dict.
-        ArtifactError: values too deep or large, or keys that are taken.
+        InputTypeError: not a dict, or a value in it that is neither text, number, list nor dict.
+        ArtifactError: values that are nested too deeply or too large, or reserved keys.
     """
-    if not isinstance(meta, Mapping):
-        fail_type("meta", "a dict", meta)
-    return dict(_encode(meta, "meta"))
+    if not isinstance(facts, Mapping):
+        fail_type("facts", "a dict", facts)
+    return dict(_encode(facts, "facts"))
 
 
 def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
-    """Convert to strict JSON values; `where` is the place in `meta` that an error names."""
+    """Convert to strict JSON values; `where` is the place that an error names."""
     if depth == 0:
-        refuse("meta", f"at most {_MAX_DEPTH} levels", "deeper nesting, or a value in itself",
+        refuse("facts", f"at most {_MAX_DEPTH} levels", "deeper nesting, or a value in itself",
               "Flatten it")  # fmt: skip
     if value is None:
         return None
@@ -43,10 +44,11 @@ def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, (int, np.integer)):
-        return _encode_int(int(value))
+        number = int(value)
+        return number if abs(number) < 2**63 else {"__int__": hex(number)}
     if isinstance(value, (float, np.floating)):
-        number = float(value)
-        return number if math.isfinite(number) else {"__float__": repr(number)}
+        real = float(value)
+        return real if math.isfinite(real) else {"__float__": repr(real)}
     if isinstance(value, Mapping):
         return {_check_key(k, where): _encode(v, f"{where}[{k!r}]", depth - 1)
                 for k, v in value.items()}  # fmt: skip
@@ -56,10 +58,6 @@ def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
         return _encode(_small(value, where), where, depth - 1)
     fail_type(where, "text, numbers, booleans, None, lists or dicts of them", value,
               "Convert it to one of these")  # fmt: skip
-
-
-def _encode_int(number: int) -> int | dict[str, str]:
-    return number if abs(number) < 2**63 else {"__int__": hex(number)}
 
 
 def _check_key(key: Any, where: str) -> str:
@@ -79,12 +77,18 @@ def _small(array: np.ndarray | Tensor, where: str) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What `as_plain` was given."""
+    """Return the facts that `as_plain` encoded.
+
+    Raises:
+        ValueError: a number that `as_plain` does not write.
+    """
     if isinstance(value, list):
         return [decode(v) for v in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {"__float__"}:
+        if value["__float__"] not in _FLOATS:
+            raise ValueError(f"'__float__': {value['__float__']!r}")
         return float(value["__float__"])
     if value.keys() == {"__int__"}:
         return int(value["__int__"], 16)
@@ -92,5 +96,37 @@ def decode(value: Any) -> Any:
 
 
 def canonical(plain: Any) -> bytes:
-    """The one text of plain values."""
+    """Give equal plain values equal bytes, whatever the order of their keys."""
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def parse(data: bytes | str) -> Any:
+    """Read strict JSON.
+
+    Raises:
+        ValueError: not JSON, NaN or an infinity, a number that overflows, a duplicate key, or
+            values that are nested too deeply.
+
+    Example:
+        >>> parse('{"a": [1, 2.5]}')
+        {'a': [1, 2.5]}
+    """
+    try:
+        value = json.loads(
+            data, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
+        )
+        canonical(value)  # refuses a number such as 1e999, which is read as an infinity
+    except RecursionError:
+        raise ValueError("values nested too deeply") from None
+    return value
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a duplicate key")
+    return found

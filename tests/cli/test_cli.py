@@ -202,7 +202,7 @@ def test_the_model_is_the_one_of_the_python_call(files):
     saved = TableModel.load(files / "income" / "model")
     assert np.array_equal(saved.model.draws.z, model.model.draws.z)
     assert np.array_equal(saved.predict(frame).mean, model.predict(frame).mean)
-    assert load(files / "income" / "model").extra["command"].startswith("subbayes fit")
+    assert load(files / "income" / "model").notes["command"].startswith("subbayes fit")
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_predictions_come_from_the_saved_model(done):
     np.testing.assert_array_equal(read.pop("observed"), test["progression"])
     pd.testing.assert_frame_equal(read, model.frame(test), rtol=1e-5)
     plain = subbayes.load(done.folder / "model")
-    np.testing.assert_array_equal(plain.draws.z, done.comparison.models["pca"].draws.z)
+    np.testing.assert_array_equal(plain.model.draws.z, done.comparison.models["pca"].draws.z)
 
 
 def test_the_parts_are_the_rows_of_the_data_each_once(done):

@@ -377,10 +377,10 @@ def test_saving_and_loading_say_what_is_wrong(tmp_path):
         SubspaceClassifier.load(path)
     model.model_.save(tmp_path / "bare")
     with pytest.raises(
-        InputError, match="path: expected a saved SubspaceRegressor, got another kind of model"
+        InputError, match="path: expected a saved SubspaceRegressor, got a fitted-model"
     ):
         SubspaceRegressor.load(tmp_path / "bare")
-    with pytest.raises(InputError, match="path: expected an artifact folder"):
+    with pytest.raises(InputError, match="path: expected an artifact, got"):
         SubspaceRegressor.load(tmp_path / "nothing")
     with pytest.raises(NotFittedError):
         SubspaceRegressor().save(tmp_path / "new")

@@ -430,7 +430,7 @@ def test_a_sparse_network_is_what_sparse_fit_gives():
         seed=0,
         progress=False,
     )
-    expected = fitted.predict(TEST[0], draws=found.settings["methods"]["sparse"]["draws"], seed=0)
+    expected = fitted.predict(TEST[0], n_draws=found.settings["methods"]["sparse"]["draws"], seed=0)
     assert torch.equal(found.predictives["sparse"].outputs, expected.outputs)
     assert found.table.loc["sparse", ["method", "inference_seconds"]].tolist() == [
         "sparse network",

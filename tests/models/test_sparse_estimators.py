@@ -15,6 +15,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import subbayes
 from subbayes import MLP, InputError, SparseClassifier, SparseRegressor, sparse
 from subbayes.data.encoder import TabularEncoder
 from subbayes.models.array_model import fit_sparse
@@ -102,7 +103,7 @@ def test_it_is_the_matrix_fit_of_standardised_columns():
         table_settings(**SMALL, likelihood="gaussian"),
         progress=False,
     )
-    np.testing.assert_allclose(model.predict(X), by_hand.predict(scaled, draws=7).mean, rtol=1e-5)
+    np.testing.assert_allclose(model.predict(X), by_hand.predict(scaled, n_draws=7).mean, rtol=1e-5)
     assert len(model.predict_dist(X).outputs) == 7
 
 
@@ -221,9 +222,7 @@ def test_networks_of_modules_of_ones_own_are_saved(tmp_path):
     }
     net = sparse.convert(made().double(), prior=prior, keep=["3"])
     network = sparse.SparseNetwork(net.eval(), sparse_likelihood())
-    sparse.save(network, tmp_path / "net", {"told": [1, 2]})
-    back, extra = sparse.load(tmp_path / "net", made())
-    assert extra == {"told": [1, 2]}
+    back = subbayes.load(network.save(tmp_path / "net"), made())
     assert list(back.layers) == ["0", "2"]
     assert repr(back.layers["0"].inclusion) == "Bernoulli(0.2)"
     assert back.layers["2"].inclusion.shared
@@ -232,7 +231,7 @@ def test_networks_of_modules_of_ones_own_are_saved(tmp_path):
     x = torch.randn(5, 3, dtype=torch.float64)
     assert np.array_equal(back.predict(x).probabilities, network.predict(x).probabilities)
     with pytest.raises(InputError, match="module: expected a module of the saved architecture"):
-        sparse.load(tmp_path / "net")
+        subbayes.load(tmp_path / "net")
 
 
 @pytest.mark.parametrize("posterior", sparse.BASELINE_FAMILIES)
@@ -240,8 +239,7 @@ def test_baselines_are_saved(posterior, tmp_path):
     prior = sparse.Horseshoe(scale=0.01, threshold=0.3) if posterior == "horseshoe" else None
     made = sparse.convert(MLP(3, (4,), 2, seed=0), posterior, prior=prior)
     network = sparse.SparseNetwork(made.eval(), sparse_likelihood())
-    sparse.save(network, tmp_path / "net")
-    back, _ = sparse.load(tmp_path / "net")
+    back = subbayes.load(network.save(tmp_path / "net"))
     x = torch.randn(5, 3)
     for structure in ("sample", "median"):
         assert torch.equal(
@@ -285,7 +283,9 @@ def test_a_table_model_is_saved_with_its_sparse_network(tmp_path):
     assert set(back.evaluate(frame)) >= {"rmse", "crps", "log_likelihood"}
     assert len(model.predict(frame).outputs) == 100
     assert len(model.predict(frame, n_draws=3).outputs) == 3
-    with pytest.raises(InputError, match="model: expected a posterior with draws, got a sparse "):
+    with pytest.raises(
+        InputError, match="model: expected a posterior with draws, got sparse network"
+    ):
         model.sampled
 
 
@@ -317,7 +317,7 @@ def test_what_a_table_model_exports_takes_columns_in_their_units(income, tmp_pat
     assert whole.mean.std() > 10
     found = small.module(torch.from_numpy(inputs))[:, 0].double().numpy()
     np.testing.assert_allclose(found, whole.mean, rtol=1e-4)
-    back = sparse.load_exported(small.save(tmp_path / "small.safetensors"), MLP(1, (1,), 2))
+    back = subbayes.load(small.save(tmp_path / "small.safetensors"), MLP(1, (1,), 2))
     assert (back.inputs, back.outputs) == (small.inputs, small.outputs)
     assert torch.equal(
         back.module(torch.from_numpy(inputs))[:, 0].double(), torch.from_numpy(found)
@@ -342,7 +342,7 @@ def test_an_export_says_what_filled_missing_values(tmp_path):
     whole = model.predict(frame, structure="median", weights="mean")
     assert whole.mean.std() > 10
     np.testing.assert_allclose(small.module(inputs)[:, 0].double(), whole.mean, rtol=1e-4)
-    back = sparse.load_exported(small.save(tmp_path / "small.safetensors"), MLP(1, (1,), 1))
+    back = subbayes.load(small.save(tmp_path / "small.safetensors"), MLP(1, (1,), 1))
     assert back.fills == small.fills
 
 
@@ -354,7 +354,7 @@ def test_modes_of_prediction_of_a_table_model(income):
         dict(structure="median", weights="mean"),
         dict(structure="all", weights="mean"),
     ):
-        expected = model.model.predict(x, draws=5, **mode)
+        expected = model.model.predict(x, n_draws=5, **mode)
         assert np.array_equal(model.predict(frame, 5, **mode).outputs, expected.outputs)
         assert np.array_equal(model.frame(frame, n_draws=5, **mode)["mean"], expected.mean)
         scored = model.evaluate(frame, n_draws=5, **mode)
@@ -413,7 +413,7 @@ def test_the_command_line_exports(income, tmp_path, capsys):
         == 0
     )
     mean = [row["mean"] for row in json.loads(capsys.readouterr().out)["predictions"]]
-    back = sparse.load_exported(tmp_path / "small.safetensors", MLP(1, (1,), 2))
+    back = subbayes.load(tmp_path / "small.safetensors", MLP(1, (1,), 2))
     inputs = torch.from_numpy(in_units(frame, back.inputs))
     np.testing.assert_allclose(back.module(inputs)[:, 0], mean, rtol=1e-4)
     assert run(["evaluate", str(folder), str(file), "--structure", "all"]) == 2
@@ -456,9 +456,9 @@ def test_an_interrupted_table_fit_goes_on_to_the_same_network(tmp_path, monkeypa
             TableModel.fit(frame, "income", checkpoint=tmp_path / "c", **asked)
     resumed = TableModel.fit(frame, "income", checkpoint=tmp_path / "c", **asked)
     assert resumed.frame(frame).equals(whole.frame(frame))
-    from subbayes.models.array_model import forget
+    from subbayes.models.checkpoint import delete_checkpoint
 
-    forget(tmp_path / "c")
+    delete_checkpoint(tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 

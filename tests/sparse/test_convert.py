@@ -409,7 +409,7 @@ def test_frozen_biases_are_points(posterior, structure, tmp_path):
     moves = result.posterior(data).subspace.indices.tolist()
     assert not set(range(18, 24)) & set(moves)
     assert 30 in moves
-    back = sparse.load(sparse.save(result, tmp_path / "net"), net)[0]
+    back = subbayes.load(result.save(tmp_path / "net"), net)
     assert back.module[0].bias_raw_sd is None
     assert torch.equal(back.weights(draws=3), result.weights(draws=3))
 

@@ -251,7 +251,7 @@ def test_copies_files_and_other_weights_of_networks_in_tiles(tmp_path):
     for other in (
         copy.deepcopy(small.module),
         pickle.loads(pickle.dumps(small.module)),
-        sparse.load_exported(small.save(tmp_path / "a.safetensors"), net).module,
+        subbayes.load(small.save(tmp_path / "a.safetensors"), net).module,
     ):
         torch.testing.assert_close(other(x), expected)
     assert len(pickle.dumps(small.module)) < 2 * len(pickle.dumps(layered()[1].module))
@@ -342,10 +342,10 @@ def test_kept_layers_of_predictions_and_files_take_tiles_as_they_lie(monkeypatch
     assert isinstance(result._sampled_network._module[2], TiledLinear)
     small = result.export(x, "csr")
     file = small.save(tmp_path / "small.safetensors")
-    back = sparse.load_exported(file, net).module
+    back = subbayes.load(file, net).module
     assert torch.equal(back(x), small.module(x))
-    again = sparse.load_exported(file, net).save(tmp_path / "again.safetensors")
-    assert torch.equal(sparse.load_exported(again, net).module(x), small.module(x))
+    again = subbayes.load(file, net).save(tmp_path / "again.safetensors")
+    assert torch.equal(subbayes.load(again, net).module(x), small.module(x))
 
 
 @pytest.mark.parametrize(

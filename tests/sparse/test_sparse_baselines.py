@@ -140,7 +140,7 @@ def test_training_draws_outputs_of_the_posteriors_moments(posterior):
     with torch.no_grad():
         drawn = made(x.expand(n, 4))
         mean = made.eval()(x)[0]
-    naive = result.predict(x, draws=n).outputs[:, 0]
+    naive = result.predict(x, n_draws=n).outputs[:, 0]
     sd = naive.std(0)
     assert bool(((drawn.mean(0) - naive.mean(0)).abs() < 6 * sd / math.sqrt(n)).all())
     assert bool(((naive.mean(0) - mean).abs() < 5 * sd / math.sqrt(n)).all())

@@ -91,7 +91,7 @@ def test_weights_and_inclusion_are_calibrated(posterior, estimator, most):
     assert chi_square(ranks(truth, result)) > 1e-3
     gaps = shares(inside, result.module.probability().numpy())
     assert np.abs(gaps).max() < most
-    predicted = result.predict(torch.eye(P, dtype=torch.float64) * 0.7, draws=400, seed=3)
+    predicted = result.predict(torch.eye(P, dtype=torch.float64) * 0.7, n_draws=400, seed=3)
     low, high = predicted.interval(0.9)
     rng = np.random.default_rng(4)
     new = 0.7 * truth.T + SIGMA * rng.normal(size=(P, UNITS))

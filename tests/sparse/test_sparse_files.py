@@ -46,7 +46,7 @@ def test_a_saved_small_network_gives_the_same_outputs(tmp_path, layout):
     before = {name: value.clone() for name, value in module.state_dict().items()}
     small = whole.export(INPUTS, layout)
     assert small.units["4"][1] < small.units["4"][0]
-    back = sparse.load_exported(small.save(tmp_path / "deep" / "small.safetensors"), module)
+    back = subbayes.load(small.save(tmp_path / "deep" / "small.safetensors"), module)
     assert torch.equal(back.module(INPUTS), small.module(INPUTS))
     assert (back.units, back.layouts, back.weights) == (small.units, small.layouts, small.weights)
     assert back.module[4].in_features == small.module[4].in_features
@@ -61,7 +61,7 @@ def test_a_saved_layer_that_is_the_whole_network_gives_the_same_outputs(tmp_path
     )
     x = torch.randn(30, 6)
     small = whole.export(x, "csr")
-    back = sparse.load_exported(small.save(tmp_path / "small.safetensors"), nn.Linear(6, 2))
+    back = subbayes.load(small.save(tmp_path / "small.safetensors"), nn.Linear(6, 2))
     assert isinstance(back.module, sparse.CsrLinear)
     assert torch.equal(back.module(x), small.module(x))
 
@@ -79,7 +79,7 @@ def test_a_file_that_is_there_stays(tmp_path):
     _, whole = network()
     file = tmp_path / "small.safetensors"
     file.write_bytes(b"mine")
-    with pytest.raises(InputError, match="path: expected a new file, got one that is there"):
+    with pytest.raises(InputError, match="path: expected a new file, got an existing one"):
         whole.export().save(file)
     assert file.read_bytes() == b"mine"
     whole.export().save(file, overwrite=True)
@@ -91,23 +91,43 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path):
     module, whole = network()
     file = whole.export().save(tmp_path / "small.safetensors")
     with pytest.raises(InputError, match="module: expected the layers of .*others: 4, 6"):
-        sparse.load_exported(file, nn.Sequential(nn.Conv1d(2, 6, 3)))
+        subbayes.load(file, nn.Sequential(nn.Conv1d(2, 6, 3)))
+    with pytest.raises(InputError, match="module: expected the module that was converted.* none"):
+        subbayes.load(file)
+    with pytest.raises(InputTypeError, match="module: expected the torch.nn.Module that was conve"):
+        subbayes.load(file, nn.Linear)
+    with pytest.raises(InputError, match="data: expected nothing, because a small-network does"):
+        subbayes.load(file, module, data=(1, 2))
     (tmp_path / "text").write_text("no tensors")
-    for name, facts in (("empty", "{}"), ("odd", "zz"), ("list", "[]")):
-        save_file({"a": torch.zeros(1)}, tmp_path / name, metadata={"subbayes": facts})
-    other = "another file, or a damaged one: "
-    for odd in (None, nn.Linear):
-        with pytest.raises(InputTypeError, match="module: expected the torch.nn.Module that was c"):
-            sparse.load_exported(tmp_path / "text", odd)
+    save_file({"a": torch.zeros(1)}, tmp_path / "odd", metadata={"subbayes": "zz"})
     for name, got in (
-        ("text", other),
-        ("empty", other),
-        ("odd", other),
-        ("list", other),
-        ("nothing", "no such file: "),
+        ("text", "a file that subbayes did not write"),
+        ("odd", "a manifest in JSON"),
+        ("nothing", "which does not exist"),
     ):
-        with pytest.raises(InputError, match=f"path: .*Exported.save wrote, got {got}.*{name}"):
-            sparse.load_exported(tmp_path / name, module)
+        with pytest.raises(InputError, match=f"path: .*{got}"):
+            subbayes.load(tmp_path / name, module)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("col_indices", lambda t: t + 1000, "columns below the number of inputs"),
+        ("col_indices", lambda t: t - 1000, "whole numbers of at least 0"),
+        ("crow_indices", lambda t: t + 1, "row pointers that rise"),
+        ("crow_indices", lambda t: t.flip(0), "row pointers that rise"),
+        ("values", lambda t: t[1:], "in its shape"),
+        ("values", lambda t: t / 0, "finite numbers"),
+    ],
+)
+def test_csr_layers_with_indices_out_of_range_are_refused(tmp_path, part, change, message):
+    module, whole = network()
+    small = whole.export(INPUTS, "csr")
+    tensors = small.tensors()
+    tensors[f"4.weight.{part}"] = change(tensors[f"4.weight.{part}"])
+    artifact.write_file(tmp_path / "forged", small.kind, tensors, small.facts())
+    with pytest.raises(InputError, match=f"path: expected .*{message}"):
+        subbayes.load(tmp_path / "forged", module)
 
 
 def test_csr_layers_become_dense_for_onnx():
@@ -221,10 +241,10 @@ def test_more_labels_than_outputs_are_refused():
 def test_a_module_of_other_layers_is_refused_by_its_architecture(tmp_path):
     module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
     network = sparse.SparseNetwork(sparse.convert(module), subbayes.likelihoods.Gaussian(1.0))
-    folder = sparse.save(network, tmp_path / "saved")
+    folder = network.save(tmp_path / "saved")
     for other in (nn.Linear(5, 1), network.module):
         with pytest.raises(InputError, match="module: expected the saved architecture Sequential"):
-            sparse.load(folder, other)
+            subbayes.load(folder, other)
 
 
 # --- whole posteriors ---------------------------------------------------------------------------
@@ -245,7 +265,7 @@ def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
         "low-rank",
         "dropout",
     ]
-    back, _ = sparse.load(sparse.save(network, tmp_path / "saved"))
+    back = subbayes.load(network.save(tmp_path / "saved"))
     for name, layer in network.layers.items():
         other = back.layers[name]
         assert (type(other), other.extra_repr()) == (type(layer), layer.extra_repr())
@@ -259,27 +279,9 @@ def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
 @pytest.mark.parametrize("posterior", sparse.INCLUSION_FAMILIES + sparse.BASELINE_FAMILIES)
 def test_layers_of_a_loaded_network_draw_from_one_stream(posterior, tmp_path):
     made = sparse.convert(subbayes.MLP(3, (4,), 1, seed=0), posterior)
-    folder = sparse.save(
-        sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)), tmp_path / "saved"
-    )
-    first, second = sparse.load(folder)[0].layers.values()
+    network = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
+    first, second = subbayes.load(network.save(tmp_path / "saved")).layers.values()
     assert first.noise is second.noise
-
-
-def test_files_with_one_posterior_for_all_layers_are_read(tmp_path):
-    made = sparse.convert(subbayes.MLP(3, (20,), 1, seed=0), "low-rank")
-    network = sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Gaussian(1.0))
-    tensors, meta = artifact.read(sparse.save(network, tmp_path / "new"))
-    common = ("posterior", "structure", "estimator", "temperature")
-    meta |= {key: meta["layers"]["layers.0"][key] for key in common} | {"rank": 3}
-    for config in meta["layers"].values():
-        for key in common:
-            del config[key]
-    artifact.write(tmp_path / "old", "sparse-network", tensors, meta)
-    x = torch.randn(5, 3)
-    assert torch.equal(
-        sparse.load(tmp_path / "old")[0].predict(x).outputs, network.predict(x).outputs
-    )
 
 
 # --- devices and dtypes -------------------------------------------------------------------------
@@ -375,8 +377,8 @@ def test_a_module_of_other_parts_is_refused(tmp_path):
             *(nn.Tanh() if isinstance(own, nn.Sigmoid) else own for own in module)
         )
         with pytest.raises(InputError, match=r"module: expected the layers .* got others: 5 \(Tan"):
-            sparse.load_exported(file, other)
-        assert sparse.load_exported(file, module).layouts
+            subbayes.load(file, other)
+        assert subbayes.load(file, module).layouts
 
 
 @pytest.mark.skipif(find_spec("onnx") is None, reason="needs onnx")

@@ -64,7 +64,7 @@ def test_outputs_at_all_positions_vary_together(what, posterior, structure):
     )
     made.eval()
     network = sparse.SparseNetwork(made, subbayes.likelihoods.Categorical(made(x).shape[1]))
-    naive = network.predict(x, draws=n).outputs[:, 0].numpy()
+    naive = network.predict(x, n_draws=n).outputs[:, 0].numpy()
     made.train()
     with torch.no_grad():  # rows of a batch share some of what is drawn
         drawn = torch.cat([made(x) for _ in range(n)]).numpy()
@@ -262,11 +262,10 @@ def test_inputs_and_outputs_may_have_names(tmp_path):
         (x, y),
         **sparse_options(**settings),
     )
-    expected = theirs.predict(x, draws=3).outputs
-    torch.testing.assert_close(result.predict(named, draws=3).outputs, expected)
-    sparse.save(result, tmp_path / "saved")
-    loaded, _ = sparse.load(tmp_path / "saved", Named(), logits)
-    torch.testing.assert_close(loaded.predict(named, draws=3).outputs, expected)
+    expected = theirs.predict(x, n_draws=3).outputs
+    torch.testing.assert_close(result.predict(named, n_draws=3).outputs, expected)
+    loaded = subbayes.load(result.save(tmp_path / "saved"), Named(), output=logits)
+    torch.testing.assert_close(loaded.predict(named, n_draws=3).outputs, expected)
 
 
 def test_the_weight_is_that_of_the_divergence():
@@ -350,7 +349,7 @@ def test_hooks_go_on_to_the_sparse_layer_and_the_network():
     x = data()[0]
     assert float(made(x).mean().detach()) > 90
     result = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
-    assert float(result.predict(x, draws=2).outputs.mean()) > 90
+    assert float(result.predict(x, n_draws=2).outputs.mean()) > 90
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -434,7 +433,7 @@ def test_a_run_that_is_finished_is_taken_up_as_it_was(tmp_path):
     assert [layer.phase for layer in again.layers.values()] == ["median", "median"]
     assert again.density("sample") == first.density("sample")
     x = data()[0]
-    assert torch.equal(again.predict(x, draws=3).outputs, first.predict(x, draws=3).outputs)
+    assert torch.equal(again.predict(x, n_draws=3).outputs, first.predict(x, n_draws=3).outputs)
 
 
 def of(**options):

@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import stat
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -23,17 +24,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from subbayes.utils import artifact, files
 from subbayes.utils.artifact import (
     ArtifactError,
     atomic_write_bytes,
     atomic_write_text,
+    delete,
     fingerprint,
     is_artifact,
+    kind_of,
     read,
     write,
+    write_file,
 )
 from subbayes.utils.checks import InputError, InputTypeError
 
@@ -54,11 +58,11 @@ def content(value: int, size: int = 5) -> tuple[dict[str, torch.Tensor], dict[st
 
 def value_at(path: Path) -> int:
     """Read what `content` wrote, and check that it is all of one piece."""
-    tensors, meta = read(path, "test")
-    assert tensors["a"].unique().tolist() == [meta["value"]]
-    assert tensors["b"].unique().tolist() == [meta["value"]]
-    assert meta["text"] == "x" * (meta["value"] % 7)
-    return int(meta["value"])
+    tensors, facts, _ = read(path, "test")
+    assert tensors["a"].unique().tolist() == [facts["value"]]
+    assert tensors["b"].unique().tolist() == [facts["value"]]
+    assert facts["text"] == "x" * (facts["value"] % 7)
+    return int(facts["value"])
 
 
 def put(path: Path, value: int, size: int = 5) -> None:
@@ -72,7 +76,11 @@ def listing(path: Path) -> list[str]:
 
 def assert_tidy(path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
-    assert listing(path) == ["manifest.json", manifest["tensor_file"]["name"]]
+    assert listing(path) == ["manifest.json", tensor_file_of(manifest)]
+
+
+def tensor_file_of(manifest: dict[str, Any]) -> str:
+    return f"tensors-{manifest['tensors_sha256'][:16]}.safetensors"
 
 
 def one_line(pattern: str, path: Path | None = None) -> Any:
@@ -110,10 +118,8 @@ def test_the_safetensors_library_reads_the_same_file(tmp_path: Path) -> None:
     }
     write(tmp_path, "test", tensors, {})
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    file = tmp_path / manifest["tensor_file"]["name"]
-    data = file.read_bytes()
-    assert file.name == f"tensors-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
-    assert manifest["tensor_file"]["bytes"] == len(data)
+    file = tmp_path / tensor_file_of(manifest)
+    assert manifest["tensors_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert manifest["tensors"]["flag"] == {"dtype": "bool", "shape": []}
     by_library, by_us = load_file(file), read(tmp_path)[0]
     assert by_library.keys() == by_us.keys() == tensors.keys()
@@ -166,7 +172,7 @@ def test_arrays_of_any_layout_become_tensors(tmp_path: Path) -> None:
 
 def test_no_tensors_at_all(tmp_path: Path) -> None:
     write(tmp_path, "test", {}, {"only": "meta"})
-    assert read(tmp_path, "test") == ({}, {"only": "meta"})
+    assert read(tmp_path, "test") == ({}, {"only": "meta"}, "test")
     assert_tidy(tmp_path)
 
 
@@ -272,15 +278,19 @@ def circular() -> list[Any]:
 @pytest.mark.parametrize(
     ("meta", "error", "pattern"),
     [
-        ({"a": [1, {2}]}, InputTypeError, r"meta\['a'\]\[1\]: expected text, numbers.* got set\."),
-        ({"a": {"b": 1j}}, InputTypeError, r"meta\['a'\]\['b'\]: expected .* got complex\."),
-        ({"a": b"x"}, InputTypeError, r"meta\['a'\]: expected .* got bytes\."),
-        ({"a": np.array([1 + 2j])}, InputTypeError, r"meta\['a'\]\[0\]: expected .* got complex\."),
-        ({"a": {1: 2}}, InputTypeError, r"meta\['a'\]: expected keys that are text, got int\."),
-        ({"__int__": 2}, InputError, r"meta: expected keys other than .* got '__int__'\. Rename"),
-        ({"a": np.zeros(5000)}, InputError, r"meta\['a'\]: .* 4096 values, got 5000.* tensors\."),
-        ({"a": nested(100)}, InputError, r"meta: expected at most 64 levels, got deeper"),
-        ({"a": circular()}, InputError, r"meta: expected at most 64 levels, got deeper"),
+        ({"a": [1, {2}]}, InputTypeError, r"facts\['a'\]\[1\]: expected text, numbers.* got set\."),
+        ({"a": {"b": 1j}}, InputTypeError, r"facts\['a'\]\['b'\]: expected .* got complex\."),
+        ({"a": b"x"}, InputTypeError, r"facts\['a'\]: expected .* got bytes\."),
+        (
+            {"a": np.array([1 + 2j])},
+            InputTypeError,
+            r"facts\['a'\]\[0\]: expected .* got complex\.",
+        ),
+        ({"a": {1: 2}}, InputTypeError, r"facts\['a'\]: expected keys that are text, got int\."),
+        ({"__int__": 2}, InputError, r"facts: expected keys other than .* got '__int__'\. Rename"),
+        ({"a": np.zeros(5000)}, InputError, r"facts\['a'\]: .* 4096 values, got 5000.* tensors\."),
+        ({"a": nested(100)}, InputError, r"facts: expected at most 64 levels, got deeper"),
+        ({"a": circular()}, InputError, r"facts: expected at most 64 levels, got deeper"),
     ],
 )
 def test_metadata_that_has_no_form_is_refused(
@@ -471,9 +481,12 @@ def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 # --- what is wrong is said ----------------------------------------------------------------------
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def edit(path: Path, change: Callable[[dict[str, Any]], object], seal: bool = False) -> None:
+    """Change a manifest; with `seal`, its digest too."""
     manifest = json.loads((path / "manifest.json").read_text())
     change(manifest)
+    if seal:
+        manifest["manifest_sha256"] = artifact._digest(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -491,46 +504,47 @@ def alter(path: Path) -> None:
     tensor_file(path).write_bytes(data)
 
 
-def reseal(path: Path, data: bytes) -> None:
-    """Put other bytes under the manifest, checksums and all."""
-    tensor_file(path).unlink()
-    digest = hashlib.sha256(data).hexdigest()
-    name = f"tensors-{digest[:16]}.safetensors"
-    (path / name).write_bytes(data)
-    entry = {"name": name, "sha256": digest, "bytes": len(data)}
-    edit(path, lambda manifest: manifest.update(tensor_file=entry))
+def sealed(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    return lambda path: edit(path, change, seal=True)
 
 
-def escape(path: Path) -> None:
-    edit(path, lambda m: m["tensor_file"].update(name="../outside.safetensors"))
+def text(content: str) -> Callable[[Path], object]:
+    return lambda path: (path / "manifest.json").write_text(content)
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "gone": (shutil.rmtree, "expected an artifact folder, .* which does not exist.* Check"),
+    "gone": (shutil.rmtree, "expected an artifact, .* which does not exist.* Check"),
     "no manifest": (lambda p: (p / "manifest.json").unlink(), "has no manifest.json.*interrupted"),
-    "not JSON": (lambda p: (p / "manifest.json").write_text("{"), "expected JSON .* damaged: rest"),
-    "not text": (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe\x00"), "expected JSON"),
-    "deep JSON": (lambda p: (p / "manifest.json").write_text("[" * 10**5), "expected JSON"),
-    "a list": (lambda p: (p / "manifest.json").write_text("[]"), "expected a JSON object"),
+    "not JSON": (text("{"), "expected a manifest in JSON .* damaged: rest"),
+    "not text": (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe\x00"), "manifest in JSON"),
+    "deep JSON": (text("[" * 10**5), "manifest in JSON .* got values nested too deeply"),
+    "infinite": (text('{"a": 1e999}'), "manifest in JSON"),
+    "NaN": (text('{"a": NaN}'), "manifest in JSON .* got NaN is not JSON"),
+    "duplicate": (text('{"a": 1, "a": 2}'), "manifest in JSON .* got a duplicate key"),
+    "a list": (text("[]"), "expected a manifest that is a JSON object"),
     "foreign": (lambda p: edit(p, lambda m: m.update(format="x")), "an artifact of subbayes, got"),
     "newer": (lambda p: edit(p, lambda m: m.update(format_version=99, library_version="7.0")),
-              "version 1 or older, got version 99 .* subbayes 7.0. Upgrade subbayes"),
+              "format version 2, got version 99 .* subbayes 7.0. Upgrade subbayes"),
+    "older": (lambda p: edit(p, lambda m: m.update(format_version=1)),
+              "format version 2, got version 1 .* Read it with subbayes 0.1.0, or save it again"),
     "no version": (lambda p: edit(p, lambda m: m.update(format_version="1")), "a format version"),
-    "no field": (lambda p: edit(p, lambda m: m.pop("tensors")), "all its fields .* 'tensors'"),
-    "odd field": (lambda p: edit(p, lambda m: m.update(tensor_file=3)), "all its fields"),
-    "odd number": (lambda p: edit(p, lambda m: m["meta"].update(x={"__int__": "?"})), "all its fi"),
-    "meta altered": (lambda p: edit(p, lambda m: m["meta"].update(value=9)), "meta with its check"),
+    "no field": (sealed(lambda m: m.pop("tensors")), "entry 'tensors' of type dict .*NoneType"),
+    "odd field": (sealed(lambda m: m.update(facts=3)), "entry 'facts' of type dict .* got int"),
+    "odd number": (sealed(lambda m: m["facts"].update(x={"__int__": "?"})), "facts that subbayes"),
+    "odd float": (sealed(lambda m: m["facts"].update(x={"__float__": "1"})), "facts that subbayes"),
+    "facts altered": (lambda p: edit(p, lambda m: m["facts"].update(value=9)), "matches its dig"),
+    "kind altered": (lambda p: edit(p, lambda m: m.update(kind="other")), "matches its digest"),
     "file missing": (lambda p: tensor_file(p).unlink(), "expected the tensor file .* no such file"),
-    "file truncated": (truncate, r"expected \d+ bytes in .* got \d+\. .* damaged"),
-    "file altered": (alter, "expected sha256 .*altered content"),
-    "file elsewhere": (escape, "a tensor file named by its .*, got .*outside"),
-    "not safetensors": (lambda p: reseal(p, b"rubbish"), "expected a safetensors file"),
-    "dtype": (lambda p: edit(p, lambda m: m["tensors"]["a"].update(dtype="float64")),
+    "file truncated": (truncate, "expected a safetensors file in .* damaged"),
+    "file altered": (alter, "expected tensors with sha256 .*altered content"),
+    "file elsewhere": (sealed(lambda m: m.update(tensors_sha256="../outside")), "the tensor file"),
+    "not safetensors": (lambda p: tensor_file(p).write_bytes(b"rubbish"), "a safetensors file"),
+    "dtype": (sealed(lambda m: m["tensors"]["a"].update(dtype="float64")),
               "expected tensor 'a' with .*float64.* got .*float32"),
-    "shape": (lambda p: edit(p, lambda m: m["tensors"]["b"].update(shape=[3, 2])),
+    "shape": (sealed(lambda m: m["tensors"]["b"].update(shape=[3, 2])),
               r"expected tensor 'b' with .*\[3, 2\].* got .*\[2, 3\]"),
-    "tensor missing": (lambda p: edit(p, lambda m: m["tensors"].update(c={})), "'c' .* None"),
-    "tensor extra": (lambda p: edit(p, lambda m: m["tensors"].pop("b")), "tensor 'b' with None"),
+    "tensor missing": (sealed(lambda m: m["tensors"].update(c={})), "'c' .* None"),
+    "tensor extra": (sealed(lambda m: m["tensors"].pop("b")), "tensor 'b' with None"),
 }  # fmt: skip
 
 
@@ -552,7 +566,7 @@ def test_a_file_or_another_kind_instead_of_the_artifact(tmp_path: Path) -> None:
     with one_line("of kind 'draws', got kind 'test' at .* right artifact", tmp_path / "a"):
         read(tmp_path / "a", "draws")
     file = tmp_path / "a" / "manifest.json"
-    with one_line("which is a file. Pass the folder that holds manifest.json", file):
+    with one_line("a file that subbayes did not write. .*pass the folder and not its manif", file):
         read(file)
     with one_line("device: expected a device of this machine, got 'cuda:99'. Pass 'cpu'"):
         read(tmp_path / "a", device="cuda:99")
@@ -832,7 +846,7 @@ def test_a_reader_beside_a_writer_always_sees_one_whole_state(tmp_path: Path) ->
     assert values[-1] > 0
 
 
-@pytest.mark.parametrize("stage", ["_check_manifest", "_check_file"])
+@pytest.mark.parametrize("stage", ["_check_manifest", "_check_version"])
 def test_an_artifact_replaced_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
@@ -992,15 +1006,120 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
 def test_a_disk_full_at_any_call_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for at in range(1, 5):
+    hit = []
+    for at in range(2, 6):  # the first call opens the folder for its lock
         (tmp_path / "a").write_text("old")
         with monkeypatch.context() as patch:
             faults = Faults(at, raising(no_space())).install(patch)
             with one_line("expected free disk space", tmp_path / "a"):
                 atomic_write_text(tmp_path / "a", "new")
-        assert faults.hit == STEPS[at - 1]
+        hit.append(faults.hit)
         assert (tmp_path / "a").read_text() == "old"
         assert listing(tmp_path) == ["a"]
+    assert hit == STEPS[:4]
+
+
+def test_what_a_killed_writer_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    others = [
+        ".a.0123456789abcdef.tmp",
+        ".b.0123456789abcdef.subbayes-tmp",
+        ".a.0123.subbayes-tmp",
+        "a.0123456789abcdef.subbayes-tmp",
+    ]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+
+    def task() -> None:
+        Faults(4, kill_self).install(pytest.MonkeyPatch())  # between write and rename
+        atomic_write_text(tmp_path / "a", "new")
+
+    assert in_child(task) == ""
+    assert len(listing(tmp_path)) == len(others) + 1
+    atomic_write_text(tmp_path / "a", "newer")
+    assert listing(tmp_path) == sorted([*others, "a"])
+
+
+# --- artifacts that are a single file -----------------------------------------------------------
+
+
+def put_file(path: Path, value: int = 1) -> Path:
+    write_file(path, "test", *content(value), overwrite=True)
+    return path
+
+
+def test_a_single_file_holds_the_same_as_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    tensors, facts = content(3)
+    write_file(file, "test", tensors, facts)
+    assert value_at(file) == 3
+    assert kind_of(file) == "test"
+    assert is_artifact(file)
+    for name, tensor in load_file(file).items():
+        assert torch.equal(tensor, tensors[name])
+    with one_line("expected a new file, got an existing one: .* Pass overwrite=True", file):
+        write_file(file, "test", tensors, facts)
+    put(tmp_path / "folder", 3)
+    manifest = json.loads((tmp_path / "folder" / "manifest.json").read_text())
+    assert artifact._raw_manifest(file) == manifest
+    assert listing(tmp_path) == ["a.safetensors", "folder"]
+
+
+def test_every_changed_byte_of_a_single_file_is_found(tmp_path: Path) -> None:
+    data = put_file(tmp_path / "a").read_bytes()
+    for at in range(0, len(data), 3):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        (tmp_path / "a").write_bytes(changed)
+        try:
+            found = read(tmp_path / "a", "test")
+        except ArtifactError:
+            continue
+        original = content(1)  # a space in the header, say
+        assert found.facts == original[1]
+        assert all(torch.equal(found.tensors[name], t) for name, t in original[0].items())
+
+
+def test_names_that_were_swapped_in_the_header_are_found(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    write_file(file, "test", {"ab": torch.zeros(3), "ba": torch.ones(3)}, {})
+    header, size = file.read_bytes(), struct.unpack("<Q", file.read_bytes()[:8])[0]
+    entries = json.loads(header[8 : 8 + size])
+    entries["ab"], entries["ba"] = entries["ba"], entries["ab"]
+    text = json.dumps(entries, separators=(",", ":")).encode().ljust(size)
+    file.write_bytes(header[:8] + text + header[8 + size :])
+    with one_line("expected tensors with sha256 .*altered content", file):
+        read(file)
+
+
+def test_exported_networks_of_the_first_format_are_refused(tmp_path: Path) -> None:
+    facts = {"layouts": {}, "units": {}, "weights": [1, 1]}
+    save_file({"a": torch.zeros(1)}, tmp_path / "a", {"subbayes": json.dumps(facts)})
+    with one_line("format version 2, got version 1 .* Read it with subbayes 0.1.0", tmp_path / "a"):
+        read(tmp_path / "a")
+
+
+# --- deleting -----------------------------------------------------------------------------------
+
+
+def test_deleting_removes_an_artifact_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    put(path, 1)
+    delete(path, "other")
+    assert value_at(path) == 1
+    (path / ".tensors.0123456789abcdef.subbayes-tmp").write_text("a killed writer's")
+    (path / "notes.txt").write_text("mine")
+    delete(path, "test")
+    assert listing(path) == ["notes.txt"]
+    (path / "notes.txt").unlink()
+    put(path, 1)
+    delete(path, "test")
+    assert not path.exists()
+    delete(path, "test")
+    path.mkdir()
+    (path / "manifest.json").write_text('{"name": "app"}')
+    (path / "tensors-0123456789abcdef.safetensors").write_text("mine")
+    delete(path, "test")
+    assert len(listing(path)) == 2
 
 
 def test_a_folder_or_text_that_cannot_be_a_file(tmp_path: Path) -> None:

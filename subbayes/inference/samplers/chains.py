@@ -28,9 +28,11 @@ from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.random_numbers import copy_state
 from subbayes.priors import Normal
 from subbayes.utils import artifact
+from subbayes.utils.artifact import under, within
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import bar
+from subbayes.utils.saving import read_checkpoint
 
 __all__ = ["Density", "Info", "Kernel", "Sampler", "run", "start_points", "chain_generators"]
 
@@ -366,9 +368,8 @@ class _Checkpoint:
         for c, chain in finished_chains.items():
             for name, value in chain.row.items():
                 getattr(state, name)[c] = value
-        tensors = {f"state.{k}": v for k, v in vars(state).items()}
+        tensors = within("state", vars(state)) | within("stats", store.stats)
         tensors |= {"z": store.z, "count": store.count}
-        tensors |= {f"stats.{k}": v for k, v in store.stats.items()}
         meta = {
             "identity": self.identity,
             "evaluations": store.evaluations,
@@ -380,10 +381,10 @@ class _Checkpoint:
         artifact.write(self.path, KIND, tensors, meta, overwrite=True)
 
     def read(self, rngs: Rngs, draws: int) -> tuple[Any, _Store] | None:
-        if not (self.path / "manifest.json").exists():
+        found = read_checkpoint(self.path, KIND)
+        if found is None:
             return None
-        tensors, meta = artifact.read(self.path, KIND)
-        arrays = {k: v.numpy() for k, v in tensors.items()}
+        tensors, meta, _ = found
         for key, value in self.identity.items():
             if meta["identity"].get(key) != value:
                 fail(
@@ -395,10 +396,10 @@ class _Checkpoint:
         for rng, rng_state in zip(rngs, meta["rngs"], strict=True):
             rng.bit_generator.state = rng_state
         state = self.kernel.state_type(
-            **{k.removeprefix("state."): v for k, v in arrays.items() if k.startswith("state.")}
+            **{name: tensor.numpy() for name, tensor in under("state", tensors).items()}
         )
-        stats = {k.removeprefix("stats."): v for k, v in arrays.items() if k.startswith("stats.")}
-        store = _Store(arrays["z"], stats, arrays["count"].copy(), meta["evaluations"])
+        stats = {name: tensor.numpy() for name, tensor in under("stats", tensors).items()}
+        store = _Store(tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"])
         return state, store.resized(draws)
 
 

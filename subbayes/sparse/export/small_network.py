@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
 from subbayes.data.data import check_rows, named_leaves, to_device, to_inputs
@@ -27,12 +25,13 @@ from subbayes.sparse.dependency_graph import Flow
 from subbayes.sparse.export.tiled_layers import TiledLinear, use_tiles
 from subbayes.sparse.kernels import BagIndices, csr_tensor, sparse_linear
 from subbayes.sparse.module_surgery import replaced
+from subbayes.utils.artifact import write_file
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.files import StrPath, as_path, atomic_write_bytes, refuse, shown
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs
 
-__all__ = ["CsrLinear", "Exported", "as_example", "load_exported"]
+__all__ = ["CsrLinear", "Exported", "as_example", "rebuild"]
 
 _PARTS = ("crow_indices", "col_indices", "values")
 
@@ -136,6 +135,8 @@ class Exported:
         fills: by column of a table, what stood for missing entries, where they were imputed.
     """
 
+    kind: ClassVar[str] = "small-network"
+
     module: nn.Module
     units: dict[str, tuple[int, int]] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
@@ -144,8 +145,31 @@ class Exported:
     outputs: tuple[str, ...] = ()
     fills: dict[str, Any] = field(default_factory=dict)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The state of the module; of a CSR layer the parts of its weight."""
+        found: dict[str, Tensor] = {}
+        for name, value in self.module.state_dict().items():
+            if value.layout == torch.sparse_csr:
+                found |= {f"{name}.{part}": getattr(value, part)() for part in _PARTS}
+                found[f"{name}.inputs"] = torch.tensor(value.shape[1])
+            else:
+                found[name] = value
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """What was done, and the classes of the layers."""
+        return {
+            "units": self.units,
+            "layouts": self.layouts,
+            "weights": self.weights,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "fills": self.fills,
+            "layers": _classes(self.module),
+        }
+
     def save(self, path: StrPath, *, overwrite: bool = False) -> Path:
-        """Write the weights to a safetensors file; see `load_exported`.
+        """Write an artifact that is a single safetensors file; `subbayes.load` opens it.
 
         The names are those of `module.state_dict()`. The weight of a CSR layer is four tensors:
         "crow_indices", "col_indices", "values" and "inputs", the number of columns, behind its
@@ -160,36 +184,12 @@ class Exported:
 
         Example:
             >>> file = Exported(nn.Linear(3, 1)).save("small.safetensors")
-            >>> load_exported(file, nn.Linear(8, 1)).module
+            >>> from subbayes.utils.saving import load
+            >>> load(file, nn.Linear(8, 1)).module
             Linear(in_features=3, out_features=1, bias=True)
         """
-        file = _new_file(path, overwrite)
-        tensors: dict[str, Tensor] = {}
-        for name, value in self.module.state_dict().items():
-            if value.layout == torch.sparse_csr:
-                tensors |= {
-                    f"{name}.{part}": getattr(value, part)().contiguous() for part in _PARTS
-                }
-                tensors[f"{name}.inputs"] = torch.tensor(value.shape[1])
-            else:
-                tensors[name] = value.contiguous()
-        facts = {
-            "units": self.units,
-            "layouts": self.layouts,
-            "weights": self.weights,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "fills": self.fills,
-            "kinds": _kinds(self.module),
-        }
-        atomic_write_bytes(
-            file,
-            as_bytes(
-                {name: value.detach().cpu() for name, value in tensors.items()},
-                {"format": "pt", "subbayes": json.dumps(facts)},
-            ),
-        )
-        return file
+        write_file(path, self.kind, self.tensors(), self.facts(), overwrite=overwrite)
+        return Path(path)
 
     def to_onnx(self, path: StrPath, example: Any, *, overwrite: bool = False) -> Path:
         """Write the network as an ONNX file; CSR layers become dense, as ONNX has none.
@@ -311,20 +311,25 @@ def _in_order(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], list[
     return ({name: inputs[name] for name in names},), names
 
 
-def load_exported(path: StrPath, module: nn.Module) -> Exported:
-    """The small network that `Exported.save` wrote.
+def rebuild(
+    tensors: dict[str, Tensor], facts: dict[str, Any], module: nn.Module | None = None
+) -> Exported:
+    """Rebuild a small network from its artifact; see `subbayes.load`.
 
     Args:
-        path: the file.
+        tensors: as saved.
+        facts: as saved.
         module: a module of the class that was converted, of any width; it is not changed.
 
     Raises:
-        InputError: no such file, or one that does not fit the module.
+        InputError: no module, one of other layers, or layers whose indices are out of range.
     """
+    if module is None:
+        fail("module", "the module that was converted, of any width", "none",
+             "Pass load(path, module): code is not saved, only weights")  # fmt: skip
     if not isinstance(module, nn.Module):
         fail_type("module", "the torch.nn.Module that was converted", module)
-    tensors, facts = _read(as_path(path))
-    made = copy.deepcopy(module).eval()
+    made, tensors = copy.deepcopy(module).eval(), dict(tensors)
     flow = Flow.of(made, facts["layouts"])
     owners = dict(made.named_modules())
     odd = sorted(facts["layouts"].keys() - owners.keys())
@@ -334,67 +339,43 @@ def load_exported(path: StrPath, module: nn.Module) -> Exported:
     odd += sorted(made.state_dict().keys() - tensors.keys())
     odd += [name for name in tensors if not _has(owners, name)]
     odd += [
-        f"{name} ({kind})"
-        for name, kind in _kinds(made).items()
-        if facts.get("kinds", {}).get(name, kind) != kind
+        f"{name} ({found})"
+        for name, found in _classes(made).items()
+        if facts["layers"].get(name, found) != found
     ]
     if odd:
         fail(
             "module",
-            f"the layers of {shown(path)}",
+            "the layers of the network that was exported",
             f"others: {', '.join(odd[:4])}",
             "Pass the module that was converted",
         )
     for name, value in tensors.items():
         owner, _, last = name.rpartition(".")
         _put(owners[owner], last, value)
-    units = {name: (before, after) for name, (before, after) in facts["units"].items()}
-    before, after = facts["weights"]
     if "csr" in facts["layouts"].values():
         flow.overwrite(made)
         made = use_tiles(made) if flow.by_row else made
+    before, after = facts["weights"]
     return Exported(
         made.requires_grad_(False),
-        units,
+        {name: (before, after) for name, (before, after) in facts["units"].items()},
         facts["layouts"],
         (before, after),
-        tuple(facts.get("inputs", ())),
-        tuple(facts.get("outputs", ())),
-        facts.get("fills", {}),
+        tuple(facts["inputs"]),
+        tuple(facts["outputs"]),
+        facts["fills"],
     )
 
 
-def _kinds(module: nn.Module) -> dict[str, str]:
-    """What each submodule is, of whatever size and layout."""
+def _classes(module: nn.Module) -> dict[str, str]:
+    """The class of each submodule, whatever its size and layout."""
     linear = CsrLinear, TiledLinear
     return {
         name: nn.Linear.__name__ if isinstance(own, linear) else type(own).__name__
         for name, own in module.named_modules()
         if name
     }
-
-
-def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    try:
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            facts = json.loads((opened.metadata() or {})["subbayes"])
-            facts["layouts"], facts["units"], facts["weights"]  # each file has them
-            found = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        refuse(
-            "path",
-            "a file that Exported.save wrote",
-            f"no such file: {shown(file)}",
-            "Check the path",
-        )
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-        refuse(
-            "path",
-            "a file that Exported.save wrote",
-            f"another file, or a damaged one: {shown(file)}",
-            "Check the path",
-        )
-    return found, facts
 
 
 _ABSENT = object()
@@ -410,13 +391,33 @@ def _has(owners: dict[str, nn.Module], name: str) -> bool:
 
 
 def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Module:
-    """The module with a CSR layer for a dense one, whose weight is put together from its parts."""
+    """The module with a CSR layer in place of a dense one."""
     key = f"{name}.weight" if name else "weight"
-    crow, columns, values = (tensors.pop(f"{key}.{part}") for part in _PARTS)
-    layer = CsrLinear(module.get_submodule(name))  # type: ignore[arg-type]
-    inputs = int(tensors.pop(f"{key}.inputs"))
-    tensors[key] = csr_tensor(crow, columns, values, inputs)
-    return replaced(module, name, layer)
+    parts = [f"{key}.{part}" for part in (*_PARTS, "inputs")]
+    plain = module.get_submodule(name)
+    if not isinstance(plain, nn.Linear) or any(part not in tensors for part in parts):
+        fail("module", f"a Linear layer {name!r} with the parts of a CSR weight",
+             type(plain).__name__, "Pass the module that was converted")  # fmt: skip
+    crow, columns, values, inputs = (tensors.pop(part) for part in parts)
+    _check_csr(name, crow, columns, int(inputs))
+    tensors[key] = csr_tensor(crow, columns, values, int(inputs))
+    return replaced(module, name, CsrLinear(plain))
+
+
+def _check_csr(name: str, crow: Tensor, columns: Tensor, inputs: int) -> None:
+    """Check the indices of a CSR weight, which torch does not: wrong ones read foreign memory."""
+    steps = crow.diff()
+    fits = (
+        len(crow) > 0
+        and int(crow[0]) == 0
+        and int(crow[-1]) == len(columns)
+        and not bool((steps < 0).any())
+    )
+    inside = columns.numel() == 0 or 0 <= int(columns.min()) <= int(columns.max()) < inputs
+    if not (fits and inside):
+        what = "columns below the number of inputs" if fits else "row pointers that rise to the end"
+        refuse("path", f"{what} in the CSR layer {name!r}", "others",
+               "The artifact is damaged: write it again")  # fmt: skip
 
 
 def _put(owner: nn.Module, name: str, value: Tensor) -> None:

@@ -1,0 +1,102 @@
+"""What models that predict from inputs share: scores, saving, and what they are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from subbayes.diagnostics import metrics
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.description import describe_likelihood, describe_network
+from subbayes.networks.network import Network
+from subbayes.predictions.predictive import Predictive
+from subbayes.utils.saving import save
+
+__all__ = ["Predictor"]
+
+
+class Predictor(ABC):
+    """A model of a network whose predictions average draws.
+
+    Attributes:
+        kind: the kind of its artifact; see `subbayes.utils.saving`.
+        network: the network.
+        likelihood: p(y | f).
+        modes: further arguments of `predict` that choose what is averaged.
+    """
+
+    kind: ClassVar[str]
+    modes: ClassVar[tuple[str, ...]] = ()
+    network: Any
+    likelihood: Any
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The name of the method in tables."""
+
+    @property
+    @abstractmethod
+    def default_draws(self) -> int:
+        """Number of draws that `predict` averages without `n_draws`."""
+
+    @abstractmethod
+    def predict(self, inputs: Any, *args: Any, **options: Any) -> Predictive:
+        """The predictive distribution at inputs; `n_draws` chooses the number of draws."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """Tensors to save, by name."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Everything else to save, in types that JSON has."""
+
+    def describe(self) -> dict[str, str]:
+        """What the model is, in words: network, likelihood and method."""
+        network, likelihood = self._parts()
+        return {
+            "network": describe_network(network),
+            "likelihood": describe_likelihood(likelihood),
+            "method": self.label,
+        }
+
+    def fit_summary(self) -> dict[str, Any]:
+        """Figures of the fit by name, as the command line prints them."""
+        return {"method": self.label, "networks": self.default_draws}
+
+    def _parts(self) -> tuple[Network, Likelihood]:
+        return self.network, self.likelihood
+
+    def evaluate(
+        self, inputs: Any, y: Any, level: float = 0.95, n_draws: int | None = None
+    ) -> dict[str, float]:
+        """Scores of the predictions on data with known targets; see `metrics.score`.
+
+        Args:
+            inputs: in the form the module takes.
+            y: the targets.
+            level: probability of the interval whose coverage is reported.
+            n_draws: use this many draws.
+        """
+        return metrics.score(self.predict(inputs, n_draws=n_draws), y, level=level)
+
+    def warnings(self) -> list[str]:
+        """Problems of the run, each with a remedy; empty if there are none."""
+        return []
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Save as a folder of safetensors and JSON, without pickle; `subbayes.load` opens it.
+
+        Args:
+            path: the folder.
+            overwrite: replace an existing artifact.
+
+        Raises:
+            InputError: the path is taken (pass `overwrite=True`), or cannot be written.
+        """
+        return save(self, path, overwrite=overwrite)

@@ -1,0 +1,84 @@
+"""Networks and likelihoods in words, for reports and the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from subbayes.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    Standardized,
+)
+from subbayes.networks.mlp import MLP
+from subbayes.networks.network import Network
+
+__all__ = ["describe_likelihood", "describe_network"]
+
+
+def describe_network(network: Network) -> str:
+    """A network in words.
+
+    Example:
+        >>> describe_network(Network(MLP(2, (5,), 1, seed=0)))
+        'a multilayer perceptron: 2 inputs, a hidden layer of 5 (relu), 1 output; 21 weights'
+    """
+    module = network.module_with()
+    kind = type(module).__name__
+    if isinstance(module, MLP):
+        s = module.settings
+        widths = s["hidden"]
+        hidden = (
+            "no hidden layer"
+            if not widths
+            else (
+                f"{'a hidden layer' if len(widths) == 1 else 'hidden layers'} of "
+                f"{' and '.join(map(str, widths))} ({s['activation']})"
+            )
+        )
+        kind = (
+            f"a multilayer perceptron: {_several(s['n_inputs'], 'input')}, {hidden}, "
+            f"{_several(s['n_outputs'], 'output')}"
+        )
+    return f"{kind}; {network.size} weights"
+
+
+def _several(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def describe_likelihood(likelihood: Likelihood) -> str:
+    """A likelihood in words.
+
+    Example:
+        >>> describe_likelihood(Categorical(3))
+        'probabilities of 3 classes'
+    """
+    if isinstance(likelihood, Standardized):
+        shift, scale = (
+            ", ".join(f"{v:.4g}" for v in part) for part in (likelihood.shift, likelihood.scale)
+        )
+        inner = describe_likelihood(likelihood.likelihood)
+        return f"{inner}; the network works on (y - {shift}) / {scale}"
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        return (
+            f"Gaussian noise with a variance that depends on the input, plus a global "
+            f"variance of {_numbers(likelihood.global_variance)}"
+        )
+    if isinstance(likelihood, Gaussian) and not isinstance(likelihood.noise, str):
+        return f"Gaussian noise with a standard deviation of {_numbers(likelihood.noise)}"
+    if isinstance(likelihood, Categorical):
+        return f"probabilities of {likelihood.n_classes} classes"
+    if isinstance(likelihood, Bernoulli):
+        return "the probability of class 1 of two"
+    return "counts with a rate" if isinstance(likelihood, Poisson) else repr(likelihood)
+
+
+def _numbers(values: Any) -> str:
+    flat = np.atleast_1d(np.asarray(values, dtype=float)).ravel()
+    return ", ".join(f"{v:.3g}" for v in flat[:5]) + (", …" if len(flat) > 5 else "")

@@ -1,0 +1,97 @@
+"""What an artifact stores of a network beside its weights, and the network rebuilt from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from subbayes.networks.mlp import MLP
+from subbayes.networks.network import Network
+from subbayes.utils.artifact import under, within
+from subbayes.utils.checks import fail
+
+__all__ = ["network_facts", "network_from", "network_tensors"]
+
+
+def network_tensors(network: Network) -> dict[str, Tensor]:
+    """Frozen parameters, buffers and masks of a network; its weights are saved elsewhere."""
+    found = within("network.frozen", network.frozen)
+    return found | within("network.mask", network.masks)
+
+
+def network_facts(network: Network) -> dict[str, Any]:
+    """The architecture of a network, and the settings of an `MLP`.
+
+    Example:
+        >>> network_facts(Network(MLP(2, (), 1)))["module"]["n_inputs"]
+        2
+    """
+    module = network.module_with()
+    return {
+        "architecture": network.architecture,
+        "names": list(network.names),
+        "module": module.settings if isinstance(module, MLP) else None,
+    }
+
+
+def network_from(
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    weights: Tensor,
+    module: nn.Module | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+) -> Network:
+    """Rebuild a network at the given weights.
+
+    Args:
+        tensors: of the artifact; `network_tensors` are among them.
+        facts: what `network_facts` gave.
+        weights: its weights (D,), whose device and dtype the network takes.
+        module: a module of the same architecture, unless it is an `MLP`.
+        output: picks the tensor out of what the module returns.
+
+    Raises:
+        InputError: no module, or one of another architecture.
+    """
+    if module is None:
+        if facts["module"] is None:
+            fail(
+                "module",
+                f"a module of the saved architecture {_short(facts['architecture'])}",
+                "none",
+                "Pass load(path, module=...): code is not saved, only weights",
+            )
+        module = MLP(**facts["module"], seed=0)  # a seed, to leave torch's global generator alone
+    chosen = under("network.mask", tensors) or facts["names"]
+    known = chosen
+    if isinstance(module, nn.Module):
+        known = dict(module.named_parameters(remove_duplicate=False))
+    if any(name not in known for name in chosen):
+        _refuse_module(facts, f"{type(module).__name__}: {module!r}")
+    network = Network(module, chosen, output)
+    if network.architecture != facts["architecture"]:
+        _refuse_module(facts, network.architecture)
+    if (network.device, network.dtype) != (weights.device, weights.dtype):
+        network = network.to(weights.device, weights.dtype)
+    frozen = under("network.frozen", tensors)
+    for name in frozen.keys() | network.frozen.keys():
+        shapes = [tuple(of[name].shape) if name in of else None for of in (network.frozen, frozen)]
+        if shapes[0] != shapes[1]:
+            fail("path", f"{name} of shape {shapes[0]}, as the module has", shapes[1])
+    return network.with_buffers(frozen).with_weights(weights)
+
+
+def _refuse_module(facts: Mapping[str, Any], got: str) -> None:
+    fail(
+        "module",
+        f"the saved architecture {_short(facts['architecture'])}",
+        _short(got),
+        "Build it with the same layers and sizes",
+    )
+
+
+def _short(text: str, width: int = 120) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"

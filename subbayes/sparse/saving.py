@@ -1,0 +1,102 @@
+"""The facts of sparse layers in an artifact, and layers rebuilt from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from subbayes.sparse import priors
+from subbayes.sparse.baselines import HorseshoeLayer, layer_of
+from subbayes.sparse.layers import STRUCTURES, SparseLayer
+from subbayes.sparse.priors import Horseshoe, Inclusion, Slab, SpikeSlab
+from subbayes.sparse.variational_families import Noise
+from subbayes.utils.checks import fail
+
+__all__ = ["layer_facts", "layer_from"]
+
+
+def layer_from(
+    plain: nn.Module, config: dict[str, Any], name: str, state: Mapping[str, Tensor], noise: Noise
+) -> SparseLayer:
+    """A layer with saved settings; its parameters are still to be replaced by the saved state.
+
+    Args:
+        plain: the layer that was converted.
+        config: what `layer_facts` gave.
+        name: of the layer.
+        state: the saved state of the module.
+        noise: source of the layer's draws.
+    """
+    rank = _rank(state, name)
+    found = layer_of(config["posterior"])(
+        plain,
+        config["posterior"],
+        config["structure"],
+        _prior_of(config),
+        config["estimator"],
+        noise,
+        inclusion=0.5,
+        sd=1.0,
+        rank=rank,
+        temperature=config["temperature"],
+    )
+    found.phase = config["phase"]
+    return found
+
+
+def layer_facts(layer: SparseLayer) -> dict[str, Any]:
+    """The settings and the priors of a layer.
+
+    Raises:
+        InputError: a prior of your own, which the file cannot hold.
+    """
+    config = {
+        "posterior": layer.posterior,
+        "estimator": layer.estimator,
+        "structure": layer.structure if layer.structure in STRUCTURES else "weights",
+        "temperature": layer.temperature,
+        "phase": layer.phase,
+        "slab": _prior_facts(layer.slab),
+        "inclusion": _prior_facts(layer.inclusion),
+    }
+    if isinstance(layer, HorseshoeLayer):
+        config["horseshoe"] = {"scale": math.exp(layer.log_scale), "threshold": layer.threshold}
+    return config
+
+
+def _prior_of(config: dict[str, Any]) -> SpikeSlab:
+    """The prior of a layer."""
+    slab, inclusion = _prior(config["slab"]), _prior(config["inclusion"])
+    if "horseshoe" in config:
+        return Horseshoe(slab=slab, inclusion=inclusion, **config["horseshoe"])
+    return SpikeSlab(slab, inclusion)
+
+
+def _prior_facts(prior: Slab | Inclusion) -> dict[str, Any]:
+    """The class of a prior and its arguments."""
+    name = type(prior).__name__
+    if getattr(priors, name, None) is not type(prior):
+        fail("network", "priors of subbayes.sparse", name, "Save module.state_dict() yourself")
+    values: dict[str, Any] = {
+        key.removeprefix("log_"): math.exp(float(value.detach()))
+        for key, value in prior.named_parameters()
+    }
+    for key in ("shared", "probability", "share"):
+        if key in type(prior).__init__.__annotations__:
+            values[key] = getattr(prior, key)
+    return {"name": name, **values}
+
+
+def _prior(config: dict[str, Any]) -> Any:
+    found = getattr(priors, config["name"], None)
+    if not (isinstance(found, type) and issubclass(found, (Slab, Inclusion))):
+        fail("path", "a prior of this version", config["name"], "Upgrade subbayes")
+    return found(**{key: value for key, value in config.items() if key != "name"})
+
+
+def _rank(state: Mapping[str, Tensor], name: str) -> int:
+    factor = state.get(f"{name}.logits.factor" if name else "logits.factor")
+    return 1 if factor is None else factor.shape[-1]

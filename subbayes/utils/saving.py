@@ -1,0 +1,205 @@
+"""One way to save and load: an object names its kind, and gives its tensors and its facts.
+
+`save` writes them as an artifact. `load` opens an artifact of any kind, checks it against the
+schema of its kind and calls the function that rebuilds the object; `subbayes.utils.kinds` lists
+schemas and functions. To make a class savable, give it `kind`, `tensors()` and `facts()`, write the
+function, and add both to that list.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from subbayes.utils import artifact
+from subbayes.utils.artifact import Artifact
+from subbayes.utils.checks import InputError, InputTypeError, fail
+from subbayes.utils.files import StrPath, refuse, shown
+from subbayes.utils.kinds import CHECKPOINTS, LOADERS, SCHEMAS
+from subbayes.utils.schema import SchemaError
+
+__all__ = ["Saveable", "load", "nested", "read", "read_checkpoint", "rebuild", "save"]
+
+
+@runtime_checkable
+class Saveable(Protocol):
+    """What `save` needs of an object.
+
+    Attributes:
+        kind: the kind of the artifact, a key of `subbayes.utils.kinds.LOADERS`.
+    """
+
+    kind: ClassVar[str]
+
+    def tensors(self) -> Mapping[str, Tensor | np.ndarray]:
+        """Tensors to save, by name."""
+
+    def facts(self) -> dict[str, Any]:
+        """Everything else to save, in types that JSON has."""
+
+
+def save(subject: Saveable, path: StrPath, *, overwrite: bool = False) -> Path:
+    """Save an object as a folder of safetensors and JSON, without pickle; see `load`.
+
+    Args:
+        subject: what to save.
+        path: the folder.
+        overwrite: replace an existing artifact.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: the path is taken (pass `overwrite=True`), or cannot be written.
+    """
+    artifact.write(path, subject.kind, subject.tensors(), subject.facts(), overwrite=overwrite)
+    return Path(path)
+
+
+def load(
+    path: StrPath,
+    module: nn.Module | None = None,
+    *,
+    data: Any = None,
+    likelihood: Any = None,
+    output: Callable[[Any], Tensor] | None = None,
+    deep: Mapping[str, nn.Module] | None = None,
+    family: Any = None,
+    priors: Mapping[str, Any] | None = None,
+    device: torch.device | str = "cpu",
+) -> Any:
+    """Load a saved model of any kind, with the same predictions.
+
+    Nothing in the file is executed: code is not saved, so models of modules, likelihoods,
+    families or priors of your own need these again.
+
+    Args:
+        path: what `save` wrote.
+        module: a module of the saved architecture, unless it is a `subbayes.MLP`; its weights do
+            not matter and it is not changed.
+        data: the training data: gives a fitted model its `posterior`; required by linearised
+            Laplace in its dual and low-rank forms.
+        likelihood: a likelihood of your own.
+        output: picks the tensor out of what the module returns, as for `fit`.
+        deep: modules of the networks of a semi-structured model, by name.
+        family: a family of your own, of a semi-structured model.
+        priors: priors of your own, of a semi-structured model, by name.
+        device: where to put the model.
+
+    Returns:
+        The model: an object of the class that was saved.
+
+    Raises:
+        InputError: no artifact, a damaged one, one of another format version or architecture, or
+            an argument that this kind of model does not take.
+
+    Example:
+        >>> import subbayes
+        >>> from subbayes.baselines.ensemble import WeightSamples
+        >>> network = subbayes.Network(subbayes.MLP(2, (3,), 1, seed=0))
+        >>> likelihood = subbayes.likelihoods.Gaussian(1.0)
+        >>> samples = WeightSamples(network, network.weights[None], likelihood, "MAP")
+        >>> load(samples.save("map")).name
+        'MAP'
+    """
+    given = {
+        "module": module,
+        "data": data,
+        "likelihood": likelihood,
+        "output": output,
+        "deep": deep,
+        "family": family,
+        "priors": priors,
+    }
+    tensors, facts, kind = read(path, device=device)
+    if kind in CHECKPOINTS:
+        refuse("path", "a saved model", f"a checkpoint: {shown(path)}",
+               "Pass it as checkpoint=... to the call that wrote it")  # fmt: skip
+    options = {name: value for name, value in given.items() if value is not None}
+    try:
+        return rebuild(kind, tensors, facts, options)
+    except (InputError, InputTypeError):
+        raise
+    except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        refuse("path", f"the content of a {kind}", f"{shown(path)}, which does not fit: {reason}",
+               "Check that it was written by this version of subbayes")  # fmt: skip
+
+
+def read(path: StrPath, kind: str | None = None, *, device: torch.device | str = "cpu") -> Artifact:
+    """Read an artifact and check it against the schema of its kind.
+
+    Args:
+        path: the folder or file.
+        kind: the expected kind; any if None.
+        device: where to put the tensors.
+
+    Raises:
+        InputError: as for `load`.
+    """
+    found = artifact.read(path, kind, device=device)
+    schema = SCHEMAS.get(found.kind)
+    if schema is None:
+        refuse("path", "an artifact of a kind that this version knows",
+               f"kind {found.kind!r} at {shown(path)}", "Upgrade subbayes")  # fmt: skip
+    try:
+        schema.check(found.tensors, found.facts)
+    except SchemaError as error:
+        refuse("path", f"{error.where} to be {error.expected} in {shown(path)}", error.got,
+               "The artifact is damaged: write it again")  # fmt: skip
+    return found
+
+
+def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
+    """Read a checkpoint, None if there is none yet.
+
+    Args:
+        path: the folder.
+        kind: the kind of the checkpoint.
+
+    Raises:
+        InputError: something else is there, or a checkpoint that is damaged or of another format.
+    """
+    location = Path(path)
+    if not location.is_file() and not artifact.is_artifact(location):
+        return None
+    try:
+        return read(location, kind)
+    except InputError as error:
+        remedy = "Delete it to start again, or choose another path"
+        raise InputError("checkpoint", error.expected, error.got, remedy) from error
+
+
+def nested(subject: Saveable) -> dict[str, Any]:
+    """The kind and the facts of an object that another one holds, to be saved among its facts."""
+    return {"kind": subject.kind, "facts": subject.facts()}
+
+
+def rebuild(
+    kind: str, tensors: dict[str, Tensor], facts: dict[str, Any], options: Mapping[str, Any]
+) -> Any:
+    """Make an object from its tensors and facts, which have been checked.
+
+    Args:
+        kind: its kind.
+        tensors: as saved.
+        facts: as saved.
+        options: arguments of `load` that were given.
+
+    Raises:
+        InputError: an argument that this kind does not take.
+    """
+    room, _, name = LOADERS[kind].partition(":")
+    function = getattr(importlib.import_module(room), name)
+    known = inspect.signature(function).parameters
+    for option in options:
+        if option not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            fail(option, f"nothing, because a {kind} does not take it", "a value", "Leave it out")
+    return function(tensors, facts, **options)

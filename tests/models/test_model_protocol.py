@@ -1,0 +1,227 @@
+"""All models predict, are scored, saved, loaded and described in the same way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import subbayes
+from subbayes import InputError, Sampling, Training, sparse
+from subbayes.baselines.ensemble import WeightSamples, stacked
+from subbayes.baselines.mc_dropout import mc_dropout
+from subbayes.baselines.temperature_scaling import temperature_scaling
+from subbayes.data.data import Data
+from subbayes.likelihoods import Gaussian
+from subbayes.models.data_frame_model import TableModel
+from subbayes.models.model import Model
+from subbayes.models.settings import TableSettings
+from subbayes.predictions.predictive import Predictive
+from subbayes.semistructured import SemiStructuredRegression
+from subbayes.sparse.configuration import SparseTraining
+from subbayes.utils import artifact
+from subbayes.utils.kinds import CHECKPOINTS, LOADERS, SCHEMAS
+from subbayes.utils.saving import Saveable, rebuild
+
+X = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+Y = X[:, 0] - X[:, 1] ** 2
+FRAME = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "y": Y})
+SMALL = TableSettings().change(
+    {
+        "network.hidden": (4,),
+        "training": {"epochs": 3, "swa_epochs": 4},
+        "subspace.rank": 2,
+        "sampling": {"draws": 6, "chains": 2},
+    }
+)
+
+
+def net(dropout: float = 0.0) -> subbayes.MLP:
+    return subbayes.MLP(2, (4,), 1, "tanh", dropout, seed=0)
+
+
+def samples() -> WeightSamples:
+    network = subbayes.Network(net())
+    weights = network.weights + 0.1 * torch.arange(3.0)[:, None]
+    likelihood = stacked([Gaussian((0.1 * s,)) for s in (1, 2, 3)])
+    return WeightSamples(network, weights, likelihood, "three", [network.frozen] * 3)
+
+
+MAKE = {
+    "fitted": lambda: subbayes.fit(
+        net(),
+        (X, Y),
+        subspace=subbayes.subspaces.PCA(rank=2),
+        training=Training(epochs=3, swa_epochs=4),
+        sampling=Sampling(draws=6, progress=False),
+    ),
+    "linearised": lambda: subbayes.fit(
+        net(),
+        (X, Y),
+        subspace="full",
+        inference="laplace-linearised",
+        training=Training(epochs=3, swa_epochs=4),
+        sampling=Sampling(draws=6, progress=False),
+    ),
+    "samples": samples,
+    "dropout": lambda: mc_dropout(net(0.5), Gaussian(0.2), n_draws=4, seed=3),
+    "scaled": lambda: temperature_scaling(samples(), (X, Y)),
+    "sparse": lambda: sparse.fit(
+        sparse.convert(net(), seed=1), Gaussian(), (X, Y), SparseTraining(epochs=2), progress=False
+    ),
+    "data frame": lambda: TableModel.fit(FRAME, "y", SMALL, progress=False),
+    "data frame, ensemble": lambda: TableModel.fit(
+        FRAME, "y", SMALL, method="ensemble", progress=False
+    ),
+    "data frame, sparse": lambda: TableModel.fit(
+        FRAME, "y", SMALL, method="sparse", progress=False
+    ),
+    "semi-structured": lambda: SemiStructuredRegression(
+        "y ~ a", deep={"net": (subbayes.MLP(1, (3,), 1, seed=0), ["b"])}
+    ).fit(
+        FRAME,
+        subspace=subbayes.semistructured.SemiStructuredSubspace(2),
+        inference="elliptical-slice",
+        training=Training(epochs=2, batch_size=None, weight_decay=1e-4, clip_norm=None),
+        sampling=Sampling(draws=6, warmup=4, chains=2, progress=False),
+    ),
+}
+_made: dict[str, Any] = {}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of chains as short as these
+    pytest.mark.usefixtures("unchecked"),
+]
+
+
+@pytest.fixture(params=MAKE)
+def model(request: pytest.FixtureRequest) -> Any:
+    if request.param not in _made:
+        _made[request.param] = MAKE[request.param]()
+    return _made[request.param]
+
+
+def rows(model: Any) -> tuple[Any, ...]:
+    """Test rows as `evaluate` takes them."""
+    framed = isinstance(model, (TableModel, SemiStructuredRegression))
+    return (FRAME.head(7),) if framed else (X[:7], Y[:7])
+
+
+def test_it_is_a_model(model: Any) -> None:
+    assert isinstance(model, Model)
+    assert isinstance(model, Saveable)
+    assert model.kind in LOADERS
+
+
+def test_it_predicts_from_some_or_all_draws(model: Any) -> None:
+    inputs = rows(model)[0]
+    assert isinstance(model.predict(inputs), Predictive)
+    assert len(model.predict(inputs)) == 7
+    if model.predict(inputs).kind == "mixture":
+        assert model.predict(inputs, n_draws=2).n_draws == 2
+
+
+def test_it_is_scored(model: Any) -> None:
+    scores = model.evaluate(*rows(model), level=0.9)
+    assert {"log_likelihood", "rmse", "coverage"} <= scores.keys()
+    assert np.isfinite(list(scores.values())).all()
+
+
+def test_it_is_described_in_words(model: Any) -> None:
+    words = model.describe()
+    assert len(words) > 1
+    assert all(isinstance(text, str) for text in words.values())
+    assert any("multilayer perceptron" in text for text in words.values())
+
+
+def test_it_is_loaded_with_the_same_predictions(model: Any, tmp_path: Any) -> None:
+    path = model.save(tmp_path / "model")
+    assert {p.suffix for p in path.iterdir()} == {".json", ".safetensors"}
+    loaded = subbayes.load(path)
+    assert type(loaded) is type(model)
+    before, after = (one.predict(rows(one)[0]) for one in (model, loaded))
+    assert np.array_equal(before.mean, after.mean)
+    assert np.array_equal(before.std, after.std)
+    assert loaded.describe() == model.describe()
+    again = loaded.save(tmp_path / "again")
+    files = [sorted(p.iterdir()) for p in (path, again)]
+    assert [a.read_bytes() for a in files[0]] == [b.read_bytes() for b in files[1]]
+    with pytest.raises(InputError, match=r"Pass overwrite=True"):
+        model.save(path)
+
+
+def test_every_fact_is_checked(model: Any, tmp_path: Any) -> None:
+    """A fact that is removed or is of another type gives one line, not an error of Python."""
+    tensors, facts = dict(model.tensors()), json.loads(json.dumps(_plain(model.facts())))
+    for name in facts:
+        for value in ("removed", 7.25, None, [[]], "nan"):
+            forged = {key: v for key, v in facts.items() if (key, value) != (name, "removed")}
+            forged |= {} if value == "removed" else {name: value}
+            artifact.write(tmp_path / "a", model.kind, tensors, forged, overwrite=True)
+            _loads_or_refuses(tmp_path / "a")
+
+
+def test_every_tensor_is_checked(model: Any, tmp_path: Any) -> None:
+    """A tensor that is removed, NaN or of another shape gives one line or a model."""
+    tensors = {name: torch.as_tensor(value) for name, value in model.tensors().items()}
+    for name in list(tensors)[::3]:
+        for change in (None, lambda t: t * float("nan"), lambda t: t[None], lambda t: t.long() - 9):
+            forged = {key: value for key, value in tensors.items() if key != name}
+            forged |= {} if change is None else {name: change(tensors[name])}
+            artifact.write(tmp_path / "a", model.kind, forged, model.facts(), overwrite=True)
+            _loads_or_refuses(tmp_path / "a")
+
+
+def _loads_or_refuses(path: Any) -> None:
+    try:
+        loaded = subbayes.load(path)
+    except (InputError, subbayes.InputTypeError) as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        return
+    predictive = loaded.predict(rows(loaded)[0])
+    assert np.isfinite(predictive.mean).all()
+
+
+def _plain(facts: Any) -> Any:
+    from subbayes.utils.strict_json import as_plain
+
+    return as_plain(facts)
+
+
+# --- the registry -------------------------------------------------------------------------------
+
+
+def test_every_kind_has_a_loader_and_a_schema() -> None:
+    assert SCHEMAS.keys() == {*LOADERS, *CHECKPOINTS}
+    for kind in LOADERS:
+        with pytest.raises((InputError, subbayes.InputTypeError, KeyError, AttributeError)):
+            rebuild(kind, {}, {}, {})  # the function is found and finds nothing to rebuild
+
+
+def test_other_kinds_and_checkpoints_are_refused(tmp_path: Any) -> None:
+    artifact.write(tmp_path / "a", "other", {}, {})
+    with pytest.raises(InputError, match="of a kind that this version knows, got kind 'other'"):
+        subbayes.load(tmp_path / "a")
+    facts = {"identity": "", "choice": {"temperatures": [1.0], "scores": [0.0],
+             "standard_errors": [0.0], "pareto_k": [0.0], "by": "loo"}}  # fmt: skip
+    artifact.write(tmp_path / "b", "temperature-checkpoint", {}, facts)
+    with pytest.raises(InputError, match="expected a saved model, got a checkpoint: .* Pass it as"):
+        subbayes.load(tmp_path / "b")
+
+
+def test_a_module_larger_than_the_file_is_never_built(tmp_path: Any) -> None:
+    model = samples()
+    facts = model.facts()
+    facts["network"]["module"] |= {"hidden": [10**8]}
+    artifact.write(tmp_path / "a", model.kind, model.tensors(), facts)
+    with pytest.raises(InputError, match=r"'hidden'|'module'\] to be at most \d+ numbers"):
+        subbayes.load(tmp_path / "a")
+
+
+def test_arguments_that_a_kind_does_not_take_are_refused(tmp_path: Any) -> None:
+    path = samples().save(tmp_path / "a")
+    with pytest.raises(InputError, match="data: expected nothing, because a weight-samples does"):
+        subbayes.load(path, data=Data.of((X, Y)))
