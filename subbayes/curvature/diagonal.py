@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.ggn_diagonal import columns_squared
+from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
 
@@ -34,7 +34,7 @@ class Diagonal(Precision):
         self, V: Jacobian, prior_precision: float, squares: Float[Tensor, "D"] | None = None
     ) -> None:
         super().__init__(V, prior_precision)
-        self.squares = columns_squared(V) if squares is None else squares
+        self.squares = squared_column_norms(V) if squares is None else squares
 
     def variances(self) -> Float[Tensor, "D"]:
         """One over the diagonal."""

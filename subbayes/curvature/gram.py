@@ -27,7 +27,7 @@ from subbayes.curvature.layers import Layer, LayerGradients, Layers, Rest, RestG
 from subbayes.data.data import n_rows
 from subbayes.utils.types import Inputs
 
-__all__ = ["Block", "block", "gram", "narrowed", "pulled", "pushed"]
+__all__ = ["Block", "block", "gram", "pull_block", "push_block", "split_columns"]
 
 _OUTER, _INNER, _PAIRS = 128 * 2**20, 48 * 2**20, 16 * 2**20
 
@@ -266,7 +266,9 @@ def _add_dense(
     """By the gradients themselves, so many columns at once that each is formed once."""
     rows, others = total.shape[0] * total.shape[1], total.shape[2] * total.shape[3]
     most = _OUTER // (8 * rows) if a is b else min(_OUTER // (8 * rows), _INNER // (8 * others))
-    for (places, mine), (_, other) in zip(narrowed(a, most), narrowed(b, most), strict=True):
+    for (places, mine), (_, other) in zip(
+        split_columns(a, most), split_columns(b, most), strict=True
+    ):
         weigh = None if scale is None else _columns(places, scale[None])
         width = 8 * sum(place.stop - place.start for place in places)
         step = _OUTER // (total.shape[0] * width)
@@ -290,7 +292,7 @@ def _columns(places: Iterable[slice], vectors: Float[Tensor, "k D"]) -> Float[Te
     return torch.cat([vectors[:, place] for place in places], 1)
 
 
-def narrowed(
+def split_columns(
     piece: Piece | RestPiece, most: int
 ) -> Iterator[tuple[list[slice], Piece | RestPiece]]:
     """A piece cut into pieces of about so many columns, with the places of their columns."""
@@ -311,7 +313,7 @@ def narrowed(
         )
 
 
-def pushed(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
+def push_block(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
     """Products of all rows with weight vectors, input by input, in float64: (k, N R)."""
     total = torch.zeros(len(basis), part.n, part.roots, dtype=torch.float64, device=part.device)
     for piece in part.pieces:
@@ -323,7 +325,7 @@ def pushed(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
                 for some in _slices(len(basis), _INNER // (2 * each * right.shape[0])):
                     total[some, rows] += _along(piece, left, right, vectors[some])
             continue
-        for places, cut in narrowed(piece, _INNER // (8 * len(basis))):
+        for places, cut in split_columns(piece, _INNER // (8 * len(basis))):
             vectors = _columns(places, basis).double()
             for rows in _slices(part.n, _INNER // (8 * part.roots * vectors.shape[1])):
                 dense = cut.dense(rows)
@@ -332,7 +334,7 @@ def pushed(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
     return total.flatten(1)
 
 
-def pulled(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, "s D"]) -> None:
+def pull_block(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, "s D"]) -> None:
     """Add to weight vectors the combinations of all rows with s vectors of coefficients.
 
     Args:
@@ -342,7 +344,7 @@ def pulled(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, 
     """
     u = cotangents.double().transpose(1, 2)  # s, R, n
     for piece in part.pieces:
-        for places, cut in narrowed(piece, _INNER // (8 * len(u))):
+        for places, cut in split_columns(piece, _INNER // (8 * len(u))):
             widths = [place.stop - place.start for place in places]
             for rows in _slices(part.n, _INNER // (8 * part.roots * sum(widths))):
                 found = u[:, :, rows].flatten(1) @ cut.dense(rows).flatten(0, 1)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.gram import Block, block, gram, narrowed, pulled, pushed
+from subbayes.curvature.gram import Block, block, gram, pull_block, push_block, split_columns
 from subbayes.curvature.layers import Layers
 from subbayes.data.data import Data, leaves, n_rows, named_leaves, take, to_device
 from subbayes.likelihoods import Likelihood
@@ -169,7 +169,9 @@ class Jacobian:
         )
         parts = [part for _, part in self.blocks()]
         for pieces in zip(*(part.pieces for part in parts), strict=True):
-            for cuts in zip(*(narrowed(p, most // (8 * self.rows)) for p in pieces), strict=True):
+            for cuts in zip(
+                *(split_columns(p, most // (8 * self.rows)) for p in pieces), strict=True
+            ):
                 dense = [cut.dense(slice(None)).transpose(0, 1).flatten(0, 1) for _, cut in cuts]
                 yield cuts[0][0], torch.cat(dense)
 
@@ -206,7 +208,7 @@ class Jacobian:
         """Products of all rows with k vectors, in float64."""
         total = torch.zeros(len(basis), self.rows, dtype=torch.float64, device=self.network.device)
         for rows, part in self.blocks():
-            total[:, rows] = pushed(part, basis)
+            total[:, rows] = push_block(part, basis)
         return total
 
     def pull(
@@ -224,7 +226,7 @@ class Jacobian:
         if len(cotangents) > _MANY * self.roots:  # the rows themselves cost less
             for rows, part in self.blocks():
                 some = cotangents[:, rows].to(total.device)
-                pulled(part, some.reshape(len(some), -1, self.roots), total)
+                pull_block(part, some.reshape(len(some), -1, self.roots), total)
             return total
         for place, inputs, y in self.batches():
             batch = self.plan.capture(inputs)

@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.ggn_diagonal import columns_squared
+from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.gram import Piece
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer
@@ -77,11 +77,11 @@ class Factors:
             matrices = matrices[..., :-1]
         out[:, self.layer.weight.place] = matrices.flatten(1).to(out)
 
-    def rotated(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
+    def rotate(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
         """Into the eigenbasis."""
         return self.outer.mT @ matrices.double() @ self.inner
 
-    def back(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
+    def rotate_back(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
         """Out of the eigenbasis."""
         return self.outer @ matrices @ self.inner.mT
 
@@ -111,8 +111,10 @@ class Kfac(Precision):
         """A power of the covariance, up to a rotation of the layers for odd halves."""
         found = vectors * (self.diagonal + self.prior_precision).pow(-power).to(vectors)
         for one in self.factors:
-            inside = one.rotated(one.gather(vectors))
-            one.scatter(one.back(inside * (one.values + self.prior_precision) ** -power), found)
+            inside = one.rotate(one.gather(vectors))
+            one.scatter(
+                one.rotate_back(inside * (one.values + self.prior_precision) ** -power), found
+            )
         return found
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
@@ -179,7 +181,7 @@ def _factorised(V: Jacobian) -> tuple[tuple[Factors, ...], Float[Tensor, "D"]]:
     )
     diagonal = torch.zeros(V.size, dtype=torch.float64, device=V.network.device)
     if others:
-        diagonal = columns_squared(V)
+        diagonal = squared_column_norms(V)
         for one in factors:
             for span in one.layer.spans:
                 diagonal[span.place] = 0

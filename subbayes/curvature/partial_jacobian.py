@@ -22,12 +22,12 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layer_kinds import columns
-from subbayes.curvature.layers import Captured, LayerGradients, Layers, Span
+from subbayes.curvature.layers import CapturedBatch, LayerGradients, Layers, Span
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.utils.checks import fail
 
-__all__ = ["Entries", "active", "jacobian_at", "rows_at_once"]
+__all__ = ["PartialJacobian", "active_cotangents", "jacobian_at", "rows_at_once"]
 
 _DENSE = 16  # a product of matrices does so many multiplications in the time of one gathered
 _LIMIT = 2**26
@@ -55,7 +55,7 @@ class _Pick:
     dense: bool
 
 
-class Entries:
+class PartialJacobian:
     """Chosen columns of the Jacobian of a network.
 
     Args:
@@ -74,7 +74,7 @@ class Entries:
         >>> x = torch.tensor([[3.0, 4.0]])
         >>> with torch.no_grad():
         ...     network = network.with_weights(torch.zeros(3))
-        >>> Entries(Layers(network, x), torch.tensor([2, 0])).of(x)
+        >>> PartialJacobian(Layers(network, x), torch.tensor([2, 0])).of(x)
         tensor([[[1., 3.]]])
     """
 
@@ -122,7 +122,9 @@ class Entries:
 
     # --- one batch ------------------------------------------------------------------------------
 
-    def gather(self, batch: Captured, cotangents: Float[Tensor, "R N C"]) -> Float[Tensor, "N R k"]:
+    def gather(
+        self, batch: CapturedBatch, cotangents: Float[Tensor, "R N C"]
+    ) -> Float[Tensor, "N R k"]:
         """Entries of $u_{rn}^T J_n$ for R cotangents of each row.
 
         Args:
@@ -191,7 +193,7 @@ class Entries:
         for place, inputs, y in rows.batches(rows_at_once(rows)):
             batch = self.plan.capture(inputs)
             root = rows.root(inputs, y, batch.outputs)
-            yield place, self.gather(batch, active(root, batch.outputs))
+            yield place, self.gather(batch, active_cotangents(root, batch.outputs))
 
     def of(self, inputs: Any) -> Float[Tensor, "N C k"]:
         """The entries of the Jacobian at some inputs, N C k numbers.
@@ -230,10 +232,10 @@ def jacobian_at(network: Network, inputs: Any, indices: Int[Tensor, "k"]) -> Flo
         >>> jacobian_at(network, torch.tensor([[3.0, 4.0]]), torch.tensor([1]))
         tensor([[[4.]]])
     """
-    return Entries(Layers(network, inputs), indices).of(inputs)
+    return PartialJacobian(Layers(network, inputs), indices).of(inputs)
 
 
-def active(
+def active_cotangents(
     root: Float[Tensor, "n C R"] | None, outputs: Float[Tensor, "n C"]
 ) -> Float[Tensor, "r n C"]:
     """Cotangents, one after another: of all outputs, or the roots of a curvature that count."""

@@ -42,7 +42,7 @@ from subbayes.utils.types import FORMS, Inputs
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
 
-__all__ = ["Optimal", "check_size", "optimal", "optimal_for", "recombined"]
+__all__ = ["Optimal", "check_size", "optimal", "optimal_for", "recombine_inputs"]
 
 _MOST, _OUTPUTS = 400, 2000
 
@@ -56,7 +56,7 @@ class Optimal(SubspaceMethod):
     Attributes:
         rank: number of directions s; None takes 20, or all where there are fewer weights.
         inputs: inputs without labels for which the subspace is chosen, or a loader of them; None
-            takes `recombined` training inputs.
+            takes `recombine_inputs` training inputs.
         covariance: of the weights, by which the subspace is chosen: "exact", or "kfac",
             "low-rank" or "diagonal" where neither (N C)² nor D² numbers fit into memory.
 
@@ -132,7 +132,7 @@ def optimal(
         inputs: X, without labels: the inputs to be predicted (exactly optimal for them), others
             like them, or training inputs (the paper's practical choice, which keeps little of
             the covariance at other inputs: at its own $\Sigma_X$ is nearly flat). None takes
-            `recombined` training inputs.
+            `recombine_inputs` training inputs.
         rank: s.
         covariance: "exact" (dual or primal, whichever is smaller), "kfac", "diagonal" or
             "low-rank": the $\Psi$ by which the subspace is chosen.
@@ -173,7 +173,7 @@ def optimal(
         **options,
     )
     if inputs is None:
-        inputs = recombined(Data.of(data), max(1, min(_MOST, _OUTPUTS // psi.V.roots)), seed)
+        inputs = recombine_inputs(Data.of(data), max(1, min(_MOST, _OUTPUTS // psi.V.roots)), seed)
     return optimal_for(psi, inputs, rank)[0]
 
 
@@ -205,7 +205,7 @@ def check_size(
     )
 
 
-def recombined(data: Data, count: int, seed: int = 0) -> Inputs:
+def recombine_inputs(data: Data, count: int, seed: int = 0) -> Inputs:
     """Inputs spread around the training inputs, where none to be predicted are known.
 
     Of tables, each column is drawn on its own from the training inputs: they cover the corners
