@@ -105,7 +105,7 @@ class _Squares:
             self._begin(left)
         assert self.whole is not None
         if self.embeds:
-            self.whole += _looked_up(left, self.first.right(slice(None)), len(self.whole))
+            self.whole += _embedding_squares(left, self.first.right(slice(None)), len(self.whole))
         elif self.pairs is not None:
             self.pairs.addcmul_(left[:, self.t], left[:, self.s])
         elif left.shape[-1] == self.right.shape[-1] == 1:
@@ -142,7 +142,7 @@ class _Squares:
         return torch.einsum("npgo,npgi->goi", self.pairs, both)
 
 
-def _looked_up(
+def _embedding_squares(
     left: Float[Tensor, "n t one e"], index: Tensor, size: int
 ) -> Float[Tensor, "size e"]:
     """Squares for an embedding, one row after another: places that look up a row add up."""

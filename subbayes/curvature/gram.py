@@ -8,9 +8,8 @@ which for a linear layer that applies once is the entrywise product $A A'^\top \
 of two small Gram matrices, whatever the width of the layer. Where a layer applies in many places
 it may be cheaper to form the gradients themselves, block by block; the cheaper way is taken.
 
-All sums run in float64: the Gram matrix is then, but for that rounding, the exact one of the
-factors as computed, positive semi-definite, and differences of such matrices lose no digits that
-the factors had.
+All sums are computed in float64. Up to that rounding the Gram matrix is exact for the factors as
+computed and positive semi-definite, and differences of such matrices lose no precision.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Piece:
         return self.layer.size
 
     def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
-        """The gradients themselves, in the order of `spans`."""
+        """The gradients as a dense tensor, in the order of `spans`."""
         if _is_matrix(self):
             return torch.cat([self._matrices(some) for some in self._few(rows)], 1)
         return torch.stack(
@@ -86,7 +85,7 @@ class Piece:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Where the columns of `dense` lie."""
+        """Positions of the columns of `dense` in the weight vector."""
         return self.layer.spans
 
 
@@ -103,12 +102,12 @@ class RestPiece:
         return self.layer.size
 
     def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
-        """The gradients themselves, in the order of `spans`."""
+        """The gradients as a dense tensor, in the order of `spans`."""
         return self.rows[:, rows].double()
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Where the columns of `dense` lie."""
+        """Positions of the columns of `dense` in the weight vector."""
         return self.layer.spans
 
 
@@ -140,7 +139,7 @@ class Block:
 
     @property
     def device(self) -> torch.device:
-        """Where the gradients are."""
+        """Device of the gradients."""
         first = self.pieces[0]
         return (first.left if isinstance(first, Piece) else first.rows).device
 
@@ -181,7 +180,7 @@ def gram(a: Block, b: Block, scale: Float[Tensor, "D"] | None = None) -> Float[T
     Args:
         a: N inputs.
         b: M inputs.
-        scale: weigh the columns.
+        scale: weights of the columns.
     """
     total = torch.zeros(a.roots, a.n, b.roots, b.n, dtype=torch.float64, device=a.device)
     for mine, other in zip(a.pieces, b.pieces, strict=True):
@@ -295,7 +294,7 @@ def _columns(places: Iterable[slice], vectors: Float[Tensor, "k D"]) -> Float[Te
 def split_columns(
     piece: Piece | RestPiece, most: int
 ) -> Iterator[tuple[list[slice], Piece | RestPiece]]:
-    """A piece cut into pieces of about so many columns, with the places of their columns."""
+    """Split a piece into pieces of about `most` columns, each with the positions of its columns."""
     places = [span.place for span in piece.spans]
     if not (isinstance(piece, Piece) and _is_matrix(piece) and piece.left.shape[3] == 1):
         yield places, piece

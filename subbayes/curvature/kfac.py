@@ -12,9 +12,8 @@ Blocks between layers are taken as 0; other weights (normalisations, embeddings,
 a mask selects a part, and what is in no layer) have the diagonal of their own. The prior precision
 is added exactly, in the eigenbasis of the factors.
 
-Unlike other implementations it takes the curvature of any likelihood, since it reads the same
-factors as the exact forms, and it needs no further library: curvlinops is what the tests compare
-it with.
+It takes the curvature of any likelihood, since it uses the same factors as the exact forms. The
+tests compare it with curvlinops.
 
 Source: Martens and Grosse (2015), "Optimizing neural networks with Kronecker-factored approximate
 curvature"; Grosse and Martens (2016) for convolutions; Ritter, Botev and Barber (2018), "A scalable
@@ -78,11 +77,11 @@ class Factors:
         out[:, self.layer.weight.place] = matrices.flatten(1).to(out)
 
     def rotate(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
-        """Into the eigenbasis."""
+        """Rotate matrices into the eigenbasis."""
         return self.outer.mT @ matrices.double() @ self.inner
 
     def rotate_back(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
-        """Out of the eigenbasis."""
+        """Rotate matrices out of the eigenbasis."""
         return self.outer @ matrices @ self.inner.mT
 
 
@@ -93,7 +92,7 @@ class Kfac(Precision):
         V: root of the Gauss-Newton matrix.
         prior_precision: lambda.
         factors: of the layers, and the diagonal of the other weights (0 elsewhere), where they
-            are known already.
+            have been computed already.
     """
 
     form = "kfac"
@@ -118,11 +117,11 @@ class Kfac(Precision):
         return found
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-        """Layer by layer, in the eigenbasis."""
+        """Solve for each layer in its eigenbasis."""
         return self._scaled(vectors, 1.0)
 
     def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
-        """By the symmetric root of the covariance."""
+        """Multiply normal draws by the symmetric root of the covariance."""
         eps = torch.randn(count, self.size, generator=generator, dtype=torch.float64)
         return self._scaled(eps.to(self.diagonal.device), 0.5).to(self.network.weights)
 
@@ -140,7 +139,7 @@ class Kfac(Precision):
         return (sigma + sigma.T) / 2
 
     def variances(self) -> Float[Tensor, "D"]:
-        """From the squares of the eigenvectors."""
+        """Computed from the squares of the eigenvectors."""
         found = (1 / (self.diagonal + self.prior_precision))[None].clone()
         for one in self.factors:
             inverse = 1 / (one.values + self.prior_precision)
@@ -148,7 +147,7 @@ class Kfac(Precision):
         return found[0]
 
     def eigenvalues(self) -> Float[Tensor, "D"]:
-        """Of the approximation, all D."""
+        """All D eigenvalues of the approximation."""
         covered = torch.zeros_like(self.diagonal, dtype=torch.bool)
         for one in self.factors:
             for span in one.layer.spans:
@@ -156,7 +155,7 @@ class Kfac(Precision):
         return torch.cat([self.diagonal[~covered], *(f.values.flatten() for f in self.factors)])
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Kfac:
-        """Nothing is computed again."""
+        """Reuse the factors."""
         factors = tuple(replace(one, values=factor * one.values) for one in self.factors)
         return Kfac(V, prior_precision, (factors, factor * self.diagonal))
 

@@ -1,13 +1,13 @@
-r"""Chosen entries of the Jacobian, gathered layer by layer: no row of D numbers is made.
+r"""Selected columns of the Jacobian, computed layer by layer without rows of D numbers.
 
 For the weights S of a subnetwork, the entries $u_n^\top J_{n,S}$ of a layer are sums over its
-places t of products of one entry of what went in and one of the gradient of what came out,
+places t of products of one entry of the inputs and one of the gradient of the outputs,
 
 $$ \Bigl[\sum_t g_{nt} \otimes a_{nt}\Bigr]_{(o, i)} = \sum_t g_{nto}\, a_{nti} , $$
 
 for the pairs (o, i) in S alone. C backward passes through the activations of one forward pass
-give all of $J_S(x_n)$, in $N C |S|$ numbers. They reach back no further than to the first layer
-with a chosen weight, and never to the weights.
+give all of $J_S(x_n)$, in $N C |S|$ numbers. They stop at the first layer
+with a chosen weight.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class PartialJacobian:
         indices: the columns' positions in the flat weight vector, distinct, shape (k,).
 
     Attributes:
-        plan: as given.
-        indices: as given.
+        plan: the network's layers.
+        indices: positions of the columns.
 
     Raises:
         InputError: positions that the network does not have.
@@ -152,7 +152,7 @@ class PartialJacobian:
         if chosen is None or not len(chosen[0]):
             return
         if gradients.layer.kind.name == "embedding":
-            out[:, chosen[0]] = _looked_up(left, gradients.right(slice(None)), chosen[1])
+            out[:, chosen[0]] = _embedding_entries(left, gradients.right(slice(None)), chosen[1])
             return
         if name not in self._picks:
             self._picks[name] = self._pick(gradients, *chosen)
@@ -238,7 +238,7 @@ def jacobian_at(network: Network, inputs: Any, indices: Int[Tensor, "k"]) -> Flo
 def active_cotangents(
     root: Float[Tensor, "n C R"] | None, outputs: Float[Tensor, "n C"]
 ) -> Float[Tensor, "r n C"]:
-    """Cotangents, one after another: of all outputs, or the roots of a curvature that count."""
+    """Cotangents: one per output, or the columns of a root that are not zero."""
     if root is None:
         eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
         return eye.unsqueeze(1).expand(-1, len(outputs), -1)
@@ -248,7 +248,7 @@ def active_cotangents(
 
 
 def rows_at_once(rows: Jacobian, limit: int = _LIMIT) -> int:
-    """How many inputs to run at once: activations, patches and one pass of gradients of each."""
+    """Number of inputs to run at once, from the memory of activations, patches and gradients."""
     reuse_memory()
     _, inputs, _ = next(rows.batches(1))
     batch = rows.plan.capture(inputs)
@@ -276,7 +276,7 @@ def _products(
     return (chosen * right).sum(2)
 
 
-def _looked_up(
+def _embedding_entries(
     left: Float[Tensor, "N t one e"], index: Tensor, inside: Int[Tensor, "p"]
 ) -> Float[Tensor, "N p"]:
     """Entries of an embedding: the gradients of the places that looked up their row."""

@@ -44,7 +44,7 @@ class SubspacePrecision(Precision):
         V: root of the Gauss-Newton matrix.
         subspace: around the network's weights.
         prior_precision: lambda of the prior of the weights.
-        matrices: (V P)'(V P) and P'P, where they are known already.
+        matrices: (V P)'(V P) and P'P, if they have been computed already.
 
     Attributes:
         subspace: as given.
@@ -83,7 +83,7 @@ class SubspacePrecision(Precision):
         self.factor = cholesky(self.matrix + self.prior_precision * self.metric, "subspace")
 
     def leading(self, rank: int) -> SubspacePrecision:
-        """Within the span of the first basis vectors of a subspace with a basis."""
+        """The same within the span of the first basis vectors."""
         space = (
             CoordinateSubspace(self.subspace.shift, self.subspace.indices[:rank])
             if isinstance(self.subspace, CoordinateSubspace)
@@ -98,7 +98,7 @@ class SubspacePrecision(Precision):
 
     @classmethod
     def of(cls, psi: Precision, subspace: Subspace) -> SubspacePrecision:
-        """Within a subspace, from what the precision of all weights holds already."""
+        """The precision within a subspace, reusing the precision of all weights."""
         if not isinstance(psi, Primal):
             return cls(psi.V, subspace, psi.prior_precision)
         if isinstance(subspace, CoordinateSubspace):
@@ -123,7 +123,7 @@ class SubspacePrecision(Precision):
         )
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
-        """From J_X P."""
+        """Computed from J_X P."""
         half = self._half(inputs)
         return half.T @ half
 
@@ -137,12 +137,12 @@ class SubspacePrecision(Precision):
         return torch.cat(found)
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-        """Down to coordinates and up again."""
+        """Solve in coordinates and map back to weights."""
         z = torch.cholesky_solve(self.subspace.pull(vectors).T.to(self.factor), self.factor).T
         return self.subspace.push(z.to(vectors))
 
     def variances(self) -> Float[Tensor, "D"]:
-        """Zero for weights that do not move."""
+        """Zero for weights outside the subspace."""
         if isinstance(self.subspace, CoordinateSubspace):
             zeros = torch.zeros(self.size, dtype=torch.float64, device=self.factor.device)
             return zeros.scatter(0, self.subspace.indices, self.z_covariance.diagonal())
@@ -170,16 +170,16 @@ class SubspacePrecision(Precision):
         return found, float(values[kept].log().sum())
 
     def eigenvalues(self) -> Float[Tensor, "r"]:
-        """Of the Gauss-Newton matrix within the subspace."""
+        """Eigenvalues of the Gauss-Newton matrix within the subspace."""
         return self._whitened[0]
 
     def logdet(self, noise: float = 1.0) -> float:
-        """Of the precision of the coordinates."""
+        """Log determinant of the precision of the coordinates."""
         values, volume = self._whitened
         return float((noise * values + self.prior_precision).log().sum()) + volume
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> SubspacePrecision:
-        """One more factorisation, of k x k."""
+        """Reuse the k x k matrices; one more factorisation."""
         other = SubspacePrecision(
             V, self.subspace, prior_precision, (factor * self.matrix, self.metric)
         )

@@ -1,4 +1,4 @@
-r"""Subnetworks (Daxberger et al. 2021): which weights are random, the others stay where they are.
+r"""Subnetworks (Daxberger et al. 2021): some weights are random, the others are fixed.
 
 $$ q(w) = N(w_S;\, \hat w_S, H_S^{-1}) \prod_{r \notin S} \delta(w_r - \hat w_r) $$
 
@@ -326,7 +326,7 @@ def _of(network: Network, indices: Int[Tensor, "k"]) -> CoordinateSubspace:
 
 
 def _largest(score: Float[Tensor, "D"], rank: int) -> Int[Tensor, "k"]:
-    """The largest, the first of those that are equal."""
+    """Indices of the largest scores; ties go to the first."""
     return score.sort(descending=True, stable=True).indices[:rank]
 
 
@@ -367,7 +367,7 @@ def _variance(trajectory: Any, network: Network) -> Float[Tensor, "D"]:
 
 
 def _named(network: Network, masks: Mapping[str, Any]) -> Tensor:
-    """Masks by parameter as one over the flat vector."""
+    """A mask of the flat vector from masks by parameter."""
     whole = torch.zeros(network.size, dtype=torch.bool, device=network.device)
     values = network.unflatten(network.weights)
     for name, mask in masks.items():
@@ -402,7 +402,7 @@ def _jacobian_of(V: Jacobian, inputs: Any) -> Jacobian:
 
 
 def _pool(squares: Float[Tensor, "D"], rank: int, candidates: int | None) -> Int[Tensor, "M"]:
-    """Weights that move the outputs most."""
+    """Candidates: the weights with the largest effect on the outputs."""
     if candidates is not None and check_count("candidates", candidates) < rank:
         fail("candidates", f"at least {rank}, the rank", candidates, "Raise it")
     return _largest(squares, check_size(len(squares), rank, candidates)).sort().values
@@ -414,7 +414,7 @@ def check_size(size: int, rank: int, candidates: int | None = None) -> int:
     Args:
         size: number of weights D.
         rank: number of weights to choose.
-        candidates: among how many; None as for `subnetwork`.
+        candidates: number of candidates; None as for `subnetwork`.
 
     Returns:
         The number of candidates.
