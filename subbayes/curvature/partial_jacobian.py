@@ -118,7 +118,7 @@ class PartialJacobian:
         return len(self.indices)
 
     def __repr__(self) -> str:
-        return f"Entries({len(self)} of {self.plan.network.size} weights)"
+        return f"PartialJacobian({len(self)} of {self.plan.network.size} weights)"
 
     # --- one batch ------------------------------------------------------------------------------
 

@@ -89,11 +89,11 @@ def test_models_of_fit_predict_the_same_numbers_too(monkeypatch, subspace, size)
 
 PEAK = """
 import resource, sys, torch, subbayes
-from subbayes.subspaces.subnetwork import masked
+from subbayes.subspaces.subnetwork import from_mask
 net = subbayes.Network(subbayes.MLP(5, (400,), 1, seed=0))
 x = torch.randn(50, 5)
 posterior = subbayes.inference.linearised_laplace(
-    net, subbayes.likelihoods.Gaussian(0.1), (x, x[:, 0]), masked(net, torch.arange(2000)))
+    net, subbayes.likelihoods.Gaussian(0.1), (x, x[:, 0]), from_mask(net, torch.arange(2000)))
 posterior.predict(torch.randn(3000, 5))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 posterior.predict(torch.randn(int(sys.argv[1]), 5))

@@ -167,7 +167,7 @@ def compare_subspaces(
     Args:
         psi: the exact precision, or a linearised Laplace posterior of all weights, for its own.
         subspaces: by name; of each the first s basis vectors are taken, of a subnetwork the first
-            s weights: with `subnetwork` those it chose first, with `masked` in increasing order.
+            s weights: with `subnetwork` those it chose first, with `from_mask` in increasing order.
         inputs: X, or their `Jacobian`.
         ranks: s; by default each subspace's own.
         noise: standard deviation of a noise on all outputs, for the divergence.
