@@ -32,7 +32,7 @@ from benchmarks.harness import bar, own_peak, seconds
 from benchmarks.laplace_subnetwork import Block, residual_cnn
 from subbayes import MLP, Network
 from subbayes.curvature.precision_factory import precision, root
-from subbayes.curvature.subspace_precision import Restricted
+from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal_for
@@ -112,7 +112,7 @@ def difference(rows: int, width: int) -> dict[str, float]:
     apart = []
     for s in RANKS:
         a, b = (
-            Restricted(
+            SubspacePrecision(
                 psi.V, DenseSubspace(psi.network.weights, kept["spaces"][s]), 1.0
             ).covariance(X)
             for kept in (mine, plain)
@@ -185,7 +185,7 @@ def case_c(rows: int, new: int, rank: int) -> dict[str, Any]:
     full = psi.covariance(X)
     space, values = optimal_for(psi, X, rank, full)
     basis = time.perf_counter() - start
-    inside = Restricted(psi.V, space, 1.0).covariance(X)
+    inside = SubspacePrecision(psi.V, space, 1.0).covariance(X)
     kept = torch.diag(values)
     found = torch.linalg.eigvalsh(inside).flip(0)[:rank]
     return {

@@ -203,7 +203,7 @@ def ours(folder: Path) -> dict[str, Any]:
 
     import subbayes
     from subbayes.inference.laplace.linearised import linearised_laplace
-    from subbayes.subspaces.subnetwork import masked, subnetwork
+    from subbayes.subspaces.subnetwork import from_mask, subnetwork
 
     module, x, y, new = problem(folder, part=False)
     network, likelihood = subbayes.Network(module), subbayes.likelihoods.Categorical()
@@ -217,7 +217,7 @@ def ours(folder: Path) -> dict[str, Any]:
     kept = folder / "theirs.pt"
     chosen = torch.load(kept)["masks"] if kept.exists() else {f"{SIZES[0]} selected": space.indices}
     for name, mask in chosen.items():
-        space = masked(network, mask)
+        space = from_mask(network, mask)
         fit, posterior = seconds(
             lambda space=space: linearised_laplace(network, likelihood, data, space)
         )
@@ -233,18 +233,18 @@ def ours(folder: Path) -> dict[str, Any]:
 def findings(folder: Path) -> dict[str, float]:
     """What this library finds on the peer's part of the rows, and how far that is from theirs."""
     import subbayes
-    from subbayes.curvature.ggn_diagonal import columns_squared
+    from subbayes.curvature.ggn_diagonal import squared_column_norms
     from subbayes.curvature.precision_factory import root
     from subbayes.inference.laplace.linearised import linearised_laplace
-    from subbayes.subspaces.subnetwork import masked
+    from subbayes.subspaces.subnetwork import from_mask
 
     module, x, y, new = problem(folder, part=True)
     network, likelihood = subbayes.Network(module), subbayes.likelihoods.Categorical()
     peer = torch.load(folder / "theirs.pt")
-    squares = columns_squared(root(network, likelihood, (x, y)))
+    squares = squared_column_norms(root(network, likelihood, (x, y)))
     apart = {"variance": _apart(1 / (squares + 1), peer["variance"])}
     for name, mask in peer["masks"].items():
-        posterior = linearised_laplace(network, likelihood, (x, y), masked(network, mask))
+        posterior = linearised_laplace(network, likelihood, (x, y), from_mask(network, mask))
         inside = posterior.precision
         found = {
             "precision": inside.matrix + inside.metric,

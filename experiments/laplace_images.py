@@ -38,7 +38,7 @@ from subbayes.diagnostics.metrics import accuracy, ece, log_likelihood
 from subbayes.inference.laplace.subspace_error import eckart_young
 from subbayes.predictions.gaussian import ClassPredictive
 from subbayes.subspace import CoordinateSubspace, Subspace
-from subbayes.subspaces.subnetwork import ranked
+from subbayes.subspaces.subnetwork import rank_weights
 
 Matrix = Float[Tensor, "m m"]
 DATA = ("mnist", "fashion_mnist", "cifar10")
@@ -321,7 +321,7 @@ def one(name: str, seed: int, plan: Plan, data_dir: str | None, say: Callable[..
         size = max(plan.ranks[-1], *plan.large) if plan.large and label in LARGE else plan.ranks[-1]
         spaces[label] = CoordinateSubspace(
             network.weights,
-            ranked(
+            rank_weights(
                 network,
                 likelihood,
                 data,

@@ -38,7 +38,7 @@ from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.subspace_error import dead_fraction, eckart_young, jacobian_rank
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.network import Network
-from subbayes.subspaces.optimal import recombined
+from subbayes.subspaces.optimal import recombine_inputs
 from subbayes.subspaces.subnetwork import subnetwork
 from subbayes.utils.checks import fail
 
@@ -271,7 +271,7 @@ def one(rows: Split, seed: int, plan: Plan) -> Record:
     at = {
         "new": X,
         "training": exact.jacobian(x[: plan.inputs]),
-        "drawn": exact.jacobian(recombined(Data.of(data), plan.inputs, seed)),
+        "drawn": exact.jacobian(recombine_inputs(Data.of(data), plan.inputs, seed)),
     } | {name: exact.jacobian(spread(x, name, plan.inputs, seed)) for name in plan.extra}
     subspaces = {
         name: judged.leading(low_rank(psi[form], at[inputs], ranks[-1]), ranks)

@@ -12,7 +12,7 @@ from torch import Tensor
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.primal import Primal
-from subbayes.curvature.subspace_precision import Restricted, along
+from subbayes.curvature.subspace_precision import SubspacePrecision, along
 from subbayes.inference.laplace.subspace_error import relative_error, trace_criterion
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.subspaces.optimal import optimal_for
@@ -49,7 +49,7 @@ def all_along(J: Jacobian, spaces: Spaces) -> dict[str, Float[Tensor, "m k"]]:
 def precisions(psi: Precision, spaces: Spaces) -> dict[str, Float[Tensor, "k k"]]:
     r"""The exact $P^\top \Psi^{-1} P$ of several subspaces."""
     if isinstance(psi, Primal):
-        inside = {name: Restricted.of(psi, space) for name, space in spaces.items()}
+        inside = {name: SubspacePrecision.of(psi, space) for name, space in spaces.items()}
         return {name: r.matrix + r.prior_precision * r.metric for name, r in inside.items()}
     found = {}
     for name, columns in all_along(psi.V, spaces).items():
@@ -88,11 +88,11 @@ class Judged:
 
     def __call__(self, space: Subspace) -> list[float]:
         """Of one subspace."""
-        return self.of(Restricted.of(self.psi, space).covariance(self.X))
+        return self.of(SubspacePrecision.of(self.psi, space).covariance(self.X))
 
     def leading(self, space: Subspace, ranks: Sequence[int]) -> dict[str, list[float]]:
         """Of the first vectors of a subspace."""
-        inside = Restricted.of(self.psi, space)
+        inside = SubspacePrecision.of(self.psi, space)
         return self.nested(
             inside.matrix + inside.prior_precision * inside.metric, inside.along(self.X), ranks
         )

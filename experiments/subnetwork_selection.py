@@ -23,7 +23,7 @@ import subbayes
 from experiments.store import Store, key_of
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import precision
-from subbayes.curvature.subspace_precision import Restricted
+from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.data.datasets import load_uci
 from subbayes.inference.laplace.subspace_error import eckart_young, relative_error, trace_criterion
 from subbayes.subspaces.subnetwork import subnetwork
@@ -148,7 +148,7 @@ def one(name: str, seed: int, data_dir: str | None) -> dict[str, Any]:
 def judged(psi: Precision, full: torch.Tensor, new: torch.Tensor, **options: Any) -> list[float]:
     """Relative error and share of the trace of one subnetwork."""
     space = subnetwork(options.pop("network"), **options)
-    inside = Restricted(psi.V, space, SETTINGS["prior_precision"]).covariance(new)
+    inside = SubspacePrecision(psi.V, space, SETTINGS["prior_precision"]).covariance(new)
     return [relative_error(inside, full), trace_criterion(inside, full)]
 
 

@@ -34,7 +34,7 @@ class Subspace(ABC):
     Attributes:
         shift: the centre $\hat w$, shape (D,).
         rank: number of coordinates k.
-        traceable: whether `push` and `pull` may become part of a traced graph, which keeps what
+        traceable: whether `push` and `pull` may be traced; a traced graph keeps the tensors that
             they read.
     """
 
@@ -65,14 +65,14 @@ class Subspace(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What has to be saved, by name."""
+        """The tensors to save, by name."""
 
     def weights(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
         """Weights at coordinates z."""
         return self.shift + self.push(z)
 
     def basis(self) -> Float[Tensor, "k D"]:
-        """The basis as a dense matrix; made on the call, (k, D) numbers."""
+        """The basis as a dense matrix (k, D), computed at each call."""
         return self.push(torch.eye(self.rank, dtype=self.shift.dtype, device=self.shift.device))
 
     def config(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class DenseSubspace(Subspace):
         """Least-squares coordinates."""
         basis = self._basis.double()
         right = (weights - self.shift).double() @ basis.T
-        return _solved(basis @ basis.T, right).to(weights.dtype)
+        return _solve(basis @ basis.T, right).to(weights.dtype)
 
     def basis(self) -> Float[Tensor, "k D"]:
         """The basis, shape (k, D)."""
@@ -154,7 +154,7 @@ class DenseSubspace(Subspace):
 
 
 class CoordinateSubspace(Subspace):
-    """A subnetwork: the chosen weights move, the others stay at the shift.
+    """A subnetwork: the chosen weights vary, the others are fixed at the shift.
 
     Args:
         shift: centre, shape (D,).
@@ -251,8 +251,8 @@ class FullSubspace(Subspace):
 class RandomSubspace(Subspace):
     """Gaussian directions of norm 1 around a centre (Izmailov 2019, section 4.1).
 
-    Only the seed is kept and saved. The basis is made when needed: kept while it is small,
-    made again row by row, with one row in memory at a time, when it would pass 256 MiB.
+    Only the seed is saved. A basis of up to 256 MiB is kept in memory; a larger one is generated
+    row by row at each product.
 
     Args:
         shift: centre, usually the SWA mean, shape (D,).
@@ -304,7 +304,7 @@ class RandomSubspace(Subspace):
     def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
         """Least-squares coordinates."""
         gram = torch.stack([self.pull(self._row(i)) for i in range(self.rank)]).double()
-        return _solved(gram, self.pull(weights - self.shift).double()).to(weights.dtype)
+        return _solve(gram, self.pull(weights - self.shift).double()).to(weights.dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> RandomSubspace:
         """The same subspace on another device or in another dtype."""
@@ -320,7 +320,7 @@ class RandomSubspace(Subspace):
 
 
 class JointSubspace(Subspace):
-    r"""A subspace of some weights, beside others that move freely: $(\theta,\, \hat w + P\varphi)$.
+    r"""A subspace of some weights beside unrestricted ones: $(\theta,\, \hat w + P\varphi)$.
 
     The coordinates are $z = (\varphi, \theta)$. The free weights, effects that people read, are
     never projected (Dold et al. 2024, section 3.2).
@@ -343,7 +343,7 @@ class JointSubspace(Subspace):
         self.traceable = inner.traceable
 
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
-        """The effects as they are, the rest through the inner subspace."""
+        """Copy the effects; push the rest through the inner subspace."""
         effects = z[..., self.inner.rank :].to(self.shift.dtype)
         return torch.cat([effects, self.inner.push(z[..., : self.inner.rank])], -1)
 
@@ -353,7 +353,7 @@ class JointSubspace(Subspace):
         return torch.cat([inner, cotangent[..., : self.effects]], -1)
 
     def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
-        """The effects as they are, least-squares coordinates of the rest."""
+        """Copy the effects; least-squares coordinates of the rest."""
         inner = self.inner.project(weights[..., self.effects :])
         return torch.cat([inner, weights[..., : self.effects]], -1)
 
@@ -362,7 +362,7 @@ class JointSubspace(Subspace):
         return JointSubspace(self.inner.to(device, dtype), self.effects)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those of the inner subspace."""
+        """The tensors of the inner subspace."""
         return {f"inner.{name}": tensor for name, tensor in self.inner.tensors().items()}
 
     def config(self) -> dict[str, Any]:
@@ -370,7 +370,7 @@ class JointSubspace(Subspace):
         return super().config() | {"effects": self.effects, "inner": self.inner.config()}
 
 
-def _solved(gram: Float[Tensor, "k k"], right: Float[Tensor, "*S k"]) -> Float[Tensor, "*S k"]:
+def _solve(gram: Float[Tensor, "k k"], right: Float[Tensor, "*S k"]) -> Float[Tensor, "*S k"]:
     """Solve z @ gram = right; the shortest z where there are many."""
     return right @ torch.linalg.pinv(gram, hermitian=True)
 

@@ -17,8 +17,8 @@ import typer
 
 __all__ = [
     "COMMAND",
-    "Console",
     "SUBJECT",
+    "Console",
     "as_options",
     "complain",
     "in_one_line",

@@ -1,7 +1,7 @@
 r"""The diagonal approximation $\Psi \approx \mathrm{diag}(V^\top V + \lambda I)^{-1}$.
 
-One pass over the data and D numbers. Correlations between weights are lost: predictive variances
-come out too large where many weights act alike.
+One pass over the data and D numbers. Correlations between weights are ignored: predictive variances
+are too large where many weights have similar effects.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.ggn_diagonal import columns_squared
+from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
 
@@ -20,12 +20,12 @@ __all__ = ["Diagonal"]
 
 
 class Diagonal(Precision):
-    """The precision's diagonal.
+    """Diagonal approximation of the precision.
 
     Args:
         V: root of the Gauss-Newton matrix.
         prior_precision: lambda.
-        squares: the diagonal of V'V, where it is known already.
+        squares: the diagonal of V'V, if it has been computed already.
     """
 
     form = "diagonal"
@@ -34,18 +34,18 @@ class Diagonal(Precision):
         self, V: Jacobian, prior_precision: float, squares: Float[Tensor, "D"] | None = None
     ) -> None:
         super().__init__(V, prior_precision)
-        self.squares = columns_squared(V) if squares is None else squares
+        self.squares = squared_column_norms(V) if squares is None else squares
 
     def variances(self) -> Float[Tensor, "D"]:
-        """One over the diagonal."""
+        """The inverse of the diagonal."""
         return 1 / (self.squares + self.prior_precision)
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-        """Entry by entry."""
+        """Divide by the diagonal."""
         return vectors * self.variances().to(vectors)
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
-        """A Gram matrix with weighted columns."""
+        """Gram matrix of $J_X$ with weighted columns."""
         sigma = self.jacobian(inputs).gram(scale=self.variances())
         return (sigma + sigma.T) / 2
 
@@ -59,9 +59,9 @@ class Diagonal(Precision):
         return self.squares
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Diagonal:
-        """Nothing is computed again."""
+        """Reuse the diagonal of V'V."""
         return Diagonal(V, prior_precision, factor * self.squares)
 
     def logdet(self, noise: float = 1.0) -> float:
-        """The sum of logarithms."""
+        """Sum of the logarithms of the diagonal."""
         return float(torch.log(noise * self.squares + self.prior_precision).sum())

@@ -8,7 +8,7 @@ $$ \Psi W = \tfrac1\lambda (W - V^\top M^{-1} V W), \qquad
 
 and the determinant lemma $\log\det \Psi^{-1} = \log\det M + (D - NC) \log\lambda$. Costs
 $(NC)^2$ products of rows, each cheap for linear layers, one factorisation of size NC, and
-$3 \cdot 8 (NC)^2$ bytes; weights enter only through streams.
+$3 \cdot 8 (NC)^2$ bytes; no vector of D numbers is stored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Dual(Precision):
     Args:
         V: root of the Gauss-Newton matrix.
         prior_precision: lambda.
-        kernel: V V', where it is known already.
+        kernel: V V', if it has been computed already.
     """
 
     form = "dual"
@@ -55,26 +55,26 @@ class Dual(Precision):
         return self._last[1]
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-        """Two passes over the data."""
+        """Woodbury's identity; two passes over the data."""
         inner = torch.cholesky_solve(self.V.push(vectors).T, self.factor).T
         return (vectors - self.V.pull(inner).to(vectors)) / self.prior_precision
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
-        """By Gram matrices alone."""
+        """Computed from Gram matrices only."""
         X = self.jacobian(inputs)
         half = torch.linalg.solve_triangular(self.factor, self._cross(X), upper=False)
         sigma = (X.gram() - half.T @ half) / self.prior_precision
         return (sigma + sigma.T) / 2
 
     def pull(self, inputs: Any, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
-        """Two sums of rows, of J_X and of V."""
+        """Combinations of rows of J_X and of V."""
         X = self.jacobian(inputs)
         inner = torch.cholesky_solve(self._cross(X) @ cotangents.T.to(self.factor), self.factor)
         scale = 1 / self.prior_precision
         return self.V.pull(-scale * inner.T, X.pull(scale * cotangents))
 
     def variances(self) -> Float[Tensor, "D"]:
-        """Column by column of V; holds the factors of all its rows."""
+        """Computed from blocks of columns of V; holds the factors of all its rows."""
         variances = torch.zeros(self.size, dtype=torch.float64, device=self.network.device)
         for places, columns in self.V.columns():
             half = torch.linalg.solve_triangular(self.factor, columns, upper=False)
@@ -90,11 +90,11 @@ class Dual(Precision):
         return torch.linalg.eigvalsh(self.kernel).clamp_min(0)
 
     def eigenvalues(self) -> Float[Tensor, "m"]:
-        """Those of the Gram matrix, at most D of them."""
+        """Eigenvalues of the Gram matrix, at most D of them."""
         return self._eigenvalues[-self.size :]
 
     def logdet(self, noise: float = 1.0) -> float:
-        """By the determinant lemma."""
+        """Computed by the determinant lemma."""
         if noise != 1:
             return super().logdet(noise)
         return float(
@@ -103,7 +103,7 @@ class Dual(Precision):
         )
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Dual:
-        """One more factorisation."""
+        """Reuse the Gram matrix; one more factorisation."""
         other = Dual(V, prior_precision, self.kernel if factor == 1 else factor * self.kernel)
         if self._last is not None:
             other._last = self._last[0], self._last[1] * factor**0.5

@@ -19,16 +19,16 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layer_kinds import contract
-from subbayes.curvature.layers import Captured, LayerGradients, Part
-from subbayes.curvature.partial_jacobian import active, rows_at_once
+from subbayes.curvature.layers import CapturedBatch, LayerGradients, Part
+from subbayes.curvature.partial_jacobian import active_cotangents, rows_at_once
 
-__all__ = ["columns_squared"]
+__all__ = ["squared_column_norms"]
 
 _BLOCK = 2**18
 _PAIRS = 2**24
 
 
-def columns_squared(rows: Jacobian) -> Float[Tensor, "D"]:
+def squared_column_norms(rows: Jacobian) -> Float[Tensor, "D"]:
     r"""Sums of squares of the columns of a Jacobian, in float64, shape (D,).
 
     The diagonal of $\sum_n J_n^\top \Lambda_n J_n$ for the rows `Jacobian.of_data` makes. Blocks
@@ -41,18 +41,20 @@ def columns_squared(rows: Jacobian) -> Float[Tensor, "D"]:
         >>> import subbayes
         >>> from subbayes.curvature.layers import Layers
         >>> network, x = subbayes.Network(torch.nn.Linear(2, 1)), torch.tensor([[3.0, 4.0]])
-        >>> columns_squared(Jacobian.of_inputs(Layers(network, x), x))
+        >>> squared_column_norms(Jacobian.of_inputs(Layers(network, x), x))
         tensor([ 9., 16.,  1.], dtype=torch.float64)
     """
     total = torch.zeros(rows.size, dtype=torch.float64, device=rows.network.device)
     for _, inputs, y in rows.batches(rows_at_once(rows)):
         batch = rows.plan.capture(inputs)
         root = rows.root(inputs, y, batch.outputs)
-        _add(batch, active(root, batch.outputs), total)
+        _add(batch, active_cotangents(root, batch.outputs), total)
     return total
 
 
-def _add(batch: Captured, cotangents: Float[Tensor, "R N C"], total: Float[Tensor, "D"]) -> None:
+def _add(
+    batch: CapturedBatch, cotangents: Float[Tensor, "R N C"], total: Float[Tensor, "D"]
+) -> None:
     """Add the squares of one batch, after as many backward passes as there are cotangents."""
     sums: dict[str, _Squares] = {}
     for u in cotangents:
@@ -103,7 +105,7 @@ class _Squares:
             self._begin(left)
         assert self.whole is not None
         if self.embeds:
-            self.whole += _looked_up(left, self.first.right(slice(None)), len(self.whole))
+            self.whole += _embedding_squares(left, self.first.right(slice(None)), len(self.whole))
         elif self.pairs is not None:
             self.pairs.addcmul_(left[:, self.t], left[:, self.s])
         elif left.shape[-1] == self.right.shape[-1] == 1:
@@ -140,7 +142,7 @@ class _Squares:
         return torch.einsum("npgo,npgi->goi", self.pairs, both)
 
 
-def _looked_up(
+def _embedding_squares(
     left: Float[Tensor, "n t one e"], index: Tensor, size: int
 ) -> Float[Tensor, "size e"]:
     """Squares for an embedding, one row after another: places that look up a row add up."""

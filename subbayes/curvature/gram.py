@@ -8,9 +8,8 @@ which for a linear layer that applies once is the entrywise product $A A'^\top \
 of two small Gram matrices, whatever the width of the layer. Where a layer applies in many places
 it may be cheaper to form the gradients themselves, block by block; the cheaper way is taken.
 
-All sums run in float64: the Gram matrix is then, but for that rounding, the exact one of the
-factors as computed, positive semi-definite, and differences of such matrices lose no digits that
-the factors had.
+All sums are computed in float64. Up to that rounding the Gram matrix is exact for the factors as
+computed and positive semi-definite, and differences of such matrices lose no precision.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from subbayes.curvature.layers import Layer, LayerGradients, Layers, Rest, RestG
 from subbayes.data.data import n_rows
 from subbayes.utils.types import Inputs
 
-__all__ = ["Block", "block", "gram", "narrowed", "pulled", "pushed"]
+__all__ = ["Block", "block", "gram", "pull_block", "push_block", "split_columns"]
 
 _OUTER, _INNER, _PAIRS = 128 * 2**20, 48 * 2**20, 16 * 2**20
 
@@ -52,7 +51,7 @@ class Piece:
         return self.layer.size
 
     def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
-        """The gradients themselves, in the order of `spans`."""
+        """The gradients as a dense tensor, in the order of `spans`."""
         if _is_matrix(self):
             return torch.cat([self._matrices(some) for some in self._few(rows)], 1)
         return torch.stack(
@@ -86,7 +85,7 @@ class Piece:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Where the columns of `dense` lie."""
+        """Positions of the columns of `dense` in the weight vector."""
         return self.layer.spans
 
 
@@ -103,12 +102,12 @@ class RestPiece:
         return self.layer.size
 
     def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
-        """The gradients themselves, in the order of `spans`."""
+        """The gradients as a dense tensor, in the order of `spans`."""
         return self.rows[:, rows].double()
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Where the columns of `dense` lie."""
+        """Positions of the columns of `dense` in the weight vector."""
         return self.layer.spans
 
 
@@ -140,7 +139,7 @@ class Block:
 
     @property
     def device(self) -> torch.device:
-        """Where the gradients are."""
+        """Device of the gradients."""
         first = self.pieces[0]
         return (first.left if isinstance(first, Piece) else first.rows).device
 
@@ -181,7 +180,7 @@ def gram(a: Block, b: Block, scale: Float[Tensor, "D"] | None = None) -> Float[T
     Args:
         a: N inputs.
         b: M inputs.
-        scale: weigh the columns.
+        scale: weights of the columns.
     """
     total = torch.zeros(a.roots, a.n, b.roots, b.n, dtype=torch.float64, device=a.device)
     for mine, other in zip(a.pieces, b.pieces, strict=True):
@@ -266,7 +265,9 @@ def _add_dense(
     """By the gradients themselves, so many columns at once that each is formed once."""
     rows, others = total.shape[0] * total.shape[1], total.shape[2] * total.shape[3]
     most = _OUTER // (8 * rows) if a is b else min(_OUTER // (8 * rows), _INNER // (8 * others))
-    for (places, mine), (_, other) in zip(narrowed(a, most), narrowed(b, most), strict=True):
+    for (places, mine), (_, other) in zip(
+        split_columns(a, most), split_columns(b, most), strict=True
+    ):
         weigh = None if scale is None else _columns(places, scale[None])
         width = 8 * sum(place.stop - place.start for place in places)
         step = _OUTER // (total.shape[0] * width)
@@ -290,10 +291,10 @@ def _columns(places: Iterable[slice], vectors: Float[Tensor, "k D"]) -> Float[Te
     return torch.cat([vectors[:, place] for place in places], 1)
 
 
-def narrowed(
+def split_columns(
     piece: Piece | RestPiece, most: int
 ) -> Iterator[tuple[list[slice], Piece | RestPiece]]:
-    """A piece cut into pieces of about so many columns, with the places of their columns."""
+    """Split a piece into pieces of about `most` columns, each with the positions of its columns."""
     places = [span.place for span in piece.spans]
     if not (isinstance(piece, Piece) and _is_matrix(piece) and piece.left.shape[3] == 1):
         yield places, piece
@@ -311,7 +312,7 @@ def narrowed(
         )
 
 
-def pushed(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
+def push_block(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
     """Products of all rows with weight vectors, input by input, in float64: (k, N R)."""
     total = torch.zeros(len(basis), part.n, part.roots, dtype=torch.float64, device=part.device)
     for piece in part.pieces:
@@ -323,7 +324,7 @@ def pushed(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
                 for some in _slices(len(basis), _INNER // (2 * each * right.shape[0])):
                     total[some, rows] += _along(piece, left, right, vectors[some])
             continue
-        for places, cut in narrowed(piece, _INNER // (8 * len(basis))):
+        for places, cut in split_columns(piece, _INNER // (8 * len(basis))):
             vectors = _columns(places, basis).double()
             for rows in _slices(part.n, _INNER // (8 * part.roots * vectors.shape[1])):
                 dense = cut.dense(rows)
@@ -332,7 +333,7 @@ def pushed(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]:
     return total.flatten(1)
 
 
-def pulled(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, "s D"]) -> None:
+def pull_block(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, "s D"]) -> None:
     """Add to weight vectors the combinations of all rows with s vectors of coefficients.
 
     Args:
@@ -342,7 +343,7 @@ def pulled(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, 
     """
     u = cotangents.double().transpose(1, 2)  # s, R, n
     for piece in part.pieces:
-        for places, cut in narrowed(piece, _INNER // (8 * len(u))):
+        for places, cut in split_columns(piece, _INNER // (8 * len(u))):
             widths = [place.stop - place.start for place in places]
             for rows in _slices(part.n, _INNER // (8 * part.roots * sum(widths))):
                 found = u[:, :, rows].flatten(1) @ cut.dense(rows).flatten(0, 1)

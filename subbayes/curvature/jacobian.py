@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.gram import Block, block, gram, narrowed, pulled, pushed
+from subbayes.curvature.gram import Block, block, gram, pull_block, push_block, split_columns
 from subbayes.curvature.layers import Layers
 from subbayes.data.data import Data, leaves, n_rows, named_leaves, take, to_device
 from subbayes.likelihoods import Likelihood
@@ -93,7 +93,7 @@ class Jacobian:
 
     @property
     def network(self) -> Network:
-        """The network, at whose weights the Jacobian is."""
+        """The network at whose weights the Jacobian is taken."""
         return self.plan.network
 
     @property
@@ -112,7 +112,7 @@ class Jacobian:
     # --- blocks of inputs ---------------------------------------------------------------------
 
     def batches(self, step: int | None = None) -> Iterator[tuple[slice, Inputs, Targets | None]]:
-        """Blocks of inputs with their place among all, on the network's device."""
+        """Blocks of inputs with their positions, on the network's device."""
         size, done = self.step if step is None else step, 0
         for inputs, y in self._pairs():
             for start in range(0, n_rows(inputs), size):
@@ -137,7 +137,7 @@ class Jacobian:
         return curvature_root(self.likelihood, outputs, y)
 
     def blocks(self, first: int = 0, step: int | None = None) -> Iterator[tuple[slice, Block]]:
-        """Blocks of rows, layer by layer, with their place among all rows, from a first row on."""
+        """Blocks of rows with their positions among all rows, starting at a given row."""
         for place, inputs, y in self.batches(step):
             rows = slice(place.start * self.roots, place.stop * self.roots)
             if rows.start >= first:
@@ -151,7 +151,7 @@ class Jacobian:
         return max(self.step, room // self.row_bytes)
 
     def dense(self, most: int = 2**26) -> Iterator[tuple[slice, Float[Tensor, "m D"]]]:
-        """Rows over all weights, in float64, at most so many bytes at once (or one input's)."""
+        """Dense rows in float64, at most `most` bytes at once, but at least those of one input."""
         step = max(1, most // (8 * self.size * self.roots))
         for place, part in self.blocks():
             for start in range(0, part.n, step):
@@ -169,7 +169,9 @@ class Jacobian:
         )
         parts = [part for _, part in self.blocks()]
         for pieces in zip(*(part.pieces for part in parts), strict=True):
-            for cuts in zip(*(narrowed(p, most // (8 * self.rows)) for p in pieces), strict=True):
+            for cuts in zip(
+                *(split_columns(p, most // (8 * self.rows)) for p in pieces), strict=True
+            ):
                 dense = [cut.dense(slice(None)).transpose(0, 1).flatten(0, 1) for _, cut in cuts]
                 yield cuts[0][0], torch.cat(dense)
 
@@ -189,7 +191,7 @@ class Jacobian:
 
         Args:
             other: another Jacobian of the same network.
-            scale: weigh the columns: J diag(scale) J'.
+            scale: weights of the columns: J diag(scale) J'.
         """
         to = self if other is None else other
         total = torch.zeros(self.rows, to.rows, dtype=torch.float64, device=self.network.device)
@@ -206,7 +208,7 @@ class Jacobian:
         """Products of all rows with k vectors, in float64."""
         total = torch.zeros(len(basis), self.rows, dtype=torch.float64, device=self.network.device)
         for rows, part in self.blocks():
-            total[:, rows] = pushed(part, basis)
+            total[:, rows] = push_block(part, basis)
         return total
 
     def pull(
@@ -216,7 +218,7 @@ class Jacobian:
 
         Args:
             cotangents: the coefficients.
-            onto: add to these in place, where s x D numbers are much.
+            onto: weight vectors to add to in place, to save memory.
         """
         total = (
             self.network.weights.new_zeros(len(cotangents), self.size) if (onto is None) else onto
@@ -224,7 +226,7 @@ class Jacobian:
         if len(cotangents) > _MANY * self.roots:  # the rows themselves cost less
             for rows, part in self.blocks():
                 some = cotangents[:, rows].to(total.device)
-                pulled(part, some.reshape(len(some), -1, self.roots), total)
+                pull_block(part, some.reshape(len(some), -1, self.roots), total)
             return total
         for place, inputs, y in self.batches():
             batch = self.plan.capture(inputs)

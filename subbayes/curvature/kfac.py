@@ -12,9 +12,8 @@ Blocks between layers are taken as 0; other weights (normalisations, embeddings,
 a mask selects a part, and what is in no layer) have the diagonal of their own. The prior precision
 is added exactly, in the eigenbasis of the factors.
 
-Unlike other implementations it takes the curvature of any likelihood, since it reads the same
-factors as the exact forms, and it needs no further library: curvlinops is what the tests compare
-it with.
+It takes the curvature of any likelihood, since it uses the same factors as the exact forms. The
+tests compare it with curvlinops.
 
 Source: Martens and Grosse (2015), "Optimizing neural networks with Kronecker-factored approximate
 curvature"; Grosse and Martens (2016) for convolutions; Ritter, Botev and Barber (2018), "A scalable
@@ -30,7 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.ggn_diagonal import columns_squared
+from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.gram import Piece
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer
@@ -77,12 +76,12 @@ class Factors:
             matrices = matrices[..., :-1]
         out[:, self.layer.weight.place] = matrices.flatten(1).to(out)
 
-    def rotated(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
-        """Into the eigenbasis."""
+    def rotate(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
+        """Rotate matrices into the eigenbasis."""
         return self.outer.mT @ matrices.double() @ self.inner
 
-    def back(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
-        """Out of the eigenbasis."""
+    def rotate_back(self, matrices: Float[Tensor, "s groups o i"]) -> Float[Tensor, "s groups o i"]:
+        """Rotate matrices out of the eigenbasis."""
         return self.outer @ matrices @ self.inner.mT
 
 
@@ -93,7 +92,7 @@ class Kfac(Precision):
         V: root of the Gauss-Newton matrix.
         prior_precision: lambda.
         factors: of the layers, and the diagonal of the other weights (0 elsewhere), where they
-            are known already.
+            have been computed already.
     """
 
     form = "kfac"
@@ -111,16 +110,18 @@ class Kfac(Precision):
         """A power of the covariance, up to a rotation of the layers for odd halves."""
         found = vectors * (self.diagonal + self.prior_precision).pow(-power).to(vectors)
         for one in self.factors:
-            inside = one.rotated(one.gather(vectors))
-            one.scatter(one.back(inside * (one.values + self.prior_precision) ** -power), found)
+            inside = one.rotate(one.gather(vectors))
+            one.scatter(
+                one.rotate_back(inside * (one.values + self.prior_precision) ** -power), found
+            )
         return found
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-        """Layer by layer, in the eigenbasis."""
+        """Solve for each layer in its eigenbasis."""
         return self._scaled(vectors, 1.0)
 
     def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
-        """By the symmetric root of the covariance."""
+        """Multiply normal draws by the symmetric root of the covariance."""
         eps = torch.randn(count, self.size, generator=generator, dtype=torch.float64)
         return self._scaled(eps.to(self.diagonal.device), 0.5).to(self.network.weights)
 
@@ -138,7 +139,7 @@ class Kfac(Precision):
         return (sigma + sigma.T) / 2
 
     def variances(self) -> Float[Tensor, "D"]:
-        """From the squares of the eigenvectors."""
+        """Computed from the squares of the eigenvectors."""
         found = (1 / (self.diagonal + self.prior_precision))[None].clone()
         for one in self.factors:
             inverse = 1 / (one.values + self.prior_precision)
@@ -146,7 +147,7 @@ class Kfac(Precision):
         return found[0]
 
     def eigenvalues(self) -> Float[Tensor, "D"]:
-        """Of the approximation, all D."""
+        """All D eigenvalues of the approximation."""
         covered = torch.zeros_like(self.diagonal, dtype=torch.bool)
         for one in self.factors:
             for span in one.layer.spans:
@@ -154,7 +155,7 @@ class Kfac(Precision):
         return torch.cat([self.diagonal[~covered], *(f.values.flatten() for f in self.factors)])
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Kfac:
-        """Nothing is computed again."""
+        """Reuse the factors."""
         factors = tuple(replace(one, values=factor * one.values) for one in self.factors)
         return Kfac(V, prior_precision, (factors, factor * self.diagonal))
 
@@ -179,7 +180,7 @@ def _factorised(V: Jacobian) -> tuple[tuple[Factors, ...], Float[Tensor, "D"]]:
     )
     diagonal = torch.zeros(V.size, dtype=torch.float64, device=V.network.device)
     if others:
-        diagonal = columns_squared(V)
+        diagonal = squared_column_norms(V)
         for one in factors:
             for span in one.layer.spans:
                 diagonal[span.place] = 0

@@ -41,7 +41,7 @@ Which = Literal["largest", "smallest", "magnitude"]
 
 @runtime_checkable
 class Operator(Protocol):
-    """A symmetric matrix known by its products."""
+    """A symmetric matrix given by its products with vectors."""
 
     @property
     def size(self) -> int:
@@ -64,11 +64,11 @@ class Eigenpairs:
     """Eigenvalues of an operator with their residuals.
 
     Attributes:
-        values: eigenvalues, the wanted ones first, shape (r,).
+        values: eigenvalues, in the order asked for, shape (r,).
         residuals: norm of A x - value x for each unit vector x, shape (r,): some eigenvalue is
             no further away. Rounding in the operator's products comes on top.
         vectors: unit eigenvectors as rows, shape (r, D).
-        products: number of products it took.
+        products: number of matrix-vector products.
         converged: whether every residual met the tolerance.
     """
 
@@ -106,11 +106,11 @@ def eigenvalues(
 
     Args:
         operator: a `Curvature`, or anything with size, dtype, device and products.
-        count: how many eigenvalues r.
-        which: "largest", "smallest" (the most negative ones) or "magnitude".
-        basis: vectors held at once, 8 D bytes each; by default 2 count + 20.
-        tolerance: a residual that is enough, relative to the largest eigenvalue found.
-        restarts: at most so many; each costs basis - count products.
+        count: number of eigenvalues r.
+        which: "largest", "smallest" (most negative) or "magnitude".
+        basis: number of basis vectors, 8 D bytes each; by default 2 count + 20.
+        tolerance: of the residuals, relative to the largest eigenvalue found.
+        restarts: largest number of restarts; each costs basis - count products.
         seed: of the first vector.
         memory_limit: bytes the basis may take.
         progress: show a bar; None shows it on a terminal.
@@ -233,10 +233,10 @@ class _Krylov:
 
 @dataclass(frozen=True, eq=False)
 class SpectralDensity:
-    r"""All eigenvalues at once, as a distribution: nodes with weights that sum to one.
+    r"""The distribution of all eigenvalues, as nodes with weights that sum to one.
 
     Attributes:
-        nodes: places, shape (probes x steps,).
+        nodes: positions, shape (probes x steps,).
         weights: their probabilities.
         size: number of eigenvalues D.
     """

@@ -34,14 +34,14 @@ from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.utils.types import Inputs
 
 __all__ = [
-    "Captured",
+    "CapturedBatch",
     "Layer",
     "LayerGradients",
     "Layers",
     "Rest",
     "RestGradients",
     "Span",
-    "captured",
+    "capture_batch",
 ]
 
 Part = tuple[slice, Float[Tensor, "n p"]]
@@ -206,9 +206,9 @@ class Layers:
         rest = f", {self.rest.size} weights row by row" if self.rest else ""
         return f"Layers({len(self.layers)} layers{rest})"
 
-    def capture(self, inputs: Inputs) -> Captured:
+    def capture(self, inputs: Inputs) -> CapturedBatch:
         """Run the network on a batch, keeping what its layers see."""
-        return Captured(self, inputs)
+        return CapturedBatch(self, inputs)
 
     # --- which layers -------------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class Layers:
 
     def _trusted(self, inputs: Inputs) -> tuple[Layer, ...]:
         """Layers whose gradients are those of autograd, row by row."""
-        batch = Captured(self, inputs)
+        batch = CapturedBatch(self, inputs)
         seen = [layer for layer in self.layers if batch.calls[layer.name] > 0]
         generator = torch.Generator().manual_seed(0)
         u = torch.randn(batch.outputs.shape, generator=generator, dtype=torch.float64)
@@ -310,7 +310,7 @@ class Layers:
         return found[where]
 
 
-def _agrees(batch: Captured, layer: Layer, u: Tensor, truth: Float[Tensor, "n D"]) -> bool:
+def _agrees(batch: CapturedBatch, layer: Layer, u: Tensor, truth: Float[Tensor, "n D"]) -> bool:
     try:
         (gradients,) = batch.pull(u, (layer,))
         parts = list(gradients.parts())
@@ -343,7 +343,7 @@ def _bytes(plan: Layers, inputs: Inputs) -> tuple[int, int]:
     )
 
 
-class Captured:
+class CapturedBatch:
     """A network run on a batch: outputs, and what each layer saw.
 
     Args:
@@ -455,7 +455,7 @@ def _none(rows: slice) -> Tensor:
     raise AssertionError("a layer whose weight is not selected")
 
 
-def captured(network: Network, inputs: Inputs) -> Captured:
+def capture_batch(network: Network, inputs: Inputs) -> CapturedBatch:
     """Run a network once on a batch, keeping what its layers see; see `Layers`.
 
     For several batches make `Layers` once and call its `capture` on each.

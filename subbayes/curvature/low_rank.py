@@ -42,10 +42,10 @@ class LowRank(Precision):
             numbers are held, three times over while they are computed.
         tolerance: relative residual of solves, reached by conjugate gradients; None takes the
             low-rank approximation as it is.
-        iterations: at most so many steps of conjugate gradients.
+        iterations: largest number of steps of conjugate gradients.
         rounds: subspace iterations.
         seed: of the random vectors.
-        pairs: eigenvalues, eigenvectors and largest residual, where they are known already.
+        pairs: eigenvalues, eigenvectors and largest residual, if they have been computed already.
 
     Attributes:
         values: eigenvalues kept, largest first, shape (r,).
@@ -153,16 +153,16 @@ class LowRank(Precision):
         return (sigma + sigma.T) / 2
 
     def variances(self) -> Float[Tensor, "D"]:
-        """By the low-rank approximation: from above."""
+        """Computed from the low-rank approximation: upper bounds."""
         shrink = self.values / (self.values + self.prior_precision)
         return (1 - shrink @ self.vectors.square()) / self.prior_precision
 
     def eigenvalues(self) -> Float[Tensor, "r"]:
-        """Those kept."""
+        """The eigenvalues kept."""
         return self.values
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> LowRank:
-        """Nothing is computed again."""
+        """Reuse the eigenpairs."""
         pairs = self.values * factor, self.vectors, self.residual * factor
         return LowRank(V, prior_precision, self.rank, pairs=pairs, **self._options)  # type: ignore
 

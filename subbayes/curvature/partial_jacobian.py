@@ -1,13 +1,13 @@
-r"""Chosen entries of the Jacobian, gathered layer by layer: no row of D numbers is made.
+r"""Selected columns of the Jacobian, computed layer by layer without rows of D numbers.
 
 For the weights S of a subnetwork, the entries $u_n^\top J_{n,S}$ of a layer are sums over its
-places t of products of one entry of what went in and one of the gradient of what came out,
+places t of products of one entry of the inputs and one of the gradient of the outputs,
 
 $$ \Bigl[\sum_t g_{nt} \otimes a_{nt}\Bigr]_{(o, i)} = \sum_t g_{nto}\, a_{nti} , $$
 
 for the pairs (o, i) in S alone. C backward passes through the activations of one forward pass
-give all of $J_S(x_n)$, in $N C |S|$ numbers. They reach back no further than to the first layer
-with a chosen weight, and never to the weights.
+give all of $J_S(x_n)$, in $N C |S|$ numbers. They stop at the first layer
+with a chosen weight.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layer_kinds import columns
-from subbayes.curvature.layers import Captured, LayerGradients, Layers, Span
+from subbayes.curvature.layers import CapturedBatch, LayerGradients, Layers, Span
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.utils.checks import fail
 
-__all__ = ["Entries", "active", "jacobian_at", "rows_at_once"]
+__all__ = ["PartialJacobian", "active_cotangents", "jacobian_at", "rows_at_once"]
 
 _DENSE = 16  # a product of matrices does so many multiplications in the time of one gathered
 _LIMIT = 2**26
@@ -55,7 +55,7 @@ class _Pick:
     dense: bool
 
 
-class Entries:
+class PartialJacobian:
     """Chosen columns of the Jacobian of a network.
 
     Args:
@@ -63,8 +63,8 @@ class Entries:
         indices: the columns' positions in the flat weight vector, distinct, shape (k,).
 
     Attributes:
-        plan: as given.
-        indices: as given.
+        plan: the network's layers.
+        indices: positions of the columns.
 
     Raises:
         InputError: positions that the network does not have.
@@ -74,7 +74,7 @@ class Entries:
         >>> x = torch.tensor([[3.0, 4.0]])
         >>> with torch.no_grad():
         ...     network = network.with_weights(torch.zeros(3))
-        >>> Entries(Layers(network, x), torch.tensor([2, 0])).of(x)
+        >>> PartialJacobian(Layers(network, x), torch.tensor([2, 0])).of(x)
         tensor([[[1., 3.]]])
     """
 
@@ -118,11 +118,13 @@ class Entries:
         return len(self.indices)
 
     def __repr__(self) -> str:
-        return f"Entries({len(self)} of {self.plan.network.size} weights)"
+        return f"PartialJacobian({len(self)} of {self.plan.network.size} weights)"
 
     # --- one batch ------------------------------------------------------------------------------
 
-    def gather(self, batch: Captured, cotangents: Float[Tensor, "R N C"]) -> Float[Tensor, "N R k"]:
+    def gather(
+        self, batch: CapturedBatch, cotangents: Float[Tensor, "R N C"]
+    ) -> Float[Tensor, "N R k"]:
         """Entries of $u_{rn}^T J_n$ for R cotangents of each row.
 
         Args:
@@ -150,7 +152,7 @@ class Entries:
         if chosen is None or not len(chosen[0]):
             return
         if gradients.layer.kind.name == "embedding":
-            out[:, chosen[0]] = _looked_up(left, gradients.right(slice(None)), chosen[1])
+            out[:, chosen[0]] = _embedding_entries(left, gradients.right(slice(None)), chosen[1])
             return
         if name not in self._picks:
             self._picks[name] = self._pick(gradients, *chosen)
@@ -191,7 +193,7 @@ class Entries:
         for place, inputs, y in rows.batches(rows_at_once(rows)):
             batch = self.plan.capture(inputs)
             root = rows.root(inputs, y, batch.outputs)
-            yield place, self.gather(batch, active(root, batch.outputs))
+            yield place, self.gather(batch, active_cotangents(root, batch.outputs))
 
     def of(self, inputs: Any) -> Float[Tensor, "N C k"]:
         """The entries of the Jacobian at some inputs, N C k numbers.
@@ -230,13 +232,13 @@ def jacobian_at(network: Network, inputs: Any, indices: Int[Tensor, "k"]) -> Flo
         >>> jacobian_at(network, torch.tensor([[3.0, 4.0]]), torch.tensor([1]))
         tensor([[[4.]]])
     """
-    return Entries(Layers(network, inputs), indices).of(inputs)
+    return PartialJacobian(Layers(network, inputs), indices).of(inputs)
 
 
-def active(
+def active_cotangents(
     root: Float[Tensor, "n C R"] | None, outputs: Float[Tensor, "n C"]
 ) -> Float[Tensor, "r n C"]:
-    """Cotangents, one after another: of all outputs, or the roots of a curvature that count."""
+    """Cotangents: one per output, or the columns of a root that are not zero."""
     if root is None:
         eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
         return eye.unsqueeze(1).expand(-1, len(outputs), -1)
@@ -246,7 +248,7 @@ def active(
 
 
 def rows_at_once(rows: Jacobian, limit: int = _LIMIT) -> int:
-    """How many inputs to run at once: activations, patches and one pass of gradients of each."""
+    """Number of inputs to run at once, from the memory of activations, patches and gradients."""
     reuse_memory()
     _, inputs, _ = next(rows.batches(1))
     batch = rows.plan.capture(inputs)
@@ -274,7 +276,7 @@ def _products(
     return (chosen * right).sum(2)
 
 
-def _looked_up(
+def _embedding_entries(
     left: Float[Tensor, "N t one e"], index: Tensor, inside: Int[Tensor, "p"]
 ) -> Float[Tensor, "N p"]:
     """Entries of an embedding: the gradients of the places that looked up their row."""

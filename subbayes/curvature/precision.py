@@ -1,4 +1,4 @@
-r"""The precision of the weights in the Laplace approximation, and what is asked of it.
+r"""The precision of the weights in the Laplace approximation: the interface of its forms.
 
 $$ \Psi^{-1} = V^\top V + \lambda I = \sum_n J_n^\top \Lambda_n J_n + \lambda I $$
 
@@ -48,7 +48,7 @@ class Precision(ABC):
 
     @property
     def network(self) -> Network:
-        """The network, at whose weights the curvature is taken."""
+        """The network at whose weights the curvature is taken."""
         return self.V.network
 
     @property
@@ -63,7 +63,7 @@ class Precision(ABC):
         )
 
     def jacobian(self, inputs: Any) -> Jacobian:
-        """J_X at inputs, for the products below (or what is one already)."""
+        """J_X at inputs; a `Jacobian` is returned as it is."""
         if isinstance(inputs, Jacobian):
             return inputs
         return Jacobian.of_inputs(self.V.plan, inputs, self.V.memory_limit)

@@ -1,4 +1,4 @@
-"""Which form of the precision: the exact one that fits, or an approximation by name."""
+"""Build a form of the precision: the exact one that fits into memory, or an approximation."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def check_options(form: str, options: Mapping[str, Any]) -> None:
 def root(
     network: Network, likelihood: Likelihood, data: Any, memory_limit: int | None = None
 ) -> Jacobian:
-    """V, whose V'V is the Gauss-Newton matrix; checks that all fits together first.
+    """The root V of the Gauss-Newton matrix V'V, after a check of the arguments.
 
     Args:
         network: f(x; w).

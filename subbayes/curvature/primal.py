@@ -26,7 +26,7 @@ class Primal(Precision):
     Args:
         V: root of the Gauss-Newton matrix.
         prior_precision: lambda.
-        matrix: V'V, where it is known already.
+        matrix: V'V, if it has been computed already.
     """
 
     form = "primal"
@@ -65,11 +65,11 @@ class Primal(Precision):
         return torch.linalg.eigvalsh(self.matrix).clamp_min(0)
 
     def eigenvalues(self) -> Float[Tensor, "D"]:
-        """All of them."""
+        """All D eigenvalues."""
         return self._eigenvalues
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Primal:
-        """One more factorisation."""
+        """Reuse V'V; one more factorisation."""
         other = Primal(V, prior_precision, self.matrix if factor == 1 else factor * self.matrix)
         if "_eigenvalues" in self.__dict__:
             other.__dict__["_eigenvalues"] = self._eigenvalues * factor

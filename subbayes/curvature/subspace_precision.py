@@ -22,29 +22,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.gram import block, pushed
+from subbayes.curvature.gram import block, push_block
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.partial_jacobian import Entries
+from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.primal import Primal
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 
-__all__ = ["Restricted", "along", "along_in_parts"]
+__all__ = ["SubspacePrecision", "subspace_jacobian", "subspace_jacobian_in_chunks"]
 
 _AT_ONCE = 2**22  # numbers of a basis in float64
 Matrices = tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]
 
 
-class Restricted(Precision):
+class SubspacePrecision(Precision):
     """The exact precision restricted to a subspace.
 
     Args:
         V: root of the Gauss-Newton matrix.
         subspace: around the network's weights.
         prior_precision: lambda of the prior of the weights.
-        matrices: (V P)'(V P) and P'P, where they are known already.
+        matrices: (V P)'(V P) and P'P, if they have been computed already.
 
     Attributes:
         subspace: as given.
@@ -82,14 +82,14 @@ class Restricted(Precision):
         )
         self.factor = cholesky(self.matrix + self.prior_precision * self.metric, "subspace")
 
-    def leading(self, rank: int) -> Restricted:
-        """Within the span of the first basis vectors of a subspace with a basis."""
+    def leading(self, rank: int) -> SubspacePrecision:
+        """The same within the span of the first basis vectors."""
         space = (
             CoordinateSubspace(self.subspace.shift, self.subspace.indices[:rank])
             if isinstance(self.subspace, CoordinateSubspace)
             else DenseSubspace(self.subspace.shift, self.subspace.basis()[:rank])
         )
-        return Restricted(
+        return SubspacePrecision(
             self.V,
             space,
             self.prior_precision,
@@ -97,8 +97,8 @@ class Restricted(Precision):
         )
 
     @classmethod
-    def of(cls, psi: Precision, subspace: Subspace) -> Restricted:
-        """Within a subspace, from what the precision of all weights holds already."""
+    def of(cls, psi: Precision, subspace: Subspace) -> SubspacePrecision:
+        """The precision within a subspace, reusing the precision of all weights."""
         if not isinstance(psi, Primal):
             return cls(psi.V, subspace, psi.prior_precision)
         if isinstance(subspace, CoordinateSubspace):
@@ -113,34 +113,36 @@ class Restricted(Precision):
         """Covariance of the coordinates."""
         return torch.cholesky_inverse(self.factor)
 
-    def along(self, inputs: Any) -> Float[Tensor, "m k"]:
+    def subspace_jacobian(self, inputs: Any) -> Float[Tensor, "m k"]:
         """J_X P, outputs of one input together."""
-        return along(self.jacobian(inputs), self.subspace)
+        return subspace_jacobian(self.jacobian(inputs), self.subspace)
 
     def _half(self, inputs: Any) -> Float[Tensor, "k m"]:
-        return torch.linalg.solve_triangular(self.factor, self.along(inputs).T, upper=False)
+        return torch.linalg.solve_triangular(
+            self.factor, self.subspace_jacobian(inputs).T, upper=False
+        )
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
-        """From J_X P."""
+        """Computed from J_X P."""
         half = self._half(inputs)
         return half.T @ half
 
     def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
         """From J_X P, input by input, some inputs at a time."""
         X, found = self.jacobian(inputs), []
-        for rows in along_in_parts(X, self.subspace):
+        for rows in subspace_jacobian_in_chunks(X, self.subspace):
             half = torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
             each = half.reshape(len(half), -1, X.roots)
             found.append(torch.einsum("knc,knd->ncd", each, each))
         return torch.cat(found)
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-        """Down to coordinates and up again."""
+        """Solve in coordinates and map back to weights."""
         z = torch.cholesky_solve(self.subspace.pull(vectors).T.to(self.factor), self.factor).T
         return self.subspace.push(z.to(vectors))
 
     def variances(self) -> Float[Tensor, "D"]:
-        """Zero for weights that do not move."""
+        """Zero for weights outside the subspace."""
         if isinstance(self.subspace, CoordinateSubspace):
             zeros = torch.zeros(self.size, dtype=torch.float64, device=self.factor.device)
             return zeros.scatter(0, self.subspace.indices, self.z_covariance.diagonal())
@@ -168,28 +170,30 @@ class Restricted(Precision):
         return found, float(values[kept].log().sum())
 
     def eigenvalues(self) -> Float[Tensor, "r"]:
-        """Of the Gauss-Newton matrix within the subspace."""
+        """Eigenvalues of the Gauss-Newton matrix within the subspace."""
         return self._whitened[0]
 
     def logdet(self, noise: float = 1.0) -> float:
-        """Of the precision of the coordinates."""
+        """Log determinant of the precision of the coordinates."""
         values, volume = self._whitened
         return float((noise * values + self.prior_precision).log().sum()) + volume
 
-    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Restricted:
-        """One more factorisation, of k x k."""
-        other = Restricted(V, self.subspace, prior_precision, (factor * self.matrix, self.metric))
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> SubspacePrecision:
+        """Reuse the k x k matrices; one more factorisation."""
+        other = SubspacePrecision(
+            V, self.subspace, prior_precision, (factor * self.matrix, self.metric)
+        )
         if "_whitened" in self.__dict__:
             other.__dict__["_whitened"] = self._whitened[0] * factor, self._whitened[1]
         return other
 
 
-def along(J: Jacobian, subspace: Subspace) -> Float[Tensor, "m k"]:
+def subspace_jacobian(J: Jacobian, subspace: Subspace) -> Float[Tensor, "m k"]:
     """J P: of coordinate subspaces the chosen columns, of others products with the basis."""
-    return torch.cat(list(along_in_parts(J, subspace)))
+    return torch.cat(list(subspace_jacobian_in_chunks(J, subspace)))
 
 
-def along_in_parts(
+def subspace_jacobian_in_chunks(
     J: Jacobian, subspace: Subspace, most: int | None = None
 ) -> Iterator[Float[Tensor, "m k"]]:
     """J P, the rows of some inputs at a time.
@@ -212,22 +216,22 @@ def along_in_parts(
 
 def _pushed(J: Jacobian, subspace: Subspace, step: int) -> Iterator[Float[Tensor, "m k"]]:
     if isinstance(subspace, CoordinateSubspace):
-        for _, part in Entries(J.plan, subspace.indices).blocks(J):
+        for _, part in PartialJacobian(J.plan, subspace.indices).blocks(J):
             yield part.flatten(0, 1)
         return
     basis = subspace.basis()
     for _, inputs, y in J.batches(min(step, J.step)):
-        yield pushed(block(J.plan, inputs, J.root(inputs, y)), basis).T
+        yield push_block(block(J.plan, inputs, J.root(inputs, y)), basis).T
 
 
 def _squared(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:
     """(V P)'(V P), summed over blocks of the data."""
     if isinstance(subspace, CoordinateSubspace):
-        return Entries(V.plan, subspace.indices).gram(V).double()
+        return PartialJacobian(V.plan, subspace.indices).gram(V).double()
     total = torch.zeros(subspace.rank, subspace.rank, dtype=torch.float64, device=V.network.device)
     basis = subspace.basis()
     for _, part in V.blocks():
-        rows = pushed(part, basis)
+        rows = push_block(part, basis)
         total.addmm_(rows, rows.T)
     return total
 

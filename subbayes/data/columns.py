@@ -14,8 +14,8 @@ from jaxtyping import Float64, Shaped
 from subbayes.utils.checks import fail, fail_type
 
 __all__ = [
-    "Kind",
     "MANY_ROWS",
+    "Kind",
     "as_frame",
     "as_labels",
     "as_numbers",

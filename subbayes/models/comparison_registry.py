@@ -29,6 +29,7 @@ from subbayes.models.fit import (
     prior_of,
     sample,
 )
+from subbayes.networks.compatibility import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import SubspaceMethod
@@ -98,7 +99,8 @@ class SubspaceInference(ComparedMethod):
         network, method = setup.network, _with_factory(self.method, setup)
         check_temperature(self.temperature, setup.validation)
         method.check(network, setup.data, setup.training)
-        check_prior(prior_of(self.prior), method, network, setup.data)
+        outputs = check_fit(network, setup.likelihood, setup.data)
+        check_prior(prior_of(self.prior), method, network, setup.data.n, outputs)
         engine_of(self.inference).check(method.expected_rank(network))
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:

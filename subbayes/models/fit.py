@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from subbayes import likelihoods
-from subbayes.data.data import Data, to_device
+from subbayes.data.data import Data
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
@@ -110,36 +110,35 @@ def fit(
         >>> model.predict(x[:5]).std.shape
         (5,)
     """
-    rows, likelihood = Data.of(data), _likelihood(likelihood)
+    data = Data.of(data)
+    likelihood = _likelihood(likelihood)
     network = Network(model, parameters, output)
-    check_fit(network, likelihood, rows)
+    outputs = check_fit(network, likelihood, data)
     training = _configuration("training", training, Training)
     sampling = _configuration("sampling", sampling, Sampling)
     engine, method, prior = engine_of(inference), subspace_method(subspace), prior_of(prior)
     check_temperature(temperature, validation)
-    method.check(network, rows, training)
-    check_prior(prior, method, network, rows)
+    method.check(network, data, training)
+    check_prior(prior, method, network, data.n, outputs)
     engine.check(method.expected_rank(network))
 
     settings = fit_settings(likelihood, method, prior, training, sampling.seed)
     checkpoint = prepared = None
     if sampling.checkpoint is not None:
         inputs = getattr(method, "inputs", None)
-        checkpoint = FitCheckpoint.of(sampling.checkpoint, network, rows, inputs, settings)
+        checkpoint = FitCheckpoint.of(sampling.checkpoint, network, data, inputs, settings)
         tuned = isinstance(prior, EvidencePrior) and isinstance(likelihood, likelihoods.Gaussian)
-        known = (
-            likelihood if likelihood.is_complete and not tuned else None
-        )  # may not be in the file
+        known = likelihood if likelihood.is_complete and not tuned else None  # cannot be saved
         prepared = checkpoint.load(model, output, known)
     if prepared is None:
         if isinstance(method, FixedSubspace):
             network = network.with_weights(method.subspace.shift)
-            trained = without_training(network, likelihood, rows, training, sampling.seed)
+            trained = without_training(network, likelihood, data, training, sampling.seed)
         else:
             trained = train_trajectory(
                 model,
                 likelihood,
-                rows,
+                data,
                 training,
                 parameters=parameters,
                 output=output,
@@ -149,7 +148,7 @@ def fit(
         prepared = build(trained, method, prior, settings)
         if checkpoint is not None:
             checkpoint.save(prepared)
-    return sample(prepared, rows, engine, sampling, temperature, validation, checkpoint)
+    return sample(prepared, data, engine, sampling, temperature, validation, checkpoint)
 
 
 def build(
@@ -273,14 +272,17 @@ def prior_of(prior: Normal | EvidencePrior | float | str) -> Prior:
     return check_positive("prior", prior)
 
 
-def check_prior(prior: Prior, method: SubspaceMethod, network: Network, data: Data) -> None:
+def check_prior(
+    prior: Prior, method: SubspaceMethod, network: Network, rows: int, outputs: int
+) -> None:
     """Check before training that a prior suits a subspace, and that its evidence fits into memory.
 
     Args:
         prior: the prior.
         method: of the subspace.
         network: the network.
-        data: training data.
+        rows: number of training rows N.
+        outputs: number of outputs C.
 
     Raises:
         InputError: "evidence" for coordinates that are not weights, or a matrix that does not fit.
@@ -296,8 +298,7 @@ def check_prior(prior: Prior, method: SubspaceMethod, network: Network, data: Da
             repr(method.name),
             "Pass the scale as a number",
         )
-    outputs = network.check(to_device(data.first()[0], network.device))
-    check_size(network.size, data.n, outputs, _covariance(prior, method), 0)
+    check_size(network.size, rows, outputs, _covariance(prior, method))
 
 
 def check_temperature(temperature: float | str, validation: Any) -> None:

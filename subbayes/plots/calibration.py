@@ -19,7 +19,7 @@ from subbayes.plots.style import BLUE, GREY, SKY, labelled, legend, new_axes, no
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["calibration", "selective_accuracy", "pit", "reliability"]
+__all__ = ["calibration", "pit", "reliability", "selective_accuracy"]
 
 
 def calibration(

@@ -14,7 +14,7 @@ from subbayes.plots.style import BLUE, GREY, ORANGE, SKY, labelled, legend, new_
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["training_history", "spectrum"]
+__all__ = ["spectrum", "training_history"]
 
 
 def training_history(history: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:

@@ -150,8 +150,8 @@ class WeightCurve:
        \phi(0) = p_0, \quad \phi(1) = p_k . $$
 
     Args:
-        points: control points $p_0 \dots p_k$, shape (k + 1, D); one alone is a curve that stays
-            where it is.
+        points: control points $p_0 \dots p_k$, shape (k + 1, D); a single point is a constant
+            curve.
         kind: "bezier", which passes through its ends alone, or "polygon", which passes through
             all of its points, at t = i / k.
 
@@ -339,10 +339,10 @@ def _gram(rows: Float[Tensor, "n D"]) -> Float[Tensor, "n n"]:
 
 @dataclass(frozen=True)
 class CurveLosses:
-    """How well the networks along a curve do.
+    """Loss and error of the networks along a curve.
 
     Attributes:
-        t: places on the curve, shape (S,).
+        t: positions on the curve, shape (S,).
         loss: mean negative log-likelihood at each, in nats per observation.
         error: share of wrong labels, or root mean squared error in units of y.
         error_name: "error rate" or "RMSE".
@@ -355,9 +355,9 @@ class CurveLosses:
 
     @property
     def barrier(self) -> float:
-        r"""How far the loss rises above the line between its ends, at most, in nats.
+        r"""Largest height of the loss above the line between its ends, in nats.
 
-        $\max_t\, L(t) - (1 - t) L(0) - t L(1)$, from the first and last of the places (Frankle et
+        $\max_t\, L(t) - (1 - t) L(0) - t L(1)$, from the first and last position (Frankle et
         al. 2020, "Linear mode connectivity and the lottery ticket hypothesis").
         """
         share = (self.t - self.t[0]) / max(self.t[-1] - self.t[0], 1e-300)
@@ -380,10 +380,10 @@ def curve_losses(
         network: the network; its own weights do not matter.
         likelihood: p(y | f), with its parameters learned.
         data: rows to score on, in any form `Data.of` takes.
-        ts: places on the curve in [0, 1], or how many of them, evenly spaced from 0 to 1.
-        refresh_batchnorm: data to re-estimate BatchNorm statistics on at each place, the
+        ts: positions on the curve in [0, 1], or their number, evenly spaced from 0 to 1.
+        refresh_batchnorm: data to re-estimate BatchNorm statistics on at each position, the
             training data usually; one more pass over them each. Without it a module with
-            BatchNorm uses the statistics of `network` everywhere, and looks worse than it is.
+            BatchNorm uses the statistics of `network` everywhere, which overstates the loss.
 
     Raises:
         InputError: another number of weights than the network has, or t outside [0, 1].

@@ -42,7 +42,7 @@ from subbayes.utils.types import FORMS, Inputs
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
 
-__all__ = ["Optimal", "check_size", "optimal", "optimal_for", "recombined"]
+__all__ = ["Optimal", "check_size", "optimal", "optimal_for", "recombine_inputs"]
 
 _MOST, _OUTPUTS = 400, 2000
 
@@ -56,7 +56,7 @@ class Optimal(SubspaceMethod):
     Attributes:
         rank: number of directions s; None takes 20, or all where there are fewer weights.
         inputs: inputs without labels for which the subspace is chosen, or a loader of them; None
-            takes `recombined` training inputs.
+            takes `recombine_inputs` training inputs.
         covariance: of the weights, by which the subspace is chosen: "exact", or "kfac",
             "low-rank" or "diagonal" where neither (N C)² nor D² numbers fit into memory.
 
@@ -132,13 +132,13 @@ def optimal(
         inputs: X, without labels: the inputs to be predicted (exactly optimal for them), others
             like them, or training inputs (the paper's practical choice, which keeps little of
             the covariance at other inputs: at its own $\Sigma_X$ is nearly flat). None takes
-            `recombined` training inputs.
+            `recombine_inputs` training inputs.
         rank: s.
         covariance: "exact" (dual or primal, whichever is smaller), "kfac", "diagonal" or
             "low-rank": the $\Psi$ by which the subspace is chosen.
         prior_precision: $\lambda$.
         memory_limit: bytes that matrices may take; by default 80 % of what is free.
-        seed: of the recombined inputs.
+        seed: of recombined inputs.
         options: of the form of the covariance.
 
     Returns:
@@ -173,14 +173,14 @@ def optimal(
         **options,
     )
     if inputs is None:
-        inputs = recombined(Data.of(data), max(1, min(_MOST, _OUTPUTS // psi.V.roots)), seed)
+        inputs = recombine_inputs(Data.of(data), max(1, min(_MOST, _OUTPUTS // psi.V.roots)), seed)
     return optimal_for(psi, inputs, rank)[0]
 
 
 def check_size(
     size: int, n: int, outputs: int, covariance: Form = "exact", inputs: int = 0
 ) -> None:
-    """Check, before anything is computed, that what `optimal` holds fits into memory.
+    """Check before any computation that the matrices of `optimal` fit into memory.
 
     Args:
         size: number of weights D.
@@ -190,7 +190,7 @@ def check_size(
         inputs: number of rows of X, where they are given.
 
     Raises:
-        InputError: it does not, with the number.
+        InputError: a matrix that does not fit, with its size.
 
     Example:
         >>> check_size(20_000, n=1000, outputs=2, inputs=300)
@@ -205,12 +205,12 @@ def check_size(
     )
 
 
-def recombined(data: Data, count: int, seed: int = 0) -> Inputs:
-    """Inputs spread around the training inputs, where none to be predicted are known.
+def recombine_inputs(data: Data, count: int, seed: int = 0) -> Inputs:
+    """Draw inputs near the training inputs, for use when the test inputs are unknown.
 
-    Of tables, each column is drawn on its own from the training inputs: they cover the corners
-    that no training row is near, and keep the values of discrete columns. Of anything else
-    (images, tokens, several tensors), the training inputs as they are.
+    For tables, each column is drawn independently from the training inputs: the draws cover regions
+    without training rows and keep the values of discrete columns. For anything else (images,
+    tokens, several tensors) they are training inputs.
 
     Measured with subspaces of rank 20 and 100 of MLPs 2 x 128 on energy, red wine and concrete:
     of the covariance at held-out inputs, a relative error of 0.94 to 0.97 and 0.83 to 0.88 is
@@ -237,13 +237,13 @@ def recombined(data: Data, count: int, seed: int = 0) -> Inputs:
 def optimal_for(
     psi: Precision, inputs: Any, rank: int, covariance: Float[Tensor, "m m"] | None = None
 ) -> tuple[DenseSubspace, Float[Tensor, "s"]]:
-    """The optimal subspace for a precision at hand, and the eigenvalues it keeps.
+    """The optimal subspace for a given precision, and the eigenvalues it keeps.
 
     Args:
         psi: the precision.
         inputs: X, or their `Jacobian`.
         rank: s.
-        covariance: that of the outputs at X, where it is known already.
+        covariance: of the outputs at X, if it has been computed already.
     """
     X = psi.jacobian(inputs)
     check_joint(X)
@@ -256,7 +256,7 @@ def optimal_for(
 def _leading(
     sigma: Float[Tensor, "m m"], rank: int, X: Jacobian, prior_precision: float
 ) -> tuple[Float[Tensor, "s"], Float[Tensor, "m s"]]:
-    """The largest eigenvalues, at most as many as are above rounding, and their vectors."""
+    """The largest eigenvalues above rounding, and their eigenvectors."""
     values, vectors = torch.linalg.eigh(sigma)
     prior = float(X.pull(vectors[:, -1:].T).double().square().sum()) / prior_precision
     rounding = max(

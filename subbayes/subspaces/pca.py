@@ -1,8 +1,8 @@
 r"""PCA of the SGD trajectory (Izmailov et al. 2019, algorithm 2), and SWAG's moments with it.
 
-A recorder sits in anyone's training loop and sees the weights once in a while. It keeps either
-the last M snapshots, or, for any number of snapshots, a sketch of a few rows: an incremental
-singular value decomposition that corrects for the moving mean (Ross et al. 2008).
+A recorder takes snapshots of the weights in a training loop. It stores either the last M snapshots
+or a sketch of a few rows: an incremental singular value decomposition that corrects for the moving
+mean (Ross et al. 2008).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TrajectoryRecorder:
     beyond when the spectrum decays.
 
     Args:
-        max_snapshots: how many of the last snapshots to keep, M; not used with `rank`.
+        max_snapshots: number M of the last snapshots to keep; not used with `rank`.
         rank: stream instead, for subspaces of up to this rank.
         parameters: which parameters of a module to record, as for `Network`.
 
@@ -96,7 +96,7 @@ class TrajectoryRecorder:
         n: number of snapshots seen.
 
     Raises:
-        InputError: no room for two snapshots.
+        InputError: fewer than two snapshots would be kept.
 
     Example:
         >>> recorder = TrajectoryRecorder(max_snapshots=5)
@@ -141,7 +141,7 @@ class TrajectoryRecorder:
         self._mean += deviation / self.n
         self._scatter += deviation * (weights.double() - self._mean)
         self._recent.append(weights)
-        self._forget()
+        self._compress()
 
     def _flat(self, source: Any) -> Float[Tensor, "D"]:
         """A private copy on the CPU, in float32 unless the weights are float64."""
@@ -180,7 +180,7 @@ class TrajectoryRecorder:
                 "The training diverged: lower its learning rate",
             )
 
-    def _forget(self) -> None:
+    def _compress(self) -> None:
         """Drop the oldest snapshot, or fold a full buffer into the sketch."""
         if self.rank is None:
             del self._recent[: -self.max_snapshots]
@@ -241,11 +241,11 @@ class TrajectoryRecorder:
 
     @property
     def _count(self) -> int:
-        """How many snapshots the deviations stand for."""
+        """Number of snapshots behind the deviations."""
         return len(self._recent) if self.rank is None else self.n
 
     def _factor(self) -> Float[Tensor, "M D"]:
-        """F with F'F the low-rank covariance."""
+        """A factor F of the low-rank covariance F'F."""
         return self.deviations / (self._count - 1) ** 0.5
 
     def _require(self, n: int) -> None:
@@ -257,7 +257,7 @@ class TrajectoryRecorder:
                 "Call recorder.update(model) in the training loop",
             )
 
-    # --- what it is for ---------------------------------------------------------------------
+    # --- results ---------------------------------------------------------------------
 
     @property
     def singular_values(self) -> Float[Tensor, "M"]:
@@ -267,11 +267,11 @@ class TrajectoryRecorder:
     @property
     def spanned(self) -> int:
         """Number of directions in which the snapshots differ: the largest rank of `pca`."""
-        return min(self._limit, _differing(self.singular_values))
+        return min(self._limit, _count_above_rounding(self.singular_values))
 
     @property
     def _limit(self) -> int:
-        """Directions that so many snapshots can differ in; one fewer if their mean is taken off."""
+        """Largest possible rank: the number of snapshots, less one if their mean is subtracted."""
         self._require(2)
         limit = self._count - (self._count == self.n)
         return limit if self.rank is None else min(limit, self.rank)
@@ -305,10 +305,10 @@ class TrajectoryRecorder:
             draws.append(mean + (scale / 2) ** 0.5 * (std * z1 + z2 @ factor))
         return torch.stack(draws)
 
-    # --- keeping it -------------------------------------------------------------------------
+    # --- saving -------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What has to be saved to go on recording later: tensors, and a JSON-able rest."""
+        """The state to save and resume from: tensors, and JSON-able values."""
         tensors = {"mean": self._mean, "scatter": self._scatter, "sketch_mean": self._sketch_mean}
         if self._recent:
             tensors["recent"] = torch.stack(self._recent)
@@ -372,7 +372,7 @@ def pca(recorder: TrajectoryRecorder, rank: int) -> DenseSubspace:
         )
         fail("rank", f"at most {limit}, {why}", rank, "Record more snapshots")
     rows, s = principal(recorder._factor())
-    spanned = _differing(s)
+    spanned = _count_above_rounding(s)
     if rank > spanned:
         fail(
             "rank",
@@ -385,13 +385,13 @@ def pca(recorder: TrajectoryRecorder, rank: int) -> DenseSubspace:
     return DenseSubspace(recorder.mean, rows[:rank])
 
 
-def _differing(sizes: Float[Tensor, "M"]) -> int:
-    """How many singular values are more than rounding."""
+def _count_above_rounding(sizes: Float[Tensor, "M"]) -> int:
+    """Number of singular values above rounding."""
     return int((sizes > sizes[0] * _tolerance(sizes.dtype)).sum()) if float(sizes[0]) > 0 else 0
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Directions smaller than this part of the largest are rounding."""
+    """Relative size below which a singular value counts as rounding."""
     return 1e-7 if dtype == torch.float64 else 1e-5
 
 

@@ -1,4 +1,4 @@
-r"""Subnetworks (Daxberger et al. 2021): which weights are random, the others stay where they are.
+r"""Subnetworks (Daxberger et al. 2021): some weights are random, the others are fixed.
 
 $$ q(w) = N(w_S;\, \hat w_S, H_S^{-1}) \prod_{r \notin S} \delta(w_r - \hat w_r) $$
 
@@ -26,9 +26,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.curvature.ggn_diagonal import columns_squared
+from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.partial_jacobian import Entries
+from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision_factory import root
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
@@ -46,7 +46,14 @@ from subbayes.utils.memory import check_memory
 if TYPE_CHECKING:
     from subbayes.training.configuration import Training
 
-__all__ = ["Subnetwork", "check_size", "masked", "ranked", "scaled_prior_precision", "subnetwork"]
+__all__ = [
+    "Subnetwork",
+    "check_size",
+    "from_mask",
+    "rank_weights",
+    "scaled_prior_precision",
+    "subnetwork",
+]
 
 _BY = ("predictive", "variance", "swag", "magnitude", "last-layer", "wasserstein")
 _MOST_WEIGHTS = 1000
@@ -190,7 +197,7 @@ def subnetwork(
         fail("rank", "the number of weights to choose", None)
     return CoordinateSubspace(
         network.weights,
-        ranked(
+        rank_weights(
             network,
             likelihood,
             data,
@@ -204,7 +211,7 @@ def subnetwork(
     )
 
 
-def ranked(
+def rank_weights(
     network: Network,
     likelihood: Likelihood | None = None,
     data: Any = None,
@@ -224,7 +231,7 @@ def ranked(
     Example:
         >>> network = Network(torch.nn.Linear(3, 1, bias=False))
         >>> network = network.with_weights(torch.tensor([1.0, -3.0, 2.0]))
-        >>> ranked(network, rank=2, by="magnitude")
+        >>> rank_weights(network, rank=2, by="magnitude")
         tensor([1, 2])
     """
     check_network(network)
@@ -244,15 +251,15 @@ def ranked(
         )
     V = root(network, likelihood, data)
     if by == "variance":
-        return _largest(1 / (columns_squared(V) + prior_precision), rank)
+        return _largest(1 / (squared_column_norms(V) + prior_precision), rank)
     if by == "wasserstein":
         return greedy_by_distance(_dense(V, prior_precision), rank)
     X = _jacobian_of(V, inputs)
-    pool = _pool(columns_squared(X), rank, candidates)
+    pool = _pool(squared_column_norms(X), rank, candidates)
     return pool[greedy_by_variance(*_matrices(V, X, pool, prior_precision), rank)]
 
 
-def masked(
+def from_mask(
     network: Network, mask: Tensor | np.ndarray | Mapping[str, Tensor | np.ndarray]
 ) -> CoordinateSubspace:
     """The subnetwork of chosen weights.
@@ -268,9 +275,9 @@ def masked(
 
     Example:
         >>> network = Network(torch.nn.Linear(3, 1))
-        >>> masked(network, torch.tensor([True, False, True, False])).indices
+        >>> from_mask(network, torch.tensor([True, False, True, False])).indices
         tensor([0, 2])
-        >>> masked(network, {"bias": torch.tensor([True])}).indices
+        >>> from_mask(network, {"bias": torch.tensor([True])}).indices
         tensor([3])
     """
     check_network(network)
@@ -305,7 +312,7 @@ def scaled_prior_precision(prior_precision: float, subspace: Subspace) -> float:
 
     Example:
         >>> network = Network(torch.nn.Linear(3, 1))
-        >>> scaled_prior_precision(2.0, masked(network, torch.tensor([0])))
+        >>> scaled_prior_precision(2.0, from_mask(network, torch.tensor([0])))
         0.5
     """
     return check_positive("prior_precision", prior_precision) * subspace.rank / subspace.size
@@ -319,7 +326,7 @@ def _of(network: Network, indices: Int[Tensor, "k"]) -> CoordinateSubspace:
 
 
 def _largest(score: Float[Tensor, "D"], rank: int) -> Int[Tensor, "k"]:
-    """The largest, the first of those that are equal."""
+    """Indices of the largest scores; ties go to the first."""
     return score.sort(descending=True, stable=True).indices[:rank]
 
 
@@ -360,7 +367,7 @@ def _variance(trajectory: Any, network: Network) -> Float[Tensor, "D"]:
 
 
 def _named(network: Network, masks: Mapping[str, Any]) -> Tensor:
-    """Masks by parameter as one over the flat vector."""
+    """A mask of the flat vector from masks by parameter."""
     whole = torch.zeros(network.size, dtype=torch.bool, device=network.device)
     values = network.unflatten(network.weights)
     for name, mask in masks.items():
@@ -395,7 +402,7 @@ def _jacobian_of(V: Jacobian, inputs: Any) -> Jacobian:
 
 
 def _pool(squares: Float[Tensor, "D"], rank: int, candidates: int | None) -> Int[Tensor, "M"]:
-    """Weights that move the outputs most."""
+    """Candidates: the weights with the largest effect on the outputs."""
     if candidates is not None and check_count("candidates", candidates) < rank:
         fail("candidates", f"at least {rank}, the rank", candidates, "Raise it")
     return _largest(squares, check_size(len(squares), rank, candidates)).sort().values
@@ -407,7 +414,7 @@ def check_size(size: int, rank: int, candidates: int | None = None) -> int:
     Args:
         size: number of weights D.
         rank: number of weights to choose.
-        candidates: among how many; None as for `subnetwork`.
+        candidates: number of candidates; None as for `subnetwork`.
 
     Returns:
         The number of candidates.
@@ -433,7 +440,7 @@ def _matrices(
     V: Jacobian, X: Jacobian, pool: Int[Tensor, "M"], prior_precision: float
 ) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"]]:
     """Precision of the candidates, and products of their columns of J_X."""
-    entries = Entries(V.plan, pool)
+    entries = PartialJacobian(V.plan, pool)
     precision = entries.gram(V)
     precision.diagonal().add_(prior_precision)
     return precision, entries.gram(X)
@@ -450,6 +457,6 @@ def _dense(V: Jacobian, prior_precision: float) -> Float[Tensor, "D D"]:
             V.size,
             "Use 'predictive' or 'variance'",
         )
-    H = Entries(V.plan, torch.arange(V.size)).gram(V)
+    H = PartialJacobian(V.plan, torch.arange(V.size)).gram(V)
     H.diagonal().add_(prior_precision)
     return H

@@ -17,7 +17,7 @@ from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Minibatches", "absent_classes", "batch_sizes", "batch_likelihood", "split"]
+__all__ = ["Minibatches", "absent_classes", "batch_likelihood", "batch_sizes", "split"]
 
 
 def split(data: Any, fraction: float | None, validation: Any, seed: int) -> tuple[Any, Data | None]:

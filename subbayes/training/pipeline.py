@@ -111,7 +111,10 @@ def train_trajectory(
     along = (
         swa(begin, likelihood, data, training, **shared)
         if training.swa_epochs
-        else _without_averaging(begin, likelihood, data, parameters, output)
+        else _without_averaging(
+            result
+            or without_training(Network(model, parameters, output), likelihood, data, training)
+        )
     )
     return Trained(
         along.network,
@@ -127,7 +130,7 @@ def train_trajectory(
 
 
 def without_training(
-    network: Network, likelihood: Likelihood, data: Data, training: Training, seed: int = 0
+    network: Network, likelihood: Likelihood, data: Any, training: Training, seed: int = 0
 ) -> Trained:
     """The result of `train_trajectory` without epochs.
 
@@ -138,28 +141,15 @@ def without_training(
         training: settings with which other solutions are trained.
         seed: seed of random numbers.
     """
+    data = Data.of(data)
     likelihood = with_learned_parameters(network, likelihood, data)
     along = SwaResult(network, likelihood, TrajectoryRecorder(), {})
     return Trained(network, likelihood, None, along, data, training, seed)
 
 
-def _without_averaging(
-    begin: nn.Module | TrainingResult,
-    likelihood: Likelihood,
-    data: Any,
-    parameters: Selection,
-    output: Callable[[Any], Tensor] | None,
-) -> SwaResult:
+def _without_averaging(found: TrainingResult | Trained) -> SwaResult:
     """The result of weight averaging with no epochs."""
-    if isinstance(begin, TrainingResult):
-        return SwaResult(begin.network, begin.likelihood, TrajectoryRecorder(), {})
-    network = Network(begin, parameters, output)
-    return SwaResult(
-        network,
-        with_learned_parameters(network, likelihood, Data.of(data)),
-        TrajectoryRecorder(),
-        {},
-    )
+    return SwaResult(found.network, found.likelihood, TrajectoryRecorder(), {})
 
 
 def with_learned_parameters(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:

@@ -7,14 +7,14 @@ from jacobians import Many, dense
 from torch import nn
 
 from subbayes import Network
-from subbayes.curvature.ggn_diagonal import columns_squared
+from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.layers import Layers, captured
-from subbayes.curvature.partial_jacobian import Entries
+from subbayes.curvature.layers import Layers, capture_batch
+from subbayes.curvature.partial_jacobian import PartialJacobian
 
 
 def check(network: Network, inputs, tolerance: float = 1e-10) -> Layers:
-    batch = captured(network, inputs)
+    batch = capture_batch(network, inputs)
     expected = dense(network, inputs)
     found = torch.stack(
         [
@@ -106,16 +106,16 @@ def test_the_runs_of_a_layer_add_up():
     assert [layer.name for layer in plan.layers] == ["conv", "norm", "inner", "out"]
     assert plan.rest is None
     J, some = dense(network, x), torch.randperm(network.size)[:40]
-    torch.testing.assert_close(Entries(plan, some).of(x), J[:, :, some])
+    torch.testing.assert_close(PartialJacobian(plan, some).of(x), J[:, :, some])
     rows = Jacobian.of_inputs(plan, x)
-    torch.testing.assert_close(columns_squared(rows), J.square().sum((0, 1)))
+    torch.testing.assert_close(squared_column_norms(rows), J.square().sum((0, 1)))
     torch.testing.assert_close(rows.gram(), J.flatten(0, 1) @ J.flatten(0, 1).T)
 
 
 def test_the_module_is_left_as_it_was():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     network = Network(module)
-    captured(network, torch.randn(4, 3))
+    capture_batch(network, torch.randn(4, 3))
     inner = [m for _, m, _ in network.owners()]
     assert not any(m._forward_hooks for m in [*module.modules(), *inner])
     assert all(p.grad is None for p in module.parameters())

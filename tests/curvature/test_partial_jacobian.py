@@ -11,10 +11,10 @@ from torch import nn
 from subbayes import InputError, Network
 from subbayes.curvature import ggn_diagonal as squares_module
 from subbayes.curvature import partial_jacobian as module
-from subbayes.curvature.ggn_diagonal import columns_squared
+from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
-from subbayes.curvature.partial_jacobian import Entries, jacobian_at
+from subbayes.curvature.partial_jacobian import PartialJacobian, jacobian_at
 from subbayes.data.data import Data
 from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspace import CoordinateSubspace
@@ -37,10 +37,10 @@ def test_every_network_and_likelihood(case):
     V = Jacobian.of_data(plan, built.likelihood, Data.of(built.data))
     J = dense(built.network, built.inputs)
     rows = dense_rows(built.network, built.likelihood, built.inputs, built.y)
-    torch.testing.assert_close(columns_squared(V), rows.square().sum(0), **SAME)
+    torch.testing.assert_close(squared_column_norms(V), rows.square().sum(0), **SAME)
     for k in (1, built.network.size // 2 + 1, built.network.size):
         chosen = some(built.network.size, k)
-        entries = Entries(plan, chosen)
+        entries = PartialJacobian(plan, chosen)
         torch.testing.assert_close(entries.of(built.inputs), J[:, :, chosen], **SAME)
         torch.testing.assert_close(entries.gram(V), rows[:, chosen].T @ rows[:, chosen], **SAME)
 
@@ -55,9 +55,9 @@ def test_every_kind_of_layer_by_every_way(dense_below, pairs, monkeypatch):
     network, x = Network(Many().double()), torch.randn(5, 4, 6).double()
     J, plan = dense(network, x), Layers(network, x)
     chosen = some(network.size, 60)
-    torch.testing.assert_close(Entries(plan, chosen).of(x), J[:, :, chosen], **SAME)
+    torch.testing.assert_close(PartialJacobian(plan, chosen).of(x), J[:, :, chosen], **SAME)
     torch.testing.assert_close(
-        columns_squared(Jacobian.of_inputs(plan, x)), J.square().sum((0, 1)), **SAME
+        squared_column_norms(Jacobian.of_inputs(plan, x)), J.square().sum((0, 1)), **SAME
     )
 
 
@@ -80,9 +80,9 @@ def test_embeddings_and_weights_in_no_layer():
     assert plan.rest is not None
     assert plan.rest.size == 3
     chosen = some(network.size, 30)
-    torch.testing.assert_close(Entries(plan, chosen).of(x), J[:, :, chosen], **SAME)
+    torch.testing.assert_close(PartialJacobian(plan, chosen).of(x), J[:, :, chosen], **SAME)
     torch.testing.assert_close(
-        columns_squared(Jacobian.of_inputs(plan, x)), J.square().sum((0, 1)), **SAME
+        squared_column_norms(Jacobian.of_inputs(plan, x)), J.square().sum((0, 1)), **SAME
     )
 
 
@@ -124,12 +124,12 @@ def test_blocks_do_not_matter_and_the_null_root_of_softmax_is_left_out(monkeypat
     network = Network(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)).double())
     x, y = torch.randn(9, 3).double(), torch.arange(9) % 4
     V = Jacobian.of_data(Layers(network, x), Categorical(), Data.of((x, y)))
-    entries = Entries(V.plan, some(network.size, 11))
-    whole, squared = entries.gram(V), columns_squared(V)
+    entries = PartialJacobian(V.plan, some(network.size, 11))
+    whole, squared = entries.gram(V), squared_column_norms(V)
     assert all(part.shape[1] == 3 for _, part in entries.blocks(V))
     monkeypatch.setattr(module, "_MOST_ROWS", 2)
     torch.testing.assert_close(entries.gram(V), whole, **SAME)
-    torch.testing.assert_close(columns_squared(V), squared, **SAME)
+    torch.testing.assert_close(squared_column_norms(V), squared, **SAME)
 
 
 def test_memory_is_that_of_the_entries(monkeypatch):
@@ -148,7 +148,7 @@ def test_memory_is_that_of_the_entries(monkeypatch):
             original(self, *shape, **options),
         )[1],
     )
-    found = Entries(plan, some(network.size, 50)).of(x)
+    found = PartialJacobian(plan, some(network.size, 50)).of(x)
     assert found.shape == (40, 2, 50)
     assert max(sizes) <= 40 * 2 * 50
 
@@ -163,4 +163,4 @@ def test_positions_the_network_does_not_have(indices):
 def test_a_learned_noise_has_its_weight():
     network, x = Network(nn.Linear(2, 1, bias=False).double()), torch.eye(2).double()
     V = Jacobian.of_data(Layers(network, x), Gaussian(0.5), Data.of((x, torch.zeros(2))))
-    torch.testing.assert_close(columns_squared(V), torch.full((2,), 4.0).double())
+    torch.testing.assert_close(squared_column_norms(V), torch.full((2,), 4.0).double())

@@ -17,7 +17,7 @@ from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical
 from subbayes.subspaces.optimal import optimal, optimal_for
-from subbayes.subspaces.subnetwork import masked, subnetwork
+from subbayes.subspaces.subnetwork import from_mask, subnetwork
 
 N, NEW, LENGTH, WORDS, CLASSES = 12, 5, 6, 11, 3
 
@@ -101,7 +101,7 @@ def test_subnetworks_are_those_of_columns_of_the_dense_jacobian(made, by):
     _, network, encoding, y, new, H, J = made
     data = encoding, y
     space = (
-        masked(network, torch.arange(0, network.size, 40))
+        from_mask(network, torch.arange(0, network.size, 40))
         if by == "mask"
         else subnetwork(
             network,

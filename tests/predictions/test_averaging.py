@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from subbayes import Training, fit
 from subbayes.curvature import subspace_precision as restricted
-from subbayes.curvature.subspace_precision import along, along_in_parts
+from subbayes.curvature.subspace_precision import along, subspace_jacobian_in_chunks
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.linearised_engine import predict_linearised
 from subbayes.subspace import CoordinateSubspace, DenseSubspace
@@ -49,7 +49,7 @@ def test_parts_are_as_small_as_asked_for(which):
     net, likelihood, data, new = problem(0, 3)
     posterior = linearised_laplace(net, likelihood, data, spaces(net)[which])
     J, space = posterior.precision.jacobian(new.repeat(30, 1)), spaces(net)[which]
-    parts = list(along_in_parts(J, space, most=60 * space.rank))
+    parts = list(subspace_jacobian_in_chunks(J, space, most=60 * space.rank))
     inputs = 32 if which else 20  # entries are gathered for 32 inputs at once at the most
     assert max(map(len, parts)) <= 3 * inputs
     assert all(len(part) % 3 == 0 for part in parts)
@@ -89,11 +89,11 @@ def test_models_of_fit_predict_the_same_numbers_too(monkeypatch, subspace, size)
 
 PEAK = """
 import resource, sys, torch, subbayes
-from subbayes.subspaces.subnetwork import masked
+from subbayes.subspaces.subnetwork import from_mask
 net = subbayes.Network(subbayes.MLP(5, (400,), 1, seed=0))
 x = torch.randn(50, 5)
 posterior = subbayes.inference.linearised_laplace(
-    net, subbayes.likelihoods.Gaussian(0.1), (x, x[:, 0]), masked(net, torch.arange(2000)))
+    net, subbayes.likelihoods.Gaussian(0.1), (x, x[:, 0]), from_mask(net, torch.arange(2000)))
 posterior.predict(torch.randn(3000, 5))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 posterior.predict(torch.randn(int(sys.argv[1]), 5))

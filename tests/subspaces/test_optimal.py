@@ -13,7 +13,7 @@ from jacobians import dense, problem
 import subbayes
 from subbayes import InputError, InputTypeError, Network
 from subbayes.curvature.precision_factory import precision
-from subbayes.curvature.subspace_precision import Restricted
+from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.subspace_error import (
     compare_subspaces,
@@ -37,7 +37,7 @@ def test_attains_the_bound(classes, rank):
     net, likelihood, data, new = problem(0, classes)
     psi = precision(net, likelihood, data)
     space, values = optimal_for(psi, new, rank)
-    full, inside = psi.covariance(new), Restricted(psi.V, space, 1.0)
+    full, inside = psi.covariance(new), SubspacePrecision(psi.V, space, 1.0)
     assert abs(relative_error(inside.covariance(new), full) - eckart_young(full, rank)) < 1e-8
     torch.testing.assert_close(inside.z_covariance, torch.eye(rank).double(), rtol=0, atol=1e-8)
     expected = torch.linalg.eigvalsh(full).flip(0)[:rank]
@@ -57,14 +57,14 @@ def test_laws_for_any_subspace(seed, rank, classes):
     basis = torch.randn(rank, net.size, generator=generator, dtype=torch.float64)
     mix = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
     mix = mix + 3 * rank**0.5 * torch.eye(rank).double()
-    inside = Restricted(psi.V, DenseSubspace(net.weights, basis), 0.5)
+    inside = SubspacePrecision(psi.V, DenseSubspace(net.weights, basis), 0.5)
     covariance = inside.covariance(X)
     assert torch.linalg.eigvalsh(full - covariance)[0] > -1e-9 * full.norm()
-    mixed = Restricted(psi.V, DenseSubspace(net.weights, mix @ basis), 0.5)
+    mixed = SubspacePrecision(psi.V, DenseSubspace(net.weights, mix @ basis), 0.5)
     torch.testing.assert_close(mixed.covariance(X), covariance, rtol=1e-8, atol=1e-10)
     traces = [inside.leading(r).covariance(X).trace() for r in range(1, rank + 1)]
     assert all(a <= b + 1e-10 for a, b in zip(traces, traces[1:], strict=False))
-    best = Restricted(psi.V, optimal_for(psi, X, rank)[0], 0.5).covariance(X)
+    best = SubspacePrecision(psi.V, optimal_for(psi, X, rank)[0], 0.5).covariance(X)
     assert relative_error(best, full) <= relative_error(covariance, full) + 1e-9
     assert trace_criterion(best, full) >= trace_criterion(covariance, full) - 1e-9
 
@@ -72,14 +72,14 @@ def test_laws_for_any_subspace(seed, rank, classes):
 def test_the_full_and_coordinate_subspaces():
     net, likelihood, data, new = problem(1)
     psi = precision(net, likelihood, data)
-    everything = Restricted(psi.V, subbayes.subspace.FullSubspace(net.weights), 1.0)
+    everything = SubspacePrecision(psi.V, subbayes.subspace.FullSubspace(net.weights), 1.0)
     torch.testing.assert_close(everything.covariance(new), psi.covariance(new))
     torch.testing.assert_close(everything.variances(), psi.variances())
     assert math.isclose(everything.logdet(), psi.logdet(), rel_tol=1e-9)
     assert math.isclose(everything.logdet(2.0), psi.logdet(2.0), rel_tol=1e-9)
     some = subbayes.subspace.CoordinateSubspace(net.weights, torch.tensor([5, 1, 20]))
     same = DenseSubspace(net.weights, some.basis())
-    chosen, as_dense = (Restricted(psi.V, space, 1.0) for space in (some, same))
+    chosen, as_dense = (SubspacePrecision(psi.V, space, 1.0) for space in (some, same))
     for what in ("covariance", "blocks"):
         torch.testing.assert_close(getattr(chosen, what)(new), getattr(as_dense, what)(new))
     torch.testing.assert_close(chosen.variances(), as_dense.variances())
@@ -97,8 +97,10 @@ def test_a_subspace_of_what_the_primal_form_holds(kind):
         if kind == "dense"
         else subbayes.subspace.CoordinateSubspace(net.weights, torch.tensor([9, 2, 30]))
     )
-    streamed = Restricted(psi.V, space, psi.prior_precision)
-    torch.testing.assert_close(Restricted.of(psi, space).covariance(new), streamed.covariance(new))
+    streamed = SubspacePrecision(psi.V, space, psi.prior_precision)
+    torch.testing.assert_close(
+        SubspacePrecision.of(psi, space).covariance(new), streamed.covariance(new)
+    )
 
 
 @pytest.mark.parametrize("form", ["dual", "primal", "diagonal"])
@@ -119,7 +121,7 @@ def test_covariances_input_by_input_and_draws(form):
 def test_draws_in_a_subspace():
     net, likelihood, data, new = problem(2, 3)
     psi = precision(net, likelihood, data)
-    inside = Restricted(psi.V, subbayes.subspace.RandomSubspace(net.weights, 4), 1.0)
+    inside = SubspacePrecision(psi.V, subbayes.subspace.RandomSubspace(net.weights, 4), 1.0)
     z = inside.coordinates(4000, torch.Generator().manual_seed(0))
     truth, scale = inside.z_covariance, inside.z_covariance.diagonal().sqrt()
     assert ((z.T.cov() - truth).abs() < 5 * (2 / 4000) ** 0.5 * scale[:, None] * scale).all()
@@ -134,7 +136,7 @@ def test_a_rank_above_that_of_the_jacobian_is_lowered():
         space = optimal(net, likelihood, data, inputs=twice, rank=12)
     assert space.rank == 8
     psi = precision(net, likelihood, data)
-    inside = Restricted(psi.V, space, 1.0).covariance(new)
+    inside = SubspacePrecision(psi.V, space, 1.0).covariance(new)
     assert relative_error(inside, psi.covariance(new)) < 1e-7
     assert jacobian_rank(psi.jacobian(twice)) == 8
 
@@ -200,7 +202,7 @@ def test_what_cannot_be_judged():
     with pytest.raises(InputError, match="psi: expected an exact precision, .* got subspace"):
         compare_subspaces(linearised_laplace(net, likelihood, data, spaces["r"]), spaces, new)
     with pytest.raises(InputError, match="subspace: expected 31 weights, as the network has"):
-        Restricted(psi.V, subbayes.subspace.RandomSubspace(torch.zeros(7), 2), 1.0)
+        SubspacePrecision(psi.V, subbayes.subspace.RandomSubspace(torch.zeros(7), 2), 1.0)
 
 
 @pytest.mark.usefixtures("unchecked")

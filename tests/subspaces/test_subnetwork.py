@@ -14,11 +14,16 @@ from torch import nn
 import subbayes
 from subbayes import InputError, InputTypeError, Network, subspaces
 from subbayes.curvature.precision_factory import precision
-from subbayes.curvature.subspace_precision import Restricted
+from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.subspace_error import relative_error
 from subbayes.likelihoods import Categorical, Gaussian
-from subbayes.subspaces.subnetwork import masked, ranked, scaled_prior_precision, subnetwork
+from subbayes.subspaces.subnetwork import (
+    from_mask,
+    rank_weights,
+    scaled_prior_precision,
+    subnetwork,
+)
 from subbayes.subspaces.weight_selection import wasserstein
 
 LAMBDA = 0.3
@@ -79,7 +84,7 @@ def test_predictive_takes_the_datas_inputs_by_default():
 @pytest.mark.parametrize("by", ["predictive", "variance", "magnitude"])
 def test_weights_in_order_are_the_subnetworks_of_all_sizes(by):
     network, x, y = model()
-    order = ranked(network, Categorical(), (x, y), rank=9, by=by, prior_precision=LAMBDA)
+    order = rank_weights(network, Categorical(), (x, y), rank=9, by=by, prior_precision=LAMBDA)
     for rank in (2, 9):
         assert chosen(rank=rank, by=by).tolist() == sorted(order[:rank].tolist())
         space = subnetwork(network, Categorical(), (x, y), prior_precision=LAMBDA, rank=rank, by=by)
@@ -151,18 +156,18 @@ def test_masks():
     network, _, _ = model()
     mask = torch.zeros(network.size, dtype=torch.bool)
     mask[[2, 27, 40]] = True
-    assert masked(network, mask).indices.tolist() == [2, 27, 40]
-    assert masked(network, np.array([40, 2])).indices.tolist() == [2, 40]
+    assert from_mask(network, mask).indices.tolist() == [2, 27, 40]
+    assert from_mask(network, np.array([40, 2])).indices.tolist() == [2, 40]
     by_name = {"0.bias": torch.arange(6) == 3, "2.bias": np.array([True, False, True])}
-    assert masked(network, by_name).indices.tolist() == [27, 48, 50]
+    assert from_mask(network, by_name).indices.tolist() == [27, 48, 50]
     inner = Network(nn.Linear(3, 1), {"weight": torch.tensor([[True, False, True]])})
-    assert masked(inner, {"weight": torch.tensor([[True, True, False]])}).indices.tolist() == [0]
-    assert masked(inner, {"weight": torch.tensor([[False, True, True]])}).indices.tolist() == [1]
+    assert from_mask(inner, {"weight": torch.tensor([[True, True, False]])}).indices.tolist() == [0]
+    assert from_mask(inner, {"weight": torch.tensor([[False, True, True]])}).indices.tolist() == [1]
 
 
 def test_the_scaled_prior():
     network, _, _ = model()
-    assert scaled_prior_precision(2.0, masked(network, torch.arange(17))) == 2 * 17 / 51
+    assert scaled_prior_precision(2.0, from_mask(network, torch.arange(17))) == 2 * 17 / 51
 
 
 # --- what predictive selection is for -----------------------------------------------------------
@@ -191,7 +196,7 @@ def diabetes():
 def error(**options):
     network, likelihood, data, new, psi, full = diabetes()
     space = subnetwork(network, likelihood, data, **options)
-    return relative_error(Restricted(psi.V, space, 1.0).covariance(new), full)
+    return relative_error(SubspacePrecision(psi.V, space, 1.0).covariance(new), full)
 
 
 def test_plain_variance_picks_dead_weights_and_predictive_selection_does_not():
@@ -279,7 +284,7 @@ def test_what_a_selection_needs():
 )
 def test_masks_that_do_not_fit(mask, message):
     with pytest.raises(InputError, match=message):
-        masked(model()[0], mask)
+        from_mask(model()[0], mask)
 
 
 # --- from fit -------------------------------------------------------------------------------------
@@ -303,7 +308,7 @@ def test_fit_predicts_by_the_subnetwork_chosen_for_inputs():
     )
     assert model.subspace.indices.equal(expected.indices)
     assert model.prior.scale == 0.5
-    plain = Restricted(model_root(model, x), expected, 4.0).blocks(x[:5])[:, 0, 0]
+    plain = SubspacePrecision(model_root(model, x), expected, 4.0).blocks(x[:5])[:, 0, 0]
     np.testing.assert_allclose(model.predict(x[:5]).epistemic, plain, rtol=0.02)
 
 

@@ -8,11 +8,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import Network
-from subbayes.curvature.ggn_diagonal import columns_squared
+from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.precision_factory import root
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical, Gaussian
-from subbayes.subspaces.subnetwork import masked, subnetwork
+from subbayes.subspaces.subnetwork import from_mask, subnetwork
 
 pytestmark = pytest.mark.skipif(
     find_spec("laplace") is None, reason="laplace-torch is not installed (extra benchmark)"
@@ -64,7 +64,7 @@ def test_the_diagonal_and_the_selection_by_variance(kind):
     module, x, y, _, likelihood = problem(kind)
     network = Network(module)
     theirs = peer(module, kind, x, y, "diag", subset_of_weights="all").posterior_variance
-    ours = 1 / (columns_squared(root(network, likelihood, (x, y))) + PRIOR)
+    ours = 1 / (squared_column_norms(root(network, likelihood, (x, y))) + PRIOR)
     torch.testing.assert_close(ours, theirs.detach(), **SAME)
     found = subnetwork(network, likelihood, (x, y), rank=9, by="variance", prior_precision=PRIOR)
     assert set(theirs[found.indices].tolist()) >= set(theirs.topk(5).values.tolist())
@@ -78,7 +78,7 @@ def test_precision_and_predictions_of_a_subnetwork(kind):
     mask = torch.randperm(network.size)[:25].sort().values
     theirs = peer(module, kind, x, y, subset_of_weights="subnetwork", subnetwork_indices=mask)
     ours = linearised_laplace(
-        network, likelihood, (x, y), masked(network, mask), prior_precision=PRIOR
+        network, likelihood, (x, y), from_mask(network, mask), prior_precision=PRIOR
     )
     inside = ours.precision
     torch.testing.assert_close(

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from subbayes.curvature.subspace_precision import Restricted
+from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.likelihoods import Gaussian, Likelihood, Standardized
 from subbayes.utils.checks import check_positive, fail
 
@@ -138,7 +138,7 @@ class Evidence:
 def _random_norm(psi: Any) -> float:
     """Squared norm of the weights, within a subspace of their part in its span."""
     weights = psi.network.weights.double()
-    if not isinstance(psi, Restricted):
+    if not isinstance(psi, SubspacePrecision):
         return float(weights.square().sum())
     z = psi.subspace.project(torch.zeros_like(psi.network.weights)).double()
     return float(psi.subspace.push(z.to(psi.network.weights)).double().square().sum())

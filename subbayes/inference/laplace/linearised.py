@@ -27,7 +27,7 @@ from torch import Tensor
 from subbayes.curvature.jacobian import Jacobian, check_joint
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
-from subbayes.curvature.subspace_precision import Restricted
+from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.draws import Draws, Moments
 from subbayes.inference.laplace.evidence import Evidence, scale_noise
 from subbayes.likelihoods import Likelihood
@@ -108,7 +108,7 @@ def linearised_laplace(
     check_choice("covariance", covariance, FORMS)
     check_options("the posterior in a subspace", options)
     V = root(network, likelihood, data, memory_limit)
-    inside = Restricted(V, subspace, prior_precision)
+    inside = SubspacePrecision(V, subspace, prior_precision)
     _check_centre(network, subspace)
     return LinearisedPosterior(inside, likelihood, subspace)
 
@@ -249,7 +249,7 @@ class LinearisedPosterior:
         Raises:
             InputError: a posterior over all weights, whose draws do not fit here.
         """
-        if not isinstance(self.precision, Restricted):
+        if not isinstance(self.precision, SubspacePrecision):
             fail(
                 "subspace",
                 "a subspace to draw coordinates in",

@@ -15,7 +15,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import root
-from subbayes.curvature.subspace_precision import Restricted, along_in_parts
+from subbayes.curvature.subspace_precision import SubspacePrecision, subspace_jacobian_in_chunks
 from subbayes.data.data import to_device
 from subbayes.draws import Draws, Moments
 from subbayes.inference.configuration import Sampling
@@ -93,7 +93,7 @@ class LinearisedLaplace(Engine):
         self.check(k)
         network = posterior.network.with_weights(posterior.subspace.shift)
         V = root(network, posterior.likelihood, posterior.data)
-        inside = Restricted(V, posterior.subspace, 1.0).matrix.cpu() / posterior.temperature
+        inside = SubspacePrecision(V, posterior.subspace, 1.0).matrix.cpu() / posterior.temperature
         factor = (
             np.diag(np.broadcast_to(posterior.prior.scale, k))
             if (posterior.prior.factor is None)
@@ -147,7 +147,7 @@ def predict_linearised(
     assert draws.moments is not None
     z, covariance = map(torch.from_numpy, (draws.moments.mean, draws.moments.covariance))
     moves, blocks = [], []
-    for part in along_in_parts(X, subspace):
+    for part in subspace_jacobian_in_chunks(X, subspace):
         columns = part.cpu()
         spread = (columns @ covariance).reshape(-1, X.roots, len(z))
         blocks.append(spread @ columns.reshape(spread.shape).mT)

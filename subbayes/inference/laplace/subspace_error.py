@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.ggn_diagonal import columns_squared
+from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
-from subbayes.curvature.subspace_precision import Restricted, along
+from subbayes.curvature.subspace_precision import SubspacePrecision, subspace_jacobian
 from subbayes.data.data import check_rows, n_rows, to_targets
 from subbayes.diagnostics import metrics
 from subbayes.inference.laplace.linearised import LinearisedPosterior
@@ -103,7 +103,7 @@ def dead_fraction(J: Jacobian, tolerance: float = 0.0) -> float:
         J: Jacobian at the inputs.
         tolerance: a gradient that counts as none.
     """
-    return float((columns_squared(J) <= tolerance**2).double().mean())
+    return float((squared_column_norms(J) <= tolerance**2).double().mean())
 
 
 def jacobian_rank(J: Jacobian) -> int:
@@ -167,7 +167,7 @@ def compare_subspaces(
     Args:
         psi: the exact precision, or a linearised Laplace posterior of all weights, for its own.
         subspaces: by name; of each the first s basis vectors are taken, of a subnetwork the first
-            s weights: with `subnetwork` those it chose first, with `masked` in increasing order.
+            s weights: with `subnetwork` those it chose first, with `from_mask` in increasing order.
         inputs: X, or their `Jacobian`.
         ranks: s; by default each subspace's own.
         noise: standard deviation of a noise on all outputs, for the divergence.
@@ -208,7 +208,7 @@ def compare_subspaces(
     scores = None if targets is None else _Scores(psi, X, targets)
     best = (math.nan, math.nan) if scores is None else scores(full)
     for name, space in subspaces.items():
-        inside, columns = Restricted.of(psi, space), along(X, space)
+        inside, columns = SubspacePrecision.of(psi, space), subspace_jacobian(X, space)
         for rank in [space.rank] if ranks is None else ranks:
             if rank <= space.rank:
                 precise = (inside.matrix + psi.prior_precision * inside.metric)[:rank, :rank]

@@ -34,7 +34,7 @@ from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import bar
 from subbayes.utils.saving import read_checkpoint
 
-__all__ = ["Density", "Info", "Kernel", "Sampler", "run", "start_points", "chain_generators"]
+__all__ = ["Density", "Info", "Kernel", "Sampler", "chain_generators", "run", "start_points"]
 
 Rngs = list[np.random.Generator]
 KIND = "sampling-checkpoint"

@@ -22,7 +22,7 @@ from subbayes.models.array_model import make_subspace
 from subbayes.models.settings import Settings
 from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal
-from subbayes.subspaces.subnetwork import masked, subnetwork
+from subbayes.subspaces.subnetwork import from_mask, subnetwork
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 HUGE = 2_000_000  # rows, or weights: no machine holds their square
@@ -135,7 +135,7 @@ def test_of_a_mode_that_does_not_matter_nothing_is_said():
 def test_a_module_in_training_mode_that_fit_takes_as_it_is():
     _, _, data, _ = problem(0)
     module = in_training_mode()
-    space = masked(Network(module), torch.arange(3))
+    space = from_mask(Network(module), torch.arange(3))
     with pytest.warns(UserWarning, match=MODE):
         subbayes.fit(
             module,
@@ -159,7 +159,7 @@ def test_a_module_for_a_network_and_a_name_for_a_likelihood_or_subspace():
     for call in everywhere(nn.Linear(3, 1), likelihood, data, new):
         refused(call, r"network: expected a Network, got Linear. Wrap the module", InputTypeError)
     refused(
-        lambda: masked(nn.Linear(3, 1), torch.tensor([0])),
+        lambda: from_mask(nn.Linear(3, 1), torch.tensor([0])),
         "network: expected a Network",
         InputTypeError,
     )
@@ -175,7 +175,7 @@ def test_a_module_for_a_network_and_a_name_for_a_likelihood_or_subspace():
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "large", None])
 def test_prior_precisions(value):
     net, likelihood, data, new = problem(0)
-    space, posterior = masked(net, torch.arange(3)), linearised_laplace(net, likelihood, data)
+    space, posterior = from_mask(net, torch.arange(3)), linearised_laplace(net, likelihood, data)
     for form in ("exact", "dual", "primal", "diagonal", "low-rank", "kfac"):
         options = {"rank": 3} if form == "low-rank" else {}
         refused(
@@ -209,7 +209,7 @@ def test_no_candidates():
 
 def test_options_that_a_form_does_not_have():
     net, likelihood, data, new = problem(0)
-    space = masked(net, torch.arange(3))
+    space = from_mask(net, torch.arange(3))
     for form in ("exact", "diagonal", "kfac"):
         refused(
             lambda f=form: linearised_laplace(net, likelihood, data, covariance=f, rank=3),
@@ -243,7 +243,7 @@ def test_sizes_that_do_not_fit_are_said_beforehand():
     wide = Network(nn.Linear(HUGE, 1))
     few = torch.zeros(2, HUGE), torch.zeros(2)
     refused(
-        lambda: linearised_laplace(wide, likelihood, few, masked(wide, torch.arange(HUGE))),
+        lambda: linearised_laplace(wide, likelihood, few, from_mask(wide, torch.arange(HUGE))),
         f"subspace: expected the {HUGE} x {HUGE} covariance of its coordinates to fit",
     )
     refused(
@@ -388,7 +388,7 @@ def test_inputs_of_another_shape(bad):
             lambda X: optimal(net, likelihood, data, inputs=X, rank=2),
             lambda X: subnetwork(net, likelihood, data, inputs=X, rank=2),
             lambda X: compare_subspaces(
-                posterior.precision, {"masked": masked(net, torch.arange(3))}, X
+                posterior.precision, {"masked": from_mask(net, torch.arange(3))}, X
             ),
         ):
             refused(lambda c=call, X=inputs: c(X), "inputs: expected what the module takes, got")
@@ -469,7 +469,7 @@ def test_outputs_that_depend_on_no_weight():
 def test_jitter_is_reported_and_what_is_beyond_it_is_refused():
     net, likelihood, data, new = problem(0)
     same = data[0][[0] * 6], data[1][[0] * 6]
-    space = masked(net, torch.arange(5))
+    space = from_mask(net, torch.arange(5))
     twice = DenseSubspace(net.weights, torch.ones(3, net.size).double())
     jitter = "not positive definite; added jitter .* to the diagonal"
     for call in (

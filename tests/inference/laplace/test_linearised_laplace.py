@@ -25,7 +25,7 @@ from subbayes.inference.laplace.evidence import Evidence, scale_noise, tune_prio
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace, predict_linearised
 from subbayes.predictions.gaussian import ClassPredictive, GaussianPredictive, class_probabilities
-from subbayes.subspaces.optimal import optimal, recombined
+from subbayes.subspaces.optimal import optimal, recombine_inputs
 
 
 def test_a_linear_network_is_bayesian_linear_regression():
@@ -580,10 +580,10 @@ def test_inputs_where_none_are_given():
     same = optimal(net, likelihood, data, rank=4, seed=0)
     assert torch.equal(space.basis(), same.basis())
     table = subbayes.data.Data.of((torch.tensor([[0.0, 5.0], [1.0, 6.0]]), torch.zeros(2)))
-    rows = recombined(table, 50)
+    rows = recombine_inputs(table, 50)
     assert sorted(map(tuple, rows.unique(dim=0).tolist())) == [(0, 5), (0, 6), (1, 5), (1, 6)]
     words = subbayes.data.Data.of((torch.arange(12).reshape(6, 2), torch.zeros(6)))
-    assert recombined(words, 4).shape == (4, 2)
+    assert recombine_inputs(words, 4).shape == (4, 2)
 
 
 @pytest.mark.parametrize("classes", [1, 3])
