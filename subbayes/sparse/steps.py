@@ -163,7 +163,7 @@ class Steps(Tracer):
         frozen = {name for name, _ in self.objective.named_parameters()} - self.trained.keys()
         constant = [False] * (len(batch) + len(noise)) + [name in frozen for name in names]
         replay = self.optimised(
-            graph, tensors, constant, compiles=self._is_worth_compiling(len(batch[0]))
+            graph, tensors, expected, constant, compiles=self._is_worth_compiling(len(batch[0]))
         )
         self.verify(expected, replay.call(*tensors))
         return Replay(lambda *rows: replay.call(*rows, *tape.draw_again(), *state), replay.status)

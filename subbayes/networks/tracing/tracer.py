@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from subbayes.networks.global_state import keep_argument_validation, torch_lock
+from subbayes.networks.global_state import torch_lock
 from subbayes.networks.tracing.graph import fold_constants, optimise
-from subbayes.networks.tracing.private_torch import capture_graph
+from subbayes.networks.tracing.private_torch import capture_graph, compile_graph
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.utils.checks import InputError, InputTypeError
-from subbayes.utils.trees import tensors_of, with_tensors
+from subbayes.utils.trees import tensors_of, tree_map, with_tensors
 
 __all__ = ["MODES", "Mode", "NotTraceable", "Replay", "Status", "Tracer"]
 
@@ -145,14 +145,14 @@ class Tracer:
             raise NotTraceable(self.function.reason)
         tensors = tensors_of(arguments)
         graph = self.captured(lambda *flat: self.function(*with_tensors(arguments, flat)), tensors)
-        replay = self.optimised(graph, tensors)
+        replay = self.optimised(graph, tensors, expected)
         self.verify(expected, replay.call(*tensors))
         replay.data = tensors_of(arguments[1:])
         return replay
 
     def captured(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModule:
-        """The graph of a function of tensors."""
-        graph = capture_graph(function, tensors)
+        """The graph of a function of tensors, whose results are a flat list."""
+        graph = capture_graph(lambda *given: tensors_of(function(*given)), tensors)
         if graph is None:
             raise NotTraceable("private interfaces of torch are disabled")
         return graph
@@ -161,6 +161,7 @@ class Tracer:
         self,
         graph: GraphModule,
         tensors: Sequence[Tensor],
+        expected: Any,
         constant: Sequence[bool] = (),
         *,
         compiles: bool = True,
@@ -170,6 +171,7 @@ class Tracer:
         Args:
             graph: the graph; changed in place.
             tensors: what it was traced with.
+            expected: the eager result, for its structure.
             constant: for each of these, whether it is the same tensor in all calls.
             compiles: whether to compile it if `mode` is "compile".
         """
@@ -181,16 +183,18 @@ class Tracer:
             optimise(graph, tensors)
             call, status = graph.forward, "traced"
 
+        structure = tree_map(lambda _: torch.empty(0), expected)
+
         def replay(*given: Tensor) -> Any:
             with torch.no_grad():
-                return call(*given, *folded)
+                return with_tensors(structure, call(*given, *folded))
 
         return Replay(replay, status)  # type: ignore[arg-type]
 
     def _compiled(self, graph: GraphModule, tensors: Sequence[Tensor]) -> Any:
         try:
             optimise(graph, tensors, compiles=True)
-            return compiled(graph, tensors)
+            return compile_graph(graph, tensors)
         except Exception as error:
             self.mode = "trace"
             self.reason = f"compiling {self.name} failed ({_line(error)})"
@@ -267,28 +271,6 @@ class Tracer:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_replays": {}, "_eager_calls": {}}  # graphs cannot be pickled
-
-
-def compiled(graph: GraphModule, tensors: Sequence[Tensor]) -> Callable[..., Any]:
-    """A graph compiled for tensors of these shapes and strides.
-
-    torch would check shapes and strides in each call, which takes as long as a small network: a
-    `Tracer` has looked at them already.
-
-    Args:
-        graph: a graph of tensor operations.
-        tensors: what it is called with.
-
-    Raises:
-        Exception: no compiler, or a graph that it does not take.
-    """
-    options: dict[str, Any] = {"cpp_wrapper": True}
-    if hasattr(torch.compiler, "skip_all_guards_unsafe"):  # torch 2.8
-        options["guard_filter_fn"] = torch.compiler.skip_all_guards_unsafe
-    with torch.no_grad(), keep_argument_validation():
-        call = torch.compile(graph.forward, fullgraph=True, dynamic=False, options=options)
-        call(*tensors)
-    return call
 
 
 def _line(error: Exception) -> str:

@@ -34,7 +34,8 @@ def density(mode):
 def sparse_network():
     torch.manual_seed(0)
     module = sparse.convert(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)))
-    result = sparse.fit(module, Categorical(), (X, (Y > 0).long()), epochs=3, progress=False)
+    training = sparse.SparseTraining(epochs=3)
+    result = sparse.fit(module, Categorical(), (X, (Y > 0).long()), training, progress=False)
     return np.concatenate([t.detach().numpy().ravel() for t in result.module.state_dict().values()])
 
 

@@ -80,7 +80,7 @@ def test_without_a_compiler_the_function_is_traced_with_one_warning(monkeypatch)
     def fail(*_):
         raise RuntimeError("no C++\ncompiler")
 
-    monkeypatch.setattr(tracers, "compiled", fail)
+    monkeypatch.setattr(tracers, "compile_graph", fail)
     function = Tracer(density, "the density", "compile")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
