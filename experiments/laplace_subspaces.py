@@ -12,7 +12,7 @@ from torch import Tensor
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.primal import Primal
-from subbayes.curvature.subspace_precision import SubspacePrecision, along
+from subbayes.curvature.subspace_precision import SubspacePrecision, subspace_jacobian
 from subbayes.inference.laplace.subspace_error import relative_error, trace_criterion
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.subspaces.optimal import optimal_for
@@ -34,7 +34,7 @@ def low_rank(
 def all_along(J: Jacobian, spaces: Spaces) -> dict[str, Float[Tensor, "m k"]]:
     """J P of several subspaces, with one pass over the inputs for all that have a basis."""
     found = {
-        name: along(J, space)
+        name: subspace_jacobian(J, space)
         for name, space in spaces.items()
         if isinstance(space, CoordinateSubspace)
     }

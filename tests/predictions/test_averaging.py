@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from subbayes import Training, fit
 from subbayes.curvature import subspace_precision as restricted
-from subbayes.curvature.subspace_precision import along, subspace_jacobian_in_chunks
+from subbayes.curvature.subspace_precision import subspace_jacobian, subspace_jacobian_in_chunks
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.linearised_engine import predict_linearised
 from subbayes.subspace import CoordinateSubspace, DenseSubspace
@@ -53,7 +53,9 @@ def test_parts_are_as_small_as_asked_for(which):
     inputs = 32 if which else 20  # entries are gathered for 32 inputs at once at the most
     assert max(map(len, parts)) <= 3 * inputs
     assert all(len(part) % 3 == 0 for part in parts)
-    torch.testing.assert_close(torch.cat(parts), along(J, space), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        torch.cat(parts), subspace_jacobian(J, space), rtol=1e-12, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("subspace", ["optimal", "subnetwork"])

@@ -83,7 +83,7 @@ def test_a_frozen_network_is_the_function_it_is():
     )
 
 
-def test_what_cannot_be_shown_says_what_can():
+def test_what_cannot_be_forest_effects_says_what_can():
     frame = table()
     model = SemiStructuredRegression(
         "y ~ 1", deep={"image": net(3), "two": (net(2), ["u", "x"])}
@@ -128,11 +128,13 @@ def test_names_of_levels_do_not_overprint(levels):
 
 
 def test_the_intercept_is_in_the_forest_only_where_it_is_alone():
-    from subbayes.reports.semistructured import _below_forest, _shown
+    from subbayes.reports.semistructured import _forest_caption, _forest_effects
 
     draws = np.zeros((2, 5))
     effects = {"Intercept": draws, "x": draws, "sigma.Intercept": draws}
-    assert list(_shown(effects)) == ["x"]
-    assert "Intercept, sigma.Intercept left out" in _below_forest(effects, _shown(effects))
-    assert list(_shown({"Intercept": draws})) == ["Intercept"]
-    assert len(forest(_shown(effects)).get_yticklabels()) == 1
+    assert list(_forest_effects(effects)) == ["x"]
+    assert "Intercept, sigma.Intercept left out" in _forest_caption(
+        effects, _forest_effects(effects)
+    )
+    assert list(_forest_effects({"Intercept": draws})) == ["Intercept"]
+    assert len(forest(_forest_effects(effects)).get_yticklabels()) == 1

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from cases import table_settings
 from jacobians import problem
 from torch import nn
 from torch.utils.data import DataLoader
@@ -18,8 +19,6 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.cross_validation import cross_validate_prior
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.subspace_error import compare_subspaces
-from subbayes.models.array_model import make_subspace
-from subbayes.models.settings import Settings
 from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal
 from subbayes.subspaces.subnetwork import from_mask, subnetwork
@@ -304,7 +303,7 @@ def test_what_is_for_other_subspaces_or_inputs_is_said_before_the_training(free)
     fit = partial(subbayes.fit, nn.Linear(3, 1), (torch.zeros(20, 3), torch.zeros(20)))
     free(10**9)
     refused(
-        lambda: make_subspace(Settings(subspace="random", covariance="kfac")),
+        lambda: table_settings(subspace="random", covariance="kfac"),
         "covariance: expected subspace='optimal', which is chosen by it, got 'random'",
     )
     refused(lambda: subspaces.Optimal(covariance="full"), "covariance: expected one of 'exa")
