@@ -18,8 +18,6 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.cross_validation import cross_validate_prior
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.subspace_error import compare_subspaces
-from subbayes.models.array_model import make_subspace
-from subbayes.models.settings import Settings
 from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal
 from subbayes.subspaces.subnetwork import from_mask, subnetwork
@@ -303,10 +301,6 @@ def test_sizes_that_do_not_fit_are_said_before_the_training(free):
 def test_what_is_for_other_subspaces_or_inputs_is_said_before_the_training(free):
     fit = partial(subbayes.fit, nn.Linear(3, 1), (torch.zeros(20, 3), torch.zeros(20)))
     free(10**9)
-    refused(
-        lambda: make_subspace(Settings(subspace="random", covariance="kfac")),
-        "covariance: expected subspace='optimal', which is chosen by it, got 'random'",
-    )
     refused(lambda: subspaces.Optimal(covariance="full"), "covariance: expected one of 'exa")
     for method in (subspaces.Optimal, subspaces.Subnetwork):
         refused(

@@ -11,9 +11,7 @@ import subbayes
 from subbayes import InputError, Network, SubspaceRegressor, Training
 from subbayes.cli import run
 from subbayes.inference.laplace.linearised import linearised_laplace
-from subbayes.models.array_model import make_subspace
 from subbayes.models.data_frame_model import TableModel
-from subbayes.models.settings import Settings
 from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace
 from subbayes.subspaces.subnetwork import scaled_prior_precision, subnetwork
@@ -172,5 +170,3 @@ def test_where_it_has_no_meaning(monkeypatch):
     ):
         with pytest.raises(InputError, match=message):
             subbayes.fit(net(), rows(), **fit_options(scale_prior=True, **FAST | change))
-    with pytest.raises(InputError, match="scale_prior: expected subspace='subnetwork', by whose"):
-        make_subspace(Settings(subspace="random", scale_prior=True))
