@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import nested
 from fits import fit_options
 from oracles import check_moments
 
@@ -110,7 +111,7 @@ def test_default_ranks_estimators_and_artifacts(tmp_path):
         "random_state": 0,
     }
     plain, scaled = (
-        SubspaceRegressor(scale_prior=choice, likelihood="gaussian", **given).fit(
+        SubspaceRegressor(**nested(scale_prior=choice, likelihood="gaussian", **given)).fit(
             x.numpy(), y.numpy()
         )
         for choice in (False, True)
@@ -118,7 +119,7 @@ def test_default_ranks_estimators_and_artifacts(tmp_path):
     assert plain.model_.prior.scale.item() == 1.0
     assert np.isclose(scaled.model_.prior.scale.item(), (31 / 5) ** 0.5)
     again = SubspaceRegressor.load(scaled.save(tmp_path / "model"))
-    assert again.get_params()["scale_prior"] is True
+    assert again.get_params()["subspace"].scale_prior is True
     np.testing.assert_array_equal(again.predict(x.numpy()), scaled.predict(x.numpy()))
 
 
@@ -148,6 +149,7 @@ def test_the_command_line(tmp_path):
         "--out",
         str(tmp_path / "run"),
         "--scale-prior",
+        "true",
         "--rank",
         "5",
     ]
