@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from cases import table_settings
 from jacobians import problem
 from torch import nn
 from torch.utils.data import DataLoader
@@ -302,10 +301,6 @@ def test_sizes_that_do_not_fit_are_said_before_the_training(free):
 def test_what_is_for_other_subspaces_or_inputs_is_said_before_the_training(free):
     fit = partial(subbayes.fit, nn.Linear(3, 1), (torch.zeros(20, 3), torch.zeros(20)))
     free(10**9)
-    refused(
-        lambda: table_settings(subspace="random", covariance="kfac"),
-        "covariance: expected subspace='optimal', which is chosen by it, got 'random'",
-    )
     refused(lambda: subspaces.Optimal(covariance="full"), "covariance: expected one of 'exa")
     for method in (subspaces.Optimal, subspaces.Subnetwork):
         refused(

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cases import training_options
+from cases import nested, training_options
 from fits import fit_options
 
 import subbayes
@@ -113,10 +113,12 @@ def test_a_share_of_the_weights_widens_what_is_found(trained):
 def test_estimators_and_command_line(tmp_path):
     x, y = (part.numpy() for part in rows())
     regressor = SubspaceRegressor(
-        likelihood="gaussian", subspace="subnetwork", random_state=0, **GIVEN
+        **nested(likelihood="gaussian", subspace="subnetwork", random_state=0, **GIVEN)
     ).fit(x, y)
     assert regressor.model_.prior.scale.item() != 1.0
-    classifier = SubspaceClassifier(subspace="optimal", random_state=0, **GIVEN).fit(x, y > 0)
+    classifier = SubspaceClassifier(**nested(subspace="optimal", random_state=0, **GIVEN)).fit(
+        x, y > 0
+    )
     assert np.isfinite(classifier.predict_proba(x)).all()
     pd.DataFrame(x, columns=list("abc")).assign(y=y).to_csv(tmp_path / "rows.csv", index=False)
     words = [

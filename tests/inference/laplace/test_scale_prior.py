@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cases import table_settings
+from cases import nested
 from fits import fit_options
 from oracles import check_moments
 
@@ -111,7 +111,7 @@ def test_default_ranks_estimators_and_artifacts(tmp_path):
         "random_state": 0,
     }
     plain, scaled = (
-        SubspaceRegressor(scale_prior=choice, likelihood="gaussian", **given).fit(
+        SubspaceRegressor(**nested(scale_prior=choice, likelihood="gaussian", **given)).fit(
             x.numpy(), y.numpy()
         )
         for choice in (False, True)
@@ -119,7 +119,7 @@ def test_default_ranks_estimators_and_artifacts(tmp_path):
     assert plain.model_.prior.scale.item() == 1.0
     assert np.isclose(scaled.model_.prior.scale.item(), (31 / 5) ** 0.5)
     again = SubspaceRegressor.load(scaled.save(tmp_path / "model"))
-    assert again.get_params()["scale_prior"] is True
+    assert again.get_params()["subspace"].scale_prior is True
     np.testing.assert_array_equal(again.predict(x.numpy()), scaled.predict(x.numpy()))
 
 
@@ -149,6 +149,7 @@ def test_the_command_line(tmp_path):
         "--out",
         str(tmp_path / "run"),
         "--scale-prior",
+        "true",
         "--rank",
         "5",
     ]
@@ -171,5 +172,3 @@ def test_where_it_has_no_meaning(monkeypatch):
     ):
         with pytest.raises(InputError, match=message):
             subbayes.fit(net(), rows(), **fit_options(scale_prior=True, **FAST | change))
-    with pytest.raises(InputError, match="scale_prior: expected subspace='subnetwork', by whose"):
-        (table_settings(subspace="random", scale_prior=True))

@@ -1,0 +1,92 @@
+"""Settings of tables: changed by dotted names, resolved for a task, saved with estimators."""
+
+import json
+
+import pytest
+
+from subbayes.inference.samplers.nuts import NUTS
+from subbayes.models.settings import (
+    TABLE_TRAINING,
+    Perceptron,
+    TableSettings,
+    configured,
+    decode_parameters,
+    encode_parameters,
+    unused_settings,
+)
+from subbayes.priors import EvidencePrior
+from subbayes.subspaces.optimal import Optimal
+from subbayes.subspaces.pca import PCA
+from subbayes.training.configuration import Training
+from subbayes.utils.checks import InputError, InputTypeError
+
+
+def test_subspaces_and_engines_are_chosen_by_name_and_changed_by_their_fields():
+    changed = TableSettings().change(
+        {"subspace": "optimal", "subspace.rank": "7", "inference.target_acceptance": "0.9"}
+        | {"inference": "nuts", "network.hidden": "20,10", "training": {"epochs": 3}}
+    )
+    assert changed.subspace == Optimal(rank=7)
+    assert changed.inference == NUTS(target_acceptance=0.9)
+    assert changed.network.hidden == (20, 10)
+    assert changed.training.epochs == 3
+    assert changed.training.learning_rate == TABLE_TRAINING.learning_rate
+    assert TableSettings().change({"subspace": {"name": "pca", "rank": 2}}).subspace == PCA(2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"subspace": "random", "subspace.covariance": "kfac"}, "subspace.covariance: expected"),
+        ({"subspace.rank": "many"}, "subspace.rank: expected a whole number or none"),
+        ({"subspace": "pcs", "subspace.rank": 2}, "subspace: expected one of 'pca'"),
+        ({"inference": "gibbs", "inference.thin": 2}, "inference: expected one of"),
+        ({"training.epoch": "3"}, "training.epoch: .*Did you mean 'epochs'"),
+        ({"sparse.slab": "cauchy"}, "sparse.slab: expected one of 'student-t', 'normal'"),
+        ({"network.hidden": "0"}, "network.hidden: expected a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_be_used_is_named_in_one_line(changes, message):
+    with pytest.raises(InputError, match=message):
+        TableSettings().change(changes | ({} if "subspace" in changes else {"subspace": "pca"}))
+
+
+def test_training_of_a_task():
+    settings = TableSettings()
+    assert settings.training_for("regression").prior_scale == 0.3
+    assert settings.training_for("classification").prior_scale == 1.0
+    flat = settings.change({"training.weight_decay": 0.0}).training_for("regression")
+    assert (flat.prior_scale, flat.weight_decay) == (None, 0.0)
+    stopping = settings.change({"training.patience": 3}).training_for("count")
+    assert stopping.validation == 0.2
+    assert settings.change({"training.validation": 0.3}).training_for("count").validation is None
+
+
+def test_an_argument_is_a_configuration_or_changes_of_the_default():
+    default = Training(epochs=7)
+    assert configured("training", None, default) is default
+    assert configured("training", {"learning_rate": 0.5}, default) == Training(7, 0.5)
+    with pytest.raises(InputTypeError, match="training: expected a Training, or a dict"):
+        configured("training", 3, default)
+
+
+def test_parameters_of_estimators_survive_json():
+    defaults = {"network": Perceptron(), "training": TABLE_TRAINING}
+    params = {
+        "network": {"hidden": (4,)},
+        "training": Training(epochs=9, batch_size=None),
+        "subspace": Optimal(rank=3, covariance="kfac"),
+        "inference": NUTS(max_depth=4),
+        "prior": EvidencePrior("diagonal"),
+        "random_state": 3,
+    }
+    found = decode_parameters(json.loads(json.dumps(encode_parameters(params, defaults))), defaults)
+    assert found == params | {"network": Perceptron((4,))}
+
+
+def test_unused_settings():
+    assert "members" in unused_settings("pca")
+    assert "members" not in unused_settings("ensemble")
+    assert "sparse.slab" not in unused_settings("sparse")
+    assert "training.swa_epochs" in unused_settings("map")
+    assert "training.swa_epochs" not in unused_settings("swag")
