@@ -91,6 +91,27 @@ class Jacobian:
         """V: the rows whose squares sum to the Gauss-Newton matrix."""
         return cls(plan, data.batches, data.n, likelihood, memory_limit)
 
+    @classmethod
+    def without_data(
+        cls, plan: Layers, example: Inputs, likelihood: Likelihood, n: int, memory_limit: int
+    ) -> Jacobian:
+        """V of data that are not available: its sizes are known, its products raise.
+
+        Args:
+            plan: the network's layers.
+            example: inputs of the same shape.
+            likelihood: p(y | f).
+            n: number of inputs N.
+            memory_limit: bytes of gradients held at once.
+        """
+        found = cls(plan, lambda: iter([(example, None)]), n, likelihood, memory_limit)
+        found._pairs = _no_data
+        return found
+
+    def pairs(self) -> Iterator[tuple[Inputs, Targets | None]]:
+        """The inputs and targets, batch by batch."""
+        return iter(self._pairs())
+
     @property
     def network(self) -> Network:
         """The network at whose weights the Jacobian is taken."""
@@ -237,6 +258,10 @@ class Jacobian:
             for row, one in enumerate(u):
                 total[row] += batch.total(one)
         return total
+
+
+def _no_data() -> Iterator[tuple[Inputs, Targets | None]]:
+    fail("data", "the training data, over which this is a sum", "none", "Pass load(path, data=...)")
 
 
 def _kind(inputs: Inputs) -> tuple[Any, ...]:

@@ -81,7 +81,7 @@ class LowRank(Precision):
             fail("rank", f"at most {most}, the rank the Gauss-Newton matrix can have", rank)
         self.rank, self.iterations = rank, check_count("iterations", iterations)
         self.tolerance = None if tolerance is None else check_positive("tolerance", tolerance)
-        self._options = {
+        self.options = {
             "tolerance": tolerance,
             "iterations": iterations,
             "rounds": rounds,
@@ -164,7 +164,7 @@ class LowRank(Precision):
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> LowRank:
         """Reuse the eigenpairs."""
         pairs = self.values * factor, self.vectors, self.residual * factor
-        return LowRank(V, prior_precision, self.rank, pairs=pairs, **self._options)  # type: ignore
+        return LowRank(V, prior_precision, self.rank, pairs=pairs, **self.options)  # type: ignore
 
 
 def _squared(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:

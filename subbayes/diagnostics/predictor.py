@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -31,8 +31,16 @@ class Predictor(ABC):
 
     kind: ClassVar[str]
     modes: ClassVar[tuple[str, ...]] = ()
-    network: Any
-    likelihood: Any
+
+    if TYPE_CHECKING:  # fields of most subclasses, properties of others
+
+        @property
+        def network(self) -> Any:
+            """The network."""
+
+        @property
+        def likelihood(self) -> Any:
+            """p(y | f)."""
 
     @property
     @abstractmethod

@@ -23,8 +23,7 @@ import hashlib
 import json
 import os
 import re
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -34,13 +33,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from subbayes.utils.checks import fail_type
 from subbayes.utils.files import (
     ArtifactError,
     StrPath,
     as_path,
-    atomic_write_bytes,
-    atomic_write_text,
     explained,
     folder,
     locked,
@@ -53,14 +49,20 @@ from subbayes.utils.files import (
     write_temporary,
 )
 from subbayes.utils.strict_json import as_plain, canonical, decode, parse
+from subbayes.utils.tensor_file import (
+    as_tensors,
+    described,
+    fingerprint,
+    hashed,
+    serialised,
+    tensors_digest,
+)
 from subbayes.utils.version import __version__
 
 __all__ = [
     "FORMAT_VERSION",
     "Artifact",
     "ArtifactError",
-    "atomic_write_bytes",
-    "atomic_write_text",
     "delete",
     "fingerprint",
     "is_artifact",
@@ -79,13 +81,6 @@ MANIFEST = "manifest.json"
 _READERS = {1: "0.1.0"}  # older format versions, with the version of subbayes that reads them
 _TENSORS = "tensors"
 _TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
-_PIECE = 8 * 2**20  # bytes copied, hashed and written at a time
-_CODES = {  # torch's name -> the safetensors format's
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
-    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
 
 
 class Artifact(NamedTuple):
@@ -131,9 +126,6 @@ def write(
         ArtifactError: the path holds something else, or cannot be written (full disk, permission).
         InputTypeError: a tensor or a fact of a type that the format cannot represent.
 
-    Source:
-        The safetensors format, https://github.com/huggingface/safetensors#format.
-
     Example:
         >>> import tempfile, torch
         >>> folder = tempfile.mkdtemp()
@@ -142,7 +134,7 @@ def write(
         >>> tensors["z"].tolist(), facts["state"] == 2**100, facts["scores"]
         ([[1.0, 0.0], [0.0, 1.0]], True, [1, 2.5])
     """
-    arrays, plain = _as_tensors(tensors), as_plain(facts)
+    arrays, plain = as_tensors(tensors), as_plain(facts)
     with explained(path), folder(as_path(path)) as directory, locked(directory) as alone:
         previous = _check_destination(directory, overwrite)
         _publish(directory, kind, arrays, plain, previous, alone)
@@ -169,16 +161,13 @@ def write_file(
         ArtifactError: the file exists, or cannot be written.
         InputTypeError: as for `write`.
     """
-    arrays, file = _as_tensors(tensors), as_path(path)
+    arrays, file = as_tensors(tensors), as_path(path)
     if file.exists() and not overwrite:
         refuse("path", "a new file", f"an existing one: {shown(path)}",
                "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
-    digest = hashlib.sha256()
-    for piece in _serialised(arrays):
-        digest.update(piece)
-    manifest = _manifest(kind, arrays, as_plain(facts), digest.hexdigest())
+    manifest = _manifest(kind, arrays, as_plain(facts), tensors_digest(arrays))
     metadata = {"format": "pt", FORMAT: json.dumps(manifest, allow_nan=False)}
-    replace_file(file, _serialised(arrays, metadata))
+    replace_file(file, serialised(arrays, metadata))
 
 
 def read(path: StrPath, kind: str | None = None, *, device: str | torch.device = "cpu") -> Artifact:
@@ -210,7 +199,7 @@ def read(path: StrPath, kind: str | None = None, *, device: str | torch.device =
         except (ArtifactError, OSError):  # perhaps it was being replaced: read it under the lock
             with locked(location, shared=True):
                 tensors, facts, found = _read(location, kind)
-    return Artifact({name: tensor.to(device) for name, tensor in tensors.items()}, facts, found)
+    return Artifact({k: tensor.to(device) for k, tensor in tensors.items()}, facts, found)
 
 
 def is_artifact(path: StrPath) -> bool:
@@ -265,35 +254,6 @@ def delete(path: StrPath, kind: str) -> None:
                 directory.rmdir()
 
 
-def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, Any]) -> str:
-    """Hash names, dtypes, shapes, values and facts, so that equal content has an equal hash.
-
-    The order of the keys, the device and the memory layout do not matter; a tuple equals a list.
-
-    Args:
-        tensors: as for `write`.
-        facts: as for `write`.
-
-    Returns:
-        sha256 as 64 hex digits.
-
-    Raises:
-        InputTypeError: as for `write`.
-
-    Example:
-        >>> a = fingerprint({"x": np.zeros(2), "y": np.ones(2)}, {"seed": 1})
-        >>> a == fingerprint({"y": np.ones(2), "x": np.zeros(2)}, {"seed": np.int64(1)})
-        True
-        >>> a == fingerprint({"x": np.zeros(2), "y": np.ones(2)}, {"seed": 2})
-        False
-    """
-    digest = hashlib.sha256()
-    for piece in _serialised(_as_tensors(tensors)):
-        digest.update(piece)
-    digest.update(canonical(as_plain(facts)))
-    return digest.hexdigest()
-
-
 def within(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The same tensors, with a prefix and a dot before each name.
 
@@ -315,92 +275,6 @@ def under(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
 
 
-# --- tensors as bytes ---------------------------------------------------------------------------
-
-
-def _as_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    if not isinstance(tensors, Mapping):
-        fail_type("tensors", "a dict of tensors by name", tensors)
-    return {_check_name(name): _as_tensor(name, value) for name, value in tensors.items()}
-
-
-def _check_name(name: Any) -> str:
-    if not isinstance(name, str):
-        fail_type("tensors", "names that are text", name)
-    if name == "__metadata__" or not _is_utf8(name):
-        refuse("tensors", "a name the safetensors format allows", repr(name), "Rename the tensor")
-    return str.__str__(name)
-
-
-def _is_utf8(text: str) -> bool:
-    return text == text.encode("utf-8", "ignore").decode("utf-8")
-
-
-def _as_tensor(name: str, value: Any) -> Tensor:
-    """Check that a tensor is dense and real; its values are not copied."""
-    label = f"tensors[{name!r}]"
-    if isinstance(value, np.ndarray):
-        value = _from_numpy(label, value)
-    if not isinstance(value, Tensor):
-        fail_type(label, "a tensor or an array", value, "Put other values into facts")
-    layout = str(value.layout).removeprefix("torch.")
-    if layout != "strided" or value.is_meta:
-        got = "a tensor without data (device meta)" if value.is_meta else f"layout {layout}"
-        refuse(label, "a dense tensor", got, "Convert it first")
-    if _dtype(value) not in _CODES:
-        refuse(label, "a real dtype: " + ", ".join(_CODES), _dtype(value), "Convert it first")
-    return value.detach()
-
-
-def _from_numpy(label: str, array: np.ndarray) -> Tensor:
-    native = array.dtype.newbyteorder("=")
-    try:
-        return torch.from_numpy(np.require(np.asarray(array), native, ["C", "W"]))
-    except TypeError:
-        refuse(label, "a real dtype: " + ", ".join(_CODES), str(array.dtype), "Convert it first")
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _layout(tensors: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """Order the tensors, widest dtype first, which aligns each one to its own size."""
-    return sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-
-
-def _header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> bytes:
-    """Compose the safetensors header: its length, then names, dtypes, shapes, offsets as JSON."""
-    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
-    start = 0
-    for name, tensor in _layout(tensors):
-        stop = start + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": _CODES[_dtype(tensor)], "shape": list(tensor.shape),
-                         "data_offsets": [start, stop]}  # fmt: skip
-        start = stop
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
-
-
-def _serialised(
-    tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
-) -> Iterator[bytes]:
-    """Yield the safetensors file in pieces, so that memory holds one small copy at a time."""
-    yield _header(tensors, metadata)
-    for _, tensor in _layout(tensors):
-        if tensor.numel():
-            flat = tensor.cpu().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-            for start in range(0, len(flat), _PIECE):
-                yield flat[start : start + _PIECE].numpy().tobytes()
-
-
-def _hashed(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
-    for piece in pieces:
-        digest.update(piece)
-        yield piece
-
-
 # --- writing a folder ---------------------------------------------------------------------------
 
 
@@ -416,7 +290,7 @@ def _publish(
     ours = {previous}
     try:
         digest = hashlib.sha256()
-        draft = write_temporary(directory, _TENSORS, _hashed(_serialised(tensors), digest))
+        draft = write_temporary(directory, _TENSORS, hashed(serialised(tensors), digest))
         ours.add(draft.name)
         target = directory / _tensor_file(digest.hexdigest())
         content = _manifest(kind, tensors, plain, digest.hexdigest())
@@ -442,7 +316,7 @@ def _manifest(kind: str, tensors: dict[str, Tensor], plain: Any, sha256: str) ->
         "format_version": FORMAT_VERSION,
         "kind": kind,
         "library_version": __version__,
-        "tensors": {name: _described(tensors[name]) for name in sorted(tensors)},
+        "tensors": {name: described(tensors[name]) for name in sorted(tensors)},
         "tensors_sha256": sha256,
         "facts": plain,
     }
@@ -455,10 +329,6 @@ def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(canonical(entries)).hexdigest()
 
 
-def _described(tensor: Tensor) -> dict[str, Any]:
-    return {"dtype": _dtype(tensor), "shape": list(tensor.shape)}
-
-
 def _check_destination(directory: Path, overwrite: bool) -> str | None:
     """Return the tensor file in use, after checking that the folder is free for an artifact."""
     names = os.listdir(directory)
@@ -467,7 +337,7 @@ def _check_destination(directory: Path, overwrite: bool) -> str | None:
         refuse("path", "a new folder, an empty one or an artifact",
                f"{shown(directory)} with other files ({others[0]!r})",
                "Choose another path; nothing was written")  # fmt: skip
-    if any(temporary_stem(name) is None for name in names) and not overwrite:
+    if not overwrite and any(temporary_stem(name) is None for name in names):
         refuse("path", "a new or an empty folder", f"an artifact at {shown(directory)}",
                "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
     return _tensor_file_in_use(directory)
@@ -578,8 +448,7 @@ def _check_version(location: Path, content: dict[str, Any]) -> None:
     if location.is_file() and "layouts" in content and "format" not in content:
         version, content = 1, {"format": FORMAT}  # exported networks had no version then
     if content.get("format") != FORMAT:
-        refuse("path", "an artifact of subbayes",
-               f"another program's manifest in {shown(location)}", "Check the path")  # fmt: skip
+        refuse("path", "an artifact of subbayes", f"another manifest in {shown(location)}")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         _damaged(location, "a format version", repr(version))
     if version in _READERS:
@@ -604,15 +473,12 @@ def _load(file: Path) -> dict[str, Tensor]:
 
 def _check_tensors(file: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
     for name in sorted(tensors.keys() | content["tensors"].keys()):
-        found = _described(tensors[name]) if name in tensors else None
-        if found != content["tensors"].get(name):
-            _damaged(file, f"tensor {name!r} with {content['tensors'].get(name)}", f"{found}")
-    digest = hashlib.sha256()
-    for piece in _serialised(tensors):
-        digest.update(piece)
-    if digest.hexdigest() != content["tensors_sha256"]:
+        shown = described(tensors[name]) if name in tensors else None
+        if shown != content["tensors"].get(name):
+            _damaged(file, f"tensor {name!r} with {content['tensors'].get(name)}", f"{shown}")
+    if (found := tensors_digest(tensors)) != content["tensors_sha256"]:
         _damaged(file, f"tensors with sha256 {content['tensors_sha256'][:16]}…",
-                 f"{digest.hexdigest()[:16]}… (altered content)")  # fmt: skip
+                 f"{found[:16]}… (altered content)")  # fmt: skip
 
 
 def _decoded(location: Path, plain: dict[str, Any]) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def _lock(directory: Path, shared: bool) -> int | None:
 # --- errors -------------------------------------------------------------------------------------
 
 
-def refuse(argument: str, expected: str, got: str, remedy: str) -> NoReturn:
+def refuse(argument: str, expected: str, got: str, remedy: str = "Check the path") -> NoReturn:
     """Raise `ArtifactError` without the chain of errors that led to it."""
     raise ArtifactError(argument, expected, got, remedy) from None
 

@@ -7,7 +7,6 @@ it names.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 from subbayes.utils.schema import (
@@ -15,7 +14,6 @@ from subbayes.utils.schema import (
     Deferred,
     Flag,
     Json,
-    Maximum,
     Number,
     OneOf,
     Optional,
@@ -28,6 +26,21 @@ from subbayes.utils.schema import (
     Text,
     Whole,
 )
+from subbayes.utils.schema_parts import (
+    CHOICE,
+    DRAWS,
+    FACTS,
+    LIKELIHOOD,
+    MLP,
+    NETWORK,
+    NETWORK_TENSORS,
+    POSITIVE,
+    PRIOR,
+    PROBABILITY,
+    SUBSPACE,
+    draws_tensors,
+    subspace_tensors,
+)
 
 __all__ = ["CHECKPOINTS", "LOADERS", "SCHEMAS"]
 
@@ -39,6 +52,7 @@ LOADERS = {
     "sparse-network": "subbayes.sparse.result:rebuild",
     "small-network": "subbayes.sparse.export.small_network:rebuild",
     "semi-structured-model": "subbayes.semistructured.model:rebuild",
+    "linearised-laplace": "subbayes.inference.laplace.linearised:rebuild",
     "data-frame-model": "subbayes.models.data_frame_model:rebuild",
     "estimator": "subbayes.models.estimator_base:rebuild",
 }
@@ -52,173 +66,6 @@ CHECKPOINTS = (
 )
 """Kinds that only the call that wrote them reads."""
 
-# --- parts that several kinds share -------------------------------------------------------------
-
-_positive, _probability = Number(above=0), Number(above=0, below=1)
-_facts = Table(Json())
-_history = Table(Json())
-
-
-def _numbers(low: float = -float("inf")) -> Rule:
-    """A number, or lists of numbers of any depth."""
-    number = Number(low=low)
-    rule: Rule = number
-    for _ in range(3):
-        rule = OneOf("numbers in a finite range", (number, Sequence(rule)))
-    return rule
-
-
-def _weights(settings: dict[str, Any]) -> int:
-    """Number of weights of an MLP."""
-    widths = [settings["n_inputs"], *settings["hidden"], settings["n_outputs"]]
-    return sum((before + 1) * after for before, after in pairwise(widths))
-
-
-MLP = Maximum(
-    Record(
-        {
-            "n_inputs": Whole(1),
-            "hidden": Sequence(Whole(1)),
-            "n_outputs": Whole(1),
-            "activation": Text(("relu", "tanh", "silu", "gelu")),
-            "dropout": Number(low=0, below=1),
-        }
-    ),
-    _weights,
-    "stored",
-)
-"""Settings of an `MLP`, with at most as many weights as the artifact stores numbers."""
-
-NETWORK = Record(
-    {"architecture": Text(), "names": Sequence(Text(), least=1), "module": Optional(MLP)}
-)
-NETWORK_TENSORS = {
-    "network.frozen.*": Array(None, values="any"),
-    "network.mask.*": Array(None, values="flag"),
-}
-
-LIKELIHOOD: Rule = Tagged(
-    "name",
-    {
-        "Gaussian": Record(
-            {
-                "name": Text(),
-                "noise": OneOf(
-                    "numbers of at least 0, 'learned' or 'per-observation'",
-                    (_numbers(0), Text(("learned", "per-observation"))),
-                ),
-            }
-        ),
-        "HeteroscedasticGaussian": Record(
-            {
-                "name": Text(),
-                "global_variance": OneOf(
-                    "numbers of at least 0 or 'learned'", (_numbers(0), Text(("learned",)))
-                ),
-            }
-        ),
-        "Standardized": Record(
-            {
-                "name": Text(),
-                "likelihood": Deferred(lambda: LIKELIHOOD),
-                "shift": Sequence(Number(), least=1),
-                "scale": Sequence(_positive, least=1),
-            }
-        ),
-        "Categorical": Record({"name": Text(), "n_classes": Optional(Whole(0))}),
-    },
-    Record({"name": Text()}, others=True),
-)
-
-PRIOR = Record(
-    {
-        "name": Text(("Normal",)),
-        "scale": _numbers(0),
-        "mean": _numbers(),
-        "covariance": Optional(_numbers()),
-    }
-)
-
-SUBSPACE: Rule = Tagged(
-    "name",
-    {name: Record({"name": Text(), "rank": Whole(1)})
-     for name in ("DenseSubspace", "CoordinateSubspace", "FullSubspace")}
-    | {
-        "RandomSubspace": Record({"name": Text(), "rank": Whole(1), "seed": Whole()}),
-        "JointSubspace": Record(
-            {
-                "name": Text(),
-                "rank": Whole(1),
-                "effects": Whole(1),
-                "inner": Deferred(lambda: SUBSPACE),
-            }
-        ),
-    },
-)  # fmt: skip
-
-
-def subspace_tensors(config: Mapping[str, Any], prefix: str = "subspace") -> dict[str, Array]:
-    """The tensors of a subspace."""
-    D, k = f"{prefix} size", f"{prefix} rank"
-    if config["name"] == "JointSubspace":
-        return subspace_tensors(config["inner"], f"{prefix}.inner")
-    arrays = {f"{prefix}.shift": Array(D)}
-    if config["name"] == "DenseSubspace":
-        arrays[f"{prefix}.basis"] = Array(config["rank"], D)
-    if config["name"] == "CoordinateSubspace":
-        arrays[f"{prefix}.indices"] = Array(k, values="index")
-    return arrays
-
-
-DRAWS = Record(
-    {
-        "meta": Record(
-            optional={
-                "seed": Whole(high=2**128),
-                "warmup": Optional(Whole()),
-                "thin": Whole(1),
-                "seconds": Number(low=0),
-            },
-            others=True,
-        ),
-        "engine": Text(),
-        "validity": Text(("exact", "approximation", "ensemble")),
-        "independent": Flag(),
-        "prediction": Text(("network", "linearised")),
-        "temperature": _positive,
-        "pareto_k": Optional(Number(finite=False)),
-        "converged": Optional(Flag()),
-        "log_evidence": Optional(Number(finite=False)),
-        "log_evidence_error": Optional(Number(finite=False)),
-    }
-)
-"""Facts of a sampling run."""
-
-
-def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, Array]:
-    """Draws, their statistics, and the moments of an approximation."""
-    arrays = {
-        "z": Array("chains", "draws", rank),
-        "stats.*": Array("chains", "draws", values="any", finite=False),
-        "moments.mean?": Array(rank),
-        "moments.sd?": Array(rank),
-        "moments.covariance?": Array(rank, rank),
-    }
-    if prediction == "linearised":
-        arrays |= {f"moments.{n}": arrays[f"moments.{n}?"] for n in ("mean", "sd", "covariance")}
-    return arrays
-
-
-_choice = Record(
-    {
-        "temperatures": Sequence(_positive, least=1),
-        "scores": Sequence(Number(finite=False), least=1),
-        "standard_errors": Sequence(Number(finite=False)),
-        "pareto_k": Sequence(Number(finite=False)),
-        "by": Text(("loo", "validation")),
-    }
-)
-
 # --- models -------------------------------------------------------------------------------------
 
 _fitted = Record(
@@ -227,10 +74,10 @@ _fitted = Record(
         "likelihood": LIKELIHOOD,
         "subspace": SUBSPACE,
         "prior": PRIOR,
-        "temperature": _positive,
+        "temperature": POSITIVE,
         "draws": Optional(DRAWS),
-        "history": _history,
-        "settings": Record(optional={"temperatures": Optional(_choice)}, others=True),
+        "history": FACTS,
+        "settings": Record(optional={"temperatures": Optional(CHOICE)}, others=True),
     }
 )
 
@@ -247,29 +94,29 @@ _layer = Record(
         "posterior": Text(("mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe")),
         "estimator": Text(("local", "relaxed")),
         "structure": Text(("weights", "units")),
-        "temperature": _positive,
+        "temperature": POSITIVE,
         "phase": Text(("learned", "fixed", "median")),
         "slab": Tagged(
             "name",
             {
-                "NormalSlab": Record({"name": Text(), "scale": _positive}),
-                "StudentTSlab": Record({"name": Text(), "shape": _positive, "rate": _positive}),
+                "NormalSlab": Record({"name": Text(), "scale": POSITIVE}),
+                "StudentTSlab": Record({"name": Text(), "shape": POSITIVE, "rate": POSITIVE}),
                 "MixtureSlab": Record(
-                    {"name": Text(), "wide": _positive, "narrow": _positive, "share": _probability}
+                    {"name": Text(), "wide": POSITIVE, "narrow": POSITIVE, "share": PROBABILITY}
                 ),
             },
         ),
         "inclusion": Tagged(
             "name",
             {
-                "Bernoulli": Record({"name": Text(), "probability": _probability}),
+                "Bernoulli": Record({"name": Text(), "probability": PROBABILITY}),
                 "BetaBinomial": Record(
-                    {"name": Text(), "a": _positive, "b": _positive, "shared": Flag()}
+                    {"name": Text(), "a": POSITIVE, "b": POSITIVE, "shared": Flag()}
                 ),
             },
         ),
     },
-    {"horseshoe": Record({"scale": _positive, "threshold": Number()})},
+    {"horseshoe": Record({"scale": POSITIVE, "threshold": Number()})},
 )
 
 _prior_of_effects = OneOf(
@@ -287,7 +134,7 @@ _prior_of_effects = OneOf(
                         "distribution": Text(),
                         "args": Sequence(Number()),
                         "kwds": Table(Number()),
-                        "factor": _positive,
+                        "factor": POSITIVE,
                         "student": Flag(),
                     }
                 ),
@@ -339,7 +186,7 @@ _semistructured = Record(
                 "prior": PRIOR,
                 "rank": Whole(),
                 "kind": Text(),
-                "history": _history,
+                "history": FACTS,
                 "projected": Flag(),
                 "curve": Optional(Text(("bezier", "polygon"))),
             }
@@ -393,7 +240,7 @@ _laplace = Record(
         "likelihood": LIKELIHOOD,
         "subspace": Optional(SUBSPACE),
         "form": Text(("dual", "primal", "diagonal", "low-rank", "kfac", "subspace")),
-        "prior_precision": _positive,
+        "prior_precision": POSITIVE,
         "rows": Whole(1),
         "memory_limit": Whole(1),
         "data": Text(),
@@ -465,14 +312,14 @@ _data_frame = Record(
             {
                 "task": Text(("regression", "count", "classification")),
                 "shift": Number(),
-                "scale": _positive,
+                "scale": POSITIVE,
                 "classes": _labels,
             }
         ),
         "encoder": Record(
             {
                 "format": Whole(),
-                "options": _facts,
+                "options": FACTS,
                 "columns": Sequence(Text()),
                 "named": Flag(),
                 "dropped": Sequence(Text()),
@@ -482,7 +329,7 @@ _data_frame = Record(
                         "median": Sequence(Number()),
                         "mean": Sequence(Number()),
                         "variance": Sequence(Number(low=0)),
-                        "scale": Sequence(_positive),
+                        "scale": Sequence(POSITIVE),
                     }
                 ),
                 "categorical": Record(
@@ -496,7 +343,7 @@ _data_frame = Record(
             }
         ),
         "rows": Optional(Record({"n": Whole(1), "targets": Text()})),
-        "notes": _facts,
+        "notes": FACTS,
     }
 )
 
@@ -504,10 +351,10 @@ _estimator = Record(
     {
         "model": _model("fitted-model", "sparse-network"),
         "class": Text(),
-        "params": _facts,
+        "params": FACTS,
         "seed": Whole(high=2**64),
         "mean": Sequence(Number(), size="columns"),
-        "scale": Sequence(_positive, size="columns"),
+        "scale": Sequence(POSITIVE, size="columns"),
         "feature_names": Optional(Sequence(Text(), size="columns")),
     },
     {"classes": _labels, "dtype": Text()},
@@ -516,14 +363,14 @@ _estimator = Record(
 # --- checkpoints --------------------------------------------------------------------------------
 
 _sampling = Record(
-    {"identity": _facts, "evaluations": Whole(), "rngs": Sequence(_facts, size="chains")}
+    {"identity": FACTS, "evaluations": Whole(), "rngs": Sequence(FACTS, size="chains")}
 )
 _sparse_training = Record(
     {
-        "identity": _facts,
+        "identity": FACTS,
         "finished": Whole(),
         "history": Table(Sequence(Number(finite=False))),
-        "optimizer": _facts,
+        "optimizer": FACTS,
     }
 )
 
@@ -553,17 +400,18 @@ SCHEMAS = {
         Record(
             {
                 "model": _model("fitted-model", "sparse-network", "weight-samples", "mc-dropout"),
-                "temperature": _positive,
+                "temperature": POSITIVE,
             }
         ),
         _tensors_of_model,
     ),
     "sparse-network": Schema(
-        _with_network(layers=Table(_layer), history=_history, n_draws=Whole(1)),
+        _with_network(layers=Table(_layer), history=FACTS, n_draws=Whole(1)),
         NETWORK_TENSORS | {"weights": Array("D"), "state.*": Array(None, values="any")},
     ),
     "small-network": Schema(_exported, _exported_tensors),
     "semi-structured-model": Schema(_semistructured, _semistructured_tensors),
+    "linearised-laplace": Schema(_laplace, _laplace_tensors),
     "data-frame-model": Schema(_data_frame, _tensors_of_model),
     "estimator": Schema(_estimator, _tensors_of_model),
     "sampling-checkpoint": Schema(
@@ -588,6 +436,6 @@ SCHEMAS = {
     "subspace-checkpoint": Schema(
         Record({"identity": Text(), "model": _model("fitted-model")}), _tensors_of_model
     ),
-    "temperature-checkpoint": Schema(Record({"identity": Text(), "choice": _choice})),
+    "temperature-checkpoint": Schema(Record({"identity": Text(), "choice": CHOICE})),
 }
 """What an artifact of each kind has to hold."""

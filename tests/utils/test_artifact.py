@@ -27,10 +27,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from subbayes.utils import artifact, files
+from subbayes.utils import tensor_file as tensor_file_module
 from subbayes.utils.artifact import (
     ArtifactError,
-    atomic_write_bytes,
-    atomic_write_text,
     delete,
     fingerprint,
     is_artifact,
@@ -40,6 +39,7 @@ from subbayes.utils.artifact import (
     write_file,
 )
 from subbayes.utils.checks import InputError, InputTypeError
+from subbayes.utils.files import atomic_write_bytes, atomic_write_text
 
 resource = pytest.importorskip("resource", reason="forks and limits need a POSIX system")
 
@@ -177,7 +177,7 @@ def test_no_tensors_at_all(tmp_path: Path) -> None:
 
 
 def test_a_tensor_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact, "_PIECE", 1000)
+    monkeypatch.setattr(tensor_file_module, "_PIECE", 1000)
     tensor = torch.arange(12345, dtype=torch.int32)
     write(tmp_path, "test", {"x": tensor, "y": tensor[:250]}, {})
     assert torch.equal(read(tmp_path)[0]["x"], tensor)
@@ -326,9 +326,9 @@ def test_names_and_types_that_have_no_form_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="tensors: expected a name the safetensors format"):
             write(tmp_path / "a", "test", {name: torch.zeros(1)}, {})
     with pytest.raises(InputTypeError, match=r"tensors\['x'\]: expected a tensor.* got list\."):
-        artifact._as_tensor("x", [1.0])
+        tensor_file_module._as_tensor("x", [1.0])
     with pytest.raises(InputTypeError, match=r"tensors: expected names that are text, got int\."):
-        artifact._check_name(1)
+        tensor_file_module._check_name(1)
 
 
 def test_the_fingerprint_tells_content_apart_and_nothing_else() -> None:

@@ -16,29 +16,42 @@ subspaces.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from subbayes.curvature.jacobian import Jacobian, check_joint
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
 from subbayes.curvature.subspace_precision import SubspacePrecision
+from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws, Moments
 from subbayes.inference.laplace.evidence import Evidence, scale_noise
-from subbayes.likelihoods import Likelihood
+from subbayes.inference.laplace.saving import (
+    jacobian_from,
+    precision_facts,
+    precision_from,
+    precision_tensors,
+)
+from subbayes.likelihoods import Likelihood, from_config
 from subbayes.networks.network import Network
+from subbayes.networks.saving import network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import average, with_noise
 from subbayes.predictions.gaussian import Method, draws, natural, predictive_of
 from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import FullSubspace, Subspace
+from subbayes.subspace import from_config as subspace_from_config
+from subbayes.utils.artifact import under, within
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 
-__all__ = ["LinearisedPosterior", "Method", "linearised_laplace"]
+__all__ = ["LinearisedPosterior", "Method", "linearised_laplace", "rebuild"]
+
+_DRAWS = 200  # of outputs, for predictions that are not in closed form
 
 METHODS = (
     "auto",
@@ -125,7 +138,7 @@ def _check_centre(network: Network, subspace: Subspace) -> None:
 
 
 @dataclass(frozen=True)
-class LinearisedPosterior:
+class LinearisedPosterior(Predictor):
     """The Gaussian posterior of a linearised network.
 
     Attributes:
@@ -133,6 +146,8 @@ class LinearisedPosterior:
         likelihood: p(y | f).
         subspace: None for all weights.
     """
+
+    kind: ClassVar[str] = "linearised-laplace"
 
     precision: Precision
     likelihood: Likelihood
@@ -163,6 +178,35 @@ class LinearisedPosterior:
         """The same posterior under another prior; products with the Jacobian are shared."""
         return replace(self, precision=self.precision.with_prior_precision(prior_precision))
 
+    @property
+    def label(self) -> str:
+        """The name of the method in tables."""
+        return "linearised Laplace"
+
+    @property
+    def default_draws(self) -> int:
+        """Number of draws of predictions that are not in closed form."""
+        return _DRAWS
+
+    # --- saving -----------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """The network with its weights, the subspace and the fitted matrices."""
+        found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
+        found |= {"weights": self.network.weights, **precision_tensors(self.precision)}
+        if self.subspace is not None:
+            found |= within("subspace", self.subspace.tensors())
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """Everything but the tensors; the training data are not saved."""
+        return {
+            "network": network_facts(self.network),
+            "likelihood": self.likelihood.to_config(),
+            "subspace": None if self.subspace is None else self.subspace.config(),
+            **precision_facts(self.precision),
+        }
+
     # --- prediction -------------------------------------------------------------------------
 
     def predict(
@@ -171,7 +215,7 @@ class LinearisedPosterior:
         *,
         method: Method = "auto",
         joint: bool = False,
-        n_draws: int = 200,
+        n_draws: int | None = None,
         seed: int = 0,
         noise: Any = None,
     ) -> Predictive:
@@ -190,7 +234,7 @@ class LinearisedPosterior:
                 "probit" or "monte-carlo", whichever fits the likelihood.
             joint: keep the covariance of all inputs, (N C)^2 numbers, with "gaussian"; refused,
                 with their size, where they do not fit.
-            n_draws: for what is drawn.
+            n_draws: number of draws, where the predictive is drawn; by default 200.
             seed: of the draws.
             noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
 
@@ -202,6 +246,7 @@ class LinearisedPosterior:
                 not take.
         """
         check_choice("method", method, METHODS)
+        n_draws = _DRAWS if n_draws is None else n_draws
         if method == "network":
             return self._through_network(inputs, check_count("n_draws", n_draws), seed, noise)
         X = self.precision.jacobian(inputs)
@@ -293,6 +338,37 @@ class LinearisedPosterior:
             likelihood=likelihood,
             precision=self.precision.rescaled(wider, prior_precision, noise_factor**-2),
         )
+
+
+def rebuild(
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    module: nn.Module | None = None,
+    *,
+    data: Any = None,
+    likelihood: Likelihood | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+) -> LinearisedPosterior:
+    """Rebuild linearised Laplace from its artifact; see `subbayes.load`.
+
+    Args:
+        tensors: as saved.
+        facts: as saved.
+        module: a module of the same architecture, unless it is an `MLP`.
+        data: the training data; required by the dual and low-rank forms, by other forms for
+            the evidence.
+        likelihood: a likelihood of your own.
+        output: picks the tensor out of what the module returns.
+    """
+    network = network_from(tensors, facts["network"], tensors["weights"], module, output)
+    likelihood = likelihood or from_config(facts["likelihood"])
+    subspace = None
+    if facts["subspace"] is not None:
+        subspace = subspace_from_config(facts["subspace"], under("subspace", tensors))
+        _check_centre(network, subspace)
+    V = jacobian_from(tensors, facts, network, likelihood, data)
+    precision = precision_from(tensors, facts, V, subspace)
+    return LinearisedPosterior(precision, likelihood, subspace)
 
 
 def _blocks(full: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:

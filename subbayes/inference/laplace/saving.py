@@ -1,0 +1,176 @@
+"""What an artifact stores of linearised Laplace: its fitted matrices, and what rebuilds the rest.
+
+The training data are not saved. The dual and the low-rank form predict from them and need them
+again; the other forms need them only for the evidence, and a few draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subbayes.curvature.diagonal import Diagonal
+from subbayes.curvature.dual import Dual
+from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.kfac import Factors, Kfac
+from subbayes.curvature.layers import Layers
+from subbayes.curvature.low_rank import LowRank
+from subbayes.curvature.precision import Precision
+from subbayes.curvature.primal import Primal
+from subbayes.curvature.subspace_precision import SubspacePrecision
+from subbayes.data.data import Data, leaves, n_rows, take, to_device
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.network import Network
+from subbayes.subspace import Subspace
+from subbayes.utils.artifact import fingerprint
+from subbayes.utils.checks import fail
+from subbayes.utils.types import Inputs
+
+__all__ = ["jacobian_from", "precision_facts", "precision_from", "precision_tensors"]
+
+_FACTORS = [field.name for field in fields(Factors) if field.name != "layer"]
+_ROWS = 3  # of the random inputs that stand in for the data
+
+
+def precision_tensors(precision: Precision) -> dict[str, Tensor]:
+    """The fitted matrices of a precision, and random inputs of the shape of the data."""
+    found = {f"example.{i}": _like(leaf) for i, leaf in enumerate(leaves(_first(precision.V)[0]))}
+    match precision:
+        case Dual():
+            return found | {"kernel": precision.kernel}
+        case Primal():
+            return found | {"matrix": precision.matrix}
+        case Diagonal():
+            return found | {"squares": precision.squares}
+        case LowRank():
+            return found | {"values": precision.values, "vectors": precision.vectors}
+        case SubspacePrecision():
+            return found | {"matrix": precision.matrix, "metric": precision.metric}
+        case Kfac():
+            found |= {"diagonal": precision.diagonal}
+            for i, one in enumerate(precision.factors):
+                found |= {f"{name}.{i}": getattr(one, name) for name in _FACTORS}
+            return found
+    fail("precision", "one of the forms of this library", type(precision).__name__)
+
+
+def precision_facts(precision: Precision) -> dict[str, Any]:
+    """The form of a precision, and what it was computed from."""
+    inputs = _first(precision.V)[0]
+    return {
+        "form": precision.form,
+        "prior_precision": precision.prior_precision,
+        "rows": precision.V.n,
+        "memory_limit": precision.V.memory_limit,
+        "data": _digest(precision.V),
+        "structure": "tensor" if isinstance(inputs, Tensor) else type(inputs).__name__,
+        "inputs": list(inputs) if isinstance(inputs, dict) else [None] * len(leaves(inputs)),
+        "options": precision.options if isinstance(precision, LowRank) else {},
+        "residual": precision.residual if isinstance(precision, LowRank) else None,
+        "layers": [one.layer.name for one in precision.factors]
+        if isinstance(precision, Kfac)
+        else [],
+    }
+
+
+def jacobian_from(
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    network: Network,
+    likelihood: Likelihood,
+    data: Any,
+) -> Jacobian:
+    """The root of the Gauss-Newton matrix, which streams over the data if they are given.
+
+    Raises:
+        InputError: other data than those of the fit, or none for a form that needs them.
+    """
+    if data is None:
+        if facts["form"] in ("dual", "low-rank"):
+            fail("data", f"the training data, from which the {facts['form']} form predicts", "none",
+                 "Pass load(path, data=...)")  # fmt: skip
+        example = to_device(_example(tensors, facts), network.device)
+        plan = Layers(network, example)
+        return Jacobian.without_data(
+            plan, example, likelihood, facts["rows"], facts["memory_limit"]
+        )
+    rows = Data.of(data).to(network.device)
+    plan = Layers(network, to_device(rows.first()[0], network.device))
+    V = Jacobian.of_data(plan, likelihood, rows, facts["memory_limit"])
+    if (V.n, _digest(V)) != (facts["rows"], facts["data"]):
+        fail("data", f"the {facts['rows']} rows of the fit, in their order", f"{V.n} other rows",
+             "Pass the training data")  # fmt: skip
+    return V
+
+
+def precision_from(
+    tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian, subspace: Subspace | None
+) -> Precision:
+    """Rebuild a precision from its fitted matrices."""
+    prior_precision = facts["prior_precision"]
+    match facts["form"]:
+        case "dual":
+            return Dual(V, prior_precision, tensors["kernel"])
+        case "primal":
+            return Primal(V, prior_precision, tensors["matrix"])
+        case "diagonal":
+            return Diagonal(V, prior_precision, tensors["squares"])
+        case "low-rank":
+            pairs = tensors["values"], tensors["vectors"], float(facts["residual"])
+            options: dict[str, Any] = dict(facts["options"])
+            return LowRank(V, prior_precision, len(pairs[0]), pairs=pairs, **options)
+        case "kfac":
+            return Kfac(V, prior_precision, (_factors(tensors, facts, V), tensors["diagonal"]))
+        case _:
+            assert subspace is not None
+            return SubspacePrecision(
+                V, subspace, prior_precision, (tensors["matrix"], tensors["metric"])
+            )
+
+
+def _factors(
+    tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian
+) -> tuple[Factors, ...]:
+    layers = {layer.name: layer for layer in V.plan.layers}
+    missing = [name for name in facts["layers"] if name not in layers]
+    if missing:
+        fail("module", "the layers that were factored", f"none named {missing[0]!r}")
+    return tuple(
+        Factors(layers[name], **{part: tensors[f"{part}.{i}"] for part in _FACTORS})
+        for i, name in enumerate(facts["layers"])
+    )
+
+
+def _first(V: Jacobian) -> tuple[Inputs, Any]:
+    """The first batch of the data."""
+    return next(V.pairs())
+
+
+def _digest(V: Jacobian) -> str:
+    """A digest of the first row, which does not depend on the batches."""
+    inputs, y = (take(part, slice(1)) for part in _first(V))
+    parts = [*leaves(inputs), *leaves(y)]
+    return fingerprint({str(i): part for i, part in enumerate(parts)}, {})
+
+
+def _like(leaf: Tensor) -> Tensor:
+    """Random rows of the shape of a batch; whole numbers are 0, which every embedding has."""
+    shape = (_ROWS, *leaf.shape[1:])
+    if not leaf.is_floating_point():
+        return torch.zeros(shape, dtype=leaf.dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(leaf.dtype)
+
+
+def _example(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Inputs:
+    parts = [tensors[f"example.{i}"] for i in range(len(facts["inputs"]))]
+    if any(n_rows(part) != _ROWS for part in parts):
+        fail("path", f"examples of {_ROWS} rows", "others")
+    if facts["structure"] == "tensor":
+        return parts[0]
+    if facts["structure"] == "tuple":
+        return tuple(parts)
+    return dict(zip(facts["inputs"], parts, strict=True))

@@ -1,0 +1,159 @@
+"""Tensors as the bytes of a safetensors file, written in pieces, and their digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from subbayes.utils.checks import fail_type
+from subbayes.utils.files import refuse
+from subbayes.utils.strict_json import as_plain, canonical
+
+__all__ = ["as_tensors", "described", "fingerprint", "hashed", "serialised", "tensors_digest"]
+
+_PIECE = 8 * 2**20  # bytes copied, hashed and written at a time
+_CODES = {  # torch's name -> the safetensors format's
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, Any]) -> str:
+    """Hash names, dtypes, shapes, values and facts, so that equal content has an equal hash.
+
+    The order of the keys, the device and the memory layout do not matter; a tuple equals a list.
+
+    Args:
+        tensors: as for `artifact.write`.
+        facts: as for `artifact.write`.
+
+    Returns:
+        sha256 as 64 hex digits.
+
+    Raises:
+        InputTypeError: as for `artifact.write`.
+
+    Example:
+        >>> a = fingerprint({"x": np.zeros(2), "y": np.ones(2)}, {"seed": 1})
+        >>> a == fingerprint({"y": np.ones(2), "x": np.zeros(2)}, {"seed": np.int64(1)})
+        True
+        >>> a == fingerprint({"x": np.zeros(2), "y": np.ones(2)}, {"seed": 2})
+        False
+    """
+    digest = hashlib.sha256()
+    for _ in hashed(serialised(as_tensors(tensors)), digest):
+        pass
+    digest.update(canonical(as_plain(facts)))
+    return digest.hexdigest()
+
+
+def tensors_digest(tensors: dict[str, Tensor]) -> str:
+    """The sha256 of names, dtypes, shapes and values, as 64 hex digits."""
+    digest = hashlib.sha256()
+    for piece in serialised(tensors):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def as_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Check names and values of what is to be written; arrays become tensors.
+
+    Raises:
+        InputTypeError: not a dict of tensors or arrays by name.
+        ArtifactError: a name, dtype or layout that safetensors cannot hold.
+    """
+    if not isinstance(tensors, Mapping):
+        fail_type("tensors", "a dict of tensors by name", tensors)
+    return {_check_name(name): _as_tensor(name, value) for name, value in tensors.items()}
+
+
+def _check_name(name: Any) -> str:
+    if not isinstance(name, str):
+        fail_type("tensors", "names that are text", name)
+    if name == "__metadata__" or not _is_utf8(name):
+        refuse("tensors", "a name the safetensors format allows", repr(name), "Rename the tensor")
+    return str.__str__(name)
+
+
+def _is_utf8(text: str) -> bool:
+    return text == text.encode("utf-8", "ignore").decode("utf-8")
+
+
+def _as_tensor(name: str, value: Any) -> Tensor:
+    """Check that a tensor is dense and real; its values are not copied."""
+    label = f"tensors[{name!r}]"
+    if isinstance(value, np.ndarray):
+        value = _from_numpy(label, value)
+    if not isinstance(value, Tensor):
+        fail_type(label, "a tensor or an array", value, "Put other values into facts")
+    layout = str(value.layout).removeprefix("torch.")
+    if layout != "strided" or value.is_meta:
+        got = "a tensor without data (device meta)" if value.is_meta else f"layout {layout}"
+        refuse(label, "a dense tensor", got, "Convert it first")
+    if _dtype(value) not in _CODES:
+        refuse(label, "a real dtype: " + ", ".join(_CODES), _dtype(value), "Convert it first")
+    return value.detach()
+
+
+def _from_numpy(label: str, array: np.ndarray) -> Tensor:
+    native = array.dtype.newbyteorder("=")
+    try:
+        return torch.from_numpy(np.require(np.asarray(array), native, ["C", "W"]))
+    except TypeError:
+        refuse(label, "a real dtype: " + ", ".join(_CODES), str(array.dtype), "Convert it first")
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _layout(tensors: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """Order the tensors, widest dtype first, which aligns each one to its own size."""
+    return sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+
+
+def _header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> bytes:
+    """Compose the safetensors header: its length, then names, dtypes, shapes, offsets as JSON."""
+    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    start = 0
+    for name, tensor in _layout(tensors):
+        stop = start + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _CODES[_dtype(tensor)], "shape": list(tensor.shape),
+                         "data_offsets": [start, stop]}  # fmt: skip
+        start = stop
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def serialised(
+    tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> Iterator[bytes]:
+    """Yield the safetensors file in pieces, so that memory holds one small copy at a time."""
+    yield _header(tensors, metadata)
+    for _, tensor in _layout(tensors):
+        if tensor.numel():
+            flat = tensor.cpu().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            for start in range(0, len(flat), _PIECE):
+                yield flat[start : start + _PIECE].numpy().tobytes()
+
+
+def hashed(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
+    """Yield the pieces, and add each to a digest."""
+    for piece in pieces:
+        digest.update(piece)
+        yield piece
+
+
+def described(tensor: Tensor) -> dict[str, Any]:
+    """Dtype and shape, as a manifest lists them."""
+    return {"dtype": _dtype(tensor), "shape": list(tensor.shape)}

@@ -1,0 +1,82 @@
+"""Linearised Laplace is loaded with the same predictions, in all of its forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import subbayes
+from subbayes import InputError
+from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.likelihoods import Categorical, Gaussian
+from subbayes.models.model import Model
+from subbayes.subspace import DenseSubspace
+
+X = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).double()
+Y = torch.sin(X[:, 0])
+NEW = torch.linspace(-2, 2, 8).double().reshape(4, 2)
+FORMS = ("dual", "primal", "diagonal", "kfac", "low-rank")
+
+
+def network():
+    return subbayes.Network(subbayes.MLP(2, (5,), 1, "tanh", seed=0).double())
+
+
+def fitted(form):
+    options = {"rank": 5} if form == "low-rank" else {}
+    if form == "subspace":
+        net = network()
+        generator = torch.Generator().manual_seed(1)
+        basis = torch.randn(3, net.size, generator=generator).double()
+        return linearised_laplace(net, Gaussian(0.3), (X, Y), DenseSubspace(net.weights, basis))
+    return linearised_laplace(network(), Gaussian(0.3), (X, Y), covariance=form, **options)
+
+
+@pytest.mark.parametrize("form", [*FORMS, "subspace"])
+def test_predictions_are_equal(form, tmp_path):
+    posterior = fitted(form)
+    assert isinstance(posterior, Model)
+    path = posterior.save(tmp_path / "model")
+    needs_data = form in ("dual", "low-rank")
+    loaded = subbayes.load(path, data=(X, Y) if needs_data else None)
+    before, after = posterior.predict(NEW), loaded.predict(NEW)
+    assert np.array_equal(before.mean, after.mean)
+    np.testing.assert_allclose(after.std, before.std, rtol=1e-12)
+    assert repr(loaded) == repr(posterior)
+    whole = subbayes.load(path, data=(X, Y))
+    assert whole.log_marginal_likelihood() == pytest.approx(posterior.log_marginal_likelihood())
+    if needs_data:
+        with pytest.raises(InputError, match="data: expected the training data, from which the"):
+            subbayes.load(path)
+    else:
+        with pytest.raises(InputError, match="data: expected the training data, over which this"):
+            loaded.log_marginal_likelihood()
+    with pytest.raises(InputError, match="data: expected the 12 rows of the fit"):
+        subbayes.load(path, data=(X.flip(0), Y))
+
+
+class Two(nn.Module):
+    """A module of one's own with two inputs, one of them whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.last = nn.Embedding(4, 3), nn.Linear(5, 3)
+
+    def forward(self, x, group):
+        return self.last(torch.cat([x, self.embed(group)], -1))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_modules_of_several_inputs(named, tmp_path):
+    torch.manual_seed(0)
+    net, group = Two().double(), torch.arange(12) % 4
+    names = ("x", "group")
+    inputs = dict(zip(names, (X, group), strict=True)) if named else (X, group)
+    posterior = linearised_laplace(
+        subbayes.Network(net), Categorical(3), (inputs, torch.arange(12) % 3), covariance="kfac"
+    )
+    loaded = subbayes.load(posterior.save(tmp_path / "model"), Two().double())
+    new = dict(zip(names, (NEW, group[:4]), strict=True)) if named else (NEW, group[:4])
+    assert np.array_equal(posterior.predict(new).probabilities, loaded.predict(new).probabilities)
