@@ -94,7 +94,9 @@ class Judged:
         """Of the first vectors of a subspace."""
         inside = SubspacePrecision.of(self.psi, space)
         return self.nested(
-            inside.matrix + inside.prior_precision * inside.metric, inside.along(self.X), ranks
+            inside.matrix + inside.prior_precision * inside.metric,
+            inside.subspace_jacobian(self.X),
+            ranks,
         )
 
     def nested(

@@ -678,6 +678,7 @@ def test_a_model_without_draws_does_not_predict():
         bare.predict(X)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_an_engine_and_a_function_of_ones_own():
     def thinned(posterior, sampling):
         return EllipticalSlice().run(posterior, replace(sampling, thin=2))

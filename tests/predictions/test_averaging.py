@@ -79,7 +79,7 @@ def test_models_of_fit_predict_the_same_numbers_too(monkeypatch, subspace, size)
     whole = predict_linearised(model.network, likelihood, model.subspace, model.draws, new)
     covariance = torch.tensor(model.draws.moments.covariance).double()
     posterior = linearised_laplace(model.network, likelihood, data, model.subspace)
-    columns = posterior.precision.along(new).reshape(8, 3, 5)
+    columns = posterior.precision.subspace_jacobian(new).reshape(8, 3, 5)
     spread = torch.einsum("nck,kl,ndl->ncd", columns, covariance, columns)
     variances = torch.from_numpy(np.var(whole.outputs.numpy(), 0))
     expected = spread.diagonal(dim1=1, dim2=2)  # 200 draws: 5 standard errors

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import training_options
+from cases import nested, training_options
 from fits import compare, fit_options
 from hypothesis import given
 from hypothesis import strategies as st
@@ -751,7 +751,7 @@ def test_estimators_know_the_curve():
 
     x, y = table(dtype=torch.float32)
     model = SubspaceRegressor(
-        subspace="curve", hidden=(5,), epochs=3, swa_epochs=3, draws=10, chains=2
+        **nested(subspace="curve", hidden=(5,), epochs=3, swa_epochs=3, draws=10, chains=2)
     ).fit(x.numpy(), y.numpy())
     assert model.model_.subspace.rank == 2
 
