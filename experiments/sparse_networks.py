@@ -7,6 +7,7 @@ probability exceeds 0.95, densities, inclusion by layer and in a histogram, and 
 from __future__ import annotations
 
 import argparse
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -118,7 +119,7 @@ def one(rows: Rows, method: str, seed: int, plan: Plan, checkpoint: Path) -> Rec
         method: of `METHODS`.
         seed: of everything random about it.
         plan: settings.
-        checkpoint: a file for training to go on from; removed at the end.
+        checkpoint: a folder for training to resume from; removed at the end.
     """
     data = torch.from_numpy(rows.x[: plan.rows]), torch.from_numpy(rows.y[: plan.rows]).long()
     likelihood: Likelihood = Bernoulli() if rows.classes == 2 else Categorical(rows.classes)
@@ -129,7 +130,8 @@ def one(rows: Rows, method: str, seed: int, plan: Plan, checkpoint: Path) -> Rec
     found = (_point if method == "FNN" else _sparse)(
         net, likelihood, data, rows, method, seed, plan, checkpoint
     )
-    checkpoint.unlink(missing_ok=True)
+    if checkpoint.exists():
+        shutil.rmtree(checkpoint)
     return {
         "train": len(data[1]),
         "test": len(rows.y_new),
@@ -321,7 +323,7 @@ def computed(
         key = key_of(f"{name}-{method}-{seed}", settings)
         if key not in store:
             folder.mkdir(parents=True, exist_ok=True)
-            record = one(rows_of(name, seed), method, seed, plan, folder / f"{key}.pt")
+            record = one(rows_of(name, seed), method, seed, plan, folder / f"{key}-checkpoint")
             store.put(key, settings | record)
             best = max(v["accuracy"] for v in record["modes"].values())
             say(f"{name} {method} {seed}: accuracy {best:.4f}, {record['seconds_in_all']:.0f} s")

@@ -157,6 +157,7 @@ def make_module(
 
     Example:
         >>> x, y = np.zeros((4, 3)), np.array([2, 4, 6, 8])
+        >>> from subbayes.models.settings import Perceptron
         >>> linear = TableSettings(network=Perceptron(()))
         >>> make_module(linear, Poisson(), x, y).layers[-1].bias.exp()
         tensor([5.0000], grad_fn=<ExpBackward0>)
@@ -350,6 +351,7 @@ def held_out(
 
     Example:
         >>> x, y = np.zeros((10, 2)), np.arange(10.0)
+        >>> from subbayes.training.configuration import Training
         >>> settings = TableSettings(training=Training(validation=0.3))
         >>> [len(part[1]) for part in held_out(x, y, settings)]
         [7, 3]

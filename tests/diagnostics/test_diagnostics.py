@@ -262,7 +262,7 @@ def test_weights_where_nothing_can_be_fitted():
         (
             np.array([[0.0, np.inf], [0.0, 1.0]]),
             r"^log_ratios: expected finite numbers, got NaN or "
-            r"infinite values at 1 of 2 points \(first at point 1\)\. Leave out the draws",
+            r"infinite values at 1 of 2 points \(first at point 1\)\. Drop the draws",
         ),
     ],
 )

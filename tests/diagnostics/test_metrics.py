@@ -297,7 +297,7 @@ def test_auroc_of_a_missing_class_is_nan_and_says_what_to_do():
     with pytest.warns(
         UserWarning,
         match=r"^auroc: y lacks 2 of 4 classes \(first: 1\), so it is "
-        r"nan\. Score on data that hold every class\.$",
+        r"nan\. Score data with every class\.$",
     ):
         assert math.isnan(auroc(predictive, np.where(y % 2, 0, y)))
 

@@ -64,9 +64,8 @@ def test_ellipses_about_another_gaussian_leave_the_posterior_as_it_is():
         (x, y),
         subbayes.subspace.FullSubspace(torch.zeros(2, dtype=torch.float64)),
     )
-    draws = experiment.recentred(
-        posterior, draws=500, chains=4, warmup=10, seed=0, wider=1.3, progress=False
-    )
+    sampling = subbayes.Sampling(draws=500, chains=4, warmup=10, progress=False)
+    draws = experiment.about_laplace(posterior, sampling, wider=1.3)
     covariance = np.linalg.inv((x.T @ x).numpy() / 0.09 + np.eye(2))
     mean = covariance @ (x.T @ y).numpy() / 0.09
     flat, sd = draws.flat(), np.sqrt(np.diag(covariance))

@@ -91,15 +91,15 @@ def test_a_network_of_few_weights_has_fewer_directions(rows, monkeypatch, column
         experiment.SemiStructuredRegression, "fit", lambda self, train, **more: given.update(more)
     )
     experiment.fitted("k = 12", "f1", rows[0][[*columns, "y"]], 0, TINY)
-    assert given["rank"] == rank
+    assert given["subspace"].rank == rank
 
 
 def test_single_networks_take_their_steps_on_minibatches():
     plan = experiment.Plan(steps=30, single_steps=10, patience=4, batch_size=64)
-    curve, single = (plan.fitting(246, curve, 1, 0.3) for curve in (True, False))
+    curve, single = (plan.training(246, curve, 1, 0.3) for curve in (True, False))
     assert (curve.epochs, curve.batch_size, curve.patience) == (30, None, 4)
     assert (single.epochs, single.batch_size, single.patience) == (4, 64, 2)
-    last = plan.fitting(246, True, 2, None)
+    last = plan.training(246, True, 2, None)
     assert (last.epochs, last.patience) == (60, None)
 
 

@@ -390,7 +390,7 @@ def test_the_manifest_is_plain_json(tmp_path):
     X, y = labels()
     path = SubspaceClassifier(**nested(**QUICK)).fit(X, y).save(tmp_path / "model")
     manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest["meta"]["extra"]["estimator"]["classes"] == ["a", "b", "c"]
+    assert manifest["facts"]["classes"] == ["a", "b", "c"]
 
 
 # --- refusals -----------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_predictions_by_sparse_products_are_those_of_the_weight_vectors(
     x = torch.randn(40, 6)
     for which in ("sample", "median"):
         for weights in ("sample", "mean"):
-            asked = dict(structure=which, weights=weights, draws=4, seed=3)
+            asked = dict(structure=which, weights=weights, n_draws=4, seed=3)
             dense = result.predict(x, **asked).outputs
             with monkeypatch.context() as patch:
                 patch.setattr(results, "_MIN_WEIGHTS", 0)
@@ -334,7 +334,7 @@ def test_kept_layers_of_predictions_and_files_take_tiles_as_they_lie(monkeypatch
         sparse.convert(net, keep=["2"]).eval(), subbayes.likelihoods.Gaussian(1.0)
     )
     result.layers["0"].logits.mean.data[:, ::2] = -9.0
-    x, asked = torch.randn(1000, 700), dict(structure="median", draws=3)
+    x, asked = torch.randn(1000, 700), dict(structure="median", n_draws=3)
     dense = result.predict(x, **asked).outputs
     monkeypatch.setattr(results, "_MIN_WEIGHTS", 0)
     monkeypatch.setattr(results, "_MAX_DENSITY", 1.0)

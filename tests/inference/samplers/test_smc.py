@@ -133,7 +133,7 @@ def test_moves_leave_their_reference_alone():
     n = 200_000
     scale = np.sqrt(reference.nu / rng.chisquare(reference.nu, n))
     z = reference.mean + (rng.standard_normal((n, 2)) @ reference.factor.T) * scale[:, None]
-    ahead, correction = reference.moved(z, 0.7, rng)
+    ahead, correction = reference.propose(z, 0.7, rng)
     covariance = reference.factor @ reference.factor.T * 6 / 4
     for points in (z, ahead):
         np.testing.assert_allclose(np.cov(points.T), covariance, rtol=0.05, atol=0.03)
