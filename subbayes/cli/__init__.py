@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Example:
         >>> run(["--version"])
-        subbayes 0.1.0
+        subbayes 0...0
         0
     """
     debug = "--debug" in arguments

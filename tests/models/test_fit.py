@@ -641,7 +641,7 @@ def test_a_damaged_or_foreign_model_is_refused(tmp_path, saved):
     with pytest.raises(InputError, match="format version 2, got version 99.*Upgrade"):
         load(newer, net())
     (newer / "manifest.json").write_text(json.dumps({"format": "another"}))
-    with pytest.raises(InputError, match="an artifact of subbayes, got another program's"):
+    with pytest.raises(InputError, match="an artifact of subbayes, got another manifest"):
         load(newer, net())
 
 
