@@ -51,7 +51,7 @@ def flow():
         pytest.skip("zuko is not installed")
     made = Flow.on(FullRank(np.zeros(3), np.eye(3)), seed=0)
     eps = np.random.default_rng(0).normal(size=(5, 3))
-    z, log_q, _ = made.place(eps)
+    z, log_q, _ = made.reparameterise(eps)
     return np.concatenate([z.ravel(), log_q])
 
 
