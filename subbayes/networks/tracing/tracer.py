@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from subbayes.networks.global_state import torch_lock
 from subbayes.networks.tracing.graph import fold_constants, optimise
-from subbayes.networks.tracing.private_torch import capture_graph, compile_graph
+from subbayes.networks.tracing.private_torch import capture_graph, compile_graph, interpret_graph
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.utils.checks import InputError, InputTypeError
 from subbayes.utils.trees import tensors_of, tree_map, with_tensors
@@ -151,8 +151,8 @@ class Tracer:
         return replay
 
     def captured(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModule:
-        """The graph of a function of tensors, whose results are a flat list."""
-        graph = capture_graph(lambda *given: tensors_of(function(*given)), tensors)
+        """The graph of a function of tensors, whose results are a flat tuple."""
+        graph = capture_graph(lambda *given: tuple(tensors_of(function(*given))), tensors)
         if graph is None:
             raise NotTraceable("private interfaces of torch are disabled")
         return graph
@@ -181,7 +181,7 @@ class Tracer:
         status = "compiled"
         if call is None:
             optimise(graph, tensors)
-            call, status = graph.forward, "traced"
+            call, status = interpret_graph(graph, tensors), "traced"
 
         structure = tree_map(lambda _: torch.empty(0), expected)
 

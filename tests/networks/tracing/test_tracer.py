@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from subbayes.networks.tracing import private_torch
 from subbayes.networks.tracing import tracer as tracers
-from subbayes.networks.tracing.private_torch import count_bytes, in_backward_pass, is_traced
+from subbayes.networks.tracing.private_torch import (
+    capture_graph,
+    count_bytes,
+    in_backward_pass,
+    interpret_graph,
+    is_traced,
+)
 from subbayes.networks.tracing.tracer import Tracer
 from subbayes.networks.tracing.vectorised import Vectorised
 
@@ -165,6 +172,31 @@ def test_what_cannot_be_vectorised_is_not_traced():
     assert "vectorising over weights failed" in str(caught[0].message)
     assert traced.status == "eager"
     assert traced.reason == function.reason
+
+
+def gradient(weights, x):
+    return torch.func.grad_and_value(lambda w: torch.tanh(x @ w).square().sum())(weights)
+
+
+def test_interpreted_graphs_give_the_same_bits_in_every_call():
+    weights, x = arguments()[0]["a"], arguments()[1]
+    graph = capture_graph(gradient, [weights, x])
+    call = interpret_graph(graph, [weights, x])
+    assert call is not graph.forward
+    for seed in range(3):
+        weights = arguments(seed)[0]["a"]
+        with torch.no_grad():
+            found, again = call(weights, x), call(weights, x)
+        for a, b, expected in zip(found, again, gradient(weights, x), strict=True):
+            assert torch.equal(a, b)
+            torch.testing.assert_close(a, expected)
+
+
+def test_graphs_that_cannot_be_interpreted_are_run_by_python(monkeypatch):
+    monkeypatch.setattr(private_torch, "_same_bits", None)  # calling it fails
+    traced = Tracer(density, "the density")
+    check_equal(traced(*arguments()), density(*arguments()))
+    assert (traced.status, traced.reason) == ("traced", None)
 
 
 @pytest.mark.usefixtures("no_warnings")
