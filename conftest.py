@@ -1,7 +1,9 @@
 """What holds for every test, those in docstrings too."""
 
+import importlib
 import os
 from importlib.util import find_spec
+from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -19,6 +21,16 @@ collect_ignore = [
 def pytest_configure(config):
     # Two processes of many threads each are slower than two of one; sums come out the same too.
     torch.set_num_threads(1)
+
+
+def pytest_collect_file(file_path):
+    # pytest imports a module with examples itself, a second time if the package imports it too:
+    # then functions of the package are not those of the module that a test patches.
+    root = Path(__file__).parent
+    if file_path.suffix == ".py" and file_path.is_relative_to(root / "subbayes"):
+        parts = file_path.relative_to(root).with_suffix("").parts
+        if parts[-1] not in ("__init__", "__main__"):
+            importlib.import_module(".".join(parts))
 
 
 @pytest.fixture(autouse=True)
