@@ -171,7 +171,7 @@ def digits(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 def small_beside_plain(
     result: sparse.SparseNetwork, x: Tensor
-) -> tuple[sparse.Exported, dict[str, Callable[[], float]]]:
+) -> tuple[sparse.SmallNetwork, dict[str, Callable[[], float]]]:
     """The exported network, checked, and measurements of it and of the plain one."""
     plain = result.network.module_with().eval()
     exported = result.export(example=x)

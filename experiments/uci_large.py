@@ -37,7 +37,7 @@ from experiments.uci import (
     worst_rhat,
 )
 from subbayes import MLP, Draws, Posterior, Predictive, Training
-from subbayes.baselines.map import point
+from subbayes.baselines.map import point_estimate
 from subbayes.baselines.swag import swag
 from subbayes.data.datasets import load_uci
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
@@ -264,7 +264,7 @@ def tried(c: Case, plan: Plan, learning_rate: float, device: str) -> list[Record
         run = trained(c, plan, learning_rate, device)
     except InputError:
         return [{"method": "SGD"} | summary([-math.inf])]
-    rows = [{"method": "SGD"} | _score(point(run.sgd).predict(c.inputs), c)]
+    rows = [{"method": "SGD"} | _score(point_estimate(run.sgd).predict(c.inputs), c)]
     posterior = posterior_of(run.swa, c.table, plan.rank)
     for temperature in plan.temperatures:
         tempered = posterior.with_temperature(temperature)
@@ -388,8 +388,8 @@ def run_split(c: Case, plan: Plan, choice: Chosen, device: str = "cpu") -> Recor
     approximate = fitted(posterior, plan, seed)
     seconds["vi"] = lap()
     methods = {
-        "SGD": point(run.sgd).predict(c.inputs),
-        "SWA": point(run.swa).predict(c.inputs),
+        "SGD": point_estimate(run.sgd).predict(c.inputs),
+        "SWA": point_estimate(run.swa).predict(c.inputs),
         "SWAG": swag(run.swa, plan.swag_draws, seed=seed).predict(c.inputs),
         "PCA + ESS": posterior.predict(draws, c.inputs),
         "PCA + VI": posterior.predict(approximate, c.inputs),

@@ -45,7 +45,7 @@ from experiments.uci import (
     worst_rhat,
 )
 from subbayes import Draws, Posterior, Predictive
-from subbayes.baselines.map import point
+from subbayes.baselines.map import point_estimate
 from subbayes.baselines.swag import swag
 from subbayes.data.datasets import load_uci
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
@@ -626,7 +626,7 @@ def _record(
     drawn = time.process_time()
     methods = {
         "SGD": scores(sgd, c.y),
-        "SWA": scores(point(pca_path).predict(c.inputs), c.y),
+        "SWA": scores(point_estimate(pca_path).predict(c.inputs), c.y),
         "SWAG": scores(predict_swag(swag_path, plan, c.inputs, seed), c.y),
         "PCA + ESS": scores(posterior.predict(draws, c.inputs), c.y),
     }
@@ -666,7 +666,7 @@ def _vi_runs(cases: list[Case], plan: Plan, choice: Chosen, temperature: float) 
         drawn = time.process_time()
         yield {
             "methods": {"PCA + VI": scores(posterior.predict(draws, c.inputs), c.y)},
-            "centre": scores(point(path).predict(c.inputs), c.y),
+            "centre": scores(point_estimate(path).predict(c.inputs), c.y),
             "vi": fit
             | {"converged": draws.converged, "rank": posterior.rank, "temperature": temperature},
             "versions": versions(),

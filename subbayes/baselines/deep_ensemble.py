@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subbayes.baselines.ensemble import WeightSamples, stacked
+from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import fresh
 from subbayes.networks.selection import Selection
@@ -18,7 +18,7 @@ from subbayes.training.trainer import TrainingResult
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive
 
-__all__ = ["combined", "deep_ensemble"]
+__all__ = ["ensemble_from_results", "deep_ensemble"]
 
 
 def deep_ensemble(
@@ -71,7 +71,7 @@ def deep_ensemble(
     """
     seeds = [derive(seed, s) for s in range(check_count("members", members))]
     starts = [fresh(module, factory, own) for own in seeds]
-    return combined(
+    return ensemble_from_results(
         train_many(
             starts,
             likelihood,
@@ -86,7 +86,9 @@ def deep_ensemble(
     )
 
 
-def combined(results: Sequence[TrainingResult], name: str = "deep ensemble") -> WeightSamples:
+def ensemble_from_results(
+    results: Sequence[TrainingResult], name: str = "deep ensemble"
+) -> WeightSamples:
     """An ensemble of networks that have been trained already.
 
     Args:
@@ -102,5 +104,9 @@ def combined(results: Sequence[TrainingResult], name: str = "deep ensemble") -> 
     weights = torch.stack([first.flatten(one.module) for one in results])
     own = [one.network.frozen for one in results]
     return WeightSamples(
-        first, weights, stacked([one.likelihood for one in results]), name, own if own[0] else None
+        first,
+        weights,
+        stack_likelihoods([one.likelihood for one in results]),
+        name,
+        own if own[0] else None,
     )

@@ -29,7 +29,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.utils.artifact import under, within
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["WeightSamples", "rebuild", "stacked"]
+__all__ = ["WeightSamples", "rebuild", "stack_likelihoods"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class WeightSamples(Predictor):
     Args:
         network: the network.
         weights: S weight vectors, shape (S, D).
-        likelihood: one for all, or one for each weight vector (with `stacked`).
+        likelihood: one for all, or one for each weight vector (with `stack_likelihoods`).
         name: what tables call it.
         frozen: parameters that are not weights, and buffers, of each weight vector, where they
             have their own (BatchNorm statistics of ensemble members).
@@ -201,7 +201,7 @@ def rebuild(
     return WeightSamples(
         network,
         weights,
-        likelihood or stacked([from_config(config) for config in facts["likelihoods"]]),
+        likelihood or stack_likelihoods([from_config(config) for config in facts["likelihoods"]]),
         facts["name"],
         buffers if facts["own_buffers"] else None,
     )
@@ -215,7 +215,7 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def stacked(likelihoods: Sequence[Likelihood]) -> Likelihood:
+def stack_likelihoods(likelihoods: Sequence[Likelihood]) -> Likelihood:
     """One likelihood for S draws with parameters of their own, as tensors of shape (S, 1, T).
 
     Args:
@@ -225,7 +225,7 @@ def stacked(likelihoods: Sequence[Likelihood]) -> Likelihood:
         InputError: kinds or units that differ, or parameters not learned.
 
     Example:
-        >>> stacked([Gaussian(noise=(1.0,)), Gaussian(noise=(2.0,))]).noise.shape
+        >>> stack_likelihoods([Gaussian(noise=(1.0,)), Gaussian(noise=(2.0,))]).noise.shape
         torch.Size([2, 1, 1])
     """
     first: Any = likelihoods[0]
@@ -241,7 +241,7 @@ def stacked(likelihoods: Sequence[Likelihood]) -> Likelihood:
     if isinstance(first, Standardized):
         if len({(one.shift, one.scale) for one in each}) > 1:
             fail("likelihoods", "targets standardised alike", "different units")
-        return replace(first, likelihood=stacked([one.likelihood for one in each]))
+        return replace(first, likelihood=stack_likelihoods([one.likelihood for one in each]))
     fail("likelihoods", "the same parameters for all, or a Gaussian likelihood", repr(first))
 
 

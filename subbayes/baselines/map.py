@@ -8,10 +8,10 @@ from subbayes.baselines.ensemble import WeightSamples
 from subbayes.training.trainer import SwaResult, TrainingResult
 from subbayes.utils.checks import fail_type
 
-__all__ = ["point"]
+__all__ = ["point_estimate"]
 
 
-def point(result: Any, name: str | None = None) -> WeightSamples:
+def point_estimate(result: Any, name: str | None = None) -> WeightSamples:
     """The point estimate of a training: MAP of `train`, SWA of `swa`.
 
     Args:
@@ -26,7 +26,8 @@ def point(result: Any, name: str | None = None) -> WeightSamples:
         >>> from subbayes.likelihoods import Gaussian
         >>> data = torch.randn(20, 2), torch.randn(20)
         >>> result = subbayes.training.train(torch.nn.Linear(2, 1), Gaussian(), data)
-        >>> point(result).name, float(point(result).predict(data[0]).epistemic.max())
+        >>> estimate = point_estimate(result)
+        >>> estimate.name, float(estimate.predict(data[0]).epistemic.max())
         ('MAP', 0.0)
     """
     if not isinstance(result, (TrainingResult, SwaResult)):

@@ -45,11 +45,11 @@ def temperature_scaling(base: Any, validation: Any) -> TemperatureScaled:
 
     Example:
         >>> import torch, subbayes
-        >>> from subbayes.baselines.map import point
+        >>> from subbayes.baselines.map import point_estimate
         >>> from subbayes.likelihoods import Gaussian
         >>> x, y = torch.randn(40, 2), torch.randn(40)
         >>> result = subbayes.training.train(torch.nn.Linear(2, 1), Gaussian(0.1), (x, y))
-        >>> temperature_scaling(point(result), (x, y)).temperature > 1
+        >>> temperature_scaling(point_estimate(result), (x, y)).temperature > 1
         True
     """
     data = Data.of(validation, "validation")
@@ -59,7 +59,7 @@ def temperature_scaling(base: Any, validation: Any) -> TemperatureScaled:
     def score(log_tau: float) -> float:
         """Mean negative log-likelihood at a temperature."""
         tau = math.exp(log_tau)
-        return -sum(float(scaled(p, tau).log_prob(y).sum()) for p, y in parts) / count
+        return -sum(float(scale_predictive(p, tau).log_prob(y).sum()) for p, y in parts) / count
 
     return TemperatureScaled(base, math.exp(_minimum(score)))
 
@@ -100,7 +100,7 @@ class TemperatureScaled(Predictor):
         """The base's prediction, scaled; options go to the base."""
         if n_draws is not None:
             options["n_draws"] = n_draws
-        return scaled(self.base.predict(inputs, **options), self.temperature)
+        return scale_predictive(self.base.predict(inputs, **options), self.temperature)
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """Those of the base."""
@@ -157,7 +157,7 @@ class ScaledNoise(GaussianLike):
         return replace(self, likelihood=self.likelihood.select_draws(index))
 
 
-def scaled(predictive: Predictive, tau: float) -> Predictive:
+def scale_predictive(predictive: Predictive, tau: float) -> Predictive:
     """A predictive distribution at a temperature."""
     likelihood = predictive.likelihood
     if likelihood.kind == "classification":

@@ -292,7 +292,7 @@ def _prior_scale(
     rows: _Rows, settings: TableSettings, scales: Sequence[float], progress: bool | None
 ) -> float:
     """The scale of the prior whose network predicts the validation rows best."""
-    from subbayes.baselines.map import point
+    from subbayes.baselines.map import point_estimate
 
     data, (x, y), likelihood = (
         rows.encoded(rows.train),
@@ -311,7 +311,7 @@ def _prior_scale(
                 seed=settings.sampling.seed,
                 progress=False,
             )
-            scores.append(metrics.log_likelihood(point(result).predict(x), y))
+            scores.append(metrics.log_likelihood(point_estimate(result).predict(x), y))
             steps.update(1)
     return float(scales[int(np.argmax(scores))])
 

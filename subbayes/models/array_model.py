@@ -27,7 +27,7 @@ from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings
 from subbayes.networks.mlp import MLP
 from subbayes.predictions.predictive import Predictive
-from subbayes.sparse.baselines import usual_prior
+from subbayes.sparse.baselines import default_prior
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import convert
 from subbayes.sparse.learning_rates import LearningRates
@@ -265,7 +265,7 @@ def fit_sparse(
     check_count("epochs", training.epochs)
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes)
     prior = (
-        usual_prior("horseshoe")
+        default_prior("horseshoe")
         if chosen.posterior == "horseshoe"
         else SpikeSlab(
             StudentTSlab() if chosen.slab == "student-t" else NormalSlab(),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from subbayes import sparse
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.ensemble import WeightSamples
-from subbayes.baselines.map import point
+from subbayes.baselines.map import point_estimate
 from subbayes.baselines.mc_dropout import mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import temperature_scaling
@@ -94,7 +94,7 @@ class Setup:
     def point(self) -> WeightSamples:
         """The network after the first phase of training, or as it was given."""
         if self.trained.result is not None:
-            return point(self.trained.result)
+            return point_estimate(self.trained.result)
         network = self.network
         weights = network.weights[None]
         inputs = self.data.inputs if self.data.in_memory else self.data.loader
@@ -213,7 +213,7 @@ class SWA(ComparedMethod):
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
         """The network after the second phase."""
-        return timed(lambda: point(setup.trained.swa))
+        return timed(lambda: point_estimate(setup.trained.swa))
 
 
 @dataclass(frozen=True)

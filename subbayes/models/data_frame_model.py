@@ -30,8 +30,8 @@ from subbayes.models.array_model import (
 from subbayes.models.fit import FittedModel
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.predictive import Predictive
-from subbayes.sparse.export.small_network import Exported
-from subbayes.sparse.export.table_units import small_in_units
+from subbayes.sparse.export.small_network import SmallNetwork
+from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
@@ -237,7 +237,7 @@ class TableModel:
         frame.insert(1, "doubt", predictive.decide(threshold) == -1)
         return frame
 
-    def export(self, table: pd.DataFrame | None = None, layout: str = "auto") -> Exported:
+    def export(self, table: pd.DataFrame | None = None, layout: str = "auto") -> SmallNetwork:
         """The small network of a sparse one, as a plain module.
 
         It takes the encoder's features in their own units: numbers as they are in the table, zeros
@@ -260,7 +260,7 @@ class TableModel:
             if table is None
             else torch.from_numpy((self.encoder.transform(table) * scale + mean).astype(np.float32))
         )
-        return small_in_units(
+        return export_in_table_units(
             self.model,
             mean,
             scale,

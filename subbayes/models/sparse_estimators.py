@@ -14,8 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 from subbayes.models.array_model import fit_sparse
 from subbayes.models.estimator_base import Classifier, Estimator, Regressor
 from subbayes.models.settings import TABLE_TRAINING, Perceptron, SparseSettings, TableSettings
-from subbayes.sparse.export.small_network import Exported
-from subbayes.sparse.export.table_units import small_in_units
+from subbayes.sparse.export.small_network import SmallNetwork
+from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_count
@@ -77,7 +77,7 @@ class _Sparse(Estimator):
         check_is_fitted(self)
         return self.model_.density()
 
-    def export(self, X: Any = None, layout: str = "auto") -> Exported:
+    def export(self, X: Any = None, layout: str = "auto") -> SmallNetwork:
         """The median model with the means of its weights, as a small plain module.
 
         Scales are folded into its layers: it takes columns in the units of X, as a float32 tensor
@@ -98,7 +98,7 @@ class _Sparse(Estimator):
             if X is None
             else torch.from_numpy(self._check_X(X, fitting=False).astype(np.float32))
         )
-        return small_in_units(
+        return export_in_table_units(
             self.model_,
             self.mean_,
             self.scale_,

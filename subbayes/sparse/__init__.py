@@ -3,8 +3,8 @@
 from subbayes.sparse.baselines import prune
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import convert, elbo, kl, sparse_layers
-from subbayes.sparse.export.export import exported
-from subbayes.sparse.export.small_network import CsrLinear, Exported
+from subbayes.sparse.export.export import export_network
+from subbayes.sparse.export.small_network import CsrLinear, SmallNetwork
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.learning_rates import LearningRates
 from subbayes.sparse.priors import (
@@ -26,7 +26,7 @@ __all__ = [
     "Bernoulli",
     "BetaBinomial",
     "CsrLinear",
-    "Exported",
+    "SmallNetwork",
     "Horseshoe",
     "LearningRates",
     "MixtureSlab",
@@ -38,7 +38,7 @@ __all__ = [
     "StudentTSlab",
     "convert",
     "elbo",
-    "exported",
+    "export_network",
     "fit",
     "kl",
     "revert",

@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subbayes.sparse.layers import STRUCTURES, SparseLayer
-from subbayes.sparse.module_surgery import LAYERS, chosen_layers
+from subbayes.sparse.module_surgery import LAYERS, select_layers
 from subbayes.sparse.moments import unconstrained_sd
 from subbayes.sparse.priors import Bernoulli, Horseshoe, NormalSlab, SpikeSlab
 from subbayes.utils.checks import check_choice, fail, fail_type
 
-__all__ = ["DropoutLayer", "HorseshoeLayer", "layer_of", "prune", "usual_prior"]
+__all__ = ["DropoutLayer", "HorseshoeLayer", "layer_class", "prune", "default_prior"]
 
 
 class _InputLayer(SparseLayer):
@@ -88,12 +88,12 @@ class DropoutLayer(_InputLayer):
         return torch.zeros_like(self.bias_mean)
 
     @torch.no_grad()
-    def gates(
+    def inclusion_factors(
         self, structure: str, weights: str, count: int, generator: torch.Generator
     ) -> Float[Tensor, "S u k"]:
-        """See `SparseLayer.gates`; whole columns are included or excluded."""
-        if structure != "sample" or self.certain:
-            return super().gates(structure, weights, count, generator)
+        """See `SparseLayer.inclusion_factors`; whole columns are included or excluded."""
+        if structure != "sample" or self.is_deterministic:
+            return super().inclusion_factors(structure, weights, count, generator)
         shape = (count, self.mean.shape[1])
         u = torch.rand(shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device)
         return self._to_weights((u < torch.sigmoid(self.logits.mean)).to(u))
@@ -108,7 +108,7 @@ class DropoutLayer(_InputLayer):
         if self.bias_raw_sd is not None:
             assert self.bias_mean is not None
             found = found + self._penalty(self.bias_mean)
-        if self.certain:
+        if self.is_deterministic:
             return found
         entropy = functional.softplus(logits)[0] - alpha * logits[0]
         return found - k * entropy - self.inclusion.expected_log_prob(k * alpha, k)
@@ -211,7 +211,7 @@ class HorseshoeLayer(_InputLayer):
         return self.probability() > 0.5
 
     @torch.no_grad()
-    def gates(
+    def inclusion_factors(
         self, structure: str, weights: str, count: int, generator: torch.Generator
     ) -> Float[Tensor, "S u k"]:
         """The scales; with "median" those of pruned inputs are zero."""
@@ -286,12 +286,12 @@ def inverse_gamma_kl(mean: Float[Tensor, "*S"], sd: Float[Tensor, "*S"]) -> Floa
 _LAYERS: dict[str, type[SparseLayer]] = {"dropout": DropoutLayer, "horseshoe": HorseshoeLayer}
 
 
-def layer_of(posterior: str) -> type[SparseLayer]:
+def layer_class(posterior: str) -> type[SparseLayer]:
     """The class of a posterior's layers."""
     return _LAYERS.get(posterior, SparseLayer)
 
 
-def usual_prior(posterior: str) -> SpikeSlab:
+def default_prior(posterior: str) -> SpikeSlab:
     """The prior of a posterior where none is given."""
     if posterior == "horseshoe":
         return Horseshoe()
@@ -314,7 +314,7 @@ def prune(
         keep: names of layers to leave unchanged, or of modules of layers.
 
     Returns:
-        The copy, with zeros; `exported` removes them.
+        The copy, with zeros; `export_network` removes them.
 
     Raises:
         InputError: a density outside (0, 1], nothing to prune, a name that is no layer, shared
@@ -332,7 +332,7 @@ def prune(
     if not (isinstance(density, Real) and 0 < density <= 1):
         fail("density", "a share above 0 and at most 1", density)
     check_choice("structure", structure, STRUCTURES)
-    names = list(chosen_layers(module, keep))
+    names = list(select_layers(module, keep))
     made = copy.deepcopy(module)
     last = [name for name, layer in made.named_modules() if isinstance(layer, LAYERS)][-1:]
     layers: list[Any] = [

@@ -16,14 +16,14 @@ from subbayes.data.data import leaves, n_rows
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import arguments
 from subbayes.networks.validation import as_outputs
-from subbayes.sparse.baselines import layer_of, usual_prior
+from subbayes.sparse.baselines import default_prior, layer_class
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import (
     LAYERS,
-    chosen_layers,
     own_parameters,
     parent_of,
-    replaced,
+    replace_layer,
+    select_layers,
 )
 from subbayes.sparse.priors import Horseshoe, SpikeSlab
 from subbayes.sparse.variational_families import BASELINE_FAMILIES, INCLUSION_FAMILIES, Noise
@@ -99,7 +99,7 @@ def convert(
     check_count("seed", seed, 0)
     if not 0 < check_positive("inclusion", inclusion) < 1:
         fail("inclusion", "a probability strictly between 0 and 1", inclusion)
-    chosen = chosen_layers(module, keep, _stays)
+    chosen = select_layers(module, keep, _stays)
     if not chosen:
         fail(
             "module",
@@ -112,7 +112,7 @@ def convert(
             else "",
         )
     _check_ordinary(chosen)
-    usual = usual_prior(posterior)
+    usual = default_prior(posterior)
     for each in prior.values() if isinstance(prior, Mapping) else (prior or usual,):
         if not isinstance(each, SpikeSlab):
             fail_type("prior", "a SpikeSlab, or SpikeSlabs by name of layer", each)
@@ -130,7 +130,7 @@ def convert(
     noise = Noise(seed)
     made = copy.deepcopy(module)
     for name, layer in chosen.items():
-        sparse = layer_of(posterior)(
+        sparse = layer_class(posterior)(
             layer,
             posterior,
             structure,
@@ -149,7 +149,7 @@ def convert(
             "_forward_pre_hooks_with_kwargs",
         ):
             getattr(sparse, hooks).update(getattr(layer, hooks))
-        made = replaced(made, name, sparse.train(layer.training))
+        made = replace_layer(made, name, sparse.train(layer.training))
     for other in sparse_layers(made).values():  # also those of an earlier conversion
         other.noise = noise
     return made

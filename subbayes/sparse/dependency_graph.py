@@ -21,10 +21,10 @@ from torch.nn import functional
 
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import arguments
-from subbayes.sparse.module_surgery import LAYERS, hooked, own_parameters
+from subbayes.sparse.module_surgery import LAYERS, has_hooks, own_parameters
 from subbayes.sparse.traced_module import ELEMENTWISE, TracedModule, row_sources, users_of_values
 
-__all__ = ["Edge", "Flow", "edges", "readers_of_inputs"]
+__all__ = ["Edge", "DataFlow", "edges", "readers_of_inputs"]
 
 _BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _OVERWRITE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Hardtanh)
@@ -147,7 +147,7 @@ def _layers_with_tables(module: nn.Module, names: Collection[str], example: Any)
 
 
 @dataclass(frozen=True)
-class Flow:
+class DataFlow:
     """How values flow through a module.
 
     Attributes:
@@ -164,7 +164,7 @@ class Flow:
     read: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, module: nn.Module, names: Collection[str]) -> Flow:
+    def of(cls, module: nn.Module, names: Collection[str]) -> DataFlow:
         """Trace a module.
 
         Args:
@@ -172,16 +172,16 @@ class Flow:
             names: of the layers whose outputs may be overwritten.
 
         Example:
-            >>> Flow.of(nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1)), ("0",))
-            Flow(by_row=True, functions=('1',), read=frozenset())
-            >>> Flow.of(nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9)), ("0",)).by_row
+            >>> DataFlow.of(nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1)), ("0",))
+            DataFlow(by_row=True, functions=('1',), read=frozenset())
+            >>> DataFlow.of(nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9)), ("0",)).by_row
             False
         """
         traced = TracedModule.trace(module)
         if traced is None:
             return cls(False, ())
         nodes = traced.graph.nodes
-        rowwise = not hooked(module) and all(_maps_rows(node, traced) for node in nodes)
+        rowwise = not has_hooks(module) and all(_maps_rows(node, traced) for node in nodes)
         inputs = sum(node.op == "placeholder" for node in nodes)
         called = [node.target for node in nodes if node.op == "call_module"]
         return cls(
@@ -242,7 +242,7 @@ def _edges_in_blocks(traced: TracedModule, names: Collection[str]) -> list[Edge]
             and all(holders[id(p)] == 1 for p in own_parameters(part).values())
             for part in parts[:2]
         )
-        unhooked = not any(isinstance(part, nn.Module) and hooked(part) for part in parts)
+        unhooked = not any(isinstance(part, nn.Module) and has_hooks(part) for part in parts)
         known = own.activation in ELEMENTWISE or type(own.activation) in ELEMENTWISE
         if plain and unhooked and known and {source, reader} <= {*names}:
             found.append(Edge(source, reader, [own.activation], [], True))

@@ -39,7 +39,7 @@ from subbayes.sparse.kernels import LayerDraw, SparsityPattern
 from subbayes.sparse.layer_operation import LayerOperation
 from subbayes.sparse.moments import slab_kl, terms, unconstrained_sd
 from subbayes.sparse.priors import SpikeSlab
-from subbayes.sparse.variational_families import BASELINE_FAMILIES, Logits, Noise, logits_of
+from subbayes.sparse.variational_families import BASELINE_FAMILIES, Logits, Noise, make_logits
 from subbayes.utils.checks import check_choice, check_positive, fail
 
 __all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer"]
@@ -157,7 +157,7 @@ class SparseLayer(nn.Module):
             dtype=weight.dtype,
             device=weight.device,
         )
-        self.logits: Logits = logits_of(posterior, start, rank, noise)
+        self.logits: Logits = make_logits(posterior, start, rank, noise)
         self.slab, self.inclusion = prior.copied()
         self.phase = "learned"
         self._drawn = _Drawn()
@@ -197,7 +197,7 @@ class SparseLayer(nn.Module):
         return functional.softplus(self.bias_raw_sd)
 
     @property
-    def certain(self) -> bool:
+    def is_deterministic(self) -> bool:
         """Whether no inclusion is random."""
         return self.phase == "median" or self.posterior == "all"
 
@@ -219,13 +219,13 @@ class SparseLayer(nn.Module):
         return value.reshape(self.mean.shape)
 
     def _drawn_logits(self) -> Tensor:
-        if self.certain:
+        if self.is_deterministic:
             return torch.where(self.logits.included(), _MOST, -_MOST).to(self.mean)
         logits = self.logits.draw(self.noise)
         return logits.detach() if self.phase == "fixed" else logits
 
     @torch.no_grad()
-    def gates(
+    def inclusion_factors(
         self, structure: str, weights: str, count: int, generator: torch.Generator
     ) -> Float[Tensor, "S u k"]:
         """The factors of the weights in predictions: indicators, or their probabilities.
@@ -247,7 +247,7 @@ class SparseLayer(nn.Module):
         columns = 1 if self.structure == "units" else p.shape[1]
         alpha = p[:, :columns].unsqueeze(0)
         if self.posterior != "mean-field":
-            parts = [self.logits.sampled(generator) for _ in range(count)]
+            parts = [self.logits.sample(generator) for _ in range(count)]
             alpha = torch.sigmoid(torch.stack(parts)).reshape(count, len(p), columns)
         u = torch.rand((count, p.shape[0], columns), generator=generator, dtype=p.dtype)
         return (u.to(p.device) < alpha).to(p)
@@ -256,7 +256,7 @@ class SparseLayer(nn.Module):
     def draws(
         self, structure: str, weights: str, generator: torch.Generator
     ) -> Iterator[LayerDraw]:
-        """An endless iterator of draws of weights and bias; arguments are those of `gates`."""
+        """Draw weights and bias endlessly; arguments as for `inclusion_factors`."""
         again = self._gates_are_random(structure)
         known = self._inside(structure, weights, generator)
         while True:
@@ -276,11 +276,11 @@ class SparseLayer(nn.Module):
         return functional.softplus(self.raw_sd.reshape(-1)[inside])
 
     def _gates_are_random(self, structure: str) -> bool:
-        return structure == "sample" and not self.certain
+        return structure == "sample" and not self.is_deterministic
 
     def _is_settled(self, structure: str) -> bool:
         """Whether probabilities decide on inclusion, not a draw."""
-        return structure == "median" or self.certain and structure != "all"
+        return structure == "median" or self.is_deterministic and structure != "all"
 
     def _inside(
         self, structure: str, weights: str, generator: torch.Generator
@@ -290,7 +290,7 @@ class SparseLayer(nn.Module):
         gamma = (
             self.included().flatten(1)
             if settled
-            else self.gates(structure, weights, 1, generator)[0]
+            else self.inclusion_factors(structure, weights, 1, generator)[0]
         )
         kept = gamma[:, 0].to(self.mean) if self.structure == "units" else None
         shape = len(self.mean), self.mean[0].numel()
@@ -340,7 +340,7 @@ class SparseLayer(nn.Module):
 
     def _drawn_outputs(self, x: Tensor) -> Tensor:
         logits = self._drawn_logits()
-        if self.estimator == "local" and self.structure == "weights" and not self.certain:
+        if self.estimator == "local" and self.structure == "weights" and not self.is_deterministic:
             mean, variance, *sums = self._terms_of(logits)
             self._keep(self._divergence(*sums))
             bias = None if self.bias_mean is None else self.bias_sd.square()
@@ -360,11 +360,11 @@ class SparseLayer(nn.Module):
 
     def _sure(self, logits: Tensor) -> Tensor:
         """Probabilities, which may be 0 or 1."""
-        return (logits > 0).to(logits) if self.certain else torch.sigmoid(logits)
+        return (logits > 0).to(logits) if self.is_deterministic else torch.sigmoid(logits)
 
     def _indicators(self, logits: Tensor) -> Tensor:
         """Relaxed indicators, from the logits of their probabilities."""
-        if self.certain:
+        if self.is_deterministic:
             return self._sure(logits)
         u = self.noise.uniform(logits.shape, logits)
         return torch.sigmoid(((logits - torch.logit(u)) / self.temperature).clamp(-_MOST, _MOST))
@@ -444,7 +444,7 @@ class SparseLayer(nn.Module):
         return tuple(0 if p.is_inference() else p._version for p in self.parameters())
 
     def _kl_at(self, logits: Tensor) -> Tensor:
-        if self.structure == "weights" and not self.certain:
+        if self.structure == "weights" and not self.is_deterministic:
             return self._divergence(*self._terms_of(logits)[2:])
         alpha = self._sure(logits)
         by_unit = self._slab_kl(self.mean, self.sd).flatten(1)
@@ -458,7 +458,7 @@ class SparseLayer(nn.Module):
             else:
                 bias = own.sum()
         total = (alpha * by_unit).sum() + bias
-        if self.certain:
+        if self.is_deterministic:
             return total
         return (
             total

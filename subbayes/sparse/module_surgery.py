@@ -12,11 +12,11 @@ from subbayes.utils.checks import fail, fail_type
 __all__ = [
     "LAYERS",
     "READERS",
-    "chosen_layers",
-    "hooked",
+    "select_layers",
+    "has_hooks",
     "own_parameters",
     "parent_of",
-    "replaced",
+    "replace_layer",
 ]
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
@@ -26,7 +26,7 @@ READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """Modules that read the weights of their layers directly, at least in evaluation mode."""
 
 
-def chosen_layers(
+def select_layers(
     module: nn.Module,
     keep: Collection[str],
     stays: Callable[[nn.Module, str, nn.Module], bool] | None = None,
@@ -42,7 +42,7 @@ def chosen_layers(
         InputError: a name that is no layer, shared weights, weights that are computed from others.
 
     Example:
-        >>> list(chosen_layers(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 1)), "1"))
+        >>> list(select_layers(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 1)), "1"))
         ['0']
     """
     if not isinstance(keep, Collection):
@@ -113,7 +113,7 @@ def _check_shared(module: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
             )
 
 
-def replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
+def replace_layer(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
     """Replace a layer of a module in place.
 
     Args:
@@ -122,11 +122,11 @@ def replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
         layer: the new layer.
 
     Example:
-        >>> replaced(nn.Sequential(nn.ReLU()), "0", nn.Tanh())
+        >>> replace_layer(nn.Sequential(nn.ReLU()), "0", nn.Tanh())
         Sequential(
           (0): Tanh()
         )
-        >>> replaced(nn.ReLU(), "", nn.Tanh())
+        >>> replace_layer(nn.ReLU(), "", nn.Tanh())
         Tanh()
     """
     if not name:
@@ -145,13 +145,13 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return dict(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks.
 
     Example:
         >>> layer = nn.ReLU()
         >>> handle = layer.register_forward_hook(print)
-        >>> hooked(layer), hooked(nn.ReLU())
+        >>> has_hooks(layer), has_hooks(nn.ReLU())
         (True, False)
     """
     return bool(

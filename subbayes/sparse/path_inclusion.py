@@ -60,7 +60,9 @@ def path_probability(
         chain.append(readers[chain[-1]])
     generator = torch.Generator().manual_seed(seed)
     own = layers[layer]
-    drawn = own.structure != "inputs" and not (own.posterior == "mean-field" or own.certain)
+    drawn = own.structure != "inputs" and not (
+        own.posterior == "mean-field" or own.is_deterministic
+    )
     if len(chain) == 1 and not drawn:
         draws = 1
     shapes = [_weight(module, name).shape for name in chain]
@@ -93,9 +95,9 @@ def _passed_on(
     if reader not in layers:
         return (read.sum(1, keepdim=True) > 0).to(read).expand(-1, units)
     own = layers[reader]
-    gates = own.gates("sample", "mean", len(read), generator).cpu().to(read)
-    gates = gates.expand(len(read), len(own.mean), own.mean[0].numel())
-    by_weight = torch.bmm(read.unsqueeze(1), (gates != 0).to(read))[:, 0]
+    inclusion_factors = own.inclusion_factors("sample", "mean", len(read), generator).cpu().to(read)
+    inclusion_factors = inclusion_factors.expand(len(read), len(own.mean), own.mean[0].numel())
+    by_weight = torch.bmm(read.unsqueeze(1), (inclusion_factors != 0).to(read))[:, 0]
     return (by_weight.reshape(len(read), units, -1).sum(2) > 0).to(read)
 
 
@@ -107,12 +109,17 @@ def _inputs(
     in_groups = (getattr(own.original[0], "groups", 1), -1)
     read = read.double().unflatten(1, in_groups)
     if generator is not None:
-        gates = (
-            own.gates("sample", "mean", count, generator)
+        inclusion_factors = (
+            own.inclusion_factors("sample", "mean", count, generator)
             .cpu()
             .expand(count, len(own.mean), own.mean[0].numel())
         )
-        inside = (gates.unflatten(2, (size, -1)) != 0).any(3).to(read).unflatten(1, in_groups)
+        inside = (
+            (inclusion_factors.unflatten(2, (size, -1)) != 0)
+            .any(3)
+            .to(read)
+            .unflatten(1, in_groups)
+        )
         return (torch.einsum("sgu,sguk->sgk", read, inside) > 0).double().flatten(1)
     alpha = own.probability().double().cpu()
     if own.structure == "inputs":

@@ -26,12 +26,12 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.sparse.convert import sparse_layers
 from subbayes.sparse.dependency_graph import readers_of_inputs
-from subbayes.sparse.export.export import exported
-from subbayes.sparse.export.small_network import Exported
+from subbayes.sparse.export.export import export_network
+from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.export.tiled_layers import SampledNetwork
 from subbayes.sparse.kernels import LayerDraw
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.module_surgery import replaced
+from subbayes.sparse.module_surgery import replace_layer
 from subbayes.sparse.path_inclusion import path_probability
 from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
 from subbayes.sparse.saving import layer_facts, layer_from
@@ -41,10 +41,10 @@ from subbayes.training.loop import History
 from subbayes.utils.artifact import under, within
 from subbayes.utils.checks import check_choice, check_count, fail
 
-__all__ = ["STRUCTURE", "WEIGHTS", "SparseNetwork", "rebuild", "revert"]
+__all__ = ["STRUCTURE_MODES", "WEIGHT_MODES", "SparseNetwork", "rebuild", "revert"]
 
-STRUCTURE = ("sample", "all", "median")
-WEIGHTS = ("sample", "mean")
+STRUCTURE_MODES = ("sample", "all", "median")
+WEIGHT_MODES = ("sample", "mean")
 _MIN_WEIGHTS = 50_000  # weights of linear layers for which sparse products are worth it,
 _MAX_DENSITY = 0.25  # and the density up to which
 
@@ -57,7 +57,7 @@ def revert(module: nn.Module) -> nn.Module:
     """
     made = copy.deepcopy(module)
     for name, layer in sparse_layers(module).items():
-        made = replaced(made, name, _restored(layer))
+        made = replace_layer(made, name, _restored(layer))
     return made.eval()
 
 
@@ -179,7 +179,7 @@ class SparseNetwork(Predictor):
             structure: "median" counts probabilities above 1/2; "sample" gives the expected share
                 in a draw; "all" is 1. Biases do not count, nor do layers that were kept.
         """
-        check_choice("structure", structure, STRUCTURE)
+        check_choice("structure", structure, STRUCTURE_MODES)
         if structure == "all":
             return 1.0
         if structure == "median":
@@ -299,8 +299,8 @@ class SparseNetwork(Predictor):
         self, structure: str, weights: str, draws: int, seed: int
     ) -> Iterator[dict[str, LayerDraw]]:
         """One draw after the other: the first ones are the same however many follow."""
-        check_choice("structure", structure, STRUCTURE)
-        check_choice("weights", weights, WEIGHTS)
+        check_choice("structure", structure, STRUCTURE_MODES)
+        check_choice("weights", weights, WEIGHT_MODES)
         dense = all(layer.posterior in ALWAYS_INCLUDED for layer in self.layers.values())
         if (structure, weights) == ("all", "sample") and not dense:
             fail(
@@ -378,7 +378,7 @@ class SparseNetwork(Predictor):
 
     # --- what is taken away -----------------------------------------------------------------
 
-    def export(self, example: Any = None, layout: str = "auto") -> Exported:
+    def export(self, example: Any = None, layout: str = "auto") -> SmallNetwork:
         """The median model with the means of its weights, as a small plain module.
 
         Args:
@@ -398,7 +398,7 @@ class SparseNetwork(Predictor):
             {'0': (9, 9), '2': (1, 1)}
         """
         whole = self.network.module_with(self.weights("median", "mean")[0])
-        return exported(whole, tuple(self.layers), example, layout)
+        return export_network(whole, tuple(self.layers), example, layout)
 
     def posterior(self, data: Any, prior_scale: float | None = None, **options: Any) -> Posterior:
         r"""The posterior of the weights of the median model, for any sampler.
@@ -462,7 +462,7 @@ def rebuild(
         layer = made.get_submodule(name)
         if isinstance(layer.bias, Tensor):  # a frozen bias has no deviations
             layer.bias.requires_grad_(f"{name}.bias_raw_sd".lstrip(".") in state)
-        made = replaced(made, name, layer_from(layer, config, name, state, noise))
+        made = replace_layer(made, name, layer_from(layer, config, name, state, noise))
     made.eval().load_state_dict(state)
     return SparseNetwork(
         made,

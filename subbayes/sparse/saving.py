@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from subbayes.sparse import priors
-from subbayes.sparse.baselines import HorseshoeLayer, layer_of
+from subbayes.sparse.baselines import HorseshoeLayer, layer_class
 from subbayes.sparse.layers import STRUCTURES, SparseLayer
 from subbayes.sparse.priors import Horseshoe, Inclusion, Slab, SpikeSlab
 from subbayes.sparse.variational_families import Noise
@@ -31,7 +31,7 @@ def layer_from(
         noise: source of the layer's draws.
     """
     rank = _rank(state, name)
-    found = layer_of(config["posterior"])(
+    found = layer_class(config["posterior"])(
         plain,
         config["posterior"],
         config["structure"],

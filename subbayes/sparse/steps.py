@@ -25,7 +25,7 @@ from subbayes.networks.tracing.graph import is_random, writes
 from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.networks.tracing.tracer import MODES, Mode, NotTraceable, Replay, Tracer
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.module_surgery import hooked
+from subbayes.sparse.module_surgery import has_hooks
 from subbayes.sparse.variational_families import Noise
 from subbayes.utils.trees import tensors_of, with_tensors
 from subbayes.utils.types import Inputs, Targets
@@ -124,7 +124,7 @@ class Steps(Tracer):
             raise NotTraceable(f"{steps:g} steps are not worth tracing")
         if any(isinstance(own, nn.RNNBase) for own in self.objective.modules()):
             raise NotTraceable("recurrent layers cannot be traced")
-        if any(map(hooked, self.objective.modules())):
+        if any(map(has_hooks, self.objective.modules())):
             raise NotTraceable("modules have hooks, which a replay would not call")
 
     def _is_worth_compiling(self, rows: int) -> bool:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from subbayes.networks.global_state import torch_lock
 from subbayes.networks.layer_kinds import BATCH_NORMS
-from subbayes.sparse.module_surgery import LAYERS, hooked
+from subbayes.sparse.module_surgery import LAYERS, has_hooks
 
 __all__ = ["ELEMENTWISE", "TracedModule", "row_sources", "users_of_values"]
 
@@ -149,7 +149,7 @@ class TracedModule:
     def called(self, node: fx.Node) -> nn.Module | None:
         """The module that a node calls, unless hooks could change the result."""
         own = self.modules[str(node.target)] if node.op == "call_module" else None
-        return None if own is None or hooked(own) else own
+        return None if own is None or has_hooks(own) else own
 
     def operation(self, node: fx.Node) -> Any:
         """What a node applies to its first argument; None if it reads other tensors too."""

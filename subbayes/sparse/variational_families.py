@@ -32,7 +32,7 @@ __all__ = [
     "ALWAYS_INCLUDED",
     "Logits",
     "Noise",
-    "logits_of",
+    "make_logits",
 ]
 
 INCLUSION_FAMILIES = ("mean-field", "mvn", "low-rank")
@@ -83,7 +83,7 @@ class Logits(nn.Module):
     def draw(self, noise: Noise) -> Float[Tensor, "*S"]:
         """Logits of the indicators, which are random for correlated families."""
 
-    def sampled(self, generator: torch.Generator) -> Float[Tensor, "*S"]:
+    def sample(self, generator: torch.Generator) -> Float[Tensor, "*S"]:
         """Logits drawn from a given generator, without gradients."""
         own = Noise(0)
         own.generator = generator
@@ -141,7 +141,7 @@ class MeanField(Logits):
         return torch.sigmoid(self.mean.detach())
 
 
-class AllIn(MeanField):
+class AlwaysIncluded(MeanField):
     """Logits of weights that are always included; they have no parameters."""
 
     def __init__(self, start: Float[Tensor, "*S"]) -> None:
@@ -202,7 +202,7 @@ class LowRank(Logits):
         return found.expand_as(self.mean)
 
 
-def logits_of(posterior: str, start: Float[Tensor, "*S"], rank: int, noise: Noise) -> Logits:
+def make_logits(posterior: str, start: Float[Tensor, "*S"], rank: int, noise: Noise) -> Logits:
     """Logits of a family.
 
     Args:
@@ -213,7 +213,7 @@ def logits_of(posterior: str, start: Float[Tensor, "*S"], rank: int, noise: Nois
     """
     check_choice("posterior", posterior, INCLUSION_FAMILIES + BASELINE_FAMILIES)
     if posterior in ALWAYS_INCLUDED:
-        return AllIn(start)
+        return AlwaysIncluded(start)
     if posterior in ("mean-field", "dropout"):
         return MeanField(start)
     if start.ndim == 1:  # units are correlated with each other

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import Network
-from subbayes.baselines.deep_ensemble import combined, deep_ensemble
-from subbayes.baselines.ensemble import WeightSamples, stacked
-from subbayes.baselines.map import point
+from subbayes.baselines.deep_ensemble import deep_ensemble, ensemble_from_results
+from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
+from subbayes.baselines.map import point_estimate
 from subbayes.baselines.mc_dropout import Mask, mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
@@ -79,16 +79,16 @@ def test_point_estimates():
     result = train(net(), Gaussian(), (x, y), **training_options(**QUICK))
     average = swa(result, Gaussian(), (x, y), **training_options(swa_epochs=3, progress=False))
     for estimate, module, name in (
-        (point(result), result.module, "MAP"),
-        (point(average), average.network.module_with(), "SWA"),
+        (point_estimate(result), result.module, "MAP"),
+        (point_estimate(average), average.network.module_with(), "SWA"),
     ):
         predictive = estimate.predict(x)
         assert estimate.name == name
         assert np.allclose(predictive.mean, module(x)[:, 0].detach(), atol=1e-6)
         assert not predictive.epistemic.any()
-    assert point(result, "SGD").name == "SGD"
+    assert point_estimate(result, "SGD").name == "SGD"
     with pytest.raises(InputTypeError, match=r"result: expected what train\(...\) or swa\(...\)"):
-        point(net())
+        point_estimate(net())
 
 
 # --- SWAG ------------------------------------------------------------------------------------
@@ -174,8 +174,8 @@ def test_a_mixture_of_members_with_noise_of_their_own(likelihood, outputs):
         )
         for s in range(3)
     ]
-    predictive = combined(results).predict(x)
-    each = [point(result).predict(x) for result in results]
+    predictive = ensemble_from_results(results).predict(x)
+    each = [point_estimate(result).predict(x) for result in results]
     densities = np.stack([one.log_prob(y) for one in each])
     assert np.allclose(predictive.log_prob(y), np.log(np.exp(densities).mean(0)))
     assert np.allclose(predictive.mean, np.mean([one.mean for one in each], 0))
@@ -210,7 +210,7 @@ def test_members_keep_their_batchnorm_statistics_and_unselected_parameters():
         )
         for s in range(2)
     ]
-    outputs = combined(results).predict(x).outputs
+    outputs = ensemble_from_results(results).predict(x).outputs
     for ours, result in zip(outputs, results, strict=True):
         assert torch.allclose(ours, result.module(x).double(), atol=1e-6)
 
@@ -269,13 +269,13 @@ def test_bad_ensembles():
     with pytest.raises(TypeError, match="learning_rat"):
         deep_ensemble(net(), Gaussian(), table(), learning_rat=0.1)
     with pytest.raises(InputError, match="results: expected at least one member"):
-        combined([])
+        ensemble_from_results([])
     with pytest.raises(InputError, match="targets standardised alike, got different units"):
-        stacked([Standardized(Gaussian(1.0), (0.0,), (s,)) for s in (1.0, 2.0)])
+        stack_likelihoods([Standardized(Gaussian(1.0), (0.0,), (s,)) for s in (1.0, 2.0)])
     with pytest.raises(InputError, match="learned parameters, got one still to be learned"):
-        stacked([Gaussian(), Gaussian(1.0)])
+        stack_likelihoods([Gaussian(), Gaussian(1.0)])
     with pytest.raises(InputError, match="likelihoods of one kind"):
-        stacked([Gaussian(1.0), Bernoulli()])
+        stack_likelihoods([Gaussian(1.0), Bernoulli()])
 
 
 # --- MC dropout ------------------------------------------------------------------------------
@@ -467,10 +467,10 @@ def test_on_top_of_every_baseline():
     average = swa(result, Gaussian(), (x, y), **training_options(swa_epochs=4, progress=False))
     held_out = table(30, seed=9)
     for base in (
-        point(result),
+        point_estimate(result),
         swag(average, 3),
         mc_dropout(result, n_draws=3),
-        combined(
+        ensemble_from_results(
             [
                 result,
                 train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **training_options(**QUICK)),

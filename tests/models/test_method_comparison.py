@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import MLP, InputError, InputTypeError, Training, fit, sparse
 from subbayes.baselines.deep_ensemble import deep_ensemble
-from subbayes.baselines.map import point
+from subbayes.baselines.map import point_estimate
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
@@ -74,7 +74,7 @@ def test_map_is_what_train_gives(six):
             epochs=15, learning_rate=PLAN.learning_rate, batch_size=20, clip_norm=PLAN.clip_norm
         ),
     )
-    expected = point(result).predict(TEST[0])
+    expected = point_estimate(result).predict(TEST[0])
     assert torch.equal(six.predictives["map"].outputs, expected.outputs)
 
 

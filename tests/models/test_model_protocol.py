@@ -12,7 +12,7 @@ import torch
 
 import subbayes
 from subbayes import InputError, Sampling, Training, sparse
-from subbayes.baselines.ensemble import WeightSamples, stacked
+from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.baselines.mc_dropout import mc_dropout
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
@@ -47,7 +47,7 @@ def net(dropout: float = 0.0) -> subbayes.MLP:
 def samples() -> WeightSamples:
     network = subbayes.Network(net())
     weights = network.weights + 0.1 * torch.arange(3.0)[:, None]
-    likelihood = stacked([Gaussian((0.1 * s,)) for s in (1, 2, 3)])
+    likelihood = stack_likelihoods([Gaussian((0.1 * s,)) for s in (1, 2, 3)])
     return WeightSamples(network, weights, likelihood, "three", [network.frozen] * 3)
 
 

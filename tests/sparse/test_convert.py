@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import subbayes
 from subbayes import InputError, sparse
 from subbayes.sparse import result as results
-from subbayes.sparse.export.export import exported
+from subbayes.sparse.export.export import export_network
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.learning_rates import LearningRates
 
@@ -516,7 +516,7 @@ def test_options_of_convert_that_cannot_be(options, said):
     [
         (lambda: sparse.convert(Standardised(1, 2, 3)), "with a forward of their own"),
         (lambda: sparse.convert(sparse.convert(nn.Linear(2, 1))), "have been converted already"),
-        (lambda: exported("a"), "module: expected a torch.nn.Module, got"),
+        (lambda: export_network("a"), "module: expected a torch.nn.Module, got"),
         (
             lambda: LearningRates.uniform(0.1, 0),
             "steps: expected a whole number of at least 1, got 0",

@@ -21,7 +21,7 @@ from subbayes.networks.network import Network
 from subbayes.sparse import kernels
 from subbayes.sparse import result as results
 from subbayes.sparse.export import export
-from subbayes.sparse.export.export import exported
+from subbayes.sparse.export.export import export_network
 from subbayes.sparse.export.small_network import CsrLinear
 from subbayes.sparse.export.tiled_layers import TiledLinear
 from subbayes.sparse.kernels import BagIndices, sparse_linear, tile_layout
@@ -203,7 +203,7 @@ def layered(bias=True):
     ).double()
     for layer in net[::2]:
         layer.weight.data *= torch.rand(layer.weight.shape, generator=generator) < 0.2
-    return net.eval(), exported(net, ("0", "2", "4"), torch.randn(1000, 700).double(), "csr")
+    return net.eval(), export_network(net, ("0", "2", "4"), torch.randn(1000, 700).double(), "csr")
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -286,7 +286,7 @@ def test_a_function_used_twice_overwrites_nothing():
 
     net, x = Twice().eval(), torch.randn(1000, 400)
     net.b.weight.data[:, ::2] = 0.0
-    before, small = x.clone(), exported(net, ("a", "b"), x, "csr").module
+    before, small = x.clone(), export_network(net, ("a", "b"), x, "csr").module
     torch.testing.assert_close(small(x), net(x), rtol=1e-4, atol=1e-5)
     assert torch.equal(x, before)
 
@@ -305,7 +305,7 @@ def test_dense_layers_among_sparse_ones_take_tiles_as_they_lie(kept, bias, monke
     net, _ = layered(bias)
     seen, x = [], torch.randn(1000, 700, dtype=torch.double)
     names = tuple(str(i) for i in (0, 2, 4) if i != kept)
-    small = exported(net, names, x, "csr")
+    small = export_network(net, names, x, "csr")
     own, forward = small.module[kept], TiledLinear.forward
 
     def noting(self, given):
@@ -364,7 +364,7 @@ def test_layouts_are_chosen_by_what_is_faster_in_tiles(layer, whole, layout, mon
         )
 
     monkeypatch.setattr(export, "_seconds", seconds)
-    small = exported(net, ("0", "2", "4"), x)
+    small = export_network(net, ("0", "2", "4"), x)
     assert set(small.layouts.values()) == {layout}
     assert bool(small.module._forward_pre_hooks) == (layout == "csr")
     assert {shape[:2] for shape in shapes[:6]} == {(8, 128)}
@@ -449,7 +449,7 @@ def test_skips_and_norms_in_the_way():
     for norm, by_row in ((nn.ReLU(), True), (nn.BatchNorm1d(20), False)):
         net = Skip(norm).eval()
         net.b.weight.data[:, ::2] = 0.0
-        small = exported(net, ("a", "b", "c"), x, "csr").module
+        small = export_network(net, ("a", "b", "c"), x, "csr").module
         assert bool(small._forward_pre_hooks) == by_row
         torch.testing.assert_close(small(x), net(x), rtol=1e-4, atol=1e-5)
         assert not isinstance(net.norm, nn.ReLU) or not net.norm.inplace  # the user's as it was

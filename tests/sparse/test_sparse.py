@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import subbayes
 from subbayes import InputError, sparse
 from subbayes.sparse import training
-from subbayes.sparse.variational_families import Noise, logits_of
+from subbayes.sparse.variational_families import Noise, make_logits
 
 DOUBLE = torch.float64
 
@@ -166,7 +166,7 @@ def test_units_are_in_together(posterior):
             covariance = covariance + math.exp(-2) * torch.eye(6)
         logits = rng.multivariate_normal(made.logits.mean[0], covariance, n)
     coins = rng.random((n, 6)) < special.expit(logits)
-    drawn = made.gates("sample", "mean", n, torch.Generator().manual_seed(1))[:, :, 0]
+    drawn = made.inclusion_factors("sample", "mean", n, torch.Generator().manual_seed(1))[:, :, 0]
     np.testing.assert_allclose(drawn.mean(0), coins.mean(0), atol=0.02)
     np.testing.assert_allclose(drawn.mean(0), made.probability()[:, 0], atol=0.02)
     np.testing.assert_allclose(np.cov(drawn.T), np.cov(coins.T), atol=0.015)
@@ -176,7 +176,7 @@ def test_units_are_in_together(posterior):
 @pytest.mark.parametrize("sd", [0.3, 1.0, 1.24, 1.26, 3.0, 10.0, 40.0])
 def test_marginals_of_wide_logits_are_those_of_quadrature(sd):
     means = [-30.0, -4.0, -0.5, 0.0, 1e-3, 2.0, 9.0]
-    logits = logits_of("mvn", torch.tensor([means], dtype=torch.float64), 1, Noise(0))
+    logits = make_logits("mvn", torch.tensor([means], dtype=torch.float64), 1, Noise(0))
     with torch.no_grad():
         logits.factor.mul_(sd)
     expected = [
@@ -197,7 +197,7 @@ def test_marginals_of_wide_logits_are_those_of_quadrature(sd):
 @pytest.mark.parametrize("posterior", ["mvn", "low-rank"])
 def test_marginals_of_random_logits_are_those_of_draws(posterior):
     noise = Noise(0)
-    logits = logits_of(posterior, torch.zeros(3, 5, dtype=DOUBLE), 2, noise)
+    logits = make_logits(posterior, torch.zeros(3, 5, dtype=DOUBLE), 2, noise)
     with torch.no_grad():
         for parameter in logits.parameters():
             parameter.copy_(

@@ -287,7 +287,7 @@ def test_the_largest_hidden_units_stay_and_the_rest_can_be_taken_away():
         assert float(sizes[alive].min()) > float(sizes[~alive].max())
         assert torch.equal(found[i].bias, base[i].bias * alive)
     assert torch.equal(found[4].weight, base[4].weight)
-    small = sparse.exported(found, ("0", "2", "4"))
+    small = sparse.export_network(found, ("0", "2", "4"))
     assert (small.units["0"], small.units["2"]) == ((8, 3), (7, 3))
     torch.testing.assert_close(small.module(x), found(x))
     kept = sparse.prune(base, 0.4, "units", keep=["0"])

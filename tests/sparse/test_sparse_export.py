@@ -9,7 +9,7 @@ from torch.nn import functional
 import subbayes
 from subbayes import InputError, sparse
 from subbayes.sparse.dependency_graph import edges
-from subbayes.sparse.export.export import _chosen, exported, pruned
+from subbayes.sparse.export.export import _chosen, export_network, remove_dead_units
 
 
 def thinned(module, share=0.8, seed=0):
@@ -180,7 +180,7 @@ def test_a_layer_of_dead_units_keeps_one():
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     with torch.no_grad():
         net[0].weight.zero_()
-    small, units = pruned(net, ("0", "2"))
+    small, units = remove_dead_units(net, ("0", "2"))
     assert units["0"] == (4, 1)
     x = torch.randn(5, 3)
     torch.testing.assert_close(small(x), net(x))
@@ -241,7 +241,7 @@ def test_units_that_are_out_leave_through_a_norm():
     with torch.no_grad():
         net[0].weight[1:3] = 0.0
         net[0].bias[1:3] = torch.tensor([0.5, -2.0])  # constants, which the norm changes
-    small = sparse.exported(net.eval(), ("0", "3"))
+    small = sparse.export_network(net.eval(), ("0", "3"))
     assert small.units["0"] == (4, 2)
     x = torch.randn(5, 2, 5, 5)
     torch.testing.assert_close(small.module(x), net(x))
@@ -249,12 +249,12 @@ def test_units_that_are_out_leave_through_a_norm():
         nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2)
     )
     by_batch[0].weight.data[1] = 0.0  # what becomes of it depends on the batch: it stays
-    assert sparse.exported(by_batch.eval(), ("0", "2")).units["0"] == (4, 4)
+    assert sparse.export_network(by_batch.eval(), ("0", "2")).units["0"] == (4, 4)
 
 
 def test_unknown_layers_are_named():
     with pytest.raises(InputError, match="names: expected linear or convolutional layers: 0, 2"):
-        sparse.exported(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), ("1",))
+        sparse.export_network(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), ("1",))
 
 
 # --- which axis has the units ---------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_units_stay_where_what_follows_works_along_another_axis(name, given):
     torch.manual_seed(0)
     net = silenced(make())
     x = torch.randn(7, *shape, dtype=torch.float64)
-    small = sparse.exported(net, names(net), x if given else None, "dense")
+    small = sparse.export_network(net, names(net), x if given else None, "dense")
     assert all(before == after for before, after in small.units.values())
     torch.testing.assert_close(small.module(x), net(x), atol=1e-6, rtol=0)
 
@@ -399,7 +399,7 @@ def test_units_go_where_their_axis_is_sure(name, given):
     torch.manual_seed(0)
     net = silenced(make())
     x = torch.randn(7, *shape, dtype=torch.float64)
-    small = sparse.exported(net, names(net), x if given else None, "dense")
+    small = sparse.export_network(net, names(net), x if given else None, "dense")
     hidden = list(small.units.values())[:-1]
     assert all(after == before - (2 if sure or given else 0) for before, after in hidden)
     torch.testing.assert_close(small.module(x), net(x), atol=1e-6, rtol=0)
@@ -423,7 +423,7 @@ def test_the_constant_of_a_lone_unit_moves_once(value):
         net[4].weight[:, 1] = 0.0  # so that there are several rounds
     x = torch.randn(5, 3, dtype=torch.float64)
     for own in ((net[:3], ("0", "2")), (net, ("0", "2", "4"))):
-        small = sparse.exported(*own)
+        small = sparse.export_network(*own)
         torch.testing.assert_close(small.module(x), own[0](x), atol=1e-6, rtol=0)
 
 
@@ -508,7 +508,7 @@ def all_but_the_last_lose(small, count=2):
 def smaller(net, *shape, **options):
     """The small network, whose outputs are those of the whole one."""
     x = torch.randn(7, *shape, dtype=torch.double, generator=torch.Generator().manual_seed(1))
-    small = sparse.exported(net, **options)
+    small = sparse.export_network(net, **options)
     torch.testing.assert_close(small.module(x), net(x), atol=1e-10, rtol=0)
     return small
 
@@ -677,7 +677,9 @@ def test_all_layers_may_be_small_by_default():
     assert smaller(net, 1, 10, 10).units == smaller(net, 1, 10, 10, names=names(net)).units
     assert smaller(net, 1, 10, 10, names="conv1").units == {"conv1": (6, 4)}
     pruned_net = sparse.prune(net, 0.1)
-    assert sparse.exported(pruned_net).weights[1] < sparse.exported(pruned_net).weights[0]
+    assert (
+        sparse.export_network(pruned_net).weights[1] < sparse.export_network(pruned_net).weights[0]
+    )
     for odd, got in ((torch.ones(2, 1, 10, 10), "Tensor"), (3, "int")):
         with pytest.raises(subbayes.InputTypeError, match=f"names of layers, got {got}. Pass inp"):
             _chosen(net, odd)
@@ -702,22 +704,22 @@ def test_examples_come_in_the_forms_that_predict_takes(layout):
         (first.double(), second.double()),
         (first.numpy(), second.double().numpy()),
     ):
-        small = sparse.exported(net, None, example, layout)
+        small = sparse.export_network(net, None, example, layout)
         assert small.units["a"] == (6, 4)
         torch.testing.assert_close(small.module(first, second), net(first, second))
     plain = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
     for kind in (torch.float, torch.double):
         plain = silenced(plain).to(kind)
         for example in (x.numpy(), x.double(), x.double().numpy(), x.tolist()):
-            assert sparse.exported(plain, None, example, layout).units["0"] == (6, 4)
-        by_name = sparse.exported(plain, None, {"input": x}, layout).module
+            assert sparse.export_network(plain, None, example, layout).units["0"] == (6, 4)
+        by_name = sparse.export_network(plain, None, {"input": x}, layout).module
         torch.testing.assert_close(by_name(input=x.to(kind)), plain(x.to(kind)))
 
 
 def test_an_example_leaves_the_module_and_itself_as_they_are():
     net = nn.Sequential(nn.Hardtanh(inplace=True), nn.Linear(4, 6), nn.BatchNorm1d(6))
     x = np.full((5, 4), 3.0)
-    sparse.exported(net, None, x)
+    sparse.export_network(net, None, x)
     assert net.training
     assert int(net[2].num_batches_tracked) == 0
     assert (x == 3.0).all()
@@ -795,7 +797,7 @@ def test_units_go_where_all_positions_are_reduced_to_one(what):
     torch.manual_seed(0)
     net, x = Pooled(reduce, width).double().eval(), torch.randn(5, 1, 8, 8).double()
     net.b.weight.data[2:] = 0.0  # units with a constant each
-    small = exported(net, example=x)
+    small = export_network(net, example=x)
     assert small.units["b"] == (8, left)
     torch.testing.assert_close(small.module(x), net(x), rtol=1e-12, atol=1e-12)
 
@@ -803,4 +805,4 @@ def test_units_go_where_all_positions_are_reduced_to_one(what):
 def test_sparse_layers_are_no_zeros():
     made = sparse.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))
     with pytest.raises(InputError, match="module: expected a module with zeros, got one that conv"):
-        exported(made)
+        export_network(made)

@@ -176,7 +176,7 @@ class Two(nn.Module):
 def test_an_onnx_file_of_several_inputs(tmp_path, named):
     from onnx.reference import ReferenceEvaluator
 
-    small = sparse.exported(Two())
+    small = sparse.export_network(Two())
     first, second = torch.randn(5, 3), torch.randn(5, 2)
     example = (
         {"second": second[:2], "first": first[:2].double()}
@@ -391,7 +391,7 @@ def test_an_onnx_file_of_transformer_layers(tmp_path):
     ).eval()
     x = torch.randn(4, 5, 3)
     fast = torch.backends.mha.get_fastpath_enabled()
-    small = sparse.exported(sparse.prune(net, 0.5), example=x, layout="dense")
+    small = sparse.export_network(sparse.prune(net, 0.5), example=x, layout="dense")
     file = small.to_onnx(tmp_path / "small.onnx", x)
     assert torch.backends.mha.get_fastpath_enabled() == fast
     found = ReferenceEvaluator(str(file)).run(None, {"inputs": x.numpy()})[0]

@@ -19,22 +19,22 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subbayes.networks.network import arguments
-from subbayes.sparse.dependency_graph import Edge, Flow, edges
-from subbayes.sparse.export.small_network import CsrLinear, Exported, as_example
+from subbayes.sparse.dependency_graph import DataFlow, Edge, edges
+from subbayes.sparse.export.small_network import CsrLinear, SmallNetwork, as_example
 from subbayes.sparse.export.tiled_layers import layers_for_products, use_tiles
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.module_surgery import LAYERS, replaced
+from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.types import Inputs
 
-__all__ = ["exported", "pruned"]
+__all__ = ["export_network", "remove_dead_units"]
 
 LAYOUTS = ("auto", "dense", "csr")
 
 
-def exported(
+def export_network(
     module: nn.Module, names: Iterable[str] | None = None, example: Any = None, layout: str = "auto"
-) -> Exported:
+) -> SmallNetwork:
     """The small network of a module with zeros.
 
     Args:
@@ -55,7 +55,7 @@ def exported(
     Example:
         >>> from subbayes import sparse
         >>> net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 1))
-        >>> exported(sparse.prune(net, 0.5, structure="units")).units["0"]
+        >>> export_network(sparse.prune(net, 0.5, structure="units")).units["0"]
         (10, 5)
     """
     check_choice("layout", layout, LAYOUTS)
@@ -71,11 +71,11 @@ def exported(
     chosen = _chosen(module, names)
     inputs = None if example is None else as_example(copy.deepcopy(module).eval(), example)
     before = sum(p.numel() for p in module.parameters())
-    small, units = pruned(module, chosen, inputs)
+    small, units = remove_dead_units(module, chosen, inputs)
     small, layouts = _laid_out(small, chosen, inputs, layout)
     after = sum(p.numel() for p in small.parameters())
     after += sum(t.values().numel() if t.layout == torch.sparse_csr else 0 for t in small.buffers())
-    return Exported(small.eval().requires_grad_(False), units, layouts, (before, after))
+    return SmallNetwork(small.eval().requires_grad_(False), units, layouts, (before, after))
 
 
 def _chosen(module: nn.Module, names: Any) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def _chosen(module: nn.Module, names: Any) -> tuple[str, ...]:
 # --- dead units -----------------------------------------------------------------------------------
 
 
-def pruned(
+def remove_dead_units(
     module: nn.Module, names: tuple[str, ...], example: Inputs | None = None
 ) -> tuple[nn.Module, dict[str, tuple[int, int]]]:
     """A copy without dead units.
@@ -104,7 +104,7 @@ def pruned(
     Args:
         module: the module.
         names: layers whose units may go.
-        example: inputs of the module, see `exported`.
+        example: inputs of the module, see `export_network`.
 
     Returns:
         The copy, and the units of each layer before and after.
@@ -200,7 +200,7 @@ def _laid_out(
     chosen = dict.fromkeys(names, "dense")
     if layout == "dense" or (layout == "auto" and example is None):
         return module, chosen
-    flow = Flow.of(module, names)
+    flow = DataFlow.of(module, names)
     thin = layers_for_products(module, names, flow)
     if not thin:
         return module, chosen
@@ -215,7 +215,7 @@ def _laid_out(
         sparse = CsrLinear(dense)
         sparse.by_row = tiled
         if layout == "csr" or _is_faster(sparse, dense, _seen(laid, dense, example)):
-            laid = replaced(laid, name, sparse)
+            laid = replace_layer(laid, name, sparse)
             chosen[name] = "csr"
     if layout == "auto" and not ("csr" in chosen.values() and _is_faster(laid, module, example)):
         return module, dict.fromkeys(names, "dense")

@@ -21,17 +21,17 @@ from torch import Tensor, nn
 from subbayes.data.data import check_rows, named_leaves, to_device, to_inputs
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.private_torch import is_traced
-from subbayes.sparse.dependency_graph import Flow
+from subbayes.sparse.dependency_graph import DataFlow
 from subbayes.sparse.export.tiled_layers import TiledLinear, use_tiles
 from subbayes.sparse.kernels import BagIndices, csr_tensor, sparse_linear
-from subbayes.sparse.module_surgery import replaced
+from subbayes.sparse.module_surgery import replace_layer
 from subbayes.utils.artifact import write_file
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.files import StrPath, as_path, atomic_write_bytes, refuse, shown
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs
 
-__all__ = ["CsrLinear", "Exported", "as_example", "rebuild"]
+__all__ = ["CsrLinear", "SmallNetwork", "as_example", "rebuild"]
 
 _PARTS = ("crow_indices", "col_indices", "values")
 
@@ -122,7 +122,7 @@ class CsrLinear(nn.Module):
 
 
 @dataclass(frozen=True)
-class Exported:
+class SmallNetwork:
     """A small network and what was done.
 
     Attributes:
@@ -183,7 +183,7 @@ class Exported:
             InputError: the file is there, or cannot be written.
 
         Example:
-            >>> file = Exported(nn.Linear(3, 1)).save("small.safetensors")
+            >>> file = SmallNetwork(nn.Linear(3, 1)).save("small.safetensors")
             >>> from subbayes.utils.saving import load
             >>> load(file, nn.Linear(8, 1)).module
             Linear(in_features=3, out_features=1, bias=True)
@@ -313,7 +313,7 @@ def _in_order(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], list[
 
 def rebuild(
     tensors: dict[str, Tensor], facts: dict[str, Any], module: nn.Module | None = None
-) -> Exported:
+) -> SmallNetwork:
     """Rebuild a small network from its artifact; see `subbayes.load`.
 
     Args:
@@ -330,7 +330,7 @@ def rebuild(
     if not isinstance(module, nn.Module):
         fail_type("module", "the torch.nn.Module that was converted", module)
     made, tensors = copy.deepcopy(module).eval(), dict(tensors)
-    flow = Flow.of(made, facts["layouts"])
+    flow = DataFlow.of(made, facts["layouts"])
     owners = dict(made.named_modules())
     odd = sorted(facts["layouts"].keys() - owners.keys())
     for name in () if odd else [n for n, layout in facts["layouts"].items() if layout == "csr"]:
@@ -357,7 +357,7 @@ def rebuild(
         flow.overwrite(made)
         made = use_tiles(made) if flow.by_row else made
     before, after = facts["weights"]
-    return Exported(
+    return SmallNetwork(
         made.requires_grad_(False),
         {name: (before, after) for name, (before, after) in facts["units"].items()},
         facts["layouts"],
@@ -401,7 +401,7 @@ def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Mo
     crow, columns, values, inputs = (tensors.pop(part) for part in parts)
     _check_csr(name, crow, columns, int(inputs))
     tensors[key] = csr_tensor(crow, columns, values, int(inputs))
-    return replaced(module, name, CsrLinear(plain))
+    return replace_layer(module, name, CsrLinear(plain))
 
 
 def _check_csr(name: str, crow: Tensor, columns: Tensor, inputs: int) -> None:

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from subbayes.likelihoods import Likelihood, Standardized
 from subbayes.networks.mlp import MLP
-from subbayes.sparse.export.export import exported
-from subbayes.sparse.export.small_network import Exported
+from subbayes.sparse.export.export import export_network
+from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.result import SparseNetwork
 from subbayes.utils.checks import fail
 
-__all__ = ["small_in_units"]
+__all__ = ["export_in_table_units"]
 
 _FAR = 1e4  # standard deviations from zero to the mean, beyond which float32 is coarse
 
 
-def small_in_units(
+def export_in_table_units(
     result: SparseNetwork,
     mean: Float[ndarray, "d"],
     scale: Float[ndarray, "d"],
@@ -34,7 +34,7 @@ def small_in_units(
     inputs: Iterable[str] = (),
     classes: Iterable[Any] = (),
     fills: Mapping[str, Any] | None = None,
-) -> Exported:
+) -> SmallNetwork:
     """The small network of one that reads standardised columns, with the scales folded in.
 
     It takes columns in their own units. Of a regression its first output is the mean in the units
@@ -49,7 +49,7 @@ def small_in_units(
         layout: see `SparseNetwork.export`.
         inputs: names of the columns.
         classes: labels.
-        fills: see `Exported`.
+        fills: see `SmallNetwork`.
 
     Raises:
         InputError: an unknown layout; another module than an `MLP`.
@@ -60,7 +60,7 @@ def small_in_units(
     names = [str(name) for name in inputs]
     _warn_of_offsets(mean, scale, names)
     _fold_scales(whole, mean, scale, result.likelihood)
-    small = exported(whole, tuple(result.layers), rows, layout)
+    small = export_network(whole, tuple(result.layers), rows, layout)
     count: Any = whole.layers[-1].out_features
     return replace(
         small,

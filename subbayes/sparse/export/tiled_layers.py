@@ -16,7 +16,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.networks.tracing.private_torch import is_traced
 from subbayes.predictions.averaging import input_batches
-from subbayes.sparse.dependency_graph import Flow
+from subbayes.sparse.dependency_graph import DataFlow
 from subbayes.sparse.kernels import (
     MIN_ROWS,
     LayerDraw,
@@ -25,7 +25,7 @@ from subbayes.sparse.kernels import (
     tile_layout,
     transposed_tiles,
 )
-from subbayes.sparse.module_surgery import READERS, hooked, parent_of, replaced
+from subbayes.sparse.module_surgery import READERS, has_hooks, parent_of, replace_layer
 from subbayes.utils.progress import bar
 
 __all__ = ["SampledLinear", "SampledNetwork", "TiledLinear", "layers_for_products", "use_tiles"]
@@ -131,13 +131,13 @@ class SampledNetwork:
     def __init__(self, network: Network, names: tuple[str, ...]) -> None:
         self.network, self.names = network, names
         module = network.module_with()
-        flow = Flow.of(module, names)
+        flow = DataFlow.of(module, names)
         flow.overwrite(module)
         self._widest = _widest(module) if flow.by_row else 0
         for name in layers_for_products(module, names, flow):
             layer = module.get_submodule(name)
             assert isinstance(layer, nn.Linear)
-            module = replaced(module, name, SampledLinear(layer, flow.by_row))
+            module = replace_layer(module, name, SampledLinear(layer, flow.by_row))
         if flow.by_row:
             _pass_tiles_on(module)
         self._module = module
@@ -211,7 +211,7 @@ class SampledNetwork:
         return 2 * self.network.weights.element_size() * numbers
 
 
-def layers_for_products(module: nn.Module, names: Iterable[str], flow: Flow) -> list[str]:
+def layers_for_products(module: nn.Module, names: Iterable[str], flow: DataFlow) -> list[str]:
     """The linear layers that only multiply, and whose weights nothing else reads.
 
     Args:
@@ -223,7 +223,7 @@ def layers_for_products(module: nn.Module, names: Iterable[str], flow: Flow) -> 
         name
         for name in names
         if isinstance(own := module.get_submodule(name), nn.Linear)
-        and not hooked(own)
+        and not has_hooks(own)
         and not (name and (name in flow.read or isinstance(parent_of(module, name), READERS)))
     ]
 
@@ -234,7 +234,7 @@ def use_tiles(module: nn.Module) -> nn.Module:
     Nothing is copied between layers then, because elementwise functions keep the memory layout.
 
     Args:
-        module: one that maps row by row (`dependency_graph.Flow`), changed in place; a single
+        module: one that maps row by row (`dependency_graph.DataFlow`), changed in place; a single
             layer is left as it is.
 
     Returns:
@@ -307,7 +307,7 @@ def _has_hooks(module: nn.Module) -> bool:
     return (
         len(module._forward_hooks) > 1
         or len(module._forward_pre_hooks) > 1
-        or any(map(hooked, islice(module.modules(), 1, None)))
+        or any(map(has_hooks, islice(module.modules(), 1, None)))
     )
 
 
