@@ -10,21 +10,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from subbayes.utils.schema import (
-    Array,
-    Deferred,
-    Flag,
-    Json,
-    Number,
-    OneOf,
-    Optional,
-    Record,
     Rule,
     Schema,
-    Sequence,
-    Table,
-    Tagged,
-    Text,
-    Whole,
+    TensorRule,
+    anything,
+    array,
+    boolean,
+    deferred,
+    dict_of,
+    list_of,
+    number,
+    one_of,
+    optional,
+    record,
+    tagged,
+    text,
+    whole,
 )
 from subbayes.utils.schema_parts import (
     CHOICE,
@@ -42,7 +43,7 @@ from subbayes.utils.schema_parts import (
     subspace_tensors,
 )
 
-__all__ = ["CHECKPOINTS", "LOADERS", "SCHEMAS"]
+__all__ = ["LOADERS", "SCHEMAS"]
 
 LOADERS = {
     "fitted-model": "subbayes.models.fitted:rebuild",
@@ -58,384 +59,311 @@ LOADERS = {
 }
 """By kind, "module:function"; the function takes tensors, facts and options by name."""
 
-CHECKPOINTS = (
-    "sampling-checkpoint",
-    "sparse-training-checkpoint",
-    "subspace-checkpoint",
-    "temperature-checkpoint",
-)
-"""Kinds that only the call that wrote them reads."""
+_ANY_TENSOR = array(None, values="any")
+_network = {"network": NETWORK, "likelihood": LIKELIHOOD}
 
-# --- models -------------------------------------------------------------------------------------
+# --- models of arrays -----------------------------------------------------------------------------
 
-_fitted = Record(
-    {
-        "network": NETWORK,
-        "likelihood": LIKELIHOOD,
-        "subspace": SUBSPACE,
-        "prior": PRIOR,
-        "temperature": POSITIVE,
-        "draws": Optional(DRAWS),
-        "history": FACTS,
-        "settings": Record(optional={"temperatures": Optional(CHOICE)}, others=True),
-    }
+_fitted = record(
+    _network,
+    subspace=SUBSPACE,
+    prior=PRIOR,
+    temperature=POSITIVE,
+    draws=optional(DRAWS),
+    history=FACTS,
+    settings=record({"temperatures?": optional(CHOICE), "*": anything}),
 )
 
 
-def _fitted_tensors(facts: dict[str, Any]) -> dict[str, Array]:
+def _fitted_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
     found = NETWORK_TENSORS | subspace_tensors(facts["subspace"])
     if facts["draws"] is None:
         return found
     return found | draws_tensors(facts["subspace"]["rank"], facts["draws"]["prediction"])
 
 
-_layer = Record(
+_slab = tagged(
     {
-        "posterior": Text(("mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe")),
-        "estimator": Text(("local", "relaxed")),
-        "structure": Text(("weights", "units")),
-        "temperature": POSITIVE,
-        "phase": Text(("learned", "fixed", "median")),
-        "slab": Tagged(
-            "name",
-            {
-                "NormalSlab": Record({"name": Text(), "scale": POSITIVE}),
-                "StudentTSlab": Record({"name": Text(), "shape": POSITIVE, "rate": POSITIVE}),
-                "MixtureSlab": Record(
-                    {"name": Text(), "wide": POSITIVE, "narrow": POSITIVE, "share": PROBABILITY}
-                ),
-            },
-        ),
-        "inclusion": Tagged(
-            "name",
-            {
-                "Bernoulli": Record({"name": Text(), "probability": PROBABILITY}),
-                "BetaBinomial": Record(
-                    {"name": Text(), "a": POSITIVE, "b": POSITIVE, "shared": Flag()}
-                ),
-            },
-        ),
-    },
-    {"horseshoe": Record({"scale": POSITIVE, "threshold": Number()})},
-)
-
-_prior_of_effects = OneOf(
-    "a number or the description of a prior",
-    (
-        Number(),
-        Tagged(
-            "name",
-            {name: Record({"name": Text(), "options": Table(Number())})
-             for name in ("NormalPrior", "Exponential")}
-            | {
-                "scipy": Record(
-                    {
-                        "name": Text(),
-                        "distribution": Text(),
-                        "args": Sequence(Number()),
-                        "kwds": Table(Number()),
-                        "factor": POSITIVE,
-                        "student": Flag(),
-                    }
-                ),
-                "own": Record({"name": Text(), "shown": Text()}),
-            },
-        ),
-    ),
-)  # fmt: skip
-
-_semistructured = Record(
-    {
-        "formula": OneOf("a formula, or one by parameter", (Text(), Table(Text()))),
-        "family": OneOf(
-            "a family",
-            (
-                Record({"name": Text(), "links": Sequence(Text())}),
-                Record({"name": Text(), "n_classes": Optional(Whole(2))}),
-                Record({"own": Text()}),
-            ),
-        ),
-        "priors": Table(_prior_of_effects),
-        "weights": Optional(Text()),
-        "offset": Optional(Text()),
-        "exposure": Optional(Text()),
-        "missing": Text(("drop", "error")),
-        "orthogonal": OneOf("true, false or 'auto'", (Flag(), Text(("auto",)))),
-        "seed": Whole(),
-        "mode": Text(("trace", "compile", "eager")),
-        "columns": Sequence(
-            Record(
-                {"name": Text()}, {"levels": Sequence(Json()), "ordered": Flag(), "dtype": Text()}
-            )
-        ),
-        "dropped": Whole(),
-        "networks": Table(
-            Record(
-                {
-                    "architecture": Text(),
-                    "parameter": Optional(Text()),
-                    "columns": Optional(Sequence(Text())),
-                    "module": Optional(MLP),
-                    "trained": Sequence(Text()),
-                }
-            )
-        ),
-        "space": Record(
-            {
-                "subspace": SUBSPACE,
-                "prior": PRIOR,
-                "rank": Whole(),
-                "kind": Text(),
-                "history": FACTS,
-                "projected": Flag(),
-                "curve": Optional(Text(("bezier", "polygon"))),
-            }
-        ),
-        "draws": DRAWS,
+        "NormalSlab": {"scale": POSITIVE},
+        "StudentTSlab": {"shape": POSITIVE, "rate": POSITIVE},
+        "MixtureSlab": {"wide": POSITIVE, "narrow": POSITIVE, "share": PROBABILITY},
     }
 )
-
-
-def _semistructured_tensors(facts: dict[str, Any]) -> dict[str, Array]:
-    rank = facts["space"]["subspace"]["rank"]
-    arrays = draws_tensors(rank) | subspace_tensors(facts["space"]["subspace"], "space")
-    arrays["starts"] = Array("starts", rank)
-    if facts["space"]["curve"] is not None:
-        arrays["curve"] = Array("points", "curve size")
-    for i in range(len(facts["columns"])):
-        arrays[f"rows.{i}"] = Array("rows", values="any")
-    for i in range(len(facts["networks"])):
-        arrays[f"network{i}.*"] = Array(None, values="any")
-    return arrays | {"inputs.*": Array(None, values="any")}
-
-
-_exported = Record(
+_inclusion = tagged(
     {
-        "units": Table(Sequence(Whole(), least=2)),
-        "layouts": Table(Text(("dense", "csr"))),
-        "weights": Sequence(Whole(), least=2),
-        "inputs": Sequence(Text()),
-        "outputs": Sequence(Text()),
-        "fills": Table(OneOf("a number or text", (Number(finite=False), Flag(), Text()))),
-        "layers": Table(Text()),
+        "Bernoulli": {"probability": PROBABILITY},
+        "BetaBinomial": {"a": POSITIVE, "b": POSITIVE, "shared": boolean},
     }
+)
+_sparse_layer = record(
+    {"horseshoe?": record(scale=POSITIVE, threshold=number())},
+    posterior=text("mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe"),
+    estimator=text("local", "relaxed"),
+    structure=text("weights", "units"),
+    temperature=POSITIVE,
+    phase=text("learned", "fixed", "median"),
+    slab=_slab,
+    inclusion=_inclusion,
+)
+
+_exported = record(
+    units=dict_of(list_of(whole(), least=2)),
+    layouts=dict_of(text("dense", "csr")),
+    weights=list_of(whole(), least=2),
+    inputs=list_of(text()),
+    outputs=list_of(text()),
+    fills=dict_of(one_of("a number or text", number(finite=False), boolean, text())),
+    layers=dict_of(text()),
 )
 
 
-def _exported_tensors(facts: dict[str, Any]) -> dict[str, Array]:
-    arrays = {"*": Array(None, values="any")}
+def _exported_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
+    rules = {"*": _ANY_TENSOR}
     for name, layout in facts["layouts"].items():
         if layout == "csr":
             key = f"{name}.weight" if name else "weight"
-            arrays[f"{key}.crow_indices"] = Array(f"{key} rows", values="index")
-            arrays[f"{key}.col_indices"] = Array(f"{key} entries", values="index")
-            arrays[f"{key}.values"] = Array(f"{key} entries")
-            arrays[f"{key}.inputs"] = Array(values="index")
-    return arrays
+            rules[f"{key}.crow_indices"] = array(f"{key} rows", values="index")
+            rules[f"{key}.col_indices"] = array(f"{key} entries", values="index")
+            rules[f"{key}.values"] = array(f"{key} entries")
+            rules[f"{key}.inputs"] = array(values="index")
+    return rules
 
 
-_laplace = Record(
-    {
-        "network": NETWORK,
-        "likelihood": LIKELIHOOD,
-        "subspace": Optional(SUBSPACE),
-        "form": Text(("dual", "primal", "diagonal", "low-rank", "kfac", "subspace")),
-        "prior_precision": POSITIVE,
-        "rows": Whole(1),
-        "memory_limit": Whole(1),
-        "data": Text(),
-        "inputs": Sequence(Optional(Text()), least=1),
-        "structure": Text(("tensor", "tuple", "dict")),
-        "options": Table(Optional(Number())),
-        "layers": Sequence(Text()),
-        "residual": Optional(Number(low=0)),
-    }
+_laplace = record(
+    _network,
+    subspace=optional(SUBSPACE),
+    form=text("dual", "primal", "diagonal", "low-rank", "kfac", "subspace"),
+    prior_precision=POSITIVE,
+    rows=whole(1),
+    memory_limit=whole(1),
+    data=text(),
+    inputs=list_of(optional(text()), least=1),
+    structure=text("tensor", "tuple", "dict"),
+    options=dict_of(optional(number())),
+    layers=list_of(text()),
+    residual=optional(number(0)),
 )
 
 
-def _laplace_tensors(facts: dict[str, Any]) -> dict[str, Array]:
-    arrays: dict[str, Array] = NETWORK_TENSORS | {"weights": Array("D")}
-    arrays |= {f"example.{i}": Array(None, values="any") for i in range(len(facts["inputs"]))}
+def _laplace_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
+    rules = NETWORK_TENSORS | {"weights": array("D")}
+    rules |= {f"example.{i}": _ANY_TENSOR for i in range(len(facts["inputs"]))}
+    k = 0
     if facts["subspace"] is not None:
-        arrays |= subspace_tensors(facts["subspace"])
-    k = 0 if facts["subspace"] is None else facts["subspace"]["rank"]
-    return (
-        arrays
-        | {
-            "dual": {"kernel": Array("m", "m")},
-            "primal": {"matrix": Array("D", "D")},
-            "diagonal": {"squares": Array("D")},
-            "low-rank": {"values": Array("r"), "vectors": Array("r", "D")},
-            "kfac": {"diagonal": Array("D")}
-            | {
-                f"{name}.{i}": Array(f"groups {i}", *(f"{side} {i}" for side in sides))
-                for i in range(len(facts["layers"]))
-                for name, sides in (
-                    ("outer", ("out", "out")),
-                    ("inner", ("in", "in")),
-                    ("values", ("out", "in")),
-                )
+        rules |= subspace_tensors(facts["subspace"])
+        k = facts["subspace"]["rank"]
+    forms = {
+        "dual": {"kernel": array("m", "m")},
+        "primal": {"matrix": array("D", "D")},
+        "diagonal": {"squares": array("D")},
+        "low-rank": {"values": array("r"), "vectors": array("r", "D")},
+        "kfac": {"diagonal": array("D")},
+        "subspace": {"matrix": array(k, k), "metric": array(k, k)},
+    }
+    if facts["form"] == "kfac":
+        for i in range(len(facts["layers"])):
+            groups, out, inputs = f"groups {i}", f"out {i}", f"in {i}"
+            rules[f"outer.{i}"] = array(groups, out, out)
+            rules[f"inner.{i}"] = array(groups, inputs, inputs)
+            rules[f"values.{i}"] = array(groups, out, inputs)
+    return rules | forms[facts["form"]]
+
+
+# --- semi-structured regression -------------------------------------------------------------------
+
+_prior_of_effects = one_of(
+    "a number or the description of a prior",
+    number(),
+    tagged(
+        {
+            "NormalPrior": {"options": dict_of(number())},
+            "Exponential": {"options": dict_of(number())},
+            "scipy": {
+                "distribution": text(),
+                "args": list_of(number()),
+                "kwds": dict_of(number()),
+                "factor": POSITIVE,
+                "student": boolean,
             },
-            "subspace": {"matrix": Array(k, k), "metric": Array(k, k)},
-        }[facts["form"]]
-    )
+            "own": {"shown": text()},
+        }
+    ),
+)
+_family = one_of(
+    "a family",
+    record(name=text(), links=list_of(text())),
+    record(name=text(), n_classes=optional(whole(2))),
+    record(own=text()),
+)
+_column = record({"levels?": list_of(anything), "ordered?": boolean, "dtype?": text()}, name=text())
+_deep_network = record(
+    architecture=text(),
+    parameter=optional(text()),
+    columns=optional(list_of(text())),
+    module=optional(MLP),
+    trained=list_of(text()),
+)
+_joint_space = record(
+    subspace=SUBSPACE,
+    prior=PRIOR,
+    rank=whole(),
+    kind=text(),
+    history=FACTS,
+    projected=boolean,
+    curve=optional(text("bezier", "polygon")),
+)
+_semistructured = record(
+    formula=one_of("a formula, or one by parameter", text(), dict_of(text())),
+    family=_family,
+    priors=dict_of(_prior_of_effects),
+    weights=optional(text()),
+    offset=optional(text()),
+    exposure=optional(text()),
+    missing=text("drop", "error"),
+    orthogonal=one_of("true, false or 'auto'", boolean, text("auto")),
+    seed=whole(),
+    mode=text("trace", "compile", "eager"),
+    columns=list_of(_column),
+    dropped=whole(),
+    networks=dict_of(_deep_network),
+    space=_joint_space,
+    draws=DRAWS,
+)
 
 
-# --- models of tables, which hold another model -------------------------------------------------
+def _semistructured_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
+    rank = facts["space"]["subspace"]["rank"]
+    rules = draws_tensors(rank) | subspace_tensors(facts["space"]["subspace"], "space")
+    rules |= {"starts": array("starts", rank), "inputs.*": _ANY_TENSOR}
+    if facts["space"]["curve"] is not None:
+        rules["curve"] = array("points", "curve size")
+    rules |= {f"rows.{i}": array("rows", values="any") for i in range(len(facts["columns"]))}
+    return rules | {f"network{i}.*": _ANY_TENSOR for i in range(len(facts["networks"]))}
 
 
-def _tensors_of_model(facts: dict[str, Any]) -> Mapping[str, Array]:
-    inner = facts["model"]
-    schema = SCHEMAS[inner["kind"]]
-    return schema.tensors(inner["facts"]) if callable(schema.tensors) else schema.tensors
+# --- models that hold another model ---------------------------------------------------------------
+
+
+def _tensors_of_model(facts: dict[str, Any]) -> Mapping[str, TensorRule]:
+    model = facts["model"]
+    return SCHEMAS[model["kind"]].tensor_rules(model["facts"])
 
 
 def _model(*kinds: str) -> Rule:
     """Another model, with its kind and facts."""
-    return Tagged("kind", {kind: Record({"kind": Text(), "facts": _facts_of(kind)})
-                           for kind in kinds})  # fmt: skip
+    return tagged({kind: {"facts": _facts_of(kind)} for kind in kinds}, key="kind")
 
 
 def _facts_of(kind: str) -> Rule:
-    return Deferred(lambda: SCHEMAS[kind].facts)
+    return deferred(lambda: SCHEMAS[kind].facts)
 
 
-_BASELINES = ("weight-samples", "mc-dropout", "temperature-scaled")
-_array_model = _model("fitted-model", "sparse-network", *_BASELINES)
-_labels = Sequence(OneOf("a label", (Text(), Number(), Flag())))
+_labels = list_of(one_of("a label", text(), number(), boolean))
 
-_data_frame = Record(
-    {
-        "model": _array_model,
-        "column": Text(),
-        "target": Record(
-            {
-                "task": Text(("regression", "count", "classification")),
-                "shift": Number(),
-                "scale": POSITIVE,
-                "classes": _labels,
-            }
+_data_frame = record(
+    model=_model(
+        "fitted-model", "sparse-network", "weight-samples", "mc-dropout", "temperature-scaled"
+    ),
+    column=text(),
+    target=record(
+        task=text("regression", "count", "classification"),
+        shift=number(),
+        scale=POSITIVE,
+        classes=_labels,
+    ),
+    encoder=record(
+        format=whole(),
+        options=FACTS,
+        columns=list_of(text()),
+        named=boolean,
+        dropped=list_of(text()),
+        numeric=record(
+            columns=list_of(text()),
+            median=list_of(number()),
+            mean=list_of(number()),
+            variance=list_of(number(0)),
+            scale=list_of(POSITIVE),
         ),
-        "encoder": Record(
-            {
-                "format": Whole(),
-                "options": FACTS,
-                "columns": Sequence(Text()),
-                "named": Flag(),
-                "dropped": Sequence(Text()),
-                "numeric": Record(
-                    {
-                        "columns": Sequence(Text()),
-                        "median": Sequence(Number()),
-                        "mean": Sequence(Number()),
-                        "variance": Sequence(Number(low=0)),
-                        "scale": Sequence(POSITIVE),
-                    }
-                ),
-                "categorical": Record(
-                    {
-                        "columns": Sequence(Text()),
-                        "levels": Sequence(Sequence(Text())),
-                        "most_frequent": Sequence(Text()),
-                    }
-                ),
-                "flagged": Sequence(Text()),
-            }
+        categorical=record(
+            columns=list_of(text()), levels=list_of(list_of(text())), most_frequent=list_of(text())
         ),
-        "rows": Optional(Record({"n": Whole(1), "targets": Text()})),
-        "notes": FACTS,
-    }
+        flagged=list_of(text()),
+    ),
+    rows=optional(record(n=whole(1), targets=text())),
+    notes=FACTS,
 )
 
-_estimator = Record(
-    {
-        "model": _model("fitted-model", "sparse-network"),
-        "class": Text(),
-        "params": FACTS,
-        "seed": Whole(high=2**64),
-        "mean": Sequence(Number(), size="columns"),
-        "scale": Sequence(POSITIVE, size="columns"),
-        "feature_names": Optional(Sequence(Text(), size="columns")),
-    },
-    {"classes": _labels, "dtype": Text()},
+_estimator = record(
+    {"class": text(), "classes?": _labels, "dtype?": text()},
+    model=_model("fitted-model", "sparse-network"),
+    params=FACTS,
+    seed=whole(high=2**64),
+    mean=list_of(number(), size="columns"),
+    scale=list_of(POSITIVE, size="columns"),
+    feature_names=optional(list_of(text(), size="columns")),
 )
 
-# --- checkpoints --------------------------------------------------------------------------------
-
-_sampling = Record(
-    {"identity": FACTS, "evaluations": Whole(), "rngs": Sequence(FACTS, size="chains")}
-)
-_sparse_training = Record(
-    {
-        "identity": FACTS,
-        "finished": Whole(),
-        "history": Table(Sequence(Number(finite=False))),
-        "optimizer": FACTS,
-    }
-)
-
-
-def _with_network(**more: Rule) -> Record:
-    return Record({"network": NETWORK, "likelihood": LIKELIHOOD, **more})
-
+# --- all kinds ------------------------------------------------------------------------------------
 
 SCHEMAS = {
     "fitted-model": Schema(_fitted, _fitted_tensors),
     "weight-samples": Schema(
-        Record(
-            {
-                "network": NETWORK,
-                "likelihoods": Sequence(LIKELIHOOD, least=1),
-                "name": Text(),
-                "own_buffers": Flag(),
-            }
+        record(
+            network=NETWORK,
+            likelihoods=list_of(LIKELIHOOD, least=1),
+            name=text(),
+            own_buffers=boolean,
         ),
-        NETWORK_TENSORS | {"weights": Array("S", "D"), "buffers.*": Array(None, values="any")},
+        NETWORK_TENSORS | {"weights": array("S", "D"), "buffers.*": _ANY_TENSOR},
     ),
     "mc-dropout": Schema(
-        _with_network(n_draws=Whole(1), seed=Whole(), name=Text()),
-        NETWORK_TENSORS | {"weights": Array("D")},
+        record(_network, n_draws=whole(1), seed=whole(), name=text()),
+        NETWORK_TENSORS | {"weights": array("D")},
     ),
     "temperature-scaled": Schema(
-        Record(
-            {
-                "model": _model("fitted-model", "sparse-network", "weight-samples", "mc-dropout"),
-                "temperature": POSITIVE,
-            }
+        record(
+            model=_model("fitted-model", "sparse-network", "weight-samples", "mc-dropout"),
+            temperature=POSITIVE,
         ),
         _tensors_of_model,
     ),
     "sparse-network": Schema(
-        _with_network(layers=Table(_layer), history=FACTS, n_draws=Whole(1)),
-        NETWORK_TENSORS | {"weights": Array("D"), "state.*": Array(None, values="any")},
+        record(_network, layers=dict_of(_sparse_layer), history=FACTS, n_draws=whole(1)),
+        NETWORK_TENSORS | {"weights": array("D"), "state.*": _ANY_TENSOR},
     ),
     "small-network": Schema(_exported, _exported_tensors),
     "semi-structured-model": Schema(_semistructured, _semistructured_tensors),
     "linearised-laplace": Schema(_laplace, _laplace_tensors),
     "data-frame-model": Schema(_data_frame, _tensors_of_model),
     "estimator": Schema(_estimator, _tensors_of_model),
+    # checkpoints, which only the call that wrote them reads
     "sampling-checkpoint": Schema(
-        _sampling,
+        record(identity=FACTS, evaluations=whole(), rngs=list_of(FACTS, size="chains")),
         {
-            "z": Array("chains", "draws", "k"),
-            "count": Array("chains", values="index"),
-            "state.*": Array(None, values="any", finite=False),
-            "stats.*": Array("chains", "draws", values="any", finite=False),
+            "z": array("chains", "draws", "k"),
+            "count": array("chains", values="index"),
+            "state.*": array(None, values="any", finite=False),
+            "stats.*": array("chains", "draws", values="any", finite=False),
         },
     ),
     "sparse-training-checkpoint": Schema(
-        _sparse_training,
+        record(
+            identity=FACTS,
+            finished=whole(),
+            history=dict_of(list_of(number(finite=False))),
+            optimizer=FACTS,
+        ),
         {
-            "module.*": Array(None, values="any"),
-            "likelihood": Array("p"),
-            "optimizer.*": Array(None, values="any"),
-            "order": Array("state", values="index"),
-            "noise": Array("state", values="index"),
+            "module.*": _ANY_TENSOR,
+            "likelihood": array("p"),
+            "optimizer.*": _ANY_TENSOR,
+            "order": array("state", values="index"),
+            "noise": array("state", values="index"),
         },
     ),
     "subspace-checkpoint": Schema(
-        Record({"identity": Text(), "model": _model("fitted-model")}), _tensors_of_model
+        record(identity=text(), model=_model("fitted-model")), _tensors_of_model
     ),
-    "temperature-checkpoint": Schema(Record({"identity": Text(), "choice": CHOICE})),
+    "temperature-checkpoint": Schema(record(identity=text(), choice=CHOICE)),
 }
-"""What an artifact of each kind has to hold."""
+"""What an artifact of each kind has to hold. Kinds without a loader are checkpoints."""

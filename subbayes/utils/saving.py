@@ -22,7 +22,7 @@ from subbayes.utils import artifact
 from subbayes.utils.artifact import Artifact
 from subbayes.utils.checks import InputError, InputTypeError, fail
 from subbayes.utils.files import StrPath, refuse, shown
-from subbayes.utils.kinds import CHECKPOINTS, LOADERS, SCHEMAS
+from subbayes.utils.kinds import LOADERS, SCHEMAS
 from subbayes.utils.schema import SchemaError
 
 __all__ = ["Saveable", "load", "nested", "read", "read_checkpoint", "rebuild", "save"]
@@ -119,7 +119,7 @@ def load(
         "priors": priors,
     }
     tensors, facts, kind = read(path, device=device)
-    if kind in CHECKPOINTS:
+    if kind not in LOADERS:
         refuse("path", "a saved model", f"a checkpoint: {shown(path)}",
                "Pass it as checkpoint=... to the call that wrote it")  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}

@@ -5,16 +5,16 @@ are named: the first tensor with a dimension "k" sets k, and all other tensors a
 same name have to agree.
 
     Schema(
-        Record({"temperature": Number(above=0), "column": Text()}),
-        {"z": Array("chains", "draws", "k"), "shift": Array("D")},
+        record(temperature=number(above=0), column=text()),
+        {"z": array("chains", "draws", "k"), "shift": array("D")},
     )
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -22,26 +22,32 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Array",
-    "Deferred",
-    "Flag",
-    "Json",
-    "Maximum",
-    "Number",
-    "OneOf",
-    "Optional",
-    "Record",
     "Rule",
     "Schema",
     "SchemaError",
-    "Sequence",
-    "Table",
-    "Tagged",
-    "Text",
-    "Whole",
+    "Sizes",
+    "TensorRule",
+    "anything",
+    "array",
+    "boolean",
+    "deferred",
+    "dict_of",
+    "list_of",
+    "number",
+    "one_of",
+    "optional",
+    "record",
+    "tagged",
+    "text",
+    "whole",
 ]
 
 Sizes = dict[str, int]
+Rule = Callable[[Any, str, Sizes], None]
+"""Raises `SchemaError` for a fact that is not allowed; takes it, its place, and named sizes."""
+TensorRule = Callable[[Tensor, str, Sizes], None]
+"""A rule for a tensor."""
+
 _SHOWN = 60  # characters of a wrong value in an error
 
 
@@ -59,317 +65,238 @@ class SchemaError(ValueError):
         self.where, self.expected, self.got = where, expected, got
 
 
-def _refuse(where: str, expected: str, got: Any) -> NoReturn:
-    text = repr(got)
-    raise SchemaError(where, expected, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+def _fail(where: str, expected: str, got: Any) -> NoReturn:
+    shown = repr(got)
+    raise SchemaError(where, expected, shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…")
 
 
-class Rule(ABC):
-    """What one fact has to be."""
-
-    @abstractmethod
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Raise `SchemaError` for a value that the rule does not allow."""
+# --- rules of single facts ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Json(Rule):
-    """Any value that JSON can represent; for facts that are shown and never computed with."""
-
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Allow everything."""
+def anything(value: Any, where: str, sizes: Sizes) -> None:
+    """Allow any value; for facts that are shown and never computed with."""
 
 
-@dataclass(frozen=True)
-class Text(Rule):
-    """Text, one of some choices if there are any."""
+def boolean(value: Any, where: str, sizes: Sizes) -> None:
+    """Require true or false."""
+    if not isinstance(value, bool):
+        _fail(where, "true or false", value)
 
-    choices: tuple[str, ...] = ()
 
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Refuse other types and other choices."""
+def text(*choices: str) -> Rule:
+    """Text; one of some choices if there are any."""
+
+    def check(value: Any, where: str, sizes: Sizes) -> None:
         if not isinstance(value, str):
-            _refuse(where, "text", value)
-        if self.choices and value not in self.choices:
-            _refuse(where, "one of " + ", ".join(self.choices), value)
+            _fail(where, "text", value)
+        if choices and value not in choices:
+            _fail(where, "one of " + ", ".join(choices), value)
+
+    return check
 
 
-@dataclass(frozen=True)
-class Flag(Rule):
-    """True or false."""
+def number(
+    low: float = -math.inf, above: float = -math.inf, below: float = math.inf, finite: bool = True
+) -> Rule:
+    """A real number of at least `low`, above `above` and below `below`.
 
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Refuse everything else."""
-        if not isinstance(value, bool):
-            _refuse(where, "true or false", value)
-
-
-@dataclass(frozen=True)
-class Number(Rule):
-    """A real number in a range.
-
-    Attributes:
+    Args:
         low: the smallest number allowed.
-        high: the largest number allowed.
-        above: the number has to be larger than this.
-        below: the number has to be smaller than this.
-        finite: whether NaN and infinities are refused.
+        above: excluded lower limit.
+        below: excluded upper limit.
+        finite: refuse NaN and infinities.
     """
+    limits = (("at least", low), ("above", above), ("below", below))
+    words = " and ".join(f"{word} {limit:g}" for word, limit in limits if math.isfinite(limit))
 
-    low: float = -math.inf
-    high: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
-    finite: bool = True
-
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Refuse other types, NaN and numbers out of range."""
+    def check(value: Any, where: str, sizes: Sizes) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            _refuse(where, "a number", value)
-        if not self.finite and not math.isfinite(value):
+            _fail(where, "a number", value)
+        if not finite and not math.isfinite(value):
             return
         try:
-            number = float(value)
+            real = float(value)
         except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            _refuse(where, "a finite number", value)
-        if not (self.low <= number <= self.high and self.above < number < self.below):
-            _refuse(where, self._range(), value)
+            real = math.inf
+        if not math.isfinite(real):
+            _fail(where, "a finite number", value)
+        if not (low <= real and above < real < below):
+            _fail(where, f"a number {words}", value)
 
-    def _range(self) -> str:
-        parts = (
-            ("at least", self.low),
-            ("at most", self.high),
-            ("above", self.above),
-            ("below", self.below),
-        )
-        return "a number " + " and ".join(
-            f"{word} {bound:g}" for word, bound in parts if math.isfinite(bound)
-        )
+    return check
 
 
-@dataclass(frozen=True)
-class Whole(Rule):
-    """A whole number in a range, or one that equals a size.
+def whole(low: int = 0, high: int = 2**63) -> Rule:
+    """A whole number from `low` to `high`."""
 
-    Attributes:
-        low: the smallest number allowed.
-        high: the largest number allowed.
-        size: name of the size that it has to equal.
-    """
-
-    low: int = 0
-    high: int = 2**63
-    size: str = ""
-
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Refuse other types, numbers out of range and other sizes."""
+    def check(value: Any, where: str, sizes: Sizes) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
-            _refuse(where, "a whole number", value)
-        if not self.low <= value <= self.high:
-            _refuse(where, f"a whole number from {self.low} to {self.high}", value)
-        if self.size and sizes.setdefault(self.size, value) != value:
-            _refuse(where, f"{sizes[self.size]}, the size of the tensors", value)
+            _fail(where, "a whole number", value)
+        if not low <= value <= high:
+            _fail(where, f"a whole number from {low} to {high}", value)
+
+    return check
 
 
-@dataclass(frozen=True)
-class Optional(Rule):
+# --- rules made of rules --------------------------------------------------------------------------
+
+
+def optional(rule: Rule) -> Rule:
     """A value that may be missing (null)."""
 
-    rule: Rule
-
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Apply the rule to a value that is there."""
+    def check(value: Any, where: str, sizes: Sizes) -> None:
         if value is not None:
-            self.rule.check(value, where, sizes)
+            rule(value, where, sizes)
+
+    return check
 
 
-@dataclass(frozen=True)
-class Sequence(Rule):
+def list_of(rule: Rule, least: int = 0, size: str = "") -> Rule:
     """A list whose items obey one rule.
 
-    Attributes:
+    Args:
         rule: of the items.
-        least: the shortest length allowed.
+        least: the smallest length allowed.
         size: name of the size that the length has to equal.
     """
 
-    rule: Rule
-    least: int = 0
-    size: str = ""
-
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Refuse other types, other lengths and wrong items."""
+    def check(value: Any, where: str, sizes: Sizes) -> None:
         if not isinstance(value, list):
-            _refuse(where, "a list", value)
-        if len(value) < self.least:
-            _refuse(where, f"at least {self.least} items", value)
-        if self.size and sizes.setdefault(self.size, len(value)) != len(value):
-            _refuse(f"length of {where}", str(sizes[self.size]), len(value))
+            _fail(where, "a list", value)
+        if len(value) < least:
+            _fail(where, f"at least {least} items", value)
+        if size and sizes.setdefault(size, len(value)) != len(value):
+            _fail(f"length of {where}", str(sizes[size]), len(value))
         for i, item in enumerate(value):
-            self.rule.check(item, f"{where}[{i}]", sizes)
+            rule(item, f"{where}[{i}]", sizes)
+
+    return check
 
 
-@dataclass(frozen=True)
-class Table(Rule):
+def dict_of(rule: Rule) -> Rule:
     """A dict with any keys whose values obey one rule."""
 
-    rule: Rule
-
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Refuse other types and wrong values."""
+    def check(value: Any, where: str, sizes: Sizes) -> None:
         if not isinstance(value, dict):
-            _refuse(where, "a dict", value)
+            _fail(where, "a dict", value)
         for key, item in value.items():
-            self.rule.check(item, f"{where}[{key!r}]", sizes)
+            rule(item, f"{where}[{key!r}]", sizes)
+
+    return check
 
 
-@dataclass(frozen=True)
-class Record(Rule):
+def record(fields: Mapping[str, Rule] | None = None, **more: Rule) -> Rule:
     """A dict with known keys.
 
-    Attributes:
-        required: rules of the keys that have to be there.
-        optional: rules of the keys that may be there.
-        others: whether further keys are allowed, with any value.
+    Args:
+        fields: rules by key. A key "a?" stands for a key "a" that may be missing, "*" for any
+            other keys.
+        **more: further rules by key.
     """
+    rules = {**(fields or {}), **more}
+    required = [key for key in rules if not key.endswith(("?", "*"))]
+    known = {key.removesuffix("?"): rule for key, rule in rules.items()}
+    others = known.pop("*", None)
 
-    required: Mapping[str, Rule] = field(default_factory=dict)
-    optional: Mapping[str, Rule] = field(default_factory=dict)
-    others: bool = False
-
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Refuse other types, missing and unknown keys, and wrong values."""
+    def check(value: Any, where: str, sizes: Sizes) -> None:
         if not isinstance(value, dict):
-            _refuse(where, "a dict", value)
-        for key in self.required.keys() - value.keys():
-            _refuse(where, f"a key {key!r}", sorted(value))
+            _fail(where, "a dict", value)
+        for key in required:
+            if key not in value:
+                _fail(where, f"a key {key!r}", sorted(value))
         for key, item in value.items():
-            rule = self.required.get(key) or self.optional.get(key)
-            if rule is not None:
-                rule.check(item, f"{where}[{key!r}]", sizes)
-            elif not self.others:
-                _refuse(where, f"no key {key!r}", item)
+            rule = known.get(key, others)
+            if rule is None:
+                _fail(where, f"no key {key!r}", item)
+            rule(item, f"{where}[{key!r}]", sizes)
+
+    return check
 
 
-@dataclass(frozen=True)
-class Tagged(Rule):
+def tagged(
+    fields: Mapping[str, Mapping[str, Rule]],
+    key: str = "name",
+    others: Mapping[str, Rule] | None = None,
+) -> Rule:
     """A dict whose other keys depend on the text under one key.
 
-    Attributes:
+    Args:
+        fields: for each text, the rules of the other keys, as for `record`.
         key: the key.
-        rules: by text, the rule of the whole dict.
-        others: the rule for any other text; None refuses it.
+        others: the rules for any other text; None refuses it.
     """
+    rules = {tag: record({key: text(), **rest}) for tag, rest in fields.items()}
+    rest = None if others is None else record({key: text(), **others})
 
-    key: str
-    rules: Mapping[str, Rule]
-    others: Rule | None = None
-
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Refuse dicts without the key, unknown texts and wrong values."""
-        if not isinstance(value, dict) or not isinstance(value.get(self.key), str):
-            _refuse(where, f"a dict with text under {self.key!r}", value)
-        rule = self.rules.get(value[self.key], self.others)
+    def check(value: Any, where: str, sizes: Sizes) -> None:
+        if not isinstance(value, dict) or not isinstance(value.get(key), str):
+            _fail(where, f"a dict with text under {key!r}", value)
+        rule = rules.get(value[key], rest)
         if rule is None:
-            _refuse(f"{where}[{self.key!r}]", "one of " + ", ".join(self.rules), value[self.key])
-        rule.check(value, where, sizes)
+            _fail(f"{where}[{key!r}]", "one of " + ", ".join(rules), value[key])
+        rule(value, where, sizes)
+
+    return check
 
 
-@dataclass(frozen=True)
-class OneOf(Rule):
-    """A value that obeys one of several rules.
+def one_of(expected: str, *rules: Rule) -> Rule:
+    """A value that obeys one of several rules, which are tried in order.
 
-    Attributes:
+    Args:
         expected: what the rules allow, in words.
-        rules: tried in order.
+        *rules: the rules.
     """
 
-    expected: str
-    rules: tuple[Rule, ...]
+    def check(value: Any, where: str, sizes: Sizes) -> None:
+        for rule in rules:
+            with suppress(SchemaError):
+                return rule(value, where, sizes)
+        _fail(where, expected, value)
 
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Refuse a value that no rule allows."""
-        for rule in self.rules:
-            try:
-                rule.check(value, where, sizes)
-            except SchemaError:
-                continue
-            return
-        _refuse(where, self.expected, value)
+    return check
 
 
-@dataclass(frozen=True)
-class Deferred(Rule):
+def deferred(rule: Callable[[], Rule]) -> Rule:
     """A rule that is looked up when it is needed, for dicts that contain dicts like themselves."""
-
-    rule: Callable[[], Rule]
-
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Apply the rule."""
-        self.rule().check(value, where, sizes)
+    return lambda value, where, sizes: rule()(value, where, sizes)
 
 
-@dataclass(frozen=True)
-class Maximum(Rule):
-    """A rule and a bound on a whole that follows from the value.
-
-    Attributes:
-        rule: of the value.
-        total: the number to bound, from the value.
-        size: name of the size that it must not exceed.
-    """
-
-    rule: Rule
-    total: Callable[[Any], int]
-    size: str
-
-    def check(self, value: Any, where: str, sizes: Sizes) -> None:
-        """Refuse a value whose number is above the size."""
-        self.rule.check(value, where, sizes)
-        if (found := self.total(value)) > sizes[self.size]:
-            raise SchemaError(where, f"at most {sizes[self.size]} numbers, as stored", str(found))
+# --- tensors --------------------------------------------------------------------------------------
 
 
-class Array:
+def array(*dims: str | int | None, values: str = "real", finite: bool = True) -> TensorRule:
     """The shape and the values of a tensor.
 
     Args:
-        dims: its dimensions, sizes or names of sizes; None for any shape.
+        *dims: its dimensions, sizes or names of sizes; None for any shape.
         values: "real" for floating numbers, "whole", "index" for whole numbers of at least 0,
             "flag" for booleans, or "any".
-        finite: whether NaN and infinities are refused.
+        finite: refuse NaN and infinities.
     """
 
-    def __init__(self, *dims: str | int | None, values: str = "real", finite: bool = True) -> None:
-        self.dims, self.values, self.finite = dims, values, finite
-
-    def check(self, tensor: Tensor, where: str, sizes: Sizes) -> None:
-        """Refuse other dtypes, other shapes and wrong values."""
-        if self.dims != (None,):
-            self._check_shape(tensor, where, sizes)
+    def check(tensor: Tensor, where: str, sizes: Sizes) -> None:
+        shape = tuple(tensor.shape)
+        if dims != (None,):
+            if len(shape) != len(dims):
+                raise SchemaError(where, f"{len(dims)} dimensions", f"shape {shape}")
+            for dim, found in zip(dims, shape, strict=True):
+                size = sizes.setdefault(dim, found) if isinstance(dim, str) else dim
+                if found != size:
+                    raise SchemaError(where, f"{dim} = {size} in its shape", f"shape {shape}")
         kind = "real" if tensor.is_floating_point() else "whole"
         kind = "flag" if tensor.dtype == torch.bool else kind
-        expected = "whole" if self.values == "index" else self.values
+        expected = "whole" if values == "index" else values
         if expected not in ("any", kind):
-            _refuse(where, f"{expected} numbers" if expected != "flag" else "flags", kind)
-        if kind == "real" and self.finite and not bool(torch.isfinite(tensor).all()):
+            _fail(where, f"{expected} numbers" if expected != "flag" else "flags", kind)
+        if kind == "real" and finite and not bool(torch.isfinite(tensor).all()):
             raise SchemaError(where, "finite numbers", "NaN or infinite ones")
-        if self.values == "index" and tensor.numel() and int(tensor.min()) < 0:
+        if values == "index" and tensor.numel() and int(tensor.min()) < 0:
             raise SchemaError(where, "whole numbers of at least 0", str(int(tensor.min())))
 
-    def _check_shape(self, tensor: Tensor, where: str, sizes: Sizes) -> None:
-        shape = tuple(tensor.shape)
-        if len(shape) != len(self.dims):
-            raise SchemaError(where, f"{len(self.dims)} dimensions", f"shape {shape}")
-        for dim, found in zip(self.dims, shape, strict=True):
-            expected = sizes.setdefault(dim, found) if isinstance(dim, str) else dim
-            if found != expected:
-                raise SchemaError(where, f"{dim} = {expected} in its shape", f"shape {shape}")
+    return check
 
 
-Arrays = Mapping[str, Array]
+Tensors = Mapping[str, TensorRule]
 
 
 @dataclass(frozen=True)
@@ -378,38 +305,37 @@ class Schema:
 
     Attributes:
         facts: the rule of its facts.
-        tensors: the rules of its tensors by name, or a function from the facts (which have been
-            checked for their types then) to these. "state.*" stands for any number of tensors
-            whose names start with "state.", "*" for any other tensors, and "a?" for a
-            tensor "a" that may be missing.
+        tensors: the rules of its tensors by name, or a function from the facts (whose types have
+            been checked by then) to these. "state.*" stands for any number of tensors whose names
+            start with "state.", "*" for any other tensors, and "a?" for a tensor "a" that may be
+            missing.
     """
 
     facts: Rule
-    tensors: Arrays | Callable[[dict[str, Any]], Arrays] = field(default_factory=dict)
+    tensors: Tensors | Callable[[dict[str, Any]], Tensors] = field(default_factory=dict)
+
+    def tensor_rules(self, facts: dict[str, Any]) -> Tensors:
+        """The rules of the tensors of an artifact with these facts."""
+        return self.tensors(facts) if callable(self.tensors) else self.tensors
 
     def check(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         """Raise `SchemaError` for tensors and facts that do not fit the schema or each other."""
-        stored = sum(tensor.numel() for tensor in tensors.values())
-        self.facts.check(facts, "facts", {"stored": stored})  # types, for `self.tensors`
-        arrays = self.tensors(facts) if callable(self.tensors) else self.tensors
-        sizes: Sizes = {"stored": stored}
-        for name in arrays.keys() - tensors.keys():
+        sizes: Sizes = {"stored": sum(tensor.numel() for tensor in tensors.values())}
+        self.facts(facts, "facts", dict(sizes))  # before `tensor_rules` uses the facts
+        rules = self.tensor_rules(facts)
+        for name in rules.keys() - tensors.keys():
             if not name.endswith(("*", "?")):
                 raise SchemaError("tensors", f"a tensor {name!r}", "none")
         for name in sorted(tensors):
-            _rule_of(name, arrays).check(tensors[name], f"tensor {name!r}", sizes)
-        self.facts.check(facts, "facts", sizes)
+            rule = _rule_of(name, rules)
+            if rule is None:
+                raise SchemaError("tensors", f"no tensor {name!r}", "one")
+            rule(tensors[name], f"tensor {name!r}", sizes)
+        self.facts(facts, "facts", sizes)
 
 
-def _rule_of(name: str, arrays: Arrays) -> Array:
-    """The rule of a tensor: its own, or the longest prefix that it has."""
-    for key in (name, f"{name}?"):
-        if key in arrays:
-            return arrays[key]
+def _rule_of(name: str, rules: Tensors) -> TensorRule | None:
+    """The rule of a tensor: its own, that of its longest prefix, or that of any other tensor."""
     parts = name.split(".")
-    for n in range(len(parts) - 1, 0, -1):
-        if (found := arrays.get(".".join(parts[:n]) + ".*")) is not None:
-            return found
-    if "*" in arrays:
-        return arrays["*"]
-    raise SchemaError("tensors", f"no tensor {name!r}", "one")
+    prefixes = (".".join(parts[:n]) + ".*" for n in range(len(parts) - 1, 0, -1))
+    return next((rules[key] for key in (name, f"{name}?", *prefixes, "*") if key in rules), None)

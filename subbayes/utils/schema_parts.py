@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 from subbayes.utils.schema import (
-    Array,
-    Deferred,
-    Flag,
-    Json,
-    Maximum,
-    Number,
-    OneOf,
-    Optional,
-    Record,
     Rule,
-    Sequence,
-    Table,
-    Tagged,
-    Text,
-    Whole,
+    SchemaError,
+    Sizes,
+    TensorRule,
+    anything,
+    array,
+    boolean,
+    deferred,
+    dict_of,
+    list_of,
+    number,
+    one_of,
+    optional,
+    record,
+    tagged,
+    text,
+    whole,
 )
 
 __all__ = [
@@ -37,172 +40,140 @@ __all__ = [
     "PROBABILITY",
     "SUBSPACE",
     "draws_tensors",
-    "numbers",
     "subspace_tensors",
 ]
 
-POSITIVE = Number(above=0)
-PROBABILITY = Number(above=0, below=1)
-FACTS = Table(Json())
+POSITIVE = number(above=0)
+PROBABILITY = number(above=0, below=1)
+FACTS = dict_of(anything)
 """Facts that are shown or compared, and never computed with."""
 
 
-def numbers(low: float = -float("inf")) -> Rule:
-    """A number, or lists of numbers of any depth."""
-    number = Number(low=low)
-    rule: Rule = number
+def _numbers(low: float = -math.inf) -> Rule:
+    """A number, or lists of numbers nested up to three levels deep."""
+    rule = single = number(low)
     for _ in range(3):
-        rule = OneOf("numbers in a finite range", (number, Sequence(rule)))
+        rule = one_of("numbers in a finite range", single, list_of(rule))
     return rule
 
 
-def _weights(settings: dict[str, Any]) -> int:
-    """Number of weights of an MLP."""
-    widths = [settings["n_inputs"], *settings["hidden"], settings["n_outputs"]]
-    return sum((before + 1) * after for before, after in pairwise(widths))
-
-
-MLP = Maximum(
-    Record(
-        {
-            "n_inputs": Whole(1),
-            "hidden": Sequence(Whole(1)),
-            "n_outputs": Whole(1),
-            "activation": Text(("relu", "tanh", "silu", "gelu")),
-            "dropout": Number(low=0, below=1),
-        }
-    ),
-    _weights,
-    "stored",
+_mlp = record(
+    n_inputs=whole(1),
+    hidden=list_of(whole(1)),
+    n_outputs=whole(1),
+    activation=text("relu", "tanh", "silu", "gelu"),
+    dropout=number(0, below=1),
 )
-"""Settings of an `MLP`, with at most as many weights as the artifact stores numbers."""
 
-NETWORK = Record(
-    {"architecture": Text(), "names": Sequence(Text(), least=1), "module": Optional(MLP)}
-)
+
+def MLP(value: Any, where: str, sizes: Sizes) -> None:
+    """Settings of an `MLP`, with at most as many weights as the artifact stores numbers."""
+    _mlp(value, where, sizes)
+    widths = [value["n_inputs"], *value["hidden"], value["n_outputs"]]
+    weights = sum((before + 1) * after for before, after in pairwise(widths))
+    if weights > sizes["stored"]:
+        raise SchemaError(where, f"at most {sizes['stored']} numbers, as stored", str(weights))
+
+
+NETWORK = record(architecture=text(), names=list_of(text(), least=1), module=optional(MLP))
 NETWORK_TENSORS = {
-    "network.frozen.*": Array(None, values="any"),
-    "network.mask.*": Array(None, values="flag"),
+    "network.frozen.*": array(None, values="any"),
+    "network.mask.*": array(None, values="flag"),
 }
 
-LIKELIHOOD: Rule = Tagged(
-    "name",
+_noise = one_of(
+    "numbers of at least 0, 'learned' or 'per-observation'",
+    _numbers(0),
+    text("learned", "per-observation"),
+)
+_variance = one_of("numbers of at least 0 or 'learned'", _numbers(0), text("learned"))
+
+LIKELIHOOD: Rule = tagged(
     {
-        "Gaussian": Record(
-            {
-                "name": Text(),
-                "noise": OneOf(
-                    "numbers of at least 0, 'learned' or 'per-observation'",
-                    (numbers(0), Text(("learned", "per-observation"))),
-                ),
-            }
-        ),
-        "HeteroscedasticGaussian": Record(
-            {
-                "name": Text(),
-                "global_variance": OneOf(
-                    "numbers of at least 0 or 'learned'", (numbers(0), Text(("learned",)))
-                ),
-            }
-        ),
-        "Standardized": Record(
-            {
-                "name": Text(),
-                "likelihood": Deferred(lambda: LIKELIHOOD),
-                "shift": Sequence(Number(), least=1),
-                "scale": Sequence(POSITIVE, least=1),
-            }
-        ),
-        "Categorical": Record({"name": Text(), "n_classes": Optional(Whole(0))}),
+        "Gaussian": {"noise": _noise},
+        "HeteroscedasticGaussian": {"global_variance": _variance},
+        "Standardized": {
+            "likelihood": deferred(lambda: LIKELIHOOD),
+            "shift": list_of(number(), least=1),
+            "scale": list_of(POSITIVE, least=1),
+        },
+        "Categorical": {"n_classes": optional(whole())},
     },
-    Record({"name": Text()}, others=True),
+    others={"*": anything},
 )
 
-PRIOR = Record(
+PRIOR = record(
+    name=text("Normal"), scale=_numbers(0), mean=_numbers(), covariance=optional(_numbers())
+)
+
+SUBSPACE: Rule = tagged(
     {
-        "name": Text(("Normal",)),
-        "scale": numbers(0),
-        "mean": numbers(),
-        "covariance": Optional(numbers()),
+        **dict.fromkeys(
+            ("DenseSubspace", "CoordinateSubspace", "FullSubspace"), {"rank": whole(1)}
+        ),
+        "RandomSubspace": {"rank": whole(1), "seed": whole()},
+        "JointSubspace": {
+            "rank": whole(1),
+            "effects": whole(1),
+            "inner": deferred(lambda: SUBSPACE),
+        },
     }
 )
 
-SUBSPACE: Rule = Tagged(
-    "name",
-    {name: Record({"name": Text(), "rank": Whole(1)})
-     for name in ("DenseSubspace", "CoordinateSubspace", "FullSubspace")}
-    | {
-        "RandomSubspace": Record({"name": Text(), "rank": Whole(1), "seed": Whole()}),
-        "JointSubspace": Record(
-            {
-                "name": Text(),
-                "rank": Whole(1),
-                "effects": Whole(1),
-                "inner": Deferred(lambda: SUBSPACE),
-            }
-        ),
-    },
-)  # fmt: skip
 
-
-def subspace_tensors(config: Mapping[str, Any], prefix: str = "subspace") -> dict[str, Array]:
+def subspace_tensors(config: Mapping[str, Any], prefix: str = "subspace") -> dict[str, TensorRule]:
     """The tensors of a subspace."""
     D, k = f"{prefix} size", f"{prefix} rank"
     if config["name"] == "JointSubspace":
         return subspace_tensors(config["inner"], f"{prefix}.inner")
-    arrays = {f"{prefix}.shift": Array(D)}
+    rules = {f"{prefix}.shift": array(D)}
     if config["name"] == "DenseSubspace":
-        arrays[f"{prefix}.basis"] = Array(config["rank"], D)
+        rules[f"{prefix}.basis"] = array(config["rank"], D)
     if config["name"] == "CoordinateSubspace":
-        arrays[f"{prefix}.indices"] = Array(k, values="index")
-    return arrays
+        rules[f"{prefix}.indices"] = array(k, values="index")
+    return rules
 
 
-DRAWS = Record(
-    {
-        "meta": Record(
-            optional={
-                "seed": Whole(high=2**128),
-                "warmup": Optional(Whole()),
-                "thin": Whole(1),
-                "seconds": Number(low=0),
-            },
-            others=True,
-        ),
-        "engine": Text(),
-        "validity": Text(("exact", "approximation", "ensemble")),
-        "independent": Flag(),
-        "prediction": Text(("network", "linearised")),
-        "temperature": POSITIVE,
-        "pareto_k": Optional(Number(finite=False)),
-        "converged": Optional(Flag()),
-        "log_evidence": Optional(Number(finite=False)),
-        "log_evidence_error": Optional(Number(finite=False)),
-    }
+DRAWS = record(
+    meta=record(
+        {
+            "seed?": whole(high=2**128),
+            "warmup?": optional(whole()),
+            "thin?": whole(1),
+            "seconds?": number(0),
+            "*": anything,
+        }
+    ),
+    engine=text(),
+    validity=text("exact", "approximation", "ensemble"),
+    independent=boolean,
+    prediction=text("network", "linearised"),
+    temperature=POSITIVE,
+    pareto_k=optional(number(finite=False)),
+    converged=optional(boolean),
+    log_evidence=optional(number(finite=False)),
+    log_evidence_error=optional(number(finite=False)),
 )
 """Facts of a sampling run."""
 
 
-def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, Array]:
-    """Draws, their statistics, and the moments of an approximation."""
-    arrays = {
-        "z": Array("chains", "draws", rank),
-        "stats.*": Array("chains", "draws", values="any", finite=False),
-        "moments.mean?": Array(rank),
-        "moments.sd?": Array(rank),
-        "moments.covariance?": Array(rank, rank),
+def draws_tensors(rank: int | str, prediction: str = "network") -> dict[str, TensorRule]:
+    """Draws, their statistics, and the moments of an approximation, which `linearised` requires."""
+    missing = "" if prediction == "linearised" else "?"
+    return {
+        "z": array("chains", "draws", rank),
+        "stats.*": array("chains", "draws", values="any", finite=False),
+        f"moments.mean{missing}": array(rank),
+        f"moments.sd{missing}": array(rank),
+        f"moments.covariance{missing}": array(rank, rank),
     }
-    if prediction == "linearised":
-        arrays |= {f"moments.{n}": arrays[f"moments.{n}?"] for n in ("mean", "sd", "covariance")}
-    return arrays
 
 
-CHOICE = Record(
-    {
-        "temperatures": Sequence(POSITIVE, least=1),
-        "scores": Sequence(Number(finite=False), least=1),
-        "standard_errors": Sequence(Number(finite=False)),
-        "pareto_k": Sequence(Number(finite=False)),
-        "by": Text(("loo", "validation")),
-    }
+CHOICE = record(
+    temperatures=list_of(POSITIVE, least=1),
+    scores=list_of(number(finite=False), least=1),
+    standard_errors=list_of(number(finite=False)),
+    pareto_k=list_of(number(finite=False)),
+    by=text("loo", "validation"),
 )
+"""The choice of a temperature."""

@@ -24,7 +24,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured import SemiStructuredRegression
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.utils import artifact
-from subbayes.utils.kinds import CHECKPOINTS, LOADERS, SCHEMAS
+from subbayes.utils.kinds import LOADERS, SCHEMAS
 from subbayes.utils.saving import Saveable, rebuild
 
 X = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
@@ -195,7 +195,8 @@ def _plain(facts: Any) -> Any:
 
 
 def test_every_kind_has_a_loader_and_a_schema() -> None:
-    assert SCHEMAS.keys() == {*LOADERS, *CHECKPOINTS}
+    assert SCHEMAS.keys() > LOADERS.keys()
+    assert all(kind.endswith("-checkpoint") for kind in SCHEMAS.keys() - LOADERS.keys())
     for kind in LOADERS:
         with pytest.raises((InputError, subbayes.InputTypeError, KeyError, AttributeError)):
             rebuild(kind, {}, {}, {})  # the function is found and finds nothing to rebuild
