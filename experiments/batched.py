@@ -25,7 +25,7 @@ from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.loop import Trainable, run
 from subbayes.training.minibatches import batch_sizes
 from subbayes.training.trainer import SwaResult
-from subbayes.utils.seeding import derive
+from subbayes.utils.seeding import derive_seed
 
 __all__ = ["Members", "Table", "average", "train"]
 
@@ -208,7 +208,7 @@ class _Rows(Trainable):
         self.y = torch.stack([t.likelihood.standardize(t.y).to(self.inputs) for t in tables])[
             ..., None
         ]
-        self.generators = [torch.Generator().manual_seed(derive(t.seed, 0)) for t in tables]
+        self.generators = [torch.Generator().manual_seed(derive_seed(t.seed, 0)) for t in tables]
         widths = [self.inputs.shape[2], *start.hidden, 2]
         self.shapes = list(zip(widths[1:], widths, strict=False))
         self.decay = torch.tensor(weight_decay)[:, None].repeat(1, self.rows.shape[1])

@@ -288,7 +288,7 @@ def _lines() -> dict[str, tuple[str, str]]:
 
 def _figure3(m: Record, path: Path) -> None:
     """Relative error and log-trace by corruption; larger markers are larger ranks."""
-    from subbayes.plots.style import INK, grid, labelled
+    from subbayes.plots.style import INK, grid, label_axes
 
     kinds = m["corrupted"]
     ranks = list(next(iter(kinds.values()))["bound"])
@@ -314,7 +314,7 @@ def _figure3(m: Record, path: Path) -> None:
         axes[k][0].set_xticks(
             range(len(kinds)), list(kinds) if k else [""] * len(kinds), rotation=40, ha="right"
         )
-        labelled(axes[k][0], "", MEASURES[k])
+        label_axes(axes[k][0], "", MEASURES[k])
     axes[1][0].scatter(
         range(len(kinds)),
         [c["log_trace"] for c in kinds.values()],

@@ -131,7 +131,7 @@ def curves(
         lines: colour and line style by subspace.
         first: labels go to the first data set.
     """
-    from subbayes.plots.style import INK, labelled
+    from subbayes.plots.style import INK, label_axes
 
     lowest = math.inf
     for label, (color, style) in lines.items():
@@ -170,7 +170,7 @@ def curves(
     column[1].set_ylim(lowest - 0.8, means["log_trace"] + 0.8)
     for k, ax in enumerate(column):
         ax.set_xscale("log")
-        labelled(ax, "s" if k == 2 else "", MEASURES[k] if first else "")
+        label_axes(ax, "s" if k == 2 else "", MEASURES[k] if first else "")
 
 
 def save(axes: Sequence[Sequence[Any]], path: str | Path) -> None:

@@ -44,7 +44,7 @@ def figure(found: Mapping[str, Sequence[Record]]) -> Figure:
         ax.set_title(f"fold {place}" if place else "all folds together", fontsize=10)
         ax.set_yticks([])
         ax.set_ylim(bottom=0)
-        style.labelled(ax, "log odds for 10 years", "density" if i % columns == 0 else "")
+        style.label_axes(ax, "log odds for 10 years", "density" if i % columns == 0 else "")
     for ax in cells[len(places) :]:
         ax.set_axis_off()
     handles, names = cells[0].get_legend_handles_labels()

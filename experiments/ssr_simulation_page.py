@@ -44,7 +44,7 @@ def figure(
                 flierprops={"markersize": 2},
                 medianprops={"color": style.BLUE, "linewidth": 1.6},
             )
-            style.labelled(ax, "k", units[moment])
+            style.label_axes(ax, "k", units[moment])
             if moment == "mean":
                 ax.set_title(f"{family}, differences from all weights", fontsize=10, loc="left")
         ax = row[-1]
@@ -56,7 +56,7 @@ def figure(
             if method in (subspaces[0], reference):
                 low, high = wilson_interval(share, count)
                 ax.fill_between(levels, low, high, color=colour, alpha=0.12, linewidth=0)
-        style.labelled(ax, "level of the interval", "coverage")
+        style.label_axes(ax, "level of the interval", "coverage")
         style.legend(ax, columns=2)
     found_figure = axes[0][0].figure
     assert isinstance(found_figure, Figure)

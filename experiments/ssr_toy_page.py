@@ -39,7 +39,7 @@ def figure(
         top.plot(train["u"], level, ".", color=style.INK, markersize=3)
         top.set_ylim(-3.5, 3.5)
         top.set_title(name, fontsize=10)
-        style.labelled(top, "u", "y of the first category" if column == 0 else "")
+        style.label_axes(top, "u", "y of the first category" if column == 0 else "")
         if reference in records:
             below.plot(
                 *np.array(records[reference]["theta"]),
@@ -53,7 +53,7 @@ def figure(
         center = np.array(records[next(iter(records))]["mean"])
         below.set_xlim(center[0] - 0.35, center[0] + 0.35)
         below.set_ylim(center[1] - 0.35, center[1] + 0.35)
-        style.labelled(below, "theta 1", "theta 2" if column == 0 else "")
+        style.label_axes(below, "theta 1", "theta 2" if column == 0 else "")
     found = axes[0][0].figure
     assert isinstance(found, Figure)
     return found

@@ -180,7 +180,7 @@ def table(name: str, records: list[dict[str, Any]]) -> str:
 
 def figure(results: dict[str, Any], path: Path) -> None:
     """Relative error against the size, one panel for each table."""
-    from subbayes.plots.style import COLORS, grid, labelled, save
+    from subbayes.plots.style import COLORS, grid, label_axes, save
 
     (axes,) = grid(1, len(results), 3.6, 3.2)
     for ax, (name, records) in zip(axes, results.items(), strict=True):
@@ -197,6 +197,6 @@ def figure(results: dict[str, Any], path: Path) -> None:
         ax.set_xscale("log")
         ax.set_ylim(0, 1.03)
         ax.text(0.03, 0.04, name.replace("_", " "), transform=ax.transAxes)
-        labelled(ax, "weights in the subnetwork", "relative error" if ax is axes[0] else "")
+        label_axes(ax, "weights in the subnetwork", "relative error" if ax is axes[0] else "")
     axes[0].figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     save(axes[0].figure, path)

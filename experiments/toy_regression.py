@@ -37,7 +37,7 @@ from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.curve import connect
 from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError, check_count
-from subbayes.utils.seeding import derive, forked
+from subbayes.utils.seeding import derive_seed, fork_rng
 
 FILE = "toy_regression/drbayes_data.npy"
 CLUSTERS = ((-7.2, -4.8), (-1.2, 1.2), (4.8, 7.2))
@@ -133,8 +133,8 @@ def twin(seed: int, like: Points, plan: Plan) -> Points:
     Weights are N(0, 2 / fan-in), biases N(0, 0.1^2); the function is shifted and scaled to the
     mean and the spread of the paper's targets.
     """
-    module = MLP(2, plan.hidden, 1, seed=derive(seed, 0))
-    with forked(derive(seed, 1)), torch.no_grad():
+    module = MLP(2, plan.hidden, 1, seed=derive_seed(seed, 0))
+    with fork_rng(derive_seed(seed, 1)), torch.no_grad():
         for p in module.parameters():
             p.copy_(torch.randn_like(p) * ((2 / p.shape[1]) ** 0.5 if p.ndim == 2 else 0.1))
         f, grid = (module(features(at))[:, 0].double().numpy() for at in (like.x, GRID))
@@ -183,7 +183,9 @@ def trained(points: Points, plan: Plan, seed: int, keep: Keep) -> Trained:
             "curve_epochs",
         )
     } | {"data": points.name, "seed": seed}
-    kept = keep(f"{points.name} training", settings, lambda: _train(points, plan, derive(seed, 11)))
+    kept = keep(
+        f"{points.name} training", settings, lambda: _train(points, plan, derive_seed(seed, 11))
+    )
     recorder = TrajectoryRecorder(max_snapshots=plan.snapshots)
     for weights in torch.from_numpy(kept["snapshots"]):
         recorder.update(weights)
@@ -210,11 +212,11 @@ def _train(points: Points, plan: Plan, seed: int) -> tuple[Arrays, Record]:
     results = []
     for s in range(2):
         first = train(
-            MLP(2, plan.hidden, 1, seed=derive(seed, s)),
+            MLP(2, plan.hidden, 1, seed=derive_seed(seed, s)),
             unit,
             points.data,
             training,
-            seed=derive(seed, s),
+            seed=derive_seed(seed, s),
             progress=False,
         )
         results.append(
@@ -224,7 +226,7 @@ def _train(points: Points, plan: Plan, seed: int) -> tuple[Arrays, Record]:
                 points.data,
                 training,
                 every=plan.path_epochs // plan.snapshots,
-                seed=derive(seed, s),
+                seed=derive_seed(seed, s),
                 progress=False,
             )
         )
@@ -319,15 +321,15 @@ def run_method(
 ) -> tuple[Arrays, Record]:
     """Curves of a method on the grid, (S, 201), with the coordinates drawn where it has any."""
     if method == "GP":
-        return _gp(points, derive(seed, 7))
+        return _gp(points, derive_seed(seed, 7))
     if method == "SWAG":
-        weights = model.recorder.swag(500, derive(seed, 6), plan.swag_scale)
+        weights = model.recorder.swag(500, derive_seed(seed, 6), plan.swag_scale)
         return {"curves": _curves(model, weights)}, {"draws": 500}
     if method == "full-space VI":
-        return _full_vi(points, model, plan, derive(seed, 5))
+        return _full_vi(points, model, plan, derive_seed(seed, 5))
     subspace, engine = method.split(" + ")
-    posterior = posterior_of(subspace, points, model, plan, derive(seed, 3))
-    draws = sampled(engine, posterior, plan, derive(seed, 4))
+    posterior = posterior_of(subspace, points, model, plan, derive_seed(seed, 3))
+    draws = sampled(engine, posterior, plan, derive_seed(seed, 4))
     outputs = posterior.predict(draws, features(GRID), n_draws=500).outputs
     arrays = {"curves": outputs[..., 0].numpy().astype(np.float32), "z": draws.z}
     return arrays, _facts(draws)

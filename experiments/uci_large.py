@@ -45,7 +45,7 @@ from subbayes.inference.variational.variational import MeanFieldVI
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.trainer import SwaResult, TrainingResult, train
 from subbayes.utils.checks import InputError, check_count
-from subbayes.utils.seeding import derive
+from subbayes.utils.seeding import derive_seed
 
 DATASETS = ("elevators", "skillcraft", "pol", "protein", "keggdirected", "keggundirected")
 METHODS = ("SGD", "SWAG", "PCA + ESS", "PCA + VI")
@@ -206,7 +206,7 @@ def initial(table: Table, plan: Plan) -> MLP:
     """
     rows = table.inputs[:2000]
     for i in range(100):
-        module = MLP(rows.shape[1], plan.hidden, 2, seed=derive(table.seed, i))
+        module = MLP(rows.shape[1], plan.hidden, 2, seed=derive_seed(table.seed, i))
         with torch.no_grad():
             alive = (module.layers[:-1](rows) > 0).double().mean(0)
         if float(alive.min()) >= 0.1:
@@ -255,7 +255,7 @@ def tuning_case(X: Array, y: Array, mask: Array, plan: Plan) -> Case:
     n = round(plan.validation * len(rows))
     low, high = X[rows[n:]].min(0), X[rows[n:]].max(0)
     inside = ((X[rows[:n]] >= low) & (X[rows[:n]] <= high)).all(1)
-    return case(X, y, rows[n:], rows[:n][inside], derive(0, 1))
+    return case(X, y, rows[n:], rows[:n][inside], derive_seed(0, 1))
 
 
 def tried(c: Case, plan: Plan, learning_rate: float, device: str) -> list[Record]:
@@ -360,7 +360,7 @@ def run_table(
     for split, mask in enumerate(masks[:splits]):
         key = key_of(f"{name}-{split:02d}", settings | {"split": split})
         if key not in store:
-            c = case(X, y, np.flatnonzero(~mask), np.flatnonzero(mask), derive(split))
+            c = case(X, y, np.flatnonzero(~mask), np.flatnonzero(mask), derive_seed(split))
             record = run_split(c, plan, choice, device)
             store.put(key, settings | {"kind": "split", "split": split} | record)
             found = record["methods"]

@@ -53,7 +53,7 @@ from subbayes.inference.variational.variational import MeanFieldVI
 from subbayes.predictions.averaging import average
 from subbayes.training.trainer import SwaResult
 from subbayes.utils.checks import InputError, check_count
-from subbayes.utils.seeding import derive
+from subbayes.utils.seeding import derive_seed
 
 DATASETS = ("yacht", "boston", "energy", "concrete", "naval")
 METHODS = ("SGD", "SWAG", "PCA + ESS", "PCA + VI")
@@ -277,7 +277,7 @@ def tuning_cases(X: Array, y: Array, masks: Array, plan: Plan) -> list[Case]:
             rows = np.flatnonzero(~masks[split])
             order = np.random.default_rng([split, v]).permutation(rows)
             n = round(plan.validation * len(rows))
-            cases.append(case(X, y, order[n:], order[:n], derive(split, v)))
+            cases.append(case(X, y, order[n:], order[:n], derive_seed(split, v)))
     return cases
 
 
@@ -552,7 +552,9 @@ def run_table(
 
 def case_of(X: Array, y: Array, masks: Array, split: int) -> Case:
     """Training and test rows of a split."""
-    return case(X, y, np.flatnonzero(~masks[split]), np.flatnonzero(masks[split]), derive(split))
+    return case(
+        X, y, np.flatnonzero(~masks[split]), np.flatnonzero(masks[split]), derive_seed(split)
+    )
 
 
 def _filled(

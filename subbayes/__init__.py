@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from subbayes.utils.namespace import lazy
+from subbayes.utils.namespace import lazy_imports
 
 if TYPE_CHECKING:
     __version__: str
@@ -53,4 +53,4 @@ _ROOMS = (
 )
 
 __all__ = sorted(_NAMES)
-__getattr__, __dir__ = lazy(__name__, _NAMES, _ROOMS)
+__getattr__, __dir__ = lazy_imports(__name__, _NAMES, _ROOMS)

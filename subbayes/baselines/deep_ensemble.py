@@ -16,7 +16,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.many import train_many
 from subbayes.training.trainer import TrainingResult
 from subbayes.utils.checks import check_count, fail
-from subbayes.utils.seeding import derive
+from subbayes.utils.seeding import derive_seed
 
 __all__ = ["ensemble_from_results", "deep_ensemble"]
 
@@ -69,7 +69,7 @@ def deep_ensemble(
         >>> ensemble.predict(data[0]).n_draws
         3
     """
-    seeds = [derive(seed, s) for s in range(check_count("members", members))]
+    seeds = [derive_seed(seed, s) for s in range(check_count("members", members))]
     starts = [fresh(module, factory, own) for own in seeds]
     return ensemble_from_results(
         train_many(

@@ -26,7 +26,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.saving import network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import average, with_noise
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.artifact import under, within
+from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import check_count, fail
 
 __all__ = ["WeightSamples", "rebuild", "stack_likelihoods"]
@@ -161,7 +161,7 @@ class WeightSamples(Predictor):
         found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
         found["weights"] = self.weights
         for s, own in enumerate(self.frozen or ()):
-            found |= within(f"buffers.{s}", own)
+            found |= add_prefix(f"buffers.{s}", own)
         return found
 
     def facts(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def rebuild(
     """
     weights = tensors["weights"]
     network = network_from(tensors, facts["network"], weights[0], module, output)
-    buffers = [under(f"buffers.{s}", tensors) for s in range(len(weights))]
+    buffers = [strip_prefix(f"buffers.{s}", tensors) for s in range(len(weights))]
     return WeightSamples(
         network,
         weights,

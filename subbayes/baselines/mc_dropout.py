@@ -26,7 +26,7 @@ from subbayes.predictions.averaging import input_batches, with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.trainer import TrainingResult
 from subbayes.utils.checks import check_count, fail, fail_type
-from subbayes.utils.seeding import derive, forked
+from subbayes.utils.seeding import derive_seed, fork_rng
 from subbayes.utils.types import Inputs
 
 __all__ = ["McDropout", "mc_dropout", "rebuild"]
@@ -223,11 +223,11 @@ class Mask(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """a x + b."""
         one_row = torch.ones_like(x[:1])
-        seed = derive(self.seed, self.draw, self.call)
+        seed = derive_seed(self.seed, self.draw, self.call)
         self.call += 1
-        with forked(seed, x.device):
+        with fork_rng(seed, x.device):
             of_zeros = self.layer(torch.zeros_like(one_row))
-        with forked(seed, x.device):
+        with fork_rng(seed, x.device):
             of_ones = self.layer(one_row)
         return of_zeros + x * (of_ones - of_zeros)
 
@@ -236,7 +236,7 @@ def _replace(module: nn.Module, seed: int) -> list[Mask]:
     """Put masks in place of dropout layers, one for each layer however often it is used."""
     masks: dict[int, Mask] = {}
     for parent, name, layer in list(_dropouts(module)):
-        mask = masks.setdefault(id(layer), Mask(layer, derive(seed, len(masks))))
+        mask = masks.setdefault(id(layer), Mask(layer, derive_seed(seed, len(masks))))
         setattr(parent, name, mask)
     return list(masks.values())
 

@@ -21,7 +21,7 @@ from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_positive, fail
-from subbayes.utils.saving import nested, rebuild
+from subbayes.utils.saving import nested_facts, rebuild
 from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["ScaledNoise", "TemperatureScaled", "temperature_scaling"]
@@ -108,7 +108,7 @@ class TemperatureScaled(Predictor):
 
     def facts(self) -> dict[str, Any]:
         """The base and the temperature."""
-        return {"model": nested(self.base), "temperature": self.temperature}
+        return {"model": nested_facts(self.base), "temperature": self.temperature}
 
     def _parts(self) -> tuple[Any, Any]:
         return self.base.network, self.base.likelihood

@@ -14,7 +14,7 @@ import typer
 
 from subbayes.cli import compare, demo, evaluate, export, fit, predict, report
 from subbayes.cli.console import COMMAND, complain, in_one_line, in_their_words, say
-from subbayes.utils.progress import ANNOUNCE
+from subbayes.utils.progress import STAGE_LISTENER
 from subbayes.utils.version import __version__
 
 __all__ = ["app", "main", "run"]
@@ -92,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             COMMAND.set(f"subbayes {shlex.join(words)}")
-            ANNOUNCE.set(say)
+            STAGE_LISTENER.set(say)
             code = app(words, prog_name="subbayes", standalone_mode=False)
             sys.stdout.flush()
         return _interrupted() if code == 130 else int(code or 0)

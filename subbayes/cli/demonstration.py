@@ -36,8 +36,8 @@ from subbayes.training.configuration import Training
 from subbayes.training.trainer import train
 from subbayes.utils.checks import check_count
 from subbayes.utils.files import atomic_write_text
-from subbayes.utils.own_files import OwnFiles
-from subbayes.utils.progress import bar
+from subbayes.utils.overwritable_files import OverwritableFiles
+from subbayes.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,7 +179,7 @@ def run(
         InputError: a folder with files of the same names that are not the demo's.
     """
     check_count("seed", seed, 0)
-    files = OwnFiles(out, FILES)
+    files = OverwritableFiles(out, FILES)
     with _one_thread():
         return _run(files, seed, progress, settings, scales, members, show)
 
@@ -196,7 +196,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _run(
-    files: OwnFiles,
+    files: OverwritableFiles,
     seed: int,
     progress: bool | None,
     settings: TableSettings,
@@ -301,7 +301,7 @@ def _prior_scale(
     )
     module, plan = make_module(settings, likelihood, *data), settings.training
     scores = []
-    with bar(len(scales), "Choosing the prior", progress, "scales") as steps:
+    with progress_bar(len(scales), "Choosing the prior", progress, "scales") as steps:
         for scale in scales:
             result = train(
                 module,
@@ -347,7 +347,7 @@ def _write(demo: Demo, rows: _Rows, seed: int, progress: bool | None) -> None:
 
     folder, comparison = demo.folder, demo.comparison
     drawings = _drawings(demo)
-    with bar(len(drawings) + 3, "Writing", progress, "files") as steps:
+    with progress_bar(len(drawings) + 3, "Writing", progress, "files") as steps:
         demo.model.save(folder / "model", overwrite=True)
         for name in ("train", "validation", "test"):
             atomic_write_text(folder / f"{name}.csv", getattr(rows, name).to_csv(index=False))

@@ -22,7 +22,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import input_batches
 from subbayes.utils.checks import fail
-from subbayes.utils.memory import available, check_memory
+from subbayes.utils.memory import available_memory, check_memory
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["Jacobian", "check_joint", "curvature_root"]
@@ -167,7 +167,7 @@ class Jacobian:
     @property
     def _wide(self) -> int:
         """Inputs of a block where blocks meet each other: as many as there is room for."""
-        there = available()
+        there = available_memory()
         room = 0 if there is None or self.memory_limit != _DEFAULT else there // _SHARE
         return max(self.step, room // self.row_bytes)
 

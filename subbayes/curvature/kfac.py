@@ -34,7 +34,7 @@ from subbayes.curvature.gram import Piece
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer
 from subbayes.curvature.precision import Precision
-from subbayes.utils.memory import available
+from subbayes.utils.memory import available_memory
 
 __all__ = ["Kfac"]
 
@@ -128,7 +128,7 @@ class Kfac(Precision):
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
         """Rows of the Jacobian, as many as there is room for, through the covariance."""
         X = self.jacobian(inputs)
-        most = max(_LEAST, (available() or 0) // _SHARE) // (8 * X.size)
+        most = max(_LEAST, (available_memory() or 0) // _SHARE) // (8 * X.size)
         found, held = [], []
         for place, rows in X.dense():
             held.append(self.solve(rows))

@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
-from subbayes.utils.progress import bar
+from subbayes.utils.progress import progress_bar
 
 __all__ = ["Eigenpairs", "Operator", "SpectralDensity", "eigenvalues", "spectral_density"]
 
@@ -141,7 +141,7 @@ def eigenvalues(
     _check_memory(room, size, memory_limit)
     krylov = _Krylov(operator, room, [check_count("seed", seed, 0)])
     rounds = 1 + check_count("restarts", restarts, 0)
-    with bar(rounds, "Lanczos", progress, "rounds") as steps:
+    with progress_bar(rounds, "Lanczos", progress, "rounds") as steps:
         for turn in range(rounds):
             krylov.fill()
             values, vectors, residuals = krylov.ritz(which)
@@ -292,7 +292,7 @@ def spectral_density(
     check_count("probes", probes)
     steps = min(check_count("steps", steps), operator.size)
     nodes, weights = [], []
-    with bar(probes, "Lanczos quadrature", progress, "probes") as shown:
+    with progress_bar(probes, "Lanczos quadrature", progress, "probes") as shown:
         for probe in range(probes):
             krylov = _Krylov(operator, steps, [check_count("seed", seed, 0), probe])
             krylov.fill()

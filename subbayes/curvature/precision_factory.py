@@ -16,7 +16,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.compatibility import check_fit
 from subbayes.networks.network import Network, check_network
 from subbayes.utils.checks import check_choice, fail, fail_type
-from subbayes.utils.memory import available, in_words
+from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.types import FORMS, Form
 
 __all__ = ["EXACT", "FORMS", "Form", "check_exact", "check_options", "exact", "precision", "root"]
@@ -153,7 +153,7 @@ def check_exact(
     names = {"dual": f"{n * outputs} rows (N C)", "primal": f"{size} weights"}
     needed = {name: 24 * rows**2 for name, rows in sizes.items()}
     chosen = min(sizes, key=lambda name: sizes[name]) if covariance == "exact" else covariance
-    free = available()
+    free = available_memory()
     limit = (
         memory_limit if memory_limit is not None else (float("inf") if free is None else 0.8 * free)
     )
@@ -161,9 +161,9 @@ def check_exact(
         fits = [name for name in needed if needed[name] <= limit]
         fail(
             "covariance",
-            f"one that fits into {in_words(limit)}",
-            f"the {chosen} form with {names[chosen]}, {in_words(needed[chosen])}",
-            f"The {fits[0]} form with {names[fits[0]]} fits: {in_words(needed[fits[0]])}"
+            f"one that fits into {format_bytes(limit)}",
+            f"the {chosen} form with {names[chosen]}, {format_bytes(needed[chosen])}",
+            f"The {fits[0]} form with {names[fits[0]]} fits: {format_bytes(needed[fits[0]])}"
             if fits
             else "Use 'kfac', 'low-rank' or 'diagonal', which hold no such matrix, or at most "
             f"{int((limit / 24) ** 0.5) // outputs} observations",

@@ -1,8 +1,8 @@
 """Observations in batches, data sets, and tables encoded as numbers."""
 
-from subbayes.utils.namespace import lazy
+from subbayes.utils.namespace import lazy_imports
 
 _NAMES = {"Data": "data", "TabularEncoder": "encoder", "load_uci": "datasets"}
 
 __all__ = sorted(_NAMES)
-__getattr__, __dir__ = lazy(__name__, _NAMES)
+__getattr__, __dir__ = lazy_imports(__name__, _NAMES)

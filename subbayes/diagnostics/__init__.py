@@ -1,6 +1,6 @@
 """Convergence of chains, scores and calibration of predictions, comparison of posteriors."""
 
-from subbayes.utils.namespace import lazy
+from subbayes.utils.namespace import lazy_imports
 
 _NAMES = {
     "CalibrationCurve": "calibration",
@@ -28,4 +28,4 @@ _NAMES = {
 }
 
 __all__ = sorted(_NAMES)
-__getattr__, __dir__ = lazy(__name__, _NAMES, ("metrics",))
+__getattr__, __dir__ = lazy_imports(__name__, _NAMES, ("metrics",))

@@ -1,6 +1,6 @@
 """How to infer: one method per file, each returning `Draws` from a posterior."""
 
-from subbayes.utils.namespace import lazy
+from subbayes.utils.namespace import lazy_imports
 
 _NAMES = {
     "Approximation": "variational.variational",
@@ -28,4 +28,4 @@ _NAMES = {
 }
 
 __all__ = sorted(_NAMES)
-__getattr__, __dir__ = lazy(__name__, _NAMES)
+__getattr__, __dir__ = lazy_imports(__name__, _NAMES)

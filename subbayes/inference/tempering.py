@@ -21,7 +21,7 @@ from subbayes.inference.engine import Engine
 from subbayes.inference.engines import engine_of
 from subbayes.posterior import Posterior
 from subbayes.utils.checks import check_choice, check_positive, fail
-from subbayes.utils.progress import bar
+from subbayes.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +113,7 @@ def choose_temperature(
     if by == "validation" and validation is None:
         fail("validation", "held-out data for by='validation'", None, "Pass data, or use by='loo'")
     rows = []
-    with bar(len(candidates), "Choosing a temperature", progress, "temperatures") as steps:
+    with progress_bar(len(candidates), "Choosing a temperature", progress, "temperatures") as steps:
         for temperature in candidates:
             tempered = posterior.with_temperature(temperature)
             sample = engine.sample(tempered, draws=draws, chains=chains, seed=seed, progress=False)

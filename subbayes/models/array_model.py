@@ -35,7 +35,7 @@ from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSla
 from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.training import fit as train_sparse
 from subbayes.utils.checks import check_choice, check_count, fail
-from subbayes.utils.seeding import derive
+from subbayes.utils.seeding import derive_seed
 
 __all__ = [
     "BASELINES",
@@ -363,6 +363,8 @@ def held_out(
             f"a fraction that leaves rows on both sides of {len(y)}",
             settings.held_out,
         )
-    order = np.random.default_rng(derive(settings.sampling.seed, _HELD_OUT)).permutation(len(y))
+    order = np.random.default_rng(derive_seed(settings.sampling.seed, _HELD_OUT)).permutation(
+        len(y)
+    )
     held, kept = np.sort(order[:n]), np.sort(order[n:])
     return (x[kept], y[kept]), (x[held], y[held])

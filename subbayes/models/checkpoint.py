@@ -20,7 +20,7 @@ from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches
 from subbayes.utils import artifact
 from subbayes.utils.checks import InputError, fail
-from subbayes.utils.saving import nested, read_checkpoint
+from subbayes.utils.saving import nested_facts, read_checkpoint
 
 __all__ = ["PARTS", "FitCheckpoint", "delete_checkpoint"]
 
@@ -108,7 +108,7 @@ class FitCheckpoint:
         Args:
             trained: a model without draws.
         """
-        facts = {"identity": self.identity, "model": nested(trained)}
+        facts = {"identity": self.identity, "model": nested_facts(trained)}
         artifact.write(
             self.folder / "trained", PARTS["trained"], trained.tensors(), facts, overwrite=True
         )

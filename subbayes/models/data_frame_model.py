@@ -35,7 +35,7 @@ from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
-from subbayes.utils.saving import nested, read, save
+from subbayes.utils.saving import nested_facts, read, save
 from subbayes.utils.saving import rebuild as rebuild_model
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ class TableModel:
     def facts(self) -> dict[str, Any]:
         """The model of the encoded rows, the encoding, and the notes."""
         return {
-            "model": nested(self.model),
+            "model": nested_facts(self.model),
             "column": self.column,
             "target": self.target.to_config(),
             "encoder": self.encoder.to_config(),

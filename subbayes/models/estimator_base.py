@@ -30,7 +30,7 @@ from subbayes.models.settings import configured, decode_parameters, encode_param
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_choice, check_finite, check_same_length, fail
 from subbayes.utils.configuration import change
-from subbayes.utils.saving import nested, read, save
+from subbayes.utils.saving import nested_facts, read, save
 from subbayes.utils.saving import rebuild as rebuild_model
 
 __all__ = ["Classifier", "Estimator", "Regressor"]
@@ -235,7 +235,7 @@ class Estimator(BaseEstimator):
 
     def facts(self) -> dict[str, Any]:
         """The model, the parameters of the estimator, and what it learned of the columns."""
-        return {"model": nested(self.model_), **self._state()}
+        return {"model": nested_facts(self.model_), **self._state()}
 
     def _state(self) -> dict[str, Any]:
         """Parameters and fitted attributes beside the model, in types that JSON has."""

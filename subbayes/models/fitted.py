@@ -22,7 +22,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.subspace import from_config as subspace_from_config
-from subbayes.utils.artifact import under, within
+from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import fail
 
 __all__ = ["FittedModel", "rebuild"]
@@ -142,7 +142,7 @@ class FittedModel(Predictor):
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """Network, subspace and draws."""
         found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
-        found |= within("subspace", self.subspace.tensors())
+        found |= add_prefix("subspace", self.subspace.tensors())
         if self.draws is not None:
             found |= self.draws.state()[0]
         return found
@@ -186,7 +186,7 @@ def rebuild(
         likelihood: a likelihood of your own.
         output: picks the tensor out of what the module returns, as for `fit`.
     """
-    subspace = subspace_from_config(facts["subspace"], under("subspace", tensors))
+    subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))
     network = network_from(tensors, facts["network"], subspace.shift, module, output)
     likelihood = likelihood or likelihood_from_config(facts["likelihood"])
     prior, temperature = Normal.from_config(facts["prior"]), facts["temperature"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.seeding import forked
+from subbayes.utils.seeding import fork_rng
 
 __all__ = ["fresh", "fresh_weights", "reinitialised", "with_fresh_weights"]
 
@@ -20,7 +20,7 @@ def fresh(module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int)
     """A module with initial weights of a seed."""
     if factory is None:
         return reinitialised(module, seed)
-    with forked(seed):
+    with fork_rng(seed):
         made = factory()
     if not isinstance(made, nn.Module):
         fail_type("factory", "a function that returns a module", made)
@@ -48,7 +48,7 @@ def reinitialised(module: nn.Module, seed: int) -> nn.Module:
     other = copy.deepcopy(module)
     frozen = {n: p.detach().clone() for n, p in other.named_parameters() if not p.requires_grad}
     device = next((p.device for p in other.parameters()), torch.device("cpu"))
-    with forked(seed, device), torch.no_grad():
+    with fork_rng(seed, device), torch.no_grad():
         for name, layer in other.named_modules():
             _reset(name, layer)
         for name, parameter in other.named_parameters():

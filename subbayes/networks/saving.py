@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import Network
-from subbayes.utils.artifact import under, within
+from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import fail
 
 __all__ = ["network_facts", "network_from", "network_tensors"]
@@ -17,8 +17,8 @@ __all__ = ["network_facts", "network_from", "network_tensors"]
 
 def network_tensors(network: Network) -> dict[str, Tensor]:
     """Frozen parameters, buffers and masks of a network; its weights are saved elsewhere."""
-    found = within("network.frozen", network.frozen)
-    return found | within("network.mask", network.masks)
+    found = add_prefix("network.frozen", network.frozen)
+    return found | add_prefix("network.mask", network.masks)
 
 
 def network_facts(network: Network) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def network_from(
                 "Pass load(path, module=...): code is not saved, only weights",
             )
         module = MLP(**facts["module"], seed=0)  # a seed, to leave torch's global generator alone
-    chosen = under("network.mask", tensors) or facts["names"]
+    chosen = strip_prefix("network.mask", tensors) or facts["names"]
     known = chosen
     if isinstance(module, nn.Module):
         known = dict(module.named_parameters(remove_duplicate=False))
@@ -75,7 +75,7 @@ def network_from(
         _refuse_module(facts, network.architecture)
     if (network.device, network.dtype) != (weights.device, weights.dtype):
         network = network.to(weights.device, weights.dtype)
-    frozen = under("network.frozen", tensors)
+    frozen = strip_prefix("network.frozen", tensors)
     for name in frozen.keys() | network.frozen.keys():
         shapes = [tuple(of[name].shape) if name in of else None for of in (network.frozen, frozen)]
         if shapes[0] != shapes[1]:

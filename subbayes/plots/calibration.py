@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from subbayes.data.data import to_targets
 from subbayes.diagnostics.calibration import calibration_curve, wilson_interval
 from subbayes.plots.predictions import observed
-from subbayes.plots.style import BLUE, GREY, SKY, labelled, legend, new_axes, note
+from subbayes.plots.style import BLUE, GREY, SKY, label_axes, legend, new_axes, note
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 
@@ -57,7 +57,7 @@ def calibration(
     ax.plot(
         curve.expected, curve.observed, linewidth=1.8, label=label, color=BLUE if first else None
     )
-    legend(labelled(ax, "level of the interval", "observed coverage"))
+    legend(label_axes(ax, "level of the interval", "observed coverage"))
     return ax
 
 
@@ -118,7 +118,7 @@ def reliability(
     )
     start = min(0.5, float(curve.expected.min()))
     ax.set_xlim(start - 0.03, 1.02)
-    legend(labelled(ax, "confidence (probability of the top class)", "accuracy"))
+    legend(label_axes(ax, "confidence (probability of the top class)", "accuracy"))
     return ax
 
 
@@ -168,7 +168,7 @@ def pit(
     ax.axhline(1, color=GREY, linewidth=1, linestyle="--")
     ax.set_xlim(0, 1)
     note(ax, f"{len(predictive)} observations")
-    legend(labelled(ax, "probability integral transform F(y)", "relative frequency"))
+    legend(label_axes(ax, "probability integral transform F(y)", "relative frequency"))
     return ax
 
 
@@ -226,7 +226,7 @@ def selective_accuracy(
         drawstyle="steps-post",
     )
     ax.set_xlim(0, 1)
-    legend(labelled(ax, "share of rows answered, the surest first", "accuracy among them"))
+    legend(label_axes(ax, "share of rows answered, the surest first", "accuracy among them"))
     return ax
 
 

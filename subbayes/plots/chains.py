@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from subbayes.diagnostics.convergence import average_ranks
 from subbayes.draws import Draws
-from subbayes.plots.style import BLUE, COLORS, GREY, RED, SKY, labelled, legend, new_axes, note
+from subbayes.plots.style import BLUE, COLORS, GREY, RED, SKY, label_axes, legend, new_axes, note
 from subbayes.utils.checks import check_count, fail
 
 __all__ = ["autocorrelation", "ess", "ranks", "trace"]
@@ -46,7 +46,7 @@ def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) ->
         )
     ax.set_xlim(1, max(x.shape[1], 2))
     note(ax, f"{len(x)} chains")
-    return labelled(ax, "draw", name)
+    return label_axes(ax, "draw", name)
 
 
 def ranks(
@@ -91,7 +91,7 @@ def ranks(
     ax.set_xlim(0, x.size)
     ax.set_ylim(0.9, len(x) + 1.15)
     ax.grid(False)
-    return labelled(ax, f"rank of {name} among all draws", "chain")
+    return label_axes(ax, f"rank of {name} among all draws", "chain")
 
 
 def rank_histogram(
@@ -146,7 +146,7 @@ def autocorrelation(
         note(ax, f"{len(rho)} coordinates")
     ax.set_xlim(0, lag)
     ax.set_ylim(float(np.nanmin([-0.08, *(line.min() for line in rho)])) - 0.02, 1.02)
-    legend(labelled(ax, "lag in draws", "autocorrelation"), columns=min(len(rho), 5))
+    legend(label_axes(ax, "lag in draws", "autocorrelation"), columns=min(len(rho), 5))
     return ax
 
 
@@ -188,7 +188,7 @@ def ess(draws: Draws, *, ax: Axes | None = None) -> Axes:
     ax.set_yticks(shown, [f"z[{i}]" for i in shown])
     ax.invert_yaxis()
     ax.grid(False, axis="y")
-    legend(labelled(ax, "effective sample size", "coordinate"), columns=3)
+    legend(label_axes(ax, "effective sample size", "coordinate"), columns=3)
     return ax
 
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter
 
 from subbayes.draws import Draws
 from subbayes.plots.approximations import ellipse, gaussian, outlines
-from subbayes.plots.style import GREEN, INK, ORANGE, PURPLE, RED, labelled, legend, new_axes
+from subbayes.plots.style import GREEN, INK, ORANGE, PURPLE, RED, label_axes, legend, new_axes
 from subbayes.posterior import Posterior
 from subbayes.utils.checks import check_count, fail
 
@@ -164,7 +164,7 @@ def density(
     ax.set_xlim(first[0], first[-1])
     ax.set_ylim(second[0], second[-1])
     ax.grid(False)
-    legend(labelled(ax, f"z[{i}]", f"z[{j}]"), columns=3, handles=entries)
+    legend(label_axes(ax, f"z[{i}]", f"z[{j}]"), columns=3, handles=entries)
     return ax
 
 

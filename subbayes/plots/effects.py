@@ -10,7 +10,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from subbayes.plots.style import BLUE, GREY, INK, grid, labelled, new_axes
+from subbayes.plots.style import BLUE, GREY, INK, grid, label_axes, new_axes
 from subbayes.utils.checks import check_count, fail
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
             clip_on=False,
         )
     what = "network" if partial.term.kind == "network" else "effect of"
-    return labelled(ax, partial.variable, f"{what} {partial.term.name}")
+    return label_axes(ax, partial.variable, f"{what} {partial.term.name}")
 
 
 def _name_levels(ax: Axes, levels: Sequence[str]) -> None:
@@ -157,4 +157,4 @@ def forest(
     ax.axvline(0, color=GREY, linewidth=0.8)
     ax.set_yticks(range(len(effects)), list(effects))
     ax.set_ylim(len(effects) - 0.4, -0.6)
-    return labelled(ax, f"effect, with {100 * level:g} % and 50 % intervals", "")
+    return label_axes(ax, f"effect, with {100 * level:g} % and 50 % intervals", "")

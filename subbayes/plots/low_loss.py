@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 
-from subbayes.plots.style import BLUE, GREY, INK, ORANGE, labelled, legend, limits, new_axes
+from subbayes.plots.style import BLUE, GREY, INK, ORANGE, label_axes, legend, limits, new_axes
 from subbayes.subspaces.curve import CurveLosses
 from subbayes.utils.checks import check_choice, fail
 
@@ -85,7 +85,7 @@ def loss_along_curve(
         "loss": "negative log-likelihood\n(nats per observation)",
         "error": {"RMSE": "RMSE (units of y)"}.get(losses.error_name, losses.error_name),
     }
-    legend(labelled(ax, "place on the curve t", what[quantity]), columns=2)
+    legend(label_axes(ax, "place on the curve t", what[quantity]), columns=2)
     return ax
 
 

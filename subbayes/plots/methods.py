@@ -18,7 +18,7 @@ from subbayes.plots.style import (
     ORANGE,
     RED,
     SKY,
-    labelled,
+    label_axes,
     legend,
     limits,
     new_axes,
@@ -103,7 +103,7 @@ def scores(
     title, better = NAMES.get(score, (score, ""))
     ax.xaxis.set_major_locator(MaxNLocator(5))
     note(ax, better)
-    return labelled(ax, title, "")
+    return label_axes(ax, title, "")
 
 
 def _best(score: str, values: np.ndarray, level: float) -> float:
@@ -168,7 +168,7 @@ def temperature(
     ax.set_xscale("log")
     ax.set_xticks(choice.temperatures, [f"{t:g}" for t in choice.temperatures])
     ax.minorticks_off()
-    legend(labelled(ax, "temperature T", "log-likelihood\n(nats per observation)"))
+    legend(label_axes(ax, "temperature T", "log-likelihood\n(nats per observation)"))
     return ax
 
 
@@ -231,7 +231,7 @@ def temperatures(
         ax.set_xticks(values, [f"{t:g}" for t in values])
         ax.minorticks_off()
     title, better = NAMES.get(score, (score, ""))
-    legend(labelled(ax, "temperature T", f"{title}\n{better}".strip()))
+    legend(label_axes(ax, "temperature T", f"{title}\n{better}".strip()))
     return ax
 
 

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from subbayes.data.data import to_targets, to_tensor
-from subbayes.plots.style import BLUE, INK, RED, SKY, labelled, legend, limits, new_axes
+from subbayes.plots.style import BLUE, INK, RED, SKY, label_axes, legend, limits, new_axes
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_choice, check_count, fail
 
@@ -93,7 +93,7 @@ def bands(
             markeredgewidth=0,
             label="observed",
         )
-    legend(labelled(ax, *names))
+    legend(label_axes(ax, *names))
     return ax
 
 
@@ -148,7 +148,7 @@ def intervals(
     ax.set_ylim(*limits(np.concatenate([seen, lower, upper])))
     _interval_legend(ax, level, float(inside.mean()), predictive.n_draws > 1)
     where = f"{name}, predicted mean" if by == "mean" else "rows in the order of their means"
-    return labelled(ax, where, f"{name}, observed")
+    return label_axes(ax, where, f"{name}, observed")
 
 
 def _interval_legend(ax: Axes, level: float, share: float, epistemic: bool) -> None:

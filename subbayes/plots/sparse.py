@@ -23,7 +23,7 @@ from subbayes.plots.style import (
     GREY,
     ORANGE,
     grid,
-    labelled,
+    label_axes,
     legend,
     limits,
     new_axes,
@@ -85,8 +85,8 @@ def inclusion(
             f"{name or 'the layer'}: {len(p)} weights, {100 * np.mean(p > 0.5):.2g} % above "
             "one half",
         )
-        labelled(ax, "", "weights")
-    labelled(axes[-1], "inclusion probability", "weights")
+        label_axes(ax, "", "weights")
+    label_axes(axes[-1], "inclusion probability", "weights")
     return axes
 
 
@@ -136,7 +136,7 @@ def sparse_history(
     above.set_ylim(
         *limits(elbo[elbo >= np.quantile(elbo, 0.04)])
     )  # the first values may be much larger than the rest
-    labelled(above, "", "ELBO (nats)")
+    label_axes(above, "", "ELBO (nats)")
     for name, color in (("density", ORANGE), ("accuracy", BLUE)):
         if history.get(name):
             below.plot(
@@ -148,7 +148,7 @@ def sparse_history(
             )
     below.set_ylim(0, 1.02)
     below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    legend(labelled(below, "epoch", "share"))
+    legend(label_axes(below, "epoch", "share"))
     for ax in axes:
         ax.set_xlim(1, max(len(epoch), 2))
     return axes
@@ -208,7 +208,7 @@ def trade_off(
     ax.xaxis.set_minor_formatter(NullFormatter())
     if name == "accuracy":
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-    legend(labelled(ax, "density (share of the included weights)", name))
+    legend(label_axes(ax, "density (share of the included weights)", name))
     return ax
 
 
@@ -264,7 +264,7 @@ def feature_inclusion(
     ax.grid(visible=False, axis="y")
     if len(shown) < len(probabilities):
         note(ax, f"{len(shown)} of {len(probabilities)} inputs")
-    return labelled(ax, "inclusion probability", "")
+    return label_axes(ax, "inclusion probability", "")
 
 
 def _by_input(given: Any) -> pd.Series:

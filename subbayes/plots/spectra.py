@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from subbayes.curvature.lanczos import Eigenpairs, SpectralDensity
-from subbayes.plots.style import COLORS, GREY, labelled, legend, new_axes
+from subbayes.plots.style import COLORS, GREY, label_axes, legend, new_axes
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.utils.checks import fail
 
@@ -93,7 +93,7 @@ def spectra(
             )
         )
     what = "share of the magnitudes shown" if share else "magnitude"
-    legend(labelled(ax, "eigenvalue", what), columns=3, handles=handles)
+    legend(label_axes(ax, "eigenvalue", what), columns=3, handles=handles)
     return ax
 
 
@@ -143,7 +143,7 @@ def spectral_density(
     ax.minorticks_off()
     ax.set_yscale("log")
     ax.set_ylim(0.05, None)
-    legend(labelled(ax, "eigenvalue", "eigenvalues per unit of the axis"))
+    legend(label_axes(ax, "eigenvalue", "eigenvalues per unit of the axis"))
     return ax
 
 

@@ -28,7 +28,7 @@ __all__ = [
     "RED",
     "SKY",
     "grid",
-    "labelled",
+    "label_axes",
     "legend",
     "new_axes",
     "png",
@@ -96,7 +96,7 @@ def _dress(ax: Axes) -> Axes:
     return ax
 
 
-def labelled(ax: Axes, x: str, y: str) -> Axes:
+def label_axes(ax: Axes, x: str, y: str) -> Axes:
     """Name both axes."""
     ax.set_xlabel(x)
     ax.set_ylabel(y)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from subbayes.inference.laplace.subspace_error import SubspaceError
-from subbayes.plots.style import COLORS, GREY, labelled, legend, new_axes
+from subbayes.plots.style import COLORS, GREY, label_axes, legend, new_axes
 from subbayes.utils.checks import check_choice, fail
 
 __all__ = ["subspace_errors"]
@@ -87,5 +87,5 @@ def subspace_errors(
         ax.set_yscale("log")
     elif what in _SHARES:
         ax.set_ylim(-0.03, 1.03)
-    legend(labelled(ax, "rank s", _LABELS[what]), columns=3)
+    legend(label_axes(ax, "rank s", _LABELS[what]), columns=3)
     return ax

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from subbayes.plots.style import BLUE, GREY, ORANGE, SKY, labelled, legend, new_axes, note
+from subbayes.plots.style import BLUE, GREY, ORANGE, SKY, label_axes, legend, new_axes, note
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.utils.checks import check_count, fail
 
@@ -62,7 +62,7 @@ def training_history(history: Mapping[str, Any], *, ax: Axes | None = None) -> A
         )
     ax.set_xlim(1, max(len(loss), 2))
     ax.set_ylim(*_without_start(np.concatenate([loss, held])))
-    legend(labelled(ax, "epoch", "negative log-likelihood\n(nats per observation)"), columns=3)
+    legend(label_axes(ax, "epoch", "negative log-likelihood\n(nats per observation)"), columns=3)
     return ax
 
 
@@ -125,5 +125,5 @@ def spectrum(
     ax.set_yscale("log")
     ax.set_xlim(0.3, len(s) + 0.7)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend(labelled(ax, "principal direction", "standard deviation of the weights"))
+    legend(label_axes(ax, "principal direction", "standard deviation of the weights"))
     return ax

@@ -35,7 +35,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
-from subbayes.utils.progress import bar
+from subbayes.utils.progress import progress_bar
 from subbayes.utils.types import Inputs
 
 __all__ = ["average", "count_rows", "evenly_spaced", "outputs"]
@@ -124,7 +124,7 @@ def outputs(
     network.check(inputs)
     rows = max(1, memory_limit // (bytes_per_row(network, inputs) * min(count, _CHUNK)))
     parts = []
-    with torch.no_grad(), bar(count, "Predicting", progress, "draws") as steps:
+    with torch.no_grad(), progress_bar(count, "Predicting", progress, "draws") as steps:
         for start in range(0, count, _CHUNK):
             chunk = weights_at(slice(start, start + _CHUNK))
             if refresh_batchnorm is None:

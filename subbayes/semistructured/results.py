@@ -35,7 +35,7 @@ from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.semistructured.summary import check_level, mixing_warnings, summary_table
 from subbayes.utils.checks import check_choice, fail
-from subbayes.utils.seeding import derive
+from subbayes.utils.seeding import derive_seed
 
 __all__ = ["Results"]
 
@@ -294,7 +294,7 @@ class Results:
         design, outputs = structured.design, predictive.outputs.clone()
         zeta = torch.from_numpy(joint.effects_of(self.draws, n_draws))
         for i, (name, codes) in enumerate(design.new_groups(data).items()):
-            generator = torch.Generator().manual_seed(derive(joint.seed, 5, i))
+            generator = torch.Generator().manual_seed(derive_seed(joint.seed, 5, i))
             place = design.parameters.index(design.term(name).parameter)
             sd = structured.term_sd(name, zeta).to(outputs).unsqueeze(1)
             noise = torch.randn(len(zeta), codes.max() + 1, generator=generator)

@@ -30,7 +30,7 @@ from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.curve import WeightCurve
-from subbayes.utils.artifact import under, within
+from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import fail, fail_type
 
 __all__ = ["facts_of", "state_from", "tensors_of"]
@@ -39,14 +39,14 @@ __all__ = ["facts_of", "state_from", "tensors_of"]
 def tensors_of(state: FittedState) -> dict[str, Tensor | np.ndarray]:
     """Tensors to save: subspace, draws, training rows, and the networks with their inputs."""
     rows, space = state.model, state.space
-    found = within("space", space.subspace.tensors()) | state.draws.state()[0]
+    found = add_prefix("space", space.subspace.tensors()) | state.draws.state()[0]
     found["starts"] = space.start_points
     if space.curve is not None:
         found["curve"] = space.curve.points
     for i, name in enumerate(_columns_of(state)):
         found[f"rows.{i}"] = _column(rows.frame[name])[0]
     for i, (name, network) in enumerate(rows.specification.deep.items()):
-        found |= within(f"network{i}", network.module.state_dict())
+        found |= add_prefix(f"network{i}", network.module.state_dict())
         if network.columns is None:
             found[f"inputs.{name}"] = rows.inputs[f"deep {name}"]
     return found
@@ -116,7 +116,7 @@ def state_from(
         facts["formula"],
         _family(facts["family"], family),
         {
-            name: _network(name, network, under(f"network{i}", tensors), given.get(name))
+            name: _network(name, network, strip_prefix(f"network{i}", tensors), given.get(name))
             for i, (name, network) in enumerate(facts["networks"].items())
         },
         {
@@ -133,10 +133,10 @@ def state_from(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fitting has given the warnings about these rows already
-        rows = specification.prepare(frame, under("inputs", tensors))
+        rows = specification.prepare(frame, strip_prefix("inputs", tensors))
     of_space = facts["space"]
     space = JointSpace(
-        subspace_from_config(of_space["subspace"], under("space", tensors)),
+        subspace_from_config(of_space["subspace"], strip_prefix("space", tensors)),
         Normal.from_config(of_space["prior"]),
         tensors["starts"].numpy(),
         of_space["rank"],

@@ -31,7 +31,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.curve import CurveResult, ExtraParameters, train_curve
 from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
-from subbayes.utils.seeding import derive
+from subbayes.utils.seeding import derive_seed
 
 __all__ = [
     "MAX_START",
@@ -436,7 +436,9 @@ class DeepEnsemble:
         """Train the members, which are the start points of the space."""
         effects, spaces = most_probable_effects(model), []
         for member in range(self.members):
-            result = train_networks(model, effects, 0, training, derive(seed, member), progress)
+            result = train_networks(
+                model, effects, 0, training, derive_seed(seed, member), progress
+            )
             weights = result.network.weights
             inner = FullSubspace(torch.zeros_like(weights))
             place = weights.double().cpu().numpy()[None]

@@ -38,7 +38,7 @@ from subbayes.sparse.saving import layer_facts, layer_from
 from subbayes.sparse.variational_families import ALWAYS_INCLUDED, Noise
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training.loop import History
-from subbayes.utils.artifact import under, within
+from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import check_choice, check_count, fail
 
 __all__ = ["STRUCTURE_MODES", "WEIGHT_MODES", "SparseNetwork", "rebuild", "revert"]
@@ -151,7 +151,7 @@ class SparseNetwork(Predictor):
         return {
             **network_tensors(self.network),
             "weights": self.network.weights,
-            **within("state", self.module.state_dict()),
+            **add_prefix("state", self.module.state_dict()),
         }
 
     def facts(self) -> dict[str, Any]:
@@ -457,7 +457,7 @@ def rebuild(
         output: picks the tensor out of what the module returns, as for `fit`.
     """
     made = network_from(tensors, facts["network"], tensors["weights"], module).module_with()
-    state, noise = under("state", tensors), Noise(0)
+    state, noise = strip_prefix("state", tensors), Noise(0)
     for name, config in facts["layers"].items():
         layer = made.get_submodule(name)
         if isinstance(layer.bias, Tensor):  # a frozen bias has no deviations

@@ -29,13 +29,13 @@ from subbayes.sparse.variational_families import Noise
 from subbayes.training.loop import Diverged, History, Trainable, run
 from subbayes.training.minibatches import Minibatches, batch_likelihood
 from subbayes.utils import artifact
-from subbayes.utils.artifact import fingerprint, under, within
+from subbayes.utils.artifact import add_prefix, fingerprint, strip_prefix
 from subbayes.utils.checks import fail, fail_type, is_finite
 from subbayes.utils.files import as_path
+from subbayes.utils.nested_state import join_tensors, split_tensors
 from subbayes.utils.saving import read_checkpoint
-from subbayes.utils.seeding import derive, forked
-from subbayes.utils.state import join, split
-from subbayes.utils.strict_json import as_plain, decode
+from subbayes.utils.seeding import derive_seed, fork_rng
+from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs, Targets
 
@@ -176,7 +176,7 @@ class TrainableSparseNetwork(Trainable):
                 "predictions of them come from the prior. Add such rows, or remove the output",
                 stacklevel=3,
             )
-        noise = Noise(derive(seed, 2))
+        noise = Noise(derive_seed(seed, 2))
         for layer in self.layers.values():
             layer.noise = noise
         self.unconstrained = nn.Parameter(self.minibatches.initial_parameters.clone())
@@ -261,7 +261,10 @@ class TrainableSparseNetwork(Trainable):
         self, number: int, after_step: Callable[[], None] | None = None
     ) -> list[dict[str, float]]:
         """Make one pass over the data, with random numbers of its own."""
-        with forked(derive(self.seed, 3, number), self.minibatches.device), torch.enable_grad():
+        with (
+            fork_rng(derive_seed(self.seed, 3, number), self.minibatches.device),
+            torch.enable_grad(),
+        ):
             return super().epoch(number, after_step)
 
     def batches(self) -> Iterator[tuple[Inputs, Targets]]:
@@ -418,7 +421,7 @@ class _Checkpoint:
         self.path = as_path(path)
         settings = asdict(task.settings) | {"rates": asdict(task.rates)}
         settings |= {"seed": task.seed, "run": task.fingerprint()}
-        self.identity = decode(as_plain(settings))  # as reading a file gives it
+        self.identity = decode(encode(settings))  # as reading a file gives it
         self.waiting: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self.written = -math.inf
 
@@ -442,14 +445,14 @@ class _Checkpoint:
                 "Delete it to start again, or choose another path",
             )
         state = {name: tensors[name] for name in ("likelihood", "order", "noise")}
-        optimizer = join(tensors, facts["optimizer"])
-        task.restore([state | {"module": under("module", tensors), "optimizer": optimizer}])
+        optimizer = join_tensors(tensors, facts["optimizer"])
+        task.restore([state | {"module": strip_prefix("module", tensors), "optimizer": optimizer}])
         return int(facts["finished"]), facts["history"]
 
     def write(self, state: dict[str, Any], history: History, finished: int) -> None:
         """Save the state after an epoch."""
-        tensors, optimizer = split(state["optimizer"], "optimizer")
-        tensors |= within("module", state["module"])
+        tensors, optimizer = split_tensors(state["optimizer"], "optimizer")
+        tensors |= add_prefix("module", state["module"])
         tensors |= {name: state[name] for name in ("likelihood", "order", "noise")}
         facts = {
             "identity": self.identity,

@@ -1,6 +1,6 @@
 """Methods of choosing a subspace, one file per method."""
 
-from subbayes.utils.namespace import lazy
+from subbayes.utils.namespace import lazy_imports
 
 _NAMES = {
     "Curve": "curve",
@@ -17,4 +17,4 @@ _NAMES = {
 }
 
 __all__ = sorted(_NAMES)
-__getattr__, __dir__ = lazy(__name__, _NAMES)
+__getattr__, __dir__ = lazy_imports(__name__, _NAMES)

@@ -1,6 +1,6 @@
 """Training of networks, of many networks at once, and of curves."""
 
-from subbayes.utils.namespace import lazy
+from subbayes.utils.namespace import lazy_imports
 
 _NAMES = {
     "ExtraParameters": "curve",
@@ -13,4 +13,4 @@ _NAMES = {
 }
 
 __all__ = sorted(_NAMES)
-__getattr__, __dir__ = lazy(__name__, _NAMES)
+__getattr__, __dir__ = lazy_imports(__name__, _NAMES)

@@ -30,11 +30,11 @@ from subbayes.training.configuration import Training
 from subbayes.training.curve_steps import ControlPoints, ExtraParameters, TrainableCurve
 from subbayes.training.loop import History, run
 from subbayes.training.many import train_many
-from subbayes.training.minibatches import Minibatches, split
+from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.optimizer import check_patience
 from subbayes.training.trainer import TrainingResult, swa
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
-from subbayes.utils.seeding import derive, forked
+from subbayes.utils.seeding import derive_seed, fork_rng
 
 __all__ = ["CurveResult", "ExtraParameters", "connect", "train_curve"]
 
@@ -149,7 +149,7 @@ def train_curve(
     def initial() -> ControlPoints:
         control = ControlPoints(network.weights, degree + 1, (), kind, training)
         for i in range(degree + 1):
-            control.set_point(i, fresh_weights(network, factory, derive(seed, 3, i)))
+            control.set_point(i, fresh_weights(network, factory, derive_seed(seed, 3, i)))
         return control
 
     return _trained(
@@ -183,8 +183,8 @@ def _trained(
     """Train the control points that `initial` makes."""
     check_count("epochs", training.epochs)
     check_patience(training, validation)
-    with forked(seed, network.device), torch.enable_grad():
-        data, held_out = split(data, training.validation, validation, seed)
+    with fork_rng(seed, network.device), torch.enable_grad():
+        data, held_out = split_validation(data, training.validation, validation, seed)
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
         control = initial()
         task = TrainableCurve(
@@ -196,7 +196,7 @@ def _trained(
             held_out=held_out,
             likelihood_parameters=likelihood_parameters,
             extra=extra,
-            seed=derive(seed, 2),
+            seed=derive_seed(seed, 2),
         )
         histories, epochs = run(
             task,
@@ -330,7 +330,7 @@ def _train_solutions(
     progress: bool | None,
 ) -> list[Any]:
     """Solutions from their own initial weights, each seeded by the seed and its number."""
-    seeds = [derive(seed, s) for s in range(count)]
+    seeds = [derive_seed(seed, s) for s in range(count)]
     results: list[Any] = list(
         train_many(
             [with_fresh_weights(network, own, factory) for own in seeds],

@@ -21,7 +21,7 @@ from subbayes.likelihoods import Likelihood, Standardized
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
-from subbayes.utils.progress import bar
+from subbayes.utils.progress import progress_bar
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["Checkpoint", "Diverged", "History", "Trainable", "WeightAverage", "log_scale", "run"]
@@ -181,7 +181,7 @@ def run(
     task.begin_epoch(min(first, epochs - 1))
     stopping = _EarlyStopping(task, patience)
     last = [task.state()] if task.recovers else []
-    with bar(epochs, title, progress, "epochs") as steps:
+    with progress_bar(epochs, title, progress, "epochs") as steps:
         steps.update(first)
         for number in range(first, epochs):
             try:

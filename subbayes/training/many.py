@@ -25,12 +25,12 @@ from subbayes.networks.selection import Selection
 from subbayes.training.configuration import Training
 from subbayes.training.loop import History, WeightAverage, run
 from subbayes.training.many_steps import TrainableNetworks
-from subbayes.training.minibatches import Minibatches, split
+from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.optimizer import check_patience
 from subbayes.training.trainer import SwaResult, TrainingResult, starting_point, swa, train
 from subbayes.utils.checks import check_count, fail
-from subbayes.utils.progress import bar
-from subbayes.utils.seeding import forked
+from subbayes.utils.progress import progress_bar
+from subbayes.utils.seeding import fork_rng
 
 __all__ = ["swa_many", "train_many"]
 
@@ -82,9 +82,9 @@ def train_many(
     )
     minibatches, held_out = [], []
     for module, one, rows, part, seed in each:
-        with forked(seed):
+        with fork_rng(seed):
             network = Network(module, parameters, output)
-            rows, held = split(rows, training.validation, part, seed)
+            rows, held = split_validation(rows, training.validation, part, seed)
             minibatches.append(Minibatches(rows, one, network, training.batch_size, seed))
             minibatches[-1].check_held_out(held)
             held_out.append(held)
@@ -154,7 +154,7 @@ def swa_many(
     each = _members(starts=starts, likelihood=likelihood, data=data, seeds=seeds)
     minibatches, likelihood_parameters = [], []
     for start, one, rows, seed in each:
-        with forked(seed):
+        with fork_rng(seed):
             network, own = starting_point(start, parameters, output)
             minibatches.append(Minibatches(rows, one, network, training.batch_size, seed))
             likelihood_parameters.append(own)
@@ -214,7 +214,7 @@ def _members(**arguments: Any) -> list[tuple[Any, ...]]:
 
 def _with_progress(members: list[Any], title: str, progress: bool | None) -> Iterator[Any]:
     """The members, with a progress bar."""
-    with bar(len(members), title, progress, "members") as steps:
+    with progress_bar(len(members), title, progress, "members") as steps:
         for member in members:
             yield member
             steps.update(1)

@@ -14,13 +14,15 @@ from subbayes.likelihoods import Likelihood, Standardized
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.seeding import derive
+from subbayes.utils.seeding import derive_seed
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Minibatches", "absent_classes", "batch_likelihood", "batch_sizes", "split"]
+__all__ = ["Minibatches", "absent_classes", "batch_likelihood", "batch_sizes", "split_validation"]
 
 
-def split(data: Any, fraction: float | None, validation: Any, seed: int) -> tuple[Any, Data | None]:
+def split_validation(
+    data: Any, fraction: float | None, validation: Any, seed: int
+) -> tuple[Any, Data | None]:
     """Training and validation data; by default the latter are a fraction of the former."""
     if isinstance(validation, float):
         fail_type(
@@ -44,7 +46,7 @@ def split(data: Any, fraction: float | None, validation: Any, seed: int) -> tupl
     n = round(whole.n * fraction)
     if not 0 < n < whole.n:
         fail("validation", f"a fraction that leaves rows on both sides of {whole.n}", fraction)
-    order = torch.randperm(whole.n, generator=torch.Generator().manual_seed(derive(seed, 1)))
+    order = torch.randperm(whole.n, generator=torch.Generator().manual_seed(derive_seed(seed, 1)))
     order = order.to(_device_of(whole))
     return whole.rows(order[n:].sort().values), whole.rows(order[:n].sort().values)
 
@@ -85,7 +87,7 @@ class Minibatches:
             )
         self.device, self.dtype = network.device, network.dtype
         self.network, self.likelihood = network, likelihood
-        self.generator = torch.Generator().manual_seed(derive(seed, 0))
+        self.generator = torch.Generator().manual_seed(derive_seed(seed, 0))
         self.batch_size = batch_size
         self.has_batchnorm = any(
             isinstance(m, BATCH_NORMS) for m in network.module_with().modules()

@@ -20,7 +20,7 @@ from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.curve import CurveResult, connect
 from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
-from subbayes.utils.seeding import derive
+from subbayes.utils.seeding import derive_seed
 
 __all__ = ["Trained", "train_trajectory", "without_training"]
 
@@ -174,7 +174,7 @@ def _second_end(
 ) -> CurveResult:
     """The curve from one solution to another, which is trained first."""
     network, data, training = trained.network, trained.data, trained.training
-    own, progress = derive(trained.seed, 4), trained.progress
+    own, progress = derive_seed(trained.seed, 4), trained.progress
     other = train_trajectory(
         with_fresh_weights(network, own, factory),
         trained.likelihood,

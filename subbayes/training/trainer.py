@@ -30,10 +30,10 @@ from subbayes.networks.selection import Selection
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.loop import History, Trainable, WeightAverage, run
-from subbayes.training.minibatches import Minibatches, batch_likelihood, split
+from subbayes.training.minibatches import Minibatches, batch_likelihood, split_validation
 from subbayes.training.optimizer import check_patience, make_optimizer
 from subbayes.utils.checks import check_count, fail_type, is_finite
-from subbayes.utils.seeding import forked
+from subbayes.utils.seeding import fork_rng
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = [
@@ -152,8 +152,8 @@ def train(
     network = Network(module, parameters, output)
     check_count("epochs", training.epochs)
     check_patience(training, validation)
-    with forked(seed, network.device), torch.enable_grad():
-        data, held_out = split(data, training.validation, validation, seed)
+    with fork_rng(seed, network.device), torch.enable_grad():
+        data, held_out = split_validation(data, training.validation, validation, seed)
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
         task = TrainableNetwork(network, likelihood, minibatches, training, held_out)
 
@@ -231,7 +231,7 @@ def swa(
     """
     network, parameters_of_start = starting_point(start, parameters, output)
     training = training.averaging()
-    with forked(seed, network.device), torch.enable_grad():
+    with fork_rng(seed, network.device), torch.enable_grad():
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
         task = TrainableNetwork(
             network,

@@ -37,24 +37,24 @@ from subbayes.utils.files import (
     ArtifactError,
     StrPath,
     as_path,
-    explained,
-    folder,
-    locked,
-    refuse,
+    fail_artifact,
+    folder_lock,
+    make_folder,
+    quoted,
     rename,
     replace_file,
-    shown,
     sync_folder,
     temporary_stem,
+    translate_os_errors,
     write_temporary,
 )
-from subbayes.utils.strict_json import as_plain, canonical, decode, parse
+from subbayes.utils.strict_json import canonical_bytes, decode, encode, parse
 from subbayes.utils.tensor_file import (
+    add_to_digest,
     as_tensors,
-    described,
+    dtype_and_shape,
     fingerprint,
-    hashed,
-    serialised,
+    safetensors_pieces,
     tensors_digest,
 )
 from subbayes.utils.version import __version__
@@ -68,8 +68,8 @@ __all__ = [
     "is_artifact",
     "kind_of",
     "read",
-    "under",
-    "within",
+    "strip_prefix",
+    "add_prefix",
     "write",
     "write_file",
 ]
@@ -134,8 +134,12 @@ def write(
         >>> tensors["z"].tolist(), facts["state"] == 2**100, facts["scores"]
         ([[1.0, 0.0], [0.0, 1.0]], True, [1, 2.5])
     """
-    arrays, plain = as_tensors(tensors), as_plain(facts)
-    with explained(path), folder(as_path(path)) as directory, locked(directory) as alone:
+    arrays, plain = as_tensors(tensors), encode(facts)
+    with (
+        translate_os_errors(path),
+        make_folder(as_path(path)) as directory,
+        folder_lock(directory) as alone,
+    ):
         previous = _check_destination(directory, overwrite)
         _publish(directory, kind, arrays, plain, previous, alone)
 
@@ -163,11 +167,11 @@ def write_file(
     """
     arrays, file = as_tensors(tensors), as_path(path)
     if file.exists() and not overwrite:
-        refuse("path", "a new file", f"an existing one: {shown(path)}",
-               "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
-    manifest = _manifest(kind, arrays, as_plain(facts), tensors_digest(arrays))
+        fail_artifact("path", "a new file", f"an existing one: {quoted(path)}",
+                      "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
+    manifest = _manifest(kind, arrays, encode(facts), tensors_digest(arrays))
     metadata = {"format": "pt", FORMAT: json.dumps(manifest, allow_nan=False)}
-    replace_file(file, serialised(arrays, metadata))
+    replace_file(file, safetensors_pieces(arrays, metadata))
 
 
 def read(path: StrPath, kind: str | None = None, *, device: str | torch.device = "cpu") -> Artifact:
@@ -193,11 +197,11 @@ def read(path: StrPath, kind: str | None = None, *, device: str | torch.device =
     """
     _check_device(device)
     location = as_path(path)
-    with explained(path, reading=True):
+    with translate_os_errors(path, reading=True):
         try:
             tensors, facts, found = _read(location, kind)
         except (ArtifactError, OSError):  # perhaps it was being replaced: read it under the lock
-            with locked(location, shared=True):
+            with folder_lock(location, shared=True):
                 tensors, facts, found = _read(location, kind)
     return Artifact({k: tensor.to(device) for k, tensor in tensors.items()}, facts, found)
 
@@ -209,7 +213,7 @@ def is_artifact(path: StrPath) -> bool:
         >>> is_artifact("no/such/folder")
         False
     """
-    with explained(path, reading=True):
+    with translate_os_errors(path, reading=True):
         return _holds_artifact(as_path(path))
 
 
@@ -222,7 +226,7 @@ def kind_of(path: StrPath) -> str | None:
     """
     if not is_artifact(path):
         return None
-    with explained(path, reading=True):
+    with translate_os_errors(path, reading=True):
         return str(_raw_manifest(as_path(path)).get("kind"))
 
 
@@ -242,8 +246,8 @@ def delete(path: StrPath, kind: str) -> None:
     directory = as_path(path)
     if not directory.is_dir() or kind_of(directory) not in (None, kind):
         return
-    with explained(path):
-        with locked(directory):
+    with translate_os_errors(path):
+        with folder_lock(directory):
             names = [MANIFEST] if _holds_artifact(directory) else []
             if names or not (directory / MANIFEST).exists():
                 names += filter(_is_ours, os.listdir(directory))
@@ -254,21 +258,21 @@ def delete(path: StrPath, kind: str) -> None:
                 directory.rmdir()
 
 
-def within(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def add_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The same tensors, with a prefix and a dot before each name.
 
     Example:
-        >>> within("state", {"a": 1})
+        >>> add_prefix("state", {"a": 1})
         {'state.a': 1}
     """
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def under(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def strip_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors whose names start with a prefix and a dot, without it.
 
     Example:
-        >>> under("state", {"state.a": 1, "z": 2})
+        >>> strip_prefix("state", {"state.a": 1, "z": 2})
         {'a': 1}
     """
     start = prefix + "."
@@ -290,7 +294,9 @@ def _publish(
     ours = {previous}
     try:
         digest = hashlib.sha256()
-        draft = write_temporary(directory, _TENSORS, hashed(serialised(tensors), digest))
+        draft = write_temporary(
+            directory, _TENSORS, add_to_digest(safetensors_pieces(tensors), digest)
+        )
         ours.add(draft.name)
         target = directory / _tensor_file(digest.hexdigest())
         content = _manifest(kind, tensors, plain, digest.hexdigest())
@@ -316,7 +322,7 @@ def _manifest(kind: str, tensors: dict[str, Tensor], plain: Any, sha256: str) ->
         "format_version": FORMAT_VERSION,
         "kind": kind,
         "library_version": __version__,
-        "tensors": {name: described(tensors[name]) for name in sorted(tensors)},
+        "tensors": {name: dtype_and_shape(tensors[name]) for name in sorted(tensors)},
         "tensors_sha256": sha256,
         "facts": plain,
     }
@@ -326,7 +332,7 @@ def _manifest(kind: str, tensors: dict[str, Tensor], plain: Any, sha256: str) ->
 def _digest(content: dict[str, Any]) -> str:
     """The digest of a manifest: of all its entries but the digest itself."""
     entries = {key: value for key, value in content.items() if key != "manifest_sha256"}
-    return hashlib.sha256(canonical(entries)).hexdigest()
+    return hashlib.sha256(canonical_bytes(entries)).hexdigest()
 
 
 def _check_destination(directory: Path, overwrite: bool) -> str | None:
@@ -334,12 +340,12 @@ def _check_destination(directory: Path, overwrite: bool) -> str | None:
     names = os.listdir(directory)
     others = sorted(name for name in names if not _is_ours(name))
     if others and not _holds_artifact(directory):
-        refuse("path", "a new folder, an empty one or an artifact",
-               f"{shown(directory)} with other files ({others[0]!r})",
-               "Choose another path; nothing was written")  # fmt: skip
+        fail_artifact("path", "a new folder, an empty one or an artifact",
+                      f"{quoted(directory)} with other files ({others[0]!r})",
+                      "Choose another path; nothing was written")  # fmt: skip
     if not overwrite and any(temporary_stem(name) is None for name in names):
-        refuse("path", "a new or an empty folder", f"an artifact at {shown(directory)}",
-               "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
+        fail_artifact("path", "a new or an empty folder", f"an artifact at {quoted(directory)}",
+                      "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
     return _tensor_file_in_use(directory)
 
 
@@ -414,18 +420,24 @@ def _embedded(file: Path) -> str:
     except (SafetensorError, RuntimeError):
         found = None
     if found is None:
-        refuse("path", "an artifact", f"{shown(file)}, a file that subbayes did not write",
-               f"Check the path; of a folder, pass the folder and not its {MANIFEST}")  # fmt: skip
+        fail_artifact(
+            "path",
+            "an artifact",
+            f"{quoted(file)}, a file that subbayes did not write",
+            f"Check the path; of a folder, pass the folder and not its {MANIFEST}",
+        )
     return str(found)
 
 
 def _check_manifest(location: Path, kind: str | None) -> dict[str, Any]:
     """Verify a manifest and return its entries."""
     if not location.exists():
-        refuse("path", "an artifact", f"{shown(location)}, which does not exist", "Check the path")
+        fail_artifact(
+            "path", "an artifact", f"{quoted(location)}, which does not exist", "Check the path"
+        )
     if location.is_dir() and not (location / MANIFEST).is_file():
-        refuse("path", "an artifact", f"{shown(location)}, which has no {MANIFEST}",
-               "Check the path, or write it again if writing was interrupted")  # fmt: skip
+        fail_artifact("path", "an artifact", f"{quoted(location)}, which has no {MANIFEST}",
+                      "Check the path, or write it again if writing was interrupted")  # fmt: skip
     content = _raw_manifest(location)
     _check_version(location, content)
     file = location / MANIFEST if location.is_dir() else location
@@ -437,9 +449,9 @@ def _check_manifest(location: Path, kind: str | None) -> dict[str, Any]:
     if content.get("manifest_sha256") != _digest(content):
         _damaged(file, "a manifest that matches its digest", "altered content")
     if kind is not None and content["kind"] != kind:
-        refuse("path", f"an artifact of kind {kind!r}",
-               f"kind {content['kind']!r} at {shown(location)}",
-               "Pass the path of the right artifact")  # fmt: skip
+        fail_artifact("path", f"an artifact of kind {kind!r}",
+                      f"kind {content['kind']!r} at {quoted(location)}",
+                      "Pass the path of the right artifact")  # fmt: skip
     return content
 
 
@@ -448,17 +460,17 @@ def _check_version(location: Path, content: dict[str, Any]) -> None:
     if location.is_file() and "layouts" in content and "format" not in content:
         version, content = 1, {"format": FORMAT}  # exported networks had no version then
     if content.get("format") != FORMAT:
-        refuse("path", "an artifact of subbayes", f"another manifest in {shown(location)}")
+        fail_artifact("path", "an artifact of subbayes", f"another manifest in {quoted(location)}")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         _damaged(location, "a format version", repr(version))
     if version in _READERS:
-        refuse("path", f"an artifact of format version {FORMAT_VERSION}",
-               f"version {version} at {shown(location)}",
-               f"Read it with subbayes {_READERS[version]}, or save it again")  # fmt: skip
+        fail_artifact("path", f"an artifact of format version {FORMAT_VERSION}",
+                      f"version {version} at {quoted(location)}",
+                      f"Read it with subbayes {_READERS[version]}, or save it again")  # fmt: skip
     if version > FORMAT_VERSION:
-        refuse("path", f"an artifact of format version {FORMAT_VERSION}",
-               f"version {version} at {shown(location)}, written by subbayes {written_by}",
-               "Upgrade subbayes")  # fmt: skip
+        fail_artifact("path", f"an artifact of format version {FORMAT_VERSION}",
+                      f"version {version} at {quoted(location)}, written by subbayes {written_by}",
+                      "Upgrade subbayes")  # fmt: skip
 
 
 def _load(file: Path) -> dict[str, Tensor]:
@@ -473,7 +485,7 @@ def _load(file: Path) -> dict[str, Tensor]:
 
 def _check_tensors(file: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
     for name in sorted(tensors.keys() | content["tensors"].keys()):
-        shown = described(tensors[name]) if name in tensors else None
+        shown = dtype_and_shape(tensors[name]) if name in tensors else None
         if shown != content["tensors"].get(name):
             _damaged(file, f"tensor {name!r} with {content['tensors'].get(name)}", f"{shown}")
     if (found := tensors_digest(tensors)) != content["tensors_sha256"]:
@@ -492,9 +504,9 @@ def _check_device(device: str | torch.device) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
-        refuse("device", "a device of this machine", repr(str(device)), "Pass 'cpu'")
+        fail_artifact("device", "a device of this machine", repr(str(device)), "Pass 'cpu'")
 
 
 def _damaged(file: Path, expected: str, got: str) -> NoReturn:
-    refuse("path", f"{expected} in {shown(file)}", got,
-           "The artifact is damaged: restore it from a copy or write it again")  # fmt: skip
+    fail_artifact("path", f"{expected} in {quoted(file)}", got,
+                  "The artifact is damaged: restore it from a copy or write it again")  # fmt: skip

@@ -21,7 +21,7 @@ from subbayes.utils.checks import InputError
 
 try:
     import fcntl
-except ImportError:  # Windows has no advisory locks on folders; `locked` goes on without
+except ImportError:  # Windows has no advisory locks on folders; `folder_lock` goes on without
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
@@ -30,13 +30,13 @@ __all__ = [
     "as_path",
     "atomic_write_bytes",
     "atomic_write_text",
-    "explained",
-    "folder",
-    "locked",
-    "refuse",
+    "translate_os_errors",
+    "make_folder",
+    "folder_lock",
+    "fail_artifact",
     "rename",
     "replace_file",
-    "shown",
+    "quoted",
     "sweep_temporaries",
     "sync_folder",
     "temporary_stem",
@@ -73,7 +73,9 @@ def atomic_write_text(path: StrPath, text: str) -> None:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        refuse("text", "text that UTF-8 can encode", f"{text[error.start]!r} in it", "Remove it")
+        fail_artifact(
+            "text", "text that UTF-8 can encode", f"{text[error.start]!r} in it", "Remove it"
+        )
     atomic_write_bytes(path, data)
 
 
@@ -99,7 +101,7 @@ def atomic_write_bytes(path: StrPath, data: bytes) -> None:
 
 def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
     """Write a file from pieces, entirely or not at all; see `atomic_write_bytes`."""
-    with explained(path):
+    with translate_os_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.exists() and not path.is_file():
@@ -119,7 +121,7 @@ def _replace_file(target: Path, pieces: Iterable[bytes]) -> None:
     mode = target.stat().st_mode & 0o777 if target.exists() else None
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    with folder(target.parent) as directory, locked(directory) as alone:
+    with make_folder(target.parent) as directory, folder_lock(directory) as alone:
         if alone:
             sweep_temporaries(directory, (target.name,))
         rename(write_temporary(directory, target.name, pieces, mode), target)
@@ -213,7 +215,7 @@ def sync_folder(directory: Path) -> None:
 
 
 @contextmanager
-def folder(directory: Path) -> Iterator[Path]:
+def make_folder(directory: Path) -> Iterator[Path]:
     """Make a folder and its parents; remove those that were made if the block fails."""
     missing = [p for p in (directory, *directory.parents) if not p.exists()]
     try:
@@ -227,7 +229,7 @@ def folder(directory: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(directory: Path, shared: bool = False) -> Iterator[bool]:
+def folder_lock(directory: Path, shared: bool = False) -> Iterator[bool]:
     """Hold the folder's advisory lock, which dies with the process; False without locks."""
     descriptor = _lock(directory, shared)
     try:
@@ -258,7 +260,9 @@ def _lock(directory: Path, shared: bool) -> int | None:
 # --- errors -------------------------------------------------------------------------------------
 
 
-def refuse(argument: str, expected: str, got: str, remedy: str = "Check the path") -> NoReturn:
+def fail_artifact(
+    argument: str, expected: str, got: str, remedy: str = "Check the path"
+) -> NoReturn:
     """Raise `ArtifactError` without the chain of errors that led to it."""
     raise ArtifactError(argument, expected, got, remedy) from None
 
@@ -266,11 +270,11 @@ def refuse(argument: str, expected: str, got: str, remedy: str = "Check the path
 def as_path(path: StrPath) -> Path:
     """Convert to a path, or refuse one that no system accepts."""
     if "\0" in os.fspath(path):
-        refuse("path", "a path without null characters", shown(path), "Check the path")
+        fail_artifact("path", "a path without null characters", quoted(path), "Check the path")
     return Path(path)
 
 
-def shown(path: StrPath) -> str:
+def quoted(path: StrPath) -> str:
     """Quote a path."""
     return repr(os.fspath(path))
 
@@ -292,13 +296,13 @@ _OTHER = ("a path that can be written", "Choose another path")
 
 
 @contextmanager
-def explained(path: StrPath, reading: bool = False) -> Iterator[None]:
+def translate_os_errors(path: StrPath, reading: bool = False) -> Iterator[None]:
     """Turn an error of the system into one line with the path and a remedy."""
     try:
         yield
     except OSError as error:
-        got = f"{error.strerror or error} at {shown(path)}"
+        got = f"{error.strerror or error} at {quoted(path)}"
         if reading:
-            refuse("path", "an artifact that can be read", got, "Check its permissions")
+            fail_artifact("path", "an artifact that can be read", got, "Check its permissions")
         expected, remedy = _CAUSES.get(error.errno or 0, _OTHER)
-        refuse("path", expected, got, f"{remedy}; existing files are intact")
+        fail_artifact("path", expected, got, f"{remedy}; existing files are intact")

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from subbayes.utils.checks import fail
 
-__all__ = ["available", "check_memory", "in_words"]
+__all__ = ["available_memory", "check_memory", "format_bytes"]
 
 _PAGES = Path("/proc/meminfo")
 
 
-def available() -> int | None:
+def available_memory() -> int | None:
     """Bytes that can be taken without swapping; None where the system does not say.
 
     Example:
-        >>> size = available()
+        >>> size = available_memory()
         >>> size is None or size > 0
         True
     """
@@ -43,21 +43,21 @@ def check_memory(argument: str, what: str, needed: int, remedy: str) -> None:
     Example:
         >>> check_memory("draws", "a few numbers", 80, "")
     """
-    there = available()
+    there = available_memory()
     if there is not None and needed > there:
         fail(
             argument,
-            f"{what} to fit into {in_words(there)} of free memory",
-            f"about {in_words(needed)}",
+            f"{what} to fit into {format_bytes(there)} of free memory",
+            f"about {format_bytes(needed)}",
             remedy,
         )
 
 
-def in_words(size: float) -> str:
+def format_bytes(size: float) -> str:
     """A number of bytes.
 
     Example:
-        >>> in_words(3 * 2**30), in_words(5e5)
+        >>> format_bytes(3 * 2**30), format_bytes(5e5)
         ('3.0 GiB', '0.5 MiB')
     """
     unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")

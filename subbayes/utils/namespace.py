@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["lazy"]
+__all__ = ["lazy_imports"]
 
 
-def lazy(
+def lazy_imports(
     package: str, names: Mapping[str, str], rooms: tuple[str, ...] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The functions `__getattr__` and `__dir__` of a package.

@@ -10,25 +10,27 @@ from typing import Any
 
 from tqdm import tqdm
 
-__all__ = ["ANNOUNCE", "bar"]
+__all__ = ["STAGE_LISTENER", "progress_bar"]
 
-ANNOUNCE: ContextVar[Callable[[str], None] | None] = ContextVar("ANNOUNCE", default=None)
+STAGE_LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar(
+    "STAGE_LISTENER", default=None
+)
 """Who hears of finished steps where no terminal shows bars; None: nobody."""
 
 _WORTH_SAYING = 1.0  # seconds
 
 
-def bar(total: int, what: str, show: bool | None = None, unit: str = "it") -> Any:
+def progress_bar(total: int, what: str, show: bool | None = None, unit: str = "it") -> Any:
     """A progress bar on standard error.
 
     Args:
         total: number of steps.
         what: what is being done, in a word or two.
         show: True or False; None shows it on a terminal only, and without one says a line when
-            the work is done to whom `ANNOUNCE` names.
+            the work is done to whom `STAGE_LISTENER` names.
         unit: what a step is called.
     """
-    hearer = ANNOUNCE.get()
+    hearer = STAGE_LISTENER.get()
     if show is None and hearer is not None and not sys.stderr.isatty():
         return _Announced(hearer, total=total, desc=what, unit=unit)
     return tqdm(

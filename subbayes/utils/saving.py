@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from subbayes.utils import artifact
 from subbayes.utils.artifact import Artifact
 from subbayes.utils.checks import InputError, InputTypeError, fail
-from subbayes.utils.files import StrPath, refuse, shown
+from subbayes.utils.files import StrPath, fail_artifact, quoted
 from subbayes.utils.kinds import LOADERS, SCHEMAS
 from subbayes.utils.schema import SchemaError
 
-__all__ = ["Saveable", "load", "nested", "read", "read_checkpoint", "rebuild", "save"]
+__all__ = ["Saveable", "load", "nested_facts", "read", "read_checkpoint", "rebuild", "save"]
 
 
 @runtime_checkable
@@ -120,8 +120,8 @@ def load(
     }
     tensors, facts, kind = read(path, device=device)
     if kind not in LOADERS:
-        refuse("path", "a saved model", f"a checkpoint: {shown(path)}",
-               "Pass it as checkpoint=... to the call that wrote it")  # fmt: skip
+        fail_artifact("path", "a saved model", f"a checkpoint: {quoted(path)}",
+                      "Pass it as checkpoint=... to the call that wrote it")  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
     try:
         return rebuild(kind, tensors, facts, options)
@@ -129,8 +129,9 @@ def load(
         raise
     except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        refuse("path", f"the content of a {kind}", f"{shown(path)}, which does not fit: {reason}",
-               "Check that it was written by this version of subbayes")  # fmt: skip
+        fail_artifact("path", f"the content of a {kind}",
+                      f"{quoted(path)}, which does not fit: {reason}",
+                      "Check that it was written by this version of subbayes")  # fmt: skip
 
 
 def read(path: StrPath, kind: str | None = None, *, device: torch.device | str = "cpu") -> Artifact:
@@ -147,13 +148,13 @@ def read(path: StrPath, kind: str | None = None, *, device: torch.device | str =
     found = artifact.read(path, kind, device=device)
     schema = SCHEMAS.get(found.kind)
     if schema is None:
-        refuse("path", "an artifact of a kind that this version knows",
-               f"kind {found.kind!r} at {shown(path)}", "Upgrade subbayes")  # fmt: skip
+        fail_artifact("path", "an artifact of a kind that this version knows",
+                      f"kind {found.kind!r} at {quoted(path)}", "Upgrade subbayes")  # fmt: skip
     try:
         schema.check(found.tensors, found.facts)
     except SchemaError as error:
-        refuse("path", f"{error.where} to be {error.expected} in {shown(path)}", error.got,
-               "The artifact is damaged: write it again")  # fmt: skip
+        fail_artifact("path", f"{error.where} to be {error.expected} in {quoted(path)}", error.got,
+                      "The artifact is damaged: write it again")  # fmt: skip
     return found
 
 
@@ -177,7 +178,7 @@ def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
         raise InputError("checkpoint", error.expected, error.got, remedy) from error
 
 
-def nested(subject: Saveable) -> dict[str, Any]:
+def nested_facts(subject: Saveable) -> dict[str, Any]:
     """The kind and the facts of an object that another one holds, to be saved among its facts."""
     return {"kind": subject.kind, "facts": subject.facts()}
 

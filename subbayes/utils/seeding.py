@@ -10,11 +10,11 @@ import torch
 
 from subbayes.utils.checks import check_count
 
-__all__ = ["derive", "forked"]
+__all__ = ["derive_seed", "fork_rng"]
 
 
 @contextmanager
-def forked(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+def fork_rng(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seed torch's global generators inside, and put them back as they were after.
 
     For what draws from the global generators and cannot be told otherwise: dropout,
@@ -25,9 +25,9 @@ def forked(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
         device: a CUDA device's generator is borrowed too.
 
     Example:
-        >>> with forked(0):
+        >>> with fork_rng(0):
         ...     a = torch.rand(2)
-        >>> with forked(0):
+        >>> with fork_rng(0):
         ...     b = torch.rand(2)
         >>> bool((a == b).all())
         True
@@ -43,11 +43,11 @@ def forked(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
         yield
 
 
-def derive(seed: int, *path: int) -> int:
-    """A seed for one part of a seeded whole: member 3 of seed 0 is `derive(0, 3)`.
+def derive_seed(seed: int, *path: int) -> int:
+    """A seed for one part of a seeded whole: member 3 of seed 0 is `derive_seed(0, 3)`.
 
     Example:
-        >>> derive(0, 1) != derive(0, 2)
+        >>> derive_seed(0, 1) != derive_seed(0, 2)
         True
     """
     check_count("seed", seed, 0)

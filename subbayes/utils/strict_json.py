@@ -11,16 +11,16 @@ import numpy as np
 from torch import Tensor
 
 from subbayes.utils.checks import fail_type
-from subbayes.utils.files import refuse
+from subbayes.utils.files import fail_artifact
 
-__all__ = ["as_plain", "canonical", "decode", "parse"]
+__all__ = ["encode", "canonical_bytes", "decode", "parse"]
 
 _MAX_DEPTH = 64
 _MAX_ARRAY = 4096
 _FLOATS = ("nan", "inf", "-inf")
 
 
-def as_plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+def encode(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Convert facts to values of strict JSON; numbers that JSON lacks become dicts of text.
 
     Raises:
@@ -35,8 +35,8 @@ def as_plain(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
     """Convert to strict JSON values; `where` is the place that an error names."""
     if depth == 0:
-        refuse("facts", f"at most {_MAX_DEPTH} levels", "deeper nesting, or a value in itself",
-              "Flatten it")  # fmt: skip
+        fail_artifact("facts", f"at most {_MAX_DEPTH} levels",
+                      "deeper nesting, or a value in itself", "Flatten it")  # fmt: skip
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_)):
@@ -64,23 +64,25 @@ def _check_key(key: Any, where: str) -> str:
     if not isinstance(key, str):
         fail_type(where, "keys that are text", key, "Convert the key with str()")
     if key in ("__float__", "__int__"):
-        refuse(where, "keys other than '__float__' and '__int__'", repr(key), "Rename the key")
+        fail_artifact(
+            where, "keys other than '__float__' and '__int__'", repr(key), "Rename the key"
+        )
     return str.__str__(key)
 
 
 def _small(array: np.ndarray | Tensor, where: str) -> Any:
     size = array.size if isinstance(array, np.ndarray) else array.numel()
     if size > _MAX_ARRAY:
-        refuse(where, f"arrays of at most {_MAX_ARRAY} values", f"{size} values",
-              "Put it into tensors")  # fmt: skip
+        fail_artifact(where, f"arrays of at most {_MAX_ARRAY} values", f"{size} values",
+                      "Put it into tensors")  # fmt: skip
     return array.tolist()
 
 
 def decode(value: Any) -> Any:
-    """Return the facts that `as_plain` encoded.
+    """Return the facts that `encode` encoded.
 
     Raises:
-        ValueError: a number that `as_plain` does not write.
+        ValueError: a number that `encode` does not write.
     """
     if isinstance(value, list):
         return [decode(v) for v in value]
@@ -95,7 +97,7 @@ def decode(value: Any) -> Any:
     return {k: decode(v) for k, v in value.items()}
 
 
-def canonical(plain: Any) -> bytes:
+def canonical_bytes(plain: Any) -> bytes:
     """Give equal plain values equal bytes, whatever the order of their keys."""
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
@@ -115,7 +117,7 @@ def parse(data: bytes | str) -> Any:
         value = json.loads(
             data, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
         )
-        canonical(value)  # refuses a number such as 1e999, which is read as an infinity
+        canonical_bytes(value)  # refuses a number such as 1e999, which is read as an infinity
     except RecursionError:
         raise ValueError("values nested too deeply") from None
     return value

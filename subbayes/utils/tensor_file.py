@@ -13,10 +13,17 @@ import torch
 from torch import Tensor
 
 from subbayes.utils.checks import fail_type
-from subbayes.utils.files import refuse
-from subbayes.utils.strict_json import as_plain, canonical
+from subbayes.utils.files import fail_artifact
+from subbayes.utils.strict_json import canonical_bytes, encode
 
-__all__ = ["as_tensors", "described", "fingerprint", "hashed", "serialised", "tensors_digest"]
+__all__ = [
+    "as_tensors",
+    "dtype_and_shape",
+    "fingerprint",
+    "add_to_digest",
+    "safetensors_pieces",
+    "tensors_digest",
+]
 
 _PIECE = 8 * 2**20  # bytes copied, hashed and written at a time
 _CODES = {  # torch's name -> the safetensors format's
@@ -50,16 +57,16 @@ def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, 
         False
     """
     digest = hashlib.sha256()
-    for _ in hashed(serialised(as_tensors(tensors)), digest):
+    for _ in add_to_digest(safetensors_pieces(as_tensors(tensors)), digest):
         pass
-    digest.update(canonical(as_plain(facts)))
+    digest.update(canonical_bytes(encode(facts)))
     return digest.hexdigest()
 
 
 def tensors_digest(tensors: dict[str, Tensor]) -> str:
     """The sha256 of names, dtypes, shapes and values, as 64 hex digits."""
     digest = hashlib.sha256()
-    for piece in serialised(tensors):
+    for piece in safetensors_pieces(tensors):
         digest.update(piece)
     return digest.hexdigest()
 
@@ -80,7 +87,9 @@ def _check_name(name: Any) -> str:
     if not isinstance(name, str):
         fail_type("tensors", "names that are text", name)
     if name == "__metadata__" or not _is_utf8(name):
-        refuse("tensors", "a name the safetensors format allows", repr(name), "Rename the tensor")
+        fail_artifact(
+            "tensors", "a name the safetensors format allows", repr(name), "Rename the tensor"
+        )
     return str.__str__(name)
 
 
@@ -98,9 +107,11 @@ def _as_tensor(name: str, value: Any) -> Tensor:
     layout = str(value.layout).removeprefix("torch.")
     if layout != "strided" or value.is_meta:
         got = "a tensor without data (device meta)" if value.is_meta else f"layout {layout}"
-        refuse(label, "a dense tensor", got, "Convert it first")
+        fail_artifact(label, "a dense tensor", got, "Convert it first")
     if _dtype(value) not in _CODES:
-        refuse(label, "a real dtype: " + ", ".join(_CODES), _dtype(value), "Convert it first")
+        fail_artifact(
+            label, "a real dtype: " + ", ".join(_CODES), _dtype(value), "Convert it first"
+        )
     return value.detach()
 
 
@@ -109,7 +120,9 @@ def _from_numpy(label: str, array: np.ndarray) -> Tensor:
     try:
         return torch.from_numpy(np.require(np.asarray(array), native, ["C", "W"]))
     except TypeError:
-        refuse(label, "a real dtype: " + ", ".join(_CODES), str(array.dtype), "Convert it first")
+        fail_artifact(
+            label, "a real dtype: " + ", ".join(_CODES), str(array.dtype), "Convert it first"
+        )
 
 
 def _dtype(tensor: Tensor) -> str:
@@ -135,7 +148,7 @@ def _header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> byte
     return struct.pack("<Q", len(text)) + text
 
 
-def serialised(
+def safetensors_pieces(
     tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
 ) -> Iterator[bytes]:
     """Yield the safetensors file in pieces, so that memory holds one small copy at a time."""
@@ -147,13 +160,13 @@ def serialised(
                 yield flat[start : start + _PIECE].numpy().tobytes()
 
 
-def hashed(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
+def add_to_digest(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
     """Yield the pieces, and add each to a digest."""
     for piece in pieces:
         digest.update(piece)
         yield piece
 
 
-def described(tensor: Tensor) -> dict[str, Any]:
+def dtype_and_shape(tensor: Tensor) -> dict[str, Any]:
     """Dtype and shape, as a manifest lists them."""
     return {"dtype": _dtype(tensor), "shape": list(tensor.shape)}

@@ -29,7 +29,7 @@ from subbayes.networks.initialisation import reinitialised
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError, InputTypeError
-from subbayes.utils.seeding import derive, forked
+from subbayes.utils.seeding import derive_seed, fork_rng
 
 
 def randn(*shape, seed=0):
@@ -42,7 +42,7 @@ def table(n=40, seed=0):
 
 
 def net(outputs=1, *middle, seed=0):
-    with forked(seed):
+    with fork_rng(seed):
         return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), *middle, nn.Linear(8, outputs))
 
 
@@ -132,8 +132,8 @@ def test_members_are_trained_from_their_own_start_and_order():
         net(), Gaussian(), data, members=3, seed=7, **training_options(**QUICK)
     )
     for s, weights in enumerate(ensemble.weights):
-        start = reinitialised(net(), derive(7, s))
-        alone = train(start, Gaussian(), data, seed=derive(7, s), **training_options(**QUICK))
+        start = reinitialised(net(), derive_seed(7, s))
+        alone = train(start, Gaussian(), data, seed=derive_seed(7, s), **training_options(**QUICK))
         assert torch.allclose(weights, alone.network.weights, atol=1e-5)
         assert ensemble.likelihood.noise[s, 0, 0] == pytest.approx(alone.likelihood.noise[0], 1e-4)
     assert torch.pdist(ensemble.weights).min() > 0.1
@@ -314,7 +314,7 @@ def test_a_mask_is_what_the_layer_draws(layer, shape):
     mask.begin(2)
     ours = mask(x)
     for row, out in zip(x, ours, strict=True):
-        with forked(derive(3, 2, 0)):
+        with fork_rng(derive_seed(3, 2, 0)):
             assert torch.allclose(layer(row[None])[0], out, atol=1e-5)
 
 

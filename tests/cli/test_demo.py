@@ -24,7 +24,7 @@ from subbayes.inference.tempering import choose_temperature
 from subbayes.models.data_frame_model import TableModel
 from subbayes.plots.style import new_axes, png
 from subbayes.utils.files import ArtifactError
-from subbayes.utils.own_files import OwnFiles
+from subbayes.utils.overwritable_files import OverwritableFiles
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
@@ -255,52 +255,52 @@ def test_bad_seeds(seed, message, tmp_path):
 def write(files, texts):
     files.begin()
     for name, text in texts.items():
-        subbayes.utils.own_files.atomic_write_text(files.folder / name, text)
+        subbayes.utils.overwritable_files.atomic_write_text(files.folder / name, text)
     files.finish()
 
 
-def test_own_files_drop_what_is_no_longer_written(tmp_path):
-    write(OwnFiles(tmp_path, ["a", "b", "c"]), {"a": "1", "b": "2", "c": "3"})
+def test_files_no_longer_written_are_deleted(tmp_path):
+    write(OverwritableFiles(tmp_path, ["a", "b", "c"]), {"a": "1", "b": "2", "c": "3"})
     (tmp_path / "c").write_text("changed")
-    write(OwnFiles(tmp_path, ["a"]), {"a": "4"})
+    write(OverwritableFiles(tmp_path, ["a"]), {"a": "4"})
     assert {p.name: p.read_text() for p in tmp_path.iterdir() if p.name != "files.json"} == {
         "a": "4",
         "c": "changed",
     }
 
 
-def test_own_files_of_a_killed_run_may_be_overwritten(tmp_path):
-    files = OwnFiles(tmp_path, ["a", "b"])
+def test_files_of_a_killed_run_may_be_overwritten(tmp_path):
+    files = OverwritableFiles(tmp_path, ["a", "b"])
     files.begin()
     (tmp_path / "a").write_text("half")
-    again = OwnFiles(tmp_path, ["a", "b"])
+    again = OverwritableFiles(tmp_path, ["a", "b"])
     write(again, {"a": "1", "b": "2"})
     assert (tmp_path / "a").read_text() == "1"
 
 
 def test_a_killed_second_run_leaves_foreign_files_foreign(tmp_path):
-    write(OwnFiles(tmp_path, ["a"]), {"a": "1"})
+    write(OverwritableFiles(tmp_path, ["a"]), {"a": "1"})
     (tmp_path / "b").write_text("theirs")
-    OwnFiles(tmp_path, ["a"]).begin()
+    OverwritableFiles(tmp_path, ["a"]).begin()
     with pytest.raises(InputError, match="'.*/b', which was not written by it"):
-        OwnFiles(tmp_path, ["a", "b"])
+        OverwritableFiles(tmp_path, ["a", "b"])
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "no json", '{"files": [1]}', '{"files": "ab"}'])
 def test_another_record_is_left_alone(content, tmp_path):
     (tmp_path / "files.json").write_text(content)
     with pytest.raises(InputError, match="out: expected a folder of its own, got another"):
-        OwnFiles(tmp_path, ["a"])
+        OverwritableFiles(tmp_path, ["a"])
     assert (tmp_path / "files.json").read_text() == content
 
 
 def test_a_file_in_place_of_the_folder(tmp_path):
     (tmp_path / "demo").write_text("x")
     with pytest.raises(InputError, match="out: expected a folder, got a file: '.*demo'"):
-        OwnFiles(tmp_path / "demo", ["a"])
+        OverwritableFiles(tmp_path / "demo", ["a"])
 
 
 def test_a_folder_in_place_of_a_file(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises((InputError, ArtifactError), match="which was not written by it|a file"):
-        OwnFiles(tmp_path, ["a"])
+        OverwritableFiles(tmp_path, ["a"])

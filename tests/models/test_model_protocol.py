@@ -186,9 +186,9 @@ def _loads_or_refuses(path: Any) -> None:
 
 
 def _plain(facts: Any) -> Any:
-    from subbayes.utils.strict_json import as_plain
+    from subbayes.utils.strict_json import encode
 
-    return as_plain(facts)
+    return encode(facts)
 
 
 # --- the registry -------------------------------------------------------------------------------

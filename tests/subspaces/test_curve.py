@@ -263,9 +263,9 @@ def test_training_is_a_plain_loop_over_all_control_points(optimizer):
     leaf = nn.Parameter(start)
     make = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
     plain = make([leaf], lr=0.02, **({} if optimizer == "adam" else {"momentum": 0.9}))
-    from subbayes.utils.seeding import derive
+    from subbayes.utils.seeding import derive_seed
 
-    generator = torch.Generator().manual_seed(derive(4, 2))
+    generator = torch.Generator().manual_seed(derive_seed(4, 2))
     for _ in range(3):
         t = torch.rand((), generator=generator, dtype=torch.float64)
         loss = -Gaussian(0.7).log_prob(network(coefficients(t, 4) @ leaf, data[0]), data[1]).mean()

@@ -18,7 +18,7 @@ from subbayes.training import many_steps
 from subbayes.training.many import swa_many, train_many
 from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError
-from subbayes.utils.seeding import forked
+from subbayes.utils.seeding import fork_rng
 
 
 def table(n=50, seed=0, dtype=torch.float64):
@@ -28,7 +28,7 @@ def table(n=50, seed=0, dtype=torch.float64):
 
 
 def net(seed, outputs=1, *middle):
-    with forked(seed):
+    with fork_rng(seed):
         return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), *middle, nn.Linear(6, outputs)).double()
 
 

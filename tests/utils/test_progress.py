@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from subbayes.utils import progress
-from subbayes.utils.progress import ANNOUNCE, bar
+from subbayes.utils.progress import STAGE_LISTENER, progress_bar
 
 
 @pytest.fixture
 def heard(monkeypatch):
     monkeypatch.setattr(progress, "_WORTH_SAYING", 0.0)
     lines: list[str] = []
-    token = ANNOUNCE.set(lines.append)
+    token = STAGE_LISTENER.set(lines.append)
     yield lines
-    ANNOUNCE.reset(token)
+    STAGE_LISTENER.reset(token)
 
 
 def work(total, steps, show=None):
-    with bar(total, "Training", show, "epochs") as shown:
+    with progress_bar(total, "Training", show, "epochs") as shown:
         for _ in range(steps):
             shown.set_postfix(loss=1.0)
             shown.update()

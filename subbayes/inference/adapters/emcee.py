@@ -20,7 +20,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chains import Density, chain_generators, start_points
 from subbayes.utils.checks import check_count, fail
-from subbayes.utils.progress import bar
+from subbayes.utils.progress import progress_bar
 
 __all__ = ["Emcee"]
 
@@ -87,7 +87,9 @@ class Emcee(Engine):
         sampler = library.EnsembleSampler(walkers, k, value, vectorize=True, moves=self.moves)
         source = np.random.RandomState(seed).get_state()  # the only kind that emcee takes
         state = library.State(z, random_state=source)
-        with bar(warmup + draws * thin, "Sampling (emcee)", sampling.progress, "draws") as steps:
+        with progress_bar(
+            warmup + draws * thin, "Sampling (emcee)", sampling.progress, "draws"
+        ) as steps:
             if warmup:
                 state = _last(sampler.sample(state, iterations=warmup, store=False), steps, 1)
                 sampler.reset()

@@ -24,7 +24,7 @@ from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import approximate_draws
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 from subbayes.utils.checks import check_count, fail
-from subbayes.utils.progress import bar
+from subbayes.utils.progress import progress_bar
 
 __all__ = ["Laplace", "find_mode"]
 
@@ -74,7 +74,7 @@ class Laplace(Engine):
         started = time.perf_counter()
         rng = np.random.default_rng(sampling.seed)
         k, starts = posterior.rank, self.starts
-        with bar(starts + 1, "Laplace approximation", sampling.progress, "steps") as steps:
+        with progress_bar(starts + 1, "Laplace approximation", sampling.progress, "steps") as steps:
             points = [np.zeros(k), *(posterior.prior.sample((k,), rng) for _ in range(starts - 1))]
             modes = []
             for point in points:

@@ -46,7 +46,7 @@ from subbayes.predictions.gaussian import Method, draws, natural, predictive_of
 from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
-from subbayes.utils.artifact import under, within
+from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 
 __all__ = ["LinearisedPosterior", "Method", "linearised_laplace", "rebuild"]
@@ -195,7 +195,7 @@ class LinearisedPosterior(Predictor):
         found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
         found |= {"weights": self.network.weights, **precision_tensors(self.precision)}
         if self.subspace is not None:
-            found |= within("subspace", self.subspace.tensors())
+            found |= add_prefix("subspace", self.subspace.tensors())
         return found
 
     def facts(self) -> dict[str, Any]:
@@ -364,7 +364,7 @@ def rebuild(
     likelihood = likelihood or from_config(facts["likelihood"])
     subspace = None
     if facts["subspace"] is not None:
-        subspace = subspace_from_config(facts["subspace"], under("subspace", tensors))
+        subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))
         _check_centre(network, subspace)
     V = jacobian_from(tensors, facts, network, likelihood, data)
     precision = precision_from(tensors, facts, V, subspace)

@@ -28,10 +28,10 @@ from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.random_numbers import copy_state
 from subbayes.priors import Normal
 from subbayes.utils import artifact
-from subbayes.utils.artifact import under, within
+from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
-from subbayes.utils.progress import bar
+from subbayes.utils.progress import progress_bar
 from subbayes.utils.saving import read_checkpoint
 
 __all__ = ["Density", "Info", "Kernel", "Sampler", "chain_generators", "run", "start_points"]
@@ -207,7 +207,9 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
     }
     with (
         _interruptible(saved is not None) as interrupted,
-        bar(needed * chains, f"Sampling ({kernel.name})", sampling.progress, "draws") as steps,
+        progress_bar(
+            needed * chains, f"Sampling ({kernel.name})", sampling.progress, "draws"
+        ) as steps,
     ):
         steps.update(int(np.minimum(store.count, needed).sum()))
         last = time.monotonic()
@@ -368,7 +370,7 @@ class _Checkpoint:
         for c, chain in finished_chains.items():
             for name, value in chain.row.items():
                 getattr(state, name)[c] = value
-        tensors = within("state", vars(state)) | within("stats", store.stats)
+        tensors = add_prefix("state", vars(state)) | add_prefix("stats", store.stats)
         tensors |= {"z": store.z, "count": store.count}
         meta = {
             "identity": self.identity,
@@ -396,9 +398,9 @@ class _Checkpoint:
         for rng, rng_state in zip(rngs, meta["rngs"], strict=True):
             rng.bit_generator.state = rng_state
         state = self.kernel.state_type(
-            **{name: tensor.numpy() for name, tensor in under("state", tensors).items()}
+            **{name: tensor.numpy() for name, tensor in strip_prefix("state", tensors).items()}
         )
-        stats = {name: tensor.numpy() for name, tensor in under("stats", tensors).items()}
+        stats = {name: tensor.numpy() for name, tensor in strip_prefix("stats", tensors).items()}
         store = _Store(tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"])
         return state, store.resized(draws)
 

@@ -36,7 +36,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chains import Density
 from subbayes.utils.checks import check_count, fail
-from subbayes.utils.progress import bar
+from subbayes.utils.progress import progress_bar
 
 __all__ = ["SMC"]
 
@@ -250,7 +250,7 @@ def _run_groups(
     done: dict[int, _Group] = {}
     requests = {i: next(one) for i, one in enumerate(runs)}
     evaluations = 0
-    with bar(len(runs), "Sampling (smc)", progress, "groups") as steps:
+    with progress_bar(len(runs), "Sampling (smc)", progress, "groups") as steps:
         while requests:
             found = _log_likelihood(posterior, np.concatenate(list(requests.values())))
             evaluations += len(found)

@@ -17,7 +17,7 @@ from subbayes.inference.variational.gaussians import FullRank, Placed
 from subbayes.networks.global_state import keep_argument_validation
 from subbayes.networks.tracing.tracer import Tracer
 from subbayes.utils.checks import fail
-from subbayes.utils.seeding import forked
+from subbayes.utils.seeding import fork_rng
 
 __all__ = ["Flow", "check_flow", "load_zuko"]
 
@@ -136,7 +136,7 @@ class Flow:
     @classmethod
     def on(cls, frame: FullRank, seed: int) -> Flow:
         """The Gaussian itself, with layers that are the identity."""
-        with forked(seed):
+        with fork_rng(seed):
             couplings = _Couplings(frame.rank).double()
         weights = nn.utils.parameters_to_vector(couplings.parameters()).detach().numpy()
         return cls(frame, couplings.requires_grad_(False), weights)

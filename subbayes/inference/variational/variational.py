@@ -30,7 +30,7 @@ from subbayes.inference.variational.elbo import Ascent, Family, Target, ascend
 from subbayes.inference.variational.gaussians import FullRank, MeanField
 from subbayes.posterior import Posterior
 from subbayes.utils.checks import check_count, check_positive, fail
-from subbayes.utils.progress import bar
+from subbayes.utils.progress import progress_bar
 
 __all__ = ["Approximation", "FullRankVI", "MeanFieldVI", "RealNVP", "VariationalInference"]
 
@@ -281,7 +281,9 @@ class _FitSettings:
         """Maximise the ELBO from a start member."""
         target = _target(self.posterior, self.batch_size, self._rng(2 * stage))
         name = type(member).__name__
-        with bar(self.steps, f"Variational inference ({name})", self.progress, "steps") as shown:
+        with progress_bar(
+            self.steps, f"Variational inference ({name})", self.progress, "steps"
+        ) as shown:
             return ascend(
                 member,
                 target,

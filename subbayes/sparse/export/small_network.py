@@ -27,7 +27,7 @@ from subbayes.sparse.kernels import BagIndices, csr_tensor, sparse_linear
 from subbayes.sparse.module_surgery import replace_layer
 from subbayes.utils.artifact import write_file
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.files import StrPath, as_path, atomic_write_bytes, refuse, shown
+from subbayes.utils.files import StrPath, as_path, atomic_write_bytes, fail_artifact, quoted
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs
 
@@ -416,8 +416,8 @@ def _check_csr(name: str, crow: Tensor, columns: Tensor, inputs: int) -> None:
     inside = columns.numel() == 0 or 0 <= int(columns.min()) <= int(columns.max()) < inputs
     if not (fits and inside):
         what = "columns below the number of inputs" if fits else "row pointers that rise to the end"
-        refuse("path", f"{what} in the CSR layer {name!r}", "others",
-               "The artifact is damaged: write it again")  # fmt: skip
+        fail_artifact("path", f"{what} in the CSR layer {name!r}", "others",
+                      "The artifact is damaged: write it again")  # fmt: skip
 
 
 def _put(owner: nn.Module, name: str, value: Tensor) -> None:
@@ -445,10 +445,10 @@ def _densified(module: nn.Module) -> nn.Module:
 def _new_file(path: StrPath, overwrite: bool) -> Path:
     file = as_path(path)
     if file.exists() and not overwrite:
-        refuse(
+        fail_artifact(
             "path",
             "a new file",
-            f"one that is there: {shown(path)}",
+            f"one that is there: {quoted(path)}",
             "Pass overwrite=True to replace it, or choose another path",
         )
     return file

@@ -26,7 +26,7 @@ from subbayes.sparse.kernels import (
     transposed_tiles,
 )
 from subbayes.sparse.module_surgery import READERS, has_hooks, parent_of, replace_layer
-from subbayes.utils.progress import bar
+from subbayes.utils.progress import progress_bar
 
 __all__ = ["SampledLinear", "SampledNetwork", "TiledLinear", "layers_for_products", "use_tiles"]
 
@@ -168,7 +168,7 @@ class SampledNetwork:
             self._check(batch)
             step = min(_ROWS_AT_ONCE, max(1, memory_limit // self._bytes_per_row(batch)))
             starts = range(0, n_rows(batch), step)
-            with bar(len(starts), "Predicting", progress, "batches") as steps:
+            with progress_bar(len(starts), "Predicting", progress, "batches") as steps:
                 for start in starts:
                     rows = take(batch, slice(start, start + step))
                     with torch_lock:  # the module holds one draw at a time

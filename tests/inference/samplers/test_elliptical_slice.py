@@ -198,10 +198,10 @@ def test_more_chains_than_memory_allows(monkeypatch):
         r"fit into .* GiB of free memory, got about .* GiB. Run fewer chains",
     ):
         EllipticalSlice().sample(Density(untouched, 2), draws=10**6, chains=10**8)
-    monkeypatch.setattr("subbayes.utils.memory.available", lambda: 50_000)
+    monkeypatch.setattr("subbayes.utils.memory.available_memory", lambda: 50_000)
     with pytest.raises(InputError, match=r"100 chains of 20 draws to fit into 0.0 MiB of free"):
         EllipticalSlice().sample(LinearGaussian().posterior(), draws=20, chains=100)
-    monkeypatch.setattr("subbayes.utils.memory.available", lambda: None)
+    monkeypatch.setattr("subbayes.utils.memory.available_memory", lambda: None)
     EllipticalSlice().sample(LinearGaussian().posterior(), draws=2, chains=2, progress=False)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["join", "split"]
+__all__ = ["join_tensors", "split_tensors"]
 
 
-def split(state: Any, prefix: str) -> tuple[dict[str, Tensor], Any]:
+def split_tensors(state: Any, prefix: str) -> tuple[dict[str, Tensor], Any]:
     """Separate tensors from the rest of nested dicts, lists and tuples.
 
     Args:
@@ -18,14 +18,15 @@ def split(state: Any, prefix: str) -> tuple[dict[str, Tensor], Any]:
         prefix: of the names of the tensors.
 
     Returns:
-        The tensors by name, and the state with the names in their place; `join` reverses it.
+        The tensors by name, and the state with their names instead; see `join_tensors`.
 
     Example:
         >>> import torch
-        >>> tensors, facts = split({0: {"step": torch.ones(1)}, "betas": (0.9, 0.99)}, "adam")
+        >>> state = {0: {"step": torch.ones(1)}, "betas": (0.9, 0.99)}
+        >>> tensors, facts = split_tensors(state, "adam")
         >>> list(tensors), facts["pairs"][1]
         (['adam.0.step'], ['betas', {'tuple': [0.9, 0.99]}])
-        >>> join(tensors, facts)
+        >>> join_tensors(tensors, facts)
         {0: {'step': tensor([1.])}, 'betas': (0.9, 0.99)}
     """
     tensors: dict[str, Tensor] = {}
@@ -44,18 +45,18 @@ def split(state: Any, prefix: str) -> tuple[dict[str, Tensor], Any]:
     return tensors, walk(state, prefix)
 
 
-def join(tensors: Mapping[str, Tensor], facts: Any) -> Any:
-    """The state that `split` separated.
+def join_tensors(tensors: Mapping[str, Tensor], facts: Any) -> Any:
+    """The state that `split_tensors` separated.
 
     Raises:
         KeyError: a tensor that is not there.
     """
     if isinstance(facts, list):
-        return [join(tensors, item) for item in facts]
+        return [join_tensors(tensors, item) for item in facts]
     if not isinstance(facts, dict):
         return facts
     if "tensor" in facts:
         return tensors[facts["tensor"]]
     if "tuple" in facts:
-        return tuple(join(tensors, item) for item in facts["tuple"])
-    return {key: join(tensors, value) for key, value in facts["pairs"]}
+        return tuple(join_tensors(tensors, item) for item in facts["tuple"])
+    return {key: join_tensors(tensors, value) for key, value in facts["pairs"]}

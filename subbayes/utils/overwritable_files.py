@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from subbayes.utils.checks import fail
-from subbayes.utils.files import as_path, atomic_write_text, explained
+from subbayes.utils.files import as_path, atomic_write_text, translate_os_errors
 
-__all__ = ["OwnFiles"]
+__all__ = ["OverwritableFiles"]
 
 RECORD = "files.json"
 
 
-class OwnFiles:
+class OverwritableFiles:
     """Names in a folder that may be overwritten: those written before, as they were written.
 
     The record `files.json` holds a checksum of each. A file that is not in it, or that has been
@@ -29,11 +29,11 @@ class OwnFiles:
         InputError: one of them is not ours to overwrite, or the folder is a file.
 
     Example:
-        >>> mine = OwnFiles("results", ["table.csv"])
+        >>> mine = OverwritableFiles("results", ["table.csv"])
         >>> mine.begin()
         >>> atomic_write_text(mine.folder / "table.csv", "a,b")
         >>> mine.finish()
-        >>> again = OwnFiles("results", ["table.csv"])
+        >>> again = OverwritableFiles("results", ["table.csv"])
     """
 
     def __init__(self, folder: str | Path, names: Iterable[str]) -> None:
@@ -99,5 +99,5 @@ class OwnFiles:
 
 
 def _digest(path: Path) -> str:
-    with explained(path, reading=True):
+    with translate_os_errors(path, reading=True):
         return hashlib.sha256(path.read_bytes()).hexdigest()
