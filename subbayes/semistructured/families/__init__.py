@@ -73,4 +73,4 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
     if link is None or kind is OrdinalFamily:
         return kind()
     check_choice(f"link of family {family!r}", link, kind.allowed["mu"])
-    return kind((link, *(kind.allowed[name][0] for name in kind.parameters[1:])))
+    return kind((link, *(links[0] for links in list(kind.allowed.values())[1:])))

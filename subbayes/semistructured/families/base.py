@@ -15,14 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from subbayes.likelihoods.base import Likelihood, Moments
+from subbayes.likelihoods.base import Kind, Likelihood, Moments
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["LINKS", "Family", "Numeric", "moment"]
+__all__ = ["LINKS", "Family", "ScipyFamily", "moment"]
 
 LINKS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "identity": (lambda value: value, lambda eta: eta),
@@ -32,30 +33,26 @@ LINKS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 """Links by name: the function from a parameter to its predictor, and its inverse."""
 
 
-def _observed(y: Targets) -> tuple[Tensor, Tensor | None]:
-    """Responses and weights of the observations."""
-    if isinstance(y, Tensor):
-        return y, None
-    return y[0], y[1]
+def _responses_and_weights(y: Targets) -> tuple[Tensor, Tensor | None]:
+    return (y, None) if isinstance(y, Tensor) else (y[0], y[1])
 
 
 @dataclass(frozen=True)
 class Family(Likelihood):
-    """Base class of families; a subclass defines its parameters, `log_density` and moments.
+    """Base class of families; a subclass defines its parameters, density, variance and draws.
 
     Args:
         links: link by parameter; by default the first of those allowed.
 
     Attributes:
         label: name of the family.
-        parameters: names of the parameters, the location first.
-        allowed: links by parameter, the default of each first.
+        allowed: links by parameter, the location first; the first link of each is the default.
         support: description of the allowed responses.
     """
 
     links: tuple[str, ...] = ()
+    kind: ClassVar[Kind] = "regression"
     label: ClassVar[str]
-    parameters: ClassVar[tuple[str, ...]]
     allowed: ClassVar[dict[str, tuple[str, ...]]]
     support: ClassVar[str]
 
@@ -66,6 +63,11 @@ class Family(Likelihood):
         for name, link in zip(self.parameters, chosen, strict=True):
             check_choice(f"link of {name}", link, self.allowed[name])
         object.__setattr__(self, "links", tuple(chosen))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters, the location first."""
+        return tuple(self.allowed)
 
     def link(self, parameter: str) -> str:
         """The link of a parameter, by name."""
@@ -90,7 +92,7 @@ class Family(Likelihood):
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log density of each observation, times its weight, shape (..., N)."""
-        value, weight = _observed(y)
+        value, weight = _responses_and_weights(y)
         terms = self.log_density(value.to(outputs.dtype), outputs.unbind(-1))
         return terms if weight is None else terms * weight.to(outputs.dtype)
 
@@ -100,7 +102,7 @@ class Family(Likelihood):
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or weights below 0."""
-        value, weight = _observed(y)
+        value, weight = _responses_and_weights(y)
         if value.ndim != 1:
             fail("y", "responses of shape (N,)", tuple(value.shape))
         bad = ~self.allows(value)
@@ -110,29 +112,20 @@ class Family(Likelihood):
                 "y",
                 f"{self.support} for family {self.label!r}",
                 f"{value[row].item():g} at row {row}",
-                self._remedy(),
+                "Choose another family, or leave the row out",
             )
         if weight is not None and (weight.shape != value.shape or bool((weight < 0).any())):
             fail("weights", f"{len(value)} numbers of at least 0", "others")
 
-    def _remedy(self) -> str:
-        return "Choose another family, or leave the row out"
-
-    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y), shape (..., N, 1), through SciPy."""
-        value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
-        found = self._frozen(outputs).cdf(value.numpy())
-        return torch.from_numpy(found).to(outputs).unsqueeze(-1)
-
-    def _frozen(self, outputs: Outputs) -> Any:
-        """The distributions as SciPy objects."""
-        fail("likelihood", "one with quantiles", type(self).__name__)
+    def mean(self, outputs: Outputs) -> Moments:
+        """The location."""
+        return moment(self.values(outputs)["mu"])
 
     def _any_target(self, rows: Tensor) -> Tensor:
         return self.mean(rows)[..., 0].detach()
 
     def to_config(self) -> dict[str, Any]:
-        """A JSON-able description."""
+        """Name and links, for JSON."""
         return {"name": self.label, "links": list(self.links)}
 
     def __repr__(self) -> str:
@@ -142,14 +135,28 @@ class Family(Likelihood):
         return f"{self.label}({shown})"
 
 
-class Numeric(Family):
-    """Families whose quantiles and draws come from SciPy."""
+class ScipyFamily(Family):
+    """Families whose distribution function and draws come from SciPy."""
+
+    @abstractmethod
+    def distribution(self, **values: np.ndarray) -> Any:
+        """The frozen SciPy distribution at values of the parameters."""
+
+    def _distribution_at(self, outputs: Outputs) -> Any:
+        values = self.values(outputs)
+        return self.distribution(**{k: v.double().cpu().numpy() for k, v in values.items()})
+
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        """P(Y <= y), shape (..., N, 1)."""
+        value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
+        found = self._distribution_at(outputs).cdf(value.numpy())
+        return moment(torch.from_numpy(found).to(outputs))
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One response per row."""
+        """One response per row, shape (..., N, 1)."""
         u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64)
-        found = self._frozen(outputs).ppf(u.clamp(1e-12, 1 - 1e-12).numpy())
-        return moment(torch.from_numpy(found))
+        quantiles = self._distribution_at(outputs).ppf(u.clamp(1e-12, 1 - 1e-12).numpy())
+        return moment(torch.from_numpy(quantiles))
 
 
 def moment(values: Tensor) -> Moments:

@@ -23,10 +23,9 @@ class BernoulliFamily(Family):
     r"""Two classes, $P(y = 1) = \mu$."""
 
     kind: ClassVar[Kind] = "classification"
-    label: ClassVar[str] = "bernoulli"
-    parameters: ClassVar[tuple[str, ...]] = ("mu",)
-    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("logit",)}
-    support: ClassVar[str] = "0 and 1"
+    label = "bernoulli"
+    allowed = {"mu": ("logit",)}
+    support = "0 and 1"
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log probability of labels."""
@@ -35,10 +34,6 @@ class BernoulliFamily(Family):
     def allows(self, y: Tensor) -> Tensor:
         """0 and 1."""
         return (y == 0) | (y == 1)
-
-    def mean(self, outputs: Outputs) -> Moments:
-        """P(y = 1)."""
-        return outputs.sigmoid()
 
     def variance(self, outputs: Outputs) -> Moments:
         """p (1 - p)."""
@@ -64,9 +59,9 @@ class OrdinalFamily(Family):
 
     n_classes: int = 2
     kind: ClassVar[Kind] = "classification"
-    label: ClassVar[str] = "ordinal"
-    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("identity",)}
-    support: ClassVar[str] = "ordered classes 0..K-1"
+    label = "ordinal"
+    allowed = {"mu": ("identity",)}
+    support = "ordered classes 0..K-1"
 
     def __post_init__(self) -> None:
         if self.n_classes < 2:
@@ -74,7 +69,7 @@ class OrdinalFamily(Family):
         object.__setattr__(self, "links", ("identity",) * self.n_classes)
 
     @property
-    def parameters(self) -> tuple[str, ...]:  # type: ignore[override]
+    def parameters(self) -> tuple[str, ...]:
         """The location and the thresholds."""
         return ("mu", *(f"threshold[{j}]" for j in range(self.n_classes - 1)))
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy import stats
 from torch import Tensor
 
-from subbayes.likelihoods.base import Kind, Moments
-from subbayes.semistructured.families.base import LINKS, Family, Numeric, moment
+from subbayes.likelihoods.base import Moments, column
+from subbayes.semistructured.families.base import LINKS, Family, ScipyFamily, moment
 from subbayes.utils.types import Outputs
 
 __all__ = ["BetaFamily", "GammaFamily", "NormalFamily"]
@@ -23,11 +25,9 @@ _LOG_2PI = math.log(2 * math.pi)
 class NormalFamily(Family):
     r"""$y \sim N(\mu, \sigma^2)$."""
 
-    kind: ClassVar[Kind] = "regression"
-    label: ClassVar[str] = "normal"
-    parameters: ClassVar[tuple[str, ...]] = ("mu", "sigma")
-    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("identity", "log"), "sigma": ("log",)}
-    support: ClassVar[str] = "real numbers"
+    label = "normal"
+    allowed = {"mu": ("identity", "log"), "sigma": ("log",)}
+    support = "real numbers"
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
@@ -38,10 +38,6 @@ class NormalFamily(Family):
     def allows(self, y: Tensor) -> Tensor:
         """Finite numbers."""
         return torch.isfinite(y)
-
-    def mean(self, outputs: Outputs) -> Moments:
-        """The mean."""
-        return moment(self.values(outputs)["mu"])
 
     def variance(self, outputs: Outputs) -> Moments:
         """The variance."""
@@ -61,11 +57,7 @@ class NormalFamily(Family):
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y)."""
         mean, sd = self.components(outputs)
-        return torch.special.ndtr(
-            (y.to(mean).reshape(*y.shape[:1], 1) - mean) / sd
-            if y.ndim == 1
-            else (y.to(mean) - mean) / sd
-        )
+        return torch.special.ndtr((column(y, mean) - mean) / sd)
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One response per row."""
@@ -74,14 +66,12 @@ class NormalFamily(Family):
 
 
 @dataclass(frozen=True, repr=False)
-class GammaFamily(Numeric):
+class GammaFamily(ScipyFamily):
     r"""Positive responses: mean $\mu$, variance $\mu^2 / a$ with the shape a."""
 
-    kind: ClassVar[Kind] = "regression"
-    label: ClassVar[str] = "gamma"
-    parameters: ClassVar[tuple[str, ...]] = ("mu", "shape")
-    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("log",), "shape": ("log",)}
-    support: ClassVar[str] = "numbers above 0"
+    label = "gamma"
+    allowed = {"mu": ("log",), "shape": ("log",)}
+    support = "numbers above 0"
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
@@ -92,10 +82,6 @@ class GammaFamily(Numeric):
     def allows(self, y: Tensor) -> Tensor:
         """Numbers above 0."""
         return torch.isfinite(y) & (y > 0)
-
-    def mean(self, outputs: Outputs) -> Moments:
-        """The mean."""
-        return moment(self.values(outputs)["mu"])
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""a and $a^2 \psi'(a) - a$ on the diagonal."""
@@ -108,22 +94,18 @@ class GammaFamily(Numeric):
         values = self.values(outputs)
         return moment(values["mu"].square() / values["shape"])
 
-    def _frozen(self, outputs: Outputs) -> Any:
-        from scipy import stats
-
-        values = {k: v.double().cpu().numpy() for k, v in self.values(outputs).items()}
-        return stats.gamma(values["shape"], scale=values["mu"] / values["shape"])
+    def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
+        """The gamma distribution."""
+        return stats.gamma(shape, scale=mu / shape)
 
 
 @dataclass(frozen=True, repr=False)
-class BetaFamily(Numeric):
+class BetaFamily(ScipyFamily):
     r"""Shares: mean $\mu$, precision $\phi$; $y \sim \mathrm{Beta}(\mu\phi, (1 - \mu)\phi)$."""
 
-    kind: ClassVar[Kind] = "regression"
-    label: ClassVar[str] = "beta"
-    parameters: ClassVar[tuple[str, ...]] = ("mu", "precision")
-    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("logit",), "precision": ("log",)}
-    support: ClassVar[str] = "numbers strictly between 0 and 1"
+    label = "beta"
+    allowed = {"mu": ("logit",), "precision": ("log",)}
+    support = "numbers strictly between 0 and 1"
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density of responses."""
@@ -141,10 +123,6 @@ class BetaFamily(Numeric):
         """Strictly between 0 and 1."""
         return (y > 0) & (y < 1)
 
-    def mean(self, outputs: Outputs) -> Moments:
-        """The mean."""
-        return moment(self.values(outputs)["mu"])
-
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The Fisher information (Ferrari & Cribari-Neto 2004, section 2), in the predictors."""
         values = self.values(outputs)
@@ -161,10 +139,6 @@ class BetaFamily(Numeric):
         values = self.values(outputs)
         return moment(values["mu"] * (1 - values["mu"]) / (1 + values["precision"]))
 
-    def _frozen(self, outputs: Outputs) -> Any:
-        from scipy import stats
-
-        values = {k: v.double().cpu().numpy() for k, v in self.values(outputs).items()}
-        return stats.beta(
-            values["mu"] * values["precision"], (1 - values["mu"]) * values["precision"]
-        )
+    def distribution(self, mu: np.ndarray, precision: np.ndarray) -> Any:  # type: ignore[override]
+        """The beta distribution."""
+        return stats.beta(mu * precision, (1 - mu) * precision)

@@ -5,58 +5,54 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy import stats
 from torch import Tensor
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.semistructured.families.base import Numeric, moment
+from subbayes.semistructured.families.base import ScipyFamily, moment
 from subbayes.utils.types import Outputs
 
 __all__ = ["NegativeBinomialFamily", "PoissonFamily"]
 
 
-@dataclass(frozen=True, repr=False)
-class PoissonFamily(Numeric):
-    r"""Counts, $y \sim \mathrm{Poisson}(\mu)$."""
-
+class _CountFamily(ScipyFamily):
     kind: ClassVar[Kind] = "count"
-    label: ClassVar[str] = "poisson"
-    parameters: ClassVar[tuple[str, ...]] = ("mu",)
-    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("log",)}
-    support: ClassVar[str] = "counts (whole numbers of at least 0)"
-
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log probability of counts."""
-        return y * eta[0] - eta[0].exp() - torch.lgamma(y + 1)
+    support = "counts (whole numbers of at least 0)"
 
     def allows(self, y: Tensor) -> Tensor:
         """Whole numbers of at least 0."""
         return torch.isfinite(y) & (y >= 0) & (y == y.floor())
 
-    def mean(self, outputs: Outputs) -> Moments:
-        """The rate."""
-        return outputs.exp()
+
+@dataclass(frozen=True, repr=False)
+class PoissonFamily(_CountFamily):
+    r"""Counts, $y \sim \mathrm{Poisson}(\mu)$."""
+
+    label = "poisson"
+    allowed = {"mu": ("log",)}
+
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """Log probability of counts."""
+        return y * eta[0] - eta[0].exp() - torch.lgamma(y + 1)
 
     def variance(self, outputs: Outputs) -> Moments:
         """The rate."""
         return outputs.exp()
 
-    def _frozen(self, outputs: Outputs) -> Any:
-        from scipy import stats
-
-        return stats.poisson(outputs[..., 0].exp().double().cpu().numpy())
+    def distribution(self, mu: np.ndarray) -> Any:  # type: ignore[override]
+        """The Poisson distribution."""
+        return stats.poisson(mu)
 
 
 @dataclass(frozen=True, repr=False)
-class NegativeBinomialFamily(Numeric):
+class NegativeBinomialFamily(_CountFamily):
     r"""Overdispersed counts: mean $\mu$, variance $\mu + \mu^2 / r$ with the shape r."""
 
-    kind: ClassVar[Kind] = "count"
-    label: ClassVar[str] = "negative-binomial"
-    parameters: ClassVar[tuple[str, ...]] = ("mu", "shape")
-    allowed: ClassVar[dict[str, tuple[str, ...]]] = {"mu": ("log",), "shape": ("log",)}
-    support: ClassVar[str] = "counts (whole numbers of at least 0)"
+    label = "negative-binomial"
+    allowed = {"mu": ("log",), "shape": ("log",)}
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log probability of counts."""
@@ -70,12 +66,6 @@ class NegativeBinomialFamily(Numeric):
             + y * (log_mu - total)
         )
 
-    allows = PoissonFamily.allows
-
-    def mean(self, outputs: Outputs) -> Moments:
-        """The mean."""
-        return moment(self.values(outputs)["mu"])
-
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""$\mu / (1 + \mu / r)$ for the mean; for the shape the mean squared score.
 
@@ -85,7 +75,7 @@ class NegativeBinomialFamily(Numeric):
         u = torch.linspace(0, 1, 2049, dtype=torch.float64)[1::2].reshape(
             -1, *[1] * (outputs.ndim - 1)
         )
-        y = torch.from_numpy(self._frozen(outputs).ppf(u.numpy())).to(outputs)
+        y = torch.from_numpy(self._distribution_at(outputs).ppf(u.numpy())).to(outputs)
         r, mu = values["shape"], values["mu"]
         score = r * (
             torch.digamma(y + r) - torch.digamma(r) + torch.log(r / (r + mu)) + (mu - y) / (r + mu)
@@ -98,8 +88,6 @@ class NegativeBinomialFamily(Numeric):
         values = self.values(outputs)
         return moment(values["mu"] + values["mu"].square() / values["shape"])
 
-    def _frozen(self, outputs: Outputs) -> Any:
-        from scipy import stats
-
-        values = {k: v.double().cpu().numpy() for k, v in self.values(outputs).items()}
-        return stats.nbinom(values["shape"], values["shape"] / (values["shape"] + values["mu"]))
+    def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
+        """The negative binomial distribution."""
+        return stats.nbinom(shape, shape / (shape + mu))
