@@ -332,7 +332,7 @@ def test_rows_that_cannot_be():
         with pytest.raises(InputError, match=rf"rows: expected positions in 0\.\.5, got {got}"):
             posterior.value_and_grad(z, rows)
     streamed = cases.Case("mlp", "gaussian", "loader").build().posterior(mode="eager")
-    with pytest.raises(InputError, match="data: expected tensors in memory to take rows from"):
+    with pytest.raises(InputError, match="data: expected tensors in memory, got a loader"):
         streamed.value_and_grad(z, np.array([0]))
 
 

@@ -22,13 +22,13 @@ __all__ = [
     "constant_columns",
     "kind_of",
     "mask_markers",
-    "on_host",
-    "quoted",
+    "quote",
+    "to_cpu",
     "warn_about_row_numbers",
 ]
 
 MANY_ROWS = 20
-"""Text columns of so many rows or more without repeated values are taken for identifiers."""
+"""Text columns with at least this many rows and no repeated value are treated as identifiers."""
 
 Kind: TypeAlias = Literal["numeric", "categorical"]
 
@@ -38,23 +38,22 @@ _DATES = {"date", "datetime", "datetime64", "time", "timedelta", "timedelta64", 
 _MOSTLY = 0.5
 
 
-def quoted(values: Iterable[Any], most: int = 5) -> str:
-    """The first `most` values, quoted.
+def quote(values: Iterable[Any], most: int = 5) -> str:
+    """The first `most` values, quote.
 
     Example:
-        >>> quoted(["a", "b", "c"], most=2)
+        >>> quote(["a", "b", "c"], most=2)
         "'a', 'b' and 1 more"
     """
     names = [f"'{value}'" for value in values]
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, bool]:
-    """A table with string column names, and whether it had names.
+    """Convert a table to a DataFrame, and return whether its columns had names.
 
-    The columns of an array, and of a DataFrame whose columns are numbered 0, 1, ..., are named
-    x0, x1, ...
+    Unnamed columns, of an array or numbered 0, 1, ..., are named x0, x1, ...
 
     Args:
         X: DataFrame (pandas, or with a `to_pandas` method), 2-D array, tensor or list of rows.
@@ -85,15 +84,15 @@ def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, bool]:
     names = [str(name) if named else f"x{name}" for name in X.columns]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        fail(argument, "one column of each name", f"several named {quoted(twice)}", "Rename them")
+        fail(argument, "one column of each name", f"several named {quote(twice)}", "Rename them")
     return X.set_axis(names, axis=1).reset_index(drop=True), named
 
 
-def on_host(values: Any) -> Any:
-    """A tensor detached and on the CPU; other values unchanged.
+def to_cpu(values: Any) -> Any:
+    """Detach a tensor and move it to the CPU; return other values unchanged.
 
     Example:
-        >>> on_host([1, 2])
+        >>> to_cpu([1, 2])
         [1, 2]
     """
     return values.detach().cpu() if hasattr(values, "detach") else values
@@ -103,7 +102,7 @@ def _from_array(X: Any, argument: str) -> pd.DataFrame:
     if not (isinstance(X, (list, tuple)) or hasattr(X, "__array__")):
         remedy = "Call its toarray() first" if hasattr(X, "toarray") else ""
         fail_type(argument, "a DataFrame or a 2-D array", X, remedy)
-    array = X if isinstance(X, (list, tuple)) else np.asarray(on_host(X))
+    array = X if isinstance(X, (list, tuple)) else np.asarray(to_cpu(X))
     shape = np.shape(np.asarray(array, dtype=object))
     if len(shape) != 2:
         fail(
@@ -116,7 +115,7 @@ def _from_array(X: Any, argument: str) -> pd.DataFrame:
 
 
 def mask_markers(column: pd.Series, markers: Sequence[Any]) -> pd.Series:
-    """The column with the values in `markers` as missing; text is compared without spaces.
+    """Replace the values in `markers` by missing ones; text is compared without outer spaces.
 
     Example:
         >>> mask_markers(pd.Series(["a", " ?"]), ["?"]).isna().tolist()
@@ -166,14 +165,14 @@ name the column in categorical=[...].
 
 
 def _unreadable(column: pd.Series) -> pd.Series:
-    """Counts of the values that are not numbers."""
+    """Count the values that are not numbers."""
     counts = column.astype(object).value_counts(sort=False)
     text = pd.Series([str(value) for value in counts.index], dtype=object)
     return counts[pd.to_numeric(text, errors="coerce").isna().to_numpy()]
 
 
 def _content(column: pd.Series, place: str, argument: str) -> Literal[Kind, "text"]:
-    """Numeric, categorical or text; refuse other contents."""
+    """The content of a column; raise for dates and other objects."""
     dtype = column.dtype
     if isinstance(dtype, pd.CategoricalDtype) or pd.api.types.is_bool_dtype(dtype):
         return "categorical"
@@ -193,12 +192,8 @@ def _content(column: pd.Series, place: str, argument: str) -> Literal[Kind, "tex
     odd = [] if inferred == "string" else [v for v in column.dropna() if not isinstance(v, scalars)]
     if inferred not in _MIXED or odd:
         got = f"a {type(odd[0]).__name__}" if odd else f"values of type {inferred}"
-        fail(
-            argument,
-            f"numbers, text, booleans or categories in {place}",
-            got,
-            "Convert or drop the column",
-        )
+        expected = f"numbers, text, booleans or categories in {place}"
+        fail(argument, expected, got, "Convert or drop the column")
     return "text"
 
 
@@ -244,7 +239,7 @@ def _not_numbers(bad: pd.Series, column: pd.Series, place: str, argument: str) -
     )
     first = int(column.isin(list(bad.index)).to_numpy().argmax())
     rows = f"{int(bad.sum())} of {len(column)} rows (first in row {first})"
-    fail(argument, f"numbers in {place}", f"{quoted(values, 3)} in {rows}", ways)
+    fail(argument, f"numbers in {place}", f"{quote(values, 3)} in {rows}", ways)
 
 
 def as_labels(column: pd.Series) -> Shaped[np.ndarray, "n"]:
@@ -270,22 +265,18 @@ def _label(value: Any) -> str:
 
 
 def constant_columns(table: pd.DataFrame) -> list[str]:
-    """Names of the columns with a single value, with a warning.
+    """Return the names of the columns with a single value, and warn about them.
 
     Raises:
         InputError: no column has several values.
     """
     dropped = [str(name) for name in table if table[name].nunique() < 2]
     if len(dropped) == table.shape[1]:
-        fail(
-            "X",
-            "a column that varies",
-            f"a single value in each of {quoted(dropped)}",
-            "Check the table",
-        )
+        got = f"a single value in each of {quote(dropped)}"
+        fail("X", "a column that varies", got, "Check the table")
     if dropped:
         warnings.warn(
-            f"X: left out, as they hold a single value: {quoted(dropped, 20)}.",
+            f"X: dropped columns with a single value: {quote(dropped, 20)}.",
             UserWarning,
             stacklevel=3,
         )
@@ -293,7 +284,7 @@ def constant_columns(table: pd.DataFrame) -> list[str]:
 
 
 def warn_about_row_numbers(table: pd.DataFrame) -> None:
-    """Warn about columns that increase by one from row to row: they are probably a saved index."""
+    """Warn about columns that increase by one in each row, which are probably a saved index."""
     counters = [
         str(name)
         for name in table
@@ -303,8 +294,8 @@ def warn_about_row_numbers(table: pd.DataFrame) -> None:
     ]
     if counters:
         warnings.warn(
-            f"X: {quoted(counters, 20)} only number the rows. Drop them unless the order "
-            "of the rows carries meaning.",
+            f"X: {quote(counters, 20)} only number the rows. Drop them unless the order "
+            "of the rows is informative.",
             UserWarning,
             stacklevel=3,
         )

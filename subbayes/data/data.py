@@ -12,17 +12,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from subbayes.utils.checks import check_count, check_finite, check_same_length, fail, fail_type
+from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = [
     "Data",
     "as_pair",
     "check_rows",
-    "in_order",
+    "iterate_preserving_rng",
     "leaves",
     "n_rows",
     "named_leaves",
-    "quietly",
+    "sequential_loader",
     "take",
     "to_device",
     "to_inputs",
@@ -79,9 +80,7 @@ def to_targets(y: Any, argument: str = "targets") -> Targets:
 
 def leaves(values: Inputs | Targets) -> list[Tensor]:
     """The tensors of a tensor, tuple or dict."""
-    if isinstance(values, Tensor):
-        return [values]
-    return list(values.values() if isinstance(values, dict) else values)
+    return list(named_leaves(values).values())
 
 
 def named_leaves(values: Inputs | Targets) -> dict[str, Tensor]:
@@ -93,14 +92,6 @@ def named_leaves(values: Inputs | Targets) -> dict[str, Tensor]:
     return {str(i): tensor for i, tensor in enumerate(values)}
 
 
-def _map(values: Any, function: Any) -> Any:
-    if isinstance(values, Tensor):
-        return function(values)
-    if isinstance(values, dict):
-        return {k: function(v) for k, v in values.items()}
-    return tuple(function(v) for v in values)
-
-
 def n_rows(values: Inputs | Targets) -> int:
     """Number of rows of inputs or targets."""
     first = leaves(values)[0]
@@ -109,26 +100,27 @@ def n_rows(values: Inputs | Targets) -> int:
 
 def take(values: Any, rows: Any) -> Any:
     """The given rows (slice or index tensor) of a tensor, tuple or dict of tensors."""
-    return _map(values, lambda t: t[rows])
+    return tree_map(lambda t: t[rows], values)
 
 
 def to_device(values: Any, device: torch.device) -> Any:
     """Move a tensor, tuple or dict of tensors from the CPU to a device.
 
-    Data on an accelerator are not moved to another device: this is an error.
+    Raises:
+        InputError: data on another accelerator.
     """
-    return _map(values, lambda tensor: _moved(tensor, device))
 
+    def move(tensor: Tensor) -> Tensor:
+        if tensor.device.type not in ("cpu", torch.device(device).type):
+            fail(
+                "data",
+                f"tensors on the CPU or on {device}, where the module is",
+                tensor.device,
+                "Move the module or the data with .to(device)",
+            )
+        return tensor.to(device, non_blocking=True)
 
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    if tensor.device.type not in ("cpu", torch.device(device).type):
-        fail(
-            "data",
-            f"tensors on the CPU or on {device}, where the module is",
-            tensor.device,
-            "Move the module or the data with .to(device)",
-        )
-    return tensor.to(device, non_blocking=True)
+    return tree_map(move, values)
 
 
 def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
@@ -137,28 +129,21 @@ def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
     Raises:
         InputError: no tensors, scalars, different lengths, NaN or infinite values.
     """
-    named = [
-        (_labelled(name, key, part), tensor)
-        for name, part in parts.items()
-        for key, tensor in named_leaves(part).items()
-    ]
+    named: list[tuple[str, Tensor]] = []
     for name, part in parts.items():
-        if not leaves(part):
+        if isinstance(part, Tensor):
+            named.append((name, part))
+            continue
+        if not part:
             fail(name, "at least one tensor", "an empty collection")
+        quote = repr if isinstance(part, dict) else str
+        named += [(f"{name}[{quote(key)}]", tensor) for key, tensor in named_leaves(part).items()]
     for name, tensor in named:
         if tensor.ndim == 0:
             fail(name, "tensors with one row per observation", "a scalar")
-        if len(tensor) != len(named[0][1]):
-            check_same_length([named[0][0], name], [len(named[0][1]), len(tensor)])
+        check_same_length([named[0][0], name], [len(named[0][1]), len(tensor)])
     for name, tensor in named:
         check_finite(name, tensor)
-
-
-def _labelled(name: str, key: str, part: Inputs | Targets) -> str:
-    """The name of a tensor of inputs or targets."""
-    if isinstance(part, Tensor):
-        return name
-    return f"{name}[{key!r}]" if isinstance(part, dict) else f"{name}[{key}]"
 
 
 def _check_pair(inputs: Inputs, y: Targets, argument: str) -> None:
@@ -188,15 +173,14 @@ class Data:
 
     @classmethod
     def of(cls, data: Any, argument: str = "data") -> Data:
-        """Convert (inputs, y), a `DataLoader`, a `Dataset` or `Data`.
-
-        A dict with "labels", as for the models of transformers, is a pair of inputs and y too.
+        """Convert observations to `Data`.
 
         A `DataLoader` that shuffles or drops rows is replaced by one that reads each row of its
         dataset once, in order, so that sums over it are sums over the data.
 
         Args:
-            data: the observations.
+            data: a pair (inputs, y); a dict with "labels", as for the models of transformers; a
+                `DataLoader`, a `Dataset` or `Data`.
             argument: name of the argument in errors.
 
         Raises:
@@ -212,17 +196,14 @@ class Data:
         if isinstance(data, Data):
             return data
         if isinstance(data, DataLoader):
-            return cls._streamed(in_order(data), data, argument)
+            return cls._streamed(sequential_loader(data), data, argument)
         if isinstance(data, Dataset):
             return cls._streamed(DataLoader(data, batch_size=256), data, argument)
         if isinstance(data, Mapping) and "labels" in data:
-            return cls._in_memory(without_labels(data), data["labels"], argument)
-        if isinstance(data, (tuple, list)) and len(data) == 2:
-            return cls._in_memory(data[0], data[1], argument)
-        fail_type(argument, "a pair (inputs, y), a DataLoader or a Dataset", data)
-
-    @classmethod
-    def _in_memory(cls, inputs: Any, y: Any, argument: str) -> Data:
+            data = without_labels(data), data["labels"]
+        if not (isinstance(data, (tuple, list)) and len(data) == 2):
+            fail_type(argument, "a pair (inputs, y), a DataLoader or a Dataset", data)
+        inputs, y = data
         inputs = to_inputs(inputs, f"{argument} inputs")
         targets = to_targets(y, f"{argument} targets")
         _check_pair(inputs, targets, argument)
@@ -259,7 +240,7 @@ class Data:
                 batch size.
         """
         if self.loader is not None:
-            for batch in quietly(self.loader):
+            for batch in iterate_preserving_rng(self.loader):
                 yield as_pair(batch, "data")
             return
         size = self.n if batch_size is None else check_count("batch_size", batch_size)
@@ -296,12 +277,7 @@ class Data:
             InputError: if the data are streamed.
         """
         if not self.in_memory:
-            fail(
-                "data",
-                "tensors in memory to take rows from",
-                "a loader",
-                "Pass a loader of the wanted rows instead",
-            )
+            fail("data", "tensors in memory", "a loader", "Pass a loader of these rows instead")
         return Data(len(index), take(self.inputs, index), take(self.y, index))
 
 
@@ -330,14 +306,14 @@ def without_labels(batch: Any) -> Any:
     return {name: value for name, value in batch.items() if name != "labels"}
 
 
-def quietly(loader: Iterable[Any]) -> Iterator[Any]:
-    """Iterate over a loader without advancing torch's global random state."""
+def iterate_preserving_rng(loader: Iterable[Any]) -> Iterator[Any]:
+    """Iterate over a loader without advancing torch's global generator."""
     with torch.random.fork_rng(devices=[]):
         return iter(loader)
 
 
-def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The loader with each row once, in the order of its dataset or sampler."""
+def sequential_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader that reads each row once, in the order of the dataset or of its own sampler."""
     shuffled = isinstance(loader.sampler, RandomSampler)
     if not (shuffled or loader.drop_last):
         return loader
@@ -363,6 +339,6 @@ def _check_repeatable(loader: DataLoader[Any], argument: str) -> None:
         fail(
             argument,
             "the same rows at each pass",
-            "other values when read again",
+            "other values in the second pass",
             "Turn off shuffling and random augmentation for inference",
         )

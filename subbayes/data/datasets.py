@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from subbayes.utils.checks import InputError, check_choice, fail
+from subbayes.utils.checks import InputError, check_choice, error_text, fail
 
 __all__ = [
     "CENTRED",
@@ -43,9 +43,9 @@ class _Source:
 
     Attributes:
         url: address of the file.
-        fingerprint: checksum of the numbers of the table, see `_fingerprint`.
+        fingerprint: checksum of the numbers, see `_fingerprint`.
         separator: separator of the columns; white space if None.
-        header: whether the first line holds the names of the columns.
+        header: whether the first line names the columns.
         target: column of the target.
         drop: columns to omit.
         member: path of the table within a zip archive.
@@ -136,7 +136,7 @@ def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
     return cache_dir()
 
 
-_folder = data_dir  # the functions below have an argument of the same name
+_data_dir = data_dir  # the functions below have an argument of the same name
 
 
 def find_file(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -156,7 +156,7 @@ def find_file(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path
         subbayes.InputError: data_dir: expected the file 'no/such.npz' in '.', got \
 nothing there. Pass a data_dir that has it (--data-dir) or set SUBBAYES_DATA.
     """
-    folder = _folder(data_dir)
+    folder = _data_dir(data_dir)
     for path in (folder / name, cache_dir() / name):
         if path.is_file():
             return path
@@ -212,7 +212,7 @@ def load_uci(
     """
     check_choice("name", name, sorted(RAW + CENTRED))
     file = f"{name}/{name}.npz"
-    folder = _folder(data_dir)
+    folder = _data_dir(data_dir)
     try:
         path = find_file(file, data_dir)
     except InputError:
@@ -249,7 +249,7 @@ def _read(name: str, path: Path) -> tuple[Any, Any, Any]:
         fail(
             "data_dir",
             f"an .npz archive at '{path}'",
-            f"an unreadable file ({_one_line(error)})",
+            f"an unreadable file ({error_text(error)})",
             "Delete it and fetch it again",
         )
     prefix = "gal_" if "gal_X" in arrays else ""
@@ -268,44 +268,39 @@ def _read(name: str, path: Path) -> tuple[Any, Any, Any]:
 
 def _download(name: str, folder: Path) -> np.ndarray:
     """Download a table unless the cache has it, and verify its numbers."""
+    import pooch
     from requests import RequestException
 
     source, file = _SOURCES[name], f"{name}/{name}.npz"
     try:
-        path = _fetch(name, source.url)
+        # the repository publishes no hashes; the numbers of the table are verified instead
+        path = Path(
+            pooch.retrieve(
+                source.url,
+                known_hash=None,
+                path=cache_dir() / name,
+                fname=source.url.rpartition("/")[2],
+                downloader=pooch.HTTPDownloader(timeout=_TIMEOUT),
+            )
+        )
     except RequestException as error:
-        _fail_absent(file, folder, f", and fetching {source.url} failed ({_one_line(error)})")
+        _fail_absent(file, folder, f", and fetching {source.url} failed ({error_text(error)})")
     except OSError as error:
         fail(
             "XDG_CACHE_HOME",
             f"a cache that can be written, for '{cache_dir() / name}'",
-            error.strerror or _one_line(error),
+            error.strerror or error_text(error),
             "Free space there, or point it to another folder",
         )
     try:
         table = _parse(path.read_bytes(), source)
     except _DAMAGE as error:
         path.unlink()
-        _fail_absent(file, folder, f", and reading {source.url} failed ({_one_line(error)})")
+        _fail_absent(file, folder, f", and reading {source.url} failed ({error_text(error)})")
     if _fingerprint(table) != source.fingerprint:
         path.unlink()
         _fail_absent(file, folder, f", and {source.url} no longer holds the expected table")
     return table
-
-
-def _fetch(name: str, url: str) -> Path:
-    """The path of the downloaded file in the cache."""
-    import pooch
-
-    # The repository publishes no hashes; the numbers of the table are verified instead.
-    path = pooch.retrieve(
-        url,
-        known_hash=None,
-        path=cache_dir() / name,
-        fname=url.rpartition("/")[2],
-        downloader=pooch.HTTPDownloader(timeout=_TIMEOUT),
-    )
-    return Path(path)
 
 
 def _parse(content: bytes, source: _Source) -> np.ndarray:
@@ -330,7 +325,3 @@ def _fingerprint(table: np.ndarray) -> str:
     text = io.BytesIO()
     np.savetxt(text, table + 0.0, fmt="%.9g")
     return hashlib.sha256(text.getvalue()).hexdigest()
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,13 @@ from subbayes.data.columns import (
     constant_columns,
     kind_of,
     mask_markers,
-    quoted,
+    quote,
     warn_about_row_numbers,
 )
-from subbayes.data.tables import closest, read_table, split_target
-from subbayes.data.targets import Target
+from subbayes.data.tables import closest
 from subbayes.utils.checks import InputError, check_choice, check_count, fail
 
-__all__ = ["TabularEncoder", "Target", "read_table", "split_target"]
+__all__ = ["TabularEncoder"]
 
 _FORMAT = 1
 
@@ -111,12 +110,8 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             fail("X", "at least 2 rows to learn from", f"{len(frame)} row")
         absent = [name for name in self.categorical if name not in frame]
         if absent:
-            fail(
-                "categorical",
-                f"columns of the table: {quoted(frame.columns, 20)}",
-                quoted(absent),
-                closest(absent[0], list(frame.columns)),
-            )
+            expected = f"columns of the table: {quote(frame.columns, 20)}"
+            fail("categorical", expected, quote(absent), closest(absent[0], list(frame.columns)))
         table = self._typed(frame)
         self._check_missing(table)
         dropped = constant_columns(table)
@@ -127,10 +122,17 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         self._set_sklearn_names()
         self._build(
             table,
-            {name: sorted(table[name].dropna().unique()) for name in _text(table)},
-            [name for name in table if self._flags(table[name])],
+            {name: sorted(table[name].dropna().unique()) for name in _text_columns(table)},
+            [name for name in table if self._needs_indicator(table[name])],
         )
-        _check_scales(self._scaler(), self._numeric)
+        overflow = np.array(self._numeric)[~np.isfinite(self._scaling()["variance"])]
+        if len(overflow):
+            fail(
+                "X",
+                "columns whose variance float64 can hold",
+                f"overflow in {quote(overflow)}",
+                "Divide them by a constant first",
+            )
         return self
 
     def transform(self, X: Any) -> Float32[np.ndarray, "n features"]:
@@ -147,7 +149,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             array([[2.]], dtype=float32)
         """
         check_is_fitted(self, "pipeline_")
-        table = self._typed_as_fitted(self._select(X))
+        table = self._typed(self._select(X), self._levels)
         self._check_missing(table)
         if self.unknown == "error":
             self._check_known(table)
@@ -164,10 +166,10 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         return matrix
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
-        """Names of the matrix' columns: `age`, `job=smith`, `age missing`.
+        """Names of the columns of the matrix: `age`, `job=smith`, `age missing`.
 
         Args:
-            input_features: ignored; the names are those of fitting.
+            input_features: ignored; the names are those of `fit`.
 
         Example:
             >>> TabularEncoder().fit([[0.0, True], [2.0, False]]).get_feature_names_out().tolist()
@@ -185,12 +187,10 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             >>> TabularEncoder().fit([[0.0, "a"], [2.0, "b"], [4.0, "b"]]).scales()[0]
             array([2., 0., 0.])
         """
-        count = len(self.get_feature_names_out())
-        mean, scale = np.zeros(count), np.ones(count)
-        scaler = self._scaler()
-        if scaler:  # numbers come first
-            mean[: len(self._numeric)], scale[: len(self._numeric)] = scaler.mean_, scaler.scale_
-        return mean, scale
+        others = len(self.get_feature_names_out()) - len(self._numeric)  # numbers come first
+        scaling = self._scaling()
+        mean = np.append(scaling["mean"], np.zeros(others))
+        return mean, np.append(scaling["scale"], np.ones(others))
 
     def to_config(self) -> dict[str, Any]:
         """The options and the fitted state as values that JSON can hold.
@@ -205,7 +205,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             "missing_values": list(self.missing_values),
             "categorical": list(self.categorical),
         }
-        scaler = self._scaler()
+        imputed = self._imputed_values()
         return {
             "format": _FORMAT,
             "options": options,
@@ -214,15 +214,13 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             "dropped": self.dropped_,
             "numeric": {
                 "columns": self._numeric,
-                "median": self._fills("numeric"),
-                "mean": scaler.mean_.tolist() if scaler else [],
-                "variance": scaler.var_.tolist() if scaler else [],
-                "scale": scaler.scale_.tolist() if scaler else [],
+                "median": [imputed[name] for name in self._numeric],
+                **self._scaling(),
             },
             "categorical": {
                 "columns": list(self._levels),
                 "levels": list(self._levels.values()),
-                "most_frequent": self._fills("categorical"),
+                "most_frequent": [imputed[name] for name in self._levels],
             },
             "flagged": self._flagged,
         }
@@ -256,9 +254,8 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         except InputError:
             raise
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            fail(
-                "config", "what TabularEncoder.to_config gives", f"{type(error).__name__}: {error}"
-            )
+            got = f"{type(error).__name__}: {error}"
+            fail("config", "what TabularEncoder.to_config gives", got)
         return encoder
 
     def __sklearn_tags__(self) -> Any:
@@ -267,7 +264,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         tags.input_tags.allow_nan = self.missing == "impute"
         return tags
 
-    # the steps of fitting
+    # --- fitting ----------------------------------------------------------------------------
 
     def _check_options(self) -> None:
         check_choice("unknown", self.unknown, ("error", "ignore"))
@@ -277,35 +274,35 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             if isinstance(getattr(self, argument), str):
                 fail(argument, "a list", repr(getattr(self, argument)), "Put it in brackets")
 
-    def _typed(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Numeric columns in float64 and categorical ones as text."""
+    def _typed(
+        self, frame: pd.DataFrame, fitted_levels: Mapping[str, Any] | None = None
+    ) -> pd.DataFrame:
+        """Numeric columns in float64 and categorical ones as text, detected or as in `fit`."""
         columns: dict[str, Any] = {}
         for name, column in frame.items():
             column, place = mask_markers(column, self.missing_values), f"column '{name}'"
-            forced = name in self.categorical
-            kind = "categorical" if forced else kind_of(column, place)
+            if fitted_levels is None:
+                as_text = name in self.categorical or kind_of(column, place) == "categorical"
+            else:
+                as_text = name in fitted_levels
             columns[str(name)] = (
-                _text_column(column) if kind == "categorical" else as_numbers(column, place)
+                pd.Series(as_labels(column), dtype=object) if as_text else as_numbers(column, place)
             )
         return pd.DataFrame(columns)
 
     def _check_missing(self, table: pd.DataFrame) -> None:
-        """With `missing="error"`, refuse missing values and count them by column."""
+        """With `missing="error"`, raise for missing values, counted by column."""
         counts = table.isna().sum()
         counts = counts[counts > 0]
         if self.missing == "error" and len(counts):
             got = [f"{n} in column '{name}'" for name, n in counts.items()]
             more = f" and in {len(got) - 5} more columns" if len(got) > 5 else ""
-            fail(
-                "X",
-                "no missing values",
-                ", ".join(got[:5]) + more,
-                "Use missing='impute', or drop those rows",
-            )
+            remedy = "Use missing='impute', or drop those rows"
+            fail("X", "no missing values", ", ".join(got[:5]) + more, remedy)
 
     def _check_levels(self, table: pd.DataFrame, frame: pd.DataFrame) -> None:
-        """Refuse identifiers and columns of too many categories."""
-        for name in _text(table):
+        """Raise for identifiers and for columns with too many categories."""
+        for name in _text_columns(table):
             levels, n = table[name].nunique(), int(table[name].notna().sum())
             chosen = name in self.categorical or isinstance(frame[name].dtype, pd.CategoricalDtype)
             if levels > self.max_categories:
@@ -324,7 +321,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                     "Drop the column if it identifies rows, or name it in categorical=[...]",
                 )
 
-    def _flags(self, column: pd.Series) -> bool:
+    def _needs_indicator(self, column: pd.Series) -> bool:
         return self.missing == "impute" and self.missing_indicator and bool(column.isna().any())
 
     def _build(self, table: pd.DataFrame, levels: dict[str, list[str]], flagged: list[str]) -> None:
@@ -350,7 +347,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             ],
             sparse_threshold=0,
         )
-        with np.errstate(over="ignore", invalid="ignore"):  # refused by `_check_scales`
+        with np.errstate(over="ignore", invalid="ignore"):  # `fit` checks the variances
             self.pipeline_ = pipeline.set_output(transform="default").fit(table)
 
     def _set_sklearn_names(self) -> None:
@@ -361,7 +358,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
 
-    # the steps of transforming
+    # --- transforming -----------------------------------------------------------------------
 
     def _select(self, X: Any) -> pd.DataFrame:
         """The encoded columns, by name if the table has names, else by position."""
@@ -369,11 +366,8 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         kept = [name for name in self.columns_ if name not in self.dropped_]
         if not (named and self._named):
             if frame.shape[1] != len(self.columns_):
-                fail(
-                    "X",
-                    f"the {len(self.columns_)} columns it was fitted with",
-                    f"{frame.shape[1]} columns",
-                )
+                expected = f"the {len(self.columns_)} columns it was fitted with"
+                fail("X", expected, f"{frame.shape[1]} columns")
             return frame.set_axis(self.columns_, axis=1)[kept]
         absent = [name for name in kept if name not in frame]
         if absent:
@@ -381,30 +375,19 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             fail(
                 "X",
                 "the columns it was fitted with",
-                f"none named {quoted(absent)}",
+                f"none named {quote(absent)}",
                 closest(absent[0], others) or "Add them to the table",
             )
         return frame[kept]
 
-    def _typed_as_fitted(self, frame: pd.DataFrame) -> pd.DataFrame:
-        columns: dict[str, Any] = {}
-        for name, column in frame.items():
-            column = mask_markers(column, self.missing_values)
-            columns[str(name)] = (
-                _text_column(column)
-                if name in self._levels
-                else as_numbers(column, f"column '{name}'")
-            )
-        return pd.DataFrame(columns)
-
     def _check_known(self, table: pd.DataFrame) -> None:
-        """Refuse categories not seen in fitting, naming columns and values."""
+        """Raise for categories not seen in `fit`, by column and value."""
         found = []
         for name, levels in self._levels.items():
             new = table[name][~table[name].isin(levels) & table[name].notna()]
             if len(new):
                 found.append(
-                    f"{quoted(new.unique())} in column '{name}' ({len(new)} of {len(table)} rows)"
+                    f"{quote(new.unique())} in column '{name}' ({len(new)} of {len(table)} rows)"
                 )
         if found:
             fail(
@@ -414,11 +397,18 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                 "Correct them, fit with rows that have them, or use unknown='ignore'",
             )
 
-    # state
+    # --- state ------------------------------------------------------------------------------
 
-    def _scaler(self) -> StandardScaler | None:
-        pipeline = self.pipeline_.named_transformers_["numeric"]
-        return pipeline.named_steps["scale"] if self._numeric else None
+    def _fitted_step(self, part: str, step: str) -> Any:
+        return self.pipeline_.named_transformers_[part].named_steps[step]
+
+    def _scaling(self) -> dict[str, list[float]]:
+        """Mean, variance and scale of the numeric columns."""
+        if not self._numeric:
+            return {"mean": [], "variance": [], "scale": []}
+        scaler = self._fitted_step("numeric", "scale")
+        parts = {"mean": scaler.mean_, "variance": scaler.var_, "scale": scaler.scale_}
+        return {name: values.tolist() for name, values in parts.items()}
 
     def fills(self) -> dict[str, Any]:
         """The imputed values by column: medians and most frequent categories.
@@ -431,35 +421,30 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             {'x0': 1.5, 'x1': 'b'}
         """
         check_is_fitted(self, "pipeline_")
-        if self.missing == "error":
-            return {}
-        return dict(
-            zip(
-                (*self._numeric, *self._levels),
-                (*self._fills("numeric"), *self._fills("categorical")),
-                strict=True,
-            )
-        )
+        return {} if self.missing == "error" else self._imputed_values()
 
-    def _fills(self, part: str) -> list[Any]:
-        if not (self._numeric if part == "numeric" else self._levels):
-            return []
-        imputer = self.pipeline_.named_transformers_[part].named_steps["impute"]
-        return list(imputer.statistics_.tolist())
+    def _imputed_values(self) -> dict[str, Any]:
+        """Medians and most frequent categories by column."""
+        values: dict[str, Any] = {}
+        for part, columns in (("numeric", self._numeric), ("categorical", list(self._levels))):
+            if columns:
+                statistics = self._fitted_step(part, "impute").statistics_
+                values |= zip(columns, statistics.tolist(), strict=True)
+        return values
 
     def _set_state(self, config: dict[str, Any]) -> None:
         numeric, categorical = config["numeric"], config["categorical"]
-        parts = [*numeric.values(), *categorical.values()]
-        groups = (parts[: len(numeric)], parts[len(numeric) :])
-        if any(len({len(values) for values in group}) > 1 for group in groups):
-            fail("config", "as many medians, means and levels as columns", "lists of other lengths")
+        for group in (numeric, categorical):
+            if len({len(values) for values in group.values()}) > 1:
+                expected = "as many medians, means and levels as columns"
+                fail("config", expected, "lists of other lengths")
         self._check_options()
         self._named, self.columns_ = config["named"], list(config["columns"])
         self.dropped_ = list(config["dropped"])
         self._set_sklearn_names()
         self._build(*_one_row(config))
-        scaler = self._scaler()
-        if scaler is not None:
+        if self._numeric:
+            scaler = self._fitted_step("numeric", "scale")
             scaler.mean_ = np.array(numeric["mean"], dtype=np.float64)
             scaler.var_ = np.array(numeric["variance"], dtype=np.float64)
             scaler.scale_ = np.array(numeric["scale"], dtype=np.float64)
@@ -478,21 +463,5 @@ def _one_row(config: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, list[str]]
     return pd.DataFrame({name: row[name] for name in kept}), levels, list(config["flagged"])
 
 
-def _text_column(column: pd.Series) -> pd.Series:
-    return pd.Series(as_labels(column), dtype=object)
-
-
-def _text(table: pd.DataFrame) -> list[str]:
+def _text_columns(table: pd.DataFrame) -> list[str]:
     return [str(name) for name in table if table[name].dtype == object]
-
-
-def _check_scales(scaler: StandardScaler | None, names: list[str]) -> None:
-    variances: Float64[np.ndarray, "d"] = np.ones(0) if scaler is None else scaler.var_
-    bad = [name for name, v in zip(names, variances, strict=True) if not np.isfinite(v)]
-    if bad:
-        fail(
-            "X",
-            "columns whose variance float64 can hold",
-            f"overflow in {quoted(bad)}",
-            "Divide them by a constant first",
-        )

@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from subbayes.data.columns import mask_markers, quoted
-from subbayes.utils.checks import InputError, fail
+from subbayes.data.columns import mask_markers, quote
+from subbayes.utils.checks import InputError, error_text, fail
 
 __all__ = ["SUFFIXES", "closest", "read_table", "split_target"]
 
@@ -78,10 +78,12 @@ def read_table(
     except InputError:
         raise
     except _DAMAGE as error:
+        compressed = isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error))
+        reason = f"damaged compression ({error})" if compressed else error_text(error)
         fail(
             "path",
             f"a {suffix} file that can be read",
-            f"'{path}': {_one_line(error)}",
+            f"'{path}': {reason}",
             "Check its format, encoding (UTF-8) and separator",
         )
     _check_rows(table, path, min_rows)
@@ -108,7 +110,7 @@ def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Ser
 
 
 def closest(name: str, names: Sequence[str]) -> str:
-    """A hint at the names that are similar to `name`, or an empty text.
+    """Suggest the names that are similar to `name`; empty if there are none.
 
     Example:
         >>> closest("Agee", ["age", "job"])
@@ -147,7 +149,7 @@ def _read_text(path: Path, separator: str, marks: list[Any]) -> pd.DataFrame:
 
 
 def _header(path: Path, options: dict[str, Any]) -> list[str]:
-    """The names in the first row; refuse duplicates and a separator that does not occur."""
+    """The names in the first row; raise for duplicates and a separator that does not occur."""
     first = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
     names = [str(name) for name in first.iloc[0]]
     twice = sorted({name for name in names if name and names.count(name) > 1})
@@ -155,15 +157,15 @@ def _header(path: Path, options: dict[str, Any]) -> list[str]:
         fail(
             "path",
             "one column of each name",
-            f"several named {quoted(twice)} in '{path}'",
+            f"several named {quote(twice)} in '{path}'",
             "Rename them",
         )
     others = [mark for mark in (";", "\t", ",", "|") if mark in names[0]]
     if len(names) == 1 and others:
         fail(
             "separator",
-            f"a character that parts the cells of '{path}'",
-            f"{options['sep']!r}, found nowhere in its header",
+            f"the character between the cells of '{path}'",
+            f"{options['sep']!r}, which its header does not contain",
             f"Try separator={others[0]!r}",
         )
     return names
@@ -186,13 +188,7 @@ def _check_target(table: pd.DataFrame, target: str) -> None:
     if target not in table.columns:
         fail(
             "target",
-            f"one of the columns {quoted(table.columns, 20)}",
+            f"one of the columns {quote(table.columns, 20)}",
             f"'{target}'",
             closest(target, list(table.columns)) or "Name the column to predict",
         )
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error)):
-        return f"damaged compression ({error})"
-    return " ".join(str(error).split()) or type(error).__name__

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64, Shaped
 
-from subbayes.data.columns import as_numbers, kind_of, on_host, quoted
+from subbayes.data.columns import as_numbers, kind_of, quote, to_cpu
 from subbayes.utils.checks import check_choice, fail
 
 __all__ = ["TASKS", "Label", "Target"]
@@ -78,11 +78,11 @@ class Target:
             fail("y", "at least 2 targets to learn from", str(len(column)))
         task = task or _task(column)
         if task == "regression":
-            return cls("regression", *_moments(_numbers(column)))
+            return cls(task, *_moments(_numbers(column)))
         if task == "count":
             _counts(column)
-            return cls("count")
-        return cls("classification", classes=_classes(column))
+            return cls(task)
+        return cls(task, classes=_classes(column))
 
     def encode(self, y: Any) -> Float64[np.ndarray, "n"] | Int64[np.ndarray, "n"]:
         """Targets for the network: float64 in regression, int64 for classes and counts.
@@ -126,15 +126,11 @@ rows. Correct those labels, or fit with rows of every class.
             return values
         outside = (values < -1) | (values >= len(self.classes))
         if outside.any():
-            fail(
-                "values",
-                f"class indices from 0 to {len(self.classes) - 1}, or -1",
-                str(values[outside][0]),
-            )
-        decided = np.array(self.classes)
-        if not (values == -1).any():
-            return decided[values.astype(int)]
-        return np.array([*self.classes, None], dtype=object)[values.astype(int)]
+            expected = f"class indices from 0 to {len(self.classes) - 1}, or -1"
+            fail("values", expected, values[outside][0])
+        if (values == -1).any():
+            return np.array([*self.classes, None], dtype=object)[values.astype(int)]
+        return np.array(self.classes)[values.astype(int)]
 
     def to_config(self) -> dict[str, Any]:
         """The state as values that JSON can hold.
@@ -143,12 +139,7 @@ rows. Correct those labels, or fit with rows of every class.
             >>> Target("count").to_config()
             {'task': 'count', 'shift': 0.0, 'scale': 1.0, 'classes': []}
         """
-        return {
-            "task": self.task,
-            "shift": self.shift,
-            "scale": self.scale,
-            "classes": list(self.classes),
-        }
+        return asdict(self) | {"classes": list(self.classes)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Target:
@@ -180,13 +171,13 @@ rows. Correct those labels, or fit with rows of every class.
 
     def _codes(self, column: pd.Series) -> Int64[np.ndarray, "n"]:
         position = {label: code for code, label in enumerate(self.classes)}
-        labels = _labels(column)
+        labels = [_label(value) for value in column.tolist()]
         unknown = [label for label in labels if label not in position]
         if unknown:
             fail(
                 "y",
-                f"only the classes {quoted(self.classes, 10)}",
-                f"{quoted(dict.fromkeys(unknown))} in {len(unknown)} of {len(labels)} rows",
+                f"only the classes {quote(self.classes, 10)}",
+                f"{quote(dict.fromkeys(unknown))} in {len(unknown)} of {len(labels)} rows",
                 "Correct those labels, or fit with rows of every class",
             )
         return np.array([position[label] for label in labels], dtype=np.int64)
@@ -195,13 +186,13 @@ rows. Correct those labels, or fit with rows of every class.
 def _column(y: Any) -> pd.Series:
     """One column without missing values."""
     if not isinstance(y, pd.Series):
-        array = y if isinstance(y, pd.DataFrame) else np.asarray(_as_list(on_host(y)))
+        array = y if isinstance(y, pd.DataFrame) else np.asarray(_keep_label_types(to_cpu(y)))
         if array.ndim == 2 and array.shape[1] == 1:
-            array = np.asarray(array).ravel() if not isinstance(y, pd.DataFrame) else y.iloc[:, 0]
+            array = y.iloc[:, 0] if isinstance(y, pd.DataFrame) else array.ravel()
         if array.ndim != 1:
             fail(
                 "y",
-                "one target a row, shape (n,)",
+                "one target per row, shape (n,)",
                 f"shape {tuple(array.shape)}",
                 "Pass one column; fit one model per target",
             )
@@ -221,8 +212,8 @@ def _column(y: Any) -> pd.Series:
     return column
 
 
-def _as_list(y: Any) -> Any:
-    """Keep the Python labels of a list, as NumPy would convert `['a', 1]` to text."""
+def _keep_label_types(y: Any) -> Any:
+    """Convert a list of labels without NumPy's conversion of `['a', 1]` to text."""
     if isinstance(y, (list, tuple)) and all(np.ndim(value) == 0 for value in y):
         array = np.empty(len(y), dtype=object)
         array[:] = y
@@ -231,7 +222,7 @@ def _as_list(y: Any) -> Any:
 
 
 def _task(column: pd.Series) -> str:
-    """The rule of `Target.infer`."""
+    """The task by the rules of `Target.infer`."""
     if kind_of(column, "the target", "y") == "categorical":
         return "classification"
     values = _numbers(column)
@@ -251,7 +242,7 @@ def _numbers(column: pd.Series) -> Float64[np.ndarray, "n"]:
 
 
 def _moments(values: Float64[np.ndarray, "n"]) -> tuple[float, float]:
-    """Mean and standard deviation of targets, which must not be constant."""
+    """Mean and standard deviation; raise for constant targets."""
     shift, scale = float(values.mean()), float(values.std())
     if values.min() == values.max() or not 0 < scale < np.inf:
         fail(
@@ -278,17 +269,17 @@ def _counts(column: pd.Series) -> Int64[np.ndarray, "n"]:
 
 def _classes(column: pd.Series) -> tuple[Label, ...]:
     """The sorted labels, of one type."""
-    labels = list(dict.fromkeys(_labels(column)))
+    labels = list(dict.fromkeys(_label(value) for value in column.tolist()))
     types = {type(label).__name__ for label in labels}
     if len(types) > 1:
         fail(
             "y",
             "labels of one type",
-            f"{' and '.join(sorted(types))}: {quoted(labels)}",
+            f"{' and '.join(sorted(types))}: {quote(labels)}",
             "Convert them all to text",
         )
     if len(labels) < 2:
-        fail("y", "at least 2 classes", f"{quoted(labels)} alone", "Fit with rows of every class")
+        fail("y", "at least 2 classes", f"{quote(labels)} alone", "Fit with rows of every class")
     if len(labels) == len(column) > MOST_CLASSES:
         fail(
             "y",
@@ -299,28 +290,16 @@ def _classes(column: pd.Series) -> tuple[Label, ...]:
     return tuple(sorted(labels))
 
 
-def _labels(column: pd.Series) -> list[Label]:
-    """Labels as str, int or bool; integral floats become int."""
-    return [_label(value) for value in column.tolist()]
-
-
 def _label(value: Any) -> Label:
+    """A label as str, int or bool; integral floats become int."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
+    expected = "labels that are text, whole numbers or booleans"
     if isinstance(value, (float, np.floating, int, np.integer)):
-        if value != round(value) if np.isfinite(value) else True:
-            fail(
-                "y",
-                "labels that are text, whole numbers or booleans",
-                f"{value:g}",
-                "Use task='regression' for numbers with a fraction",
-            )
+        if not np.isfinite(value) or value != round(value):
+            remedy = "Use task='regression' for numbers with a fraction"
+            fail("y", expected, f"{value:g}", remedy)
         return int(value)
     if not isinstance(value, str):
-        fail(
-            "y",
-            "labels that are text, whole numbers or booleans",
-            f"a {type(value).__name__}",
-            "Convert them to text",
-        )
+        fail("y", expected, f"a {type(value).__name__}", "Convert them to text")
     return str(value)

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader
 from subbayes.data.data import (
     Data,
     check_rows,
-    in_order,
+    iterate_preserving_rng,
     n_rows,
     named_leaves,
-    quietly,
+    sequential_loader,
     take,
     to_device,
     to_inputs,
@@ -199,7 +199,7 @@ def input_batches(inputs: Any) -> Iterator[Inputs]:
         InputError: NaN, or no rows; empty batches of a loader are skipped.
     """
     streamed, empty = isinstance(inputs, DataLoader), True
-    for batch in quietly(in_order(inputs)) if streamed else [inputs]:
+    for batch in iterate_preserving_rng(sequential_loader(inputs)) if streamed else [inputs]:
         if streamed and isinstance(batch, (list, tuple)) and len(batch) == 2:
             batch = batch[0]
         if streamed and isinstance(batch, list):

@@ -19,6 +19,7 @@ __all__ = [
     "check_finite",
     "check_positive",
     "check_same_length",
+    "error_text",
     "fail",
     "fail_type",
     "is_finite",
@@ -86,6 +87,11 @@ def fail(argument: str, expected: str, got: Any, remedy: str = "") -> NoReturn:
 def fail_type(argument: str, expected: str, got: Any, remedy: str = "") -> NoReturn:
     """Raise `InputTypeError`; `got` is the offending object, named by its type."""
     raise InputTypeError(argument, expected, type(got).__name__, remedy)
+
+
+def error_text(error: BaseException) -> str:
+    """The message of an exception in one line, or its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:

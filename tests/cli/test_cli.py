@@ -732,7 +732,7 @@ def test_constant_columns_are_left_out_with_a_warning(call, tmp_path):
         "fit", path, "--target", "income", "--ignore", "rich", "--out", tmp_path / "m", *SMALL
     )
     assert code == 0
-    assert f"subbayes: warning: {path}: left out, as they hold a single value: 'same'." in err
+    assert f"subbayes: warning: {path}: dropped columns with a single value: 'same'." in err
 
 
 def test_what_cannot_be_predicted_is_one_line(refused, files, tmp_path):

@@ -284,7 +284,7 @@ class ShuffledStream(IterableDataset):
 def test_rows_that_change_between_passes(form):
     refused(
         form,
-        "data: expected the same rows at each pass, got other values when read again. "
+        "data: expected the same rows at each pass, got other values in the second pass. "
         "Turn off shuffling and random augmentation",
     )
 

@@ -21,7 +21,9 @@ from sklearn.pipeline import make_pipeline
 
 from subbayes.data.columns import as_labels, as_numbers, kind_of
 from subbayes.data.datasets import find_file
-from subbayes.data.encoder import TabularEncoder, Target, read_table, split_target
+from subbayes.data.encoder import TabularEncoder
+from subbayes.data.tables import read_table, split_target
+from subbayes.data.targets import Target
 from subbayes.utils.checks import InputError, InputTypeError
 
 
@@ -176,7 +178,7 @@ def test_columns_are_found_by_name_and_further_ones_ignored():
 
 def test_constant_columns_are_dropped_with_one_warning_and_not_needed_later():
     X = people().assign(zero=0.0, word="same")
-    with pytest.warns(UserWarning, match=r"^X: left out.*'zero', 'word'\.$") as record:
+    with pytest.warns(UserWarning, match=r"^X: dropped columns.*'zero', 'word'\.$") as record:
         encoder = TabularEncoder().fit(X)
     assert len(record) == 1
     assert encoder.dropped_ == ["zero", "word"]
@@ -268,7 +270,7 @@ def test_state_survives_json_for_any_numbers_and_words(a, words, hole):
         np.array([[1.0, 5], [2, 5]]),
     ],
 )
-@pytest.mark.filterwarnings("ignore:X. left out")
+@pytest.mark.filterwarnings("ignore:X. dropped columns")
 def test_state_of_numbers_only_categories_only_and_arrays(X):
     encoder = TabularEncoder().fit(X)
     again = TabularEncoder.from_config(json.loads(json.dumps(encoder.to_config())))

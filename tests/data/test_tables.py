@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from subbayes.data.encoder import read_table, split_target
+from subbayes.data.tables import read_table, split_target
 from subbayes.utils.checks import InputError
 
 

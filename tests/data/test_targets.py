@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from subbayes.data.encoder import Target
+from subbayes.data.targets import Target
 from subbayes.utils.checks import InputError
 
 
@@ -88,7 +88,7 @@ def test_labels_match_across_numeric_dtypes_and_doubt_is_none():
         ([2.5, 2.5], None, "targets that vary.*got values from 2.5 to 2.5"),
         (["u", "u"], None, "at least 2 classes, got 'u' alone"),
         (["u", "v", "w", 1], None, "labels of one type, got int and str"),
-        (np.ones((3, 2)), None, r"one target a row, shape \(n,\), got shape \(3, 2\)"),
+        (np.ones((3, 2)), None, r"one target per row, shape \(n,\), got shape \(3, 2\)"),
         ([0.5, 1.5], "classification", "labels that are text, whole numbers or booleans, got 0.5"),
         ([datetime.date(2020, 1, 1)] * 2, "classification", "booleans, got a date"),
         (pd.date_range("2020", periods=3), None, "the target, got dates"),
