@@ -1,20 +1,22 @@
-"""Independent draws of an approximation, with importance ratios of the posterior."""
+"""Importance ratios of independent draws of an approximation, and systematic resampling."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from subbayes import diagnostics
 from subbayes.draws import Draws
-from subbayes.inference.samplers.chains import Density
 
-__all__ = ["approximate_draws", "estimate_evidence"]
+if TYPE_CHECKING:
+    from subbayes.inference.samplers.chains import Density
+
+__all__ = ["approximate_draws", "estimate_evidence", "systematic_resampling"]
 
 _AT_ONCE = 64
-_LEAST = 25  # draws for a Pareto fit
+_LEAST = 25  # draws needed for a Pareto fit
 
 
 def approximate_draws(
@@ -23,13 +25,13 @@ def approximate_draws(
     log_q: Float[np.ndarray, "chains draws"],
     **facts: Any,
 ) -> Draws:
-    """Draws of an approximation with stats "log_density" and "log_q", and their Pareto k.
+    """`Draws` of an approximation with the stats "log_density" and "log_q", and their Pareto k.
 
     Args:
         posterior: the density.
         z: independent draws of the approximation.
         log_q: the normalised log density of the approximation there.
-        facts: further fields of `Draws`.
+        facts: other fields of `Draws`.
     """
     rows = z.reshape(-1, z.shape[-1])
     likelihood = np.concatenate(
@@ -69,3 +71,22 @@ def estimate_evidence(log_ratios: Float[np.ndarray, "S"]) -> tuple[float, float]
     ratios = np.exp(log_ratios - top)
     mean = float(ratios.mean())
     return top + float(np.log(mean)), float(ratios.std() / mean / np.sqrt(len(ratios)))
+
+
+def systematic_resampling(
+    weights: Float[np.ndarray, "n"], count: int, rng: np.random.Generator
+) -> Int[np.ndarray, "count"]:
+    """Ascending indices of `count` draws of equal weight.
+
+    Args:
+        weights: weights above or equal to 0.
+        count: number of indices.
+        rng: of the common offset, one uniform.
+
+    Example:
+        >>> systematic_resampling(np.array([0.5, 0.0, 0.5]), 4, np.random.default_rng(0))
+        array([0, 0, 2, 2])
+    """
+    edges = np.cumsum(weights)
+    places = (np.arange(count) + rng.random()) / count
+    return np.searchsorted(edges / edges[-1], places).clip(max=len(weights) - 1)

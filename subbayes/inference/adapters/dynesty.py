@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from subbayes.draws import Draws
 from subbayes.inference.adapters.common import Value, adapted_draws, import_package, show_progress
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
+from subbayes.inference.importance_sampling import systematic_resampling
 from subbayes.inference.samplers.chains import Density
 from subbayes.utils.checks import check_count, fail
 
@@ -97,7 +98,7 @@ class Dynesty(Engine):
         found = sampler.results
         weights = found.importance_weights()
         shape = sampling.chains, sampling.draws
-        rows = _resampled(weights, math.prod(shape), rng).reshape(shape)
+        rows = rng.permutation(systematic_resampling(weights, math.prod(shape), rng)).reshape(shape)
         return adapted_draws(
             self.name,
             found.samples[rows],
@@ -138,12 +139,3 @@ def _live_points(
         f"minus infinity at all {_TRIES * live}",
         "Narrow the prior, or check the data",
     )
-
-
-def _resampled(
-    weights: Float[np.ndarray, "n"], count: int, rng: np.random.Generator
-) -> Int[np.ndarray, "m"]:
-    """Positions of draws of equal weight, in random order (systematic resampling)."""
-    places = (np.arange(count) + rng.random()) / count
-    edges = np.cumsum(weights)
-    return rng.permutation(np.searchsorted(edges / edges[-1], places))

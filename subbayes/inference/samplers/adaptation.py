@@ -2,13 +2,12 @@ r"""Step size and mass matrix of gradient-based kernels, adapted in warm-up, cha
 
 The step size follows dual averaging towards a target acceptance (Hoffman & Gelman 2014, section
 3.2). The inverse mass matrix is the covariance of the draws of windows that double in length, as
-in Stan, shrunk towards the prior's scale. Each chain adapts by itself: its draws do not depend on
-the chains beside it.
+in Stan, shrunk towards the prior's scale. Each chain adapts separately, so that its draws do not
+depend on the other chains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from subbayes.inference.samplers.chains import Density, prior_scale
 from subbayes.utils.checks import check_choice, fail
 
 __all__ = [
@@ -24,8 +24,8 @@ __all__ = [
     "Schedule",
     "initial_fields",
     "preferred_metric",
-    "apply_transposed_factor",
     "apply_factor",
+    "apply_transposed_factor",
     "update",
 ]
 
@@ -38,32 +38,20 @@ _SHRINKAGE, _SHRINKAGE_DRAWS = 1e-3, 5.0
 
 @dataclass(frozen=True)
 class Adaptation:
-    r"""Where each chain's adaptation is; kernels that adapt extend it with their own state.
+    r"""State of each chain's adaptation, which kernels extend with their own state."""
 
-    Attributes:
-        count: draws finished, shape (chains,).
-        step: step size in use, shape (chains,).
-        log_step_mean: running mean of the logarithm of the step size, shape (chains,).
-        centre: what dual averaging shrinks the logarithm towards, shape (chains,).
-        excess: running mean of target minus acceptance, shape (chains,).
-        updates: updates since dual averaging began anew, shape (chains,).
-        window: draws in the current window, shape (chains,).
-        window_mean: their mean, shape (chains, k).
-        window_spread: their scatter, shape (chains, k), or (chains, k, k) if dense.
-        factor: L of the inverse mass matrix $M^{-1} = LL^\top$, its diagonal, shape (chains, k),
-            or lower triangular, (chains, k, k), if dense.
-    """
-
-    count: Int[np.ndarray, "chains"]
-    step: Float[np.ndarray, "chains"]
-    log_step_mean: Float[np.ndarray, "chains"]
-    centre: Float[np.ndarray, "chains"]
-    excess: Float[np.ndarray, "chains"]
-    updates: Int[np.ndarray, "chains"]
-    window: Int[np.ndarray, "chains"]
+    count: Int[np.ndarray, "chains"]  # draws finished
+    step: Float[np.ndarray, "chains"]  # step size in use
+    log_step_mean: Float[np.ndarray, "chains"]  # running mean of its logarithm
+    centre: Float[np.ndarray, "chains"]  # towards which dual averaging shrinks the logarithm
+    excess: Float[np.ndarray, "chains"]  # running mean of target minus acceptance
+    updates: Int[np.ndarray, "chains"]  # since dual averaging was restarted
+    window: Int[np.ndarray, "chains"]  # draws in the current window
     window_mean: Float[np.ndarray, "chains k"]
-    window_spread: Float[np.ndarray, "chains *kk"]
-    factor: Float[np.ndarray, "chains *kk"]
+    window_spread: Float[
+        np.ndarray, "chains *kk"
+    ]  # scatter: (chains, k), or (chains, k, k) if dense
+    factor: Float[np.ndarray, "chains *kk"]  # L of the inverse mass matrix LL', diagonal or dense
 
 
 @dataclass(frozen=True)
@@ -81,10 +69,10 @@ class Schedule:
     @classmethod
     @cache
     def of(cls, warmup: int) -> Schedule:
-        """20 draws, windows of 20, 40, 80, ..., then 50 draws for the step size; less if short.
+        """20 draws, windows of 20, 40, 80, ..., then 50 draws for the step size; fewer if short.
 
-        Windows double as in Stan, but start early: until the first one closes, trajectories are
-        long, and later windows discard their draws.
+        Windows double as in Stan but start early, since trajectories are long until the first
+        window closes.
         """
         if warmup < 20:
             return cls(warmup, ())
@@ -136,19 +124,14 @@ def initial_fields(
         "window": none,
         "window_mean": np.zeros((chains, k)),
         "window_spread": np.zeros(shape),
-        "factor": _repeat_diagonal(scale, shape),
+        "factor": np.broadcast_to(scale if len(shape) == 2 else np.diag(scale), shape).copy(),
     }
-
-
-def _repeat_diagonal(diagonal: Float[np.ndarray, "k"], shape: tuple[int, ...]) -> np.ndarray:
-    """The same diagonal for every chain, as a vector or a matrix."""
-    return np.broadcast_to(diagonal if len(shape) == 2 else np.diag(diagonal), shape).copy()
 
 
 def apply_factor(
     factor: Float[np.ndarray, "chains *kk"], p: Float[np.ndarray, "chains k"]
 ) -> Float[np.ndarray, "chains k"]:
-    """L p of each chain: from where momenta are standard normal to velocities in z."""
+    """L p of each chain: from standard normal momenta to velocities in z."""
     if factor.ndim == 2:
         return factor * p
     return np.asarray((factor @ p[:, :, None])[:, :, 0])
@@ -157,49 +140,47 @@ def apply_factor(
 def apply_transposed_factor(
     factor: Float[np.ndarray, "chains *kk"], g: Float[np.ndarray, "chains k"]
 ) -> Float[np.ndarray, "chains k"]:
-    r"""$L^\top g$ of each chain, the adjoint of `apply_factor`: gradients for such momenta."""
+    r"""$L^\top g$ of each chain, the adjoint of `apply_factor`."""
     if factor.ndim == 2:
         return factor * g
     return np.asarray((g[:, None, :] @ factor)[:, 0])
 
 
 def update(
+    posterior: Density,
     s: Any,
     rows: Int[np.ndarray, "c"],
     acceptance: Float[np.ndarray, "c"],
     *,
     target: float,
     warmup: int,
-    schedule: Schedule,
-    scale: Callable[[], Float[np.ndarray, "k"]],
 ) -> None:
     """Update the adaptation of the chains `rows` with a finished draw, in place.
 
     Args:
+        posterior: the density, to whose prior short windows are shrunk.
         s: a kernel's state with the fields of `Adaptation` and `z`.
         rows: chains that finished a draw.
         acceptance: their mean acceptance probability, shape (len(rows),).
         target: acceptance to aim at.
-        warmup: draws of the warm-up; later ones adapt nothing.
-        schedule: of the windows.
-        scale: makes the prior's, shape (k,), which short windows are shrunk towards.
+        warmup: number of draws that adapt.
     """
     s.count[rows] += 1
     adapting = s.count[rows] <= warmup
     if not adapting.any():
         return
+    schedule = Schedule.of(warmup)
     rows, acceptance = rows[adapting], acceptance[adapting]
     _dual_averaging(s, rows, target - acceptance)
     _update_window(s, rows[s.count[rows] > schedule.first])
     closing = rows[[count in schedule.ends for count in s.count[rows].tolist()]]
     if closing.size:
-        _new_metric(s, closing, scale())
+        _new_metric(s, closing, prior_scale(posterior))
     done = rows[s.count[rows] == warmup]
     s.step[done] = np.exp(s.log_step_mean[done])
 
 
 def _dual_averaging(s: Any, rows: np.ndarray, excess: np.ndarray) -> None:
-    """One step of dual averaging."""
     s.updates[rows] += 1
     t = s.updates[rows].astype(np.float64)
     weight = 1 / (t + _DELAY)
@@ -223,7 +204,7 @@ def _update_window(s: Any, rows: np.ndarray) -> None:
 
 
 def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None:
-    """Close a window: compute the mass matrix and restart dual averaging."""
+    """Close a window: set the mass matrix and restart dual averaging."""
     dense, k = s.window_spread.ndim == 3, len(scale)
     n = s.window[rows].astype(np.float64).reshape(-1, *[1] * (s.window_spread.ndim - 1))
     floor = _SHRINKAGE * (np.diag(scale**2) if dense else scale**2)

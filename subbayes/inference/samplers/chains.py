@@ -1,8 +1,8 @@
 """Run a kernel on several chains, with storage, seeds, progress, checkpoints and interruption.
 
 **No chain waits for another.** A kernel's step is one batched density evaluation, and a chain
-that finishes a draw starts its next one at once. Each chain has a random stream of its own, so
-its draws do not depend on how many chains run beside it.
+that finishes a draw starts its next one at once. Each chain has its own random stream, so that its
+draws do not depend on the number of chains.
 """
 
 from __future__ import annotations
@@ -34,22 +34,31 @@ from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.saving import read_checkpoint
 
-__all__ = ["Density", "Info", "Kernel", "Sampler", "chain_generators", "run", "start_points"]
+__all__ = [
+    "Density",
+    "Info",
+    "Kernel",
+    "Sampler",
+    "chain_generators",
+    "prior_scale",
+    "run",
+    "start_points",
+]
 
 Rngs = list[np.random.Generator]
 KIND = "sampling-checkpoint"
 _RETRIES = 100
-_STATS, _COPIES = 4, 16  # numbers a draw, and vectors a chain, that every kernel holds
+_STATS, _COPIES = 4, 16  # numbers per draw and vectors per chain that every kernel holds
 
 
 @runtime_checkable
 class Density(Protocol):
-    """What a kernel needs of a posterior; `Posterior` implements it, and your own class can.
+    """The interface of a posterior that kernels use; implement it for a density of your own.
 
     Attributes:
         rank: number of coordinates k.
         prior: the Gaussian prior.
-        temperature: T, which the log-likelihood is divided by.
+        temperature: T, the divisor of the log-likelihood.
     """
 
     rank: int
@@ -60,7 +69,7 @@ class Density(Protocol):
         """Log-likelihood at temperature 1 of each chain's point."""
 
     def fingerprint(self) -> str:
-        """A digest of the density, which a checkpoint must match."""
+        """A digest of the density, which identifies a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class Info:
 class Kernel(Protocol):
     """A sampler: a name, `init` and `step`.
 
-    A kernel with settings is a dataclass of JSON-able fields: a checkpoint must agree with them.
+    A kernel with settings is a dataclass of fields that JSON has; they are part of a checkpoint.
     The state is a frozen dataclass of NumPy arrays whose first axis is the chain, with a field
     `z` of shape (chains, k).
     """
@@ -84,16 +93,13 @@ class Kernel(Protocol):
 
     @property
     def state_type(self) -> type[Any]:
-        """The class of the state, to rebuild it from a checkpoint."""
+        """The class of the state."""
 
     def init(self, posterior: Any, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
         """The state at start points z."""
 
     def step(self, posterior: Any, state: Any, rngs: Rngs) -> tuple[Any, Info]:
-        """One batched evaluation: the new state and what happened.
-
-        The old state belongs to the step, which may change it in place.
-        """
+        """One batched evaluation: the new state and its report. May change `state` in place."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class Sampler(Engine):
         """
 
     def default_warmup(self, sampling: Sampling) -> int:
-        """Warm-up draws where the caller leaves them open: half of the draws kept."""
+        """Warm-up draws if the caller gives none: half of the draws kept."""
         return sampling.draws // 2
 
     def run(self, posterior: Any, sampling: Sampling) -> Draws:
@@ -121,7 +127,7 @@ class Sampler(Engine):
 
 @dataclass
 class _Store:
-    """Draws so far: arrays that fill up, and how many draws each chain has finished."""
+    """Draws so far, and the number of draws that each chain has finished."""
 
     z: np.ndarray
     stats: dict[str, np.ndarray]
@@ -129,7 +135,6 @@ class _Store:
     evaluations: int = 0
 
     def add(self, state: Any, info: Info, warmup: int, thin: int) -> None:
-        """Store the draws that chains finished in this step."""
         self.evaluations += 1
         if not info.finished.any():
             return
@@ -148,7 +153,7 @@ class _Store:
             self.stats[name][c, at] = values[c]
 
     def resized(self, draws: int) -> _Store:
-        """A copy with space for another number of draws."""
+        """A copy with another number of draws, cut or padded with zeros."""
 
         def fit(array: np.ndarray) -> np.ndarray:
             out = np.zeros((array.shape[0], draws, *array.shape[2:]), array.dtype)
@@ -165,36 +170,30 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
     """Run a kernel until every chain has its draws.
 
     A checkpoint is written every `checkpoint_seconds`, and on Ctrl-C and SIGTERM. A run that finds
-    its own checkpoint continues from there and yields the same draws, bit for bit, as an
-    uninterrupted one; more draws than before extend it.
+    its own checkpoint resumes from it with the same draws, bit for bit, as an uninterrupted run; a
+    larger number of draws extends it.
 
     Args:
         kernel: the transition.
         posterior: the density.
-        sampling: numbers of draws and chains, seed, and so on; a `warmup` of None is 0.
+        sampling: the settings; a `warmup` of None is 0.
 
     Raises:
         InputError: a checkpoint of another posterior or other settings, or start points where
             the density is not finite.
     """
     draws, chains, thin, seed = sampling.draws, sampling.chains, sampling.thin, sampling.seed
-    initial, warmup = sampling.initial, sampling.warmup or 0
+    warmup = sampling.warmup or 0
     started = time.perf_counter()
     _check_memory(kernel, posterior, chains, draws)
     rngs = chain_generators(seed, chains)
-    saved = _Checkpoint.of(
-        sampling.checkpoint,
-        kernel,
-        posterior,
-        chains=chains,
-        warmup=warmup,
-        thin=thin,
-        seed=seed,
-        initial=_describe(initial),
-    )
+    saved = None
+    if sampling.checkpoint is not None:
+        identity = _identity(kernel, posterior, sampling)
+        saved = _Checkpoint(Path(sampling.checkpoint), kernel, identity)
     resumed = saved.read(rngs, draws) if saved else None
     if resumed is None:
-        start = start_points(posterior, initial, rngs)
+        start = start_points(posterior, sampling.initial, rngs)
         state = kernel.init(posterior, start, rngs)
         store = _Store(
             np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, dtype=np.int64)
@@ -249,7 +248,7 @@ def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
 class _FinishedChain:
     """The state of a chain when it had all its draws, from which a longer run continues.
 
-    The chain keeps stepping, since all chains are evaluated together, but its draws are ignored.
+    The chain keeps stepping, since all chains form one batch, but its draws are ignored.
     """
 
     row: dict[str, Any]
@@ -264,11 +263,7 @@ class _FinishedChain:
 
 
 def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -> None:
-    """Check by a lower bound that the run fits into memory.
-
-    Draws with their statistics, the kernel's state (a few copies; matrices of a dense metric), and
-    the weights and gradients of all chains.
-    """
+    """Check that draws, states, weights and gradients fit into memory, by a lower bound."""
     k = posterior.rank
     matrices = 8 * k if getattr(kernel, "metric", "diagonal") == "dense" else 0
     numbers = draws * (k + _STATS) + k * (_COPIES + matrices)
@@ -282,12 +277,28 @@ def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -
     )
 
 
-def _describe(initial: str | np.ndarray) -> str:
-    return (
-        initial
-        if isinstance(initial, str)
-        else artifact.fingerprint({"initial": np.asarray(initial, dtype=np.float64)}, {})
-    )
+def _identity(kernel: Kernel, posterior: Density, sampling: Sampling) -> dict[str, Any]:
+    """What a checkpoint must have in common with a run that resumes from it."""
+    initial = sampling.initial
+    if not isinstance(initial, str):
+        initial = artifact.fingerprint({"initial": np.asarray(initial, dtype=np.float64)}, {})
+    identity = {
+        "posterior": posterior.fingerprint(),
+        "sampler": kernel.name,
+        "chains": sampling.chains,
+        "warmup": sampling.warmup or 0,
+        "thin": sampling.thin,
+        "seed": sampling.seed,
+        "initial": initial,
+    }
+    if dataclasses.is_dataclass(kernel):
+        identity["kernel settings"] = dataclasses.asdict(kernel)
+    return identity
+
+
+def prior_scale(posterior: Density) -> Float[np.ndarray, "k"]:
+    """Standard deviation of the prior in each coordinate."""
+    return np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
 
 
 def chain_generators(seed: int, chains: int) -> Rngs:
@@ -306,11 +317,11 @@ def chain_generators(seed: int, chains: int) -> Rngs:
 def start_points(
     posterior: Density, initial: str | np.ndarray, rngs: Rngs
 ) -> Float[np.ndarray, "chains k"]:
-    """Start points where the density is finite; draws from the prior are repeated if necessary.
+    """Start points where the density is finite; draws from the prior are repeated until it is.
 
     Args:
         posterior: the density.
-        initial: "prior", "shift" (z = 0), or start points of shape (chains, k).
+        initial: as in `Sampling`.
         rngs: a generator per chain.
 
     Raises:
@@ -318,11 +329,8 @@ def start_points(
     """
     chains, k = len(rngs), posterior.rank
     if isinstance(initial, str):
-        if initial not in ("prior", "shift"):
-            fail("initial", "'prior', 'shift' or an array (chains, k)", repr(initial))
-        if initial == "shift":
-            z = np.zeros((chains, k))
-        else:
+        z = np.zeros((chains, k))
+        if initial == "prior":
             z = np.stack([posterior.prior.sample((k,), rng) for rng in rngs])
     else:
         z = np.array(initial, dtype=np.float64)
@@ -346,22 +354,11 @@ def start_points(
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """The folder of a checkpoint, and what has to match for a run to resume from it."""
+    """The folder of a checkpoint, and the identity of the runs that may resume from it."""
 
     path: Path
     kernel: Kernel
     identity: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls, path: str | Path | None, kernel: Kernel, posterior: Density, **settings: Any
-    ) -> _Checkpoint | None:
-        if path is None:
-            return None
-        identity = {"posterior": posterior.fingerprint(), "sampler": kernel.name, **settings}
-        if dataclasses.is_dataclass(kernel):
-            identity["kernel settings"] = dataclasses.asdict(kernel)
-        return cls(Path(path), kernel, identity)
 
     def write(
         self, state: Any, store: _Store, rngs: Rngs, finished_chains: dict[int, _FinishedChain]

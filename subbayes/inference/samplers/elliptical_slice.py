@@ -34,34 +34,19 @@ _AHEAD, _AHEAD_NORMALS = 64, 16
 
 @dataclass(frozen=True)
 class State:
-    """Where each chain is: its point, and the ellipse and bracket it is searching.
-
-    Attributes:
-        z: current point, shape (chains, k).
-        log_likelihood: tempered log-likelihood at z, shape (chains,).
-        direction: the other axis of the ellipse, a zero-mean prior draw, shape (chains, k).
-        threshold: log height of the slice, shape (chains,).
-        angle: angle to try next, shape (chains,).
-        low: lower end of the bracket of angles, shape (chains,).
-        high: upper end of the bracket, shape (chains,).
-        evaluations: evaluations spent on the draw under way, shape (chains,).
-        uniforms: random numbers drawn ahead in each chain's own stream, shape (chains, 64).
-        normals: standard normal vectors drawn ahead, shape (chains, 16, k).
-        n_uniforms: how many of the uniforms are used, shape (chains,).
-        n_normals: how many of the normals are used, shape (chains,).
-    """
+    """The point of each chain, the ellipse it searches, and pre-drawn random numbers."""
 
     z: Float[np.ndarray, "chains k"]
-    log_likelihood: Float[np.ndarray, "chains"]
-    direction: Float[np.ndarray, "chains k"]
-    threshold: Float[np.ndarray, "chains"]
-    angle: Float[np.ndarray, "chains"]
-    low: Float[np.ndarray, "chains"]
+    log_likelihood: Float[np.ndarray, "chains"]  # tempered
+    direction: Float[np.ndarray, "chains k"]  # other axis of the ellipse: a zero-mean prior draw
+    threshold: Float[np.ndarray, "chains"]  # log height of the slice
+    angle: Float[np.ndarray, "chains"]  # to try next
+    low: Float[np.ndarray, "chains"]  # bracket of angles
     high: Float[np.ndarray, "chains"]
-    evaluations: Int[np.ndarray, "chains"]
-    uniforms: Float[np.ndarray, "chains ahead"]
+    evaluations: Int[np.ndarray, "chains"]  # of the current draw
+    uniforms: Float[np.ndarray, "chains ahead"]  # drawn ahead from each chain's own stream
     normals: Float[np.ndarray, "chains ahead_normals k"]
-    n_uniforms: Int[np.ndarray, "chains"]
+    n_uniforms: Int[np.ndarray, "chains"]  # used so far
     n_normals: Int[np.ndarray, "chains"]
 
 
@@ -72,23 +57,20 @@ class Kernel:
     state_type = State
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
-        """The state at start points z, each chain with a fresh ellipse."""
+        """The state at start points z, each chain with a new ellipse."""
         value = posterior.log_likelihood(z) / posterior.temperature
         chains, k = z.shape
-        blank, none = np.zeros(chains), np.zeros(chains, dtype=np.int64)
+        none = np.zeros(chains, dtype=np.int64)
         state = State(
-            z,
-            value,
-            np.zeros((chains, k)),
-            blank,
-            blank,
-            blank,
-            blank,
-            none,
-            np.zeros((chains, _AHEAD)),
-            np.zeros((chains, _AHEAD_NORMALS, k)),
-            none + _AHEAD,
-            none + _AHEAD_NORMALS,
+            z=z,
+            log_likelihood=value,
+            direction=np.zeros((chains, k)),
+            **dict.fromkeys(("threshold", "angle", "low", "high"), np.zeros(chains)),
+            evaluations=none,
+            uniforms=np.zeros((chains, _AHEAD)),
+            normals=np.zeros((chains, _AHEAD_NORMALS, k)),
+            n_uniforms=none + _AHEAD,
+            n_normals=none + _AHEAD_NORMALS,
         )
         return next_angles(posterior, state, np.ones(chains, dtype=bool), rngs)
 
@@ -115,9 +97,10 @@ class Kernel:
 
 
 def next_angles(posterior: Density, state: State, fresh: np.ndarray, rngs: Rngs) -> State:
-    """A new ellipse and full bracket for `fresh` chains; an angle in the bracket for the others.
+    """Draw a new ellipse for `fresh` chains, and an angle in the bracket for the others.
 
-    A fresh chain uses one normal vector and two uniforms of its stream, another one uniform.
+    A fresh chain uses one normal vector and two uniforms of its stream, any other chain one
+    uniform.
     """
     uniforms, n_uniforms = refill(
         state.uniforms, state.n_uniforms, _AHEAD - 1, lambda rng, like: rng.random(like), rngs
@@ -155,20 +138,20 @@ def next_angles(posterior: Density, state: State, fresh: np.ndarray, rngs: Rngs)
 class EllipticalSlice(Sampler):
     """Elliptical slice sampling (Murray, Adams & MacKay 2010).
 
-    The prior has to be Gaussian. The warm-up is half of the draws kept by default. The draws have
-    the stats "log_likelihood" (at temperature 1) and "evaluations".
+    The prior has to be Gaussian. The default warm-up is half of the draws kept. The draws have the
+    stats "log_likelihood" (at temperature 1) and "evaluations".
 
     Attributes:
         reference: the Gaussian that ellipses are drawn from: "prior"; "laplace", the Laplace
-            approximation of the posterior with inflated standard deviations; or a `Normal`. Where
-            the posterior is far narrower than the prior, ellipses of a reference near it take a
-            fraction of the evaluations. The density sampled is the same (Nishihara, Murray and
-            Adams 2014); `initial="prior"` then starts at draws of the reference.
+            approximation of the posterior with inflated standard deviations; or a `Normal`. If the
+            posterior is much narrower than the prior, a reference close to it saves most of the
+            evaluations. The sampled density is the same (Nishihara, Murray and Adams 2014);
+            `initial="prior"` then starts at draws of the reference.
         inflation: factor of the standard deviations of the Laplace approximation.
 
     Raises:
-        InputError: start points of zero density, a checkpoint of another run, or a Laplace
-            approximation that does not exist.
+        InputError: start points of zero density, a checkpoint of another run, or a mode without
+            positive definite curvature ("laplace").
 
     Example:
         >>> import subbayes, torch

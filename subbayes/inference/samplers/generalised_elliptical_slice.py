@@ -1,8 +1,8 @@
-r"""A posterior as a Gaussian q near it times what remains, $p_T(z \mid D) / q(z)$.
+r"""A posterior relative to a Gaussian q close to it: the density $p_T(z \mid D) / q(z)$ under q.
 
-The density is the same; samplers that take their moves from the prior take them from q instead.
-Where the data say much the prior is far wider than the posterior, and q saves the better part of
-the evaluations (Nishihara, Murray and Adams 2014, who take a Student t for q).
+The sampled density is the same, with q in the place of the prior. If the prior is much wider than
+the posterior, q saves most of the evaluations (Nishihara, Murray and Adams 2014, with a Student t
+as q).
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ class RelativeDensity:
 
     Args:
         posterior: the density.
-        q: the Gaussian, of as many coordinates. One that is narrower than the posterior in some
-            direction makes chains slow there: rather widen it.
+        q: the Gaussian, with the rank of the posterior. Chains mix slowly in directions in which q
+            is narrower than the posterior.
 
     Raises:
-        InputError: a Gaussian of another number of coordinates.
+        InputError: a Gaussian of another rank.
     """
 
     temperature = 1.0
 
     def __init__(self, posterior: Density, q: Normal) -> None:
         self.posterior, self.prior, self.rank = posterior, q, posterior.rank
-        known = {
+        ranks = {
             np.shape(v)[0]
             for v in (q.mean, q.scale, q.covariance)
             if v is not None and np.ndim(v) and np.shape(v)[0] > 1
         }
-        if known - {self.rank}:
-            fail("reference", f"a Normal of {self.rank} coordinates", f"one of {known.pop()}")
+        if ranks - {self.rank}:
+            fail("reference", f"a Normal of {self.rank} coordinates", f"one of {ranks.pop()}")
 
     def log_likelihood(self, z: Float[np.ndarray, "chains k"]) -> Float[np.ndarray, "chains"]:
-        """What remains: the tempered log density less that of q, up to its constant."""
+        """The tempered log density minus that of q, up to a constant."""
         of = self.posterior
         tempered = of.log_likelihood(z) / of.temperature
         return tempered + of.prior.log_prob(z) - self.prior.log_prob(z)
 
     def fingerprint(self) -> str:
-        """A digest of both."""
+        """A digest of the posterior and q."""
         return artifact.fingerprint(
             {}, {"of": self.posterior.fingerprint(), "q": self.prior.to_config()}
         )
 
     def original(self, draws: Draws) -> Draws:
-        """Draws of this density with the log-likelihood and temperature of the posterior."""
+        """The draws with the log-likelihood and temperature of the posterior."""
         of, z = self.posterior, draws.z
         stats = dict(draws.stats)
         if "log_likelihood" in stats:
@@ -77,7 +77,7 @@ def laplace_reference(posterior: Density, inflation: float, sampling: Sampling) 
     Args:
         posterior: the density.
         inflation: factor of the standard deviations.
-        sampling: seed of the points from which the mode is searched for, and progress.
+        sampling: seed of the start points of the optimisation, and progress.
 
     Raises:
         InputError: a density without gradients, or a mode without curvature.

@@ -1,12 +1,12 @@
-r"""Settings, momenta, leapfrog step and statistics that Hamiltonian kernels share.
+r"""State, momenta, leapfrog step and settings that HMC and NUTS share.
 
 $H(z, r) = -\log p_T(z \mid D) + \tfrac12 r^\top M^{-1} r$; see Neal (2011). With $M^{-1} =
-LL^\top$ the momentum kept is $p = L^\top r$, a standard normal vector:
+LL^\top$ the stored momentum is $p = L^\top r$, a standard normal vector:
 
 $$ p \leftarrow p + \tfrac{\epsilon}{2} L^\top \nabla, \qquad z \leftarrow z + \epsilon L p, \qquad
    H = -\log p_T(z \mid D) + \tfrac12 p^\top p, \qquad v^\top r' = p^\top p' . $$
 
-A point with all its quantities is one row of an array, so that selecting one is one operation.
+A point with all its quantities is one row of an array, so that selecting a point is one operation.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import (
     Adaptation,
     Metric,
-    Schedule,
     apply_factor,
     apply_transposed_factor,
+    preferred_metric,
 )
-from subbayes.inference.samplers.chains import Density, Rngs, Sampler
+from subbayes.inference.samplers.chains import Density, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.random_numbers import copy_state, uniforms
 from subbayes.utils.checks import check_choice, check_positive, fail
 
-__all__ = ["GradientDensity", "Point", "Settings", "State", "copy_state", "uniforms"]
+__all__ = ["GradientDensity", "HamiltonianKernel", "Point", "State", "copy_state", "uniforms"]
 
 DIVERGENCE = 1000.0
 _AHEAD, _AHEAD_NORMALS = 96, 16
@@ -61,54 +61,31 @@ def check_gradient(posterior: Any) -> None:
 
 @dataclass(frozen=True)
 class State(Adaptation):
-    """The current draw of each chain, its trajectory's start, and random numbers drawn ahead.
+    """The current draw of each chain, its trajectory's start, and pre-drawn random numbers."""
 
-    Attributes:
-        z: current draw, shape (chains, k).
-        value: its log density, shape (chains,).
-        gradient: the gradient there, shape (chains, k).
-        start_energy: H at the start of the trajectory, shape (chains,).
-        acceptance: sum of min(1, exp(H0 - H)) over the trajectory, shape (chains,).
-        evaluations: leapfrog steps of the trajectory, shape (chains,).
-        uniforms: uniform numbers drawn ahead, shape (chains, ahead).
-        normals: standard normal vectors drawn ahead, shape (chains, ahead, k).
-        n_uniforms: how many of the uniforms are used, shape (chains,).
-        n_normals: how many of the normals are used, shape (chains,).
-    """
-
-    z: Float[np.ndarray, "chains k"]
-    value: Float[np.ndarray, "chains"]
+    z: Float[np.ndarray, "chains k"]  # current draw
+    value: Float[np.ndarray, "chains"]  # its log density
     gradient: Float[np.ndarray, "chains k"]
-    start_energy: Float[np.ndarray, "chains"]
-    acceptance: Float[np.ndarray, "chains"]
-    evaluations: Int[np.ndarray, "chains"]
-    uniforms: Float[np.ndarray, "chains ahead"]
+    start_energy: Float[np.ndarray, "chains"]  # H0, at the start of the trajectory
+    acceptance: Float[np.ndarray, "chains"]  # sum of min(1, exp(H0 - H)) over the trajectory
+    evaluations: Int[np.ndarray, "chains"]  # leapfrog steps of the trajectory
+    uniforms: Float[np.ndarray, "chains ahead"]  # drawn ahead from each chain's own stream
     normals: Float[np.ndarray, "chains ahead_normals k"]
-    n_uniforms: Int[np.ndarray, "chains"]
+    n_uniforms: Int[np.ndarray, "chains"]  # used so far
     n_normals: Int[np.ndarray, "chains"]
 
 
 @dataclass(frozen=True)
 class Point:
-    r"""Columns of the array that holds points of trajectories.
+    r"""Columns of the array that holds points of trajectories."""
 
-    Attributes:
-        z: position.
-        p: momentum.
-        h: gradient for such momenta, $L^\top \nabla$.
-        g: gradient in z.
-        value: log density.
-        log_weight: H0 - H.
-        size: number of columns.
-    """
-
-    z: slice
-    p: slice
-    h: slice
-    g: slice
-    value: int
-    log_weight: int
-    size: int
+    z: slice  # position
+    p: slice  # momentum
+    h: slice  # gradient for p, L' nabla
+    g: slice  # gradient in z
+    value: int  # log density
+    log_weight: int  # H0 - H
+    size: int  # number of columns
 
     @classmethod
     @cache
@@ -122,10 +99,18 @@ class Point:
 class HamiltonianSampler(Sampler):
     """Settings and warm-up that `HMC` and `NUTS` share.
 
+    The default warm-up is as long as the draws kept, at least 200. The draws have the stats
+    "log_density", "log_likelihood" (at temperature 1), "energy", "acceptance", "step_size",
+    "evaluations" and "divergent".
+
     Attributes:
         target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
         metric: "diagonal" or "dense" mass matrix; None takes a dense one up to 50 coordinates.
         step_size: the first step size, in units of the prior's scale.
+
+    Raises:
+        InputError: start points of zero density or with gradients that are not finite, a singular
+            mass matrix, a density without gradients, or a checkpoint of another run.
     """
 
     target_acceptance: float = 0.8
@@ -143,6 +128,13 @@ class HamiltonianSampler(Sampler):
         """As many as the draws kept, at least 200."""
         return max(sampling.draws * sampling.thin, 200)
 
+    def shared_settings(
+        self, posterior: GradientDensity, warmup: int
+    ) -> tuple[int, Metric, float, float | None]:
+        """The fields of `HamiltonianKernel` for this posterior."""
+        metric = self.metric or preferred_metric(posterior.rank)
+        return warmup, metric, self.target_acceptance, self.step_size
+
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         draws = super().run(posterior, sampling)
@@ -152,8 +144,8 @@ class HamiltonianSampler(Sampler):
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of a Hamiltonian kernel.
+class HamiltonianKernel:
+    """Settings and adaptation of a Hamiltonian kernel.
 
     Attributes:
         warmup: draws per chain in which step size and mass matrix adapt.
@@ -167,51 +159,57 @@ class Settings:
     target_acceptance: float
     step_size: float | None
 
+    def initial_fields(
+        self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"]
+    ) -> dict[str, Any]:
+        """The fields of `State` at start points z.
 
-def initial_fields(
-    settings: Settings, posterior: GradientDensity, z: Float[np.ndarray, "chains k"]
-) -> dict[str, Any]:
-    """The fields of `State` at start points z.
+        Raises:
+            InputError: a density without gradients, or one that is not finite there.
+        """
+        check_gradient(posterior)
+        chains, k = z.shape
+        value, gradient = posterior.value_and_grad(z)
+        bad = ~(np.isfinite(value) & np.isfinite(gradient).all(1))
+        if bad.any():
+            fail(
+                "initial",
+                "start points where the gradient of the log density is finite",
+                f"one that is not at {int(bad.sum())} of {chains}",
+                "Start elsewhere, or use EllipticalSlice, which needs no gradient",
+            )
+        none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
+        return adaptation.initial_fields(
+            chains, prior_scale(posterior), self.metric, self.step_size
+        ) | {
+            "z": z,
+            "value": value,
+            "gradient": gradient,
+            "start_energy": blank,
+            "acceptance": blank,
+            "evaluations": none,
+            "uniforms": np.zeros((chains, _AHEAD)),
+            "normals": np.zeros((chains, _AHEAD_NORMALS, k)),
+            "n_uniforms": none + _AHEAD,
+            "n_normals": none + _AHEAD_NORMALS,
+        }
 
-    Raises:
-        InputError: a density without gradients, or one that is not finite there.
-    """
-    check_gradient(posterior)
-    chains, k = z.shape
-    value, gradient = posterior.value_and_grad(z)
-    bad = ~(np.isfinite(value) & np.isfinite(gradient).all(1))
-    if bad.any():
-        fail(
-            "initial",
-            "start points where the gradient of the log density is finite",
-            f"one that is not at {int(bad.sum())} of {chains}",
-            "Start elsewhere, or use EllipticalSlice, which needs no gradient",
+    def adapt(self, posterior: GradientDensity, s: State, rows: Int[np.ndarray, "c"]) -> None:
+        """Count the finished draws, and adapt in warm-up."""
+        adaptation.update(
+            posterior,
+            s,
+            rows,
+            s.acceptance[rows] / s.evaluations[rows],
+            target=self.target_acceptance,
+            warmup=self.warmup,
         )
-    none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
-    return adaptation.initial_fields(
-        chains, _scale(posterior), settings.metric, settings.step_size
-    ) | {
-        "z": z.copy(),
-        "value": value,
-        "gradient": gradient,
-        "start_energy": blank,
-        "acceptance": blank.copy(),
-        "evaluations": none,
-        "uniforms": np.zeros((chains, _AHEAD)),
-        "normals": np.zeros((chains, _AHEAD_NORMALS, k)),
-        "n_uniforms": none + _AHEAD,
-        "n_normals": none + _AHEAD_NORMALS,
-    }
-
-
-def _scale(posterior: Density) -> Float[np.ndarray, "k"]:
-    return np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
 
 
 def new_trajectories(
     s: State, rows: Int[np.ndarray, "c"], rngs: Rngs
 ) -> Float[np.ndarray, "c columns"]:
-    """Start points of new trajectories with fresh momenta, for the chains `rows`."""
+    """Start points of new trajectories with new momenta, for the chains `rows`."""
     at = s.n_normals[rows]
     if at.max(initial=0) >= s.normals.shape[1]:
         for c in rows[at >= s.normals.shape[1]]:
@@ -240,10 +238,7 @@ def leapfrog(
     point: Float[np.ndarray, "chains columns"],
     step: Float[np.ndarray, "chains"],
 ) -> Float[np.ndarray, "chains columns"]:
-    """One step of every chain.
-
-    A point of zero density has weight 0, and a gradient of 0 so that no NaN propagates.
-    """
+    """One leapfrog step of every chain; the gradient at a point of zero density counts as 0."""
     c, new = Point.of(s.z.shape[1]), np.empty_like(point)
     step = step[:, None]
     half = 0.5 * step
@@ -256,7 +251,7 @@ def leapfrog(
     h = apply_transposed_factor(s.factor, g)
     p += half * h
     log_weight = s.start_energy + value - 0.5 * np.einsum("ck,ck->c", p, p)
-    log_weight = np.fmax(log_weight, -np.inf)  # of a number and NaN, the number
+    log_weight = np.fmax(log_weight, -np.inf)  # NaN to -inf
     new[:, c.z], new[:, c.p], new[:, c.h], new[:, c.g] = z, p, h, g
     new[:, c.value], new[:, c.log_weight] = value, log_weight
     np.add(s.acceptance, np.exp(np.minimum(log_weight, 0.0)), out=s.acceptance)
@@ -267,14 +262,12 @@ def leapfrog(
 def set_current(
     s: State, rows: Int[np.ndarray, "c"], point: Float[np.ndarray, "c columns"]
 ) -> None:
-    """Set the current draws of the chains `rows`."""
     c = Point.of(s.z.shape[1])
     s.z[rows], s.gradient[rows] = point[:, c.z], point[:, c.g]
     s.value[rows] = point[:, c.value]
 
 
 def stats(s: State, diverged: np.ndarray, energy: np.ndarray) -> dict[str, np.ndarray]:
-    """Statistics of a draw."""
     return {
         "log_density": s.value,
         "energy": energy,
@@ -283,21 +276,3 @@ def stats(s: State, diverged: np.ndarray, energy: np.ndarray) -> dict[str, np.nd
         "evaluations": s.evaluations.copy(),
         "divergent": diverged,
     }
-
-
-def adapt(
-    settings: Settings, posterior: GradientDensity, s: State, rows: Int[np.ndarray, "c"]
-) -> None:
-    """Count the finished draws, and adapt in warm-up."""
-    if settings.warmup == 0:
-        s.count[rows] += 1
-        return
-    adaptation.update(
-        s,
-        rows,
-        s.acceptance[rows] / s.evaluations[rows],
-        target=settings.target_acceptance,
-        warmup=settings.warmup,
-        schedule=Schedule.of(settings.warmup),
-        scale=lambda: _scale(posterior),
-    )

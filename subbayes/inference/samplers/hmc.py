@@ -1,9 +1,9 @@
 r"""Hamiltonian Monte Carlo (Duane et al. 1987; Neal 2011), vectorised over chains.
 
-Trajectories of a given length in units of the posterior's own scale (the mass matrix is adapted),
-each with a random number of leapfrog steps so that none is in step with a period of the density.
-One batched gradient is one leapfrog step of every chain; a chain whose trajectory is over accepts
-or rejects and begins its next one at once.
+Trajectories have a given mean length in units of the posterior's scale (the mass matrix is adapted)
+and a random number of leapfrog steps, which avoids resonance with a period of the density. A step
+of the kernel is one batched gradient, one leapfrog step of every chain; a chain whose trajectory
+ends accepts or rejects and starts its next one at once.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.inference.samplers import hamiltonian
-from subbayes.inference.samplers.adaptation import Schedule, preferred_metric
+from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Info, Rngs
-from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.inference.samplers.hamiltonian import GradientDensity, HamiltonianKernel
 from subbayes.utils.checks import check_count, check_positive
 
 __all__ = ["HMC", "Kernel", "State"]
@@ -26,24 +26,19 @@ _UNADAPTED_STEPS = 20
 
 @dataclass(frozen=True)
 class State(hamiltonian.State):
-    """A trajectory under way in each chain.
+    """The current trajectory of each chain."""
 
-    Attributes:
-        end: its newest point, shape (chains, columns).
-        steps: leapfrog steps it is to have, shape (chains,).
-    """
-
-    end: Float[np.ndarray, "chains columns"]
-    steps: Int[np.ndarray, "chains"]
+    end: Float[np.ndarray, "chains columns"]  # its newest point; see hamiltonian.Point
+    steps: Int[np.ndarray, "chains"]  # its number of leapfrog steps
 
 
 @dataclass(frozen=True)
-class Kernel(hamiltonian.Settings):
+class Kernel(HamiltonianKernel):
     r"""The transition: `init` and `step` on a density with gradients.
 
     Attributes:
         length: mean length of a trajectory.
-        max_steps: leapfrog steps of a trajectory at most.
+        max_steps: maximal number of leapfrog steps of a trajectory.
     """
 
     length: float
@@ -55,11 +50,10 @@ class Kernel(hamiltonian.Settings):
     def init(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
     ) -> State:
-        """The state at start points z, each chain with a fresh momentum."""
-        fields = hamiltonian.initial_fields(self, posterior, z)
+        """The state at start points z, each chain with a new momentum."""
         s = hamiltonian.copy_state(
             State(
-                **fields,
+                **self.initial_fields(posterior, z),
                 end=np.zeros((len(z), hamiltonian.Point.of(z.shape[1]).size)),
                 steps=np.ones(len(z), dtype=np.int64),
             )
@@ -81,16 +75,16 @@ class Kernel(hamiltonian.Settings):
         energy = np.where(s.evaluations > 0, s.start_energy, 0.0)
         moved = rows[np.log(u[rows, 0]) < log_weight[rows]]
         energy[moved] -= log_weight[moved]
-        # A trajectory that is cut short where it diverges has all but no weight there.
+        # A diverged trajectory ends early; its end point has practically no weight.
         hamiltonian.set_current(s, moved, s.end[moved])
         s.acceptance[rows] = np.exp(np.minimum(log_weight[rows], 0.0)) * s.evaluations[rows]
         stats = hamiltonian.stats(s, diverged, energy)
-        hamiltonian.adapt(self, posterior, s, rows)
+        self.adapt(posterior, s, rows)
         self._start(s, rows, rngs, u[rows, 1])
         return s, Info(finished, stats)
 
     def _start(self, s: State, rows: np.ndarray, rngs: Rngs, u: np.ndarray) -> None:
-        """Fresh momenta, and lengths between half and one and a half of the mean."""
+        """Draw new momenta, and lengths between 0.5 and 1.5 times the mean."""
         s.end[rows] = hamiltonian.new_trajectories(s, rows, rngs)
         steps = np.ceil((0.5 + u) * self.length / s.step[rows])
         limit = np.where(s.count[rows] < self.adapted_draws, _UNADAPTED_STEPS, self.max_steps)
@@ -98,7 +92,7 @@ class Kernel(hamiltonian.Settings):
 
     @property
     def adapted_draws(self) -> int:
-        """Draws after which the mass matrix fits: before, a length in its units means nothing."""
+        """Draws after which the mass matrix is adapted and the length has meaningful units."""
         ends = Schedule.of(self.warmup).ends
         return ends[0] if ends else 0
 
@@ -107,21 +101,12 @@ class Kernel(hamiltonian.Settings):
 class HMC(hamiltonian.HamiltonianSampler):
     r"""Hamiltonian Monte Carlo, with adaptation in warm-up.
 
-    The warm-up is as long as the draws kept by default, at least 200. The draws have the stats
-    "log_density", "log_likelihood" (at temperature 1), "energy", "acceptance", "step_size",
-    "evaluations" and "divergent".
+    See `HamiltonianSampler` for the other settings, the warm-up, the stats and the errors.
 
     Attributes:
-        target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
-        metric: "diagonal" or "dense" mass matrix; None takes a dense one up to 50 coordinates.
-        step_size: the first step size, in units of the prior's scale.
         length: mean length of a trajectory in units of the posterior's scale; $\pi / 2$ takes a
             standard normal to an independent draw.
-        max_steps: leapfrog steps of a trajectory at most.
-
-    Raises:
-        InputError: start points of zero density or with gradients that are not finite, a singular
-            mass matrix, a density without gradients, or a checkpoint of another run.
+        max_steps: maximal number of leapfrog steps of a trajectory.
 
     Example:
         >>> import subbayes, torch
@@ -145,11 +130,4 @@ class HMC(hamiltonian.HamiltonianSampler):
 
     def kernel(self, posterior: GradientDensity, warmup: int) -> Kernel:
         """The transition, which adapts in the warm-up."""
-        return Kernel(
-            warmup,
-            self.metric or preferred_metric(posterior.rank),
-            self.target_acceptance,
-            self.step_size,
-            self.length,
-            self.max_steps,
-        )
+        return Kernel(*self.shared_settings(posterior, warmup), self.length, self.max_steps)

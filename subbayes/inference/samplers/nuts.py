@@ -18,9 +18,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers import hamiltonian
-from subbayes.inference.samplers.adaptation import preferred_metric
 from subbayes.inference.samplers.chains import Info, Rngs
-from subbayes.inference.samplers.hamiltonian import GradientDensity, Point
+from subbayes.inference.samplers.hamiltonian import GradientDensity, HamiltonianKernel, Point
 from subbayes.utils.checks import check_count
 
 __all__ = ["NUTS", "Kernel", "State"]
@@ -31,42 +30,29 @@ _UNIFORMS = 3  # per leapfrog step: within the subtree, between subtrees, the ne
 
 @dataclass(frozen=True)
 class State(hamiltonian.State):
-    """A draw under way in each chain: the trajectory, and the subtree that is being added to it.
+    """The current trajectory of each chain, and the subtree that is being added to it."""
 
-    Attributes:
-        ends: the trajectory's two ends, shape (chains, 2, columns); see `hamiltonian.Point`.
-        side: the end that grows, 0 or 1, shape (chains,).
-        depth: doublings done, shape (chains,).
-        leaf: leaves of the new subtree so far, shape (chains,).
-        log_weight: log of the summed weights of the trajectory, shape (chains,).
-        p_sum: sum of its momenta, shape (chains, k).
-        proposal: point chosen from the trajectory so far, shape (chains, columns).
-        sub_log_weight: log of the summed weights of the new subtree.
-        sub_p_sum: sum of its momenta.
-        sub: point chosen from the new subtree.
-        levels: of the leaf at which an open subtree of each level began, its momentum p, and the
-            sum of momenta up to there less p / 2, shape (chains, max_depth + 1, 2, k).
-    """
-
-    ends: Float[np.ndarray, "chains 2 columns"]
-    side: Int[np.ndarray, "chains"]
-    depth: Int[np.ndarray, "chains"]
-    leaf: Int[np.ndarray, "chains"]
-    log_weight: Float[np.ndarray, "chains"]
-    p_sum: Float[np.ndarray, "chains k"]
-    proposal: Float[np.ndarray, "chains columns"]
-    sub_log_weight: Float[np.ndarray, "chains"]
+    ends: Float[np.ndarray, "chains 2 columns"]  # of the trajectory; see hamiltonian.Point
+    side: Int[np.ndarray, "chains"]  # end that grows, 0 or 1
+    depth: Int[np.ndarray, "chains"]  # doublings done
+    leaf: Int[np.ndarray, "chains"]  # leaves of the subtree so far
+    log_weight: Float[np.ndarray, "chains"]  # log of the summed weights of the trajectory
+    p_sum: Float[np.ndarray, "chains k"]  # sum of its momenta
+    proposal: Float[np.ndarray, "chains columns"]  # point chosen from it
+    sub_log_weight: Float[np.ndarray, "chains"]  # the same of the subtree
     sub_p_sum: Float[np.ndarray, "chains k"]
     sub: Float[np.ndarray, "chains columns"]
+    # Of the leaf at which an open subtree of each level began: its momentum p, and the sum of
+    # momenta up to there minus p / 2.
     levels: Float[np.ndarray, "chains levels 2 k"]
 
 
 @dataclass(frozen=True)
-class Kernel(hamiltonian.Settings):
+class Kernel(HamiltonianKernel):
     """The transition: `init` and `step` on a density with gradients.
 
     Attributes:
-        max_depth: doublings at most; a trajectory has up to 2^max_depth - 1 leapfrog steps.
+        max_depth: maximal number of doublings: trajectories have up to 2^max_depth - 1 steps.
     """
 
     max_depth: int
@@ -77,24 +63,18 @@ class Kernel(hamiltonian.Settings):
     def init(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
     ) -> State:
-        """The state at start points z, each chain with a fresh momentum."""
+        """The state at start points z, each chain with a new momentum."""
         chains, k = z.shape
         points = np.zeros((chains, Point.of(k).size))
         none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
-        rows = np.zeros((chains, k))
         s = hamiltonian.copy_state(
             State(
-                **hamiltonian.initial_fields(self, posterior, z),
+                **self.initial_fields(posterior, z),
                 ends=np.stack([points, points], 1),
-                side=none,
-                depth=none,
-                leaf=none,
-                log_weight=blank,
-                p_sum=rows,
-                proposal=points,
-                sub_log_weight=blank,
-                sub_p_sum=rows,
-                sub=points,
+                **dict.fromkeys(("side", "depth", "leaf"), none),
+                **dict.fromkeys(("log_weight", "sub_log_weight"), blank),
+                **dict.fromkeys(("p_sum", "sub_p_sum"), np.zeros((chains, k))),
+                **dict.fromkeys(("proposal", "sub"), points),
                 levels=np.zeros((chains, self.max_depth + 1, 2, k)),
             )
         )
@@ -131,7 +111,7 @@ class Kernel(hamiltonian.Settings):
         diverged: np.ndarray,
         rngs: Rngs,
     ) -> Info:
-        """End trajectories: their draws, adaptation and new momenta."""
+        """Store the draws of ended trajectories, adapt, and draw new momenta."""
         rows = ended.nonzero()[0]
         if not rows.size:
             return Info(ended, {})
@@ -139,7 +119,7 @@ class Kernel(hamiltonian.Settings):
         energy = s.start_energy - s.proposal[:, Point.of(s.z.shape[1]).log_weight]
         stats = hamiltonian.stats(s, diverged, energy)
         stats["depth"] = s.depth.copy()
-        hamiltonian.adapt(self, posterior, s, rows)
+        self.adapt(posterior, s, rows)
         _new_trajectories(s, rows, rngs)
         return Info(ended, stats)
 
@@ -150,7 +130,7 @@ def _chains(n: int) -> Int[np.ndarray, "n"]:
 
 
 def _new_trajectories(s: State, rows: np.ndarray, rngs: Rngs) -> None:
-    """Fresh momenta: trajectories of a single point."""
+    """Start trajectories of a single point with new momenta."""
     point = hamiltonian.new_trajectories(s, rows, rngs)
     s.ends[rows] = point[:, None]
     s.proposal[rows] = point
@@ -174,7 +154,7 @@ def _choose_leaf(s: State, leaf: np.ndarray, log_weight: np.ndarray, log_u: np.n
 
 
 def _subtree_turned(s: State, p: np.ndarray) -> np.ndarray:
-    """Whether a subtree that ends at this leaf made a U-turn; even leaves only open subtrees."""
+    """Whether a subtree that ends at this leaf made a U-turn; even leaves end no subtree."""
     np.add(s.sub_p_sum, p, out=s.sub_p_sum)
     halfway, levels = s.sub_p_sum - 0.5 * p, max(1, int(s.leaf.max()).bit_length())
     opens, ends = _tables(max(levels, 10))
@@ -189,7 +169,7 @@ def _subtree_turned(s: State, p: np.ndarray) -> np.ndarray:
 
 
 def _merge_subtree(s: State, full: np.ndarray, log_u: np.ndarray) -> None:
-    """Add finished subtrees to their trajectories; the newer half is favoured."""
+    """Add complete subtrees to their trajectories, with biased progressive sampling."""
     take = full & (log_u < s.sub_log_weight - s.log_weight)
     np.copyto(s.proposal, s.sub, where=take[:, None])
     np.copyto(s.log_weight, np.logaddexp(s.log_weight, s.sub_log_weight), where=full)
@@ -206,7 +186,7 @@ def _turned(s: State, c: Point) -> np.ndarray:
 
 @cache
 def _tables(bits: int) -> tuple[Int[np.ndarray, "leaves"], Bool[np.ndarray, "leaves levels"]]:
-    """For each leaf the level it opens, or the last slot; and the levels of subtrees it ends."""
+    """For each leaf, the level that it opens (-1: none) and the levels of subtrees that it ends."""
     leaf, level = np.arange(1 << bits), np.arange(bits)
     binary = leaf[:, None] >> level & 1
     ones, odd, trailing = binary.sum(1), binary[:, 0], np.cumprod(binary, 1).sum(1)
@@ -219,19 +199,11 @@ def _tables(bits: int) -> tuple[Int[np.ndarray, "leaves"], Bool[np.ndarray, "lea
 class NUTS(hamiltonian.HamiltonianSampler):
     """The no-U-turn sampler, multinomial, with adaptation in warm-up.
 
-    The warm-up is as long as the draws kept by default, at least 200. The draws have the stats
-    "log_density", "log_likelihood" (at temperature 1), "energy", "acceptance", "step_size",
-    "depth", "evaluations" and "divergent".
+    See `HamiltonianSampler` for the other settings, the warm-up, the stats (here also "depth") and
+    the errors.
 
     Attributes:
-        target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
-        metric: "diagonal" or "dense" mass matrix; None takes a dense one up to 50 coordinates.
-        step_size: the first step size, in units of the prior's scale.
-        max_depth: doublings of a trajectory at most.
-
-    Raises:
-        InputError: start points of zero density or with gradients that are not finite, a singular
-            mass matrix, a density without gradients, or a checkpoint of another run.
+        max_depth: maximal number of doublings of a trajectory.
 
     Example:
         >>> import subbayes, torch
@@ -253,10 +225,4 @@ class NUTS(hamiltonian.HamiltonianSampler):
 
     def kernel(self, posterior: GradientDensity, warmup: int) -> Kernel:
         """The transition, which adapts in the warm-up."""
-        return Kernel(
-            warmup,
-            self.metric or preferred_metric(posterior.rank),
-            self.target_acceptance,
-            self.step_size,
-            self.max_depth,
-        )
+        return Kernel(*self.shared_settings(posterior, warmup), self.max_depth)

@@ -4,17 +4,16 @@ Each chain is a ladder of R densities between posterior and prior,
 
 $$ \pi_r(z) \propto L(z)^{\beta_r / T}\, p(z), \qquad 1 = \beta_0 > \dots > \beta_{R-1} = 0, $$
 
-which move side by side and exchange their points: rungs r and r + 1 with probability
+which move in parallel and swap their points: rungs r and r + 1 with probability
 $\min\{1, \exp[(\beta_r - \beta_{r+1})(\ell_{r+1} - \ell_r) / T]\}$, even pairs in even rounds and
-odd pairs in odd ones, by turns and not at random, so that points travel up and down the ladder
-instead of diffusing (Okabe et al. 2001; Syed et al. 2022). The draws are those of the rung
-$\beta_0 = 1$.
+odd pairs in odd rounds (deterministic, non-reversible swaps: Okabe et al. 2001; Syed et al. 2022).
+The draws are those of the cold rung, $\beta_0 = 1$.
 
-**What the exchange costs.** A round is a fixed number of moves, whatever they cost: a move ended
-for want of time would favour points from which moves are short. So an exchange must wait until
-*both* its rungs have done theirs. No rung waits for any other, no ladder for another ladder, and
-hot rungs, whose moves are cheap, make more of them in a round. The share of evaluations spent on
-rungs that wait is in the statistic "idle", about a third.
+**Cost of the swaps.** A round is a fixed number of moves: stopping a round after a fixed number of
+evaluations would favour points with short moves. A swap therefore waits until *both* its rungs have
+made their moves. No other rung and no other ladder waits, and hot rungs, whose moves are cheap,
+make more moves per round. The statistic "idle" is the share of evaluations spent on waiting rungs,
+about a third.
 
 Geyer (1991), *Markov chain Monte Carlo maximum likelihood*; Syed, Bouchard-Côté, Deligiannidis &
 Doucet (2022), *Non-reversible parallel tempering*, algorithms 1 and 4; Meng & Wong (1996), bridge
@@ -42,7 +41,7 @@ __all__ = ["Kernel", "ParallelTempering", "State"]
 _AHEAD = 32
 _SPACING = 5.0  # of the first ladder: beta_r = (1 - r / (R - 1))^5
 _MOST_MOVES = 20
-_NOWHERE, _COLD, _HOT = 0, 1, 2
+_COLD, _HOT = 1, 2  # 0: a point that has been at neither end
 _SEARCH = (
     "direction",
     "threshold",
@@ -59,45 +58,12 @@ _SEARCH = (
 
 @dataclass(frozen=True)
 class State:
-    """Every rung's point and the ellipse it is searching, and what is known of the ladder.
+    """Point and elliptical slice search of every rung, and statistics of each ladder."""
 
-    Attributes:
-        z: point of the cold rung, shape (chains, k).
-        points: of all rungs, the cold one first, shape (chains, rungs, k).
-        log_likelihood: theirs at temperature 1, shape (chains, rungs).
-        direction: of the ellipse of each rung, shape (chains, rungs, k).
-        threshold: log height of its slice, shape (chains, rungs).
-        angle: angle to try next, shape (chains, rungs).
-        low: lower end of the bracket of angles, shape (chains, rungs).
-        high: upper end of the bracket, shape (chains, rungs).
-        evaluations: spent on the move under way, shape (chains, rungs).
-        uniforms: drawn ahead, shape (chains, rungs, ahead).
-        normals: drawn ahead, shape (chains, rungs, ahead, k).
-        n_uniforms: how many are used, shape (chains, rungs).
-        n_normals: how many are used, shape (chains, rungs).
-        beta: powers of the likelihood, shape (chains, rungs).
-        moves: moves of each rung in a round, shape (chains, rungs).
-        left: moves left in this round; 0 waits, shape (chains, rungs).
-        round: rounds done, shape (chains, rungs).
-        coins: uniforms for exchanges, drawn ahead, shape (chains, ahead, rungs - 1).
-        n_coins: how many rows of them are used, shape (chains,).
-        count: rounds of the cold rung, shape (chains,).
-        steps: batched evaluations since its last one, shape (chains,).
-        spent: evaluations by rungs at work, shape (chains, rungs).
-        made: moves made, shape (chains, rungs).
-        idle: evaluations of rungs that waited, shape (chains,).
-        tried: exchanges tried, shape (chains, rungs - 1).
-        refused: sum of their probabilities of refusal, shape (chains, rungs - 1).
-        up: log sum of exp(gap / 2) over the upper rung's draws, shape (chains, rungs - 1).
-        down: log sum of exp(-gap / 2) over the lower rung's, shape (chains, rungs - 1).
-        noted: draws of each rung in these sums, shape (chains, rungs).
-        origin: the end of the ladder a point was at last, 1 cold, 2 hot, shape (chains, rungs).
-        trips: journeys of points from the prior to the posterior, shape (chains,).
-    """
-
-    z: Float[np.ndarray, "chains k"]
-    points: Float[np.ndarray, "chains rungs k"]
-    log_likelihood: Float[np.ndarray, "chains rungs"]
+    z: Float[np.ndarray, "chains k"]  # points of the cold rungs
+    points: Float[np.ndarray, "chains rungs k"]  # cold rung first
+    log_likelihood: Float[np.ndarray, "chains rungs"]  # at temperature 1
+    # Elliptical slice sampling; see elliptical_slice.State.
     direction: Float[np.ndarray, "chains rungs k"]
     threshold: Float[np.ndarray, "chains rungs"]
     angle: Float[np.ndarray, "chains rungs"]
@@ -108,29 +74,31 @@ class State:
     normals: Float[np.ndarray, "chains rungs ahead_normals k"]
     n_uniforms: Int[np.ndarray, "chains rungs"]
     n_normals: Int[np.ndarray, "chains rungs"]
-    beta: Float[np.ndarray, "chains rungs"]
-    moves: Int[np.ndarray, "chains rungs"]
-    left: Int[np.ndarray, "chains rungs"]
-    round: Int[np.ndarray, "chains rungs"]
-    coins: Float[np.ndarray, "chains ahead_coins gaps"]
-    n_coins: Int[np.ndarray, "chains"]
-    count: Int[np.ndarray, "chains"]
-    steps: Int[np.ndarray, "chains"]
-    spent: Int[np.ndarray, "chains rungs"]
-    made: Int[np.ndarray, "chains rungs"]
-    idle: Int[np.ndarray, "chains"]
-    tried: Float[np.ndarray, "chains gaps"]
-    refused: Float[np.ndarray, "chains gaps"]
-    up: Float[np.ndarray, "chains gaps"]
-    down: Float[np.ndarray, "chains gaps"]
-    noted: Int[np.ndarray, "chains rungs"]
-    origin: Int[np.ndarray, "chains rungs"]
-    trips: Int[np.ndarray, "chains"]
+    # Ladder.
+    beta: Float[np.ndarray, "chains rungs"]  # powers of the likelihood
+    moves: Int[np.ndarray, "chains rungs"]  # per round
+    moves_left: Int[np.ndarray, "chains rungs"]  # in this round; 0 waits for a swap
+    round: Int[np.ndarray, "chains rungs"]  # rounds completed
+    swap_uniforms: Float[np.ndarray, "chains ahead_swaps gaps"]  # drawn ahead
+    n_swap_uniforms: Int[np.ndarray, "chains"]  # rows of them that are used
+    count: Int[np.ndarray, "chains"]  # rounds of the cold rung
+    steps: Int[np.ndarray, "chains"]  # batched evaluations since its last round
+    # Statistics.
+    spent: Int[np.ndarray, "chains rungs"]  # evaluations of working rungs
+    moves_made: Int[np.ndarray, "chains rungs"]
+    idle: Int[np.ndarray, "chains"]  # evaluations of waiting rungs
+    swaps_tried: Float[np.ndarray, "chains gaps"]
+    swaps_rejected: Float[np.ndarray, "chains gaps"]  # sum of rejection probabilities
+    bridge_up: Float[np.ndarray, "chains gaps"]  # log sum of exp(gap / 2), upper rung's draws
+    bridge_down: Float[np.ndarray, "chains gaps"]  # log sum of exp(-gap / 2), lower rung's draws
+    bridge_draws: Int[np.ndarray, "chains rungs"]  # draws of each rung in these sums
+    origin: Int[np.ndarray, "chains rungs"]  # end of the ladder a point last visited: _COLD, _HOT
+    trips: Int[np.ndarray, "chains"]  # journeys of points from the prior to the posterior
 
 
 @dataclass
 class _Powers:
-    """The densities of all rungs in a row: the likelihood to the power of each under one prior."""
+    """The densities of all rungs as one batch: powers of the likelihood under one prior."""
 
     posterior: Density
     power: Float[np.ndarray, "rows"]
@@ -150,7 +118,7 @@ class _Powers:
 
 
 def _temper(power: np.ndarray, raw: np.ndarray) -> np.ndarray:
-    """beta l, and 0 on the prior's rung even where l is minus infinity."""
+    """beta l; 0 on the prior's rung, even where l is minus infinity."""
     return np.multiply(power, raw, where=power > 0, out=np.zeros_like(raw))
 
 
@@ -170,41 +138,31 @@ class Kernel:
     state_type = State
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
-        """The state at start points z, all rungs of a ladder at the same one."""
+        """The state with all rungs of a ladder at its start point."""
         (chains, k), rungs = z.shape, self.rungs
         beta = np.tile((1 - np.arange(rungs) / (rungs - 1)) ** _SPACING, (chains, 1))
         powers = _Powers(posterior, beta.reshape(-1) / posterior.temperature)
         flat = elliptical_slice.Kernel().init(
             powers, np.repeat(z, rungs, 0), _repeat_generators(rngs, rungs)
         )
-        none, blank = np.zeros((chains, rungs), dtype=np.int64), np.zeros((chains, rungs - 1))
-        origin = none.copy()
+        per_chain, per_rung = np.zeros(chains, np.int64), np.zeros((chains, rungs), np.int64)
+        per_gap, origin = np.zeros((chains, rungs - 1)), per_rung.copy()
         origin[:, 0], origin[:, -1] = _COLD, _HOT
-        one = np.zeros(chains, dtype=np.int64)
         return copy_state(
             State(
                 z=z,
                 points=flat.z.reshape(chains, rungs, k),
                 log_likelihood=powers.raw.reshape(chains, rungs),
-                **{name: _ladders(getattr(flat, name), rungs) for name in _SEARCH},
+                **{name: _by_ladder(getattr(flat, name), rungs) for name in _SEARCH},
+                **dict.fromkeys(("moves", "moves_left"), per_rung + 1),
+                **dict.fromkeys(("round", "spent", "moves_made", "bridge_draws"), per_rung),
+                **dict.fromkeys(("swaps_tried", "swaps_rejected"), per_gap),
+                **dict.fromkeys(("bridge_up", "bridge_down"), per_gap - np.inf),
+                **dict.fromkeys(("count", "steps", "idle", "trips"), per_chain),
                 beta=beta,
-                moves=none + 1,
-                left=none + 1,
-                round=none,
-                coins=np.zeros((chains, _AHEAD, rungs - 1)),
-                n_coins=one + _AHEAD,
-                count=one,
-                steps=one,
-                spent=none,
-                made=none,
-                idle=one,
-                tried=blank,
-                refused=blank,
-                up=blank - np.inf,
-                down=blank - np.inf,
-                noted=none,
+                swap_uniforms=np.zeros((chains, _AHEAD, rungs - 1)),
+                n_swap_uniforms=per_chain + _AHEAD,
                 origin=origin,
-                trips=one,
             )
         )
 
@@ -212,15 +170,15 @@ class Kernel:
         """Try one angle on every rung of every ladder."""
         s = copy_state(state)
         powers = _Powers(posterior, s.beta.reshape(-1) / posterior.temperature)
-        at_work = s.left > 0
-        accepted = _try_angles(s, powers, at_work, rngs)
-        s.left[accepted] -= 1
+        working = s.moves_left > 0
+        accepted = _try_angles(s, powers, working, rngs)
+        s.moves_left[accepted] -= 1
         s.steps[:] += 1
-        s.spent[:] += at_work
-        s.made[:] += accepted
-        s.idle[:] += (~at_work).sum(1)
-        advanced = self._exchange(posterior, s, rngs)
-        finished = advanced[:, 0]
+        s.spent[:] += working
+        s.moves_made[:] += accepted
+        s.idle[:] += (~working).sum(1)
+        ended = self._swap(posterior, s, rngs)
+        finished = ended[:, 0]
         s.z[finished] = s.points[finished, 0]
         s.count[:] += finished
         info = Info(finished, _stats(s) if finished.any() else {})
@@ -228,90 +186,56 @@ class Kernel:
         self._adapt(posterior, s, finished, rngs)
         return s, info
 
-    def _exchange(
-        self, posterior: Density, s: State, rngs: Rngs
-    ) -> Bool[np.ndarray, "chains rungs"]:
-        """Exchange points where both rungs of a pair are done; which rungs begin a new round."""
-        ready = s.left == 0
-        rung = np.arange(self.rungs)
+    def _swap(self, posterior: Density, s: State, rngs: Rngs) -> Bool[np.ndarray, "chains rungs"]:
+        """Swap points where both rungs of a pair are ready; return the rungs that end a round."""
+        ready, rung = s.moves_left == 0, np.arange(self.rungs)
         lower = (rung + s.round) % 2 == 0  # of its pair in this round
         pair = ready[:, :-1] & ready[:, 1:] & lower[:, :-1] & (s.round[:, :-1] == s.round[:, 1:])
-        alone = ready & ((lower & (rung == self.rungs - 1)) | (~lower & (rung == 0)))
-        advanced = alone.copy()
-        advanced[:, :-1] |= pair
-        advanced[:, 1:] |= pair
+        ended = ready & ((lower & (rung == self.rungs - 1)) | (~lower & (rung == 0)))  # no partner
+        ended[:, :-1] |= pair
+        ended[:, 1:] |= pair
         if pair.any():
-            self._accept_exchanges(posterior, s, pair, rngs)
-        if advanced.any():
-            s.round[advanced] += 1
-            s.left[advanced] = s.moves[advanced]
+            _accept_swaps(posterior, s, pair, rngs)
+        if ended.any():
+            s.round[ended] += 1
+            s.moves_left[ended] = s.moves[ended]
             if (s.count >= self.warmup).any():
-                _update_bridges(posterior, s, advanced & (s.count >= self.warmup)[:, None])
-        return advanced
-
-    def _accept_exchanges(
-        self, posterior: Density, s: State, pair: Bool[np.ndarray, "chains gaps"], rngs: Rngs
-    ) -> None:
-        """Accept or refuse the exchanges of `pair`."""
-        rows = np.flatnonzero(pair.any(1))  # others draw nothing: their streams are their own
-        coins, used = refill(
-            s.coins[rows],
-            s.n_coins[rows],
-            _AHEAD,
-            lambda rng, shape: rng.random(shape),
-            [rngs[c] for c in rows],
-        )
-        s.coins[rows], s.n_coins[rows] = coins, used + 1
-        u = np.ones(pair.shape)
-        u[rows] = coins[np.arange(len(rows)), used]
-        # On the prior's rung l may be minus infinity: the other is finite, and the answer is no.
-        gap = (s.beta[:, :-1] - s.beta[:, 1:]) / posterior.temperature
-        with np.errstate(over="ignore", invalid="ignore"):
-            log_ratio = gap * (s.log_likelihood[:, 1:] - s.log_likelihood[:, :-1])
-            chance = np.exp(np.minimum(log_ratio, 0.0))
-        s.tried[:] += pair
-        s.refused[:] += np.where(pair, 1 - chance, 0.0)
-        c, r = np.nonzero(pair & (u < chance))
-        before = _temper(s.beta / posterior.temperature, s.log_likelihood)
-        for array in (s.points, s.log_likelihood, s.origin):
-            array[c, r], array[c, r + 1] = array[c, r + 1], array[c, r].copy()
-        # The next move's height is relative to the point it begins at.
-        s.threshold[:] += _temper(s.beta / posterior.temperature, s.log_likelihood) - before
-        s.trips[:] += s.origin[:, 0] == _HOT
-        s.origin[:, 0], s.origin[:, -1] = _COLD, _HOT
+                _update_bridges(posterior, s, ended & (s.count >= self.warmup)[:, None])
+        return ended
 
     def _adapt(
         self, posterior: Density, s: State, finished: Bool[np.ndarray, "chains"], rngs: Rngs
     ) -> None:
-        """At the end of a window, powers of equal exchange rates; then begin the ladder's moves."""
+        """At the end of a window, set powers of equal swap rates and restart the ladder's moves."""
         ends = [*Schedule.of(self.warmup).ends, self.warmup]
         rows = np.flatnonzero(finished & np.isin(s.count, ends))
         if not rows.size:
             return
         for c in rows:
             if s.count[c] < self.warmup:
-                s.beta[c] = _equal_rates(s.beta[c], s.refused[c] / np.maximum(s.tried[c], 1))
-            cost = s.spent[c] / np.maximum(s.made[c], 1)
+                s.beta[c] = _equal_rates(
+                    s.beta[c], s.swaps_rejected[c] / np.maximum(s.swaps_tried[c], 1)
+                )
+            cost = s.spent[c] / np.maximum(s.moves_made[c], 1)
             s.moves[c] = np.clip(np.rint(cost.max() / np.maximum(cost, 1)), 1, _MOST_MOVES)
-            s.left[c] = s.moves[c]
+            s.moves_left[c] = s.moves[c]
             s.round[c] = s.round[c, 0]
-        for counter in (s.spent, s.made, s.idle, s.tried, s.refused, s.trips):
+        for counter in (s.spent, s.moves_made, s.idle, s.swaps_tried, s.swaps_rejected, s.trips):
             counter[rows] = 0
         _restart_moves(posterior, s, rows, rngs)
 
 
 def _repeat_generators(rngs: Rngs, rungs: int) -> Rngs:
-    """A ladder's generator for each of its rungs."""
     return [rng for rng in rngs for _ in range(rungs)]
 
 
-def _ladders(rows: np.ndarray, rungs: int) -> np.ndarray:
-    """Rows of all rungs, as (chains, rungs, ...)."""
+def _by_ladder(rows: np.ndarray, rungs: int) -> np.ndarray:
+    """Reshape (chains * rungs, ...) to (chains, rungs, ...)."""
     return rows.reshape(-1, rungs, *rows.shape[1:])
 
 
 def _flat(s: State, powers: _Powers) -> elliptical_slice.State:
-    """All rungs in a row, as elliptical slice sampling takes them."""
+    """The rungs of all ladders as the chains of elliptical slice sampling."""
 
     def rows(array: np.ndarray) -> np.ndarray:
         return array.reshape(-1, *array.shape[2:])
@@ -324,7 +248,7 @@ def _flat(s: State, powers: _Powers) -> elliptical_slice.State:
 
 
 def _restart_moves(posterior: Density, s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> None:
-    """New ellipses and heights for all rungs of some ladders, whose powers have changed."""
+    """Draw new ellipses and thresholds for all rungs of ladders whose powers have changed."""
     part = State(**{name: array[rows] for name, array in vars(s).items()})
     powers = _Powers(posterior, part.beta.reshape(-1) / posterior.temperature)
     fresh = np.ones(part.beta.size, dtype=bool)
@@ -334,71 +258,107 @@ def _restart_moves(posterior: Density, s: State, rows: Int[np.ndarray, "c"], rng
         fresh,
         _repeat_generators([rngs[c] for c in rows], s.beta.shape[1]),
     )
-    _put(part, moved)
+    _store_search(part, moved)
     for name in _SEARCH:
         getattr(s, name)[rows] = getattr(part, name)
 
 
-def _put(s: State, flat: elliptical_slice.State) -> None:
-    """The searches of all rungs back into their ladders."""
+def _store_search(s: State, flat: elliptical_slice.State) -> None:
+    """Store the searches of all rungs."""
     for name in _SEARCH:
-        getattr(s, name)[:] = _ladders(getattr(flat, name), s.beta.shape[1])
+        getattr(s, name)[:] = _by_ladder(getattr(flat, name), s.beta.shape[1])
 
 
 def _try_angles(
-    s: State, powers: _Powers, at_work: Bool[np.ndarray, "chains rungs"], rngs: Rngs
+    s: State, powers: _Powers, working: Bool[np.ndarray, "chains rungs"], rngs: Rngs
 ) -> Bool[np.ndarray, "chains rungs"]:
-    """One evaluation of every rung; which of those at work have made a move."""
+    """Evaluate every rung once; return the working rungs that have made a move."""
     flat = _flat(s, powers)
     moved, info = elliptical_slice.Kernel().step(
-        powers, flat, _repeat_generators(rngs, at_work.shape[1])
+        powers, flat, _repeat_generators(rngs, working.shape[1])
     )
-    kept = select_chains(at_work.reshape(-1), moved, flat)
-    accepted = info.finished.reshape(at_work.shape) & at_work
-    _put(s, kept)
-    s.points[:] = _ladders(kept.z, at_work.shape[1])
-    s.log_likelihood[accepted] = powers.raw.reshape(at_work.shape)[accepted]
+    kept = select_chains(working.reshape(-1), moved, flat)
+    accepted = info.finished.reshape(working.shape) & working
+    _store_search(s, kept)
+    s.points[:] = _by_ladder(kept.z, working.shape[1])
+    s.log_likelihood[accepted] = powers.raw.reshape(working.shape)[accepted]
     return accepted
 
 
+def _accept_swaps(
+    posterior: Density, s: State, pair: Bool[np.ndarray, "chains gaps"], rngs: Rngs
+) -> None:
+    """Accept or reject the swaps of `pair`."""
+    rows = np.flatnonzero(pair.any(1))  # only these use random numbers of their streams
+    uniforms, used = refill(
+        s.swap_uniforms[rows],
+        s.n_swap_uniforms[rows],
+        _AHEAD,
+        lambda rng, shape: rng.random(shape),
+        [rngs[c] for c in rows],
+    )
+    s.swap_uniforms[rows], s.n_swap_uniforms[rows] = uniforms, used + 1
+    u = np.ones(pair.shape)
+    u[rows] = uniforms[np.arange(len(rows)), used]
+    # l may be minus infinity on the prior's rung: the ratio is then 0 and the swap is rejected.
+    gap = (s.beta[:, :-1] - s.beta[:, 1:]) / posterior.temperature
+    with np.errstate(over="ignore", invalid="ignore"):
+        log_ratio = gap * (s.log_likelihood[:, 1:] - s.log_likelihood[:, :-1])
+        chance = np.exp(np.minimum(log_ratio, 0.0))
+    s.swaps_tried[:] += pair
+    s.swaps_rejected[:] += np.where(pair, 1 - chance, 0.0)
+    c, r = np.nonzero(pair & (u < chance))
+    before = _temper(s.beta / posterior.temperature, s.log_likelihood)
+    for array in (s.points, s.log_likelihood, s.origin):
+        array[c, r], array[c, r + 1] = array[c, r + 1], array[c, r].copy()
+    # The threshold of the next move is relative to the point it starts from.
+    s.threshold[:] += _temper(s.beta / posterior.temperature, s.log_likelihood) - before
+    s.trips[:] += s.origin[:, 0] == _HOT
+    s.origin[:, 0], s.origin[:, -1] = _COLD, _HOT
+
+
 def _update_bridges(posterior: Density, s: State, rungs: Bool[np.ndarray, "chains rungs"]) -> None:
-    """Add these rungs' points to the sums of the bridges to their neighbours."""
+    """Add the points of `rungs` to the bridge sampling sums with their neighbours."""
     half = 0.5 * (s.beta[:, :-1] - s.beta[:, 1:]) / posterior.temperature
-    s.up[:] = np.where(rungs[:, 1:], np.logaddexp(s.up, half * s.log_likelihood[:, 1:]), s.up)
+    s.bridge_up[:] = np.where(
+        rungs[:, 1:], np.logaddexp(s.bridge_up, half * s.log_likelihood[:, 1:]), s.bridge_up
+    )
     with np.errstate(over="ignore"):
-        s.down[:] = np.where(
-            rungs[:, :-1], np.logaddexp(s.down, -half * s.log_likelihood[:, :-1]), s.down
+        s.bridge_down[:] = np.where(
+            rungs[:, :-1],
+            np.logaddexp(s.bridge_down, -half * s.log_likelihood[:, :-1]),
+            s.bridge_down,
         )
-    s.noted[:] += rungs
+    s.bridge_draws[:] += rungs
 
 
 def _stats(s: State) -> dict[str, np.ndarray]:
-    """What is noted of a draw; rates and evidence are those of the ladder's run so far."""
-    refused = s.refused / np.maximum(s.tried, 1)
-    n = np.log(np.maximum(s.noted, 1))
-    with np.errstate(invalid="ignore"):  # nothing noted yet
-        bridges = (s.up - n[:, 1:]) - (s.down - n[:, :-1])
+    """Statistics of a draw; rates and evidence are averages over the ladder's run so far."""
+    rejected = s.swaps_rejected / np.maximum(s.swaps_tried, 1)
+    n = np.log(np.maximum(s.bridge_draws, 1))
+    with np.errstate(invalid="ignore"):  # no draws yet
+        bridges = (s.bridge_up - n[:, 1:]) - (s.bridge_down - n[:, :-1])
     return {
         "log_likelihood": s.log_likelihood[:, 0].copy(),
         "evaluations": s.steps * s.beta.shape[1],
-        "swap_rate": 1 - refused.mean(1),
-        "least_swap_rate": 1 - refused.max(1),
-        "barrier": refused.sum(1),
+        "swap_rate": 1 - rejected.mean(1),
+        "least_swap_rate": 1 - rejected.max(1),
+        "barrier": rejected.sum(1),
         "round_trips": s.trips.copy(),
         "idle": s.idle / np.maximum(s.idle + s.spent.sum(1), 1),
-        "log_evidence": np.where((s.noted > 0).all(1), bridges.sum(1), np.nan),
+        "log_evidence": np.where((s.bridge_draws > 0).all(1), bridges.sum(1), np.nan),
     }
 
 
 def _equal_rates(
-    beta: Float[np.ndarray, "rungs"], refused: Float[np.ndarray, "gaps"]
+    beta: Float[np.ndarray, "rungs"], rejected: Float[np.ndarray, "gaps"]
 ) -> Float[np.ndarray, "rungs"]:
-    """Powers between which exchanges are refused equally often (Syed et al. 2022, algorithm 4).
+    """Powers between which swaps are rejected equally often (Syed et al. 2022, algorithm 4).
 
-    Refusals add up along the ladder; the sum is interpolated, on a scale on which the first ladder
-    is even, and cut into equal parts.
+    The cumulative rejection rate is interpolated on the scale of the first ladder's spacing and
+    divided into equal parts.
     """
-    sums = np.concatenate([[0.0], np.cumsum(refused + 0.01)])
+    sums = np.concatenate([[0.0], np.cumsum(rejected + 0.01)])
     even = np.linspace(0, sums[-1], len(beta))
     new = np.interp(even, sums, beta ** (1 / _SPACING)) ** _SPACING
     new[0], new[-1] = 1.0, 0.0
@@ -410,14 +370,14 @@ class ParallelTempering(Sampler):
     r"""Parallel tempering: samples a posterior with all its modes and estimates its evidence.
 
     The prior has to be Gaussian. A chain is a ladder, and an evaluation is of chains x rungs
-    points; draws are those of the cold rung. The warm-up is half of the draws kept by default, at
+    points; draws are those of the cold rung. The default warm-up is half of the draws kept, at
     least 200.
 
     The draws have the stats "log_likelihood" (at temperature 1) and "evaluations" (of all rungs),
     and of the run so far "swap_rate", "least_swap_rate" (of any pair), "round_trips", "barrier"
-    (sum of refusals, $\Lambda$), "idle" and "log_evidence"; meta has their final values. The log
-    evidence of the tempered posterior is estimated by bridge sampling between neighbouring rungs;
-    its standard error needs several ladders.
+    (sum of rejection rates, $\Lambda$), "idle" and "log_evidence"; meta has their final values. The
+    log evidence of the tempered posterior is estimated by bridge sampling between neighbouring
+    rungs; its standard error needs several ladders.
 
     Attributes:
         rungs: densities in a ladder, posterior and prior included; about twice the barrier is

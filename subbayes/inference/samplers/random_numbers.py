@@ -1,8 +1,4 @@
-"""Blocks of random numbers for kernels that step all chains at once.
-
-A call to a generator costs as much as many of its numbers. Each chain therefore has a block of
-numbers of its own generator, which is refilled when it is used up.
-"""
+"""Blocks of pre-drawn random numbers: one generator call per block and chain, not per number."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["copy_state", "select_chains", "with_arrays", "refill", "uniforms"]
+__all__ = ["copy_state", "refill", "select_chains", "uniforms", "with_arrays"]
 
 _S = TypeVar("_S")
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -26,7 +22,7 @@ def refill(
     Args:
         block: numbers drawn ahead, shape (chains, ahead, ...).
         used: how many of them each chain has used, shape (chains,).
-        limit: refill at this many used.
+        limit: number of used entries at which to refill.
         draw: draws an array of a given shape from a generator.
         rngs: a generator per chain.
     """
@@ -41,12 +37,12 @@ def refill(
 
 
 def copy_state(state: _S) -> _S:
-    """A copy of a state with its own arrays, which may be changed in place."""
+    """A copy of a state whose arrays may be changed in place."""
     return with_arrays(state, {name: array.copy() for name, array in vars(state).items()})
 
 
 def with_arrays(state: _S, arrays: dict[str, Any]) -> _S:
-    """A state of the same class with these arrays; skips the slow `__init__` of a dataclass."""
+    """A state of the same class with these arrays, without the slow `__init__` of a dataclass."""
     other = object.__new__(type(state))
     vars(other).update(arrays)
     return other
@@ -69,7 +65,7 @@ def uniforms(s: Any, rngs: list[np.random.Generator], n: int) -> Float[np.ndarra
     Args:
         s: a state with `uniforms`, shape (chains, ahead), and `n_uniforms`; changed in place.
         rngs: a generator per chain.
-        n: how many.
+        n: number of uniforms.
     """
     for c in (s.n_uniforms > s.uniforms.shape[1] - n).nonzero()[0]:
         s.uniforms[c] = rngs[c].random(s.uniforms.shape[1])

@@ -20,8 +20,8 @@ from jaxtyping import Float, Int
 
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import adaptation
-from subbayes.inference.samplers.adaptation import Adaptation, Metric, Schedule, apply_factor
-from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
+from subbayes.inference.samplers.adaptation import Adaptation, Metric, apply_factor
+from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.random_numbers import copy_state, uniforms
 from subbayes.utils.checks import check_choice
 
@@ -29,52 +29,32 @@ __all__ = ["Kernel", "SliceSampling", "State"]
 
 _AHEAD = 96
 _LEFT, _RIGHT, _INSIDE = 0, 1, 2
-_STEPS = 100  # Neal's m: an interval has at most so many lengths
-_WIDTH = 2.3  # standard deviations: what adaptation finds on a Gaussian
+_STEPS = 100  # Neal's m: maximal number of lengths of an interval
+_WIDTH = 2.3  # standard deviations: the adapted length on a Gaussian
 _COLLAPSED = 1e-13
 
 
 @dataclass(frozen=True)
 class State(Adaptation):
-    """The point of each chain, and the interval it is searching on the line through it.
-
-    Attributes:
-        z: current point, shape (chains, k).
-        value: its log density, shape (chains,).
-        log_likelihood: its log-likelihood at temperature 1, shape (chains,).
-        direction: d of the line z + t d, shape (chains, k).
-        coordinate: number of the line in the sweep, shape (chains,).
-        phase: 0 stepping out to the left, 1 to the right, 2 drawing inside, shape (chains,).
-        threshold: log height of the slice, shape (chains,).
-        trial: the t to try next, shape (chains,).
-        low: left end of the interval of t, shape (chains,).
-        high: right end, shape (chains,).
-        left: steps that the left end may still take, shape (chains,).
-        right: steps that the right end may still take, shape (chains,).
-        expansions: steps out in the sweep so far, shape (chains,).
-        contractions: points refused inside in the sweep so far, shape (chains,).
-        evaluations: evaluations in the sweep so far, shape (chains,).
-        uniforms: random numbers drawn ahead in each chain's own stream, shape (chains, 96).
-        n_uniforms: how many of them are used, shape (chains,).
-    """
+    """The point of each chain, and the interval it searches on the line z + t d through it."""
 
     z: Float[np.ndarray, "chains k"]
-    value: Float[np.ndarray, "chains"]
-    log_likelihood: Float[np.ndarray, "chains"]
-    direction: Float[np.ndarray, "chains k"]
-    coordinate: Int[np.ndarray, "chains"]
-    phase: Int[np.ndarray, "chains"]
-    threshold: Float[np.ndarray, "chains"]
-    trial: Float[np.ndarray, "chains"]
-    low: Float[np.ndarray, "chains"]
+    value: Float[np.ndarray, "chains"]  # log density at z
+    log_likelihood: Float[np.ndarray, "chains"]  # at temperature 1
+    direction: Float[np.ndarray, "chains k"]  # d
+    coordinate: Int[np.ndarray, "chains"]  # number of the line in the sweep
+    phase: Int[np.ndarray, "chains"]  # _LEFT and _RIGHT step out, _INSIDE shrinks
+    threshold: Float[np.ndarray, "chains"]  # log height of the slice
+    trial: Float[np.ndarray, "chains"]  # t to try next
+    low: Float[np.ndarray, "chains"]  # interval of t
     high: Float[np.ndarray, "chains"]
-    left: Int[np.ndarray, "chains"]
+    left: Int[np.ndarray, "chains"]  # steps that the left end may still take
     right: Int[np.ndarray, "chains"]
-    expansions: Int[np.ndarray, "chains"]
-    contractions: Int[np.ndarray, "chains"]
-    evaluations: Int[np.ndarray, "chains"]
-    uniforms: Float[np.ndarray, "chains ahead"]
-    n_uniforms: Int[np.ndarray, "chains"]
+    expansions: Int[np.ndarray, "chains"]  # steps out in the sweep so far
+    contractions: Int[np.ndarray, "chains"]  # points rejected in the sweep so far
+    evaluations: Int[np.ndarray, "chains"]  # in the sweep so far
+    uniforms: Float[np.ndarray, "chains ahead"]  # drawn ahead from each chain's own stream
+    n_uniforms: Int[np.ndarray, "chains"]  # used so far
 
 
 @dataclass(frozen=True)
@@ -97,8 +77,7 @@ class Kernel:
         """The state at start points z, each chain on its first line."""
         chains, k = z.shape
         value, log_likelihood = _evaluate(posterior, z)
-        scale = np.broadcast_to(posterior.prior.scale, (k,)).astype(np.float64)
-        fields = adaptation.initial_fields(chains, scale, self.metric, None)
+        fields = adaptation.initial_fields(chains, prior_scale(posterior), self.metric, None)
         none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
         s = copy_state(
             State(
@@ -107,17 +86,9 @@ class Kernel:
                 value=value,
                 log_likelihood=log_likelihood,
                 direction=np.zeros((chains, k)),
-                coordinate=none,
-                phase=none,
-                threshold=blank,
-                trial=blank,
-                low=blank,
-                high=blank,
-                left=none,
-                right=none,
-                expansions=none,
-                contractions=none,
-                evaluations=none,
+                **dict.fromkeys(("threshold", "trial", "low", "high"), blank),
+                **dict.fromkeys(("coordinate", "phase", "left", "right"), none),
+                **dict.fromkeys(("expansions", "contractions", "evaluations"), none),
                 uniforms=np.zeros((chains, _AHEAD)),
                 n_uniforms=none + _AHEAD,
             )
@@ -162,22 +133,12 @@ class Kernel:
         return s, info
 
     def _end_sweep(self, posterior: Density, s: State, rows: Int[np.ndarray, "c"]) -> None:
-        """Adapt the interval lengths until they step out as often as they shrink."""
+        """Adapt the interval lengths until expansions are as frequent as contractions."""
         if not rows.size:
             return
         out, back = s.expansions[rows], s.contractions[rows]
         share = np.where(out + back > 0, out / np.maximum(out + back, 1), 0.5)
-        scale = np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
-        if self.warmup:
-            adaptation.update(
-                s,
-                rows,
-                share,
-                target=0.5,
-                warmup=self.warmup,
-                schedule=Schedule.of(self.warmup),
-                scale=lambda: scale,
-            )
+        adaptation.update(posterior, s, rows, share, target=0.5, warmup=self.warmup)
         for counter in (s.coordinate, s.expansions, s.contractions, s.evaluations):
             counter[rows] = 0
 
@@ -194,11 +155,11 @@ def _evaluate(
 def _step_out(
     s: State, chosen: np.ndarray, within: np.ndarray, end: np.ndarray, budget: np.ndarray, by: int
 ) -> None:
-    """Move an end that is on the slice by a length; where it is not, or may not, turn to the next.
+    """Move an end that is on the slice by one length; otherwise go to the next phase.
 
     Args:
         s: the state, changed in place.
-        chosen: chains that are at this end.
+        chosen: chains that step out at this end.
         within: chains whose trial is on the slice.
         end: the state's `low` or `high`.
         budget: the state's `left` or `right`.
@@ -219,7 +180,7 @@ def _shrink(s: State, refused: np.ndarray) -> None:
 
 
 def _new_line(s: State, rows: Int[np.ndarray, "c"], u: Float[np.ndarray, "c 4"]) -> None:
-    """Draw a line, height and interval, and divide the steps allowed at random (Neal's J, K)."""
+    """Draw a line, height and interval, and split the step budget at random (Neal's J, K)."""
     if not rows.size:
         return
     i = s.coordinate[rows]
@@ -235,7 +196,6 @@ def _new_line(s: State, rows: Int[np.ndarray, "c"], u: Float[np.ndarray, "c 4"])
 
 
 def _next_trial(s: State, u: Float[np.ndarray, "chains"]) -> None:
-    """The point each chain tries next."""
     s.phase[(s.phase == _RIGHT) & (s.right == 0)] = _INSIDE
     s.trial[:] = np.choose(s.phase, [s.low, s.high, s.low + u * (s.high - s.low)])
 
@@ -244,7 +204,7 @@ def _next_trial(s: State, u: Float[np.ndarray, "chains"]) -> None:
 class SliceSampling(Sampler):
     """Slice sampling with stepping out and shrinkage (Neal 2003); a draw is a sweep over k lines.
 
-    The warm-up is half of the draws kept by default, at least 100. The draws have the stats
+    The default warm-up is half of the draws kept, at least 100. The draws have the stats
     "log_likelihood" (at temperature 1), "log_density" and "evaluations".
 
     Attributes:

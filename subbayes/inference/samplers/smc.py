@@ -7,7 +7,7 @@ N particles pass through $\pi_\beta(z) \propto L(z)^{\beta / T} p(z)$, $\beta$ f
    et al. 2011); $\log \hat Z \mathrel{+}= \log \bar w$.
 2. *Resample* systematically.
 3. *Move* all particles by t-preconditioned Crank-Nicolson steps (Grumitt, Karamanis & Seljak 2024)
-   until they are no longer correlated with where they began: with mean $\mu$, scale $\Sigma$ and
+   until they are uncorrelated with their start points: with mean $\mu$, scale $\Sigma$ and
    degrees of freedom $\nu$ of a t distribution fitted to the particles, and
    $d(z) = (z - \mu)^\top \Sigma^{-1} (z - \mu)$,
 
@@ -34,7 +34,8 @@ from scipy.special import logsumexp
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.inference.samplers.chains import Density
+from subbayes.inference.importance_sampling import systematic_resampling
+from subbayes.inference.samplers.chains import Density, chain_generators, prior_scale
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 
@@ -50,45 +51,29 @@ Evaluations = Generator[np.ndarray, np.ndarray, "_Group"]
 
 @dataclass
 class _Group:
-    """The result of one run of particles.
-
-    Attributes:
-        z: particles, shape (draws, k).
-        log_likelihood: theirs at temperature 1, shape (draws,).
-        log_evidence: estimate of the log of the integral of L^(1/T) under the prior.
-        beta: the powers passed through.
-        moves: steps of the particles at each of them.
-        acceptance: share of the last step's proposals accepted, at each of them.
-    """
+    """One run of particles, and its statistics at each power of the likelihood."""
 
     z: Float[np.ndarray, "draws k"]
-    log_likelihood: Float[np.ndarray, "draws"]
-    log_evidence: float = 0.0
+    log_likelihood: Float[np.ndarray, "draws"]  # at temperature 1
+    log_evidence: float = 0.0  # log of the integral of L^(1/T) under the prior
     beta: list[float] = field(default_factory=lambda: [0.0])
     moves: list[int] = field(default_factory=list)
-    acceptance: list[float] = field(default_factory=list)
+    acceptance: list[float] = field(default_factory=list)  # of the last move
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """The t distribution that moves are preconditioned with.
-
-    Attributes:
-        mean: shape (k,).
-        factor: Cholesky factor of the scale matrix, shape (k, k).
-        nu: degrees of freedom.
-    """
+    """The t distribution that preconditions the moves."""
 
     mean: Float[np.ndarray, "k"]
-    factor: Float[np.ndarray, "k k"]
-    nu: float
+    factor: Float[np.ndarray, "k k"]  # Cholesky factor of the scale matrix
+    nu: float  # degrees of freedom
 
     @classmethod
     def of(cls, z: Float[np.ndarray, "draws k"], scale: Float[np.ndarray, "k"]) -> _Reference:
-        r"""By moments: Mardia's kurtosis $E[d^2] / k(k + 2)$ is $(\nu - 2)/(\nu - 4)$.
+        r"""Fit by moments: Mardia's kurtosis $E[d^2] / k(k + 2)$ is $(\nu - 2)/(\nu - 4)$.
 
-        The covariance is shrunk a little towards the particles' own variances, so that few
-        particles have one of full rank.
+        The covariance is shrunk towards its diagonal, so that it has full rank for few particles.
         """
         (n, k), mean = z.shape, z.mean(0)
         centred = z - mean
@@ -106,7 +91,7 @@ class _Reference:
     def propose(
         self, z: Float[np.ndarray, "draws k"], rho: float, rng: np.random.Generator
     ) -> tuple[Float[np.ndarray, "draws k"], Float[np.ndarray, "draws"]]:
-        """Proposals, and what the log ratio of densities is to be corrected by."""
+        """Proposals, and their log t(z) - log t(z')."""
         k, centred = z.shape[1], z - self.mean
         d = _squared(self.factor, centred)
         s = 0.5 * (self.nu + d) / rng.standard_gamma(0.5 * (k + self.nu), size=len(z))
@@ -126,13 +111,10 @@ def _squared(
     return np.asarray((solve_triangular(factor, centred.T, lower=True) ** 2).sum(0))
 
 
-# --- one group: a generator that yields points and is sent their log-likelihoods -----------------
-
-
 def _run(
     posterior: Density, n: int, rng: np.random.Generator, ess: float, max_moves: int
 ) -> Evaluations:
-    """One run of n particles from prior to posterior."""
+    """Run n particles from prior to posterior; yields points and is sent their log-likelihoods."""
     z = posterior.prior.sample((n, posterior.rank), rng)
     group = _Group(z, (yield z))
     if not np.isfinite(group.log_likelihood).any():
@@ -145,17 +127,17 @@ def _run(
     rho = 0.5
     while group.beta[-1] < 1:
         weights = _temper(posterior.temperature, group, ess)
-        at = _systematic(weights, rng)
+        at = systematic_resampling(weights, len(weights), rng)
         group.z, group.log_likelihood = group.z[at], group.log_likelihood[at]
         rho = yield from _move(posterior, group, rho, rng, max_moves)
     return group
 
 
 def _temper(temperature: float, group: _Group, target: float) -> Float[np.ndarray, "draws"]:
-    """Go to the next power; the particles' weights there, of sum 1."""
+    """Advance to the next power and return the normalised weights of the particles."""
     beta = group.beta[-1]
     finite = np.isfinite(group.log_likelihood)
-    # Impossible particles are lost at any power: they count neither as effective nor as lost.
+    # Particles of zero density have weight 0 at any power and are left out of the target.
     logs = group.log_likelihood[finite] / temperature
 
     def effective(new: float) -> float:
@@ -176,20 +158,12 @@ def _temper(temperature: float, group: _Group, target: float) -> Float[np.ndarra
     return np.exp(log_w - total)
 
 
-def _systematic(weights: Float[np.ndarray, "draws"], rng: np.random.Generator) -> np.ndarray:
-    """Indices by systematic resampling: each particle its share of copies, to within one."""
-    n = len(weights)
-    edges = np.cumsum(weights)
-    return np.searchsorted(edges / edges[-1], (rng.random() + np.arange(n)) / n).clip(max=n - 1)
-
-
 def _move(
     posterior: Density, group: _Group, rho: float, rng: np.random.Generator, max_moves: int
 ) -> Generator[np.ndarray, np.ndarray, float]:
-    """Move the particles until they are no longer correlated with their start points."""
-    power, k = group.beta[-1] / posterior.temperature, posterior.rank
-    scale = np.broadcast_to(posterior.prior.scale, (k,)).astype(np.float64)
-    reference = _Reference.of(group.z, scale)
+    """Move the particles until they are uncorrelated with their start points; return rho."""
+    power = group.beta[-1] / posterior.temperature
+    reference = _Reference.of(group.z, prior_scale(posterior))
     start = np.column_stack([group.z, group.log_likelihood])
     prior, moves, acceptance = posterior.prior.log_prob(group.z), 0, 0.0
     enough = max(0.1, 2 / np.sqrt(len(group.z)))
@@ -220,13 +194,10 @@ def _move(
 def _correlation(
     a: Float[np.ndarray, "draws c"], b: Float[np.ndarray, "draws c"]
 ) -> Float[np.ndarray, "c"]:
-    """Correlation of columns; 0 where one does not vary."""
+    """Correlation of columns; 0 for a constant column."""
     a, b = a - a.mean(0), b - b.mean(0)
     size = np.sqrt((a**2).sum(0) * (b**2).sum(0))
     return np.where(size > 0, (a * b).sum(0) / np.where(size > 0, size, 1), 0.0)
-
-
-# --- all groups ----------------------------------------------------------------------------------
 
 
 def _log_likelihood(
@@ -246,7 +217,7 @@ def _log_likelihood(
 def _run_groups(
     posterior: Density, runs: list[Evaluations], progress: bool | None
 ) -> tuple[list[_Group], int]:
-    """Run generators in parallel and evaluate the points that all request in one batch."""
+    """Advance all groups together, evaluating their points in one batch."""
     done: dict[int, _Group] = {}
     requests = {i: next(one) for i, one in enumerate(runs)}
     evaluations = 0
@@ -270,18 +241,18 @@ def _run_groups(
 class SMC(Engine):
     """Sequential Monte Carlo from the prior to the posterior, with an estimate of the evidence.
 
-    The prior has to be Gaussian. `draws` are particles of equal weight, `chains` are groups of
-    them: independent runs, so that R-hat and the standard error of the evidence are meaningful.
+    The prior has to be Gaussian. `draws` is the number of particles of equal weight in a group,
+    `chains` the number of groups: independent runs, so that R-hat and the standard error of the
+    evidence are meaningful.
 
-    The draws have the stat "log_likelihood" (at temperature 1). Their log evidence, of the
-    tempered posterior, is the log of the mean of the groups' estimates, which are unbiased apart
-    from adaptation; meta has those of the groups as "log_evidences", "stages" (temperatures passed
-    through) and "moves" (steps in all) per group, and of all groups "acceptance" (the least of any
-    stage) and "density_evaluations".
+    The draws have the stat "log_likelihood" (at temperature 1). Their log evidence, of the tempered
+    posterior, is the log of the mean of the groups' estimates, which are unbiased apart from
+    adaptation. Meta has, per group, "log_evidences", "stages" (number of powers) and "moves" (in
+    total), and over all groups "acceptance" (the smallest of any stage) and "density_evaluations".
 
     Attributes:
         ess: effective sample size that tempering aims at, as a fraction of the particles.
-        max_moves: steps of all particles at a temperature at most.
+        max_moves: maximal number of moves of the particles per stage.
 
     Raises:
         InputError: a log-likelihood that is minus infinity at all draws from the prior.
@@ -311,14 +282,8 @@ class SMC(Engine):
         check_count("draws", sampling.draws, 2)
         started = time.perf_counter()
         runs = [
-            _run(
-                posterior,
-                sampling.draws,
-                np.random.Generator(np.random.PCG64(s)),
-                self.ess,
-                self.max_moves,
-            )
-            for s in np.random.SeedSequence(sampling.seed).spawn(sampling.chains)
+            _run(posterior, sampling.draws, rng, self.ess, self.max_moves)
+            for rng in chain_generators(sampling.seed, sampling.chains)
         ]
         groups, evaluations = _run_groups(posterior, runs, sampling.progress)
         evidences = np.array([group.log_evidence for group in groups])

@@ -8,7 +8,7 @@ from densities import Banana, Bimodal, Narrow, Toy
 from oracles import LinearGaussian, check_moments
 from scipy import stats
 
-from subbayes.inference.samplers.smc import SMC, _Reference, _systematic
+from subbayes.inference.samplers.smc import SMC, _Reference
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 
@@ -159,7 +159,8 @@ def test_the_reference_finds_heavy_tails():
 def test_systematic_resampling_copies_in_proportion():
     weights = np.array([0.5, 0.25, 0.125, 0.125])
     for seed in range(20):
-        counts = np.bincount(_systematic(weights, np.random.default_rng(seed)), minlength=4)
+        indices = systematic_resampling(weights, 4, np.random.default_rng(seed))
+        counts = np.bincount(indices, minlength=4)
         assert (np.abs(counts - 4 * weights) < 1).all()
 
 
