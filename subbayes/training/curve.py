@@ -152,33 +152,23 @@ def train_curve(
             control.set_point(i, fresh_weights(network, factory, derive_seed(seed, 3, i)))
         return control
 
-    return _trained(
-        network,
-        likelihood,
-        data,
-        training,
-        initial,
-        None,
-        validation,
-        extra,
-        seed,
-        progress,
-        callback,
+    return _train_control_points(
+        network, likelihood, data, training, initial, validation, seed, progress, callback, extra
     )
 
 
-def _trained(
+def _train_control_points(
     network: Network,
     likelihood: Likelihood,
     data: Any,
     training: Training,
     initial: Callable[[], ControlPoints],
-    likelihood_parameters: Tensor | None,
     validation: Any,
-    extra: ExtraParameters | None,
     seed: int,
     progress: bool | None,
     callback: Callable[[int, WeightCurve], Any] | None,
+    extra: ExtraParameters | None = None,
+    likelihood_parameters: Tensor | None = None,
 ) -> CurveResult:
     """Train the control points that `initial` makes."""
     check_count("epochs", training.epochs)
@@ -188,8 +178,6 @@ def _trained(
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
         control = initial()
         task = TrainableCurve(
-            network,
-            likelihood,
             minibatches,
             training,
             control,
@@ -211,7 +199,7 @@ def _trained(
     return CurveResult(
         curve=control.curve(),
         network=middle,
-        likelihood=likelihood.with_parameters(task.unconstrained.detach()).frozen(),
+        likelihood=task.learned_likelihood(),
         history=histories[0],
         best_epoch=epochs[0],
         extra={name: tensor.detach().clone() for name, tensor in task.extra.items()},
@@ -302,19 +290,17 @@ def connect(
             )
         return control
 
-    likelihood_parameters = _mean_parameters(found)
-    return _trained(
+    return _train_control_points(
         network,
         likelihood,
         data,
         training,
         initial,
-        likelihood_parameters,
         validation,
-        None,
         seed,
         progress,
         callback,
+        likelihood_parameters=_mean_parameters(found),
     )
 
 

@@ -10,15 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.data import Data, to_device
-from subbayes.likelihoods import Likelihood
+from subbayes.data.data import Data
 from subbayes.networks.network import Network
 from subbayes.subspaces.curve import CurveKind, WeightCurve, coefficients
 from subbayes.training.configuration import Training
-from subbayes.training.loop import Trainable
-from subbayes.training.minibatches import Minibatches, batch_likelihood
+from subbayes.training.minibatches import Minibatches
 from subbayes.training.optimizer import make_optimizer
-from subbayes.utils.checks import check_positive, fail, fail_type, is_finite
+from subbayes.training.trainer import SingleTrainable
+from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["ControlPoints", "ExtraParameters", "TrainableCurve"]
@@ -142,13 +141,11 @@ class ExtraParameters:
             check_positive("prior_scale", self.prior_scale)
 
 
-class TrainableCurve(Trainable):
+class TrainableCurve(SingleTrainable):
     """A curve that is trained at a new place t in each step.
 
     Args:
-        network: the network whose weights lie on the curve.
-        likelihood: p(y | f).
-        minibatches: the training data.
+        minibatches: as for `SingleTrainable`; the weights of its network lie on the curve.
         training: settings.
         control: the control points.
         held_out: data to evaluate after each epoch.
@@ -159,8 +156,6 @@ class TrainableCurve(Trainable):
 
     def __init__(
         self,
-        network: Network,
-        likelihood: Likelihood,
         minibatches: Minibatches,
         training: Training,
         control: ControlPoints,
@@ -170,36 +165,29 @@ class TrainableCurve(Trainable):
         extra: ExtraParameters | None = None,
         seed: int = 0,
     ) -> None:
-        minibatches.check_held_out(held_out)
-        self.network, self.minibatches, self.likelihood = network, minibatches, likelihood
-        self.training, self.held_out, self.likelihoods = training, held_out, [likelihood]
-        self.batch_likelihood, self.control = batch_likelihood(likelihood), control
-        self.join = None if extra is None else extra.join
-        self.decay = training.weight_decay_for(minibatches.n)
-        scale = None if extra is None else extra.prior_scale
-        self.extra_decay = 0.0 if scale is None else 1 / (scale**2 * minibatches.n)
-        self.module = network.module_with().train().requires_grad_(False)
-        self.unconstrained = nn.Parameter(minibatches.start_parameters(likelihood_parameters))
-        self.extra = {
-            name: nn.Parameter(tensor.detach().to(minibatches.device, copy=True))
-            for name, tensor in ({} if extra is None else extra.tensors).items()
-        }
-        self.off_curve = [
-            *self.extra.values(),
-            *([self.unconstrained] if self.unconstrained.numel() else []),
-        ]
-        self.own_optimizers = (
-            [make_optimizer(self.extra, self.unconstrained, training, 0.0)]
-            if self.off_curve
-            else []
-        )
+        super().__init__(minibatches, training, held_out, likelihood_parameters)
+        self.module.requires_grad_(False)
+        self.control, n = control, minibatches.n
+        self.decay, self.extra_decay = training.weight_decay_for(n), 0.0
+        self.join: Join = _keep_outputs
+        self.extra: dict[str, nn.Parameter] = {}
+        if extra is not None:
+            self.join = extra.join
+            if extra.prior_scale is not None:
+                self.extra_decay = 1 / (extra.prior_scale**2 * n)
+            for name, tensor in extra.tensors.items():
+                copy = tensor.detach().to(minibatches.device, copy=True)
+                self.extra[name] = nn.Parameter(copy)
+        self.off_curve, self.own_optimizers = list(self.extra.values()), []
+        if self.unconstrained.numel():
+            self.off_curve.append(self.unconstrained)
+        if self.off_curve:
+            self.own_optimizers = [make_optimizer(self.extra, self.unconstrained, training, 0.0)]
         self.optimizers = [*self.own_optimizers, *control.optimizers]
         self.trainable = self.extra | {f"block {i}": b for i, b in enumerate(control.blocks)}
         self.places = self._draw_places(torch.Generator().manual_seed(seed))
-
-    def batches(self) -> Iterator[tuple[Inputs, Targets]]:
-        """The minibatches of one epoch."""
-        return self.minibatches.shuffled()
+        self.evaluated = _EVALUATED_PLACES if control.count > 1 else _EVALUATED_PLACES[:1]
+        self.evaluations = len(self.evaluated)
 
     def _draw_places(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Coefficients at t ~ U(0, 1), without end."""
@@ -212,10 +200,8 @@ class TrainableCurve(Trainable):
         """Make one step at t ~ U(0, 1); returns the loss on the device."""
         c = next(self.places)
         weights = self.control.point(c).requires_grad_()
-        outputs = self.join_outputs(self.network.call(self.module, inputs, weights), inputs)
-        loss = (
-            -self.batch_likelihood.with_parameters(self.unconstrained).log_prob(outputs, y).mean()
-        )
+        outputs = self.join(self.network.call(self.module, inputs, weights), self.extra, inputs)
+        loss = self.loss(outputs, y)
         for parameter in self.off_curve:
             parameter.grad = None
         loss.backward()
@@ -239,10 +225,6 @@ class TrainableCurve(Trainable):
         self.optimizers = self.control.optimizers = []
         self.control.gradient_buffer = self.control.gradient_buffer[:0].clone()
 
-    def join_outputs(self, outputs: Tensor, inputs: Inputs) -> Tensor:
-        """The outputs that the likelihood receives."""
-        return outputs if self.join is None else self.join(outputs, self.extra, inputs)
-
     def network_at(self, t: float) -> Network:
         """The network at t, with BatchNorm statistics of its own."""
         weights = self.control.point(*self.control.coefficients(torch.tensor([t])))
@@ -251,41 +233,21 @@ class TrainableCurve(Trainable):
         here = self.network.with_buffers(dict(self.module.named_buffers()))
         return here.refresh_batchnorm(weights, self.minibatches.in_fixed_order())
 
-    def are_finite(self) -> list[bool]:
-        """Whether the trained weights are finite."""
-        return [all(map(is_finite, self.trainable.values()))]
-
-    def evaluate(self) -> list[float] | None:
-        """Mean log-likelihood of held-out data over places on the curve."""
-        if self.held_out is None:
-            return None
-        likelihood, total = self.likelihood.with_parameters(self.unconstrained.detach()), 0.0
-        places = _EVALUATED_PLACES if self.control.count > 1 else _EVALUATED_PLACES[:1]
-        with torch.no_grad():
-            outputs_at = self._outputs_at(places)
-            for inputs, y in self.held_out.batches(4096):
-                inputs, y = (
-                    to_device(inputs, self.minibatches.device),
-                    to_device(y, self.minibatches.device),
-                )
-                for outputs in outputs_at(inputs):
-                    terms = likelihood.log_prob(self.join_outputs(outputs, inputs), y)
-                    total += float(terms.double().sum())
-        return [total / (self.held_out.n * len(places))]
-
-    def _outputs_at(self, places: Sequence[float]) -> Callable[[Inputs], Iterable[Tensor]]:
-        """A function that returns the outputs of the networks at some places for inputs.
+    def evaluation(self) -> Callable[[Inputs], Iterable[Tensor]]:
+        """The outputs of the networks at some places on the curve.
 
         Small networks are called together, because the overhead of a call exceeds its arithmetic.
         """
+        join, extra = self.join, self.extra
         if self.minibatches.has_batchnorm:
-            networks = [self.network_at(t) for t in places]
-            return lambda x: (network(network.weights, x) for network in networks)
-        points = [self.control.point(c) for c in self.control.coefficients(torch.tensor(places))]
+            networks = [self.network_at(t) for t in self.evaluated]
+            return lambda x: (join(network(network.weights, x), extra, x) for network in networks)
+        coefficients = self.control.coefficients(torch.tensor(self.evaluated))
+        points = [self.control.point(c) for c in coefficients]
         if self.network.size > _SMALL_NETWORK:
-            return lambda x: (self.network(point, x) for point in points)
+            return lambda x: (join(self.network(point, x), extra, x) for point in points)
         rows = torch.stack(points)
-        return lambda x: self.network.batched(rows, x)
+        return lambda x: (join(outputs, extra, x) for outputs in self.network.batched(rows, x))
 
     def state(self, member: int = 0) -> dict[str, Any]:
         """A copy of the control points, the extra tensors and the likelihood's parameters."""
@@ -297,3 +259,7 @@ class TrainableCurve(Trainable):
         for name, parameter in self.trainable.items():
             parameter.data.copy_(states[0]["curve"][name])
         self.unconstrained.data.copy_(states[0]["likelihood"])
+
+
+def _keep_outputs(outputs: Tensor, extra: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
+    return outputs

@@ -15,7 +15,8 @@ number generators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ from subbayes.utils.seeding import fork_rng
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = [
-    "History",
+    "SingleTrainable",
     "SwaResult",
     "TrainableNetwork",
     "TrainingResult",
@@ -155,7 +156,7 @@ def train(
     with fork_rng(seed, network.device), torch.enable_grad():
         data, held_out = split_validation(data, training.validation, validation, seed)
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
-        task = TrainableNetwork(network, likelihood, minibatches, training, held_out)
+        task = TrainableNetwork(minibatches, training, held_out)
 
         def after_epoch(epoch: int, _: list[History]) -> Any:
             if recorder is not None:
@@ -173,7 +174,7 @@ def train(
     return TrainingResult(
         module=task.module,
         network=Network(task.module, parameters, output),
-        likelihood=likelihood.with_parameters(task.unconstrained.detach()).frozen(),
+        likelihood=task.learned_likelihood(),
         history=histories[0],
         best_epoch=epochs[0],
         recorder=recorder,
@@ -234,12 +235,7 @@ def swa(
     with fork_rng(seed, network.device), torch.enable_grad():
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
         task = TrainableNetwork(
-            network,
-            likelihood,
-            minibatches,
-            training,
-            likelihood_parameters=parameters_of_start,
-            only_selected=True,
+            minibatches, training, likelihood_parameters=parameters_of_start, only_selected=True
         )
         average = WeightAverage(task, every, unit)
         histories = average.run(
@@ -268,13 +264,80 @@ def starting_point(
     fail_type("start", "a TrainingResult or a module", start)
 
 
-class TrainableNetwork(Trainable):
+class SingleTrainable(Trainable):
+    """One network or one curve, with a likelihood.
+
+    Args:
+        minibatches: the training data, with the network, whose module is copied.
+        training: settings.
+        held_out: data to evaluate after each epoch.
+        likelihood_parameters: initial unconstrained parameters of the likelihood.
+    """
+
+    trainable: dict[str, nn.Parameter]
+    evaluations = 1  # outputs per row that `evaluate` averages over
+
+    def __init__(
+        self,
+        minibatches: Minibatches,
+        training: Training,
+        held_out: Data | None = None,
+        likelihood_parameters: Tensor | None = None,
+    ) -> None:
+        minibatches.check_held_out(held_out)
+        self.minibatches, self.training, self.held_out = minibatches, training, held_out
+        self.network, self.likelihood = minibatches.network, minibatches.likelihood
+        self.likelihoods = [self.likelihood]
+        self.batch_likelihood = batch_likelihood(self.likelihood)
+        self.module = self.network.module_with().train()
+        self.unconstrained = nn.Parameter(minibatches.start_parameters(likelihood_parameters))
+
+    @abstractmethod
+    def evaluation(self) -> Callable[[Inputs], Iterable[Tensor]]:
+        """A function that returns outputs for inputs, to evaluate held-out data."""
+
+    def batches(self) -> Iterator[tuple[Inputs, Targets]]:
+        """The minibatches of one epoch."""
+        return self.minibatches.shuffled()
+
+    def loss(self, outputs: Tensor, y: Targets) -> Tensor:
+        """Mean negative log-likelihood of a minibatch."""
+        return (
+            -self.batch_likelihood.with_parameters(self.unconstrained).log_prob(outputs, y).mean()
+        )
+
+    def are_finite(self) -> list[bool]:
+        """Whether the trained weights are finite."""
+        return [all(map(is_finite, self.trainable.values()))]
+
+    def evaluate(self) -> list[float] | None:
+        """Mean log-likelihood of held-out data, in evaluation mode."""
+        if self.held_out is None:
+            return None
+        likelihood, total = self.likelihood.with_parameters(self.unconstrained.detach()), 0.0
+        device = self.minibatches.device
+        with torch.no_grad():
+            outputs_of = self.evaluation()
+            for inputs, y in self.held_out.batches(4096):
+                inputs, y = to_device(inputs, device), to_device(y, device)
+                for outputs in outputs_of(inputs):
+                    total += float(likelihood.log_prob(outputs, y).double().sum())
+        return [total / (self.held_out.n * self.evaluations)]
+
+    def likelihood_parameters(self) -> Tensor:
+        """Unconstrained parameters of the likelihood, (1, p)."""
+        return self.unconstrained.detach()[None]
+
+    def learned_likelihood(self) -> Likelihood:
+        """The likelihood with its learned parameters, as plain numbers."""
+        return self.likelihood.with_parameters(self.unconstrained.detach()).frozen()
+
+
+class TrainableNetwork(SingleTrainable):
     """One module, trained with its own training mode, dropout and BatchNorm.
 
     Args:
-        network: the network; its module is copied.
-        likelihood: p(y | f).
-        minibatches: the training data.
+        minibatches: as for `SingleTrainable`, like the following ones.
         training: settings.
         held_out: data to evaluate after each epoch.
         likelihood_parameters: initial unconstrained parameters of the likelihood.
@@ -283,22 +346,16 @@ class TrainableNetwork(Trainable):
 
     def __init__(
         self,
-        network: Network,
-        likelihood: Likelihood,
         minibatches: Minibatches,
         training: Training,
         held_out: Data | None = None,
         likelihood_parameters: Tensor | None = None,
         only_selected: bool = False,
     ) -> None:
-        minibatches.check_held_out(held_out)
-        self.network, self.minibatches, self.likelihood = network, minibatches, likelihood
-        self.training, self.held_out, self.likelihoods = training, held_out, [likelihood]
+        super().__init__(minibatches, training, held_out, likelihood_parameters)
+        network = self.network
         if only_selected:
             self.rate_argument = "swa_learning_rate"
-        self.batch_likelihood = batch_likelihood(likelihood)
-        self.module = network.module_with().train()
-        self.unconstrained = nn.Parameter(minibatches.start_parameters(likelihood_parameters))
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         self.trainable = {n: p for n, p in named.items() if not only_selected or n in network.names}
         for name, parameter in named.items():
@@ -309,53 +366,34 @@ class TrainableNetwork(Trainable):
         decay = training.weight_decay_for(minibatches.n)
         self.optimizers = [make_optimizer(self.trainable, self.unconstrained, training, decay)]
 
-    def batches(self) -> Iterator[tuple[Inputs, Targets]]:
-        """The minibatches of one epoch."""
-        return self.minibatches.shuffled()
-
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
         """Make one step; returns the loss on the device."""
-        outputs = self.network.call(self.module, inputs)
-        loss = (
-            -self.batch_likelihood.with_parameters(self.unconstrained).log_prob(outputs, y).mean()
-        )
+        loss = self.loss(self.network.call(self.module, inputs), y)
         for parameter in self.all_trainable:
             parameter.grad = None
         loss.backward()
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.all_trainable, self.training.clip_norm)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self.optimizers[0].step()
         for name, (mask, before) in self.partial.items():  # entries that are not weights
             with torch.no_grad():
                 self.trainable[name].copy_(torch.where(mask, self.trainable[name], before))
         return loss.detach()
 
-    def are_finite(self) -> list[bool]:
-        """Whether the trained weights are finite."""
-        return [all(map(is_finite, self.trainable.values()))]
+    def evaluation(self) -> Callable[[Inputs], Iterable[Tensor]]:
+        """The module's outputs."""
+        return lambda inputs: [self.network.call(self.module, inputs)]
 
     def evaluate(self) -> list[float] | None:
         """Mean log-likelihood of held-out data, in evaluation mode."""
-        if self.held_out is None:
-            return None
         self.module.eval()
-        likelihood, total = self.likelihood.with_parameters(self.unconstrained.detach()), 0.0
-        with torch.no_grad():
-            for inputs, y in self.held_out.batches(4096):
-                outputs = self.network.call(self.module, to_device(inputs, self.minibatches.device))
-                terms = likelihood.log_prob(outputs, to_device(y, self.minibatches.device))
-                total += float(terms.double().sum())
+        scores = super().evaluate()
         self.module.train()
-        return [total / self.held_out.n]
+        return scores
 
     def weights(self) -> Tensor:
         """The selected weights, (1, D)."""
         return self.network.flatten(self.module)[None]
-
-    def likelihood_parameters(self) -> Tensor:
-        """Unconstrained parameters of the likelihood, (1, p)."""
-        return self.unconstrained.detach()[None]
 
     def state(self, member: int = 0) -> dict[str, Any]:
         """A copy of the parameters and buffers, and of the likelihood's parameters."""

@@ -212,7 +212,7 @@ STEP = Training(
 
 def curve_run(control, network, data, training=STEP):
     minibatches = Minibatches(data, Gaussian(0.7), network, None, 0)
-    return TrainableCurve(network, Gaussian(0.7), minibatches, training, control, seed=5)
+    return TrainableCurve(minibatches, training, control, seed=5)
 
 
 @pytest.mark.parametrize("kind", ["bezier", "polygon"])
