@@ -1,12 +1,12 @@
 r"""Baselines of sparse networks, with the same training and predictions.
 
 - "all": all weights are included, each with a Gaussian posterior (Graves 2011), and a `NormalSlab`
-  or a `MixtureSlab` (Blundell et al. 2015) as the prior; layers are ordinary `SparseLayer`s.
-- "dropout": inputs of a layer are dropped, others in each row, with one learned probability
+  or a `MixtureSlab` (Blundell et al. 2015) as the prior, in ordinary `SparseLayer`s.
+- "dropout": inputs of a layer are dropped, separately in each row, with one learned probability
   (`DropoutLayer`; Gal et al. 2017).
 - "horseshoe": inputs of a layer have random scales with half-Cauchy priors, and those with small
-  ones are pruned (`HorseshoeLayer`; Louizos et al. 2017).
-- `prune`: a point network without its smallest weights or units.
+  scales are pruned (`HorseshoeLayer`; Louizos et al. 2017).
+- `prune`: a network without posterior, from which the smallest weights or units are removed.
 
 (Hubin and Storvik 2024, section 4.1.)
 """
@@ -25,29 +25,33 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subbayes.sparse.layers import STRUCTURES, SparseLayer
+from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import LAYERS, select_layers
-from subbayes.sparse.moments import unconstrained_sd
 from subbayes.sparse.priors import Bernoulli, Horseshoe, NormalSlab, SpikeSlab
+from subbayes.sparse.variational_families import STRUCTURES, LayerSettings, Noise, unconstrained_sd
 from subbayes.utils.checks import check_choice, fail, fail_type
 
-__all__ = ["DropoutLayer", "HorseshoeLayer", "layer_class", "prune", "default_prior"]
+__all__ = ["DropoutLayer", "HorseshoeLayer", "default_prior", "layer_class", "prune"]
 
 
 class _InputLayer(SparseLayer):
     """A layer with random inputs, and without indicators of weights or units."""
 
     def __init__(
-        self, layer: nn.Module, posterior: str, structure: str, *given: Any, **options: Any
+        self, layer: nn.Module, settings: LayerSettings, prior: SpikeSlab, noise: Noise
     ) -> None:
-        if structure != "weights":
-            fail("structure", f"'weights' where the posterior is '{posterior}'", f"'{structure}'")
-        super().__init__(layer, posterior, structure, *given, **options)
+        if settings.structure != "weights":
+            fail(
+                "structure",
+                f"'weights' where the posterior is '{settings.posterior}'",
+                f"'{settings.structure}'",
+            )
+        super().__init__(layer, settings, prior, noise)
         self.structure = "inputs"
 
     def _by_input(self, value: Float[Tensor, "r k"], x: Tensor) -> Tensor:
-        """Reshape values of the inputs of each row so that they broadcast with x."""
-        if not self.operation.linear:  # groups share the values of theirs
+        """Reshape values of the inputs of each row to broadcast with x."""
+        if not self.operation.linear:  # the groups share these values
             value = value.repeat(1, x.shape[1] // value.shape[1])
         return self.operation.over_positions(value, x)
 
@@ -60,30 +64,30 @@ class _InputLayer(SparseLayer):
 class DropoutLayer(_InputLayer):
     r"""Concrete dropout: $w_{jk} = \gamma_k \kappa_{jk}$, $\gamma_k \sim \text{Bernoulli}(\alpha)$.
 
-    One $\alpha$ holds for the layer; weights and biases are points. In training each row draws
-    relaxed indicators of its own. The divergence is that of Gal et al., with spikes of the
-    width of the slabs' posterior, which cancels:
+    One $\alpha$ holds for the layer; weights and biases are points. In training each row draws its
+    own relaxed indicators. The divergence is that of Gal et al., with spikes as wide as the slabs'
+    posterior, whose widths cancel:
 
     $$ \alpha \sum_{jk} \bigl[\log p(0) - \log p(\kappa_{jk})\bigr]
        + K\bigl[\alpha\log\alpha + (1 - \alpha)\log(1 - \alpha)\bigr] - \log p(\gamma) $$
 
-    For a normal slab the first sum is $\|\kappa\|^2 / 2 s^2$. Inputs that stay are not scaled up:
-    $\kappa = M$, where usual code keeps $\alpha M$.
+    For a normal slab the first sum is $\|\kappa\|^2 / 2 s^2$. Included inputs are not scaled up:
+    $\kappa = M$, whereas the usual implementations store $\alpha M$.
 
     Source: Gal, Hron and Kendall (2017), Concrete dropout, eqs. 2 to 5.
     """
 
     @property
     def sd(self) -> Float[Tensor, "*W"]:
-        """Zero: weights are points."""
+        """Zeros, because weights are points."""
         return torch.zeros_like(self.raw_sd)
 
-    def _sd_at(self, inside: Tensor) -> Tensor:
-        return self.raw_sd.new_zeros(inside.shape)
+    def _sd_of(self, positions: Tensor) -> Tensor:
+        return self.raw_sd.new_zeros(positions.shape)
 
     @property
     def bias_sd(self) -> Float[Tensor, "u"]:
-        """Zero."""
+        """Zeros, because biases are points."""
         assert self.bias_mean is not None
         return torch.zeros_like(self.bias_mean)
 
@@ -91,19 +95,20 @@ class DropoutLayer(_InputLayer):
     def inclusion_factors(
         self, structure: str, weights: str, count: int, generator: torch.Generator
     ) -> Float[Tensor, "S u k"]:
-        """See `SparseLayer.inclusion_factors`; whole columns are included or excluded."""
+        """See `SparseLayer.inclusion_factors`; all weights of an input share an indicator."""
         if structure != "sample" or self.is_deterministic:
             return super().inclusion_factors(structure, weights, count, generator)
         shape = (count, self.mean.shape[1])
         u = torch.rand(shape, generator=generator, dtype=self.mean.dtype).to(self.mean.device)
         return self._to_weights((u < torch.sigmoid(self.logits.mean)).to(u))
 
-    def _drawn_outputs(self, x: Tensor) -> Tensor:
-        gamma = self._indicators(self._drawn_logits().expand(self._rows(x), self.mean.shape[1]))
+    def _draw_outputs(self, x: Tensor) -> Tensor:
+        shape = self._independent_rows(x), self.mean.shape[1]
+        gamma = self._relaxed_indicators(self._draw_logits().expand(shape))
         return self.operation(x * self._by_input(gamma, x), self.mean, self.bias_mean)
 
     def _kl_at(self, logits: Tensor) -> Tensor:
-        alpha, k = self._sure(logits)[0], self.mean.shape[1]
+        alpha, k = self._probabilities(logits)[0], self.mean.shape[1]
         found = alpha * self._penalty(self.mean)
         if self.bias_raw_sd is not None:
             assert self.bias_mean is not None
@@ -127,14 +132,14 @@ class HorseshoeLayer(_InputLayer):
        s_b, \lambda^b_k \sim \text{inv-}\Gamma(\tfrac12, 1), $$
 
     each with a log-normal posterior. In training each row draws its own scales, and its outputs
-    from the Gaussian given them. No draw excludes weights; the inclusion probability of an input
-    is $P(z_k > \text{threshold})$, so that "median" prunes inputs whose scale is more likely below.
+    given these. No draw excludes weights; the inclusion probability of an input is
+    $P(z_k > \text{threshold})$, so that "median" prunes inputs whose median scale is below.
 
     Attributes:
-        log_mean: of the logarithms of $\lambda^a, \lambda^b$ (2, inputs).
-        log_raw_sd: deviations of those, before the softplus.
-        shared_mean: of the logarithms of $s_a, s_b$.
-        shared_raw_sd: deviations of those, before the softplus.
+        log_mean: means of the logarithms of $\lambda^a, \lambda^b$ (2, inputs).
+        log_raw_sd: their deviations, before the softplus.
+        shared_mean: means of the logarithms of $s_a, s_b$.
+        shared_raw_sd: their deviations, before the softplus.
         threshold: see `Horseshoe`.
 
     Source: Louizos, Ullrich and Welling (2017), section 4.2 and appendix; they prune by the mode.
@@ -143,51 +148,47 @@ class HorseshoeLayer(_InputLayer):
     excludes_weights = False
     scales = ("log_mean", "log_raw_sd", "shared_mean", "shared_raw_sd")
 
-    def _gates_are_random(self, structure: str) -> bool:
-        return True
-
     def __init__(
-        self,
-        layer: nn.Module,
-        posterior: str,
-        structure: str,
-        prior: SpikeSlab,
-        *given: Any,
-        sd: float,
-        **options: Any,
+        self, layer: nn.Module, settings: LayerSettings, prior: SpikeSlab, noise: Noise
     ) -> None:
-        super().__init__(layer, posterior, structure, prior, *given, sd=sd, **options)
+        super().__init__(layer, settings, prior, noise)
         if not isinstance(prior, Horseshoe):
             fail_type("prior", "a Horseshoe where the posterior is 'horseshoe'", prior)
         self.log_scale, self.threshold = math.log(prior.scale), prior.threshold
-        k, start = self.mean.shape[1], unconstrained_sd(sd)
-        # s_a near its prior, and the heavy tails of lambda_b make up for it: z is about 1
+        k, start = self.mean.shape[1], unconstrained_sd(settings.sd)
+        # s_a starts near its prior and lambda_b far in its heavy tail, so that z is about 1
         self.log_mean = nn.Parameter(self.mean.new_zeros(2, k))
         self.log_mean.data[1] = -2 * self.log_scale
         self.log_raw_sd = nn.Parameter(self.mean.new_full((2, k), start))
         self.shared_mean = nn.Parameter(self.mean.new_tensor([2 * self.log_scale, 0.0]))
         self.shared_raw_sd = nn.Parameter(self.mean.new_full((2,), start))
 
+    def _redraws_factors(self, structure: str) -> bool:
+        return True
+
+    def _deviations(self) -> tuple[Float[Tensor, "2 k"], Float[Tensor, "2"]]:
+        return functional.softplus(self.log_raw_sd), functional.softplus(self.shared_raw_sd)
+
     def log_scales(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"], Float[Tensor, ""]]:
         """Means of the log scales of the inputs, their own deviations, and the shared deviation."""
-        own, shared = (functional.softplus(raw) for raw in (self.log_raw_sd, self.shared_raw_sd))
+        own, shared = self._deviations()
         mean = 0.5 * (self.log_mean.sum(0) + self.shared_mean.sum())
         return mean, 0.5 * own.square().sum(0).sqrt(), 0.5 * shared.square().sum().sqrt()
 
     def _mean_scales(self) -> Float[Tensor, "k"]:
         mean, own, shared = self.log_scales()
         found = (mean + 0.5 * (own.square() + shared.square())).exp()
-        return found * self._above() if self.phase == "median" else found
+        return found * self._exceeds_threshold() if self.phase == "median" else found
 
-    def _drawn_scales(self, count: int, noise: Any) -> Float[Tensor, "S k"]:
-        """Draws of the scales; `noise` maps a shape to standard normal numbers."""
+    def _draw_scales(self, count: int, noise: Noise) -> Float[Tensor, "S k"]:
         mean, own, shared = self.log_scales()
-        found = (mean + own * noise((count, len(mean))) + shared * noise((count, 1))).exp()
+        of_inputs, of_layer = (noise.normal((count, k), mean) for k in (len(mean), 1))
+        found = (mean + own * of_inputs + shared * of_layer).exp()
         if self.phase in ("fixed", "median"):
             found = found.detach()
-        return found * self._above() if self.phase == "median" else found
+        return found * self._exceeds_threshold() if self.phase == "median" else found
 
-    def _above(self) -> Float[Tensor, "k"]:
+    def _exceeds_threshold(self) -> Float[Tensor, "k"]:
         mean, _, _ = self.log_scales()
         return (mean > math.log(self.threshold)).to(mean)
 
@@ -199,15 +200,12 @@ class HorseshoeLayer(_InputLayer):
             (mean - math.log(self.threshold)) / (own.square() + shared.square()).sqrt()
         )
         if self.phase == "median":
-            found = self._above()
-        return (
-            self._to_weights(found.unsqueeze(0))[0]
-            .reshape(1, *self.mean.shape[1:])
-            .expand_as(self.mean)
-        )
+            found = self._exceeds_threshold()
+        by_weight = self._to_weights(found.unsqueeze(0))[0]
+        return by_weight.reshape(1, *self.mean.shape[1:]).expand_as(self.mean)
 
     def included(self) -> Bool[Tensor, "*W"]:
-        """See `SparseLayer.inside`."""
+        """Which weights have an input whose median scale exceeds the threshold."""
         return self.probability() > 0.5
 
     @torch.no_grad()
@@ -218,22 +216,21 @@ class HorseshoeLayer(_InputLayer):
         if weights == "mean":
             found = self._mean_scales().unsqueeze(0)
         else:
-            found = self._drawn_scales(
-                count,
-                lambda shape: torch.randn(shape, generator=generator, dtype=self.mean.dtype).to(
-                    self.mean.device
-                ),
-            )
-        return self._to_weights(found * self._above() if structure == "median" else found)
+            noise = Noise(0)
+            noise.generator = generator
+            found = self._draw_scales(count, noise)
+        return self._to_weights(
+            found * self._exceeds_threshold() if structure == "median" else found
+        )
 
     def _mean_outputs(self, x: Tensor) -> Tensor:
         scales = self._by_input(self._mean_scales().unsqueeze(0), x)
         return self.operation(x * scales, self.mean, self.bias_mean)
 
-    def _drawn_outputs(self, x: Tensor) -> Tensor:
-        z = self._drawn_scales(self._rows(x), lambda shape: self.noise.normal(shape, self.mean))
+    def _draw_outputs(self, x: Tensor) -> Tensor:
+        z = self._draw_scales(self._independent_rows(x), self.noise)
         bias = None if self.bias_mean is None else self.bias_sd.square()
-        return self._perturbed(
+        return self._draw_gaussian_outputs(
             x * self._by_input(z, x), self.mean, self.sd.square(), self.bias_mean, bias
         )
 
@@ -245,13 +242,11 @@ class HorseshoeLayer(_InputLayer):
         )
 
     def kl(self) -> Float[Tensor, ""]:
-        """Of scales, weights and biases, in closed form for a normal slab."""
-        found = self._slab_kl(self.mean, self.sd).sum()
-        if self.bias_mean is not None:
-            found = found + self._bias_kl().sum()
+        """The divergence of scales, weights and biases, in closed form for a normal slab."""
+        found = self._slab_kl(self.mean, self.sd).sum() + self._bias_kl().sum()
         if self.phase in ("fixed", "median"):
             return found  # scales are frozen
-        own, shared = (functional.softplus(raw) for raw in (self.log_raw_sd, self.shared_raw_sd))
+        own, shared = self._deviations()
         return (
             found
             + gamma_kl(self.log_mean[0], own[0]).sum()
@@ -264,8 +259,7 @@ class HorseshoeLayer(_InputLayer):
 _LOG_GAMMA_HALF = 0.5 * math.log(math.pi)  # log Gamma(1/2)
 
 
-def _entropy(mean: Tensor, sd: Tensor) -> Tensor:
-    """Of a log-normal distribution."""
+def _log_normal_entropy(mean: Tensor, sd: Tensor) -> Tensor:
     return mean + sd.log() + 0.5 * math.log(2 * math.pi * math.e)
 
 
@@ -274,25 +268,25 @@ def gamma_kl(
 ) -> Float[Tensor, "*S"]:
     """Divergence of log-normal distributions from the gamma with shape 1/2 and a scale."""
     expected = -0.5 * mean - (mean + 0.5 * sd.square() - log_scale).exp()
-    return -_entropy(mean, sd) - expected + _LOG_GAMMA_HALF + 0.5 * log_scale
+    return -_log_normal_entropy(mean, sd) - expected + _LOG_GAMMA_HALF + 0.5 * log_scale
 
 
 def inverse_gamma_kl(mean: Float[Tensor, "*S"], sd: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """Divergence of log-normal distributions from the inverse gamma with shape 1/2 and scale 1."""
     expected = -1.5 * mean - (-mean + 0.5 * sd.square()).exp()
-    return -_entropy(mean, sd) - expected + _LOG_GAMMA_HALF
+    return -_log_normal_entropy(mean, sd) - expected + _LOG_GAMMA_HALF
 
 
 _LAYERS: dict[str, type[SparseLayer]] = {"dropout": DropoutLayer, "horseshoe": HorseshoeLayer}
 
 
 def layer_class(posterior: str) -> type[SparseLayer]:
-    """The class of a posterior's layers."""
+    """The class of layers with a posterior."""
     return _LAYERS.get(posterior, SparseLayer)
 
 
 def default_prior(posterior: str) -> SpikeSlab:
-    """The prior of a posterior where none is given."""
+    """The default prior of a posterior."""
     if posterior == "horseshoe":
         return Horseshoe()
     if posterior in ("all", "dropout"):
@@ -303,22 +297,22 @@ def default_prior(posterior: str) -> SpikeSlab:
 def prune(
     module: nn.Module, density: float, structure: str = "weights", keep: Collection[str] = ()
 ) -> nn.Module:
-    """A copy of a point network without its smallest weights, or hidden units.
+    """A copy of a network without its smallest weights, or hidden units.
 
     Args:
         module: the module, which is not changed.
         density: share of the weights, or of the hidden units, to keep.
         structure: "weights" ranks all weights of linear and convolutional layers by magnitude;
             "units" removes the units with the smallest sums of squared weights, with their biases,
-            from each of those layers but the last.
-        keep: names of layers to leave unchanged, or of modules of layers.
+            from each of these layers but the last.
+        keep: names of layers, or of modules all of whose layers are kept unchanged.
 
     Returns:
-        The copy, with zeros; `export_network` removes them.
+        A copy with zeros, which `export_network` removes.
 
     Raises:
-        InputError: a density outside (0, 1], nothing to prune, a name that is no layer, shared
-            weights, weights that are computed from others.
+        InputError: a density outside (0, 1], nothing to prune, an unknown layer, shared weights,
+            weights that are computed from others.
 
     Source: Blalock et al. (2020), What is the state of neural network pruning?
 
@@ -343,10 +337,10 @@ def prune(
     if structure == "units":
         for layer in layers:
             sizes = layer.weight.detach().flatten(1).square().sum(1)
-            inside = _largest(sizes, max(1, round(density * len(sizes))))
-            layer.weight.data *= inside.reshape(-1, *[1] * (layer.weight.ndim - 1))
+            kept = _largest(sizes, max(1, round(density * len(sizes))))
+            layer.weight.data *= kept.reshape(-1, *[1] * (layer.weight.ndim - 1))
             if layer.bias is not None:
-                layer.bias.data *= inside
+                layer.bias.data *= kept
         return made
     sizes = torch.cat([layer.weight.detach().abs().reshape(-1) for layer in layers])
     parts = _largest(sizes, round(density * len(sizes))).split(
@@ -359,14 +353,14 @@ def prune(
         warnings.warn(
             f"Pruning excludes every weight of layer{'s' * (len(empty) > 1)} "
             f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
-            "other layers have the largest weights. Raise density, or name it in keep=",
+            "other layers have larger weights. Raise density, or name it in keep=",
             stacklevel=2,
         )
     return made
 
 
 def _largest(sizes: Float[Tensor, "n"], count: int) -> Bool[Tensor, "n"]:
-    """A mask of the largest."""
+    """A mask of the largest sizes."""
     found = torch.zeros_like(sizes, dtype=torch.bool)
     found[sizes.argsort(descending=True)[:count]] = True
     return found

@@ -26,15 +26,8 @@ from subbayes.sparse.module_surgery import (
     select_layers,
 )
 from subbayes.sparse.priors import Horseshoe, SpikeSlab
-from subbayes.sparse.variational_families import BASELINE_FAMILIES, INCLUSION_FAMILIES, Noise
-from subbayes.utils.checks import (
-    check_choice,
-    check_count,
-    check_finite,
-    check_positive,
-    fail,
-    fail_type,
-)
+from subbayes.sparse.variational_families import LayerSettings, Noise
+from subbayes.utils.checks import check_count, check_finite, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["convert", "elbo", "kl", "sparse_layers"]
@@ -57,7 +50,7 @@ def convert(
     """A copy of a module whose linear and convolutional layers have latent binary weights.
 
     These are `nn.Linear`, `nn.Conv1d` and `nn.Conv2d`. Other parameters (embeddings, norms, other
-    convolutions, layers of `keep`) stay unchanged and get point estimates.
+    convolutions, layers of `keep`) get point estimates.
 
     Args:
         module: the module, which is not changed; its weights are the initial means.
@@ -66,21 +59,21 @@ def convert(
         structure: "weights", or "units": whole neurons and channels are included or excluded.
         prior: of all layers, or by name of the layer; by default that of the paper.
         estimator: "local" or "relaxed", see `layers`.
-        keep: names of layers to leave unchanged. Frozen layers (weights without `requires_grad`)
-            and those that attention reads directly (`MultiheadAttention`) are kept as well.
+        keep: names of layers not to convert. Frozen layers (weights without `requires_grad`) and
+            those that attention reads directly (`MultiheadAttention`) are not converted either.
         inclusion: initial inclusion probability.
         sd: initial standard deviation of the weights.
         rank: of the posterior "low-rank".
         temperature: of relaxed indicators.
-        seed: of the draws of the layers.
+        seed: of the random numbers of the layers.
 
     Returns:
         A module of the same class: in training mode its outputs are draws, in evaluation mode
         those of the posterior mean.
 
     Raises:
-        InputError: nothing to convert, a name that is no layer, shared weights, weights that
-            are computed from others, layers of a class with a `forward` of its own.
+        InputError: nothing to convert, an unknown layer, shared weights, weights that are computed
+            from others, layers of a class with its own `forward`.
 
     Source: Hubin and Storvik (2024), section 3.
 
@@ -93,55 +86,13 @@ def convert(
     """
     if not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
-    check_choice("posterior", posterior, INCLUSION_FAMILIES + BASELINE_FAMILIES)
-    check_positive("sd", sd)
-    check_count("rank", rank)
+    settings = LayerSettings(posterior, structure, estimator, inclusion, sd, rank, temperature)
     check_count("seed", seed, 0)
-    if not 0 < check_positive("inclusion", inclusion) < 1:
-        fail("inclusion", "a probability strictly between 0 and 1", inclusion)
-    chosen = select_layers(module, keep, _stays)
-    if not chosen:
-        fail(
-            "module",
-            "a linear or convolutional layer to convert",
-            "none",
-            "Frozen layers stay as they are: call requires_grad_() on them, or shorten keep="
-            if any(isinstance(m, LAYERS) for m in module.modules())
-            else "Its layers have been converted already"
-            if sparse_layers(module)
-            else "",
-        )
-    _check_ordinary(chosen)
-    usual = default_prior(posterior)
-    for each in prior.values() if isinstance(prior, Mapping) else (prior or usual,):
-        if not isinstance(each, SpikeSlab):
-            fail_type("prior", "a SpikeSlab, or SpikeSlabs by name of layer", each)
-        if isinstance(each, Horseshoe) and posterior != "horseshoe":
-            fail(
-                "prior",
-                f"a SpikeSlab where the posterior is '{posterior}'",
-                "a Horseshoe",
-                "Use posterior='horseshoe'",
-            )
-    own = prior if isinstance(prior, Mapping) else dict.fromkeys(chosen, prior or usual)
-    wrong = [name for name in own if name not in chosen]
-    if wrong:
-        fail("prior", "priors of layers: " + ", ".join(chosen), ", ".join(wrong))
-    noise = Noise(seed)
+    layers = _convertible_layers(module, keep)
+    priors, noise = _layer_priors(prior, posterior, layers), Noise(seed)
     made = copy.deepcopy(module)
-    for name, layer in chosen.items():
-        sparse = layer_class(posterior)(
-            layer,
-            posterior,
-            structure,
-            own.get(name, usual),
-            estimator,
-            noise,
-            inclusion=inclusion,
-            sd=sd,
-            rank=rank,
-            temperature=temperature,
-        )
+    for name, layer in layers.items():
+        sparse = layer_class(posterior)(layer, settings, priors[name], noise)
         for hooks in (
             "_forward_hooks",
             "_forward_pre_hooks",
@@ -155,18 +106,55 @@ def convert(
     return made
 
 
-def _stays(module: nn.Module, name: str, layer: nn.Module) -> bool:
-    """Whether a layer is frozen, or its weights are read by another module."""
+def _layer_priors(
+    prior: SpikeSlab | Mapping[str, SpikeSlab] | None, posterior: str, names: Collection[str]
+) -> dict[str, SpikeSlab]:
+    default = default_prior(posterior)
+    given = prior if isinstance(prior, Mapping) else dict.fromkeys(names, prior or default)
+    for each in given.values():
+        if not isinstance(each, SpikeSlab):
+            fail_type("prior", "a SpikeSlab, or SpikeSlabs by name of layer", each)
+        if isinstance(each, Horseshoe) and posterior != "horseshoe":
+            fail(
+                "prior",
+                f"a SpikeSlab where the posterior is '{posterior}'",
+                "a Horseshoe",
+                "Use posterior='horseshoe'",
+            )
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        fail("prior", "priors of layers: " + ", ".join(names), ", ".join(unknown))
+    return dict.fromkeys(names, default) | dict(given)
+
+
+def _convertible_layers(module: nn.Module, keep: Collection[str]) -> dict[str, nn.Module]:
+    layers = select_layers(module, keep, _is_frozen_or_read)
+    if not layers:
+        fail(
+            "module",
+            "a linear or convolutional layer to convert",
+            "none",
+            "Frozen layers are not converted: call requires_grad_() on them, or shorten keep="
+            if any(isinstance(m, LAYERS) for m in module.modules())
+            else "Its layers have been converted already"
+            if sparse_layers(module)
+            else "",
+        )
+    _check_forward(layers)
+    return layers
+
+
+def _is_frozen_or_read(module: nn.Module, name: str, layer: nn.Module) -> bool:
     weight = own_parameters(layer).get("weight")
     return isinstance(parent_of(module, name), nn.MultiheadAttention) or (
         weight is not None and not weight.requires_grad
     )
 
 
-def _check_ordinary(chosen: Mapping[str, nn.Module]) -> None:
+def _check_forward(layers: Mapping[str, nn.Module]) -> None:
     odd = [
         f"{name} ({type(layer).__name__})"
-        for name, layer in chosen.items()
+        for name, layer in layers.items()
         if not any(
             all(
                 getattr(type(layer), own, None) is getattr(kind, own, None)
@@ -179,7 +167,7 @@ def _check_ordinary(chosen: Mapping[str, nn.Module]) -> None:
         fail(
             "module",
             "layers that compute what nn.Linear, nn.Conv1d or nn.Conv2d do",
-            f"{', '.join(odd)}, with a forward of their own",
+            f"{', '.join(odd)}, which override forward",
             "Name them in keep=",
         )
 
@@ -217,14 +205,13 @@ def elbo(
         inputs: of the batch.
         y: targets of the batch.
         n: number of rows of the whole data.
-        weight: of the divergence; `fit` raises it from 0 to 1 in the first epochs, so that the
-            network learns before weights are excluded.
+        weight: of the divergence; `fit` raises it from 0 to 1 in the first epochs.
         output: picks the tensor out of what the module returns.
 
     Raises:
-        InputError: sparse layers in evaluation mode, a layer used twice, NaN, targets outside the
-            support of the likelihood, outputs or numbers of rows that do not fit.
-        InputTypeError: inputs or targets that are no tensors.
+        InputError: sparse layers in evaluation mode, a layer called twice, NaN, targets outside the
+            support of the likelihood, outputs or numbers of rows that do not match.
+        InputTypeError: inputs or targets that are not tensors.
 
     Source: Hubin and Storvik (2024), eqs. 15 and 20.
 
@@ -236,17 +223,18 @@ def elbo(
         (0, True)
     """
     layers = sparse_layers(module)
-    resting = [name for name, layer in layers.items() if not layer.training]
-    if resting:
+    evaluating = [name for name, layer in layers.items() if not layer.training]
+    if evaluating:
         fail(
             "module",
             "sparse layers in training mode, which draw weights",
-            f"in evaluation mode: {', '.join(map(repr, resting))}",
+            f"in evaluation mode: {', '.join(map(repr, evaluating))}",
             "Call module.train() first",
         )
     if not (isinstance(weight, Tensor) or isinstance(weight, Real) and 0 <= weight < math.inf):
         fail("weight", "a finite number of at least 0", weight)
-    for name, given in (("inputs", inputs), ("y", y)):
+    batch: dict[str, Any] = {"inputs": inputs, "y": y}
+    for name, given in batch.items():
         if not isinstance(given, Tensor | tuple | dict) or not all(
             isinstance(t, Tensor) for t in leaves(given)
         ):
@@ -261,7 +249,7 @@ def elbo(
         )
     with SparseLayer.used_once(layers, rows):
         outputs = as_outputs(module(*args, **named), inputs, output)
-    for name, given in (("inputs", inputs), ("y", y)):
+    for name, given in batch.items():
         for values in leaves(given):
             check_finite(name, values)
     likelihood.check_targets(y)

@@ -5,20 +5,19 @@ $$ w = \gamma \odot \beta, \qquad \beta \mid \gamma = 1 \sim N(\kappa, \tau^2) $
 In training mode a layer returns a draw of its outputs by one of two estimators. Their mean
 gradients agree as $\delta \to 0$ where outputs enter the likelihood linearly or quadratically:
 
-- "local" (the default): the weights' noise is moved to the outputs (Kingma et al. 2015),
-  $a \sim N(x\, \mathrm{E}[w]^\top,\, x^2\, \mathrm{Var}[w]^\top)$,
-  $\mathrm{E}[w] = \alpha\kappa$ and $\mathrm{Var}[w] = \alpha(\tau^2 + (1 - \alpha)\kappa^2)$:
-  with one draw for each row and output. Gradients have less noise and no indicator is relaxed.
-  Where a row uses a weight more than once (convolutions, linear layers over sequences), its outputs
-  are correlated: then Gaussian weights with those two moments are drawn once for the batch, and
-  random signs give each row another draw (flipout, Wen et al. 2018). Where a layer reads another
-  number of rows than the data have (positions folded into rows, or time before rows), all rows
-  share one draw;
+- "local" (the default): the noise of the weights is moved to the outputs (Kingma et al. 2015),
+  $a \sim N(x\, \mathrm{E}[w]^\top,\, x^2\, \mathrm{Var}[w]^\top)$, with one draw for each row and
+  output and
+  $\mathrm{E}[w] = \alpha\kappa$, $\mathrm{Var}[w] = \alpha(\tau^2 + (1 - \alpha)\kappa^2)$.
+  Where a row uses a weight more than once (convolutions, linear layers over sequences), Gaussian
+  weights with these moments are drawn once for the batch, and random signs give each row another
+  draw (flipout, Wen et al. 2018). If a layer reads another number of rows than the data have
+  (positions folded into rows, or time before rows), all rows share one draw;
 - "relaxed", as in the paper: one draw of all weights for the batch, with the concrete relaxation
   $\tilde\gamma = \sigma((\text{logit}\,\alpha - \text{logit}\,\nu) / \delta)$ (eqs. 16 and 17).
 
-Indicators of whole units are relaxed by both estimators. In evaluation mode a layer uses the
-posterior mean of its weights.
+Both relax the indicators of whole units. In evaluation mode a layer uses the posterior mean of its
+weights.
 """
 
 from __future__ import annotations
@@ -37,19 +36,23 @@ from torch.nn import functional
 from subbayes.networks.tracing.private_torch import in_backward_pass
 from subbayes.sparse.kernels import LayerDraw, SparsityPattern
 from subbayes.sparse.layer_operation import LayerOperation
-from subbayes.sparse.moments import slab_kl, terms, unconstrained_sd
 from subbayes.sparse.priors import SpikeSlab
-from subbayes.sparse.variational_families import BASELINE_FAMILIES, Logits, Noise, make_logits
-from subbayes.utils.checks import check_choice, check_positive, fail
+from subbayes.sparse.variational_families import (
+    BASELINE_FAMILIES,
+    LayerSettings,
+    Logits,
+    Noise,
+    make_logits,
+    unconstrained_sd,
+)
+from subbayes.utils.checks import fail
 
-__all__ = ["ESTIMATORS", "STRUCTURES", "SparseLayer"]
+__all__ = ["SparseLayer"]
 
-ESTIMATORS = ("local", "relaxed")
-STRUCTURES = ("weights", "units")
-_MOST = 30.0  # largest argument of a relaxed indicator's sigmoid: beyond it numbers underflow
+_MAX_LOGIT = 30.0  # largest argument of a relaxed indicator's sigmoid: beyond it numbers underflow
 
 
-class _Drawn:
+class _DrawCache:
     """What a layer remembers of its last draws; copies of a layer start empty.
 
     Attributes:
@@ -66,14 +69,14 @@ class _Drawn:
     versions: tuple[int, ...] = ()
     median: tuple[Tensor, SparsityPattern] | None = None
 
-    def __reduce__(self) -> tuple[type[_Drawn], tuple[()]]:
-        return _Drawn, ()
+    def __reduce__(self) -> tuple[type[_DrawCache], tuple[()]]:
+        return _DrawCache, ()
 
-    def pattern(self, whole: Bool[Tensor, "k"], shape: tuple[int, int]) -> SparsityPattern:
+    def pattern(self, mask: Bool[Tensor, "k"], shape: tuple[int, int]) -> SparsityPattern:
         """The pattern of a median model; the last one if the same weights are included."""
         known = self.median  # other threads may assign to it
-        if known is None or known[0].device != whole.device or not torch.equal(known[0], whole):
-            self.median = known = whole.clone(), SparsityPattern.from_mask(whole, shape)
+        if known is None or known[0].device != mask.device or not torch.equal(known[0], mask):
+            self.median = known = mask.clone(), SparsityPattern.from_mask(mask, shape)
         return known[1]
 
 
@@ -82,22 +85,14 @@ class SparseLayer(nn.Module):
 
     Args:
         layer: the layer that it replaces, whose weights are the initial means.
-        posterior: distribution of the inclusion indicators, one of the names in
-            `variational_families`.
-        structure: "weights" has an indicator for each weight, "units" one for each output unit or
-            channel, its bias included.
+        settings: the variational distribution.
         prior: of this layer.
-        estimator: "local" or "relaxed".
         noise: source of random numbers.
-        inclusion: initial inclusion probability.
-        sd: initial standard deviation of the weights.
-        rank: of the posterior "low-rank".
-        temperature: $\delta$ of relaxed indicators.
 
     Attributes:
         original: the layer that it replaces, in a tuple.
-        phase: "learned", "fixed" (inclusion probabilities are frozen) or "median" (weights with a
-            probability above 1/2 are included for certain, and the others excluded).
+        phase: "learned", "fixed" (inclusion probabilities are frozen) or "median" (exactly the
+            weights with a probability above 1/2 are included).
         excludes_weights: whether draws exclude some of the weights.
         scales: names of parameters other than `logits` that determine inclusion.
     """
@@ -106,61 +101,36 @@ class SparseLayer(nn.Module):
     scales: tuple[str, ...] = ()
 
     def __init__(
-        self,
-        layer: nn.Module,
-        posterior: str,
-        structure: str,
-        prior: SpikeSlab,
-        estimator: str,
-        noise: Noise,
-        *,
-        inclusion: float,
-        sd: float,
-        rank: int,
-        temperature: float,
+        self, layer: nn.Module, settings: LayerSettings, prior: SpikeSlab, noise: Noise
     ) -> None:
         super().__init__()
-        check_choice("structure", structure, STRUCTURES)
-        check_choice("estimator", estimator, ESTIMATORS)
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, Tensor)
         assert bias is None or isinstance(bias, Tensor)
-        self.posterior, self.structure, self.estimator = posterior, structure, estimator
-        self.temperature = check_positive("temperature", temperature)
-        self.noise = noise
+        self.settings, self.noise = settings, noise
+        self.posterior, self.structure = settings.posterior, settings.structure
         self.original = (copy.deepcopy(layer).requires_grad_(True),)  # a tuple: no submodule
         self.operation = LayerOperation(layer)
-        shape = weight.shape
-        raw = unconstrained_sd(sd)
+        raw = unconstrained_sd(settings.sd)
         self.mean = nn.Parameter(weight.detach().clone())
         self.raw_sd = nn.Parameter(torch.full_like(weight, raw).detach())
-        self.bias_mean = (
-            None
-            if bias is None
-            else nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
-        )
-        self.bias_raw_sd = (
-            None
-            if bias is None or not bias.requires_grad
-            else nn.Parameter(torch.full_like(bias, raw).detach())
-        )
+        self.bias_mean = self.bias_raw_sd = None
+        if bias is not None:
+            self.bias_mean = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+            if bias.requires_grad:
+                self.bias_raw_sd = nn.Parameter(torch.full_like(bias, raw).detach())
         indicators = (
             (1,)
-            if posterior in BASELINE_FAMILIES
-            else (shape[0],)
-            if structure == "units"
-            else (shape[0], shape[1:].numel())
+            if self.posterior in BASELINE_FAMILIES
+            else (weight.shape[0],)
+            if self.structure == "units"
+            else (weight.shape[0], weight.shape[1:].numel())
         )
-        start = torch.full(
-            indicators,
-            math.log(inclusion / (1 - inclusion)),
-            dtype=weight.dtype,
-            device=weight.device,
-        )
-        self.logits: Logits = make_logits(posterior, start, rank, noise)
-        self.slab, self.inclusion = prior.copied()
+        start = weight.new_full(indicators, math.log(settings.inclusion / (1 - settings.inclusion)))
+        self.logits: Logits = make_logits(self.posterior, start, settings.rank, noise)
+        self.slab, self.inclusion = copy.deepcopy(prior.slab), copy.deepcopy(prior.inclusion)
         self.phase = "learned"
-        self._drawn = _Drawn()
+        self._cache = _DrawCache()
 
     # --- the variational distribution -------------------------------------------------------
 
@@ -186,11 +156,11 @@ class SparseLayer(nn.Module):
         """The posterior mean of the biases."""
         if self.bias_mean is None or self.structure == "weights":
             return self.bias_mean
-        return self._kept(self.bias_mean, self.probability().flatten(1)[:, 0])
+        return self._masked_bias(self.bias_mean, self.probability().flatten(1)[:, 0])
 
     @property
     def bias_sd(self) -> Float[Tensor, "u"]:
-        """Standard deviations of the biases, 0 for frozen ones."""
+        """Standard deviations of the biases; 0 for frozen ones."""
         assert self.bias_mean is not None
         if self.bias_raw_sd is None:
             return torch.zeros_like(self.bias_mean)
@@ -198,11 +168,11 @@ class SparseLayer(nn.Module):
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether no inclusion is random."""
+        """Whether all inclusion indicators are known."""
         return self.phase == "median" or self.posterior == "all"
 
     def probability(self) -> Float[Tensor, "*W"]:
-        r"""Marginal inclusion probabilities $\alpha$ of the weights, shaped as they are."""
+        r"""Marginal inclusion probabilities $\alpha$ of the weights, in their shape."""
         found = self.logits.probability()
         if self.phase == "median":
             found = self.logits.included().to(found)
@@ -213,14 +183,14 @@ class SparseLayer(nn.Module):
         return self._shaped(self.logits.included()).expand_as(self.mean)
 
     def _shaped(self, value: Tensor) -> Tensor:
-        """Reshape values of units or weights so that they broadcast with the weights."""
+        """Reshape values of units or weights to broadcast with the weights."""
         if self.structure == "units" or value.numel() == 1:
             return value.reshape(-1, *[1] * (self.mean.ndim - 1))
         return value.reshape(self.mean.shape)
 
-    def _drawn_logits(self) -> Tensor:
+    def _draw_logits(self) -> Tensor:
         if self.is_deterministic:
-            return torch.where(self.logits.included(), _MOST, -_MOST).to(self.mean)
+            return torch.where(self.logits.included(), _MAX_LOGIT, -_MAX_LOGIT).to(self.mean)
         logits = self.logits.draw(self.noise)
         return logits.detach() if self.phase == "fixed" else logits
 
@@ -228,7 +198,7 @@ class SparseLayer(nn.Module):
     def inclusion_factors(
         self, structure: str, weights: str, count: int, generator: torch.Generator
     ) -> Float[Tensor, "S u k"]:
-        """The factors of the weights in predictions: indicators, or their probabilities.
+        """Factors of the weights in predictions: indicators, or their probabilities.
 
         Args:
             structure: "sample", "median" or "all", see `SparseNetwork.weights`.
@@ -239,7 +209,7 @@ class SparseLayer(nn.Module):
         Returns:
             Factors that broadcast to (S, units, weights of a unit).
         """
-        if self._is_settled(structure):
+        if self._thresholds_inclusion(structure):
             return self.included().flatten(1).to(self.mean).unsqueeze(0)
         p = self.probability().flatten(1)
         if structure == "all":
@@ -257,54 +227,53 @@ class SparseLayer(nn.Module):
         self, structure: str, weights: str, generator: torch.Generator
     ) -> Iterator[LayerDraw]:
         """Draw weights and bias endlessly; arguments as for `inclusion_factors`."""
-        again = self._gates_are_random(structure)
-        known = self._inside(structure, weights, generator)
+        known = self._included_weights(structure, weights, generator)
         while True:
-            pattern, value, sd, kept = known
+            pattern, value, sd, factors = known
             if weights == "sample":
-                value = value + sd * _normal(value, generator)
+                value = value + sd * _standard_normal(value, generator)
             bias = None if self.bias_mean is None else self.bias_mean.detach()
             if bias is not None and weights == "sample":
-                bias = bias + self.bias_sd * _normal(bias, generator)
-            if bias is not None and kept is not None:
-                bias = bias * kept
+                bias = bias + self.bias_sd * _standard_normal(bias, generator)
+            if bias is not None and factors is not None:
+                bias = bias * factors
             yield LayerDraw(pattern, value, bias)
-            if again:
-                known = self._inside(structure, weights, generator)
+            if self._redraws_factors(structure):
+                known = self._included_weights(structure, weights, generator)
 
-    def _sd_at(self, inside: Tensor) -> Tensor:
-        return functional.softplus(self.raw_sd.reshape(-1)[inside])
+    def _sd_of(self, positions: Tensor) -> Tensor:
+        return functional.softplus(self.raw_sd.reshape(-1)[positions])
 
-    def _gates_are_random(self, structure: str) -> bool:
+    def _redraws_factors(self, structure: str) -> bool:
         return structure == "sample" and not self.is_deterministic
 
-    def _is_settled(self, structure: str) -> bool:
-        """Whether probabilities decide on inclusion, not a draw."""
+    def _thresholds_inclusion(self, structure: str) -> bool:
+        """Whether weights are included by their probabilities instead of a draw."""
         return structure == "median" or self.is_deterministic and structure != "all"
 
-    def _inside(
+    def _included_weights(
         self, structure: str, weights: str, generator: torch.Generator
     ) -> tuple[SparsityPattern | None, Tensor, Tensor, Tensor | None]:
-        """The pattern if not all are included, means and deviations, and factors of the biases."""
-        settled = self.excludes_weights and self._is_settled(structure)
+        """Pattern (None if all are included), means, deviations, and factors of the biases."""
+        by_threshold = self.excludes_weights and self._thresholds_inclusion(structure)
         gamma = (
             self.included().flatten(1)
-            if settled
+            if by_threshold
             else self.inclusion_factors(structure, weights, 1, generator)[0]
         )
-        kept = gamma[:, 0].to(self.mean) if self.structure == "units" else None
+        bias_factors = gamma[:, 0].to(self.mean) if self.structure == "units" else None
         shape = len(self.mean), self.mean[0].numel()
-        whole, mean = gamma.expand(shape).reshape(-1), self.mean.reshape(-1)
+        factors, mean = gamma.expand(shape).reshape(-1), self.mean.reshape(-1)
         if self.excludes_weights and structure != "all":
             pattern = (
-                self._drawn.pattern(whole, shape)
-                if settled
-                else SparsityPattern.from_mask(whole > 0, shape)
+                self._cache.pattern(factors, shape)
+                if by_threshold
+                else SparsityPattern.from_mask(factors > 0, shape)
             )
-            inside = pattern.included
-            if len(inside) < len(whole):
-                return pattern, mean[inside], self._sd_at(inside), kept
-        return None, mean * whole, self.sd.reshape(-1) * whole, kept
+            included = pattern.included
+            if len(included) < len(factors):
+                return pattern, mean[included], self._sd_of(included), bias_factors
+        return None, mean * factors, self.sd.reshape(-1) * factors, bias_factors
 
     # --- forward ----------------------------------------------------------------------------
 
@@ -321,70 +290,83 @@ class SparseLayer(nn.Module):
         if not self.training:
             return self._mean_outputs(x)
         if not torch.compiler.is_compiling() and in_backward_pass():
-            # within backward()
             fail(
                 "module",
                 "layers that are called in the forward pass alone",
                 "one that is called again in the backward pass, with other draws",
                 "Turn off activation checkpointing, or name its layers in keep= of convert",
             )
-        self._drawn.calls += 1
-        return self._drawn_outputs(x)
+        self._cache.calls += 1
+        return self._draw_outputs(x)
 
-    def _rows(self, x: Tensor) -> int:
-        """The number of rows with a draw of their own: 1 if the rows are not those of the data."""
-        return len(x) if self._drawn.rows in (None, len(x)) else 1
+    def _independent_rows(self, x: Tensor) -> int:
+        """The number of rows with separate draws: 1 if the rows are not those of the data."""
+        return len(x) if self._cache.rows in (None, len(x)) else 1
 
     def _mean_outputs(self, x: Tensor) -> Tensor:
         return self.operation(x, self.weight, self.bias)
 
-    def _drawn_outputs(self, x: Tensor) -> Tensor:
-        logits = self._drawn_logits()
-        if self.estimator == "local" and self.structure == "weights" and not self.is_deterministic:
-            mean, variance, *sums = self._terms_of(logits)
-            self._keep(self._divergence(*sums))
-            bias = None if self.bias_mean is None else self.bias_sd.square()
-            return self._perturbed(x, mean, variance, self.bias_mean, bias)
-        self._keep(self._kl_at(logits))
-        gamma = self._shaped(self._indicators(logits))
-        if self.estimator == "relaxed":
+    def _draw_outputs(self, x: Tensor) -> Tensor:
+        logits, estimator = self._draw_logits(), self.settings.estimator
+        if estimator == "local" and self.structure == "weights" and not self.is_deterministic:
+            mean, variance, *sums = self._moments(logits)
+            self._remember_kl(self._weights_kl(*sums))
+            bias_variance = None if self.bias_mean is None else self.bias_sd.square()
+            return self._draw_gaussian_outputs(x, mean, variance, self.bias_mean, bias_variance)
+        self._remember_kl(self._kl_at(logits))
+        gamma = self._shaped(self._relaxed_indicators(logits))
+        if estimator == "relaxed":
             weight = gamma * (self.mean + self.sd * self.noise.normal(self.mean.shape, self.mean))
-            return self.operation(x, weight, self._drawn_bias(gamma))
-        bias = None if self.bias_mean is None else self._kept(self.bias_mean, gamma)
-        own = None if bias is None else self._kept(self.bias_sd.square(), gamma.square())
-        return self._perturbed(x, gamma * self.mean, gamma.square() * self.sd.square(), bias, own)
+            return self.operation(x, weight, self._draw_bias(gamma))
+        bias = bias_variance = None
+        if self.bias_mean is not None:
+            bias = self._masked_bias(self.bias_mean, gamma)
+            bias_variance = self._masked_bias(self.bias_sd.square(), gamma.square())
+        variance = gamma.square() * self.sd.square()
+        return self._draw_gaussian_outputs(x, gamma * self.mean, variance, bias, bias_variance)
 
-    def _terms_of(self, logits: Tensor) -> Any:
-        """See `moments`."""
-        return terms(self.mean, self.raw_sd, logits.reshape(self.mean.shape), self.slab)
+    def _moments(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        r"""Moments of the weights and the sums that their divergence needs.
 
-    def _sure(self, logits: Tensor) -> Tensor:
+        With $\alpha = \sigma(\omega)$ for the logits $\omega$ and the divergence s of an included
+        weight from the slab, these are $\mathrm{E}[w]$, $\mathrm{Var}[w]$,
+        $\sum \alpha (s + \omega) - \text{softplus}(\omega)$ and $\sum \alpha$.
+        """
+        logits = logits.reshape(self.mean.shape)
+        sd, alpha = self.sd, torch.sigmoid(logits)
+        square, variance = self.mean.square(), sd.square()
+        divergence = self.slab.kl(sd, square + variance) + logits
+        return (
+            alpha * self.mean,
+            alpha * (variance + (1 - alpha) * square),
+            (alpha * divergence - functional.softplus(logits)).sum(),
+            alpha.sum(),
+        )
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
         """Probabilities, which may be 0 or 1."""
         return (logits > 0).to(logits) if self.is_deterministic else torch.sigmoid(logits)
 
-    def _indicators(self, logits: Tensor) -> Tensor:
-        """Relaxed indicators, from the logits of their probabilities."""
+    def _relaxed_indicators(self, logits: Tensor) -> Tensor:
         if self.is_deterministic:
-            return self._sure(logits)
-        u = self.noise.uniform(logits.shape, logits)
-        return torch.sigmoid(((logits - torch.logit(u)) / self.temperature).clamp(-_MOST, _MOST))
+            return self._probabilities(logits)
+        relaxed = logits - torch.logit(self.noise.uniform(logits.shape, logits))
+        relaxed = relaxed / self.settings.temperature
+        return torch.sigmoid(relaxed.clamp(-_MAX_LOGIT, _MAX_LOGIT))
 
-    def _perturbed(self, x: Tensor, *moments: Any) -> Tensor:
-        """A draw of the outputs of Gaussian weights, one for each row of the data."""
-        by_row = self._rows(x) == len(x)
-        return self.operation.draw_outputs(x, self.noise, by_row, *moments)
+    def _draw_gaussian_outputs(self, x: Tensor, *moments: Any) -> Tensor:
+        per_row = self._independent_rows(x) == len(x)
+        return self.operation.draw_outputs(x, self.noise, per_row, *moments)
 
-    def _kept(self, bias: Tensor, gamma: Tensor) -> Tensor:
+    def _masked_bias(self, bias: Tensor, gamma: Tensor) -> Tensor:
         """Biases are included with their unit, and always where weights have indicators."""
         return bias * gamma.reshape(-1) if self.structure == "units" else bias
 
-    def _drawn_bias(self, gamma: Tensor) -> Tensor | None:
+    def _draw_bias(self, gamma: Tensor) -> Tensor | None:
         if self.bias_mean is None:
             return None
-        drawn = self.bias_mean + self.bias_sd * self.noise.normal(
-            self.bias_mean.shape, self.bias_mean
-        )
-        return self._kept(drawn, gamma)
+        noise = self.noise.normal(self.bias_mean.shape, self.bias_mean)
+        return self._masked_bias(self.bias_mean + self.bias_sd * noise, gamma)
 
     @staticmethod
     @contextmanager
@@ -393,25 +375,24 @@ class SparseLayer(nn.Module):
 
         Args:
             layers: by name.
-            rows: number of rows of the batch. A layer that reads another number of rows (positions
-                folded into them) uses one draw for all.
+            rows: number of rows of the batch; a layer that reads another number uses one draw.
 
         Raises:
-            InputError: a layer that was called more often.
+            InputError: a layer that is called again.
         """
         for layer in layers.values():
-            layer._drawn.calls, layer._drawn.rows = 0, rows
+            layer._cache.calls, layer._cache.rows = 0, rows
         try:
             yield
         finally:
             for layer in layers.values():
-                layer._drawn.rows = None
-        twice = [name for name, layer in layers.items() if layer._drawn.calls > 1]
+                layer._cache.rows = None
+        twice = [name for name, layer in layers.items() if layer._cache.calls > 1]
         if twice:
             fail(
                 "module",
-                "layers that are used once: each use would draw weights of its own",
-                f"{', '.join(twice)}, used more often",
+                "layers that are called once: each call would draw other weights",
+                f"{', '.join(twice)}, called again",
                 "Name it in keep= of convert",
             )
 
@@ -427,17 +408,17 @@ class SparseLayer(nn.Module):
         Where probabilities are random, the first call after a forward pass in training mode uses
         the probabilities of that pass, unless parameters have changed since.
         """
-        found, self._drawn.kl = self._drawn.kl, None
+        found, self._cache.kl = self._cache.kl, None
         if (
             found is not None
             and found.requires_grad == torch.is_grad_enabled()
-            and self._drawn.versions == self._versions()
+            and self._cache.versions == self._versions()
         ):
             return found
-        return self._kl_at(self._drawn_logits())
+        return self._kl_at(self._draw_logits())
 
-    def _keep(self, divergence: Tensor) -> None:
-        self._drawn.kl, self._drawn.versions = divergence, self._versions()
+    def _remember_kl(self, divergence: Tensor) -> None:
+        self._cache.kl, self._cache.versions = divergence, self._versions()
 
     def _versions(self) -> tuple[int, ...]:
         """How often each parameter has been modified."""
@@ -445,19 +426,13 @@ class SparseLayer(nn.Module):
 
     def _kl_at(self, logits: Tensor) -> Tensor:
         if self.structure == "weights" and not self.is_deterministic:
-            return self._divergence(*self._terms_of(logits)[2:])
-        alpha = self._sure(logits)
-        by_unit = self._slab_kl(self.mean, self.sd).flatten(1)
-        bias: Tensor | float = 0.0
+            return self._weights_kl(*self._moments(logits)[2:])
+        alpha = self._probabilities(logits)
+        slab_kl, bias = self._slab_kl(self.mean, self.sd).flatten(1), self._bias_kl()
         if self.structure == "units":
-            by_unit = by_unit.sum(1)
-        if self.bias_mean is not None:
-            own = self._bias_kl()
-            if self.structure == "units":
-                by_unit = by_unit + own
-            else:
-                bias = own.sum()
-        total = (alpha * by_unit).sum() + bias
+            total = (alpha * (slab_kl.sum(1) + bias)).sum()
+        else:
+            total = (alpha * slab_kl).sum() + bias.sum()
         if self.is_deterministic:
             return total
         return (
@@ -466,30 +441,27 @@ class SparseLayer(nn.Module):
             - self.inclusion.expected_log_prob(alpha.sum(), alpha.numel())
         )
 
-    def _divergence(self, weights: Tensor, count: Tensor) -> Tensor:
-        """The divergence of weights with indicators of their own, and of the biases."""
-        total = weights - self.inclusion.expected_log_prob(count, self.mean.numel())
-        if self.bias_mean is not None:
-            total = total + self._bias_kl().sum()
-        return total
+    def _weights_kl(self, weights: Tensor, count: Tensor) -> Tensor:
+        """The divergence of weights with one indicator each, and of the biases."""
+        inclusion = self.inclusion.expected_log_prob(count, self.mean.numel())
+        return weights - inclusion + self._bias_kl().sum()
 
     def _bias_kl(self) -> Tensor:
-        """The divergence of each bias, 0 for frozen ones."""
-        assert self.bias_mean is not None
-        if self.bias_raw_sd is None:
-            return torch.zeros_like(self.bias_mean)
+        """The divergence of each bias; 0 where there is none to learn."""
+        if self.bias_mean is None or self.bias_raw_sd is None:
+            return self.mean.new_zeros(len(self.mean))
         return self._slab_kl(self.bias_mean, self.bias_sd)
 
     def _slab_kl(self, mean: Tensor, sd: Tensor) -> Tensor:
-        return slab_kl(sd, mean.square() + sd.square(), self.slab)
+        return self.slab.kl(sd, mean.square() + sd.square())
 
     def extra_repr(self) -> str:
         """The replaced layer and the settings."""
         return (
-            f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.estimator}, "
-            f"temperature={self.temperature:g}"
+            f"{self.original[0]!r}, {self.posterior}, {self.structure}, {self.settings.estimator}, "
+            f"temperature={self.settings.temperature:g}"
         )
 
 
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+def _standard_normal(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)

@@ -9,7 +9,6 @@ hyper-parameters are learned in the first epochs (empirical Bayes) and fixed aft
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -32,6 +31,8 @@ __all__ = [
     "SpikeSlab",
     "StudentTSlab",
 ]
+
+_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)  # of a standard normal number
 
 
 class _Hyper(nn.Module):
@@ -60,7 +61,18 @@ class Slab(_Hyper):
 
     @abstractmethod
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        r"""The expected log density of weights with $\mathrm{E}[\beta^2]$, or a bound of it."""
+        r"""The expected log density of weights with $\mathrm{E}[\beta^2]$, or a lower bound."""
+
+    def kl(self, sd: Float[Tensor, "*S"], square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        r"""The divergence of Gaussian weights from the slab, or an upper bound of it.
+
+        $$ -\tfrac12 \log(2\pi e \tau^2) - \mathrm{E} \log p(\beta) $$
+
+        Args:
+            sd: standard deviations $\tau$ of the weights.
+            square: their expected squares $\mathrm{E}[\beta^2]$.
+        """
+        return -(_ENTROPY + sd.log()) - self.expected_log_prob(square)
 
 
 class NormalSlab(Slab):
@@ -301,10 +313,6 @@ class SpikeSlab:
             fail_type("slab", "a Slab", self.slab)
         if not isinstance(self.inclusion, Inclusion):
             fail_type("inclusion", "an Inclusion prior", self.inclusion)
-
-    def copied(self) -> tuple[Slab, Inclusion]:
-        """Modules for one layer."""
-        return copy.deepcopy(self.slab), copy.deepcopy(self.inclusion)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The facts of sparse layers in an artifact, and layers rebuilt from them."""
+"""Settings of sparse layers in an artifact, and layers rebuilt from them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from subbayes.sparse import priors
 from subbayes.sparse.baselines import HorseshoeLayer, layer_class
-from subbayes.sparse.layers import STRUCTURES, SparseLayer
+from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.priors import Horseshoe, Inclusion, Slab, SpikeSlab
-from subbayes.sparse.variational_families import Noise
+from subbayes.sparse.variational_families import LayerSettings, Noise
 from subbayes.utils.checks import fail
 
 __all__ = ["layer_facts", "layer_from"]
@@ -21,30 +21,26 @@ __all__ = ["layer_facts", "layer_from"]
 def layer_from(
     plain: nn.Module, config: dict[str, Any], name: str, state: Mapping[str, Tensor], noise: Noise
 ) -> SparseLayer:
-    """A layer with saved settings; its parameters are still to be replaced by the saved state.
+    """A layer with saved settings, whose parameters have yet to be loaded.
 
     Args:
         plain: the layer that was converted.
-        config: what `layer_facts` gave.
+        config: what `layer_facts` returned.
         name: of the layer.
         state: the saved state of the module.
-        noise: source of the layer's draws.
+        noise: source of random numbers.
     """
-    rank = _rank(state, name)
-    found = layer_class(config["posterior"])(
-        plain,
+    factor = state.get(f"{name}.logits.factor".lstrip("."))
+    settings = LayerSettings(
         config["posterior"],
         config["structure"],
-        _prior_of(config),
         config["estimator"],
-        noise,
-        inclusion=0.5,
-        sd=1.0,
-        rank=rank,
+        rank=1 if factor is None else factor.shape[-1],
         temperature=config["temperature"],
     )
-    found.phase = config["phase"]
-    return found
+    made = layer_class(settings.posterior)(plain, settings, _prior_of(config), noise)
+    made.phase = config["phase"]
+    return made
 
 
 def layer_facts(layer: SparseLayer) -> dict[str, Any]:
@@ -53,11 +49,12 @@ def layer_facts(layer: SparseLayer) -> dict[str, Any]:
     Raises:
         InputError: a prior of your own, which the file cannot hold.
     """
+    settings = layer.settings
     config = {
-        "posterior": layer.posterior,
-        "estimator": layer.estimator,
-        "structure": layer.structure if layer.structure in STRUCTURES else "weights",
-        "temperature": layer.temperature,
+        "posterior": settings.posterior,
+        "estimator": settings.estimator,
+        "structure": settings.structure,
+        "temperature": settings.temperature,
         "phase": layer.phase,
         "slab": _prior_facts(layer.slab),
         "inclusion": _prior_facts(layer.inclusion),
@@ -68,7 +65,6 @@ def layer_facts(layer: SparseLayer) -> dict[str, Any]:
 
 
 def _prior_of(config: dict[str, Any]) -> SpikeSlab:
-    """The prior of a layer."""
     slab, inclusion = _prior(config["slab"]), _prior(config["inclusion"])
     if "horseshoe" in config:
         return Horseshoe(slab=slab, inclusion=inclusion, **config["horseshoe"])
@@ -76,7 +72,6 @@ def _prior_of(config: dict[str, Any]) -> SpikeSlab:
 
 
 def _prior_facts(prior: Slab | Inclusion) -> dict[str, Any]:
-    """The class of a prior and its arguments."""
     name = type(prior).__name__
     if getattr(priors, name, None) is not type(prior):
         fail("network", "priors of subbayes.sparse", name, "Save module.state_dict() yourself")
@@ -95,8 +90,3 @@ def _prior(config: dict[str, Any]) -> Any:
     if not (isinstance(found, type) and issubclass(found, (Slab, Inclusion))):
         fail("path", "a prior of this version", config["name"], "Upgrade subbayes")
     return found(**{key: value for key, value in config.items() if key != "name"})
-
-
-def _rank(state: Mapping[str, Tensor], name: str) -> int:
-    factor = state.get(f"{name}.logits.factor" if name else "logits.factor")
-    return 1 if factor is None else factor.shape[-1]

@@ -197,7 +197,7 @@ class TrainableSparseNetwork(Trainable):
         again. Statistics that no data have updated yet are collected with the given weights.
         """
         if not any(
-            layer.structure == "units" or layer.estimator == "relaxed"
+            layer.structure == "units" or layer.settings.estimator == "relaxed"
             for layer in self.layers.values()
         ):
             return

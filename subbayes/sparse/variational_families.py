@@ -1,45 +1,75 @@
-r"""Variational distributions of the inclusion indicators.
+r"""Variational distributions of the inclusion indicators (Hubin and Storvik 2024, section 3.2).
 
-- "mean-field": $\gamma_{jk} \sim \text{Bernoulli}(\alpha_{jk})$, each with a logit of its own;
+- "mean-field": $\gamma_{jk} \sim \text{Bernoulli}(\alpha_{jk})$, each with its own logit;
 - "mvn": $\text{logit}\,\alpha_{j\cdot} \sim N(\xi_j, \Sigma)$ for the weights into unit j, with one
-  full covariance between the layer's inputs, as in the published code (the paper has one between
-  all weights of a layer, which does not fit in memory for 784 x 400 of them); indicators of whole
-  units have one covariance between units;
+  full covariance between the inputs of the layer, as in the published code (the covariance of the
+  paper, between all weights of a layer, does not fit in memory for 784 x 400 weights); indicators
+  of whole units have one covariance between units;
 - "low-rank": the same with $\Sigma = F F^\top + D$.
 
-Of the baselines of the paper, "all" includes all weights, "dropout" has one probability for a
-layer, and "horseshoe" has scales instead of indicators (see `baselines`).
-
-(Hubin and Storvik 2024, sections 3.2.1 and 3.2.2.) With random $\alpha$ the Kullback-Leibler
-divergence given $\alpha$, averaged over it, bounds that of the weights from above (it is convex).
+For the baselines of the paper see `baselines`. With random $\alpha$ the Kullback-Leibler divergence
+given $\alpha$, averaged over it, is an upper bound of that of the weights, because it is convex.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from subbayes.utils.checks import check_choice, check_count
+from subbayes.likelihoods.gaussian import softplus_inverse
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 
 __all__ = [
+    "ALWAYS_INCLUDED",
     "BASELINE_FAMILIES",
     "INCLUSION_FAMILIES",
-    "ALWAYS_INCLUDED",
+    "STRUCTURES",
+    "LayerSettings",
     "Logits",
     "Noise",
     "make_logits",
+    "unconstrained_sd",
 ]
 
 INCLUSION_FAMILIES = ("mean-field", "mvn", "low-rank")
 BASELINE_FAMILIES = ("all", "dropout", "horseshoe")
 ALWAYS_INCLUDED = ("all", "horseshoe")  # their draws exclude no weight
-_NODES = 15  # of the quadrature over a logit's marginal,
-_WIDE, _TAIL = 1.25, 36  # and the deviation from which it is over the logistic's, up to there
+STRUCTURES = ("weights", "units")
+_NODES = 15  # of Gauss-Hermite quadrature over the marginal of a logit
+_WIDE, _TAIL = 1.25, 36  # deviation above which the quadrature is over a logistic, and its range
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """The variational distribution of a layer and its initial values; see `convert`.
+
+    Raises:
+        InputError: an unknown name, or a number out of range.
+    """
+
+    posterior: str = "mean-field"
+    structure: str = "weights"
+    estimator: str = "local"
+    inclusion: float = 0.9
+    sd: float = 0.01
+    rank: int = 10
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_choice("posterior", self.posterior, INCLUSION_FAMILIES + BASELINE_FAMILIES)
+        check_choice("structure", self.structure, STRUCTURES)
+        check_choice("estimator", self.estimator, ("local", "relaxed"))
+        check_positive("sd", self.sd)
+        check_count("rank", self.rank)
+        check_positive("temperature", self.temperature)
+        if not 0 < check_positive("inclusion", self.inclusion) < 1:
+            fail("inclusion", "a probability strictly between 0 and 1", self.inclusion)
 
 
 class Noise:
@@ -67,7 +97,7 @@ class Noise:
 class Logits(nn.Module):
     """Logits of inclusion probabilities, shape (units, inputs).
 
-    Those of whole units have shape (units,), or (1, units) where they are correlated.
+    Logits of whole units have shape (units,), or (1, units) if they are correlated.
 
     Args:
         start: initial logits.
@@ -81,7 +111,7 @@ class Logits(nn.Module):
 
     @abstractmethod
     def draw(self, noise: Noise) -> Float[Tensor, "*S"]:
-        """Logits of the indicators, which are random for correlated families."""
+        """Logits of the indicators; random for the correlated families."""
 
     def sample(self, generator: torch.Generator) -> Float[Tensor, "*S"]:
         """Logits drawn from a given generator, without gradients."""
@@ -100,28 +130,24 @@ class Logits(nn.Module):
             sd = self.variance().sqrt()
             x, w = np.polynomial.hermite_e.hermegauss(_NODES)
             found = torch.zeros_like(self.mean)
-            for node, weight in zip(x, w, strict=True):
-                found += (
-                    float(weight)
-                    / math.sqrt(2 * math.pi)
-                    * torch.sigmoid(self.mean + float(node) * sd)
-                )
+            for node, weight in zip(x.tolist(), w.tolist(), strict=True):
+                found += weight / math.sqrt(2 * math.pi) * torch.sigmoid(self.mean + node * sd)
             wide = sd > _WIDE
             if bool(wide.any()):
-                found[wide] = _by_logistic(self.mean[wide], sd[wide])
+                found[wide] = _mean_sigmoid(self.mean[wide], sd[wide])
             return found
 
     def included(self) -> Bool[Tensor, "*S"]:
-        """Whether a marginal probability exceeds one half: whether the mean exceeds 0."""
+        """Whether marginal probabilities exceed one half, that is the means exceed 0."""
         return self.mean.detach() > 0
 
 
-def _by_logistic(mean: Float[Tensor, "n"], sd: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+def _mean_sigmoid(mean: Float[Tensor, "n"], sd: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     r"""The expected sigmoid $P(L < \xi)$ of wide Gaussians, by the trapezoid rule over L."""
     found = torch.zeros_like(mean)
-    for at in range(-_TAIL, _TAIL + 1):
-        density = 1 / (2 + 2 * math.cosh(at))
-        found += density * torch.special.ndtr((mean - at) / sd)
+    for node in range(-_TAIL, _TAIL + 1):
+        density = 1 / (2 + 2 * math.cosh(node))
+        found += density * torch.special.ndtr((mean - node) / sd)
     return found
 
 
@@ -142,7 +168,7 @@ class MeanField(Logits):
 
 
 class AlwaysIncluded(MeanField):
-    """Logits of weights that are always included; they have no parameters."""
+    """Logits of weights that are always included, without parameters."""
 
     def __init__(self, start: Float[Tensor, "*S"]) -> None:
         super().__init__(start)
@@ -151,18 +177,15 @@ class AlwaysIncluded(MeanField):
 
 
 class Multivariate(Logits):
-    """Logits with a full covariance between inputs, by its lower factor.
+    """Logits with a full covariance between inputs, given by its lower factor.
 
     Args:
         start: initial logits, shape (units, inputs).
-        scale: initial standard deviation.
     """
 
-    def __init__(self, start: Float[Tensor, "u k"], scale: float = 1.0) -> None:
+    def __init__(self, start: Float[Tensor, "u k"]) -> None:
         super().__init__(start)
-        self.factor = nn.Parameter(
-            scale * torch.eye(start.shape[-1], dtype=start.dtype, device=start.device)
-        )
+        self.factor = nn.Parameter(torch.eye(start.shape[-1]).to(start))
 
     def draw(self, noise: Noise) -> Float[Tensor, "u k"]:
         """A draw, differentiable in mean and factor."""
@@ -170,7 +193,7 @@ class Multivariate(Logits):
         return self.mean + eps @ self.factor.tril().T
 
     def variance(self) -> Float[Tensor, "u k"]:
-        """The same for all units."""
+        """Marginal variances, the same for all units."""
         return self.factor.tril().square().sum(1).expand_as(self.mean)
 
 
@@ -179,25 +202,24 @@ class LowRank(Logits):
 
     Args:
         start: initial logits, shape (units, inputs).
-        rank: columns of F.
-        scale: initial standard deviation of the diagonal.
+        rank: number of columns of F.
         noise: source of the initial F.
     """
 
-    def __init__(self, start: Float[Tensor, "u k"], rank: int, scale: float, noise: Noise) -> None:
+    def __init__(self, start: Float[Tensor, "u k"], rank: int, noise: Noise) -> None:
         super().__init__(start)
         k = start.shape[-1]
-        self.factor = nn.Parameter(0.1 * scale * noise.normal((k, rank), start))
-        self.log_sd = nn.Parameter(start.new_full((k,), math.log(scale)))
+        self.factor = nn.Parameter(0.1 * noise.normal((k, rank), start))
+        self.log_sd = nn.Parameter(start.new_zeros(k))
 
     def draw(self, noise: Noise) -> Float[Tensor, "u k"]:
         """A draw, differentiable in mean, factor and diagonal."""
-        along = noise.normal((len(self.mean), self.factor.shape[1]), self.mean)
+        shared = noise.normal((len(self.mean), self.factor.shape[1]), self.mean)
         own = noise.normal(self.mean.shape, self.mean)
-        return self.mean + along @ self.factor.T + own * self.log_sd.exp()
+        return self.mean + shared @ self.factor.T + own * self.log_sd.exp()
 
     def variance(self) -> Float[Tensor, "u k"]:
-        """The same for all units."""
+        """Marginal variances, the same for all units."""
         found = self.factor.square().sum(1) + (2 * self.log_sd).exp()
         return found.expand_as(self.mean)
 
@@ -211,7 +233,6 @@ def make_logits(posterior: str, start: Float[Tensor, "*S"], rank: int, noise: No
         rank: of "low-rank".
         noise: source of random initial values.
     """
-    check_choice("posterior", posterior, INCLUSION_FAMILIES + BASELINE_FAMILIES)
     if posterior in ALWAYS_INCLUDED:
         return AlwaysIncluded(start)
     if posterior in ("mean-field", "dropout"):
@@ -220,4 +241,14 @@ def make_logits(posterior: str, start: Float[Tensor, "*S"], rank: int, noise: No
         start = start.unsqueeze(0)
     if posterior == "mvn":
         return Multivariate(start)
-    return LowRank(start, min(check_count("rank", rank), start.shape[-1]), 1.0, noise)
+    return LowRank(start, min(rank, start.shape[-1]), noise)
+
+
+def unconstrained_sd(sd: float) -> float:
+    """The number that softplus maps to a standard deviation.
+
+    Example:
+        >>> float(nn.functional.softplus(torch.tensor(unconstrained_sd(0.5))))
+        0.5
+    """
+    return float(softplus_inverse(torch.tensor(sd, dtype=torch.float64)))

@@ -514,7 +514,7 @@ def test_options_of_convert_that_cannot_be(options, said):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: sparse.convert(Standardised(1, 2, 3)), "with a forward of their own"),
+        (lambda: sparse.convert(Standardised(1, 2, 3)), "which override forward"),
         (lambda: sparse.convert(sparse.convert(nn.Linear(2, 1))), "have been converted already"),
         (lambda: export_network("a"), "module: expected a torch.nn.Module, got"),
         (

@@ -158,7 +158,7 @@ def test_which_weights_are_in_is_remembered_by_no_copy_and_no_file():
     first, second = (next(layer.draws("median", "mean", torch.Generator())) for _ in range(2))
     assert first.pattern is second.pattern
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert other._drawn.median is None
+        assert other._cache.median is None
         again = next(other.draws("median", "mean", torch.Generator())).pattern
         assert again is not first.pattern
         assert torch.equal(again.included, first.pattern.included)

@@ -220,7 +220,7 @@ def test_marginals_of_random_logits_are_those_of_draws(posterior):
 
 def test_a_small_temperature_gives_indicators():
     made = layer(estimator="relaxed", temperature=1e-3)
-    drawn = torch.stack([made._indicators(made.logits.mean) for _ in range(4000)]).detach()
+    drawn = torch.stack([made._relaxed_indicators(made.logits.mean) for _ in range(4000)]).detach()
     assert float(((drawn > 0.01) & (drawn < 0.99)).double().mean()) < 0.01
     alpha = torch.sigmoid(made.logits.mean.detach())
     error = (alpha * (1 - alpha) / 4000).sqrt()
@@ -562,7 +562,7 @@ def test_bad_modules_are_refused():
             return self.head(self.batch_likelihood(self.batch_likelihood(x)))
 
     x, y = blobs()
-    with pytest.raises(InputError, match="layers that are used once"):
+    with pytest.raises(InputError, match="layers that are called once"):
         sparse.fit(
             sparse.convert(Loop()),
             subbayes.likelihoods.Categorical(2),
@@ -582,7 +582,7 @@ def test_bad_modules_are_refused():
         (lambda: sparse.convert(net(), "mvm"), "posterior: expected one of"),
         (lambda: sparse.convert(net(), structure="rows"), "structure: expected one of"),
         (lambda: sparse.convert(net(), keep=["7"]), "keep: expected names of layers: 0, 2, got 7"),
-        (lambda: sparse.convert(net().requires_grad_(False)), "Frozen layers stay as they are"),
+        (lambda: sparse.convert(net().requires_grad_(False)), "Frozen layers are not converted"),
         (
             lambda: sparse.convert(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))),
             "got ParametrizedLinear, whose weights are computed",

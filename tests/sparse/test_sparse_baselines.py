@@ -151,7 +151,7 @@ def test_horseshoe_draws_share_the_layers_scale():
     made = made_of(linear(), "horseshoe", sd=0.3)
     drawn = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)).weights(draws=8000)
     _, own, shared = made.log_scales()
-    logs = made._drawn_scales(8000, lambda shape: made.noise.normal(shape, made.mean)).log()
+    logs = made._draw_scales(8000, made.noise).log()
     found = np.cov(logs.detach().T.numpy())
     expected = torch.diag(own.square()) + shared.square()
     np.testing.assert_allclose(found, expected.detach(), atol=0.05 * float(found.max()))

@@ -320,7 +320,7 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize("epochs", [2, 60])  # eager steps, traced ones
 def test_a_layer_used_twice_is_refused(epochs):
-    with pytest.raises(InputError, match="layers that are used once"):
+    with pytest.raises(InputError, match="layers that are called once"):
         sparse.fit(
             sparse.convert(Twice()),
             subbayes.likelihoods.Gaussian(),
@@ -337,7 +337,7 @@ class Cosine(nn.Linear):
 
 def test_layers_that_compute_something_else_are_refused_unless_kept():
     module = nn.Sequential(Cosine(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    with pytest.raises(InputError, match=r"0 \(Cosine\), with a forward of their own. Name them"):
+    with pytest.raises(InputError, match=r"0 \(Cosine\), which override forward. Name them"):
         sparse.convert(module)
     assert list(sparse.sparse_layers(sparse.convert(module, keep="0"))) == ["2"]
 
