@@ -23,8 +23,8 @@ from subbayes.semistructured.specification import PreparedModel
 
 __all__ = ["Contributions", "OrthogonalColumns", "orthogonal_columns"]
 
-_DRAWS = 64  # weight vectors of one evaluation
-_BYTES = 2**30  # of activations held at once
+_DRAWS_PER_BATCH = 64
+_BYTES_PER_BATCH = 2**30  # of activations
 
 
 @dataclass(frozen=True)
@@ -49,27 +49,27 @@ def orthogonal_columns(model: PreparedModel) -> dict[int, OrthogonalColumns]:
     the networks read variables of the formula, and otherwise for the intercept, if all networks
     read columns of the data frame: the intercept then holds the level of the predictor.
     """
-    design, wanted = model.design, model.specification.orthogonal
+    design, orthogonal = model.design, model.specification.orthogonal
     found: dict[int, OrthogonalColumns] = {}
-    if wanted is False:
+    if orthogonal is False:
         return found
-    for place, parameter in enumerate(design.parameters):
+    for predictor, parameter in enumerate(design.parameters):
         networks = [
-            part
-            for part in model.specification.deep.values()
-            if (part.parameter or design.parameters[0]) == parameter
+            network
+            for network in model.specification.deep.values()
+            if (network.parameter or design.parameters[0]) == parameter
         ]
         terms = [t for t in design.terms if t.parameter == parameter and t.kind != "random"]
-        shared = {c for part in networks for c in part.columns or ()}
-        if wanted == "auto" and not shared & {v for t in terms for v in t.variables}:
-            tabular = all(part.columns is not None for part in networks)
+        read = {column for network in networks for column in network.columns or ()}
+        if orthogonal == "auto" and not read & {v for t in terms for v in t.variables}:
+            tabular = all(network.columns is not None for network in networks)
             terms = [t for t in terms if t.kind == "intercept" and tabular]
         columns = tuple(i for t in terms for i in t.columns)
         if not networks or not columns:
             continue
         values = model.inputs["design"][:, columns].double()
         u, s, _ = torch.linalg.svd(values, full_matrices=False)
-        found[place] = OrthogonalColumns(
+        found[predictor] = OrthogonalColumns(
             columns, u[:, s > 1e-9 * s[0]].contiguous(), torch.linalg.pinv(values, rtol=1e-9)
         )
     return found
@@ -81,8 +81,7 @@ class Contributions:
     Args:
         deep: the networks, such as a `DeepPredictor`.
         inputs: inputs of the rows.
-        orthogonal: by predictor, the columns to which its networks are made orthogonal; for the
-            training rows.
+        orthogonal: columns by predictor, from `orthogonal_columns`; for the training rows.
         width: number of columns of the design matrix.
     """
 
@@ -95,37 +94,35 @@ class Contributions:
     ) -> None:
         self.network, self.inputs = Network(deep), inputs
         self.orthogonal, self.width = dict(orthogonal), width
-        step = max(1, _BYTES // (bytes_per_row(self.network, inputs) * _DRAWS))
+        bytes_per_input = bytes_per_row(self.network, inputs) * _DRAWS_PER_BATCH
+        step = max(1, _BYTES_PER_BATCH // bytes_per_input)
         self._batches = [take(inputs, slice(i, i + step)) for i in range(0, n_rows(inputs), step)]
 
     def uncorrected(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
         """The outputs of the networks, in float64, evaluated in batches of rows."""
+
+        def outputs(part: Tensor) -> Tensor:
+            return torch.cat([self.network.batched(part, b).double() for b in self._batches], 1)
+
         with torch.no_grad():
-            return torch.cat(
-                [
-                    torch.cat(
-                        [self.network.batched(part, batch).double() for batch in self._batches], 1
-                    )
-                    for part in weights.split(_DRAWS)
-                ]
-            )
+            return torch.cat([outputs(part) for part in weights.split(_DRAWS_PER_BATCH)])
 
     def __call__(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
         """Contributions orthogonal to the columns, in float64."""
-        found = self.uncorrected(weights)
-        for place, part in self.orthogonal.items():
-            own = found[..., place]
-            found[..., place] = own - (own @ part.basis) @ part.basis.T
-        return found
+        outputs = self.uncorrected(weights)
+        for predictor, columns in self.orthogonal.items():
+            f = outputs[..., predictor]
+            outputs[..., predictor] = f - (f @ columns.basis) @ columns.basis.T
+        return outputs
 
     def projections(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S p"]:
         r"""The coefficients $\gamma$ of all columns; 0 for columns that are not projected."""
-        found = torch.zeros(len(weights), self.width, dtype=torch.float64)
+        gamma = torch.zeros(len(weights), self.width, dtype=torch.float64)
         if not self.orthogonal:
-            return found
-        for start in range(0, len(weights), _DRAWS):
-            rows = slice(start, start + _DRAWS)
+            return gamma
+        for start in range(0, len(weights), _DRAWS_PER_BATCH):
+            rows = slice(start, start + _DRAWS_PER_BATCH)
             outputs = self.uncorrected(weights[rows])
             for place, part in self.orthogonal.items():
-                found[rows, list(part.columns)] = outputs[..., place] @ part.pseudo_inverse.T
-        return found
+                gamma[rows, list(part.columns)] = outputs[..., place] @ part.pseudo_inverse.T
+        return gamma

@@ -1,8 +1,8 @@
-"""From a data frame, and the tensors of networks, to the inputs and targets of a model."""
+"""Convert a data frame, and the tensors of networks, to the inputs and targets of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,14 @@ from subbayes.semistructured.formula_checks import check_columns, check_complete
 from subbayes.semistructured.predictors import Deep
 from subbayes.utils.checks import InputError, fail, fail_type
 
-__all__ = ["AuxiliaryColumns", "Response", "RowEncoder", "network_input", "networks_from"]
+__all__ = [
+    "AuxiliaryColumns",
+    "Response",
+    "RowEncoder",
+    "check_network_names",
+    "network_input",
+    "networks_from",
+]
 
 
 @dataclass(frozen=True)
@@ -40,8 +47,7 @@ class AuxiliaryColumns:
     exposure: str | None = None
 
     def __post_init__(self) -> None:
-        for argument in ("weights", "offset", "exposure"):
-            value = getattr(self, argument)
+        for argument, value in vars(self).items():
             if value is not None and not isinstance(value, str):
                 fail_type(
                     argument,
@@ -53,7 +59,7 @@ class AuxiliaryColumns:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are set."""
-        return tuple(c for c in (self.weights, self.offset, self.exposure) if c is not None)
+        return tuple(column for column in vars(self).values() if column is not None)
 
     def total_offset(self, frame: pd.DataFrame, family: Family) -> Float[np.ndarray, "n"]:
         """Offset plus log exposure, added to the location's predictor."""
@@ -91,7 +97,7 @@ class Response:
 
     @classmethod
     def from_rows(cls, name: str, frame: pd.DataFrame, family: Family) -> Response:
-        """Find the classes in training rows.
+        """The response of training rows.
 
         Raises:
             InputError: a number of classes that the family does not accept, or unordered text for
@@ -99,12 +105,11 @@ class Response:
         """
         if family.kind != "classification":
             return cls(name)
-        values = frame[name] if name in frame.columns else pd.Series(_evaluated(name, frame))
+        values = frame[name] if name in frame.columns else pd.Series(_evaluate(name, frame))
         if isinstance(family, OrdinalFamily):
             _check_ordered(name, values)
         if isinstance(values.dtype, pd.CategoricalDtype):
-            seen = set(values.unique())
-            labels = [c for c in values.cat.categories if c in seen]
+            labels = values.cat.remove_unused_categories().cat.categories.tolist()
         else:
             labels = sorted(values.unique().tolist())
         if not isinstance(family, OrdinalFamily) and len(labels) != 2:
@@ -126,17 +131,17 @@ class Response:
         """
         present = self.name in frame.columns
         if self.labels is None:
-            return _numbers(self.name, frame) if present else _evaluated(self.name, frame)
-        values = frame[self.name] if present else _evaluated(self.name, frame)
-        place = {label: i for i, label in enumerate(self.labels)}
-        unseen = [v for v in pd.unique(np.asarray(values)) if v not in place]
+            return _numbers(self.name, frame) if present else _evaluate(self.name, frame)
+        values = np.asarray(frame[self.name] if present else _evaluate(self.name, frame))
+        code = {label: i for i, label in enumerate(self.labels)}
+        unseen = [v for v in pd.unique(values) if v not in code]
         if unseen:
             fail(
                 self.name,
                 "classes seen in training: " + ", ".join(map(str, self.labels)),
                 ", ".join(map(str, unseen)),
             )
-        return np.array([place[v] for v in np.asarray(values)], dtype=np.float64)
+        return np.array([code[v] for v in values], dtype=np.float64)
 
     def variables(self, frame: pd.DataFrame) -> tuple[str, ...]:
         """Columns of the data frame that the response is computed from."""
@@ -151,7 +156,7 @@ class Response:
 
 
 def _check_ordered(name: str, values: pd.Series) -> None:
-    """Refuse text as ordered classes: alphabetical order is rarely intended."""
+    """Raise for text as ordered classes: alphabetical order is rarely intended."""
     category = isinstance(values.dtype, pd.CategoricalDtype)
     if category and values.cat.ordered:
         return
@@ -167,19 +172,19 @@ def _check_ordered(name: str, values: pd.Series) -> None:
     )
 
 
-def _evaluated(expression: str, frame: pd.DataFrame) -> np.ndarray:
+def _evaluate(expression: str, frame: pd.DataFrame) -> np.ndarray:
     """The value of an expression such as `np.log(y)`."""
     from formulaic import Formula
 
-    found = Formula(f"{expression} - 1").get_model_matrix(frame, context={"np": np})
-    values = np.asarray(found, dtype=np.float64)
+    matrix = Formula(f"{expression} - 1").get_model_matrix(frame, context={"np": np})
+    values = np.asarray(matrix, dtype=np.float64)
     if values.shape[1] != 1:
         fail("formula", "one response", f"{expression!r}, {values.shape[1]} columns")
     return values[:, 0]
 
 
 class RowEncoder:
-    """Turns rows of a data frame into the inputs of `Predictors`.
+    """Convert rows of a data frame to the inputs of `Predictors`.
 
     Args:
         design: the design matrix.
@@ -255,21 +260,11 @@ class RowEncoder:
                 )
             tensor = network_input(name, tensors[name], len(frame))
             found[f"deep {name}"] = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-        unknown = [name for name in tensors if name not in self.deep]
-        if unknown:
-            fail(
-                "inputs",
-                "names of networks: " + (", ".join(self.deep) or "there are none"),
-                ", ".join(unknown),
-            )
+        check_network_names("inputs", tensors, self.deep)
         return found
 
     def encode_columns(self, name: str, frame: pd.DataFrame) -> Float[Tensor, "n q"]:
         """The columns that a network reads: standardised numbers and indicators of levels.
-
-        Args:
-            name: name of the network.
-            frame: the rows.
 
         Raises:
             InputError: missing values, or levels unseen in training, by column.
@@ -305,7 +300,7 @@ def _network_errors(name: str) -> Iterator[None]:
 
 
 def network_input(name: str, value: Any, n: int) -> Tensor:
-    """The input of a network without columns, as one tensor with an entry for each row.
+    """The input of a network without columns, as a tensor with one entry per row.
 
     Args:
         name: name of the network.
@@ -339,23 +334,32 @@ def _read_dataset(argument: str, dataset: Any, n: int) -> Tensor:
         part = to_tensor(f"{argument}[{i}]", item[0] if isinstance(item, (tuple, list)) else item)
         if i == 0:
             found = torch.empty(n, *part.shape, dtype=part.dtype)
-        if _form(part) != _form(found[0]):
+        if _describe(part) != _describe(found[0]):
             fail(
                 f"{argument}[{i}]",
-                f"{_form(found[0])} as in the first entry",
-                _form(part),
+                f"{_describe(found[0])} as in the first entry",
+                _describe(part),
                 "Return items of one shape and dtype",
             )
         found[i] = part
     return found
 
 
-def _form(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)} and {tensor.dtype}"
 
 
+def check_network_names(argument: str, names: Iterable[str], networks: Iterable[str]) -> None:
+    """Raise `InputError` for names that are not those of networks."""
+    known = list(networks)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        expected = "names of networks: " + (", ".join(known) or "there are none")
+        fail(argument, expected, ", ".join(unknown))
+
+
 def networks_from(deep: Mapping[str, Any] | None, family: Family) -> dict[str, Deep]:
-    """Networks by name, from modules, pairs (module, columns) or `Deep`.
+    """Convert modules, pairs (module, columns) or `Deep` to networks by name.
 
     Raises:
         InputError: an unknown parameter. InputTypeError: any other value.

@@ -21,7 +21,7 @@ from subbayes.draws import Draws
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import architecture_of
 from subbayes.priors import Normal
-from subbayes.semistructured.design_data import AuxiliaryColumns
+from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names
 from subbayes.semistructured.effect_priors import prior_config, prior_from
 from subbayes.semistructured.families import FAMILIES, Family
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
@@ -37,14 +37,14 @@ __all__ = ["facts_of", "state_from", "tensors_of"]
 
 
 def tensors_of(state: FittedState) -> dict[str, Tensor | np.ndarray]:
-    """Tensors to save: subspace, draws, training rows, and the networks with their inputs."""
+    """The tensors to save: subspace, draws, training rows, and networks with their inputs."""
     rows, space = state.model, state.space
     found = add_prefix("space", space.subspace.tensors()) | state.draws.state()[0]
     found["starts"] = space.start_points
     if space.curve is not None:
         found["curve"] = space.curve.points
     for i, name in enumerate(_columns_of(state)):
-        found[f"rows.{i}"] = _column(rows.frame[name])[0]
+        found[f"rows.{i}"] = _store(rows.frame[name])[0]
     for i, (name, network) in enumerate(rows.specification.deep.items()):
         found |= add_prefix(f"network{i}", network.module.state_dict())
         if network.columns is None:
@@ -53,7 +53,7 @@ def tensors_of(state: FittedState) -> dict[str, Tensor | np.ndarray]:
 
 
 def facts_of(state: FittedState) -> dict[str, Any]:
-    """Facts to save: the arguments of the model, the types of its columns, and the draws'."""
+    """The facts to save: arguments of the model, types of its columns, and facts of the draws."""
     rows, space, specification = state.model, state.space, state.model.specification
     family, auxiliary = specification.family, specification.auxiliary
     known = type(family) in FAMILIES.values()
@@ -69,7 +69,7 @@ def facts_of(state: FittedState) -> dict[str, Any]:
         "orthogonal": specification.orthogonal,
         "seed": state.joint.seed,
         "mode": state.joint.mode,
-        "columns": [{"name": name} | _column(rows.frame[name])[1] for name in _columns_of(state)],
+        "columns": [{"name": name} | _store(rows.frame[name])[1] for name in _columns_of(state)],
         "dropped": rows.dropped,
         "networks": {name: _network_facts(network) for name, network in specification.deep.items()},
         "space": {
@@ -92,26 +92,13 @@ def state_from(
     family: Family | None = None,
     priors: Mapping[str, Any] | None = None,
 ) -> FittedState:
-    """Rebuild a fitted model; see `SemiStructuredRegression.load`.
-
-    Args:
-        tensors: as saved.
-        facts: as saved.
-        deep: modules of networks that are not an `MLP`, by name.
-        family: a family of the user.
-        priors: priors of classes of the user.
+    """Rebuild a fitted model; see `SemiStructuredRegression.load` for the arguments.
 
     Raises:
         InputError: a module, family or prior that the artifact cannot hold is not given.
     """
     given, own = dict(deep or {}), dict(priors or {})
-    unknown = [name for name in given if name not in facts["networks"]]
-    if unknown:
-        fail(
-            "deep",
-            "names of networks: " + (", ".join(facts["networks"]) or "there are none"),
-            ", ".join(unknown),
-        )
+    check_network_names("deep", given, facts["networks"])
     specification = Specification(
         facts["formula"],
         _family(facts["family"], family),
@@ -129,10 +116,10 @@ def state_from(
     )
     columns = facts["columns"]
     frame = pd.DataFrame(
-        {column["name"]: _values(tensors[f"rows.{i}"], column) for i, column in enumerate(columns)}
+        {column["name"]: _restore(tensors[f"rows.{i}"], column) for i, column in enumerate(columns)}
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fitting has given the warnings about these rows already
+        warnings.simplefilter("ignore")  # `fit` has given the warnings about these rows
         rows = specification.prepare(frame, strip_prefix("inputs", tensors))
     of_space = facts["space"]
     space = JointSpace(
@@ -196,7 +183,7 @@ def _family(config: dict[str, Any], own: Family | None) -> Family:
 def _network(
     name: str, facts: dict[str, Any], state: dict[str, Tensor], module: nn.Module | None
 ) -> Deep:
-    """A network as it was, in a module of its own."""
+    """A saved network, in a copy of the module that the user passes or in a new `MLP`."""
     if module is None and facts["module"] is None:
         fail(
             f"deep[{name!r}]",
@@ -223,37 +210,27 @@ def _network(
 # --- columns of data frames ---------------------------------------------------------------------
 
 
-def _column(values: pd.Series) -> tuple[np.ndarray, dict[str, Any]]:
-    """A column without missing values as an array, and what makes it again."""
+def _store(values: pd.Series) -> tuple[np.ndarray, dict[str, Any]]:
+    """A column without missing values as an array, with the facts that `_restore` needs."""
     dtype = values.dtype
     if isinstance(dtype, pd.CategoricalDtype):
-        return values.cat.codes.to_numpy(np.int64), {
-            "levels": _levels(values.name, list(dtype.categories)),
-            "ordered": bool(dtype.ordered),
-        }
-    if pd.api.types.is_numeric_dtype(dtype):
+        codes, levels = values.cat.codes, list(dtype.categories)
+        facts: dict[str, Any] = {"levels": levels, "ordered": bool(dtype.ordered)}
+    elif pd.api.types.is_numeric_dtype(dtype):
         plain = getattr(dtype, "numpy_dtype", dtype)
         return values.to_numpy(dtype=plain, copy=True), {"dtype": str(dtype)}
-    codes, levels = pd.factorize(values)
-    return codes.astype(np.int64), {
-        "levels": _levels(values.name, list(levels)),
-        "dtype": str(dtype),
-    }
-
-
-def _levels(name: Any, levels: list[Any]) -> list[Any]:
+    else:
+        codes, uniques = pd.factorize(values)
+        levels = list(uniques)
+        facts = {"levels": levels, "dtype": str(dtype)}
     odd = [v for v in levels if not isinstance(v, (str, bool, int, float, np.number, np.bool_))]
     if odd:
-        fail_type(
-            str(name),
-            "a column of numbers or text to save",
-            odd[0],
-            "Turn it into text before fitting",
-        )
-    return levels
+        remedy = "Convert it to text before fitting"
+        fail_type(str(values.name), "a column of numbers or text to save", odd[0], remedy)
+    return np.asarray(codes, dtype=np.int64), facts
 
 
-def _values(stored: Tensor, facts: dict[str, Any]) -> pd.Series:
+def _restore(stored: Tensor, facts: dict[str, Any]) -> pd.Series:
     values = stored.numpy()
     if "levels" not in facts:
         return pd.Series(values).astype(facts["dtype"])

@@ -69,6 +69,11 @@ class Family(Likelihood):
         """Names of the parameters, the location first."""
         return tuple(self.allowed)
 
+    @property
+    def formula_parameters(self) -> tuple[str, ...]:
+        """Parameters whose predictor a formula or a network describes; others are thresholds."""
+        return self.parameters
+
     def link(self, parameter: str) -> str:
         """The link of a parameter, by name."""
         return self.links[self.parameters.index(parameter)]

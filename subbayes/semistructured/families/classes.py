@@ -73,6 +73,11 @@ class OrdinalFamily(Family):
         """The location and the thresholds."""
         return ("mu", *(f"threshold[{j}]" for j in range(self.n_classes - 1)))
 
+    @property
+    def formula_parameters(self) -> tuple[str, ...]:
+        """The location."""
+        return ("mu",)
+
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
         """Networks predict only the location: the thresholds are effects."""
         if n_outputs != 1:
@@ -134,7 +139,7 @@ class OrdinalFamily(Family):
         return hessian.reshape(*outputs.shape, outputs.shape[-1])
 
     def to_config(self) -> dict[str, Any]:
-        """A JSON-able description."""
+        """Name and number of classes, for JSON."""
         return {"name": self.label, "n_classes": self.n_classes}
 
     def __repr__(self) -> str:
