@@ -114,11 +114,11 @@ def closest(name: str, names: Sequence[str]) -> str:
 
     Example:
         >>> closest("Agee", ["age", "job"])
-        "Perhaps 'age' is meant"
+        "Did you mean 'age'?"
     """
     lower = {str(other).lower(): str(other) for other in names}
     near = difflib.get_close_matches(name.lower(), list(lower), n=3, cutoff=0.6)
-    return f"Perhaps {' or '.join(repr(lower[key]) for key in near)} is meant" if near else ""
+    return f"Did you mean {' or '.join(repr(lower[key]) for key in near)}?" if near else ""
 
 
 def _suffix(path: Path) -> str:

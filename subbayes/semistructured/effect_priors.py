@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy import stats
 from torch import Tensor
 
-from subbayes.semistructured.families import Family, OrdinalFamily
+from subbayes.semistructured.families import Family
 from subbayes.semistructured.formula import Design, Term
 from subbayes.utils.checks import check_positive, fail, fail_type
 
@@ -28,19 +29,20 @@ __all__ = [
     "NormalPrior",
     "StudentT",
     "default_priors",
+    "predictor_sd",
     "prior_config",
     "prior_from",
     "prior_of",
     "priors_with",
 ]
 
-_REACH = 9.0  # standard normal coordinates beyond which quantiles continue along the tangent
-_KNOTS = 4097
-_WEAK = 2.5  # scale of the default priors, in standard deviations of predictor over column
+_TABLE_END = 9.0  # standard normal coordinate beyond which quantiles continue along the tangent
+_TABLE_SIZE = 4097
+_DEFAULT_SCALE = 2.5  # of priors, in standard deviations of the predictor over the column
 
 
 class EffectPrior(ABC):
-    """A prior as a map from a standard normal; a subclass implements `from_standard`.
+    """A prior as a map from a standard normal variable; a subclass implements `from_standard`.
 
     Attributes:
         positive: whether the quantity is positive (a scale).
@@ -143,17 +145,19 @@ class Flexible(EffectPrior):
         inner = getattr(self.distribution, "dist", None)
         if not hasattr(inner, "pdf"):
             fail_type("prior", "a frozen continuous distribution of scipy.stats", self.distribution)
-        from scipy.stats import norm
-
-        at = np.linspace(-_REACH, _REACH, _KNOTS)
+        at = np.linspace(-_TABLE_END, _TABLE_END, _TABLE_SIZE)
         low = at <= 0
         value = (
-            np.where(low, self.distribution.ppf(norm.cdf(at)), self.distribution.isf(norm.sf(at)))
+            np.where(
+                low,
+                self.distribution.ppf(stats.norm.cdf(at)),
+                self.distribution.isf(stats.norm.sf(at)),
+            )
             * self.factor
         )
         with np.errstate(all="ignore"):
             slope = self.factor * np.exp(
-                norm.logpdf(at) - self.distribution.logpdf(value / self.factor)
+                stats.norm.logpdf(at) - self.distribution.logpdf(value / self.factor)
             )
         slope = np.where(np.isfinite(slope), slope, np.gradient(value, at))
         if not np.isfinite(value).all():
@@ -171,11 +175,11 @@ class Flexible(EffectPrior):
     def from_standard(self, zeta: Tensor) -> Tensor:
         """The quantile of the distribution at the level of zeta."""
         value, slope = (part.to(zeta) for part in self._table)
-        step = 2 * _REACH / (_KNOTS - 1)
-        inside = zeta.clamp(-_REACH, _REACH)
-        place = ((inside + _REACH) / step).detach().floor().clamp(0, _KNOTS - 2)
+        step = 2 * _TABLE_END / (_TABLE_SIZE - 1)
+        inside = zeta.clamp(-_TABLE_END, _TABLE_END)
+        place = ((inside + _TABLE_END) / step).detach().floor().clamp(0, _TABLE_SIZE - 2)
         i = place.long()
-        t = (inside + _REACH) / step - place
+        t = (inside + _TABLE_END) / step - place
         a, b, da, db = value[i], value[i + 1], slope[i] * step, slope[i + 1] * step
         cubic = a + t * (da + t * ((3 * (b - a) - 2 * da - db) + t * (2 * (a - b) + da + db)))
         beyond = zeta - inside
@@ -191,8 +195,6 @@ class StudentT(Flexible):
     """
 
     def __init__(self, df: float = 3.0, scale: float = 1.0) -> None:
-        from scipy import stats
-
         super().__init__(stats.t(check_positive("df", df)), check_positive("scale", scale))
 
     def __repr__(self) -> str:
@@ -209,10 +211,10 @@ def _log_upper_tail(zeta: Tensor) -> Tensor:
 
 
 def prior_of(argument: str, value: Any) -> EffectPrior:
-    """A prior from a prior, a number (the scale of a normal) or a distribution of SciPy.
+    """Convert a number (the scale of a normal), a distribution of SciPy or a prior to a prior.
 
     Raises:
-        InputError: anything else.
+        InputError: a scale that is not above 0. InputTypeError: any other value.
     """
     if isinstance(value, EffectPrior):
         return value
@@ -227,21 +229,19 @@ def prior_of(argument: str, value: Any) -> EffectPrior:
     )
 
 
-def prior_config(value: Any) -> Any:
-    """Describe a prior by JSON-able values; `prior_from` reads them back.
+_PARAMETRIC = {"NormalPrior": NormalPrior, "Exponential": Exponential}
 
-    Args:
-        value: a number, a prior or SciPy's distribution.
+
+def prior_config(value: Any) -> Any:
+    """Describe a number, a prior or a distribution of SciPy by values that JSON can hold.
 
     Example:
         >>> prior_from("priors", prior_config(NormalPrior(1.0, 2.0)))
         NormalPrior(mean=1, scale=2)
     """
-    from scipy import stats
-
     if isinstance(value, (int, float)):
         return value
-    if type(value) in (NormalPrior, Exponential):
+    if type(value) in _PARAMETRIC.values():
         return {"name": type(value).__name__, "options": vars(value)}
     inner = value.distribution if isinstance(value, Flexible) else value
     name = getattr(getattr(inner, "dist", None), "name", "")
@@ -258,20 +258,15 @@ def prior_config(value: Any) -> Any:
 
 
 def prior_from(name: str, config: Any) -> Any:
-    """Rebuild a prior from its `prior_config`.
-
-    Args:
-        name: name of the prior, for errors.
-        config: as saved.
+    """Rebuild a prior from its `prior_config`; `name` is its name in errors.
 
     Raises:
         InputError: a prior of the user's own class, which a file cannot hold.
     """
     if not isinstance(config, dict):
         return config
-    if config["name"] in ("NormalPrior", "Exponential"):
-        kind = NormalPrior if config["name"] == "NormalPrior" else Exponential
-        return kind(**config["options"])
+    if config["name"] in _PARAMETRIC:
+        return _PARAMETRIC[config["name"]](**config["options"])
     if config["name"] == "own":
         fail(
             f"priors[{name!r}]",
@@ -281,8 +276,6 @@ def prior_from(name: str, config: Any) -> Any:
         )
     if config["student"]:
         return StudentT(config["args"][0], config["factor"])
-    from scipy import stats
-
     frozen = getattr(stats, config["distribution"])(*config["args"], **config["kwds"])
     return Flexible(frozen, config["factor"])
 
@@ -303,9 +296,9 @@ def default_priors(
     """
     location = design.parameters[0]
     priors: dict[str, EffectPrior] = {}
-    location_sd = _predictor_sd(family, y)
+    location_sd = predictor_sd(family, y)
     for term in design.terms:
-        sd, factor = (location_sd, _WEAK) if term.parameter == location else (1.0, 1.0)
+        sd, factor = (location_sd, _DEFAULT_SCALE) if term.parameter == location else (1.0, 1.0)
         if term.penalised:
             priors[f"sd({term.name})"] = Exponential(sd)
         if term.kind == "intercept":
@@ -314,14 +307,18 @@ def default_priors(
             scales = design.scale[term.unpenalised]
             scale = float(np.sqrt(np.mean(scales[scales > 0] ** 2))) if (scales > 0).any() else 1.0
             priors[term.name] = NormalPrior(0.0, factor * sd / scale)
-    if isinstance(family, OrdinalFamily):
+    if family.n_thresholds:
         priors |= {"threshold": NormalPrior(-1.0, 3.0), "gap": Exponential(1.5)}
     return priors
 
 
-def _predictor_sd(family: Family, y: Float[np.ndarray, "n"]) -> float:
-    """The standard deviation of the location's predictor that the data suggest."""
-    if family.links[0] != "identity" or isinstance(family, OrdinalFamily):
+def predictor_sd(family: Family, y: Float[np.ndarray, "n"]) -> float:
+    """The expected scale of the location's predictor: the sd of y for an identity link, else 1.
+
+    Raises:
+        InputError: a constant response.
+    """
+    if family.links[0] != "identity" or family.n_thresholds:
         return 1.0
     sd = float(np.std(y))
     if not sd > 0:
@@ -340,7 +337,7 @@ def _intercept_prior(
         elif link == "logit":
             share = np.clip(level, 0.01, 0.99)
             level = float(np.log(share / (1 - share)))
-        return NormalPrior(level, _WEAK * location_sd)
+        return NormalPrior(level, _DEFAULT_SCALE * location_sd)
     if term.parameter == "sigma":
         return Exponential(float(np.std(y)))
     return NormalPrior(1.0 if term.parameter == "shape" else 2.0, 2.0)
@@ -359,7 +356,7 @@ def priors_with(
         if name.startswith("sd(") and isinstance(value, (int, float)):
             value = Exponential(float(value))
         elif name in design.parameters and f"{name}.Intercept" in priors:
-            name = f"{name}.Intercept"  # the summary shows a parameter without effects so
+            name = f"{name}.Intercept"  # its name in the summary of a parameter without effects
         prior = prior_of(f"priors[{name!r}]", value)
         if name not in priors:
             readers = [t.name for t in design.terms if name in (*t.variables, t.name)]
@@ -368,10 +365,7 @@ def priors_with(
                 fail("priors", "names of terms: " + ", ".join(priors), repr(name))
             name = readers[0]
         if name.startswith("sd(") and not prior.positive:
-            fail(
-                f"priors[{name!r}]",
-                "a prior of a positive number, such as Exponential(1)",
-                repr(prior),
-            )
+            expected = "a prior of a positive number, such as Exponential(1)"
+            fail(f"priors[{name!r}]", expected, repr(prior))
         priors[name] = prior
     return priors

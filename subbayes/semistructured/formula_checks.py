@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -11,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.data.tables import closest
+from subbayes.utils.checks import fail, fail_type
 
 __all__ = [
     "Missing",
@@ -32,7 +32,7 @@ _GROUPED = re.compile(r"\(([^()|]*)\|+([^()|]*)\)")
 
 
 def check_terms(argument: str, text: str) -> None:
-    """Refuse terms of lme4 and mgcv that are written differently here, or do not exist.
+    """Check a right-hand side for terms of lme4 and mgcv that are written differently here.
 
     Args:
         argument: name of the argument, for errors.
@@ -52,9 +52,8 @@ def check_terms(argument: str, text: str) -> None:
     for found in _GROUPED.finditer(text):
         left, group = (part.strip() for part in found.groups())
         if left in ("", "1"):
-            fail(
-                argument, f"re({group}) for random intercepts", repr(found[0]), f"Write re({group})"
-            )
+            expected = f"re({group}) for random intercepts"
+            fail(argument, expected, repr(found[0]), f"Write re({group})")
         fail(
             argument,
             "random intercepts alone, re(...)",
@@ -89,23 +88,14 @@ def _check_call(argument: str, name: str, call: str) -> None:
     options = {word.arg: word.value for word in tree.keywords if word.arg}
     by = [ast.unparse(options["by"])] if "by" in options else []
     if name in ("te", "ti", "t2") or (name == "s" and len(columns) > 1) or by:
-        quoted = ", ".join(
-            repr(part.strip()) for part in ", ".join(dict.fromkeys(columns + by)).split(",")
+        names = [part.strip() for part in ", ".join(dict.fromkeys(columns + by)).split(",")]
+        remedy = (
+            f"For a surface let a network read the columns, deep={{'surface': (module, {names})}}"
         )
-        fail(
-            argument,
-            "smooths of one column, s(...)",
-            repr(call),
-            "For a surface let a network "
-            f"read the columns, deep={{'surface': (module, [{quoted}])}}",
-        )
+        fail(argument, "smooths of one column, s(...)", repr(call), remedy)
     if name == "s" and "k" in options:
-        fail(
-            argument,
-            "the number of splines as df=",
-            repr(call),
-            f"Write s({', '.join(columns)}, df={ast.unparse(options['k'])})",
-        )
+        remedy = f"Write s({', '.join(columns)}, df={ast.unparse(options['k'])})"
+        fail(argument, "the number of splines as df=", repr(call), remedy)
     known = {"s": ("df", "degree")}.get(name, ())
     unknown = [word for word in options if word not in known]
     if unknown:
@@ -127,12 +117,11 @@ def check_columns(needed: Iterable[str], frame: pd.DataFrame) -> None:
     absent = [name for name in needed if name not in frame.columns]
     if absent:
         present = list(map(str, frame.columns))
-        close = difflib.get_close_matches(absent[0], present, 1)
         fail(
             "data",
             "columns " + ", ".join(needed),
             "none called " + ", ".join(absent),
-            f"Did you mean {close[0]!r}?" if close else "It has " + ", ".join(present),
+            closest(absent[0], present) or "It has " + ", ".join(present),
         )
 
 
@@ -141,12 +130,8 @@ def check_complete(needed: Iterable[str], frame: pd.DataFrame) -> None:
     for name in needed:
         missing = int(frame[name].isna().sum())
         if missing:
-            fail(
-                name,
-                "no missing values",
-                f"{missing} of {len(frame)} rows without one",
-                "Drop these rows or fill them in",
-            )
+            got = f"{missing} of {len(frame)} rows without one"
+            fail(name, "no missing values", got, "Drop or impute these rows")
 
 
 def check_levels(name: str, levels: list[Any], values: pd.Series, remedy: str) -> None:
@@ -155,12 +140,12 @@ def check_levels(name: str, levels: list[Any], values: pd.Series, remedy: str) -
     if not unseen:
         return
     other_type = {str(v) for v in unseen} & {str(v) for v in levels}
-    shown = repr if other_type else str
+    show = repr if other_type else str
     fail(
         name,
-        "the levels seen in training: " + ", ".join(map(shown, levels)),
-        ", ".join(map(shown, unseen)),
-        "Give the column its type in training" if other_type else remedy,
+        "the levels seen in training: " + ", ".join(map(show, levels)),
+        ", ".join(map(show, unseen)),
+        "Convert the column to its type in training" if other_type else remedy,
     )
 
 
@@ -172,14 +157,13 @@ def complete_rows(
     Raises:
         InputError: unknown columns; no complete row; or missing values with missing="error".
     """
-    check_choice("missing", missing, ("drop", "error"))
     columns = list(dict.fromkeys(columns))
     check_columns(columns, frame)
     counts = {name: int(frame[name].isna().sum()) for name in columns}
     counts = {name: n for name, n in counts.items() if n}
     if counts and missing == "error":
         shown = ", ".join(f"{n} in {name}" for name, n in counts.items())
-        fail("data", "no missing values", shown, "Pass missing='drop' to leave these rows out")
+        fail("data", "no missing values", shown, "Pass missing='drop' to drop these rows")
     complete = ~frame[columns].isna().any(axis=1).to_numpy()
     if not complete.any():
         fail("data", "rows without missing values", "none")

@@ -22,7 +22,7 @@ from subbayes.semistructured.design_data import (
     RowEncoder,
     network_input,
 )
-from subbayes.semistructured.effect_priors import default_priors, priors_with
+from subbayes.semistructured.effect_priors import default_priors, predictor_sd, priors_with
 from subbayes.semistructured.families import Family, OrdinalFamily
 from subbayes.semistructured.formula import Design, formula_variables, split_formula
 from subbayes.semistructured.formula_checks import Missing, complete_rows
@@ -35,14 +35,14 @@ __all__ = ["PreparedModel", "Specification"]
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A specification on its training rows: all that training and sampling need.
+    """A specification with its training rows: all that training and sampling need.
 
     Attributes:
-        specification: what was specified.
+        specification: formula, family, networks and priors.
         frame: the rows without missing values.
         response: the response and its classes.
         structured: the structured predictor, with its priors.
-        encoder: turns rows into inputs.
+        encoder: converts rows to inputs.
         data: inputs and targets.
         deep: the networks, or None.
         dropped: number of rows with missing values, which were dropped.
@@ -96,24 +96,18 @@ class Specification:
     orthogonal: bool | str
     missing: Missing
 
-    @property
-    def response(self) -> str:
-        """The left-hand side of the formula."""
-        return split_formula(self.formula, self.family.parameters[0])[0]
+    def split_formula(self) -> tuple[str, dict[str, str]]:
+        """The response, and the right-hand side of each parameter; by default an intercept.
 
-    @property
-    def right(self) -> dict[str, str]:
-        """Right-hand side by parameter; parameters without a formula have an intercept."""
-        given = split_formula(self.formula, self.family.parameters[0])[1]
-        parameters = ("mu",) if self._ordinal else self.family.parameters
+        Raises:
+            InputError: formulas that cannot be split, or for unknown parameters.
+        """
+        parameters = self.family.formula_parameters
+        response, given = split_formula(self.formula, parameters[0])
         unknown = [name for name in given if name not in parameters]
         if unknown:
             fail("formula", "formulas for " + ", ".join(parameters), ", ".join(unknown))
-        return {name: given.get(name, "1") for name in parameters}
-
-    @property
-    def _ordinal(self) -> bool:
-        return isinstance(self.family, OrdinalFamily)
+        return response, {name: given.get(name, "1") for name in parameters}
 
     def prepare(self, data: Any, inputs: Mapping[str, Any] | None) -> PreparedModel:
         """Read the training rows.
@@ -125,14 +119,17 @@ class Specification:
         Raises:
             InputError: see `SemiStructuredRegression.fit`.
         """
-        frame, tensors, dropped = self._complete(data, inputs)
-        response = Response.from_rows(self.response, frame, self.family)
+        left, right = self.split_formula()
+        frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
+        columns = [*Response(left).variables(frame), *formula_variables(right, frame)]
+        frame, tensors, dropped = self._complete_rows(frame, columns, inputs)
+        response = Response.from_rows(left, frame, self.family)
         y = response.numbers(frame)
         family = self.family
         if isinstance(family, OrdinalFamily):
             assert response.labels is not None
             family = OrdinalFamily(n_classes=len(response.labels))
-        design = Design(self.right, frame, ("mu",) if self._ordinal else ())
+        design = Design(right, frame, ("mu",) if family.n_thresholds else ())
         targets = self._targets(frame, y)
         family.check_targets(targets)
         priors = priors_with(design, default_priors(design, family, y), self.priors)
@@ -146,24 +143,19 @@ class Specification:
         data = Data.of((rows, targets))
         return PreparedModel(self, frame, response, structured, encoder, data, deep, dropped)
 
-    def _complete(
-        self, data: Any, inputs: Mapping[str, Any] | None
+    def _complete_rows(
+        self, frame: pd.DataFrame, columns: list[str], inputs: Mapping[str, Any] | None
     ) -> tuple[pd.DataFrame, dict[str, Any], int]:
         """The rows without missing values, the tensors of these rows, and how many were dropped."""
-        frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
-        columns = [
-            *Response(self.response).variables(frame),
-            *formula_variables(self.right, frame),
-            *(c for part in self.deep.values() for c in part.columns or ()),
-            *self.auxiliary.columns,
-        ]
+        deep = [c for part in self.deep.values() for c in part.columns or ()]
+        columns = [*columns, *deep, *self.auxiliary.columns]
         complete, counts = complete_rows(frame, columns, self.missing)
         tensors = dict(inputs or {})
         dropped = len(frame) - int(complete.sum())
         if dropped:
             shown = ", ".join(f"{n} in {name}" for name, n in counts.items())
             warnings.warn(
-                f"{dropped} of {len(frame)} rows have missing values ({shown}) and are left out",
+                f"{dropped} of {len(frame)} rows have missing values ({shown}) and are dropped",
                 stacklevel=4,
             )
             rows = torch.from_numpy(complete)
@@ -182,25 +174,18 @@ class Specification:
         return values, torch.from_numpy(weight)
 
     def _check_identifiable(self, design: Design, frame: pd.DataFrame) -> None:
-        """Effects that the data cannot distinguish need priors of the user."""
+        """Raise for effects that the data do not identify, unless the user passes priors."""
         if self.priors:
             return
         unpenalised = [i for t in design.terms for i in t.unpenalised]
         if len(unpenalised) >= len(frame):
-            fail(
-                "priors",
-                "priors of your own for as many effects as rows",
-                f"{len(unpenalised)} effects for {len(frame)} rows",
-                "Pass priors={term: scale}",
-            )
+            got = f"{len(unpenalised)} effects for {len(frame)} rows"
+            expected = "priors of your own for as many effects as rows"
+            fail("priors", expected, got, "Pass priors={term: scale}")
         sums = design.collinear(design.matrix(frame)[0])
         if sums:
-            fail(
-                "formula",
-                "columns that are not sums of others",
-                "; ".join(sums),
-                "Leave one out, or pass priors={term: scale}",
-            )
+            remedy = "Leave one out, or pass priors={term: scale}"
+            fail("formula", "columns that are not sums of others", "; ".join(sums), remedy)
 
     def _deep_predictor(
         self,
@@ -212,8 +197,7 @@ class Specification:
         names = structured.design.parameters
         places = {name: names.index(part.parameter or names[0]) for name, part in self.deep.items()}
         scales = torch.ones(len(names), dtype=torch.float64)
-        if self.family.links[0] == "identity" and not self._ordinal:
-            scales[0] = float(np.std(y))
+        scales[0] = predictor_sd(self.family, y)
         modules = {name: part.module for name, part in self.deep.items()}
         deep = DeepPredictor(modules, places, scales, len(names))
         few = {name: tensor[:2] for name, tensor in inputs.items()}
@@ -223,7 +207,7 @@ class Specification:
             if error.argument != "inputs":
                 raise
             shown = [
-                f"{name!r} {_described(few[f'deep {name}'], encoder.column_encoders.get(name))}"
+                f"{name!r} {_describe(few[f'deep {name}'], encoder.column_encoders.get(name))}"
                 for name in self.deep
             ]
             fail(
@@ -235,7 +219,7 @@ class Specification:
         return deep
 
 
-def _described(values: Tensor, encoder: TabularEncoder | None) -> str:
+def _describe(values: Tensor, encoder: TabularEncoder | None) -> str:
     """Describe the inputs of a network in words."""
     if encoder is None:
         return f"{values.dtype} of shape (N, " + ", ".join(map(str, values.shape[1:])) + ")"

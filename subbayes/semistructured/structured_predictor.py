@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.semistructured.effect_priors import EffectPrior, NormalPrior
-from subbayes.semistructured.families import Family, OrdinalFamily
+from subbayes.semistructured.families import Family
 from subbayes.semistructured.formula import Design
 
 __all__ = ["StructuredPredictor"]
@@ -54,7 +54,7 @@ class StructuredPredictor(nn.Module):
         self.design, self.family, self.priors = design, family, dict(priors)
         columns = len(design.names)
         mean, scale = torch.zeros(columns).double(), torch.ones(columns).double()
-        # coordinates whose prior is not normal: their places, the prior, and whether to take logs
+        # coordinates with another prior than a normal one: places, prior, whether to take logs
         self._transforms: list[tuple[slice, EffectPrior, bool]] = []
         transformed: list[int] = []
         for term in design.terms:
@@ -88,9 +88,8 @@ class StructuredPredictor(nn.Module):
         }.items():
             self.register_buffer(name, value, persistent=False)
         self.names = [*design.names, *(f"sd({name})" for name in self._sd_coordinates)]
-        cuts = family.n_classes - 1 if isinstance(family, OrdinalFamily) else 0
-        self.thresholds = range(len(self.names), len(self.names) + cuts)
-        self.names += [f"threshold[{j}]" for j in range(cuts)]
+        self.thresholds = range(len(self.names), len(self.names) + family.n_thresholds)
+        self.names += [f"threshold[{j}]" for j in range(family.n_thresholds)]
         self.size = len(self.names)
 
     def coefficients(self, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S p"]:
@@ -98,11 +97,10 @@ class StructuredPredictor(nn.Module):
         own = zeta[..., : len(self.design.names)]
         beta = self._mean.to(zeta) + self._scale.to(zeta) * own
         if self._transforms:
-            values = [prior.from_standard(own[..., at]) for at, prior, _ in self._transforms]
-            values = [
-                v.log() if log else v
-                for v, (_, _, log) in zip(values, self._transforms, strict=True)
-            ]
+            values = []
+            for at, prior, log in self._transforms:
+                value = prior.from_standard(own[..., at])
+                values.append(value.log() if log else value)
             beta = beta + torch.cat(values, -1) @ self._transform_columns.to(zeta)
         if self._sd_coordinates:
             tau = torch.stack([self.term_sd(name, zeta) for name in self._sd_coordinates], -1)
@@ -167,25 +165,26 @@ class StructuredPredictor(nn.Module):
             beta = self.coefficients(at).numpy()
             sds = {name: self.term_sd(name, at).numpy() for name in self._sd_coordinates}
             cuts = self.threshold_values(at).numpy() if self.thresholds else beta[:, :0]
+        design = self.design
         found: dict[str, np.ndarray] = {}
-        for term in self.design.terms:
+        for term in design.terms:
             if term.kind == "intercept":
                 others = [
                     i
-                    for t in self.design.terms
+                    for t in design.terms
                     if t.parameter == term.parameter and t.kind != "intercept"
                     for i in t.columns
                 ]
-                value = beta[:, term.columns[0]] - beta[:, others] @ self.design.center[others]
-                scale = term.parameter != self.design.parameters[0]
-                if scale and not others and self.family.link(term.parameter) == "log":
+                value = beta[:, term.columns[0]] - beta[:, others] @ design.center[others]
+                is_scale = term.parameter != design.parameters[0]
+                if is_scale and not others and self.family.link(term.parameter) == "log":
                     found[term.parameter] = np.exp(value)
                 else:
                     found[term.name] = value
                 continue
             for i in term.columns if term.kind == "random" else term.unpenalised:
-                found[self.design.names[i]] = beta[:, i]
+                found[design.names[i]] = beta[:, i]
             if term.penalised:
                 found[f"sd({term.name})"] = sds[term.name]
-        shift = beta @ self.design.center
+        shift = beta @ design.center
         return found | {f"threshold[{j}]": cuts[:, j] + shift for j in range(cuts.shape[1])}

@@ -76,7 +76,9 @@ def message(argument: str, expected: str, got: str, remedy: str = "") -> str:
     """
     got = " ".join(got.split())
     line = f"{argument}: expected {expected}, got {got if len(got) < 300 else got[:297] + '...'}."
-    return " ".join((f"{line} {remedy.rstrip('.')}." if remedy else line).split())
+    if remedy and not remedy.endswith((".", "?")):
+        remedy += "."
+    return " ".join(f"{line} {remedy}".split())
 
 
 def fail(argument: str, expected: str, got: Any, remedy: str = "") -> NoReturn:

@@ -655,7 +655,7 @@ CHANGES = {
         "--likelihood: expected one of 'heteroscedastic', 'gaussian', got 'categorical'.",
     ),
     "ignored target": (lambda t: None, ["--ignore", "income"], "--ignore: expected another .*"),
-    "ignored column": (lambda t: None, ["--ignore", "jop"], "--ignore: .*Perhaps 'job' is meant."),
+    "ignored column": (lambda t: None, ["--ignore", "jop"], "--ignore: .*Did you mean 'job'"),
     "categorical": (lambda t: None, ["--categorical", "hight"], "categorical: expected columns.*"),
     "separator": (
         lambda t: None,
@@ -715,7 +715,7 @@ def test_tables_that_cannot_be_read(refused, tmp_path, files):
     )
     fit(files / "income", ".*: expected a name that ends in .*")
     refused(
-        "--target: expected one of the columns .*got 'incom'. Perhaps 'income' is meant.",
+        "--target: expected one of the columns .*got 'incom'. Did you mean 'income'",
         "fit",
         files / "people.csv",
         "--target",
@@ -783,7 +783,7 @@ def test_what_cannot_be_predicted_is_one_line(refused, files, tmp_path):
         2,
     )
     refused(
-        "--keep: expected columns of the table, got 'jop'. Perhaps 'job' is meant.",
+        "--keep: expected columns of the table, got 'jop'. Did you mean 'job'",
         "predict",
         model,
         people,

@@ -305,7 +305,7 @@ def test_options_are_checked():
     refuse(r"^max_categories: expected a whole number of at least 2", people(), max_categories=1)
     refuse(r"^missing_values: expected a list, got '\?'", people(), missing_values="?")
     refuse(
-        r"^categorical: expected columns of the table.*got 'jobs'\. Perhaps 'job' is meant",
+        r"^categorical: expected columns of the table.*got 'jobs'\. Did you mean 'job'",
         people(),
         categorical=["jobs"],
     )
@@ -396,9 +396,7 @@ def test_missing_columns_are_named_with_close_ones():
         X.drop(columns=["age", "job"]),
         fit_on=X,
     )
-    refuse(
-        "got none named 'age'. Perhaps 'Age' is meant", X.rename(columns={"age": "Age"}), fit_on=X
-    )
+    refuse("got none named 'age'. Did you mean 'Age'", X.rename(columns={"age": "Age"}), fit_on=X)
     refuse("the 5 columns it was fitted with, got 2 columns", np.ones((3, 2)), fit_on=X)
 
 

@@ -116,7 +116,7 @@ def test_target_column_and_row_count(tmp_path):
     with pytest.raises(
         InputError,
         match=r"^target: expected one of the columns 'Price', 'area', "
-        r"got 'price'\. Perhaps 'Price' is meant\.$",
+        r"got 'price'\. Did you mean 'Price'\?$",
     ):
         read_table(path, target="price")
     with pytest.raises(InputError, match="got 'zzz'. Name the column to predict"):

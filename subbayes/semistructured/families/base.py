@@ -70,9 +70,14 @@ class Family(Likelihood):
         return tuple(self.allowed)
 
     @property
+    def n_thresholds(self) -> int:
+        """Number of thresholds between ordered classes, the last parameters."""
+        return 0
+
+    @property
     def formula_parameters(self) -> tuple[str, ...]:
-        """Parameters whose predictor a formula or a network describes; others are thresholds."""
-        return self.parameters
+        """The parameters with effects and networks: all but the thresholds."""
+        return self.parameters[: len(self.parameters) - self.n_thresholds]
 
     def link(self, parameter: str) -> str:
         """The link of a parameter, by name."""

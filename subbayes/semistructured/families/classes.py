@@ -74,9 +74,9 @@ class OrdinalFamily(Family):
         return ("mu", *(f"threshold[{j}]" for j in range(self.n_classes - 1)))
 
     @property
-    def formula_parameters(self) -> tuple[str, ...]:
-        """The location."""
-        return ("mu",)
+    def n_thresholds(self) -> int:
+        """K - 1."""
+        return self.n_classes - 1
 
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
         """Networks predict only the location: the thresholds are effects."""
