@@ -1,1 +1,1 @@
-"""What subspace inference is compared with, one file a method; all return a `Predictive`."""
+"""Methods that subspace inference is compared with, one file each; all return a `Predictive`."""

@@ -1,4 +1,4 @@
-"""Deep ensembles (Lakshminarayanan et al. 2017): the same network trained S times anew."""
+"""Deep ensembles (Lakshminarayanan et al. 2017): one network trained from S initial weights."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def deep_ensemble(
     output: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
 ) -> WeightSamples:
-    r"""Train members from their own initial weights and in their own order of the data.
+    r"""Train members from different initial weights, with the data in different orders.
 
     $$ p(y \mid x) \approx \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w_s), \sigma_s) $$
 
-    Member s is seeded by the seed and s, whatever the number of members; all are trained at
-    once where that is possible (see `train_many`). Parameters of the likelihood are each
-    member's own. The adversarial examples of the paper are left out.
+    Member s is seeded by the seed and s, whatever the number of members; all are trained at once
+    if possible (see `train_many`). Each member learns its own parameters of the likelihood. The
+    adversarial examples of the paper are left out.
 
     Args:
-        module: the architecture; each member is a copy of it with fresh initial weights (frozen
-            parameters keep their values). Not changed.
+        module: the architecture, not changed; each member is a copy with fresh initial weights, in
+            which frozen parameters keep their values.
         likelihood: p(y | f).
         data: as for `train`.
         training: how each member is trained, as for `train`.
         members: number of members S.
         factory: makes a module with fresh weights from torch's global generator, which is
-            seeded for it; needed where a layer has no `reset_parameters`.
+            seeded for it; needed if a layer has no `reset_parameters`.
         seed: of initial weights, shuffling and dropout.
         validation: held-out data, as for `train`.
         parameters: which parameters are weights, as for `Network`.
@@ -89,7 +89,7 @@ def deep_ensemble(
 def ensemble_from_results(
     results: Sequence[TrainingResult], name: str = "deep ensemble"
 ) -> WeightSamples:
-    """An ensemble of networks that have been trained already.
+    """An ensemble of trained networks.
 
     Args:
         results: what `train` returned for each member; one architecture.

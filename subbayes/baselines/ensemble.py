@@ -1,4 +1,4 @@
-r"""A holder of weight vectors: MAP, SWA, SWAG and deep ensembles are S of them, averaged.
+r"""Weight vectors whose predictions are averaged: MAP, SWA, SWAG and deep ensembles.
 
 $$ p(y \mid x) = \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w_s)) $$
 """
@@ -34,18 +34,18 @@ __all__ = ["WeightSamples", "rebuild", "stack_likelihoods"]
 
 @dataclass(frozen=True)
 class WeightSamples(Predictor):
-    """Weight vectors of one network, each with an equal vote.
+    """Weight vectors of one network, with equal weights in the mixture.
 
     Args:
         network: the network.
         weights: S weight vectors, shape (S, D).
         likelihood: one for all, or one for each weight vector (with `stack_likelihoods`).
         name: what tables call it.
-        frozen: parameters that are not weights, and buffers, of each weight vector, where they
-            have their own (BatchNorm statistics of ensemble members).
+        frozen: parameters that are not weights, and buffers, of each weight vector, if they differ
+            (BatchNorm statistics of ensemble members).
 
     Raises:
-        InputError: weights that are not the network's.
+        InputError: weights of another shape, or that are not finite.
 
     Example:
         >>> network = Network(torch.nn.Linear(2, 1))
@@ -80,11 +80,6 @@ class WeightSamples(Predictor):
             )
 
     @property
-    def label(self) -> str:
-        """The name."""
-        return self.name
-
-    @property
     def default_draws(self) -> int:
         """Number of weight vectors."""
         return len(self.weights)
@@ -99,52 +94,36 @@ class WeightSamples(Predictor):
         memory_limit: int = 2**30,
         progress: bool | None = False,
     ) -> Predictive:
-        """Average the predictions of the weight vectors.
+        """Average the predictions of the weight vectors; see `Predictor.predict`.
 
-        Args:
-            inputs: new inputs in the form the module takes, or a loader of them.
-            n_draws: use this many evenly spaced weight vectors instead of all.
-            noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
-            refresh_batchnorm: data to re-estimate BatchNorm statistics on for each weight
-                vector; costs one pass over them per vector.
-            memory_limit: bytes of activations held at once.
-            progress: show a progress bar; None shows it on a terminal.
+        With `refresh_batchnorm`, data to collect BatchNorm statistics on again for each weight
+        vector, it costs a further pass over these per vector. `n_draws` selects evenly spaced ones.
         """
         refresh = (
             None if refresh_batchnorm is None else Data.of(refresh_batchnorm, "refresh_batchnorm")
         )
+        samples = self
         if n_draws is not None and check_count("n_draws", n_draws) < len(self.weights):
-            return self._thinned(n_draws).predict(
-                inputs,
-                noise=noise,
-                refresh_batchnorm=refresh,
-                memory_limit=memory_limit,
-                progress=progress,
-            )
-        if self.frozen is None:
+            samples = self._thinned(n_draws)
+        options: dict[str, Any] = {"refresh_batchnorm": refresh, "memory_limit": memory_limit}
+        if samples.frozen is None:
             return average(
                 self.network,
-                self.likelihood,
-                self.weights,
+                samples.likelihood,
+                samples.weights,
                 inputs,
                 noise=noise,
-                refresh_batchnorm=refresh,
-                memory_limit=memory_limit,
                 progress=progress,
+                **options,
             )
         parts = [
             average(
-                self.network.with_buffers(own),
-                self.likelihood,
-                row[None],
-                inputs,
-                refresh_batchnorm=refresh,
-                memory_limit=memory_limit,
+                self.network.with_buffers(own), samples.likelihood, row[None], inputs, **options
             ).outputs
-            for own, row in zip(self.frozen, self.weights, strict=True)
+            for own, row in zip(samples.frozen, samples.weights, strict=True)
         ]
         outputs = torch.cat(parts)
-        return Predictive(outputs, with_noise(self.likelihood, noise, outputs.shape[1]))
+        return Predictive(outputs, with_noise(samples.likelihood, noise, outputs.shape[1]))
 
     def _thinned(self, count: int) -> WeightSamples:
         """Some of the weight vectors, evenly spaced."""
@@ -157,7 +136,7 @@ class WeightSamples(Predictor):
         )
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """The network, the weight vectors, and the buffers that each has of its own."""
+        """The network, the weight vectors, and buffers of each if they differ."""
         found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
         found["weights"] = self.weights
         for s, own in enumerate(self.frozen or ()):
@@ -165,7 +144,7 @@ class WeightSamples(Predictor):
         return found
 
     def facts(self) -> dict[str, Any]:
-        """The architecture, the likelihood of each weight vector or one for all, and the name."""
+        """The architecture, the name, and one likelihood or one for each weight vector."""
         each = [
             _flat(self.likelihood.select_draws(torch.tensor([s])).to_config())
             for s in range(len(self.weights))
@@ -186,15 +165,7 @@ def rebuild(
     likelihood: Likelihood | None = None,
     output: Callable[[Any], Tensor] | None = None,
 ) -> WeightSamples:
-    """Rebuild weight vectors from their artifact; see `subbayes.load`.
-
-    Args:
-        tensors: as saved.
-        facts: as saved.
-        module: a module of the same architecture, unless it is an `MLP`.
-        likelihood: a likelihood of your own.
-        output: picks the tensor out of what the module returns.
-    """
+    """Rebuild weight vectors from their artifact; see `subbayes.load`."""
     weights = tensors["weights"]
     network = network_from(tensors, facts["network"], weights[0], module, output)
     buffers = [strip_prefix(f"buffers.{s}", tensors) for s in range(len(weights))]
@@ -208,7 +179,7 @@ def rebuild(
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of one draw, (1, 1, T) in a stack, as a list of T numbers."""
+    """Flatten the parameters of one draw, (1, 1, T) in a stack, to lists of T numbers."""
     return {
         k: _flat(v) if isinstance(v, dict) else np.ravel(v).tolist() if isinstance(v, list) else v
         for k, v in config.items()
@@ -216,13 +187,13 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def stack_likelihoods(likelihoods: Sequence[Likelihood]) -> Likelihood:
-    """One likelihood for S draws with parameters of their own, as tensors of shape (S, 1, T).
+    """One likelihood whose parameters differ between S draws, as tensors of shape (S, 1, T).
 
     Args:
         likelihoods: one per draw, of one kind.
 
     Raises:
-        InputError: kinds or units that differ, or parameters not learned.
+        InputError: kinds or units that differ, or parameters that are not learned.
 
     Example:
         >>> stack_likelihoods([Gaussian(noise=(1.0,)), Gaussian(noise=(2.0,))]).noise.shape
@@ -240,7 +211,7 @@ def stack_likelihoods(likelihoods: Sequence[Likelihood]) -> Likelihood:
         return replace(first, global_variance=_stack([one.global_variance for one in each]))
     if isinstance(first, Standardized):
         if len({(one.shift, one.scale) for one in each}) > 1:
-            fail("likelihoods", "targets standardised alike", "different units")
+            fail("likelihoods", "targets standardised with the same units", "different units")
         return replace(first, likelihood=stack_likelihoods([one.likelihood for one in each]))
     fail("likelihoods", "the same parameters for all, or a Gaussian likelihood", repr(first))
 

@@ -1,4 +1,4 @@
-"""MAP and SWA: one weight vector, so no epistemic part."""
+"""MAP and SWA: predictions of one weight vector, without epistemic uncertainty."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["point_estimate"]
 
 
 def point_estimate(result: Any, name: str | None = None) -> WeightSamples:
-    """The point estimate of a training: MAP of `train`, SWA of `swa`.
+    """The point estimate of a training: MAP after `train`, SWA after `swa`.
 
     Args:
         result: a `TrainingResult` or an `SwaResult`.
         name: what tables call it; by default "MAP" or "SWA".
 
     Raises:
-        InputTypeError: another object.
+        InputTypeError: any other object.
 
     Example:
         >>> import torch, subbayes

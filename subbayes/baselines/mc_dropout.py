@@ -1,4 +1,4 @@
-r"""MC dropout (Gal and Ghahramani 2016): dropout left on at prediction.
+r"""MC dropout (Gal and Ghahramani 2016): dropout stays active at prediction.
 
 $$ p(y \mid x) \approx \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w \odot m_s)), \qquad
    m_s \sim \mathrm{dropout} $$
@@ -42,11 +42,11 @@ def mc_dropout(
 ) -> McDropout:
     """Predict with random dropout masks.
 
-    One draw is one set of masks, the same for all rows, so that a draw is a function of x as it
-    is for every other method; for one row the distribution is that of the paper. Hence neither
-    the batch size nor the other rows matter. Dropout that is not a layer of its own is not
-    found and stays off: `functional.dropout`, and the `dropout` argument of recurrent and
-    attention layers.
+    One draw is one set of masks, the same for all rows, so that a draw is a function of x, as it is
+    for every other method, and does not depend on the batch size or on the other rows. For a single
+    row the distribution is that of the paper. Dropout that is not a layer of its own
+    (`functional.dropout`, the `dropout` argument of recurrent and attention layers) is not detected
+    and stays off.
 
     Args:
         trained: what `train` returned for a module with dropout layers, or such a module.
@@ -77,7 +77,7 @@ def mc_dropout(
         fail_type("trained", "a TrainingResult or a module", trained)
     if likelihood is None:
         fail("likelihood", "the likelihood the module was trained with", "None")
-    return _masked(network, likelihood, n_draws, seed)
+    return _with_masks(network, likelihood, n_draws, seed)
 
 
 def rebuild(
@@ -88,25 +88,17 @@ def rebuild(
     likelihood: Likelihood | None = None,
     output: Callable[[Any], Tensor] | None = None,
 ) -> McDropout:
-    """Rebuild MC dropout from its artifact; see `subbayes.load`.
-
-    Args:
-        tensors: as saved.
-        facts: as saved.
-        module: a module of the same architecture, unless it is an `MLP`.
-        likelihood: a likelihood of your own.
-        output: picks the tensor out of what the module returns.
-    """
+    """Rebuild MC dropout from its artifact; see `subbayes.load`."""
     network = network_from(tensors, facts["network"], tensors["weights"], module, output)
     likelihood = likelihood or from_config(facts["likelihood"])
     return replace(
-        _masked(network, likelihood, facts["n_draws"], facts["seed"]), name=facts["name"]
+        _with_masks(network, likelihood, facts["n_draws"], facts["seed"]), name=facts["name"]
     )
 
 
-def _masked(network: Network, likelihood: Likelihood, n_draws: int, seed: int) -> McDropout:
+def _with_masks(network: Network, likelihood: Likelihood, n_draws: int, seed: int) -> McDropout:
     module = network.module_with()
-    masks = _replace(module, seed)
+    masks = _insert_masks(module, seed)
     if not masks:
         fail(
             "module",
@@ -119,11 +111,11 @@ def _masked(network: Network, likelihood: Likelihood, n_draws: int, seed: int) -
 
 @dataclass(frozen=True)
 class McDropout(Predictor):
-    """A module whose dropout layers draw one mask per draw.
+    """A module whose dropout layers use one mask per draw.
 
     Attributes:
-        network: the network it was made of.
-        module: a copy with masks in place of dropout layers.
+        network: the network.
+        module: a copy of its module, with masks in place of dropout layers.
         likelihood: p(y | f).
         n_draws: number of sets of masks.
         masks: the masks.
@@ -140,11 +132,6 @@ class McDropout(Predictor):
     masks: tuple[Mask, ...]
     name: str = "MC dropout"
     seed: int = 0
-
-    @property
-    def label(self) -> str:
-        """The name."""
-        return self.name
 
     @property
     def default_draws(self) -> int:
@@ -173,13 +160,9 @@ class McDropout(Predictor):
         noise: Any = None,
         batch_size: int | None = None,
     ) -> Predictive:
-        """Average over the sets of masks.
+        """Average over at most `n_draws` sets of masks; see `Predictor.predict`.
 
-        Args:
-            inputs: new inputs in the form the module takes, or a loader of them.
-            n_draws: use at most this many sets of masks.
-            noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
-            batch_size: rows per pass; by default all.
+        `batch_size` is the number of rows per pass, by default all.
         """
         count = self.n_draws
         if n_draws is not None:
@@ -207,8 +190,8 @@ class McDropout(Predictor):
 class Mask(nn.Module):
     """A dropout layer with one mask for all rows, drawn from a seed.
 
-    Given its mask every kind of dropout is affine, x -> a x + b: b is what it makes of zeros,
-    a + b what it makes of ones.
+    Given its mask every kind of dropout is affine, x -> a x + b, where b is the output for zeros
+    and a + b the output for ones.
     """
 
     def __init__(self, layer: nn.Module, seed: int) -> None:
@@ -217,11 +200,11 @@ class Mask(nn.Module):
         self.seed, self.draw, self.call = seed, 0, 0
 
     def begin(self, draw: int) -> None:
-        """A pass of a draw begins; a layer called twice in it has two masks."""
+        """Begin a pass of a draw, in which each call of the layer has its own mask."""
         self.draw, self.call = draw, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """a x + b."""
+        """The output a x + b."""
         one_row = torch.ones_like(x[:1])
         seed = derive_seed(self.seed, self.draw, self.call)
         self.call += 1
@@ -232,8 +215,8 @@ class Mask(nn.Module):
         return of_zeros + x * (of_ones - of_zeros)
 
 
-def _replace(module: nn.Module, seed: int) -> list[Mask]:
-    """Put masks in place of dropout layers, one for each layer however often it is used."""
+def _insert_masks(module: nn.Module, seed: int) -> list[Mask]:
+    """Replace dropout layers by masks, a layer that is used several times by one mask."""
     masks: dict[int, Mask] = {}
     for parent, name, layer in list(_dropouts(module)):
         mask = masks.setdefault(id(layer), Mask(layer, derive_seed(seed, len(masks))))

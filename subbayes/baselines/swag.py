@@ -17,7 +17,7 @@ def swag(
          + \sqrt{\alpha / (2 (M - 1))}\, A^\top \epsilon_2 $$
 
     The draws use the BatchNorm statistics of the average; `predict(refresh_batchnorm=data)`
-    collects them anew for each draw, as the paper does.
+    collects them again for each draw, as the paper does.
 
     Args:
         result: what `swa` returns.

@@ -1,7 +1,7 @@
-r"""Temperature scaling (Guo et al. 2017): one number for confidence, fitted on held-out data.
+r"""Temperature scaling (Guo et al. 2017): one temperature fitted on held-out data.
 
-Classification divides the logits, $p_\tau(y = c) \propto \exp(f_c / \tau)$; for regression the
-same idea multiplies the standard deviation of the noise, $y \sim N(\mu, \tau^2 \sigma^2)$.
+Classification divides the logits, $p_\tau(y = c) \propto \exp(f_c / \tau)$; regression multiplies
+the standard deviation of the noise, $y \sim N(\mu, \tau^2 \sigma^2)$.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def temperature_scaling(base: Any, validation: Any) -> TemperatureScaled:
 
     $$ \hat\tau = \arg\max_\tau \sum_n \log p_\tau(y_n \mid x_n) $$
 
-    For one network the problem is convex in $1 / \tau$. For a mixture every component is
-    scaled by the same $\tau$.
+    For one network the problem is convex in $1 / \tau$. All components of a mixture are scaled by
+    the same $\tau$.
 
     Args:
-        base: what predicts: a baseline, a fitted model, anything with `predict` and `name`.
+        base: a baseline, a fitted model, or any object with `predict`.
         validation: held-out (inputs, y), `Data`, a `Dataset` or a `DataLoader`.
 
     Raises:
-        InputError: a likelihood that has no scale (counts), or held-out data that fit
-            perfectly or are of no use, so that no temperature is best.
+        InputError: a likelihood without a scale (counts), or held-out data for which no temperature
+            is best, because they are predicted perfectly or not at all.
 
     Example:
         >>> import torch, subbayes
@@ -66,11 +66,11 @@ def temperature_scaling(base: Any, validation: Any) -> TemperatureScaled:
 
 @dataclass(frozen=True)
 class TemperatureScaled(Predictor):
-    r"""A predictor with its confidence corrected.
+    r"""A predictor whose predictive distributions are scaled by a temperature.
 
     Attributes:
-        base: what predicts.
-        temperature: $\tau$; above 1 the base was overconfident.
+        base: the predictor.
+        temperature: $\tau$; above 1 if the base is overconfident.
     """
 
     kind: ClassVar[str] = "temperature-scaled"
@@ -83,13 +83,8 @@ class TemperatureScaled(Predictor):
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The name of the base, with "temperature"."""
         return f"{getattr(self.base, 'name', 'model')} + temperature"
-
-    @property
-    def label(self) -> str:
-        """The name."""
-        return self.name
 
     @property
     def default_draws(self) -> int:
@@ -97,13 +92,13 @@ class TemperatureScaled(Predictor):
         return self.base.default_draws
 
     def predict(self, inputs: Any, *, n_draws: int | None = None, **options: Any) -> Predictive:
-        """The base's prediction, scaled; options go to the base."""
+        """The scaled prediction of the base, to which options are passed."""
         if n_draws is not None:
             options["n_draws"] = n_draws
         return scale_predictive(self.base.predict(inputs, **options), self.temperature)
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """Those of the base."""
+        """Tensors of the base."""
         return self.base.tensors()
 
     def facts(self) -> dict[str, Any]:
@@ -117,13 +112,7 @@ class TemperatureScaled(Predictor):
 def rebuild_scaled(
     tensors: dict[str, Tensor], facts: dict[str, Any], **options: Any
 ) -> TemperatureScaled:
-    """Rebuild a scaled predictor from its artifact; see `subbayes.load`.
-
-    Args:
-        tensors: as saved.
-        facts: as saved.
-        options: of the base.
-    """
+    """Rebuild a scaled predictor from its artifact; `options` are those of the base."""
     base = rebuild(facts["model"]["kind"], tensors, facts["model"]["facts"], options)
     return TemperatureScaled(base, facts["temperature"])
 
@@ -149,7 +138,7 @@ class ScaledNoise(GaussianLike):
         return self.factor**2 * self.likelihood.variance(outputs)
 
     def n_outputs(self, y: Targets) -> int:
-        """As many as the likelihood needs."""
+        """Number of outputs that the likelihood needs."""
         return self.likelihood.n_outputs(y)
 
     def select_draws(self, index: Tensor) -> ScaledNoise:
@@ -173,14 +162,13 @@ def scale_predictive(predictive: Predictive, tau: float) -> Predictive:
 
 
 def _predicted(base: Any, inputs: Any, y: Targets) -> tuple[Predictive, Tensor]:
-    """The base's prediction of held-out rows, with their noise where it is known."""
+    """The prediction of the base for held-out rows, with their noise if it is known."""
     if isinstance(y, Tensor):
         return base.predict(inputs), y
     return base.predict(inputs, noise=y[1]), y[0]
 
 
 def _minimum(score: Callable[[float], float], reach: float = math.log(1e4)) -> float:
-    """The minimum in (-reach, reach)."""
     from scipy.optimize import minimize_scalar
 
     found = minimize_scalar(

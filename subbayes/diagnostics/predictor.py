@@ -42,10 +42,14 @@ class Predictor(ABC):
         def likelihood(self) -> Any:
             """p(y | f)."""
 
+        @property
+        def name(self) -> Any:
+            """The name of the method, where a user chooses it."""
+
     @property
-    @abstractmethod
     def label(self) -> str:
-        """The name of the method in tables."""
+        """The name of the method in tables; by default `name`."""
+        return self.name
 
     @property
     @abstractmethod
@@ -54,7 +58,21 @@ class Predictor(ABC):
 
     @abstractmethod
     def predict(self, inputs: Any, *args: Any, **options: Any) -> Predictive:
-        """The predictive distribution at inputs; `n_draws` chooses the number of draws."""
+        """The predictive distribution at inputs, averaged over draws.
+
+        Keyword arguments of most models are `n_draws` (number of draws, all by default), `noise`
+        (noise scale per new row, for `Gaussian(noise="per-observation")`), `memory_limit` (bytes
+        of activations held at once), and `progress` (show a progress bar; None shows it on a
+        terminal).
+
+        Args:
+            inputs: new inputs in the form the module takes, or a loader of them.
+            args: none.
+            options: as above, and further ones of each model.
+
+        Raises:
+            InputError: inputs that the module does not take.
+        """
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor | np.ndarray]:

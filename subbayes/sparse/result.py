@@ -1,4 +1,4 @@
-"""A trained sparse network: predictions in every mode, inclusion, density."""
+"""A trained sparse network: inclusion probabilities, predictions in every mode, and export."""
 
 from __future__ import annotations
 
@@ -45,33 +45,30 @@ __all__ = ["STRUCTURE_MODES", "WEIGHT_MODES", "SparseNetwork", "rebuild", "rever
 
 STRUCTURE_MODES = ("sample", "all", "median")
 WEIGHT_MODES = ("sample", "mean")
-_MIN_WEIGHTS = 50_000  # weights of linear layers for which sparse products are worth it,
-_MAX_DENSITY = 0.25  # and the density up to which
+_MIN_WEIGHTS = 50_000  # sparse products are faster from this many weights of linear layers
+_MAX_DENSITY = 0.25  # up to this density
 
 
 def revert(module: nn.Module) -> nn.Module:
-    r"""A module with the layers it was converted from, with the means of weights that are in.
+    r"""A copy of a converted module with its original layers, at the means of included weights.
 
-    That is $\kappa$ in all of them; `SparseNetwork.weights("all", "mean")` has the posterior means
+    These means are $\kappa$; `SparseNetwork.weights("all", "mean")` has the posterior means
     $\alpha\kappa$.
     """
     made = copy.deepcopy(module)
     for name, layer in sparse_layers(module).items():
-        made = replace_layer(made, name, _restored(layer))
+        original = copy.deepcopy(layer.original[0])
+        means = {"weight": layer.mean, "bias": layer.bias_mean}
+        original.load_state_dict(  # assigned: the layer may be on another device by now
+            {name: value.detach().clone() for name, value in means.items() if value is not None},
+            assign=True,
+        )
+        made = replace_layer(made, name, original)
     return made.eval()
 
 
-def _restored(layer: SparseLayer) -> nn.Module:
-    found = copy.deepcopy(layer.original[0])
-    means = {"weight": layer.mean} | ({} if layer.bias_mean is None else {"bias": layer.bias_mean})
-    found.load_state_dict(  # assigned, for the layer may have moved to another device or dtype
-        {name: value.detach().clone() for name, value in means.items()}, assign=True
-    )
-    return found.train(layer.training)
-
-
-def _scale(slab: Slab) -> float:
-    """Of the normal prior that takes a slab's place."""
+def _prior_scale(slab: Slab) -> float:
+    """Standard deviation of the normal prior that replaces a slab."""
     hyper = {name: math.exp(float(value.detach())) for name, value in slab.named_parameters()}
     if isinstance(slab, NormalSlab):
         return hyper["log_scale"]
@@ -90,7 +87,7 @@ class SparseNetwork(Predictor):
         history: by epoch: "elbo" (mean over steps), "kl", "density" (share of weights with an
             inclusion probability above 1/2), "accuracy" of draws on training rows.
         output: picks the tensor out of what the module returns, as for `Network`.
-        n_draws: number of networks drawn for a prediction, by default.
+        n_draws: default number of networks drawn for a prediction.
     """
 
     kind: ClassVar[str] = "sparse-network"
@@ -108,7 +105,7 @@ class SparseNetwork(Predictor):
 
     @cached_property
     def network(self) -> Network:
-        """The network without indicators, as a function of one weight vector."""
+        """The network as a function of one weight vector, without indicators."""
         return Network(revert(self.module), output=self.output)
 
     @property
@@ -122,7 +119,7 @@ class SparseNetwork(Predictor):
             f"density {self.density():.3g}, {self.likelihood!r})"
         )
 
-    # --- what every model has ---------------------------------------------------------------
+    # --- the interface of predictors --------------------------------------------------------
 
     @property
     def label(self) -> str:
@@ -131,15 +128,15 @@ class SparseNetwork(Predictor):
 
     @property
     def default_draws(self) -> int:
-        """Number of networks drawn for a prediction, by default."""
+        """Default number of networks drawn for a prediction."""
         return self.n_draws
 
     def describe(self) -> dict[str, str]:
-        """What the model is, in words."""
+        """The network, likelihood, method and density, in words."""
         return super().describe() | {"density": f"{100 * self.density():.3g} % of the weights"}
 
     def fit_summary(self) -> dict[str, Any]:
-        """Density, and mean inclusion probability by layer."""
+        """Density and mean inclusion probabilities by layer."""
         return {
             "method": "sparse",
             "density": self.density(),
@@ -147,7 +144,7 @@ class SparseNetwork(Predictor):
         }
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """The converted module and the network that it was made from."""
+        """The state of the converted module, and its original network."""
         return {
             **network_tensors(self.network),
             "weights": self.network.weights,
@@ -169,15 +166,15 @@ class SparseNetwork(Predictor):
     @staticmethod
     def density_of(layers: Mapping[str, SparseLayer]) -> float:
         """Share of weights with an inclusion probability above one half."""
-        inside = sum(int(layer.included().count_nonzero()) for layer in layers.values())
-        return inside / sum(layer.mean.numel() for layer in layers.values())
+        included = sum(int(layer.included().count_nonzero()) for layer in layers.values())
+        return included / sum(layer.mean.numel() for layer in layers.values())
 
     def density(self, structure: str = "median") -> float:
         """Share of the weights that a prediction uses.
 
         Args:
             structure: "median" counts probabilities above 1/2; "sample" gives the expected share
-                in a draw; "all" is 1. Biases do not count, nor do layers that were kept.
+                in a draw; "all" is 1. Biases and layers that are not converted do not count.
         """
         check_choice("structure", structure, STRUCTURE_MODES)
         if structure == "all":
@@ -215,15 +212,15 @@ class SparseNetwork(Predictor):
     def feature_inclusion(
         self, layer: str | None = None, draws: int = 1000, seed: int = 0
     ) -> Float[np.ndarray, "inputs"]:
-        """Probability that weights which are in lead from an input through a layer to the output.
+        """Probability that an input is connected to the output by included weights of a layer.
 
-        That is the probability that the input is used at all, if the layer alone reads it. Weights
-        that lead to units which nothing reads do not count: of them the data say nothing. See
-        `paths.path_probability`.
+        If the layer alone reads the input, that is the probability that the input is used at all.
+        Weights of units that nothing reads do not count, because the data carry no information on
+        them. See `path_inclusion.path_probability`.
 
         Args:
-            layer: whose inputs; by default the first converted layer that reads the module's. A
-                warning says where these surely are read, or may be, by something else too.
+            layer: whose inputs; by default the first converted layer that reads those of the
+                module. A warning tells if anything else reads these too, or may do so.
             draws: of the indicators of the layers that follow.
             seed: of the draws.
 
@@ -231,7 +228,7 @@ class SparseNetwork(Predictor):
             One probability for each input feature or channel.
 
         Raises:
-            InputError: no such layer, or one whose whole units are in or out.
+            InputError: an unknown layer, or one with indicators of whole units.
 
         Example:
             >>> from subbayes import sparse
@@ -245,11 +242,13 @@ class SparseNetwork(Predictor):
             readers, alone = readers_of_inputs(module, names)
             layer = (readers or names)[0]
             if len(readers) > 1 or not alone:
-                others = ", ".join(map(repr, readers[1:])) or "something beside converted layers"
+                others = (
+                    ", ".join(map(repr, readers[1:])) or "something other than converted layers"
+                )
                 warnings.warn(
                     f"The module's inputs may be read by {others} too: these are the "
                     f"probabilities that they are used through layer {layer!r}. Pass "
-                    f"layer={layer!r} where that is meant",
+                    f"layer={layer!r} if that is what you want",
                     stacklevel=2,
                 )
         check_choice("layer", layer, names)
@@ -264,18 +263,19 @@ class SparseNetwork(Predictor):
     def weights(
         self, structure: str = "sample", weights: str = "sample", draws: int = 10, seed: int = 0
     ) -> Float[Tensor, "S D"]:
-        r"""Weight vectors of `network`, zeros where weights are out.
+        r"""Weight vectors of `network`, with zeros for excluded weights.
 
         Args:
-            structure: indicators: "sample" draws them, "median" has those with a probability
-                above 1/2, "all" takes their expectation.
-            weights: "sample" draws the weights that are in, "mean" takes their means: with "all"
-                that is the posterior mean $\alpha\kappa$.
-            draws: how many; one where nothing is drawn.
+            structure: "sample" draws the indicators, "median" includes weights with a probability
+                above 1/2, "all" multiplies weights by their probabilities.
+            weights: "sample" draws the included weights, "mean" uses their means; "all" with
+                "mean" is the posterior mean $\alpha\kappa$.
+            draws: number of draws; one if nothing is drawn.
             seed: of the draws.
 
         Raises:
-            InputError: "all" with "sample" where draws leave weights out, no mode of the paper.
+            InputError: "all" with "sample" where draws exclude weights, which the paper does not
+                define.
 
         Source: Hubin and Storvik (2024), section 3.4, with $\delta = 0$.
         """
@@ -283,7 +283,7 @@ class SparseNetwork(Predictor):
 
     @torch.no_grad()
     def _vectors(self, drawn: list[dict[str, LayerDraw]]) -> Float[Tensor, "S D"]:
-        """Draws as weight vectors; they are emptied, so that their numbers are not held twice."""
+        """Convert draws to weight vectors, and empty them to save memory."""
         spans = self.network.spans
         found = self.network.weights.expand(len(drawn), -1).clone()
         for row, draw in zip(found, drawn, strict=True):
@@ -298,16 +298,16 @@ class SparseNetwork(Predictor):
     def _draws(
         self, structure: str, weights: str, draws: int, seed: int
     ) -> Iterator[dict[str, LayerDraw]]:
-        """One draw after the other: the first ones are the same however many follow."""
+        """Draw one network after the other; their number does not change the first ones."""
         check_choice("structure", structure, STRUCTURE_MODES)
         check_choice("weights", weights, WEIGHT_MODES)
         dense = all(layer.posterior in ALWAYS_INCLUDED for layer in self.layers.values())
         if (structure, weights) == ("all", "sample") and not dense:
             fail(
                 "weights",
-                "'mean' where all weights are in at their expectation",
+                "'mean' with structure='all', which uses expected weights",
                 "'sample'",
-                "Pass weights='mean' beside structure='all', or another structure",
+                "Pass weights='mean', or another structure",
             )
         random = structure == "sample" or weights == "sample"
         count = check_count("draws", draws) if random else 1
@@ -329,16 +329,10 @@ class SparseNetwork(Predictor):
         memory_limit: int = 2**30,
         progress: bool | None = False,
     ) -> Predictive:
-        """Predictions of new inputs, averaged over draws of the network.
+        """Average predictions over draws of the network; see `Predictor.predict`.
 
-        Args:
-            inputs: in the form the module takes, or a loader of them.
-            n_draws: number of draws R; by default that of the network.
-            structure: "sample" (SIM), "median" (MED) or "all" (ALL).
-            weights: "sample" (SIM) or "mean" (MEA).
-            seed: of the draws.
-            memory_limit: bytes of activations held at once.
-            progress: show a progress bar; None shows it on a terminal.
+        `structure` ("sample", "median" or "all") and `weights` ("sample" or "mean") are those of
+        `weights`, and `seed` is that of the draws.
         """
         count = self.n_draws if n_draws is None else check_count("n_draws", n_draws)
         drawn = list(self._draws(structure, weights, count, seed))
@@ -363,9 +357,9 @@ class SparseNetwork(Predictor):
         return SampledNetwork(self.network, tuple(self.layers))
 
     def _uses_sparse_products(self, drawn: dict[str, LayerDraw]) -> bool:
-        """Whether products with sparse matrices are the faster way to predict."""
+        """Whether predictions by products with sparse matrices are faster."""
         linear = [own for name, own in drawn.items() if self.layers[name].operation.linear]
-        inside = sum(len(own.values) for own in linear)
+        included = sum(len(own.values) for own in linear)
         total = sum(
             len(own.values) if own.pattern is None else math.prod(own.pattern.shape)
             for own in linear
@@ -373,17 +367,17 @@ class SparseNetwork(Predictor):
         return (
             total >= _MIN_WEIGHTS
             and self.network.device.type == "cpu"
-            and inside <= _MAX_DENSITY * total
+            and included <= _MAX_DENSITY * total
         )
 
-    # --- what is taken away -----------------------------------------------------------------
+    # --- other models -----------------------------------------------------------------------
 
     def export(self, example: Any = None, layout: str = "auto") -> SmallNetwork:
         """The median model with the means of its weights, as a small plain module.
 
         Args:
-            example: inputs to choose layouts with, of the size that will be predicted; without
-                them all layers are dense.
+            example: inputs to choose layouts with, as large as those to predict; without them all
+                layers are dense.
             layout: "dense", "csr" (compressed sparse rows), or "auto", whichever is faster.
 
         Returns:
@@ -405,28 +399,29 @@ class SparseNetwork(Predictor):
 
         Args:
             data: the rows.
-            prior_scale: standard deviation of the weights' normal prior. By default each layer's
-                weights and biases have the scale of its slab: s of a `NormalSlab`, that of the t,
-                $\sqrt{b / a}$, of a `StudentTSlab`; all others have 1.
+            prior_scale: standard deviation of the normal prior of the weights. By default each
+                layer has the scale of its slab: s of a `NormalSlab`, $\sqrt{b / a}$ of a
+                `StudentTSlab`, and 1 of any other.
             options: further arguments of `Posterior`.
 
         Returns:
-            A posterior over the weights that are in, and the biases; coordinates are deviations
-            from their means. The prior is centred where the weights are 0.
+            A posterior over the included weights and the biases, in deviations from their means;
+            the prior is centred at weights of 0.
         """
         start = self.weights("median", "mean")[0]
-        inside = torch.ones_like(start, dtype=torch.bool)
+        included = torch.ones_like(start, dtype=torch.bool)
         scales = torch.ones_like(start, dtype=torch.float64)
         for name, layer in self.layers.items():
-            prefix, kept = f"{name}." if name else "", layer.included()
+            prefix, mask = f"{name}." if name else "", layer.included()
             weight = self.network.spans[f"{prefix}weight"]
-            inside[weight], scales[weight] = kept.reshape(-1), _scale(layer.slab)
+            included[weight], scales[weight] = mask.reshape(-1), _prior_scale(layer.slab)
             if layer.bias_mean is not None:
                 bias = self.network.spans[f"{prefix}bias"]
-                scales[bias], inside[bias] = _scale(layer.slab), layer.bias_raw_sd is not None
+                scales[bias] = _prior_scale(layer.slab)
+                included[bias] = layer.bias_raw_sd is not None
                 if layer.structure == "units" and layer.bias_raw_sd is not None:
-                    inside[bias] = kept.flatten(1)[:, 0]
-        at = inside.nonzero()[:, 0]
+                    included[bias] = mask.flatten(1)[:, 0]
+        at = included.nonzero()[:, 0]
         scale = scales[at].cpu().numpy() if prior_scale is None else np.full(len(at), prior_scale)
         prior = Normal(scale, mean=-start[at].double().cpu().numpy())
         return Posterior(
@@ -447,20 +442,12 @@ def rebuild(
     likelihood: Likelihood | None = None,
     output: Callable[[Any], Tensor] | None = None,
 ) -> SparseNetwork:
-    """Rebuild a sparse network from its artifact; see `subbayes.load`.
-
-    Args:
-        tensors: as saved.
-        facts: as saved.
-        module: a module of the architecture that was converted, unless it is an `MLP`.
-        likelihood: a likelihood of your own.
-        output: picks the tensor out of what the module returns, as for `fit`.
-    """
+    """Rebuild a sparse network from its artifact; see `subbayes.load`."""
     made = network_from(tensors, facts["network"], tensors["weights"], module).module_with()
     state, noise = strip_prefix("state", tensors), Noise(0)
     for name, config in facts["layers"].items():
         layer = made.get_submodule(name)
-        if isinstance(layer.bias, Tensor):  # a frozen bias has no deviations
+        if isinstance(layer.bias, Tensor):  # frozen biases have no deviations
             layer.bias.requires_grad_(f"{name}.bias_raw_sd".lstrip(".") in state)
         made = replace_layer(made, name, layer_from(layer, config, name, state, noise))
     made.eval().load_state_dict(state)

@@ -270,7 +270,9 @@ def test_bad_ensembles():
         deep_ensemble(net(), Gaussian(), table(), learning_rat=0.1)
     with pytest.raises(InputError, match="results: expected at least one member"):
         ensemble_from_results([])
-    with pytest.raises(InputError, match="targets standardised alike, got different units"):
+    with pytest.raises(
+        InputError, match="targets standardised with the same units, got different units"
+    ):
         stack_likelihoods([Standardized(Gaussian(1.0), (0.0,), (s,)) for s in (1.0, 2.0)])
     with pytest.raises(InputError, match="learned parameters, got one still to be learned"):
         stack_likelihoods([Gaussian(), Gaussian(1.0)])

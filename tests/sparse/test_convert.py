@@ -480,7 +480,7 @@ def test_skips_are_told_of():
             return x + torch.tanh(self.a(x))
 
     network = sparse.SparseNetwork(sparse.convert(Skip()), subbayes.likelihoods.Gaussian(1.0))
-    with pytest.warns(UserWarning, match="something beside converted layers too"):
+    with pytest.warns(UserWarning, match="something other than converted layers too"):
         network.feature_inclusion()
 
 

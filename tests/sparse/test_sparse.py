@@ -605,7 +605,7 @@ def test_bad_modules_are_refused():
             lambda: sparse.SparseNetwork(
                 sparse.convert(net()), subbayes.likelihoods.Categorical(2)
             ).weights("all", "sample"),
-            "weights: expected 'mean' where all weights are in",
+            "weights: expected 'mean' with structure='all'",
         ),
     ],
 )
