@@ -60,7 +60,7 @@ class Plain:
 
     def __init__(self, posterior: Posterior, start: Family) -> None:
         self.posterior = posterior
-        gaussian = start.frame if isinstance(start, Flow) else start
+        gaussian = start.base if isinstance(start, Flow) else start
         assert isinstance(gaussian, (MeanField, FullRank))
         factor = torch.tensor(
             gaussian.factor if isinstance(gaussian, FullRank) else np.diag(gaussian.sd)
@@ -240,7 +240,7 @@ def _starts(posterior: Posterior) -> dict[str, Family]:
     return {
         "mean-field": start,
         "full-rank": FullRank.of(start),
-        "realnvp": Flow.on(frame.member, 0),
+        "realnvp": Flow.identity(frame.member, 0),
     }
 
 

@@ -1,13 +1,13 @@
 r"""A posterior whose BatchNorm statistics follow the weights.
 
-The statistics of BatchNorm layers belong to the weights they were collected with. `Posterior` keeps
-those of the subspace's centre for all z, which is cheap and differentiable, but underestimates
-the density far from the centre. Here they are re-estimated on the training data at each z,
+`Posterior` uses the BatchNorm statistics of the subspace's centre for all z, which is cheap and
+differentiable but underestimates the density far from the centre. Here they are re-estimated on the
+training data at each z,
 
 $$ \log p(D \mid z) = \sum_n \log p\bigl(y_n \mid f(x_n;\, w(z), s(w(z), D))\bigr), \qquad
    w(z) = \hat w + Pz , $$
 
-as when a curve of low loss is looked at place by place (Garipov et al. 2018, section 5).
+as for points on a curve of low loss (Garipov et al. 2018, section 5).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _ROWS = 1024
 
 
 class BatchNormPosterior(Posterior):
-    """A `Posterior` with BatchNorm statistics of its own at each z.
+    """A `Posterior` that re-estimates the BatchNorm statistics at each z.
 
-    Takes what `Posterior` takes. An evaluation costs two passes over the data for each point, one
-    after the other, and has no gradient: sample it with `EllipticalSlice` or `SliceSampling`, on
-    small data, or use `Posterior` for the sampling and `predict(refresh_batchnorm=True)` after it.
-    The statistics are those of batches of 1024 rows, averaged; the module is not changed.
+    Has the arguments of `Posterior`. An evaluation costs two passes over the data per point, one
+    point after the other, and has no gradient: sample it with `EllipticalSlice` or `SliceSampling`
+    on small data, or sample `Posterior` and predict with `refresh_batchnorm=True`. The statistics
+    are averages over batches of 1024 rows; the module is not changed.
 
     Raises:
         InputError: what `Posterior` raises; `value_and_grad` and `log_prob` always.
@@ -58,12 +58,8 @@ class BatchNormPosterior(Posterior):
     """
 
     def network_at(self, z: Float[np.ndarray, "k"]) -> Network:
-        """The network at z, with its BatchNorm statistics.
-
-        Args:
-            z: coordinates, shape (k,).
-        """
-        return self._refreshed(self.subspace.weights(self._coordinates(z[None]))[0])
+        """The network at z (k,), with its BatchNorm statistics."""
+        return self._network(self.subspace.weights(self._coordinates(z[None]))[0])
 
     def log_likelihood(self, z: Coordinates) -> LogDensity:
         """Sum of log p(y | f) over all observations at temperature 1, shape (chains,)."""
@@ -75,23 +71,20 @@ class BatchNormPosterior(Posterior):
         rows = []
         with torch.no_grad():
             for weights in self.subspace.weights(self._coordinates(z)):
-                network = self._refreshed(weights)
-                rows.append(
-                    torch.cat(
-                        [
-                            self.likelihood.log_prob(network(weights, x), y).double().cpu()
-                            for x, y in self._moved()
-                        ]
-                    ).numpy()
-                )
+                network = self._network(weights)
+                parts = [
+                    self.likelihood.log_prob(network(weights, x), y).double().cpu()
+                    for x, y in self._device_batches()
+                ]
+                rows.append(torch.cat(parts).numpy())
         return np.stack(rows)
 
     def value_and_grad(self, z: Coordinates, rows: Any = None) -> NoReturn:
-        """There is no gradient: raises `InputError`."""
+        """Raises `InputError`: there is no gradient."""
         self._no_gradient()
 
     def log_prob(self, z: Tensor) -> NoReturn:
-        """There is no gradient: raises `InputError`."""
+        """Raises `InputError`: there is no gradient."""
         self._no_gradient()
 
     def predict(
@@ -109,11 +102,10 @@ class BatchNormPosterior(Posterior):
         """A digest of all that defines this density."""
         return "refreshed " + super().fingerprint()
 
-    def _refreshed(self, weights: Float[Tensor, "D"]) -> Network:
-        return self.network.refresh_batchnorm(weights, self._moved())
+    def _network(self, weights: Float[Tensor, "D"]) -> Network:
+        return self.network.refresh_batchnorm(weights, self._device_batches())
 
-    def _moved(self) -> Iterator[tuple[Inputs, Any]]:
-        """Batches on the network's device."""
+    def _device_batches(self) -> Iterator[tuple[Inputs, Any]]:
         for inputs, y in self.data.batches(_ROWS):
             yield to_device(inputs, self.network.device), to_device(y, self.network.device)
 

@@ -1,8 +1,8 @@
-r"""Choice of the temperature by held-out data or by leave-one-out from the draws.
+r"""Choice of the temperature by held-out data or by leave-one-out cross-validation.
 
-At each candidate T the posterior is sampled once and scored on the scale of the mean
-log-likelihood of a new observation: on validation data, or by PSIS-LOO, where leaving out
-observation n re-weights a draw by $p(y_n \mid z)^{-1/T}$.
+The posterior is sampled at each candidate T and scored by the mean log-likelihood of a new
+observation: on validation data, or by PSIS-LOO, where leaving out observation n re-weights a draw
+by $p(y_n \mid z)^{-1/T}$.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class TemperatureChoice:
         temperatures: candidates, ascending.
         scores: estimated mean log-likelihood of a new observation at each.
         standard_errors: of the scores.
-        pareto_k: largest Pareto k at each candidate (NaN by validation); above 0.7 the
-            leave-one-out score is not to be trusted.
+        pareto_k: largest Pareto k at each candidate (NaN for validation); above 0.7 the
+            leave-one-out score is unreliable.
         by: "loo" or "validation".
     """
 
@@ -79,12 +79,12 @@ def choose_temperature(
     seed: int = 0,
     progress: bool | None = None,
 ) -> TemperatureChoice:
-    r"""Score candidate temperatures on draws at each.
+    r"""Score candidate temperatures on draws of the posterior at each.
 
     Args:
-        posterior: the posterior; its own temperature does not matter.
+        posterior: the posterior; its own temperature is ignored.
         temperatures: candidates above 0.
-        by: "loo" (PSIS-LOO, needs no other data) or "validation".
+        by: "loo" (PSIS-LOO) or "validation".
         validation: held-out data, for `by="validation"`.
         inference: a name, an engine, or a function (posterior, sampling) -> Draws.
         draws: draws per chain at each candidate.

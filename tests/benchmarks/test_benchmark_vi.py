@@ -37,7 +37,7 @@ def member(family):
         return GAUSSIAN
     if importlib.util.find_spec("zuko") is None:
         pytest.skip("needs zuko")
-    flow = Flow.on(GAUSSIAN, seed=1)
+    flow = Flow.identity(GAUSSIAN, seed=1)
     noise = np.random.default_rng(5).normal(size=len(flow.parameters_vector()))
     return flow.with_parameters(flow.parameters_vector() + 0.1 * noise)
 

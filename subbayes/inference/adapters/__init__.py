@@ -1,7 +1,6 @@
-"""Samplers of other libraries as engines.
+"""Samplers of other packages as engines; `pip install 'subbayes[samplers]'` installs them.
 
-None of them is needed: `pip install 'subbayes[samplers]'` installs all four. A sampler of your own
-needs no adapter, only `posterior.value` or `posterior.value_and_grad`.
+Your own sampler needs no adapter, only `posterior.value` or `posterior.value_and_grad`.
 """
 
 from subbayes.inference.adapters.blackjax import BlackJAX

@@ -1,13 +1,11 @@
 """blackjax's NUTS (Cabezas et al. 2024), on a density with gradients, batched over chains.
 
-The density stays where it is: JAX calls back for value and gradient of all chains at once. Chains
-are vectorised by `jax.vmap`, so that each draw takes as long as the longest trajectory; in this
-library's own `NUTS` no chain waits.
+JAX calls back for value and gradient of all chains at once. Chains are vectorised by `jax.vmap`, so
+that each draw takes as long as the longest trajectory; in `subbayes.inference.NUTS` no chain waits.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +14,14 @@ import numpy as np
 from jaxtyping import Float
 
 from subbayes.draws import Draws
-from subbayes.inference.adapters.common import Value, adapted_draws, default_warmup, import_package
+from subbayes.inference.adapters.common import (
+    ExternalSampler,
+    Value,
+    adapted_draws,
+    default_warmup,
+    import_package,
+)
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chains import chain_generators, start_points
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 
@@ -26,10 +29,10 @@ __all__ = ["BlackJAX", "jax_density"]
 
 
 @dataclass(frozen=True)
-class BlackJAX(Engine):
+class BlackJAX(ExternalSampler):
     """blackjax's NUTS with its window adaptation, in float64.
 
-    The warm-up is as long as the draws kept by default, at least 200. The draws have the stats
+    The default warm-up is as long as the draws kept, at least 200. The draws have the stats
     "log_density", "energy", "divergent", "evaluations" and "acceptance". There are no checkpoints
     and no progress bar.
 
@@ -59,17 +62,13 @@ class BlackJAX(Engine):
     target_acceptance: float = 0.8
     dense: bool = False
 
-    def check(self, rank: int | None = None) -> None:
-        """Check that blackjax is installed."""
-        import_package("blackjax")
-
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         library, jax = import_package("blackjax"), import_package("jax")
         warmup = default_warmup(sampling, 200)
         count = sampling.draws * sampling.thin
         check_gradient(posterior)
-        started, value = time.perf_counter(), Value(posterior)
+        value = Value(posterior)
         start = start_points(
             posterior, sampling.initial, chain_generators(sampling.seed, sampling.chains)
         )
@@ -110,15 +109,14 @@ class BlackJAX(Engine):
             z,
             dict(zip(names, noted, strict=True)),
             value,
-            started,
             {"seed": sampling.seed, "warmup": warmup, "thin": sampling.thin},
         )
 
 
 def jax_density(value_and_grad: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> Any:
-    """A function of z (k,) for JAX, differentiable, that calls back for value and gradient.
+    """A differentiable JAX function of z (k,) that calls back for value and gradient.
 
-    Under `jax.vmap` the points of all chains go through one call. Needs `jax.enable_x64`.
+    Under `jax.vmap` all chains share one call. Needs `jax.enable_x64`.
 
     Args:
         value_and_grad: from points (S, k) to values (S,) and gradients (S, k).
@@ -127,8 +125,8 @@ def jax_density(value_and_grad: Callable[[np.ndarray], tuple[np.ndarray, np.ndar
         ImportError: jax is not installed.
     """
     jax = import_package("jax")
-    # JAX calls back from a thread of its own, in which doubles would be rounded to floats: they
-    # travel as pairs of whole numbers.
+    # JAX calls back from a thread without enable_x64, which would round doubles to floats: they are
+    # passed as pairs of integers.
     bits = jax.lax.bitcast_convert_type
 
     def host(pairs: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What the adapters share: the import of a package, the density, and the facts of a run."""
+"""Base class of the adapters, the density they evaluate, and the conversion of their draws."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from jaxtyping import Float
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chains import Density
 from subbayes.inference.samplers.hamiltonian import GradientDensity
 
-__all__ = ["Value", "adapted_draws", "default_warmup", "import_package", "show_progress"]
+__all__ = [
+    "ExternalSampler",
+    "Value",
+    "adapted_draws",
+    "default_warmup",
+    "import_package",
+    "show_progress",
+]
 
 
 def import_package(package: str) -> Any:
     """Import a sampler's package.
 
     Raises:
-        ImportError: it is not installed; the line says what to install.
+        ImportError: it is not installed.
     """
     try:
         return importlib.import_module(package)
@@ -33,18 +41,28 @@ def import_package(package: str) -> Any:
         ) from error
 
 
+class ExternalSampler(Engine):
+    """An engine that runs the sampler of another package, whose name it has."""
+
+    def check(self, rank: int | None = None) -> None:
+        """Check that the package is installed."""
+        import_package(self.name)
+
+
 class Value:
-    """The tempered log density of a density object, which counts its evaluations.
+    """The tempered log density, with counts of its evaluations and the time since its creation.
 
     Attributes:
         posterior: the density.
-        evaluations: points evaluated.
-        batches: calls.
+        evaluations: number of points evaluated.
+        batches: number of calls.
+        started: `time.perf_counter()` at the creation.
     """
 
     def __init__(self, posterior: Density) -> None:
         self.posterior = posterior
         self.evaluations = self.batches = 0
+        self.started = time.perf_counter()
 
     def likelihood(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
         """Log-likelihood divided by the temperature, never NaN."""
@@ -60,7 +78,7 @@ class Value:
     def gradient(
         self, z: Float[np.ndarray, "S k"]
     ) -> tuple[Float[np.ndarray, "S"], Float[np.ndarray, "S k"]]:
-        """Tempered log density and gradient; impossible where either is not finite."""
+        """Tempered log density and gradient; zero density where either is not finite."""
         self.evaluations += len(z)
         self.batches += 1
         assert isinstance(self.posterior, GradientDensity)
@@ -74,20 +92,18 @@ def adapted_draws(
     z: Float[np.ndarray, "chains draws k"],
     stats: dict[str, Any],
     value: Value,
-    started: float,
     meta: dict[str, Any],
     **facts: Any,
 ) -> Draws:
-    """The draws of another library's sampler.
+    """The draws of another package's sampler.
 
     Args:
         engine: name of the engine.
         z: coordinates.
-        stats: numbers per draw.
-        value: the density, which has counted its evaluations.
-        started: `time.perf_counter()` at the start.
-        meta: further facts of the run.
-        facts: further fields of `Draws`.
+        stats: statistics per draw.
+        value: the density that was evaluated.
+        meta: other entries of `Draws.meta`.
+        facts: other fields of `Draws`.
     """
     return Draws(
         np.array(z, dtype=np.float64, order="C"),
@@ -95,7 +111,7 @@ def adapted_draws(
         {
             "density_evaluations": value.evaluations,
             "batched_evaluations": value.batches,
-            "seconds": time.perf_counter() - started,
+            "seconds": time.perf_counter() - value.started,
         }
         | meta,
         engine=engine,
@@ -110,5 +126,5 @@ def default_warmup(sampling: Sampling, least: int) -> int:
 
 
 def show_progress(progress: bool | None) -> bool:
-    """Whether to show the progress bar of another library."""
+    """Whether to show the progress bar of another package."""
     return sys.stderr.isatty() if progress is None else progress

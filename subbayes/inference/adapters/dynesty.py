@@ -3,13 +3,12 @@ r"""dynesty's nested sampling (Speagle 2020), on any density: draws and the log 
 $$ \log p_T(D) = \log \int p(D \mid z)^{1/T} \, p(z)\, dz $$
 
 with the Gaussian prior as a transform of the unit cube, $z = m + L\, \Phi^{-1}(u)$. Finds several
-modes where they are no narrower than the live points are dense. Good up to k of about twenty.
+modes if the live points are dense enough to reach them. Suitable for k up to about 20.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +17,14 @@ import numpy as np
 from jaxtyping import Float
 
 from subbayes.draws import Draws
-from subbayes.inference.adapters.common import Value, adapted_draws, import_package, show_progress
+from subbayes.inference.adapters.common import (
+    ExternalSampler,
+    Value,
+    adapted_draws,
+    import_package,
+    show_progress,
+)
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import systematic_resampling
 from subbayes.inference.samplers.chains import Density
 from subbayes.utils.checks import check_count, fail
@@ -32,19 +36,19 @@ _LOWEST = -1e300
 
 
 @dataclass(frozen=True)
-class Dynesty(Engine):
+class Dynesty(ExternalSampler):
     r"""Nested sampling with dynesty.
 
-    The prior has to be Gaussian. The run's weighted points are resampled to equal weights,
-    systematically, and dealt to the chains; with more draws than `meta["effective_draws"]` many
-    repeat. The draws have the stat "log_likelihood" (at temperature 1) and a log evidence of the
-    tempered posterior. `warmup`, `thin`, `initial` and `checkpoint` do not apply.
+    The prior has to be Gaussian. The weighted points of the run are resampled systematically to
+    equal weights and distributed over the chains; with more draws than `meta["effective_draws"]`
+    many are repeated. The draws have the stat "log_likelihood" (at temperature 1) and a log
+    evidence of the tempered posterior. `warmup`, `thin`, `initial` and `checkpoint` do not apply.
 
     Source: Speagle (2020), "dynesty: a dynamic nested sampling package"; Skilling (2006).
 
     Attributes:
         live: number of live points; the error of the evidence falls with its root.
-        tolerance: stop when less than this is left of the log evidence, in nats; by default
+        tolerance: stop when the remaining log evidence is below this, in nats; by default
             dynesty's own.
         options: further arguments of `dynesty.NestedSampler`, such as "bound" and "sample".
 
@@ -75,7 +79,7 @@ class Dynesty(Engine):
 
     def check(self, rank: int | None = None) -> None:
         """Check that dynesty is installed, and that there are enough live points."""
-        import_package("dynesty")
+        super().check(rank)
         if rank is not None:
             check_count("live", self.live, 2 * rank + 1)
 
@@ -83,7 +87,7 @@ class Dynesty(Engine):
         """Draw from a posterior; see `Engine.run`."""
         self.check(posterior.rank)
         library = import_package("dynesty")
-        started, value = time.perf_counter(), Value(posterior)
+        value = Value(posterior)
         rng = np.random.default_rng(sampling.seed)
         sampler = library.NestedSampler(
             lambda z: float(np.maximum(value.likelihood(z[None])[0], _LOWEST)),
@@ -104,7 +108,6 @@ class Dynesty(Engine):
             found.samples[rows],
             {"log_likelihood": posterior.temperature * found.logl[rows]},
             value,
-            started,
             {
                 "seed": sampling.seed,
                 "effective_draws": float(1 / np.square(weights).sum()),

@@ -1,13 +1,11 @@
 r"""emcee's ensemble of walkers (Foreman-Mackey et al. 2013), on any density, without gradients.
 
-Walkers move along lines through each other (Goodman & Weare 2010), so that the sampler is blind to
-linear changes of the coordinates. Half of the walkers are evaluated at once. Good up to k of about
-ten.
+Walkers move along lines through each other (Goodman & Weare 2010), so that the sampler is affine
+invariant. Half of the walkers are evaluated at once. Suitable for k up to about 10.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from subbayes.draws import Draws
-from subbayes.inference.adapters.common import Value, adapted_draws, import_package
+from subbayes.inference.adapters.common import ExternalSampler, Value, adapted_draws, import_package
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chains import Density, chain_generators, start_points
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
@@ -26,11 +23,11 @@ __all__ = ["Emcee"]
 
 
 @dataclass(frozen=True)
-class Emcee(Engine):
+class Emcee(ExternalSampler):
     r"""emcee's ensemble sampler.
 
-    Each walker is a chain. The warm-up is as long as the draws kept by default. The draws have the
-    stat "log_density"; their meta has the mean "acceptance". Walkers depend on each other, so that
+    Each walker is a chain. The default warm-up is as long as the draws kept. The draws have the
+    stat "log_density"; their meta has the mean "acceptance". Walkers are not independent, so that
     R-hat and effective sample sizes are slightly optimistic. There are no checkpoints.
 
     Source: Foreman-Mackey, Hogg, Lang and Goodman (2013), "emcee: the MCMC hammer".
@@ -64,7 +61,7 @@ class Emcee(Engine):
 
     def check(self, rank: int | None = None) -> None:
         """Check that emcee is installed, and that there are enough walkers."""
-        import_package("emcee")
+        super().check(rank)
         if rank is not None and self.walkers is not None and self.walkers < 2 * rank:
             fail("walkers", f"at least 2 k = {2 * rank}", self.walkers, "Raise it, or use NUTS")
 
@@ -75,7 +72,7 @@ class Emcee(Engine):
         library = import_package("emcee")
         walkers = self.walkers or max(sampling.chains, 32, 4 * k)
         warmup = draws * thin if sampling.warmup is None else sampling.warmup
-        started, value = time.perf_counter(), Value(posterior)
+        value = Value(posterior)
         z = start_points(posterior, sampling.initial, chain_generators(seed, walkers))
         if np.linalg.matrix_rank(z - z[0]) < k:
             fail(
@@ -85,7 +82,7 @@ class Emcee(Engine):
                 "Use initial='prior', or add some noise to them",
             )
         sampler = library.EnsembleSampler(walkers, k, value, vectorize=True, moves=self.moves)
-        source = np.random.RandomState(seed).get_state()  # the only kind that emcee takes
+        source = np.random.RandomState(seed).get_state()  # emcee requires this kind
         state = library.State(z, random_state=source)
         with progress_bar(
             warmup + draws * thin, "Sampling (emcee)", sampling.progress, "draws"
@@ -99,7 +96,6 @@ class Emcee(Engine):
             np.swapaxes(sampler.get_chain(), 0, 1),
             {"log_density": sampler.get_log_prob().T},
             value,
-            started,
             {
                 "seed": seed,
                 "warmup": warmup,
@@ -110,7 +106,7 @@ class Emcee(Engine):
 
 
 def _last(states: Iterable[Any], steps: Any, size: int) -> Any:
-    """The last state, and the bar moved by `size` for each."""
+    """The last of `states`; the progress bar advances by `size` at each."""
     last = None
     for state in states:
         last = state

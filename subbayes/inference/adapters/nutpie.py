@@ -1,12 +1,11 @@
 """nutpie's NUTS (Seyboldt et al.), on a density with gradients.
 
-Its mass matrix follows draws and gradients. It evaluates one point at a time, so that chains run
-one after the other; `NUTS` of this library evaluates all chains together.
+Its mass matrix is estimated from draws and gradients. It evaluates one point at a time, chain after
+chain; `subbayes.inference.NUTS` evaluates all chains together.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from subbayes.draws import Draws
 from subbayes.inference.adapters.common import (
+    ExternalSampler,
     Value,
     adapted_draws,
     default_warmup,
@@ -22,7 +22,6 @@ from subbayes.inference.adapters.common import (
     show_progress,
 )
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.chains import chain_generators, start_points
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 from subbayes.utils.checks import fail
@@ -40,17 +39,17 @@ _STATS = {
 }
 
 
-class _Impossible(Exception):
-    """Of a point of zero density: nutpie takes it for a divergence."""
+class _ZeroDensity(Exception):
+    """A point of zero density, which nutpie counts as a divergence."""
 
     is_recoverable = True
 
 
 @dataclass(frozen=True)
-class Nutpie(Engine):
+class Nutpie(ExternalSampler):
     """nutpie's NUTS.
 
-    The warm-up is as long as the draws kept by default, at least 300. The draws have the stats
+    The default warm-up is as long as the draws kept, at least 300. The draws have the stats
     "log_density", "energy", "divergent", "depth", "evaluations", "step_size" and "acceptance".
     `initial` is "prior" or "shift". There are no checkpoints.
 
@@ -78,10 +77,6 @@ class Nutpie(Engine):
     name = "nutpie"
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def check(self, rank: int | None = None) -> None:
-        """Check that nutpie is installed."""
-        import_package("nutpie")
-
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
         """Draw from a posterior; see `Engine.run`."""
         library, compiled = import_package("nutpie"), import_package("nutpie.compiled_pyfunc")
@@ -89,7 +84,7 @@ class Nutpie(Engine):
         if not isinstance(initial, str):
             fail("initial", "'prior' or 'shift' for nutpie", "start points")
         check_gradient(posterior)
-        started, value = time.perf_counter(), Value(posterior)
+        value = Value(posterior)
         value.gradient(start_points(posterior, initial, chain_generators(sampling.seed, 1)))
 
         def start(own: int) -> np.ndarray:
@@ -115,17 +110,16 @@ class Nutpie(Engine):
             progress_bar=show_progress(sampling.progress),
             **self.options,
         )
-        noted, kept = trace["sample_stats"], slice(thin - 1, None, thin)
+        stats, kept = trace["sample_stats"], slice(thin - 1, None, thin)
         return adapted_draws(
             self.name,
             trace["posterior"]["z"].values[:, kept],
             {
-                ours: noted[theirs].values[:, kept]
+                ours: stats[theirs].values[:, kept]
                 for theirs, ours in _STATS.items()
-                if theirs in noted
+                if theirs in stats
             },
             value,
-            started,
             {"seed": sampling.seed, "warmup": warmup, "thin": thin},
         )
 
@@ -134,7 +128,7 @@ def _density(value: Value) -> Any:
     def log_density(z: np.ndarray) -> tuple[float, np.ndarray]:
         height, gradient = value.gradient(np.array(z, dtype=np.float64)[None])
         if not np.isfinite(height[0]):
-            raise _Impossible
+            raise _ZeroDensity
         return float(height[0]), gradient[0]
 
     return log_density

@@ -2,20 +2,21 @@ r"""Maximisation of the evidence lower bound by stochastic gradients.
 
 $$ \mathcal L(q) = E_q[\log p_T(D, z) - \log q(z)] \le \log p_T(D) $$
 
-Adam (Kingma & Ba 2015) at a constant rate while the bound rises, then at a rate that falls to
-zero; the iterates of the last half of the fall are averaged (Polyak & Juditsky 1992).
+Adam (Kingma & Ba 2015) with a constant learning rate while the bound rises, then with one that
+decays to zero; the iterates of the second half of the decay are averaged (Polyak & Juditsky 1992).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 
-from subbayes.inference.variational.gaussians import Placed
+from subbayes.draws import Moments
+from subbayes.inference.variational.gaussians import Reparameterised
 from subbayes.utils.checks import fail
 
 __all__ = ["Ascent", "Family", "ascend"]
@@ -37,10 +38,17 @@ class Family(Protocol):
     def log_prob(self, z: Rows) -> Float[np.ndarray, "S"]:
         """Normalised log density."""
 
-    def reparameterise(self, eps: Rows) -> Placed:
-        """z at standard normal draws, log q there, and what turns slopes into an ascent step."""
+    def reparameterise(self, eps: Rows) -> Reparameterised:
+        """z at standard normal draws, log q there, and a function from slopes to a gradient.
 
-    def stepped(self, step: Vector) -> Any:
+        The slopes are the gradients of the log density in z; the function returns the path
+        derivative of the ELBO in the step's coordinates.
+        """
+
+    def moments(self) -> Moments | None:
+        """Mean and spread of a Gaussian."""
+
+    def with_step(self, step: Vector) -> Any:
         """The member after a step."""
 
     def parameters_vector(self) -> Vector:
@@ -72,7 +80,7 @@ class _Adam:
     first: Any = 0.0
     second: Any = 0.0
     count: int = 0
-    decays: tuple[float, float] = field(default=(0.9, 0.98))
+    decays: tuple[float, float] = (0.9, 0.98)
 
     def step(self, gradient: Vector, rate: float) -> Vector:
         b1, b2 = self.decays
@@ -96,11 +104,11 @@ def ascend(
     """Maximise the ELBO, starting from a member of a family.
 
     Args:
-        member: where to start.
-        target: log density and gradient, or unbiased estimates, at points (S, k).
-        steps: the most steps to take. The last quarter of them belongs to the falling rate, and
-            begins earlier where the bound has stopped to rise.
-        samples: draws of each step, S.
+        member: the start.
+        target: log density and gradient, or unbiased estimates of them, at points (S, k).
+        steps: maximal number of steps. The learning rate decays over the last quarter of them,
+            earlier if the bound has converged.
+        samples: draws of q per step, S.
         rate: learning rate.
         rng: of the draws.
         callback: called after each step.
@@ -113,27 +121,24 @@ def ascend(
     fall, converged, step = steps - finish, False, 0
     total, averaged = np.zeros_like(member.parameters_vector()), 0
     while step < fall + finish:
-        z, log_q, pull = member.reparameterise(rng.standard_normal((samples, member.rank)))
+        z, log_q, gradient = member.reparameterise(rng.standard_normal((samples, member.rank)))
         value, slope = target(z)
         _check(value, slope, step)
         history[step] = float((value - log_q).mean())
         share = min(1.0, (fall + finish - step) / finish)
-        member = member.stepped(adam.step(pull(slope), rate * share))
+        member = member.with_step(adam.step(gradient(slope), rate * share))
         step += 1
         callback()
         if step >= fall + finish // 2:
             total, averaged = total + member.parameters_vector(), averaged + 1
-        if (
-            step < fall
-            and step % window == 0
-            and _has_converged(history[:step].reshape(-1, window))
-        ):
+        windowed = step < fall and step % window == 0
+        if windowed and _has_converged(history[:step].reshape(-1, window)):
             fall, converged = step, True
     return Ascent(member.with_parameters(total / averaged), history[:step], converged)
 
 
 def _has_converged(history: Float[np.ndarray, "windows window"]) -> bool:
-    """Whether the bound rose no more than its noise over two windows, twice in a row."""
+    """Whether the bound rose by less than its noise over two windows, twice in a row."""
     return len(history) >= 5 and _has_stalled(history[:-1]) and _has_stalled(history)
 
 

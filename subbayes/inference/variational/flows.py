@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from subbayes.inference.variational.gaussians import FullRank, Placed
+from subbayes.inference.variational.gaussians import FullRank, Reparameterised
 from subbayes.networks.global_state import keep_argument_validation
 from subbayes.networks.tracing.tracer import Tracer
 from subbayes.utils.checks import fail
@@ -23,14 +23,14 @@ __all__ = ["Flow", "check_flow", "load_zuko"]
 
 Rows = Float[np.ndarray, "S k"]
 TRANSFORMS, HIDDEN = 4, (32, 32)
-_TRACED_AFTER = 50  # steps: graphs take as long to make as 200 steps without
+_TRACED_AFTER = 50  # steps; tracing takes as long as 200 untraced steps
 
 
 def load_zuko() -> Any:
-    """The package zuko, without its side effect: it turns torch's argument checks off.
+    """Import zuko without its side effect of disabling torch's argument validation.
 
     Raises:
-        ImportError: if it is not installed.
+        ImportError: zuko is not installed.
     """
     with keep_argument_validation():
         try:
@@ -43,11 +43,11 @@ def load_zuko() -> Any:
 
 
 def check_flow(rank: int) -> None:
-    """Raise where no flow can be made.
+    """Check that a flow can be built.
 
     Raises:
-        InputError: rank 1, where there is nothing to couple.
-        ImportError: if zuko is not installed.
+        InputError: fewer than 2 coordinates, which cannot be coupled.
+        ImportError: zuko is not installed.
     """
     if rank < 2:
         fail(
@@ -60,7 +60,7 @@ def check_flow(rank: int) -> None:
 
 
 class _Couplings(nn.Module):
-    """Affine coupling layers that start as the identity, as a map with its log determinant."""
+    """Affine coupling layers, initialised to the identity."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -75,11 +75,10 @@ class _Couplings(nn.Module):
 
         self.names, parameters = zip(*self.named_parameters(), strict=True)
         self.shapes = [p.shape for p in parameters]
-        self.forward_pass = Tracer(self.placed, "the flow", traced_after=_TRACED_AFTER)
-        self.backward_pass = Tracer(self.pulled, "the flow", traced_after=_TRACED_AFTER)
+        self.forward_pass = Tracer(self.sample_and_score, "the flow", traced_after=_TRACED_AFTER)
+        self.backward_pass = Tracer(self.weight_gradient, "the flow", traced_after=_TRACED_AFTER)
 
-    def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters out of one vector."""
+    def parameter_dict(self, flat: Tensor) -> dict[str, Tensor]:
         parts = flat.split([shape.numel() for shape in self.shapes])
         return {
             name: part.view(shape)
@@ -87,23 +86,21 @@ class _Couplings(nn.Module):
         }
 
     def forward(self, rows: Tensor, inverse: bool) -> tuple[Tensor, ...]:
-        """From x (S, k) to noise, with the log determinant; the other way without it."""
+        """Noise and log determinant at x (S, k), or x at noise."""
         transform = self.transform()
         return (transform.inv(rows),) if inverse else transform.call_and_ladj(rows)
 
     def x(self, weights: Tensor, eps: Tensor) -> Tensor:
-        """Where noise lands."""
-        (x,) = functional_call(self, self.named(weights), (eps, True))
+        (x,) = functional_call(self, self.parameter_dict(weights), (eps, True))
         return x
 
     def log_q(self, weights: Tensor, x: Tensor) -> Tensor:
-        """Log density."""
-        eps, volume = functional_call(self, self.named(weights), (x, False))
+        eps, volume = functional_call(self, self.parameter_dict(weights), (x, False))
         constant = 0.5 * x.shape[-1] * math.log(2 * math.pi)
         return -0.5 * eps.square().sum(-1) - constant + volume
 
-    def placed(self, weights: Tensor, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where noise lands, log density and its gradient there."""
+    def sample_and_score(self, weights: Tensor, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x at noise, and log q and its gradient in x there."""
 
         def total(x: Tensor) -> tuple[Tensor, Tensor]:
             log_q = self.log_q(weights, x)
@@ -113,70 +110,69 @@ class _Couplings(nn.Module):
         score, (_, log_q) = torch.func.grad_and_value(total, has_aux=True)(x)
         return x, log_q, score
 
-    def pulled(self, weights: Tensor, eps: Tensor, slope: Tensor) -> Tensor:
-        """Gradient in the weights of x . slope."""
-        pull = torch.func.vjp(lambda w: self.x(w, eps), weights)[1]
-        return pull(slope)[0]
+    def weight_gradient(self, weights: Tensor, eps: Tensor, slope: Tensor) -> Tensor:
+        """Gradient of x . slope in the weights."""
+        return torch.func.vjp(lambda w: self.x(w, eps), weights)[1](slope)[0]
 
 
 @dataclass(frozen=True)
 class Flow:
-    r"""$z = m + L\, T_w^{-1}(\epsilon)$ with coupling layers T in the frame of a Gaussian.
+    r"""$z = m + L\, T_w^{-1}(\epsilon)$ with coupling layers T.
 
     Attributes:
-        frame: the Gaussian, whose mean and factor are m and L.
+        base: the Gaussian with mean m and factor L.
         couplings: the layers.
-        weights: theirs, flat, shape (p,).
+        weights: flat weights of the layers, shape (p,).
     """
 
-    frame: FullRank
+    base: FullRank
     couplings: Any
     weights: Float[np.ndarray, "p"]
 
     @classmethod
-    def on(cls, frame: FullRank, seed: int) -> Flow:
-        """The Gaussian itself, with layers that are the identity."""
+    def identity(cls, base: FullRank, seed: int) -> Flow:
+        """The Gaussian itself, with layers initialised to the identity."""
         with fork_rng(seed):
-            couplings = _Couplings(frame.rank).double()
+            couplings = _Couplings(base.rank).double()
         weights = nn.utils.parameters_to_vector(couplings.parameters()).detach().numpy()
-        return cls(frame, couplings.requires_grad_(False), weights)
+        return cls(base, couplings.requires_grad_(False), weights)
 
     @property
     def rank(self) -> int:
         """Number of coordinates k."""
-        return self.frame.rank
+        return self.base.rank
+
+    def moments(self) -> None:
+        """Unknown."""
 
     def log_prob(self, z: Rows) -> Float[np.ndarray, "S"]:
         """Log density of coordinates (S, k)."""
         with torch.no_grad():
-            x = torch.from_numpy(np.ascontiguousarray(self.frame.centred(z)))
+            x = torch.from_numpy(np.ascontiguousarray(self.base.standardise(z)))
             inside = self.couplings.log_q(torch.from_numpy(self.weights), x)
-        return inside.numpy() - self.frame.log_volume()
+        return inside.numpy() - self.base.log_volume()
 
-    def reparameterise(self, eps: Rows) -> Placed:
-        """z at standard normal draws, log q there, and what turns slopes into an ascent step.
-
-        The step is the path derivative: the score of q at fixed weights is taken off the slope.
-        """
+    def reparameterise(self, eps: Rows) -> Reparameterised:
+        """See `Family.reparameterise`; the score of q is subtracted from the slopes."""
         given = torch.from_numpy(self.weights), torch.from_numpy(eps)
         with torch.no_grad():
             x, log_q, score = self.couplings.forward_pass(*given)
         return (
-            self.frame.pushed(x.numpy()),
-            log_q.numpy() - self.frame.log_volume(),
-            partial(self._pull, given, score),
+            self.base.transform(x.numpy()),
+            log_q.numpy() - self.base.log_volume(),
+            partial(self._gradient, given, score),
         )
 
-    def _pull(
+    def _gradient(
         self, given: tuple[Tensor, Tensor], score: Tensor, slope: Rows
     ) -> Float[np.ndarray, "p"]:
-        a = torch.from_numpy(slope @ self.frame.factor) - score
+        a = torch.from_numpy(slope @ self.base.factor) - score
         with torch.no_grad():
-            pulled: Tensor = self.couplings.backward_pass(*given, a / len(a))
-        return pulled.numpy()
+            gradient: Tensor = self.couplings.backward_pass(*given, a / len(a))
+        return gradient.numpy()
 
-    def stepped(self, step: Float[np.ndarray, "p"]) -> Flow:
-        """With weights a step further."""
+    def with_step(self, step: Float[np.ndarray, "p"]) -> Flow:
+        """The same layers after a step of the weights."""
         return self.with_parameters(self.weights + step)
 
     def parameters_vector(self) -> Float[np.ndarray, "p"]:
@@ -185,4 +181,4 @@ class Flow:
 
     def with_parameters(self, parameters_vector: Float[np.ndarray, "p"]) -> Flow:
         """The same layers with other weights."""
-        return Flow(self.frame, self.couplings, parameters_vector)
+        return Flow(self.base, self.couplings, parameters_vector)

@@ -1,7 +1,7 @@
 r"""Gaussian variational families and the gradients of their ELBO.
 
-Steps are taken in the frame of the approximation itself: $\delta$ moves the mean by so many
-standard deviations, $T$ stretches the factor by so many of its own lengths,
+Steps are taken in the coordinates of the approximation: $\delta$ moves the mean in units of
+standard deviations, $T$ stretches the factor relative to itself,
 
 $$ m \leftarrow m + L \delta, \qquad L \leftarrow L \, e^{T} \text{ (diagonal)}, \quad
    L (I + T) \text{ (below it)}, $$
@@ -12,7 +12,7 @@ the path derivatives of $\log p - \log q$ ("sticking the landing", Roeder et al.
 $$ \nabla_\delta = a, \qquad \nabla_T = \mathrm{tril}(a \epsilon^\top), \qquad
    a = L^\top \nabla_z \log p_T(z \mid D) + \epsilon, $$
 
-without any noise where q is the posterior.
+which have zero variance if q is the posterior.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["FullRank", "MeanField", "Placed"]
+from subbayes.draws import Moments
+
+__all__ = ["FullRank", "MeanField", "Reparameterised"]
 
 Rows = Float[np.ndarray, "S k"]
-Pull = Callable[[Rows], Float[np.ndarray, "p"]]
-Placed = tuple[Rows, Float[np.ndarray, "S"], Pull]
+ParameterGradient = Callable[[Rows], Float[np.ndarray, "p"]]
+Reparameterised = tuple[Rows, Float[np.ndarray, "S"], ParameterGradient]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class MeanField:
         """Number of coordinates k."""
         return len(self.mean)
 
+    def moments(self) -> Moments:
+        """Mean and standard deviations."""
+        return Moments(self.mean, self.sd)
+
     def log_prob(self, z: Rows) -> Float[np.ndarray, "S"]:
         """Log density of coordinates (S, k)."""
         return self._log_prob((z - self.mean) / self.sd)
@@ -56,21 +62,21 @@ class MeanField:
     def _log_prob(self, eps: Rows) -> Float[np.ndarray, "S"]:
         return _standard(eps) - float(np.log(self.sd).sum())
 
-    def reparameterise(self, eps: Rows) -> Placed:
-        """z at standard normal draws, log q there, and what turns slopes into an ascent step."""
-        return self.mean + self.sd * eps, self._log_prob(eps), partial(self._pull, eps)
+    def reparameterise(self, eps: Rows) -> Reparameterised:
+        """See `Family.reparameterise`."""
+        return self.mean + self.sd * eps, self._log_prob(eps), partial(self._gradient, eps)
 
-    def _pull(self, eps: Rows, slope: Rows) -> Float[np.ndarray, "p"]:
+    def _gradient(self, eps: Rows, slope: Rows) -> Float[np.ndarray, "p"]:
         a = slope * self.sd + eps
         return np.concatenate([a.mean(0), (a * eps).mean(0)])
 
-    def stepped(self, step: Float[np.ndarray, "p"]) -> MeanField:
+    def with_step(self, step: Float[np.ndarray, "p"]) -> MeanField:
         r"""After a step $(\delta, \log$ stretch$)$."""
         delta, stretch = np.split(step, 2)
         return MeanField(self.mean + self.sd * delta, self.sd * np.exp(stretch))
 
     def parameters_vector(self) -> Float[np.ndarray, "p"]:
-        """What iterates are averaged over."""
+        """Mean and standard deviations, or mean and factor, as one vector."""
         return np.concatenate([self.mean, self.sd])
 
     def with_parameters(self, parameters_vector: Float[np.ndarray, "p"]) -> MeanField:
@@ -101,9 +107,9 @@ class FullRank:
         """Number of coordinates k."""
         return len(self.mean)
 
-    def covariance(self) -> Float[np.ndarray, "k k"]:
-        r"""$LL^\top$."""
-        return self.factor @ self.factor.T
+    def moments(self) -> Moments:
+        """Mean and covariance."""
+        return Moments.of(self.mean, self.factor @ self.factor.T)
 
     def log_volume(self) -> float:
         r"""$\log \det L$."""
@@ -111,28 +117,28 @@ class FullRank:
 
     def log_prob(self, z: Rows) -> Float[np.ndarray, "S"]:
         """Log density of coordinates (S, k)."""
-        return _standard(self.centred(z)) - self.log_volume()
+        return _standard(self.standardise(z)) - self.log_volume()
 
-    def centred(self, z: Rows) -> Rows:
+    def standardise(self, z: Rows) -> Rows:
         """$L^{-1}(z - m)$."""
         from scipy.linalg import solve_triangular
 
         return solve_triangular(self.factor, (z - self.mean).T, lower=True).T
 
-    def pushed(self, eps: Rows) -> Rows:
+    def transform(self, eps: Rows) -> Rows:
         r"""$m + L\epsilon$."""
         return self.mean + eps @ self.factor.T
 
-    def reparameterise(self, eps: Rows) -> Placed:
-        """z at standard normal draws, log q there, and what turns slopes into an ascent step."""
-        return self.pushed(eps), _standard(eps) - self.log_volume(), partial(self._pull, eps)
+    def reparameterise(self, eps: Rows) -> Reparameterised:
+        """See `Family.reparameterise`."""
+        return self.transform(eps), _standard(eps) - self.log_volume(), partial(self._gradient, eps)
 
-    def _pull(self, eps: Rows, slope: Rows) -> Float[np.ndarray, "p"]:
+    def _gradient(self, eps: Rows, slope: Rows) -> Float[np.ndarray, "p"]:
         a = slope @ self.factor + eps
         stretch = a.T @ eps / len(eps)
         return np.concatenate([a.mean(0), stretch[np.tril_indices(self.rank)]])
 
-    def stepped(self, step: Float[np.ndarray, "p"]) -> FullRank:
+    def with_step(self, step: Float[np.ndarray, "p"]) -> FullRank:
         r"""After a step $(\delta, T)$."""
         k = self.rank
         stretch = np.zeros((k, k))
@@ -141,7 +147,7 @@ class FullRank:
         return FullRank(self.mean + self.factor @ step[:k], self.factor @ stretch)
 
     def parameters_vector(self) -> Float[np.ndarray, "p"]:
-        """What iterates are averaged over."""
+        """Mean and standard deviations, or mean and factor, as one vector."""
         return np.concatenate([self.mean, self.factor[np.tril_indices(self.rank)]])
 
     def with_parameters(self, parameters_vector: Float[np.ndarray, "p"]) -> FullRank:

@@ -1,4 +1,4 @@
-r"""Variational inference in z: the member of a family that is closest to the posterior.
+r"""Variational inference in z: the member of a family closest to the posterior.
 
 $$ q^* = \arg\max_q \; E_q[\log p_T(D, z) - \log q(z)], \qquad
    \log p_T(D) = \text{ELBO}(q) + \mathrm{KL}(q \,\|\, p_T(z \mid D)) . $$
@@ -20,11 +20,12 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float, Int
 
-from subbayes.draws import Draws, Moments
+from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import approximate_draws, estimate_evidence
 from subbayes.inference.laplace.laplace import find_mode
+from subbayes.inference.samplers.chains import prior_scale
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 from subbayes.inference.variational.elbo import Ascent, Family, Target, ascend
 from subbayes.inference.variational.gaussians import FullRank, MeanField
@@ -35,8 +36,8 @@ from subbayes.utils.progress import progress_bar
 __all__ = ["Approximation", "FullRankVI", "MeanFieldVI", "RealNVP", "VariationalInference"]
 
 _RATE, _FLOW_RATE = 0.05, 0.005
-_START = 0.1  # of the prior's standard deviations
-_CLIMB = 200  # iterations to the mode, at most
+_INITIAL_SCALE = 0.1  # of the prior's standard deviations
+_MODE_ITERATIONS = 200
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Approximation:
         family: "mean-field", "full-rank" or "realnvp".
         density: the member of the family: `MeanField` (mean, sd), `FullRank` (mean, factor) or
             `Flow`.
-        elbo: the bound at each step, from the few draws of that step.
-        converged: whether it had stopped to rise before the rate began to fall.
+        elbo: the bound at each step, estimated from the draws of that step.
+        converged: whether the bound had converged before the learning rate decayed.
     """
 
     family: str
@@ -62,7 +63,7 @@ class Approximation:
         return self.density.rank
 
     def log_prob(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
-        """Normalised log density of coordinates (S, k), to draw on a grid for one."""
+        """Normalised log density of coordinates (S, k)."""
         if z.ndim != 2 or z.shape[1] != self.rank:
             fail("z", f"shape (S, {self.rank})", z.shape)
         return self.density.log_prob(np.asarray(z, dtype=np.float64))
@@ -82,7 +83,7 @@ class Approximation:
 
 @dataclass(frozen=True)
 class VariationalInference(Engine):
-    """What the variational engines share: the settings of the fit, and independent draws from it.
+    """Base class of variational engines: the settings of the fit, and independent draws from it.
 
     The draws have the stats "log_density" and "log_q", the normalised density of q; `log_evidence`
     of the tempered posterior (by importance sampling), `pareto_k` of the importance ratios (above
@@ -90,11 +91,11 @@ class VariationalInference(Engine):
     with its standard error "elbo_error", and "steps".
 
     Attributes:
-        steps: the most steps of a fit.
-        samples: draws of q in each step, evaluated as one batch.
+        steps: maximal number of steps of a fit.
+        samples: draws of q per step, evaluated as one batch.
         learning_rate: of Adam; by default 0.05 standard deviations of q for Gaussians, and 0.005
             for the weights of a flow.
-        batch_size: rows of the data in each step, reshuffled at every pass; None takes them all.
+        batch_size: rows of the data per step, reshuffled every epoch; None uses all rows.
     """
 
     validity = "approximation"
@@ -113,7 +114,7 @@ class VariationalInference(Engine):
             check_count("batch_size", self.batch_size)
 
     @abstractmethod
-    def _ascent(self, fit: _FitSettings) -> Ascent:
+    def _maximise(self, fit: _Fit) -> Ascent:
         """Maximise the ELBO over the family."""
 
     def fit(
@@ -123,7 +124,7 @@ class VariationalInference(Engine):
 
         Args:
             posterior: the density, with `value_and_grad`.
-            seed: of everything drawn.
+            seed: seed of draws and minibatches.
             progress: show a progress bar; None shows it on a terminal.
 
         Returns:
@@ -135,15 +136,7 @@ class VariationalInference(Engine):
             ImportError: "realnvp" without zuko.
         """
         check_gradient(posterior)
-        shared = _FitSettings(
-            posterior,
-            self.steps,
-            self.samples,
-            self.batch_size,
-            check_count("seed", seed, 0),
-            progress,
-        )
-        found = self._ascent(shared)
+        found = self._maximise(_Fit(self, posterior, check_count("seed", seed, 0), progress))
         return Approximation(self.family, found.member, found.elbo, found.converged)
 
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
@@ -171,7 +164,7 @@ class VariationalInference(Engine):
             },
             log_evidence=log_evidence,
             log_evidence_error=error,
-            moments=_moments(fitted.density),
+            moments=fitted.density.moments(),
         )
 
 
@@ -179,7 +172,7 @@ class VariationalInference(Engine):
 class MeanFieldVI(VariationalInference):
     """Variational inference by a Gaussian with independent coordinates.
 
-    The settings and what the draws hold are those of `VariationalInference`.
+    See `VariationalInference` for the settings and the contents of the draws.
 
     Example:
         >>> import subbayes, torch
@@ -196,15 +189,15 @@ class MeanFieldVI(VariationalInference):
     name = "vi"
     family = "mean-field"
 
-    def _ascent(self, fit: _FitSettings) -> Ascent:
-        return fit.maximised(fit.start(), self.learning_rate or _RATE)
+    def _maximise(self, fit: _Fit) -> Ascent:
+        return fit.maximise(fit.initial(), _RATE)
 
 
 @dataclass(frozen=True)
 class FullRankVI(VariationalInference):
     """Variational inference by a Gaussian with any covariance.
 
-    The settings and what the draws hold are those of `VariationalInference`.
+    See `VariationalInference` for the settings and the contents of the draws.
 
     Example:
         >>> import subbayes, torch
@@ -221,8 +214,8 @@ class FullRankVI(VariationalInference):
     name = "full-rank-vi"
     family = "full-rank"
 
-    def _ascent(self, fit: _FitSettings) -> Ascent:
-        return fit.maximised(FullRank.of(fit.start()), self.learning_rate or _RATE)
+    def _maximise(self, fit: _Fit) -> Ascent:
+        return fit.maximise(FullRank.of(fit.initial()), _RATE)
 
 
 @dataclass(frozen=True)
@@ -230,44 +223,42 @@ class RealNVP(VariationalInference):
     """Variational inference by coupling layers (Dinh et al. 2017) on top of a Gaussian.
 
     A full-rank Gaussian is fitted first, then the flow, each in at most `steps` steps. Needs zuko
-    (`pip install 'subbayes[flows]'`) and at least 2 coordinates. The settings and what the draws
-    hold are those of `VariationalInference`.
+    (`pip install 'subbayes[flows]'`) and at least 2 coordinates. See `VariationalInference` for the
+    settings and the contents of the draws.
     """
 
     name = "realnvp"
     family = "realnvp"
 
     def check(self, rank: int | None = None) -> None:
-        """Check that zuko is installed, and that there are at least 2 coordinates.
-
-        Args:
-            rank: number of coordinates; None if it is not known yet.
-        """
+        """Check that zuko is installed, and that there are at least 2 coordinates."""
         from subbayes.inference.variational.flows import check_flow
 
         check_flow(2 if rank is None else rank)
 
-    def _ascent(self, fit: _FitSettings) -> Ascent:
+    def _maximise(self, fit: _Fit) -> Ascent:
+        from subbayes.inference.variational.flows import Flow
+
         self.check(fit.posterior.rank)
-        return fit.flow(self.learning_rate or _FLOW_RATE)
+        # `learning_rate` is that of the flow; the base keeps the default of Gaussians.
+        base = replace(fit, engine=replace(self, learning_rate=None))
+        gaussian = base.maximise(FullRank.of(fit.initial()), _RATE).member
+        return fit.maximise(Flow.identity(gaussian, fit.seed), _FLOW_RATE, stage=2)
 
 
 @dataclass(frozen=True)
-class _FitSettings:
-    """The settings that all fits to one posterior share."""
+class _Fit:
+    """A fit of one posterior with the settings of an engine."""
 
+    engine: VariationalInference
     posterior: GradientDensity
-    steps: int
-    samples: int
-    batch_size: int | None
     seed: int
     progress: bool | None
 
-    def start(self) -> MeanField:
+    def initial(self) -> MeanField:
         """A Gaussian at the mode near z = 0 (of one minibatch), narrower than the prior."""
-        k = self.posterior.rank
-        target = _target(self.posterior, self.batch_size, self._rng(0), fixed=True)
-        height, mode = find_mode(target, np.zeros(k), _CLIMB)
+        target = self._target(stream=0, fixed=True)
+        height, mode = find_mode(target, np.zeros(self.posterior.rank), _MODE_ITERATIONS)
         if not np.isfinite(height):
             fail(
                 "posterior",
@@ -275,34 +266,29 @@ class _FitSettings:
                 "minus infinity",
                 "Check the data and the trained weights",
             )
-        return MeanField(mode, _START * np.broadcast_to(self.posterior.prior.scale, k))
+        return MeanField(mode, _INITIAL_SCALE * prior_scale(self.posterior))
 
-    def maximised(self, member: Family, rate: float, stage: int = 1) -> Ascent:
-        """Maximise the ELBO from a start member."""
-        target = _target(self.posterior, self.batch_size, self._rng(2 * stage))
-        name = type(member).__name__
+    def maximise(self, member: Family, default_rate: float, stage: int = 1) -> Ascent:
+        """Maximise the ELBO, starting from a member of a family."""
+        engine, name = self.engine, type(member).__name__
         with progress_bar(
-            self.steps, f"Variational inference ({name})", self.progress, "steps"
+            engine.steps, f"Variational inference ({name})", self.progress, "steps"
         ) as shown:
             return ascend(
                 member,
-                target,
-                steps=self.steps,
-                samples=self.samples,
-                rate=rate,
+                self._target(stream=2 * stage),
+                steps=engine.steps,
+                samples=engine.samples,
+                rate=engine.learning_rate or default_rate,
                 rng=self._rng(2 * stage + 1),
                 callback=partial(shown.update, 1),
             )
 
-    def flow(self, rate: float) -> Ascent:
-        """A flow on top of a full-rank Gaussian."""
-        from subbayes.inference.variational.flows import Flow
+    def _target(self, stream: int, fixed: bool = False) -> Target:
+        return _target(self.posterior, self.engine.batch_size, self._rng(stream), fixed)
 
-        frame = self.maximised(FullRank.of(self.start()), _RATE).member
-        return self.maximised(Flow.on(frame, self.seed), rate, stage=2)
-
-    def _rng(self, part: int) -> np.random.Generator:
-        return np.random.default_rng((self.seed, part))
+    def _rng(self, stream: int) -> np.random.Generator:
+        return np.random.default_rng((self.seed, stream))
 
 
 def _target(
@@ -311,13 +297,13 @@ def _target(
     rng: np.random.Generator,
     fixed: bool = False,
 ) -> Target:
-    """The density, or its unbiased estimate from the next minibatch at each call, or from one."""
+    """The density, or its estimate from a new minibatch at each call (always one if `fixed`)."""
     if batch_size is None:
         return posterior.value_and_grad
     if not isinstance(posterior, Posterior):
-        fail("batch_size", "None for a density that is no Posterior", batch_size)
+        fail("batch_size", "None for a density other than a Posterior", batch_size)
     n = posterior.data.n
-    if check_count("batch_size", batch_size) > n:
+    if batch_size > n:
         fail(
             "batch_size",
             f"at most {n}, the rows of the data",
@@ -331,16 +317,7 @@ def _target(
 
 
 def _minibatches(n: int, size: int, rng: np.random.Generator) -> Iterator[Int[np.ndarray, "b"]]:
-    """Rows in random order, pass after pass; what a pass leaves over is dropped."""
+    """Rows in random order, epoch after epoch, without incomplete batches."""
     while True:
         order = rng.permutation(n)
         yield from (order[i : i + size] for i in range(0, n - size + 1, size))
-
-
-def _moments(density: Family) -> Moments | None:
-    """Mean and spread of a Gaussian."""
-    if isinstance(density, MeanField):
-        return Moments(density.mean, density.sd)
-    if isinstance(density, FullRank):
-        return Moments.of(density.mean, density.covariance())
-    return None

@@ -157,7 +157,7 @@ def test_the_elbo_gradient_equals_finite_differences(name):
     member, target, eps = GAUSSIANS[name], Banana(2), moment_matched(20, 2)
 
     def bound(step: np.ndarray) -> float:
-        z, log_q, _ = member.stepped(step).reparameterise(eps)
+        z, log_q, _ = member.with_step(step).reparameterise(eps)
         return float((target.value(z) - log_q).mean())
 
     z, _, pull = member.reparameterise(eps)
@@ -170,7 +170,7 @@ def test_the_elbo_gradient_equals_finite_differences(name):
 def random_flow(rank: int = 2):
     """A flow with weights that are not zero, on a frame that is not the identity."""
     needs_zuko()
-    flow = Flow.on(
+    flow = Flow.identity(
         FullRank(
             np.array([0.3, -0.4] + [0.0] * (rank - 2)),
             np.eye(rank) * 0.8 + np.tri(rank, k=-1) * 0.2,
@@ -192,7 +192,7 @@ def test_the_flow_gradient_equals_finite_differences():
     gradient = pull(target.value_and_grad(z)[1])
 
     def bound(step: np.ndarray) -> float:
-        stepped = flow.stepped(step).reparameterise(eps)[0]
+        stepped = flow.with_step(step).reparameterise(eps)[0]
         return float((target.value(stepped) - flow.log_prob(stepped)).mean())
 
     rng = np.random.default_rng(1)
@@ -407,7 +407,7 @@ REFUSALS = {
     "no rows": (
         Banana(2),
         dict(batch_size=10),
-        "batch_size: expected None for a density that is no Posterior, got 10",
+        "batch_size: expected None for a density other than a Posterior, got 10",
     ),
     "batch size": (
         MODELS["subspace"].posterior(),

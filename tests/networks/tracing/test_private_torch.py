@@ -49,7 +49,7 @@ def networks():
 def flow():
     if find_spec("zuko") is None:  # importing it changes global state of torch
         pytest.skip("zuko is not installed")
-    made = Flow.on(FullRank(np.zeros(3), np.eye(3)), seed=0)
+    made = Flow.identity(FullRank(np.zeros(3), np.eye(3)), seed=0)
     eps = np.random.default_rng(0).normal(size=(5, 3))
     z, log_q, _ = made.reparameterise(eps)
     return np.concatenate([z.ravel(), log_q])
