@@ -1,9 +1,8 @@
-r"""Average the predictions of many weight vectors.
+r"""Average the predictions of many weight vectors (Izmailov et al. 2019, eq. 3).
 
 $$ p(y^* \mid x^*) \approx \frac{1}{S} \sum_s p(y^* \mid f(x^*; w_s)) $$
 
-(Izmailov et al. 2019, eq. 3.) Weight vectors are processed in chunks and inputs in batches, so
-that memory is bounded.
+Weight vectors are processed in chunks and inputs in batches, so that memory is bounded.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def evenly_spaced(rows: Float[np.ndarray, "S k"], n: int) -> Float[np.ndarray, "
 
     Args:
         rows: draws, one per row.
-        n: number of rows to select; all are returned if there are fewer.
+        n: number of rows; all are returned if there are fewer.
 
     Example:
         >>> evenly_spaced(np.arange(5.0)[:, None], 3).ravel()
@@ -82,9 +81,9 @@ def average(
         inputs: new inputs in the form that the module takes, or a loader of them or of pairs.
         count: number of weight vectors S, if `weights` is a function.
         noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
-        refresh_batchnorm: data to re-estimate BatchNorm statistics on for each weight vector;
-            costs one pass over them per vector.
-        memory_limit: largest number of bytes of activations in memory.
+        refresh_batchnorm: data on which to re-estimate BatchNorm statistics for each weight vector;
+            costs one pass over the data per vector.
+        memory_limit: maximal memory of activations in bytes.
         progress: show a progress bar; None shows it on a terminal.
 
     Raises:
@@ -128,23 +127,22 @@ def outputs(
         for start in range(0, count, _CHUNK):
             chunk = weights_at(slice(start, start + _CHUNK))
             if refresh_batchnorm is None:
-                values = torch.cat(
-                    [
-                        network.batched(chunk, take(inputs, slice(i, i + rows))).cpu()
-                        for i in range(0, n_rows(inputs), rows)
-                    ],
-                    1,
-                )
+                pieces = [
+                    network.batched(chunk, take(inputs, slice(i, i + rows))).cpu()
+                    for i in range(0, n_rows(inputs), rows)
+                ]
+                parts.append(torch.cat(pieces, 1))
             else:
-                values = _refreshed(network, chunk, inputs, refresh_batchnorm)
-            parts.append(values)
+                parts.append(_with_own_batchnorm(network, chunk, inputs, refresh_batchnorm))
             steps.update(len(chunk))
     return torch.cat(parts)
 
 
-def _refreshed(
+def _with_own_batchnorm(
     network: Network, weights: Tensor, inputs: Inputs, data: Data
 ) -> Float[Tensor, "S N C"]:
+    """Outputs for every weight vector with BatchNorm statistics of its own."""
+
     def batches() -> Iterator[tuple[Inputs, Any]]:
         for x, y in data.batches(1024):
             yield to_device(x, network.device), y
@@ -196,7 +194,7 @@ def input_batches(inputs: Any) -> Iterator[Inputs]:
     """Inputs as batches in order, from a loader (of inputs or pairs) or as a single batch.
 
     Raises:
-        InputError: NaN, or no rows; empty batches of a loader are skipped.
+        InputError: NaN or no rows; empty batches of a loader are skipped.
     """
     streamed, empty = isinstance(inputs, DataLoader), True
     for batch in iterate_preserving_rng(sequential_loader(inputs)) if streamed else [inputs]:

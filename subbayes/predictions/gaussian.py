@@ -35,8 +35,8 @@ __all__ = [
     "Method",
     "class_probabilities",
     "draws",
+    "default_method",
     "is_linear",
-    "natural",
     "predictive_of",
 ]
 
@@ -48,7 +48,7 @@ METHODS = ("probit", "extended-probit", "laplace-bridge")
 
 
 def is_linear(likelihood: Likelihood, outputs: Float[Tensor, "N C"]) -> bool:
-    """Whether y | f is Gaussian with a mean linear in f, and a noise that does not depend on f."""
+    """Whether y | f is Gaussian with a mean linear in f and noise independent of f."""
     inner = getattr(likelihood, "likelihood", likelihood)
     return isinstance(inner, GaussianLike) and likelihood.mean(outputs).shape == outputs.shape
 
@@ -100,10 +100,12 @@ class GaussianPredictive(Predictive):
             )
         self._joint = None if joint is None else joint.detach().cpu().double()
         zeros = torch.zeros_like(self.outputs[0])
-        self._scale = likelihood.mean(zeros + 1) - likelihood.mean(zeros)  # units of y
-        inside = covariance.detach().cpu().double()
-        self._inside = inside * self._scale.unsqueeze(-1) * self._scale.unsqueeze(-2)
+        self._unit = likelihood.mean(zeros + 1) - likelihood.mean(zeros)  # units of y
+        rows = covariance.detach().cpu().double()
+        self._epistemic = rows * self._unit.unsqueeze(-1) * self._unit.unsqueeze(-2)
         self._noise = likelihood.variance(self.outputs[0]).double()
+        self._mean = likelihood.mean(self.outputs[0]).double()
+        self._std = (self._epistemic.diagonal(dim1=1, dim2=2) + self._noise).sqrt()
 
     def __repr__(self) -> str:
         return f"GaussianPredictive(n={len(self)}, {self.likelihood!r})"
@@ -113,7 +115,7 @@ class GaussianPredictive(Predictive):
         """Epistemic covariance of all rows in units of y, targets of one row together.
 
         Raises:
-            InputError: it was not computed.
+            InputError: the prediction was made without `joint=True`.
         """
         if self._joint is None:
             fail(
@@ -122,61 +124,49 @@ class GaussianPredictive(Predictive):
                 "one row by row",
                 "Predict with joint=True",
             )
-        scale = self._scale.flatten()
+        scale = self._unit.flatten()
         return (self._joint * scale * scale[:, None]).numpy()
 
     @property
     def epistemic(self) -> Array:
         """Variance of E[y | f] under the Gaussian over f."""
-        return self._array(self._inside.diagonal(dim1=1, dim2=2))
+        return self._array(self._epistemic.diagonal(dim1=1, dim2=2))
 
     @property
     def aleatoric(self) -> Array:
         """Variance of the noise."""
         return self._array(self._noise)
 
-    def _moments(self) -> tuple[Float[Tensor, "N T"], Float[Tensor, "N T"]]:
-        mean = self.likelihood.mean(self.outputs[0]).double()
-        return mean, (self._inside.diagonal(dim1=1, dim2=2) + self._noise).sqrt()
-
     def components(self) -> tuple[Array, Array]:
-        """Mean and standard deviation of the one Gaussian, each (1, N) or (1, N, T)."""
-        mean, std = self._moments()
-        return self._array(mean[None]), self._array(std[None])
+        """Mean and standard deviation of the Gaussian, each (1, N) or (1, N, T)."""
+        return self._array(self._mean[None]), self._array(self._std[None])
 
     def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
         """Log density of each row, its targets jointly (independent if moment matched)."""
-        targets = self._targets(y)
-        self.likelihood.check_targets(targets)
-        value, (mean, std) = self._columns(targets), self._moments()
+        value = self._columns(self._checked_targets(y))
         if moment_matched:
-            return torch.distributions.Normal(mean, std).log_prob(value).sum(-1).numpy()
-        covariance = self._inside + torch.diag_embed(self._noise)
-        return torch.distributions.MultivariateNormal(mean, covariance).log_prob(value).numpy()
+            normal = torch.distributions.Normal(self._mean, self._std)
+            return normal.log_prob(value).sum(-1).numpy()
+        covariance = self._epistemic + torch.diag_embed(self._noise)
+        joint = torch.distributions.MultivariateNormal(self._mean, covariance)
+        return joint.log_prob(value).numpy()
 
-    def cdf(self, y: object) -> Array:
-        """P(Y <= y), per target."""
-        mean, std = self._moments()
-        return self._array(torch.special.ndtr((self._columns(self._targets(y)) - mean) / std))
+    def _cdf(self, value: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        return torch.special.ndtr((value - self._mean) / self._std)
 
-    def quantile(self, q: float) -> Array:
-        """Quantile of the Gaussian."""
-        if not 0 < q < 1:
-            fail("q", "a level strictly between 0 and 1", q)
-        mean, std = self._moments()
-        level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
-        return self._array(mean + std * level)
+    def _quantile(self, q: float) -> Float[Tensor, "N T"]:
+        return self._mean + self._std * torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
 
     def sample(self, n: int = 1, seed: int = 0) -> Array:
         """Draw n targets per row; rows are independent without a joint covariance."""
         check_count("n", n)
         generator = torch.Generator().manual_seed(seed)
         rows = self.outputs[0].flatten() if self._joint is not None else self.outputs[0]
-        inside = self.covariance if self._joint is not None else self._inside
+        inside = self.covariance if self._joint is not None else self._epistemic
         f = draws(torch.zeros_like(rows), torch.as_tensor(inside), n, generator)
-        mean = self.likelihood.mean(self.outputs[0]).double()
-        eps = torch.randn(n, *mean.shape, generator=generator, dtype=torch.float64)
-        return self._array(mean + f.reshape(n, *mean.shape) + eps * self._noise.sqrt())
+        shape = n, *self._mean.shape
+        eps = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return self._array(self._mean + f.reshape(shape) + eps * self._noise.sqrt())
 
 
 def draws(
@@ -229,16 +219,11 @@ class ClassPredictive(Predictive):
         seed: int = 0,
     ) -> None:
         if likelihood.kind != "classification":
-            fail(
-                "method",
-                "'auto' or 'monte-carlo' for other likelihoods than of classes",
-                repr(method),
-            )
+            fail("method", "'auto' or 'monte-carlo' for likelihoods without classes", repr(method))
         mean, covariance = mean.detach().cpu().double(), covariance.detach().cpu().double()
         generator = torch.Generator().manual_seed(seed)
-        super().__init__(
-            draws(mean, covariance, check_count("n_draws", n_draws), generator), likelihood
-        )
+        logits = draws(mean, covariance, check_count("n_draws", n_draws), generator)
+        super().__init__(logits, likelihood)
         self.method = method
         self._averaged = class_probabilities(mean, covariance, method)
 
@@ -248,22 +233,19 @@ class ClassPredictive(Predictive):
     @property
     def mean(self) -> Array:
         """Means of the class indicators."""
-        return self._array(
-            self._averaged[:, -1:] if isinstance(self.likelihood, Bernoulli) else self._averaged
-        )
+        p = self._averaged
+        return self._array(p[:, -1:] if isinstance(self.likelihood, Bernoulli) else p)
 
     @property
     def aleatoric(self) -> Array:
-        """The variance p (1 - p) without its epistemic part."""
+        """p (1 - p) minus the epistemic variance."""
         return np.maximum(self.mean * (1 - self.mean) - self.epistemic, 0.0)
 
     def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
         """Log probability of each label."""
         if moment_matched:
             return super().log_prob(y, True)
-        targets: Any = self._targets(y)
-        self.likelihood.check_targets(targets)
-        self.likelihood.check_outputs(self.outputs.shape[-1], targets)
+        targets: Any = self._checked_targets(y)
         index = targets.reshape(len(self), 1).long()
         return self._averaged.gather(1, index)[:, 0].log().numpy()
 
@@ -278,7 +260,7 @@ class ClassPredictive(Predictive):
 def class_probabilities(
     mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], method: str = "probit"
 ) -> Float[Tensor, "N K"]:
-    """Expected class probabilities under Gaussian logits; one logit gives two classes.
+    """Approximate expected class probabilities under Gaussian logits; one logit means two classes.
 
     Args:
         mean: mean of the logits.
@@ -305,11 +287,11 @@ def _kappa(variance: Tensor) -> Tensor:
 
 
 def _bridge(mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]) -> Float[Tensor, "N C"]:
-    """Mean of the Dirichlet, from logits conditioned on a sum of 0."""
+    """Mean of the Dirichlet distribution, from logits conditioned on a sum of 0."""
     variances = covariance.diagonal(dim1=1, dim2=2)
     toward, total = covariance.sum(-1), covariance.sum((-1, -2)).unsqueeze(-1)
-    free = total > 1e-10 * variances.sum(-1, keepdim=True)  # else the sum has no variance
-    gain = torch.where(free, toward / total, torch.zeros_like(toward))
+    has_variance = total > 1e-10 * variances.sum(-1, keepdim=True)
+    gain = torch.where(has_variance, toward / total, torch.zeros_like(toward))
     mean, variances = mean - gain * mean.sum(-1, keepdim=True), variances - gain * toward
     K = mean.shape[1]
     counts = 1 - 2 / K + torch.exp(mean + (-mean).logsumexp(-1, keepdim=True)) / K**2
@@ -317,8 +299,8 @@ def _bridge(mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]) -> F
     return alpha / alpha.sum(-1, keepdim=True)
 
 
-def natural(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method:
-    """The method used for "auto"."""
+def default_method(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method:
+    """The method that "auto" stands for."""
     if is_linear(likelihood, mean):
         return "gaussian"
     return "probit" if likelihood.kind == "classification" else "monte-carlo"
@@ -338,7 +320,6 @@ def predictive_of(
         return GaussianPredictive(mean, covariance, likelihood, joint)
     if method == "monte-carlo":
         generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
-        return Predictive(
-            draws(mean, covariance, check_count("n_draws", n_draws), generator), likelihood
-        )
+        outputs = draws(mean, covariance, check_count("n_draws", n_draws), generator)
+        return Predictive(outputs, likelihood)
     return ClassPredictive(mean, covariance, likelihood, method, n_draws, seed)

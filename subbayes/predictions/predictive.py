@@ -70,10 +70,8 @@ class Predictive:
     def __repr__(self) -> str:
         return f"Predictive(n={len(self)}, draws={self.n_draws}, {self.likelihood!r})"
 
-    # --- moments ----------------------------------------------------------------------------
-
     def _array(self, values: Tensor) -> Array:
-        """Convert (N, T) to NumPy, and to (N,) for one target."""
+        """Convert (..., T) to NumPy, dropping the last axis for one target."""
         array = values.numpy()
         return array[..., 0] if array.shape[-1] == 1 else array
 
@@ -107,25 +105,26 @@ class Predictive:
         parts = self.likelihood.components(self.outputs)
         return None if parts is None else (self._array(parts[0]), self._array(parts[1]))
 
-    # --- densities --------------------------------------------------------------------------
-
     def _targets(self, y: object) -> Targets:
         targets = to_targets(y, "y")
         for tensor in leaves(targets):
             if tensor.ndim == 0 or len(tensor) != len(self):
-                fail(
-                    "y",
-                    f"{len(self)} rows, as predicted",
-                    len(tensor) if tensor.ndim else "a scalar",
-                )
+                got = len(tensor) if tensor.ndim else "a scalar"
+                fail("y", f"{len(self)} rows, as predicted", got)
             check_finite("y", tensor)
+        return targets
+
+    def _checked_targets(self, y: object) -> Targets:
+        """Targets, checked against the likelihood and the outputs."""
+        targets = self._targets(y)
+        self.likelihood.check_targets(targets)
+        self.likelihood.check_outputs(self.outputs.shape[-1], targets)
         return targets
 
     def _columns(self, targets: Targets) -> Float[Tensor, "N T"]:
         """Targets without noise scales as (N, T) in float64, checked against the outputs."""
-        value = targets if isinstance(targets, Tensor) else targets[0]
         self.likelihood.check_outputs(self.outputs.shape[-1], targets)
-        return column(value, self.outputs)
+        return column(leaves(targets)[0], self.outputs)
 
     def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
         r"""Log density of each observation, shape (N,).
@@ -135,9 +134,7 @@ class Predictive:
             moment_matched: use the Gaussian with the mixture's mean and variance (Izmailov et
                 al. 2019, E.1.1) instead of the mixture itself; regression only.
         """
-        targets = self._targets(y)
-        self.likelihood.check_targets(targets)
-        self.likelihood.check_outputs(self.outputs.shape[-1], targets)
+        targets = self._checked_targets(y)
         if not moment_matched:
             terms = self.likelihood.log_prob(self.outputs, targets)
             return (terms.logsumexp(0) - math.log(self.n_draws)).numpy()
@@ -147,13 +144,15 @@ class Predictive:
         return -0.5 * (np.log(2 * np.pi * variance) + (value - mean) ** 2 / variance).sum(-1)
 
     def cdf(self, y: object) -> Array:
-        """P(Y <= y) of the mixture, per target; the PIT value of an observation."""
+        """P(Y <= y) per target; the PIT value of an observation."""
         self._require_ordered("cdf")
-        value = self._columns(self._targets(y))
-        return self._array(self.likelihood.cdf(self.outputs, value).mean(0))
+        return self._array(self._cdf(self._columns(self._targets(y))))
+
+    def _cdf(self, value: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        return self.likelihood.cdf(self.outputs, value).mean(0)
 
     def quantile(self, q: float) -> Array:
-        """Quantile of the mixture, exact to 1e-10 of its spread; an integer for counts.
+        """Quantile, for mixtures exact to 1e-10 of their spread; an integer for counts.
 
         Args:
             q: a level strictly between 0 and 1.
@@ -161,15 +160,37 @@ class Predictive:
         if not 0 < q < 1:
             fail("q", "a level strictly between 0 and 1", q)
         self._require_ordered("quantile")
-        return self._array(_quantile(self.likelihood, self.outputs, q))
+        return self._array(self._quantile(q))
+
+    def _quantile(self, q: float) -> Float[Tensor, "N T"]:
+        """Bisection on the distribution function of the mixture, for all rows at once."""
+        means, stds = (
+            self.likelihood.mean(self.outputs),
+            self.likelihood.variance(self.outputs).sqrt(),
+        )
+        # Cantelli's inequality bounds the distance of a quantile from the mean.
+        reach = 1 + math.sqrt(max(q / (1 - q), (1 - q) / q))
+        low, high = (means - reach * stds).amin(0), (means + reach * stds).amax(0)
+        if self.likelihood.kind == "count":
+            low, high = low.floor().clamp_min(-1) - 1, high.ceil()
+            while bool((high - low > 1).any()):
+                middle = ((low + high) / 2).floor()
+                above = self._cdf(middle) >= q
+                low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+            return high
+        for _ in range(60):
+            middle = (low + high) / 2
+            above = self._cdf(middle) >= q
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+            if bool((high - low <= 1e-11 * (stds.mean() + high.abs())).all()):
+                break
+        return (low + high) / 2
 
     def interval(self, level: float = 0.95) -> tuple[Array, Array]:
         """Central interval of probability `level`: (lower, upper)."""
         if not 0 < level < 1:
             fail("level", "a level strictly between 0 and 1", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
-
-    # --- classes ----------------------------------------------------------------------------
 
     def _class_probabilities(self) -> Float[Tensor, "S N K"]:
         self._require("classification", "probabilities")
@@ -211,8 +232,6 @@ class Predictive:
         p = self.probabilities
         return np.where(p.max(-1) > threshold, p.argmax(-1), -1)
 
-    # --- draws and tables -------------------------------------------------------------------
-
     def sample(self, n: int = 1, seed: int = 0) -> Array:
         """Draw n targets per row from the mixture, shape (n, N) or (n, N, T)."""
         check_count("n", n)
@@ -244,13 +263,8 @@ class Predictive:
         }
         if self.mean.ndim == 1:
             return pd.DataFrame(parts)
-        return pd.DataFrame(
-            {
-                f"{name}[{t}]": values[:, t]
-                for name, values in parts.items()
-                for t in range(values.shape[1])
-            }
-        )
+        targets = range(self.mean.shape[1])
+        return pd.DataFrame({f"{name}[{t}]": a[:, t] for name, a in parts.items() for t in targets})
 
     def _require(self, kind: str, what: str) -> None:
         if self.likelihood.kind != kind:
@@ -258,32 +272,5 @@ class Predictive:
 
     def _require_ordered(self, what: str) -> None:
         if self.likelihood.kind == "classification":
-            fail(
-                what,
-                "a likelihood with an ordered target",
-                repr(self.likelihood),
-                "Use probabilities instead",
-            )
-
-
-def _quantile(
-    likelihood: Likelihood, outputs: Float[Tensor, "S N C"], q: float
-) -> Float[Tensor, "N T"]:
-    """Bisection on the distribution function of the mixture, for all rows at once."""
-    mean, std = likelihood.mean(outputs), likelihood.variance(outputs).sqrt()
-    reach = 1 + math.sqrt(max(q / (1 - q), (1 - q) / q))  # Cantelli: no quantile lies further
-    low, high = (mean - reach * std).amin(0), (mean + reach * std).amax(0)
-    if likelihood.kind == "count":
-        low, high = low.floor().clamp_min(-1) - 1, high.ceil()
-        while bool((high - low > 1).any()):
-            middle = ((low + high) / 2).floor()
-            above = likelihood.cdf(outputs, middle).mean(0) >= q
-            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-        return high
-    for _ in range(60):
-        middle = (low + high) / 2
-        above = likelihood.cdf(outputs, middle).mean(0) >= q
-        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-        if bool((high - low <= 1e-11 * (std.mean() + high.abs())).all()):
-            break
-    return (low + high) / 2
+            wanted = "a likelihood with an ordered target"
+            fail(what, wanted, repr(self.likelihood), "Use probabilities instead")

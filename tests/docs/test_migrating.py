@@ -115,7 +115,9 @@ def test_the_same_numbers_as_there(kind, weights):
         torch.testing.assert_close(ours.covariance(new), joint.detach(), **SAME)
         # a call there sets both for good
         evidence = float(theirs.log_marginal_likelihood(torch.tensor(2.0), torch.tensor(1.0)))
-        assert ours.rescaled(2.0, 2.0).log_marginal_likelihood() == pytest.approx(evidence)
+        assert ours.with_prior_and_noise(2.0, 2.0).log_marginal_likelihood() == pytest.approx(
+            evidence
+        )
     else:
         for there, here in (("probit", "probit"), ("bridge", "laplace-bridge")):
             p = theirs(new, link_approx=there).detach()

@@ -1,4 +1,4 @@
-"""Prior precision and noise of a linearised Laplace approximation, by held-out rows."""
+"""Prior precision and noise of a linearised Laplace approximation, chosen on held-out rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from subbayes.curvature.precision_factory import Form
-from subbayes.data.data import Data, n_rows, take
+from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import LinearisedPosterior, linearised_laplace
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
@@ -37,10 +37,10 @@ def cross_validate_prior(
 ) -> tuple[LinearisedPosterior, dict[tuple[float, float], float]]:
     """The posterior whose prior precision (and noise) predicts held-out rows best.
 
-    Held out are the rows of `validation`, or each of the folds of the data in turn, for which
-    `retrain` trains the network anew. With neither the weights stay where they are, and only the
-    Gauss-Newton matrix leaves the fold out: such weights have seen every row, need no
-    uncertainty to predict it, and the scores favour a prior that is too narrow. A warning says so.
+    The held-out rows are those of `validation`, or each fold of the data in turn, for which
+    `retrain` trains the network anew. Without either, the weights are fixed and only the
+    Gauss-Newton matrix excludes the fold: the weights were trained on the held-out rows, so that
+    the scores favour too narrow a prior, and a warning says so.
 
     Args:
         network: f(x; w).
@@ -49,20 +49,20 @@ def cross_validate_prior(
         subspace: as for `linearised_laplace`.
         covariance: as for `linearised_laplace`.
         prior_precisions: candidates.
-        noise_factors: candidates for how much wider Gaussian noise is.
-        validation: rows that the network was not trained on, with their targets; no folds then.
+        noise_factors: candidates for the factor of Gaussian noise.
+        validation: pairs of rows and targets that the network was not trained on; replaces folds.
         retrain: a function from a fold's training data to the network trained on them, without a
             subspace: `lambda rows: train(module, likelihood, rows).network`.
-        folds: how many.
-        seed: of the folds.
+        folds: number of folds.
+        seed: seed of the folds.
         options: as for `linearised_laplace`.
 
     Returns:
         The posterior on all data, and the mean log density of held-out rows for each candidate.
 
     Raises:
-        InputError: more folds than rows, folds of data that are streamed, or `retrain` with a
-            subspace or with `validation`.
+        InputError: more folds than rows, folds of streamed data, or `retrain` with a subspace or
+            with `validation`.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
@@ -99,10 +99,10 @@ def cross_validate_prior(
     )
     n = 0
     for kept, held in parts:
-        trained = network if retrain is None else _retrained(retrain, kept, network)
+        trained = network if retrain is None else _retrain(retrain, kept, network)
         fitted, n = posterior(trained, kept, float(prior_precisions[0])), n + held.n
         for p, c in scores:
-            scores[p, c] += _score(fitted.rescaled(p, c), held)
+            scores[p, c] += _score(fitted.with_prior_and_noise(p, c), held)
     scores = {pair: score / n for pair, score in scores.items()}
     best, factor = max(scores, key=lambda pair: scores[pair])
     if validation is None and retrain is None:
@@ -123,7 +123,7 @@ def cross_validate_prior(
                 "may be better; widen the grid",
                 stacklevel=2,
             )
-    return posterior(network, rows, best).rescaled(best, factor), scores
+    return posterior(network, rows, best).with_prior_and_noise(best, factor), scores
 
 
 def _check_held_out(validation: Any, retrain: Any, subspace: Subspace | None) -> None:
@@ -148,7 +148,7 @@ def _check_held_out(validation: Any, retrain: Any, subspace: Subspace | None) ->
 
 
 def _folds(rows: Data, folds: int, seed: int) -> Iterator[tuple[Data, Data]]:
-    """What is kept, and what is held out."""
+    """Pairs of training rows and held-out rows."""
     if check_count("folds", folds, 2) > rows.n:
         fail("folds", f"at most {rows.n}, the number of rows", folds)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(rows.n))
@@ -158,7 +158,7 @@ def _folds(rows: Data, folds: int, seed: int) -> Iterator[tuple[Data, Data]]:
         yield rows.rows(kept.nonzero().flatten()), rows.rows(held.sort().values)
 
 
-def _retrained(retrain: Callable[[Data], Network], kept: Data, network: Network) -> Network:
+def _retrain(retrain: Callable[[Data], Network], kept: Data, network: Network) -> Network:
     found = retrain(kept)
     if not isinstance(found, Network):
         fail_type(
@@ -170,11 +170,9 @@ def _retrained(retrain: Callable[[Data], Network], kept: Data, network: Network)
 
 
 def _score(posterior: LinearisedPosterior, test: Data) -> float:
+    """Total log density of held-out rows."""
     total = 0.0
     for inputs, y in test.batches():
         noise = None if isinstance(y, torch.Tensor) else y[1]
-        predictive = posterior.predict(inputs, noise=noise)
-        assert n_rows(y) == len(predictive)
-        value = y if isinstance(y, torch.Tensor) else (y[0], y[1])
-        total += float(predictive.log_prob(take(value, slice(None))).sum())
+        total += float(posterior.predict(inputs, noise=noise).log_prob(y).sum())
     return total

@@ -1,16 +1,16 @@
-r"""Prior precision and noise of a linearised Laplace approximation: by evidence or held-out rows.
+r"""Prior precision and noise of a linearised Laplace approximation, by maximising the evidence.
 
 Laplace's approximation of the log evidence, in nats,
 
 $$ \log p(D) \approx \sum_n \log p(y_n \mid f(x_n; \hat w)) - \tfrac\lambda2 \lVert \hat w \rVert^2
    - \tfrac12 \sum_i \log(1 + e_i / \lambda) , $$
 
-with the eigenvalues e of $V^\top V$, within a subspace those of $(VP)^\top VP$ relative to
-$P^\top P$, and of $\hat w$ the part in the span of P alone (the rest is not random). Gaussian noise
-a factor c wider divides e by c^2. So one decomposition serves all $\lambda$ and c.
+with the eigenvalues e of $V^\top V$. Within a subspace they are those of $(VP)^\top VP$ relative to
+$P^\top P$, and $\hat w$ is projected on the span of P (the remainder is not random). Gaussian noise
+wider by a factor c divides e by c^2. So one decomposition serves all $\lambda$ and c.
 
-The weights stay where they are while prior and noise change, as usual: train again under the
-result, and repeat, for the empirical Bayes of MacKay (1992) and Immer et al. (2021).
+The weights are fixed while prior and noise change. For the empirical Bayes of MacKay (1992) and
+Immer et al. (2021), train again under the result and repeat.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ def scale_noise(likelihood: Likelihood, factor: float) -> Likelihood:
     """
     if isinstance(likelihood, Standardized):
         return replace(likelihood, likelihood=scale_noise(likelihood.likelihood, factor))
-    if not _has_noise(likelihood):
+    if not (isinstance(likelihood, Gaussian) and _has_noise(likelihood)):
         fail(
             "noise",
             "Gaussian noise with a scale of its own",
             repr(likelihood),
             "Tune the prior precision alone: noise=False",
         )
-    assert isinstance(likelihood, Gaussian)
     scale = torch.as_tensor(likelihood.noise, dtype=torch.float64) * factor
     return replace(likelihood, noise=float(scale) if scale.ndim == 0 else tuple(scale.tolist()))
 
@@ -64,9 +63,9 @@ class Evidence:
 
     Attributes:
         log_likelihood: at the maximum a posteriori.
-        squares: sum of squares of residuals in units of the noise; NaN where that has no scale.
-        targets: how many numbers were observed.
-        norm: squared norm of the weights that are random.
+        squares: sum of squared residuals in units of the noise; NaN without a noise scale.
+        targets: number of observed numbers.
+        norm: squared norm of the random weights.
         eigenvalues: of V'V, shape (r,).
     """
 
@@ -78,7 +77,7 @@ class Evidence:
 
     @classmethod
     def of(cls, posterior: LinearisedPosterior) -> Evidence:
-        """From one pass over the data, and the posterior's eigenvalues."""
+        """Compute it from one pass over the data and the posterior's eigenvalues."""
         psi, likelihood = posterior.precision, posterior.likelihood
         total, squares, targets = 0.0, 0.0, 0
         for _, inputs, y in psi.V.batches():
@@ -100,7 +99,7 @@ class Evidence:
         )
 
     def log_marginal_likelihood(self, prior_precision: float, noise_factor: float = 1.0) -> float:
-        """At a prior precision, and noise a factor wider than the likelihood's."""
+        """Log evidence at a prior precision and a factor of the likelihood's noise scale."""
         check_positive("prior_precision", prior_precision)
         fit = self.log_likelihood
         if noise_factor != 1:
@@ -111,10 +110,10 @@ class Evidence:
         return float(fit - 0.5 * prior_precision * self.norm - 0.5 * occam)
 
     def maximum(self, noise: bool = True) -> tuple[float, float]:
-        """The prior precision and the noise factor of the largest evidence.
+        """The prior precision and noise factor of the largest evidence.
 
         Args:
-            noise: vary the noise too, where the likelihood is Gaussian.
+            noise: vary the noise of a Gaussian likelihood too.
         """
         from scipy.optimize import minimize
 
@@ -136,7 +135,7 @@ class Evidence:
 
 
 def _random_norm(psi: Any) -> float:
-    """Squared norm of the weights, within a subspace of their part in its span."""
+    """Squared norm of the weights, or of their projection on the span of a subspace."""
     weights = psi.network.weights.double()
     if not isinstance(psi, SubspacePrecision):
         return float(weights.square().sum())
@@ -163,4 +162,4 @@ def tune_prior(posterior: LinearisedPosterior, *, noise: bool = True) -> Lineari
         True
     """
     prior_precision, factor = Evidence.of(posterior).maximum(noise)
-    return posterior.rescaled(prior_precision, factor)
+    return posterior.with_prior_and_noise(prior_precision, factor)

@@ -22,6 +22,7 @@ from subbayes.draws import Draws, Moments
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import approximate_draws
+from subbayes.inference.samplers.chains import prior_scale
 from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
@@ -37,14 +38,13 @@ _STEP = 0.05  # of a posterior standard deviation
 class Laplace(Engine):
     """The Laplace approximation in z, with independent draws.
 
-    The draws have the stats "log_density" and "log_q", the normalised density of the
-    approximation, the `moments` and `log_evidence` of the approximation and the `pareto_k` of the
+    The draws have the stats "log_density" and "log_q" (the normalised density of the
+    approximation), the `moments` and `log_evidence` of the approximation and the `pareto_k` of the
     importance ratios: above 0.7 the approximation is poor. Their meta has "gradient", its largest
     entry at the mode in units of standard deviations.
 
     Attributes:
-        starts: points from which the mode is searched for: z = 0 first, then draws from the
-            prior.
+        starts: number of start points of the optimisation: z = 0, then draws from the prior.
 
     Raises:
         InputError: no start point of finite density, or a mode at which the curvature is not
@@ -111,13 +111,13 @@ class Laplace(Engine):
 def find_mode(
     value_and_grad: ValueAndGrad, start: Float[np.ndarray, "k"], iterations: int = 1000
 ) -> tuple[float, Float[np.ndarray, "k"]]:
-    """The log density at, and the coordinates of, the maximum that L-BFGS reaches from a start.
+    """Log density and coordinates of the maximum that L-BFGS reaches from a start.
 
-    Minus infinity and the start itself where the density is not finite there.
+    Minus infinity and the start itself if the density is not finite there.
     """
     from scipy.optimize import minimize
 
-    def descent(z: np.ndarray) -> tuple[float, np.ndarray]:
+    def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = value_and_grad(z[None])
         if not (np.isfinite(value[0]) and np.isfinite(gradient).all()):
             return 1e300, np.zeros_like(z)
@@ -126,7 +126,7 @@ def find_mode(
     if not np.isfinite(value_and_grad(start[None])[0][0]):
         return -np.inf, start
     found = minimize(
-        descent,
+        negative,
         start,
         jac=True,
         method="L-BFGS-B",
@@ -136,13 +136,12 @@ def find_mode(
 
 
 def _factor(posterior: GradientDensity, mode: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k k"]:
-    """L with covariance L L^T: curvature by central differences, in ever better directions.
+    """L with covariance L L', from the curvature by central differences.
 
-    The first directions have the prior's scale. With the curvature along them they are made
-    independent and of unit length, so that the differences are exact to third order.
+    The first directions have the prior's scale. The curvature along them makes the next ones
+    independent with unit curvature, which reduces the error of the differences.
     """
-    scale = np.broadcast_to(posterior.prior.scale, mode.shape)
-    directions = np.diag(scale.astype(np.float64)) * 1e-2
+    directions = np.diag(prior_scale(posterior)) * 1e-2
     for _ in range(3):
         curvature = _curvature(posterior, mode, directions)
         try:
@@ -153,7 +152,7 @@ def _factor(posterior: GradientDensity, mode: Float[np.ndarray, "k"]) -> Float[n
                 "posterior",
                 "a mode with positive definite curvature",
                 f"an eigenvalue of {least:.3g}",
-                "Raise starts, use nuts, or take smooth functions in the network, not relu",
+                "Raise starts, use nuts, or use a smooth activation instead of relu",
             )
     return directions
 
@@ -162,11 +161,11 @@ def _curvature(
     posterior: GradientDensity, mode: np.ndarray, directions: np.ndarray
 ) -> Float[np.ndarray, "k k"]:
     """Negative Hessian along directions (columns), by differences of the gradient."""
-    ways = np.concatenate([directions.T, -directions.T]) * _STEP
+    offsets = np.concatenate([directions.T, -directions.T]) * _STEP
     gradient = np.concatenate(
         [
-            posterior.value_and_grad(mode + ways[i : i + _AT_ONCE])[1]
-            for i in range(0, len(ways), _AT_ONCE)
+            posterior.value_and_grad(mode + offsets[i : i + _AT_ONCE])[1]
+            for i in range(0, len(offsets), _AT_ONCE)
         ]
     )
     k = len(mode)

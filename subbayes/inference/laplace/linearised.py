@@ -6,8 +6,8 @@ $$ f_{\mathrm{lin}}(x; w) = f(x; \hat w) + J(x)(w - \hat w) , $$
 
 whose posterior is Gaussian: $w \sim N(\hat w, \Psi)$ with $\Psi^{-1} = \sum_n J_n^\top
 \Lambda_n J_n + \lambda I$, or $z \sim N(0, (P^\top \Psi^{-1} P)^{-1})$ for $w = \hat w + P z$.
-Outputs at X are $N(f(X; \hat w), \Sigma_X)$. The network itself is neither changed nor trained
-again, and nothing needs to be sampled.
+Outputs at X are $N(f(X; \hat w), \Sigma_X)$. The network is neither changed nor retrained, and
+nothing needs to be sampled.
 
 Source: Immer, Korzepa and Bauer (2021), "Improving predictions of Bayesian neural nets via local
 linearization"; Daxberger et al. (2021), "Laplace redux"; eq. (10) to (19) of the paper on optimal
@@ -42,16 +42,16 @@ from subbayes.likelihoods import Likelihood, from_config
 from subbayes.networks.network import Network
 from subbayes.networks.saving import network_facts, network_from, network_tensors
 from subbayes.predictions.averaging import average, with_noise
-from subbayes.predictions.gaussian import Method, draws, natural, predictive_of
+from subbayes.predictions.gaussian import Method, default_method, draws, predictive_of
 from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.utils.artifact import add_prefix, strip_prefix
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 
-__all__ = ["LinearisedPosterior", "Method", "linearised_laplace", "rebuild"]
+__all__ = ["LinearisedPosterior", "Method", "diagonal_blocks", "linearised_laplace", "rebuild"]
 
-_DRAWS = 200  # of outputs, for predictions that are not in closed form
+_DRAWS = 200  # of outputs, for predictions without a closed form
 
 METHODS = (
     "auto",
@@ -117,7 +117,7 @@ def linearised_laplace(
         )
         return LinearisedPosterior(psi, likelihood, None)
     if not isinstance(subspace, Subspace):
-        fail_type("subspace", "a Subspace or None", subspace, "Make one: optimal(...), say")
+        fail_type("subspace", "a Subspace or None", subspace, "Make one, e.g. with optimal(...)")
     check_choice("covariance", covariance, FORMS)
     check_options("the posterior in a subspace", options)
     V = root(network, likelihood, data, memory_limit)
@@ -164,18 +164,16 @@ class LinearisedPosterior(Predictor):
         return self.precision.prior_precision
 
     def __repr__(self) -> str:
-        where = (
-            f"{self.network.size} weights, {self.precision.form}"
-            if (self.subspace is None)
-            else repr(self.subspace)
-        )
+        where = repr(self.subspace)
+        if self.subspace is None:
+            where = f"{self.network.size} weights, {self.precision.form}"
         return (
             f"LinearisedPosterior({where}, prior_precision={self.prior_precision:g}, "
             f"{self.likelihood!r})"
         )
 
     def with_prior_precision(self, prior_precision: float) -> LinearisedPosterior:
-        """The same posterior under another prior; products with the Jacobian are shared."""
+        """The same posterior under another prior precision."""
         return replace(self, precision=self.precision.with_prior_precision(prior_precision))
 
     @property
@@ -185,10 +183,8 @@ class LinearisedPosterior(Predictor):
 
     @property
     def default_draws(self) -> int:
-        """Number of draws of predictions that are not in closed form."""
+        """Number of draws of predictions without a closed form."""
         return _DRAWS
-
-    # --- saving -----------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """The network with its weights, the subspace and the fitted matrices."""
@@ -207,8 +203,6 @@ class LinearisedPosterior(Predictor):
             **precision_facts(self.precision),
         }
 
-    # --- prediction -------------------------------------------------------------------------
-
     def predict(
         self,
         inputs: Any,
@@ -221,29 +215,28 @@ class LinearisedPosterior(Predictor):
     ) -> Predictive:
         r"""The predictive distribution at new inputs.
 
-        Rows of the Jacobian are held of some inputs at a time: beside the result, memory does not
-        grow with their number, unless `joint`.
+        The Jacobian is computed for a few inputs at a time: apart from the result, memory does not
+        grow with the number of inputs, unless `joint`.
 
         Args:
             inputs: in the form the module takes, or a loader of them.
             method: "gaussian", in closed form for Gaussian noise around the outputs; "probit",
                 "extended-probit" or "laplace-bridge", in closed form for classes;
                 "monte-carlo", draws of the outputs, for any likelihood; "network", draws of the
-                weights put through the network itself, for comparison (its predictions are often
-                worse: the posterior is that of the linearisation). "auto" takes "gaussian",
-                "probit" or "monte-carlo", whichever fits the likelihood.
-            joint: keep the covariance of all inputs, (N C)^2 numbers, with "gaussian"; refused,
-                with their size, where they do not fit.
-            n_draws: number of draws, where the predictive is drawn; by default 200.
-            seed: of the draws.
+                weights passed through the network itself, for comparison (often worse, since the
+                posterior is that of the linearisation). "auto" takes "gaussian", "probit" or
+                "monte-carlo", depending on the likelihood.
+            joint: keep the covariance of all inputs, (N C)^2 numbers, with "gaussian".
+            n_draws: number of draws, for methods that draw; by default 200.
+            seed: seed of the draws.
             noise: noise scale per new row, for `Gaussian(noise="per-observation")`.
 
         Returns:
             A `Predictive`; its `kind` is "gaussian" where it is in closed form, else "mixture".
 
         Raises:
-            InputError: a method that does not fit the likelihood, or inputs that the module does
-                not take.
+            InputError: a method that does not fit the likelihood, inputs that the module does not
+                take, or a joint covariance that does not fit into memory.
         """
         check_choice("method", method, METHODS)
         n_draws = _DRAWS if n_draws is None else n_draws
@@ -252,13 +245,13 @@ class LinearisedPosterior(Predictor):
         X = self.precision.jacobian(inputs)
         mean, full = X.outputs().double().cpu(), None
         likelihood = with_noise(self.likelihood, noise, len(mean))
-        method = natural(likelihood, mean) if method == "auto" else method
+        method = default_method(likelihood, mean) if method == "auto" else method
         if joint and method != "gaussian":
             fail("joint", "False for classes and draws", True, "Use covariance(inputs)")
         if joint:
             check_joint(X)
             full = self.precision.covariance(X).cpu()
-        rows = self.precision.blocks(X).cpu() if full is None else _blocks(full, X.roots)
+        rows = self.precision.blocks(X).cpu() if full is None else diagonal_blocks(full, X.roots)
         return predictive_of(mean, rows, likelihood, method, n_draws, seed, full)
 
     def _through_network(self, inputs: Any, count: int, seed: int, noise: Any) -> Predictive:
@@ -292,7 +285,7 @@ class LinearisedPosterior(Predictor):
         """Draws of the coordinates, as engines return them.
 
         Raises:
-            InputError: a posterior over all weights, whose draws do not fit here.
+            InputError: a posterior over all weights, which has no coordinates.
         """
         if not isinstance(self.precision, SubspacePrecision):
             fail(
@@ -302,13 +295,8 @@ class LinearisedPosterior(Predictor):
                 "Use predict(..., method='network'), or a subspace",
             )
         generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
-        z = (
-            self.precision.coordinates(
-                check_count("draws", draws) * check_count("chains", chains), generator
-            )
-            .cpu()
-            .numpy()
-        )
+        count = check_count("draws", draws) * check_count("chains", chains)
+        z = self.precision.coordinates(count, generator).cpu().numpy()
         return Draws(
             z.reshape(chains, draws, -1),
             meta={"seed": seed, "prior_precision": self.prior_precision},
@@ -321,14 +309,14 @@ class LinearisedPosterior(Predictor):
             ),
         )
 
-    # --- evidence --------------------------------------------------------------------
-
     def log_marginal_likelihood(self) -> float:
         """Laplace's approximation of the log evidence, of all weights or within the subspace."""
         return Evidence.of(self).log_marginal_likelihood(self.prior_precision)
 
-    def rescaled(self, prior_precision: float, noise_factor: float = 1.0) -> LinearisedPosterior:
-        """The same under another prior, and with Gaussian noise a factor wider."""
+    def with_prior_and_noise(
+        self, prior_precision: float, noise_factor: float = 1.0
+    ) -> LinearisedPosterior:
+        """The same posterior under another prior precision, with the noise scale multiplied."""
         if noise_factor == 1:
             return self.with_prior_precision(prior_precision)
         likelihood, V = scale_noise(self.likelihood, noise_factor), self.precision.V
@@ -357,8 +345,8 @@ def rebuild(
         module: a module of the same architecture, unless it is an `MLP`.
         data: the training data; required by the dual and low-rank forms, by other forms for
             the evidence.
-        likelihood: a likelihood of your own.
-        output: picks the tensor out of what the module returns.
+        likelihood: a custom likelihood.
+        output: selects the tensor from the output of the module.
     """
     network = network_from(tensors, facts["network"], tensors["weights"], module, output)
     likelihood = likelihood or from_config(facts["likelihood"])
@@ -371,6 +359,7 @@ def rebuild(
     return LinearisedPosterior(precision, likelihood, subspace)
 
 
-def _blocks(full: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:
+def diagonal_blocks(full: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:
+    """The diagonal blocks of a square matrix."""
     n = len(full) // size
     return full.reshape(n, size, n, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)

@@ -1,4 +1,4 @@
-r"""The linearised Laplace approximation as an engine: for any posterior over any subspace.
+"""The linearised Laplace approximation as an engine, for any posterior over any subspace.
 
 See `linearised_laplace` for the posterior of all weights, and for tuning.
 """
@@ -24,7 +24,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches, with_noise
-from subbayes.predictions.gaussian import natural, predictive_of
+from subbayes.predictions.gaussian import default_method, predictive_of
 from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import Subspace
 from subbayes.utils.memory import check_memory
@@ -42,10 +42,10 @@ class LinearisedLaplace(Engine):
     $$ z \sim N(0, A^{-1}), \qquad
        \log p(D) \approx \log p(D, 0) + \tfrac k2 \log 2\pi - \tfrac12 \log\det A . $$
 
-    The centre is taken for the maximum a posteriori, as a trained network is under the prior of
-    its training, so that the mean prediction is the network's. Draws are independent; their
-    `moments` hold the mean and $A^{-1}$, from which models of `fit` predict in closed form by the
-    linearised network.
+    The centre is assumed to be the maximum a posteriori, as it is for a trained network under the
+    prior of its training, so that the mean prediction is that of the network. Draws are
+    independent; their `moments` are the mean and $A^{-1}$, from which models of `fit` predict in
+    closed form by the linearised network.
 
     Attributes:
         gauss_newton_step: include the gradient g of the log density at the centre: the mean is
@@ -68,17 +68,7 @@ class LinearisedLaplace(Engine):
     gauss_newton_step: bool = False
 
     def check(self, rank: int | None = None) -> None:
-        """Check before training that the covariance of the coordinates fits into memory.
-
-        Args:
-            rank: number of coordinates; None if it is not known yet.
-
-        Raises:
-            InputError: it does not fit, with its size.
-
-        Example:
-            >>> LinearisedLaplace().check(1000)
-        """
+        """Check before training that the covariance of the coordinates fits into memory."""
         if rank is not None:
             check_memory(
                 "subspace",
@@ -94,11 +84,9 @@ class LinearisedLaplace(Engine):
         network = posterior.network.with_weights(posterior.subspace.shift)
         V = root(network, posterior.likelihood, posterior.data)
         inside = SubspacePrecision(V, posterior.subspace, 1.0).matrix.cpu() / posterior.temperature
-        factor = (
-            np.diag(np.broadcast_to(posterior.prior.scale, k))
-            if (posterior.prior.factor is None)
-            else posterior.prior.factor
-        )
+        factor = posterior.prior.factor
+        if factor is None:
+            factor = np.diag(np.broadcast_to(posterior.prior.scale, k))
         prior = torch.cholesky_inverse(torch.from_numpy(np.ascontiguousarray(factor)))
         half = cholesky(inside + prior, "subspace")
         value, gradient = posterior.value_and_grad(np.zeros((1, k)))
@@ -131,34 +119,34 @@ def predict_linearised(
     noise: Any = None,
     n_draws: int | None = None,
 ) -> Predictive:
-    """Predictions of the linearised network from what `LinearisedLaplace` returned.
+    """Predictions of the linearised network from the draws of `LinearisedLaplace`.
 
     Args:
-        network: centred on the subspace.
+        network: the network.
         likelihood: p(y | f).
-        subspace: where z lives.
-        draws: their moments are those of z.
+        subspace: the subspace of z.
+        draws: the draws, with the moments of z.
         inputs: new inputs, or a loader of them.
         noise: noise scale per row, for `Gaussian(noise="per-observation")`.
-        n_draws: for likelihoods whose predictive is drawn.
+        n_draws: number of draws, for likelihoods without a closed form; by default 200.
     """
     network, batches = network.with_weights(subspace.shift), list(input_batches(inputs))
     X = Jacobian.of_inputs(Layers(network, to_device(batches[0], network.device)), inputs)
     assert draws.moments is not None
     z, covariance = map(torch.from_numpy, (draws.moments.mean, draws.moments.covariance))
-    moves, blocks = [], []
+    shifts, blocks = [], []
     for part in subspace_jacobian_in_chunks(X, subspace):
         columns = part.cpu()
         spread = (columns @ covariance).reshape(-1, X.roots, len(z))
         blocks.append(spread @ columns.reshape(spread.shape).mT)
-        moves.append(columns @ z)
-    mean = X.outputs().double().cpu() + torch.cat(moves).reshape(X.n, X.roots)
+        shifts.append(columns @ z)
+    mean = X.outputs().double().cpu() + torch.cat(shifts).reshape(X.n, X.roots)
     rows, likelihood = torch.cat(blocks), with_noise(likelihood, noise, X.n)
     return predictive_of(
         mean,
         (rows + rows.mT) / 2,
         likelihood,
-        natural(likelihood, mean),
+        default_method(likelihood, mean),
         200 if n_draws is None else n_draws,
         0,
     )

@@ -1,7 +1,7 @@
-"""What an artifact stores of linearised Laplace: its fitted matrices, and what rebuilds the rest.
+"""Save and rebuild the precision of linearised Laplace.
 
-The training data are not saved. The dual and the low-rank form predict from them and need them
-again; the other forms need them only for the evidence, and a few draws.
+The training data are not saved. The dual and low-rank forms need them to predict; the other forms
+need them only for the evidence and for draws of the weights.
 """
 
 from __future__ import annotations
@@ -33,34 +33,35 @@ from subbayes.utils.types import Inputs
 __all__ = ["jacobian_from", "precision_facts", "precision_from", "precision_tensors"]
 
 _FACTORS = [field.name for field in fields(Factors) if field.name != "layer"]
-_ROWS = 3  # of the random inputs that stand in for the data
+_MATRICES: dict[type[Precision], tuple[str, ...]] = {
+    Dual: ("kernel",),
+    Primal: ("matrix",),
+    Diagonal: ("squares",),
+    LowRank: ("values", "vectors"),
+    SubspacePrecision: ("matrix", "metric"),
+    Kfac: ("diagonal",),
+}
+_ROWS = 3  # of the random inputs that replace the data
 
 
 def precision_tensors(precision: Precision) -> dict[str, Tensor]:
     """The fitted matrices of a precision, and random inputs of the shape of the data."""
-    found = {f"example.{i}": _like(leaf) for i, leaf in enumerate(leaves(_first(precision.V)[0]))}
-    match precision:
-        case Dual():
-            return found | {"kernel": precision.kernel}
-        case Primal():
-            return found | {"matrix": precision.matrix}
-        case Diagonal():
-            return found | {"squares": precision.squares}
-        case LowRank():
-            return found | {"values": precision.values, "vectors": precision.vectors}
-        case SubspacePrecision():
-            return found | {"matrix": precision.matrix, "metric": precision.metric}
-        case Kfac():
-            found |= {"diagonal": precision.diagonal}
-            for i, one in enumerate(precision.factors):
-                found |= {f"{name}.{i}": getattr(one, name) for name in _FACTORS}
-            return found
+    found = {
+        f"example.{i}": _example_rows(leaf)
+        for i, leaf in enumerate(leaves(_first_batch(precision.V)[0]))
+    }
+    if isinstance(precision, Kfac):
+        for i, one in enumerate(precision.factors):
+            found |= {f"{name}.{i}": getattr(one, name) for name in _FACTORS}
+    for kind, names in _MATRICES.items():
+        if isinstance(precision, kind):
+            return found | {name: getattr(precision, name) for name in names}
     fail("precision", "one of the forms of this library", type(precision).__name__)
 
 
 def precision_facts(precision: Precision) -> dict[str, Any]:
-    """The form of a precision, and what it was computed from."""
-    inputs = _first(precision.V)[0]
+    """The form of a precision, and a description of its data."""
+    inputs = _first_batch(precision.V)[0]
     return {
         "form": precision.form,
         "prior_precision": precision.prior_precision,
@@ -84,10 +85,10 @@ def jacobian_from(
     likelihood: Likelihood,
     data: Any,
 ) -> Jacobian:
-    """The root of the Gauss-Newton matrix, which streams over the data if they are given.
+    """The root of the Gauss-Newton matrix, over the data if they are given.
 
     Raises:
-        InputError: other data than those of the fit, or none for a form that needs them.
+        InputError: data other than those of the fit, or no data for a form that needs them.
     """
     if data is None:
         if facts["form"] in ("dual", "low-rank"):
@@ -145,20 +146,19 @@ def _factors(
     )
 
 
-def _first(V: Jacobian) -> tuple[Inputs, Any]:
-    """The first batch of the data."""
+def _first_batch(V: Jacobian) -> tuple[Inputs, Any]:
     return next(V.pairs())
 
 
 def _digest(V: Jacobian) -> str:
-    """A digest of the first row, which does not depend on the batches."""
-    inputs, y = (take(part, slice(1)) for part in _first(V))
+    """A digest of the first row, which does not depend on the batch size."""
+    inputs, y = (take(part, slice(1)) for part in _first_batch(V))
     parts = [*leaves(inputs), *leaves(y)]
     return fingerprint({str(i): part for i, part in enumerate(parts)}, {})
 
 
-def _like(leaf: Tensor) -> Tensor:
-    """Random rows of the shape of a batch; whole numbers are 0, which every embedding has."""
+def _example_rows(leaf: Tensor) -> Tensor:
+    """Random rows of the shape of a batch; integers are 0, which every embedding has."""
     shape = (_ROWS, *leaf.shape[1:])
     if not leaf.is_floating_point():
         return torch.zeros(shape, dtype=leaf.dtype)

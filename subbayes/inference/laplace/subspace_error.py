@@ -1,7 +1,7 @@
 r"""The error of a subspace relative to the full Laplace approximation.
 
-All measures compare epistemic covariances of the outputs at inputs X, $\Sigma_{P,X}$ of a
-subspace with $\Sigma_X$ of all weights, or the predictives they belong to.
+All measures compare the epistemic covariance of the outputs at inputs X of a subspace,
+$\Sigma_{P,X}$, with that of all weights, $\Sigma_X$, or the respective predictives.
 
 Source: eq. (20), (25) and Lemma 2 of the paper on optimal subspaces; Daxberger et al. (2021) for
 the Wasserstein distance.
@@ -24,9 +24,9 @@ from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.subspace_precision import SubspacePrecision, subspace_jacobian
 from subbayes.data.data import check_rows, n_rows, to_targets
 from subbayes.diagnostics import metrics
-from subbayes.inference.laplace.linearised import LinearisedPosterior
+from subbayes.inference.laplace.linearised import LinearisedPosterior, diagonal_blocks
 from subbayes.predictions.averaging import with_noise
-from subbayes.predictions.gaussian import natural, predictive_of
+from subbayes.predictions.gaussian import default_method, predictive_of
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, check_same_length, fail, fail_type
 
@@ -52,20 +52,20 @@ def relative_error(subspace: Matrix, full: Matrix) -> float:
 
 
 def trace_criterion(subspace: Matrix, full: Matrix) -> float:
-    r"""$\mathrm{tr}\, \Sigma_{P,X} / \mathrm{tr}\, \Sigma_X$: the larger the better, at most 1."""
+    r"""$\mathrm{tr}\, \Sigma_{P,X} / \mathrm{tr}\, \Sigma_X$: at most 1, higher is better."""
     return float(subspace.trace() / full.trace())
 
 
 def log_trace(subspace: Matrix) -> float:
-    r"""$\log \mathrm{tr}\, \Sigma_{P,X}$, which ranks subspaces where $\Sigma_X$ is not known."""
+    r"""$\log \mathrm{tr}\, \Sigma_{P,X}$, which ranks subspaces if $\Sigma_X$ is unknown."""
     return float(subspace.trace().log())
 
 
 def eckart_young(full: Matrix, rank: int) -> float:
-    r"""The least relative error any subspace of a rank can have.
+    r"""The smallest relative error of any subspace of a rank.
 
     $(\sum_{i>s} \lambda_i^2 / \sum_i \lambda_i^2)^{1/2}$ for the eigenvalues of $\Sigma_X$ in
-    falling order.
+    descending order.
     """
     values = torch.linalg.eigvalsh(full).flip(0)
     return float(values[check_count("rank", rank, 0) :].norm() / values.norm())
@@ -74,7 +74,7 @@ def eckart_young(full: Matrix, rank: int) -> float:
 def wasserstein(a: Matrix, b: Matrix) -> float:
     r"""Squared 2-Wasserstein distance of two Gaussians with the same mean.
 
-    $\mathrm{tr}(A + B - 2 (B^{1/2} A B^{1/2})^{1/2})$; a noise common to both may be in them.
+    $\mathrm{tr}(A + B - 2 (B^{1/2} A B^{1/2})^{1/2})$; both may include the same noise.
     """
     values, vectors = torch.linalg.eigh(b)
     half = vectors * values.clamp_min(0).sqrt() @ vectors.T
@@ -85,7 +85,7 @@ def wasserstein(a: Matrix, b: Matrix) -> float:
 def kl(a: Matrix, b: Matrix) -> float:
     r"""$\mathrm{KL}(N(m, A) \,\|\, N(m, B))$ in nats.
 
-    Predictives of y have their noise in A and B; without noise, that of a subspace is singular.
+    Include the noise in A and B: without noise, the covariance of a subspace is singular.
 
     Raises:
         InputError: a matrix that is not positive definite.
@@ -101,13 +101,13 @@ def dead_fraction(J: Jacobian, tolerance: float = 0.0) -> float:
 
     Args:
         J: Jacobian at the inputs.
-        tolerance: a gradient that counts as none.
+        tolerance: largest norm of a gradient that counts as zero.
     """
     return float((squared_column_norms(J) <= tolerance**2).double().mean())
 
 
 def jacobian_rank(J: Jacobian) -> int:
-    """The numerical rank of a Jacobian, from its Gram matrix: the largest rank worth asking for.
+    """The numerical rank of a Jacobian, from its Gram matrix: the largest useful subspace rank.
 
     Singular values below about 1e-7 of the largest count as zero.
     """
@@ -121,18 +121,18 @@ class SubspaceError:
     """The error of a subspace of one rank relative to the full Laplace approximation at inputs.
 
     Attributes:
-        name: what the subspace is called.
+        name: name of the subspace.
         rank: s.
         relative_error: of its covariance.
-        bound: the least relative error possible at this rank.
-        trace: of its covariance, relative to that of the full one.
+        bound: the smallest relative error possible at this rank.
+        trace: of its covariance, relative to that of the full covariance.
         log_trace: logarithm of the trace itself.
         wasserstein: squared 2-Wasserstein distance to the full predictive.
-        kl: divergence from the full predictive, where there is noise; else NaN.
-        nll: mean negative log density of the targets, where there are any; else NaN.
-        accuracy: share of the labels it finds, likewise, and of classes alone.
-        full_nll: as `nll`, of the full predictive.
-        full_accuracy: as `accuracy`, of the full predictive.
+        kl: divergence from the full predictive; NaN without noise.
+        nll: mean negative log density of the targets; NaN without targets.
+        accuracy: accuracy for classes; NaN for other likelihoods or without targets.
+        full_nll: `nll` of the full predictive.
+        full_accuracy: `accuracy` of the full predictive.
     """
 
     name: str
@@ -165,17 +165,17 @@ def compare_subspaces(
     """Compare subspaces of several ranks with the full Laplace approximation.
 
     Args:
-        psi: the exact precision, or a linearised Laplace posterior of all weights, for its own.
-        subspaces: by name; of each the first s basis vectors are taken, of a subnetwork the first
-            s weights: with `subnetwork` those it chose first, with `from_mask` in increasing order.
+        psi: the exact precision, or a linearised Laplace posterior of all weights with one.
+        subspaces: by name. A rank s takes the first s basis vectors, or the first s weights of a
+            subnetwork (the order of choice for `subnetwork`, ascending for `from_mask`).
         inputs: X, or their `Jacobian`.
-        ranks: s; by default each subspace's own.
-        noise: standard deviation of a noise on all outputs, for the divergence.
-        targets: y of the inputs, for scores of the predictives: in closed form, by probit for
-            classes, by draws for other likelihoods.
+        ranks: ranks s; by default that of each subspace.
+        noise: standard deviation of the noise of all outputs, for `kl` and `wasserstein`.
+        targets: y at the inputs, to score the predictives: in closed form for regression, by
+            probit for classes, by draws for other likelihoods.
 
     Returns:
-        The errors of each subspace and rank; ranks above a subspace's own are left out.
+        The errors of each subspace and rank, without ranks above that of the subspace.
 
     Raises:
         InputError: a precision that is not exact, no subspaces, no rank that one of them has,
@@ -252,7 +252,7 @@ def _check(psi: Any, subspaces: Any, ranks: Sequence[int] | None, noise: float) 
 
 
 class _Scores:
-    """Mean negative log density of targets, and accuracy, of predictives with one mean."""
+    """Mean negative log density and accuracy of predictives with the same mean."""
 
     def __init__(self, psi: Precision, X: Jacobian, targets: Any) -> None:
         y = to_targets(targets)
@@ -266,22 +266,13 @@ class _Scores:
         self.likelihood.check_targets(self.y)
 
     def __call__(self, covariance: Matrix) -> tuple[float, float]:
-        """Of one covariance of all outputs."""
-        n, C = self.mean.shape
-        blocks = covariance.reshape(n, C, n, C).diagonal(dim1=0, dim2=2).permute(2, 0, 1).cpu()
-        found = predictive_of(
-            self.mean,
-            blocks,
-            self.likelihood,
-            natural(self.likelihood, self.mean),
-            n_draws=200,
-            seed=0,
-        )
-        known = self.likelihood.kind == "classification"
-        return (
-            -float(found.log_prob(self.y).mean()),
-            metrics.accuracy(found, self.y) if known else math.nan,
-        )
+        """Scores under one covariance of all outputs."""
+        blocks = diagonal_blocks(covariance, self.mean.shape[1]).cpu()
+        method = default_method(self.likelihood, self.mean)
+        found = predictive_of(self.mean, blocks, self.likelihood, method, n_draws=200, seed=0)
+        if self.likelihood.kind != "classification":
+            return -float(found.log_prob(self.y).mean()), math.nan
+        return -float(found.log_prob(self.y).mean()), metrics.accuracy(found, self.y)
 
 
 def _subspace_error(

@@ -267,7 +267,10 @@ def test_tuning_finds_the_largest_evidence(subspace):
     assert math.isclose(anew.log_marginal_likelihood(), best, rel_tol=1e-9)
     torch.testing.assert_close(anew.covariance(new), tuned.covariance(new), rtol=1e-7, atol=0)
     for p, c in ((1.1, 1.0), (0.9, 1.0), (1.0, 1.1), (1.0, 0.9)):
-        assert tuned.rescaled(p * tuned.prior_precision, c).log_marginal_likelihood() <= best
+        assert (
+            tuned.with_prior_and_noise(p * tuned.prior_precision, c).log_marginal_likelihood()
+            <= best
+        )
     only_prior = tune_prior(start, noise=False)
     assert only_prior.likelihood == likelihood
     assert start.log_marginal_likelihood() <= only_prior.log_marginal_likelihood() <= best
@@ -433,7 +436,7 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(InputError, match="joint: expected False for classes and draws"):
         posterior.predict(new, joint=True)
     with pytest.raises(InputError, match="noise: expected Gaussian noise with a scale of its own"):
-        posterior.rescaled(1.0, 2.0)
+        posterior.with_prior_and_noise(1.0, 2.0)
     with pytest.raises(InputError, match="inputs: expected what the module takes|mat1 and mat2"):
         posterior.predict(torch.randn(4, 2).double())
     away = subbayes.subspace.RandomSubspace(net.weights + 1, 2)

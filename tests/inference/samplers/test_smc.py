@@ -8,6 +8,7 @@ from densities import Banana, Bimodal, Narrow, Toy
 from oracles import LinearGaussian, check_moments
 from scipy import stats
 
+from subbayes.inference.importance_sampling import systematic_resampling
 from subbayes.inference.samplers.smc import SMC, _Reference
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
