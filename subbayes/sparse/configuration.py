@@ -1,4 +1,4 @@
-"""How sparse networks are trained."""
+"""Settings of the training of sparse networks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 
 __all__ = ["SparseTraining"]
 
-_EARLY, _RISING = 0.8, 0.4  # shares of the epochs
+_EARLY, _KL_WARMUP = 0.8, 0.4  # shares of the epochs
 
 
 @dataclass(frozen=True)
@@ -21,23 +21,23 @@ class SparseTraining:
     The early epochs learn the hyper-parameters of the priors with everything else (empirical
     Bayes). The main epochs learn the networks and the inclusion probabilities. The optional last
     epochs learn the weights with the structure frozen (Hubin and Storvik 2024, sections 3.4.5 and
-    4.1). The weight of the divergence rises from 0 to 1 at first, which is our addition.
+    4.1). The initial warm-up of the divergence is our addition.
 
     Attributes:
         epochs: passes over the data of the first two phases together.
         early_epochs: number of these in the first phase; by default four in five.
-        kl_epochs: number of these in which the weight of the divergence rises, so that the
-            network learns before weights are excluded; by default two in five, but at most
-            `early_epochs` unless that is 0: priors that are learned before the divergence counts
-            are those of a network that includes everything.
+        kl_epochs: number of these in which the weight of the divergence rises from 0 to 1, so that
+            the network learns before weights are excluded. By default two in five, but at most
+            `early_epochs` unless that is 0: priors learned without the divergence are those of a
+            network that includes everything.
         post: the last phase: "none"; "fixed" trains the weights with the inclusion probabilities
             frozen; "median" trains those of the median model alone.
         post_epochs: passes of the last phase.
         learning_rates: by default `LearningRates.for_steps` of the number of steps.
         batch_size: rows per step; None uses all rows.
-        mode: "trace" replays a step that is traced once; "compile" compiles it, which takes 10 to
-            30 s a phase and halves the time of a large network's step; "eager" does neither. Short
-            runs and modules with dropout or batch normalisation are eager in any case.
+        mode: "trace" traces a step once and replays it; "compile" compiles it, which takes 10 to
+            30 s a phase and halves the time of the steps of a large network; "eager" does neither.
+            Short runs and modules with dropout or batch normalisation are always eager.
 
     Raises:
         InputError: a value out of range.
@@ -86,9 +86,9 @@ class SparseTraining:
         return {name: count for name, count in phases.items() if count}
 
     @property
-    def rising_epochs(self) -> int:
+    def kl_warmup_epochs(self) -> int:
         """Number of epochs in which the weight of the divergence rises."""
         if self.kl_epochs is not None:
             return self.kl_epochs
-        rising, early = round(_RISING * self.epochs), self.phases.get("early", 0)
-        return min(rising, early) if early else rising
+        warmup, early = round(_KL_WARMUP * self.epochs), self.phases.get("early", 0)
+        return min(warmup, early) if early else warmup

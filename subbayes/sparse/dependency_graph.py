@@ -1,9 +1,9 @@
-"""Which layer reads the units of which, found by tracing a module.
+"""Which layers read the units of which others, found by tracing a module.
 
-There is no edge where units branch (skip connections) or pass through an unknown operation. Nor is
-there one where the reader works along another axis (units of linear layers are along the last axis,
-channels of convolutions along the second), or where a size is written down, as in x.view(-1, 320),
-which would be another with fewer units.
+There is no edge where units branch (skip connections) or pass through an unknown operation, where
+the reader works along another axis (linear layers have units along the last axis, convolutions
+along the second), or where a size is a constant of the code, as in x.view(-1, 320), which would
+be wrong with fewer units.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from subbayes.networks.network import arguments
 from subbayes.sparse.module_surgery import LAYERS, has_hooks, own_parameters
 from subbayes.sparse.traced_module import ELEMENTWISE, TracedModule, row_sources, users_of_values
 
-__all__ = ["Edge", "DataFlow", "edges", "readers_of_inputs"]
+__all__ = ["DataFlow", "Edge", "edges", "readers_of_inputs"]
 
-_BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-_OVERWRITE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Hardtanh)
-_JOINS = (operator.add, operator.mul, torch.add, torch.mul)
+_TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+_OVERWRITABLE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Hardtanh)
+_BINARY_OPERATIONS = (operator.add, operator.mul, torch.add, torch.mul)
 
 
 @dataclass
 class Edge:
-    """Units of the layer `source` that the layer `reader` alone reads.
+    """The units of the layer `source`, which only the layer `reader` reads.
 
     Attributes:
         source: name of a layer.
         reader: name of another.
-        functions: what is applied to the units in between, as functions of a constant for each.
+        functions: operations in between, as functions of one constant for each unit.
         norms: names of the batch norms in between.
-        by_unit: whether these certainly hold one number for each unit. After a linear layer they do
-            if its outputs are (n, units), and not if these are (n, t, units).
+        norms_per_unit: whether these certainly normalise by unit. After a linear layer they do if
+            its outputs are (n, units), and not if they are (n, t, units).
     """
 
     source: str
     reader: str
     functions: list[Callable[[Tensor], Tensor]]
     norms: list[str]
-    by_unit: bool
+    norms_per_unit: bool
 
 
 def edges(module: nn.Module, names: Collection[str], example: Any = None) -> list[Edge]:
-    """The edges from layers of these names that lead to a linear or convolutional layer.
+    """The edges from given layers to linear or convolutional layers.
 
-    A layer has none if it is called twice, is a grouped convolution, has hooks, or has weights that
-    are shared, computed, or read by another module. None passes through a module with hooks.
+    A layer has no edge if it is called twice, is a grouped convolution, has hooks, or has weights
+    that are shared, computed, or read by another module. Edges do not pass modules with hooks.
 
     Args:
         module: the module, in evaluation mode.
         names: of layers.
-        example: inputs of the module, which show the outputs of linear layers that are (n, units).
-            Without them, only those after a flattening are known to be.
+        example: inputs of the module, to find linear layers whose outputs are (n, units); without
+            them only layers after a flattening are known to have such outputs.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1))
@@ -77,29 +77,29 @@ def edges(module: nn.Module, names: Collection[str], example: Any = None) -> lis
         own = traced.called(node)
         if isinstance(own, LAYERS) and node.target in names and node.target in once:
             if getattr(own, "groups", 1) != 1:
-                continue  # its units go with groups of its inputs
+                continue  # its units belong to groups of its inputs
             edge = _edge_from(node, traced)
             if edge is not None and once.issuperset((edge.reader, *edge.norms)):
                 found.append(edge)
-    unsure = [edge for edge in found if not edge.by_unit]
+    unsure = [edge for edge in found if not edge.norms_per_unit]
     if unsure and example is not None:
         tables = _layers_with_tables(module, [edge.source for edge in unsure], example)
         for edge in unsure:
-            edge.by_unit = edge.source in tables
+            edge.norms_per_unit = edge.source in tables
     return found
 
 
 def readers_of_inputs(module: nn.Module, names: Collection[str]) -> tuple[list[str], bool]:
-    """The layers that read the module's inputs directly, and whether these certainly are all.
+    """The layers that read the module's inputs, and whether these are certainly all.
 
-    Inputs may be flattened, normalised, pooled or passed through elementwise functions before.
+    Inputs may first be flattened, normalised, pooled or passed through elementwise functions.
 
     Args:
         module: the module, in evaluation mode.
         names: of layers.
 
     Returns:
-        The names in the order of their calls. None where control flow depends on data.
+        The names in the order of their calls; empty if control flow depends on data.
 
     Example:
         >>> readers_of_inputs(nn.Sequential(nn.Flatten(), nn.Linear(4, 9), nn.Linear(9, 1)), ("1",))
@@ -151,16 +151,16 @@ class DataFlow:
     """How values flow through a module.
 
     Attributes:
-        by_row: whether it maps the last dimension of its one input, row by row: it consists of
+        is_rowwise: whether the module maps the last dimension of its one input, row by row, by
             linear layers, elementwise functions, and sums and products of their outputs. Then
             inputs may have any number of leading dimensions.
-        functions: elementwise modules that alone read the outputs of a layer and read nothing
-            else, so that they may overwrite these.
+        overwritable: elementwise modules that may work in place, because they alone read the
+            outputs of a layer and read nothing else.
         read: layers whose parameters are read other than by calling them.
     """
 
-    by_row: bool
-    functions: tuple[str, ...]
+    is_rowwise: bool
+    overwritable: tuple[str, ...]
     read: frozenset[str] = frozenset()
 
     @classmethod
@@ -173,8 +173,8 @@ class DataFlow:
 
         Example:
             >>> DataFlow.of(nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1)), ("0",))
-            DataFlow(by_row=True, functions=('1',), read=frozenset())
-            >>> DataFlow.of(nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9)), ("0",)).by_row
+            DataFlow(is_rowwise=True, overwritable=('1',), read=frozenset())
+            >>> DataFlow.of(nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9)), ("0",)).is_rowwise
             False
         """
         traced = TracedModule.trace(module)
@@ -191,15 +191,15 @@ class DataFlow:
                 for node in nodes
                 if traced.called(node) and node.target in names and len(node.users) == 1
                 for reader in node.users
-                if isinstance(traced.called(reader), _OVERWRITE)
+                if isinstance(traced.called(reader), _OVERWRITABLE)
                 and called.count(reader.target) == 1
             ),
             _read_directly(traced),
         )
 
-    def overwrite(self, module: nn.Module) -> None:
-        """Let the functions work in place."""
-        for name in self.functions:
+    def work_in_place(self, module: nn.Module) -> None:
+        """Let overwritable modules work in place."""
+        for name in self.overwritable:
             own: Any = module.get_submodule(name)
             own.inplace = True
 
@@ -207,13 +207,13 @@ class DataFlow:
 def _maps_rows(node: fx.Node, traced: TracedModule) -> bool:
     if node.op in ("placeholder", "output"):
         return node.op == "placeholder" or isinstance(node.args[0], fx.Node)
-    if node.op == "call_function" and node.target in _JOINS:
+    if node.op == "call_function" and node.target in _BINARY_OPERATIONS:
         return all(isinstance(a, fx.Node) for a in node.args) and not node.kwargs
     return isinstance(traced.called(node), nn.Linear) or traced.elementwise(node) is not None
 
 
 def _called_once(traced: TracedModule) -> set[str]:
-    """Modules that are called once, with parameters that nothing else reads."""
+    """Modules that are called once and whose parameters nothing else reads."""
     calls = Counter(str(node.target) for node in traced.graph.nodes if node.op == "call_module")
     read = _read_directly(traced)
     holders = _holders(traced.module)
@@ -228,10 +228,10 @@ def _called_once(traced: TracedModule) -> set[str]:
 
 
 def _edges_in_blocks(traced: TracedModule, names: Collection[str]) -> list[Edge]:
-    """Edges of the feed-forward parts of transformers, which torch.fx does not trace into."""
+    """Edges of the feed-forward parts of transformer layers, which torch.fx does not trace."""
     read, holders, found = _read_directly(traced), _holders(traced.module), []
     for name, block in traced.module.named_modules():
-        if type(block) not in _BLOCKS:
+        if type(block) not in _TRANSFORMER_LAYERS:
             continue
         own: Any = block
         source, reader = (f"{name}.{part}".lstrip(".") for part in ("linear1", "linear2"))
@@ -265,14 +265,17 @@ def _edge_from(node: fx.Node, traced: TracedModule) -> Edge | None:
     """The edge from a layer through elementwise functions, pools and norms to its reader."""
     source = traced.called(node)
     assert isinstance(source, LAYERS)
-    by_unit = not isinstance(source, nn.Linear) or _gives_table(node, traced)
-    edge = Edge(str(node.target), "", [], [], by_unit)
+    norms_per_unit = not isinstance(source, nn.Linear) or _gives_table(node, traced)
+    edge = Edge(str(node.target), "", [], [], norms_per_unit)
     flattened = False
     while len(users := users_of_values(node)) == 1:
         (node,) = users
         own = traced.called(node)
         if isinstance(own, LAYERS):
-            edge.reader, edge.by_unit = str(node.target), edge.by_unit or not edge.norms
+            edge.reader, edge.norms_per_unit = (
+                str(node.target),
+                edge.norms_per_unit or not edge.norms,
+            )
             return edge if _reads_units(own, source, flattened) else None
         function = traced.elementwise(node)
         reduction = traced.position_reduction(node, source.weight.ndim)
@@ -297,17 +300,17 @@ def _reads_units(reader: nn.Module, source: nn.Module, flattened: bool) -> bool:
             flattened and reader.in_features % len(source.weight) == 0  # type: ignore[arg-type]
             if not isinstance(source, nn.Linear)
             else reader.in_features == source.out_features
-        )  # so flattening joined no axes
+        )  # a flattening with other axes would change the size
     return type(reader) is type(source) and getattr(reader, "groups", 1) == 1 and not flattened
 
 
 def _gives_table(node: fx.Node, traced: TracedModule) -> bool:
-    """Whether outputs certainly are (n, units), because something before was flattened."""
+    """Whether outputs are certainly (n, units), because of a flattening before."""
     return any(traced.flattens(source) for source in row_sources(node, traced))
 
 
 def _normalise(norm: Any, constant: Tensor) -> Tensor:
-    """Apply normalisation by stored statistics to a constant of each unit."""
+    """Normalise one constant for each unit by stored statistics."""
     if norm.running_mean is None or norm.running_var is None:
         return torch.full_like(constant, torch.nan)  # depends on the batch
     return functional.batch_norm(

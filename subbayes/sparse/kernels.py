@@ -1,10 +1,9 @@
 r"""Products with sparse matrices of weights.
 
 Inputs are cut into tiles of rows that fit the cache, and each tile is transposed. An output unit is
-then a weighted sum of contiguous rows, one for each of its weights, which is what an embedding bag
-computes. All tiles form one table, whose bags are shared out among the threads. With a tenth of the
-weights this takes a fifth of the time of the dense product, whereas general sparse products take as
-long as the dense one.
+then a weighted sum of contiguous rows, one for each of its weights, which an embedding bag
+computes. All tiles form one table, whose bags are shared between the threads. With a tenth of the
+weights this takes a fifth of the time of the dense product; general sparse products take as long.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ __all__ = [
     "transposed_tiles",
 ]
 
-_TILE_SIZE = 90_000  # numbers of a tile: with the weights they fit the cache of a core
+_TILE_SIZE = 90_000  # values in a tile, which fit the cache of a core with the weights
 _MAX_WIDTH, _MIN_WIDTH, _WIDTH_STEP = 128, 32, 16  # rows of a tile
-_TILES_AT_ONCE = 32  # tiles of a table, each of which needs a copy of the weights
+_MAX_TILES = 32  # tiles of a table, each of which needs a copy of the weights
 MIN_ROWS = 16
-"""Below this many rows a general sparse product is faster."""
+"""Number of rows below which a general sparse product is faster."""
 
 
 class SparsityPattern:
@@ -63,7 +62,7 @@ class SparsityPattern:
 
     @cached_property
     def compressed_rows(self) -> tuple[Int[Tensor, "u_and_one"], Int[Tensor, "k"]]:
-        """Where the weights of each unit begin, and the columns of all weights."""
+        """Start of the weights of each unit, and the columns of all weights."""
         units, inputs = self.shape
         starts = torch.arange(0, (units + 1) * inputs, inputs, device=self.included.device)
         return torch.searchsorted(self.included, starts), self.included % inputs
@@ -78,8 +77,8 @@ class BagIndices:
     """Compressed rows as the bags of an embedding, for any number of tiles.
 
     Args:
-        crow: where the weights of each unit begin, and their total number.
-        columns: the input that each weight reads.
+        crow: start of the weights of each unit, and their total number.
+        columns: input of each weight.
         inputs: number of inputs.
 
     Example:
@@ -100,27 +99,23 @@ class BagIndices:
     ) -> tuple[Int[Tensor, "k_times"], Int[Tensor, "units_times"], Float[Tensor, "k_times"]]:
         """Rows of a table of tiles, the start of each bag, and the weight of each row.
 
-        The last result is remembered with the tensor of values that it was made from.
-
-        Args:
-            values: of the weights.
-            tiles: number of tiles.
+        The last result is cached with the tensor of values that it was made from.
         """
-        indices, known = self._indices, self._values  # other threads may assign to these
+        indices, repeated = self._indices, self._values  # other threads may assign to these
         if indices is None or indices[0] != tiles:
             largest = tiles * max(self.inputs, len(self.columns))
-            kind = torch.int32 if largest < 2**31 else torch.int64
-            each = torch.arange(tiles, dtype=kind, device=self.columns.device)[:, None]
+            dtype = torch.int32 if largest < 2**31 else torch.int64
+            each = torch.arange(tiles, dtype=dtype, device=self.columns.device)[:, None]
             indices = (
                 tiles,
-                (self.columns.to(kind) + each * self.inputs).reshape(-1),
-                (self.crow[:-1].to(kind) + each * len(self.columns)).reshape(-1),
+                (self.columns.to(dtype) + each * self.inputs).reshape(-1),
+                (self.crow[:-1].to(dtype) + each * len(self.columns)).reshape(-1),
             )
             self._indices = indices
-        if known is None or known[0] != tiles or known[1] is not values:
-            known = tiles, values, values.expand(tiles, -1).reshape(-1)
-            self._values = known
-        return *indices[1:], known[2]
+        if repeated is None or repeated[0] != tiles or repeated[1] is not values:
+            repeated = tiles, values, values.expand(tiles, -1).reshape(-1)
+            self._values = repeated
+        return *indices[1:], repeated[2]
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,7 @@ class LayerDraw:
     """The weights and the bias of a layer in one draw.
 
     Attributes:
-        pattern: which weights are included; None stands for all.
+        pattern: which weights are included; None for all.
         values: the included weights.
         bias: all biases, if the layer has any.
     """
@@ -156,9 +151,9 @@ def sparse_linear(
     """Outputs of a linear layer whose weights are compressed sparse rows.
 
     Args:
-        x: inputs. Those of shape (tiles, width, i) are used without a copy if the rows of each tile
-            are transposed in memory; outputs are then transposed too.
-        bags: which weights there are.
+        x: inputs. Inputs (tiles, width, i) are used without a copy if the rows of each tile are
+            transposed in memory; outputs are then transposed too.
+        bags: positions of the weights.
         values: the weights.
         bias: of the units.
 
@@ -192,7 +187,7 @@ def bag_linear(
     values: Float[Tensor, "k"],
     bias: Float[Tensor, "o"] | None,
 ) -> Float[Tensor, "*N o"]:
-    """The same by embedding bags; outputs are transposed in memory, as a next layer reads them."""
+    """The same by embedding bags; outputs are transposed in memory, as further layers need them."""
     reuse_memory()
     if x.ndim == 3 and _MIN_WIDTH <= x.shape[1] <= _MAX_WIDTH:  # tiles
         found = _bag_sums(x.transpose(1, 2).contiguous(), bags, values)
@@ -216,17 +211,11 @@ def bag_linear(
 def transposed_tiles(
     rows: Float[Tensor, "n i"], tiles: int, width: int
 ) -> Float[Tensor, "tiles i width"]:
-    """Rows in tiles, each transposed; zeros fill the last.
-
-    Args:
-        rows: the rows.
-        tiles: number of tiles, see `tile_layout`.
-        width: rows of each.
-    """
+    """Rows in transposed tiles, filled up with zeros; see `tile_layout`."""
     n, inputs = rows.shape
     table = rows.new_empty(tiles, inputs, width)
     full = n // width
-    # torch transposes on all threads in three dimensions, on one thread in two
+    # torch transposes three dimensions on all threads, two dimensions on one
     table[:full].copy_(rows[: full * width].unflatten(0, (full, width)).transpose(1, 2))
     if full < tiles:
         table[full:, :, : n - full * width].copy_(rows[None, full * width :].transpose(1, 2))
@@ -235,11 +224,7 @@ def transposed_tiles(
 
 
 def tile_layout(n: int, inputs: int) -> tuple[int, int]:
-    """Number and width of tiles that fit the cache.
-
-    Args:
-        n: number of rows.
-        inputs: numbers in each row.
+    """Number and width of tiles that fit the cache, for n rows of inputs.
 
     Example:
         >>> tile_layout(1000, 784), tile_layout(1000, 400), tile_layout(20, 784)
@@ -254,11 +239,11 @@ def tile_layout(n: int, inputs: int) -> tuple[int, int]:
 def _bag_sums(
     table: Float[Tensor, "tiles i width"], bags: BagIndices, values: Float[Tensor, "k"]
 ) -> Float[Tensor, "tiles o width"]:
-    parts = [_bag_sums_at_once(part, bags, values) for part in table.split(_TILES_AT_ONCE)]
+    parts = [_table_bag_sums(part, bags, values) for part in table.split(_MAX_TILES)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _bag_sums_at_once(
+def _table_bag_sums(
     table: Float[Tensor, "tiles i width"], bags: BagIndices, values: Float[Tensor, "k"]
 ) -> Float[Tensor, "tiles o width"]:
     columns, starts, repeated = bags.for_tiles(values, len(table))
@@ -274,7 +259,7 @@ def csr_tensor(
     values: Float[Tensor, "k"],
     inputs: int,
 ) -> Tensor:
-    """A sparse CSR tensor, without the warning of torch that this layout is in beta."""
+    """A sparse CSR tensor, without the warning of torch that the layout is a beta feature."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.sparse_csr_tensor(crow, columns, values, (len(crow) - 1, inputs))

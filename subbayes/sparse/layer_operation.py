@@ -1,4 +1,4 @@
-"""What a linear or convolutional layer computes, with weights that are given or Gaussian."""
+"""The operation of a linear or convolutional layer, with given or Gaussian weights."""
 
 from __future__ import annotations
 
@@ -52,16 +52,15 @@ class LayerOperation:
                 }
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Outputs for inputs that `pad` has padded."""
-        found: Tensor = self._function(x, weight, bias, **self._options)
-        return found
+        """Outputs for inputs padded by `pad`."""
+        return self._function(x, weight, bias, **self._options)
 
     def pad(self, x: Tensor) -> Tensor:
-        """Pad the inputs, where the layer does not pad with zeros."""
+        """Pad the inputs, unless the operation pads them with zeros itself."""
         return functional.pad(x, **self._padding) if self._padding else x
 
     def over_positions(self, value: Float[Tensor, "n c"], like: Tensor) -> Tensor:
-        """Reshape values of rows and channels so that they broadcast over all positions."""
+        """Reshape values of rows and channels to broadcast over all positions."""
         ones = [1] * (like.ndim - 2)
         if self.linear:
             return value.reshape(len(value), *ones, -1)
@@ -71,7 +70,7 @@ class LayerOperation:
         self,
         x: Tensor,
         noise: Noise,
-        by_row: bool,
+        per_row: bool,
         mean: Tensor,
         variance: Tensor,
         bias: Tensor | None,
@@ -82,39 +81,39 @@ class LayerOperation:
         Args:
             x: padded inputs.
             noise: source of random numbers.
-            by_row: whether each row has a draw of its own; else one draw serves all.
+            per_row: whether to draw weights for each row; else once for all.
             mean: of the weights.
             variance: of the weights.
             bias: mean of the bias.
-            bias_variance: None for a bias that is a point.
+            bias_variance: variance of the bias; None if it is known.
 
-        Source: Kingma et al. (2015), the local reparametrisation trick, where a row uses each
-        weight once; Wen et al. (2018), flipout, where it uses weights several times.
+        Source: Kingma et al. (2015), the local reparametrisation trick, if a row uses each weight
+        once; Wen et al. (2018), flipout, if it uses weights several times.
         """
-        if not by_row:
-            weight = mean + _root(variance) * noise.normal(mean.shape, mean)
+        if not per_row:
+            weight = mean + _safe_sqrt(variance) * noise.normal(mean.shape, mean)
             if bias is not None and bias_variance is not None:
-                bias = bias + _root(bias_variance) * noise.normal(bias.shape, bias)
+                bias = bias + _safe_sqrt(bias_variance) * noise.normal(bias.shape, bias)
             return self(x, weight, bias)
         center = self(x, mean, bias)
         if center[0].numel() == len(mean):  # a row uses each weight once
-            deviation = _root(self(x.square(), variance, bias_variance))
+            deviation = _safe_sqrt(self(x.square(), variance, bias_variance))
             return center + deviation * noise.normal(center.shape, center)
-        weight = _root(variance) * noise.normal(mean.shape, mean)
+        weight = _safe_sqrt(variance) * noise.normal(mean.shape, mean)
         output_signs = self._signs(center, noise)
         found = center + output_signs * self(x * self._signs(x, noise), weight, None)
         if bias_variance is None:
             return found
         drawn = noise.normal((len(x), len(mean)), center)
-        return found + self.over_positions(_root(bias_variance) * drawn, center)
+        return found + self.over_positions(_safe_sqrt(bias_variance) * drawn, center)
 
     def _signs(self, like: Tensor, noise: Noise) -> Tensor:
-        """Random signs for the channels of each row."""
+        """Random signs, one for each channel of each row."""
         count = like.shape[-1] if self.linear else like.shape[1]
         drawn = noise.uniform((len(like), count), like)
         return self.over_positions(torch.where(drawn < 0.5, -1.0, 1.0).to(like), like)
 
 
-def _root(variance: Tensor) -> Tensor:
-    """The square root, with a finite slope at 0."""
+def _safe_sqrt(variance: Tensor) -> Tensor:
+    """The square root, with a finite derivative at 0."""
     return (variance + torch.finfo(variance.dtype).tiny).sqrt()

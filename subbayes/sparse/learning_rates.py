@@ -1,4 +1,4 @@
-"""Learning rates of sparse training, and the parameters to which they apply."""
+"""Learning rates of sparse training, and the groups of parameters to which they apply."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from subbayes.utils.checks import check_count, check_positive
 
 __all__ = ["LearningRates", "parameters_by_kind"]
 
-_LOGITS = 20.0  # change of an inclusion logit that a run must allow
-_FASTEST, _FASTEST_LOGITS = 1e-2, 0.2  # highest rates of weights, and of inclusion
+_LOGIT_RANGE = 20.0  # change of an inclusion logit that a run must allow
+_MAX_RATE, _MAX_LOGIT_RATE = 1e-2, 0.2  # of weights, and of inclusion logits
 
 
 @dataclass(frozen=True)
 class LearningRates:
     """Learning rates of Adam for each kind of parameter.
 
-    With the exact ELBO, those of the paper's table 1 exclude every weight before the network has
-    learned anything: its published code minimises another quantity, with one nat added for each
-    excluded weight. The defaults learn the weights faster, and the inclusion probabilities at the
-    same rate in all phases. The slab hardly changes, as in the paper: at a higher rate it narrows
-    until including a weight costs nothing.
+    With the exact ELBO, the rates of table 1 of the paper exclude every weight before the network
+    has learned anything: its published code adds one nat for each excluded weight. The defaults
+    learn the weights faster, and the inclusion probabilities at the same rate in all phases. The
+    slab hardly changes, as in the paper: at a higher rate it narrows until including a weight costs
+    nothing.
 
     Attributes:
         weights: means and standard deviations of weights, scales of the horseshoe, and parameters
@@ -54,13 +54,13 @@ class LearningRates:
         Args:
             rate: the learning rate.
             steps: number of steps of the training. Inclusion logits must be able to change by at
-                least 20 in them, so that included weights can be excluded at the end.
+                least 20, so that weights that are included at first can be excluded at the end.
 
         Example:
             >>> LearningRates.uniform(0.01, 100).inclusion
             0.2
         """
-        pace = max(check_positive("rate", rate), _LOGITS / check_count("steps", steps))
+        pace = max(check_positive("rate", rate), _LOGIT_RANGE / check_count("steps", steps))
         return cls(
             **dict.fromkeys(asdict(cls()), rate)
             | {"slab": cls.slab, "inclusion": pace, "early_inclusion": pace}
@@ -70,8 +70,8 @@ class LearningRates:
     def for_steps(cls, steps: int) -> LearningRates:
         """The defaults, or higher rates for a short run.
 
-        Inclusion probabilities fall at first for any data. If the weights have not learned anything
-        by then, all of them are excluded.
+        Inclusion probabilities always fall at first. If the weights have not learned anything by
+        then, all of them are excluded.
 
         Args:
             steps: number of steps of the training.
@@ -82,9 +82,9 @@ class LearningRates:
             >>> LearningRates.for_steps(1000).weights
             0.01
         """
-        default, pace = cls(), _LOGITS / check_count("steps", steps)
-        rate = min(_FASTEST, max(default.weights, pace))
-        inclusion = min(_FASTEST_LOGITS, max(default.inclusion, pace))
+        default, pace = cls(), _LOGIT_RANGE / check_count("steps", steps)
+        rate = min(_MAX_RATE, max(default.weights, pace))
+        inclusion = min(_MAX_LOGIT_RATE, max(default.inclusion, pace))
         return replace(
             default,
             weights=rate,
@@ -141,6 +141,6 @@ def parameters_by_kind(module: nn.Module) -> dict[str, list[nn.Parameter]]:
         groups["inclusion_prior"] += layer.inclusion.parameters()
         groups["slab"] += layer.slab.parameters()
         groups["scales"] += [getattr(layer, name) for name in layer.scales]
-    known = {id(p) for group in groups.values() for p in group}
-    groups["weights"] = [p for p in module.parameters() if id(p) not in known and p.requires_grad]
+    grouped = {id(p) for group in groups.values() for p in group}
+    groups["weights"] = [p for p in module.parameters() if id(p) not in grouped and p.requires_grad]
     return {name: params for name, params in groups.items() if params}

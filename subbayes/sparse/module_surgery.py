@@ -1,4 +1,4 @@
-"""Selecting the layers of a module, and replacing them."""
+"""Select the layers of a module, and replace them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
-"""Layers that can be sparse: they are converted, pruned, and reduced on export."""
+"""Layers that can be sparse, are pruned, and become smaller on export."""
 
 READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """Modules that read the weights of their layers directly, at least in evaluation mode."""
@@ -29,17 +29,17 @@ READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 def select_layers(
     module: nn.Module,
     keep: Collection[str],
-    stays: Callable[[nn.Module, str, nn.Module], bool] | None = None,
+    excludes: Callable[[nn.Module, str, nn.Module], bool] | None = None,
 ) -> dict[str, nn.Module]:
     """The linear and convolutional layers of a module, except those to keep, by name.
 
     Args:
         module: the module.
         keep: names of layers, or of modules all of whose layers are kept.
-        stays: function of a module, a name and a layer: whether to keep that layer as well.
+        excludes: function of a module, a name and a layer: whether to keep that layer too.
 
     Raises:
-        InputError: a name that is no layer, shared weights, weights that are computed from others.
+        InputError: an unknown layer, shared weights, weights that are computed from others.
 
     Example:
         >>> list(select_layers(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 1)), "1"))
@@ -53,72 +53,67 @@ def select_layers(
     found = {
         name: layer
         for name, layer in module.named_modules(remove_duplicate=False)
-        if isinstance(layer, LAYERS) and not (stays and stays(module, name, layer))
+        if isinstance(layer, LAYERS) and not (excludes and excludes(module, name, layer))
     }
     known = dict(module.named_modules(remove_duplicate=False))
     unknown = [name for name in keep if name not in known]
     if unknown:
         fail("keep", "names of layers: " + ", ".join(found), ", ".join(unknown))
-    chosen: dict[str, nn.Module] = {
+    selected: dict[str, nn.Module] = {
         name: layer
         for name, layer in found.items()
         if not any(k in ("", name) or name.startswith(f"{k}.") for k in keep)
     }
-    _check_ready(chosen)
-    _check_plain(chosen)
-    _check_shared(module, chosen)
-    return chosen
+    _check_parameters(selected)
+    _check_shared(module, selected)
+    return selected
 
 
-def _check_ready(chosen: Mapping[str, nn.Module]) -> None:
-    lazy = [
-        name for name, layer in chosen.items() if any(map(is_lazy, own_parameters(layer).values()))
-    ]
+def _check_parameters(selected: Mapping[str, nn.Module]) -> None:
+    parameters = {name: own_parameters(layer) for name, layer in selected.items()}
+    lazy = [name for name, own in parameters.items() if any(map(is_lazy, own.values()))]
     if lazy:
         fail(
             "module",
-            "layers that know their sizes",
+            "layers with known sizes",
             f"lazy ones: {', '.join(lazy)}",
             "Call the module on some rows first",
         )
-
-
-def _check_plain(chosen: Mapping[str, nn.Module]) -> None:
-    odd = [
-        name or type(layer).__name__
-        for name, layer in chosen.items()
-        if "weight" not in own_parameters(layer)
+    computed = [
+        name or type(selected[name]).__name__
+        for name, own in parameters.items()
+        if "weight" not in own
     ]
-    if odd:
+    if computed:
         fail(
             "module",
             "weights that are parameters",
-            f"{', '.join(odd)}, whose weights are computed",
+            f"{', '.join(computed)}, whose weights are computed",
             "Remove the parametrisation (weight or spectral norm) first, or name "
             "these layers in keep=",
         )
 
 
-def _check_shared(module: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
+def _check_shared(module: nn.Module, selected: Mapping[str, nn.Module]) -> None:
     seen: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         first = seen.setdefault(id(parameter), name)
         owner = name.rpartition(".")[0]
-        if first != name and (owner in chosen or first.rpartition(".")[0] in chosen):
+        if first != name and (owner in selected or first.rpartition(".")[0] in selected):
             fail(
                 "module",
-                "weights of one layer each",
-                f"{first} and {name}, which share theirs",
+                "layers that do not share weights",
+                f"{first} and {name}, which are the same tensor",
                 "Name these layers in keep=",
             )
 
 
 def replace_layer(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    """Replace a layer of a module in place.
+    """Replace a layer of a module in place, and return the module.
 
     Args:
         module: the module.
-        name: of the layer; "" is the module itself.
+        name: of the layer; "" for the module itself.
         layer: the new layer.
 
     Example:
@@ -163,7 +158,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def parent_of(module: nn.Module, name: str) -> nn.Module:
-    """The submodule that contains the one of a name.
+    """The submodule that contains a submodule.
 
     Example:
         >>> parent_of(nn.Sequential(nn.Sequential(nn.ReLU())), "0.0")

@@ -1,7 +1,7 @@
 """The probability that an input of a layer reaches the output of the network.
 
 A weight matters if it is included *and* its unit is read: the data carry no information on the
-weights of a unit that is not read, whose probabilities are those of the prior.
+weights of other units, whose probabilities are those of the prior.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subbayes.sparse.dependency_graph import edges
@@ -17,7 +17,7 @@ from subbayes.sparse.layers import SparseLayer
 
 __all__ = ["path_probability"]
 
-_AT_ONCE = 2**22  # weights drawn at a time
+_MAX_WEIGHTS = 2**22  # weights drawn at a time
 
 
 @torch.no_grad()
@@ -32,14 +32,14 @@ def path_probability(
 
     $$ P_k = \mathrm{E}_r\Bigl[1 - \prod_j (1 - \alpha_{jk})^{r_j}\Bigr] $$
 
-    where $r_j$ says whether unit j of the layer is read, by draws of the indicators of the layers
-    that follow; without such layers the result is exact. Units whose readers are not known (see
-    `edges`) count as read. Correlated indicators of this layer are drawn too.
+    where $r_j$ is 1 if unit j of the layer is read, for draws of the indicators of the layers that
+    follow; without such layers the result is exact. Units whose readers are unknown (see `edges`)
+    count as read. Correlated indicators of this layer are drawn too.
 
     Args:
         module: the network, with ordinary layers of the same names.
-        layers: those with indicators, by name.
-        layer: name of the layer whose inputs are meant.
+        layers: the sparse layers, by name.
+        layer: name of the layer whose inputs are asked for.
         draws: number of draws of the indicators.
         seed: of the draws.
 
@@ -60,20 +60,19 @@ def path_probability(
         chain.append(readers[chain[-1]])
     generator = torch.Generator().manual_seed(seed)
     own = layers[layer]
-    drawn = own.structure != "inputs" and not (
-        own.posterior == "mean-field" or own.is_deterministic
-    )
+    independent = own.posterior == "mean-field" or own.is_deterministic
+    drawn = own.structure != "inputs" and not independent
     if len(chain) == 1 and not drawn:
         draws = 1
     shapes = [_weight(module, name).shape for name in chain]
-    step = max(1, _AT_ONCE // sum(shape.numel() for shape in shapes))
+    step = max(1, _MAX_WEIGHTS // sum(shape.numel() for shape in shapes))
     total, n = torch.zeros((), dtype=torch.double), 0
     while n < draws:
         count = min(step, draws - n)
         read = torch.ones(count, shapes[-1][0])
         for reader, source in zip(chain[:0:-1], chain[-2::-1], strict=True):
-            read = _passed_on(module, layers, source, reader, read, generator)
-        total = total + _inputs(own, read, generator if drawn else None).sum(0)
+            read = _read_units(module, layers, source, reader, read, generator)
+        total = total + _input_probability(own, read, generator if drawn else None).sum(0)
         n += count
     return total / draws
 
@@ -82,7 +81,7 @@ def _weight(module: nn.Module, name: str) -> Tensor:
     return module.get_parameter(f"{name}.weight" if name else "weight")
 
 
-def _passed_on(
+def _read_units(
     module: nn.Module,
     layers: Mapping[str, SparseLayer],
     source: str,
@@ -90,40 +89,39 @@ def _passed_on(
     read: Float[Tensor, "S u"],
     generator: torch.Generator,
 ) -> Float[Tensor, "S k"]:
-    """Whether the units of `source` are read, given which units of its reader are."""
+    """Which units of `source` are read, given which units of its reader are."""
     units = len(_weight(module, source))
     if reader not in layers:
         return (read.sum(1, keepdim=True) > 0).to(read).expand(-1, units)
-    own = layers[reader]
-    inclusion_factors = own.inclusion_factors("sample", "mean", len(read), generator).cpu().to(read)
-    inclusion_factors = inclusion_factors.expand(len(read), len(own.mean), own.mean[0].numel())
-    by_weight = torch.bmm(read.unsqueeze(1), (inclusion_factors != 0).to(read))[:, 0]
+    mask = _draw_masks(layers[reader], len(read), generator)
+    by_weight = torch.bmm(read.unsqueeze(1), mask.to(read))[:, 0]
     return (by_weight.reshape(len(read), units, -1).sum(2) > 0).to(read)
 
 
-def _inputs(
+def _draw_masks(
+    layer: SparseLayer, count: int, generator: torch.Generator
+) -> Bool[Tensor, "S u k"]:
+    """Which weights of a layer are not zero, in some draws."""
+    factors = layer.inclusion_factors("sample", "mean", count, generator).cpu()
+    return factors.expand(count, len(layer.mean), layer.mean[0].numel()) != 0
+
+
+def _input_probability(
     own: SparseLayer, read: Float[Tensor, "S u"], generator: torch.Generator | None
 ) -> Float[Tensor, "S k"]:
-    """For each draw, the probability that units of its group read an input, or whether they do."""
+    """For each draw, the probability that an input is read, or with a generator whether it is."""
     count, size = len(read), own.mean.shape[1]
     in_groups = (getattr(own.original[0], "groups", 1), -1)
     read = read.double().unflatten(1, in_groups)
     if generator is not None:
-        inclusion_factors = (
-            own.inclusion_factors("sample", "mean", count, generator)
-            .cpu()
-            .expand(count, len(own.mean), own.mean[0].numel())
-        )
-        inside = (
-            (inclusion_factors.unflatten(2, (size, -1)) != 0)
-            .any(3)
-            .to(read)
-            .unflatten(1, in_groups)
-        )
-        return (torch.einsum("sgu,sguk->sgk", read, inside) > 0).double().flatten(1)
+        mask = _draw_masks(own, count, generator).unflatten(2, (size, -1))
+        included = mask.any(3).to(read).unflatten(1, in_groups)
+        return (torch.einsum("sgu,sguk->sgk", read, included) > 0).double().flatten(1)
     alpha = own.probability().double().cpu()
     if own.structure == "inputs":
-        in_at_all = alpha[0].reshape(size, -1)[:, 0]  # groups share their indicators
-        return ((read.sum(2, keepdim=True) > 0) * in_at_all).flatten(1)
-    out = torch.log1p(-alpha.clamp_max(1 - 1e-12)).reshape(*alpha.shape[:2], -1).sum(2)
-    return 1 - torch.einsum("sgu,guk->sgk", read, out.unflatten(0, in_groups)).exp().flatten(1)
+        by_input = alpha[0].reshape(size, -1)[:, 0]  # groups share their indicators
+        return ((read.sum(2, keepdim=True) > 0) * by_input).flatten(1)
+    log_excluded = torch.log1p(-alpha.clamp_max(1 - 1e-12)).reshape(*alpha.shape[:2], -1).sum(2)
+    return 1 - torch.einsum(
+        "sgu,guk->sgk", read, log_excluded.unflatten(0, in_groups)
+    ).exp().flatten(1)

@@ -53,7 +53,7 @@ class _Hyper(nn.Module):
 
 
 class Slab(_Hyper):
-    """The distribution of the included weights."""
+    """The prior of the included weights."""
 
     @abstractmethod
     def log_prob(self, beta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
@@ -104,10 +104,10 @@ class NormalSlab(Slab):
 class StudentTSlab(Slab):
     r"""$\beta \sim t_{2a}(0, b / a)$: a Gaussian whose variance is inverse-gamma(a, b).
 
-    The expected log density under a Gaussian has no closed form. With a variational factor for
-    the variance of each weight, inverse-gamma(a + 1/2, b + E[β²] / 2) at its best, it is bounded
-    from below by the density at $\beta^2 = \mathrm{E}[\beta^2]$ (Jensen's inequality), so that the
-    ELBO stays one.
+    The expected log density under a Gaussian has no closed form. It is bounded from below by the
+    log density at $\beta^2 = \mathrm{E}[\beta^2]$, which Jensen's inequality gives for the optimal
+    variational factor of the variance of each weight, inverse-gamma(a + 1/2, b + E[β²] / 2). So the
+    ELBO remains a lower bound.
 
     Args:
         shape: a, half the degrees of freedom.
@@ -133,7 +133,7 @@ class StudentTSlab(Slab):
         return self.expected_log_prob(beta.square())
 
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """The bound, from the weights' mean squares."""
+        """The lower bound."""
         a, log_rate = self.log_shape.exp(), self.log_rate
         constant = (
             torch.lgamma(a + 0.5) - torch.lgamma(a) - 0.5 * math.log(2 * math.pi) - 0.5 * log_rate
@@ -146,14 +146,14 @@ class StudentTSlab(Slab):
 class MixtureSlab(Slab):
     r"""$\beta \sim \pi N(0, s_1^2) + (1 - \pi) N(0, s_2^2)$, a scale mixture of two Gaussians.
 
-    With a variational factor for the component of each weight, at its best, the expected log
-    density under a Gaussian is bounded from below by that at $\beta^2 = \mathrm{E}[\beta^2]$, as
-    for the `StudentTSlab`; Blundell et al. sample it instead. Scales can be learned, the share not.
+    As for the `StudentTSlab`, the expected log density under a Gaussian is bounded from below by
+    that at $\beta^2 = \mathrm{E}[\beta^2]$; Blundell et al. sample it instead. The scales can be
+    learned, the share cannot.
 
     Args:
         wide: standard deviation $s_1$.
         narrow: standard deviation $s_2$.
-        share: $\pi$, of the first component.
+        share: weight $\pi$ of the first component.
 
     Source: Blundell et al. (2015), Weight uncertainty in neural networks, eq. 7; the defaults are
     those of Hubin and Storvik (2024), section 4.1.
@@ -177,7 +177,7 @@ class MixtureSlab(Slab):
         self.share = float(share)
 
     def _components(self, square: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted log densities of both."""
+        """Weighted log densities of both components."""
         wide, narrow = (
             -0.5 * (math.log(2 * math.pi) + square * (-2 * s.to(square)).exp()) - s.to(square)
             for s in (self.log_wide, self.log_narrow)
@@ -189,12 +189,12 @@ class MixtureSlab(Slab):
         return self.expected_log_prob(beta.square())
 
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """The bound, from the weights' mean squares."""
+        """The lower bound."""
         return torch.logaddexp(*self._components(square))
 
 
 class Inclusion(_Hyper):
-    """The distribution of the inclusion indicators of a layer."""
+    """The prior of the inclusion indicators of a layer."""
 
     @abstractmethod
     def expected_log_prob(self, count: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
@@ -234,7 +234,7 @@ class Bernoulli(Inclusion):
         return self._probability
 
     def expected_log_prob(self, count: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
-        """Linear in the count."""
+        """The exact log probability, which is linear in the count."""
         p = self._probability
         return count * math.log(p) + (n - count) * math.log1p(-p)
 
@@ -243,14 +243,14 @@ class Bernoulli(Inclusion):
 
 
 class BetaBinomial(Inclusion):
-    r"""Weights are included with a probability that itself is Beta(a, b).
+    r"""Weights are included with a probability that has a Beta(a, b) prior.
 
     As in the paper, each weight has its own probability: $\gamma \sim
     \text{BetaBinomial}(1, a, b)$, which is a Bernoulli with $a / (a + b)$. With `shared`, all
-    weights of a layer have the same probability, so that the number m of included weights matters,
-    $p(\gamma) = B(a + m, b + N - m) / B(a, b)$: a prior that adapts to the layer's density. Its
-    expected logarithm is bounded from below by that at E[m], for it is convex in m: what a
-    variational factor for the probability gives, Beta(a + E[m], b + N - E[m]) at its best.
+    weights of a layer have the same probability and the number m of included weights matters,
+    $p(\gamma) = B(a + m, b + N - m) / B(a, b)$: the prior adapts to the density of the layer. Its
+    expected logarithm is bounded from below by that at E[m], because it is convex in m. The bound
+    is that of the optimal variational factor of the probability, Beta(a + E[m], b + N - E[m]).
 
     Args:
         a: first parameter.
@@ -278,7 +278,7 @@ class BetaBinomial(Inclusion):
         return round(a / (a + b), 12)
 
     def expected_log_prob(self, count: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
-        """See the class."""
+        """The expected log probability, or its lower bound; see the class."""
         if not self.shared:
             log_odds = self.log_a - self.log_b
             log_in = nn.functional.logsigmoid(log_odds).to(count)
@@ -294,7 +294,7 @@ def _log_beta(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SpikeSlab:
-    """Slab and inclusion prior of a layer; each layer gets a copy of its own.
+    """Slab and inclusion prior; each layer has its own copy.
 
     Args:
         slab: prior of the included weights.
@@ -324,8 +324,8 @@ class Horseshoe(SpikeSlab):
 
     Args:
         slab: of the weights before they are scaled.
-        scale: of the layer's half-Cauchy.
-        threshold: inputs whose scale is more likely below this than above are pruned.
+        scale: of the half-Cauchy prior of the layer.
+        threshold: inputs whose median scale is below this are pruned.
 
     Source: Louizos et al. (2017), Bayesian compression for deep learning, section 4.2.
 

@@ -1,10 +1,10 @@
-"""Gradients of the ELBO on batches: a training step, traced once for each shape and replayed.
+"""Training steps, traced once for each shape of a batch and replayed.
 
-A step of a small sparse network takes a few hundred tensor operations, which Python calls one after
-the other, forward and backward. Traced they become one graph, which is replayed ("trace") or
-compiled ("compile"): the operations on each weight then become one loop. What depends only on
-frozen parameters is computed once. Random numbers are drawn beforehand, in the order in which the
-layers draw them, so that all three modes see the same.
+A step of a small sparse network takes a few hundred tensor operations, which Python calls one by
+one, forward and backward. A traced step is one graph, which is replayed ("trace") or compiled
+("compile"), in which the operations on each weight become one loop. What depends only on frozen
+parameters is computed once. Random numbers are drawn beforehand, in the order in which the layers
+draw them, so that all modes use the same numbers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["MODES", "Steps"]
 
-_MIN_STEPS = 50  # steps of a shape from which tracing pays
-_COMPILE_SECONDS = 15.0  # about, that compiled steps must save in all:
-_SAVED, _SAVED_PER_WEIGHT = 4e-4, 1.4e-8  # seconds a step
+_MIN_STEPS = 50  # of one shape, from which tracing saves time
+_COMPILE_SECONDS = 15.0  # time of a compilation
+_SAVED, _SAVED_PER_WEIGHT = 4e-4, 1.4e-8  # seconds that compilation saves in a step
 
 
 class _NoiseTape(Noise):
-    """Records which random numbers are drawn, or plays back given ones."""
+    """Record which random numbers are drawn, or play back given ones."""
 
     def __init__(self, noise: Noise) -> None:
         self.generator = noise.generator
@@ -46,11 +46,11 @@ class _NoiseTape(Noise):
         self.playback: list[Tensor] | None = None
 
     def normal(self, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
-        """Draw as `Noise` does, or play back."""
+        """Draw as `Noise` does, or play back numbers."""
         return self._next("normal", shape, like)
 
     def uniform(self, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
-        """Draw as `Noise` does, or play back."""
+        """Draw as `Noise` does, or play back numbers."""
         return self._next("uniform", shape, like)
 
     def _next(self, kind: str, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
@@ -72,15 +72,14 @@ class Steps(Tracer):
     """The objective and the gradients of the trained parameters, on batches.
 
     Args:
-        objective: a module of (inputs, y) that returns the loss and, not differentiated, further
-            results, each a tensor; its layers draw from one `Noise`.
+        objective: a module of (inputs, y) that returns the loss and further results without
+            gradients, each a tensor; its layers share one `Noise`.
         layers: its sparse layers.
-        mode: "trace", "compile" or "eager". A module that draws random numbers of its own,
-            writes to its buffers or replaces them (dropout, batch normalisation), changes numbers
-            that it holds, or has hooks, is evaluated eagerly; so is one whose replayed step fails
-            or differs in one of the later steps that are verified. Parameters that need no
-            gradients must stay constant during the lifetime of this object.
-        expected: how many steps there will be with so many rows; few are not worth tracing.
+        mode: "trace", "compile" or "eager". A module is evaluated eagerly if it draws random
+            numbers itself, changes buffers or numbers that it holds (dropout, batch normalisation),
+            or has hooks, or if a replay fails or differs from a verification. Parameters that need
+            no gradients must stay constant during the lifetime of this object.
+        expected: expected number of steps with a number of rows; few are not worth tracing.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Steps(Tracer):
             reuse_memory()
 
     def __call__(self, *batch: Any) -> tuple[Tensor, ...]:
-        """What the objective returned for (inputs, y); gradients are left at the parameters."""
+        """The results of the objective for (inputs, y); sets the gradients of the parameters."""
         results, gradients = super().__call__(*batch)
         for parameter, gradient in zip(self.trained.values(), gradients, strict=True):
             parameter.grad = gradient
@@ -113,7 +112,7 @@ class Steps(Tracer):
     # --- tracing ----------------------------------------------------------------------------
 
     def trace(self, inputs: Inputs, y: Targets) -> Replay:
-        """Make a replay of the step and verify it."""
+        """Trace the step, and verify the replay."""
         self._check_traceable(len(tensors_of(inputs)[0]))
         with self._state_restored(), self._recorded_noise() as tape:
             return self._trace(tape, inputs, y)
@@ -175,7 +174,7 @@ class Steps(Tracer):
 
     @contextmanager
     def _recorded_noise(self) -> Iterator[_NoiseTape]:
-        """Layers draw from a tape."""
+        """Let the layers draw from a tape."""
         noises = {name: layer.noise for name, layer in self.layers.items()}
         tape = _NoiseTape(next(iter(noises.values())))
         try:
@@ -188,7 +187,7 @@ class Steps(Tracer):
 
     @contextmanager
     def _state_restored(self) -> Iterator[None]:
-        """Restore attributes and buffers of modules, and random numbers, at the end."""
+        """Restore attributes and buffers of modules, and random states, at the end."""
         attributes = [(module, dict(vars(module))) for module in self.objective.modules()]
         buffers = [
             (module, name, buffer, buffer.clone())
@@ -212,12 +211,11 @@ class Steps(Tracer):
 
 
 def _numpy_state() -> Any:
-    """The state of NumPy's global random numbers."""
     return np.random.get_state()  # noqa: NPY002
 
 
 def _state_of(module: nn.Module) -> list[Any]:
-    """Buffers by identity and version, numbers and text, and global random numbers."""
+    """Versions of buffers, numbers and strings of modules, and global random states."""
     found: list[Any] = [random.getstate(), str(_numpy_state())]
     found += [(id(b), b._version) for b in module.buffers()]
     for own in module.modules():

@@ -1,4 +1,4 @@
-"""A module traced by torch.fx, and what each node of its graph computes."""
+"""A module traced by torch.fx, and the operations of its nodes."""
 
 from __future__ import annotations
 
@@ -19,52 +19,19 @@ from subbayes.sparse.module_surgery import LAYERS, has_hooks
 __all__ = ["ELEMENTWISE", "TracedModule", "row_sources", "users_of_values"]
 
 # Operations are types of modules, functions, and methods of tensors; see `operation`.
-_ELEMENTWISE_NAMES = (
-    "relu",
-    "relu6",
-    "leaky_relu",
-    "elu",
-    "selu",
-    "celu",
-    "gelu",
-    "silu",
-    "mish",
-    "hardswish",
-    "hardtanh",
-    "hardsigmoid",
-    "tanh",
-    "sigmoid",
-    "logsigmoid",
-    "softplus",
-    "softsign",
-    "clamp",
-    "clamp_min",
+_ELEMENTWISE_CLASSES = (
+    "ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU SiLU Mish Hardswish Hardtanh Hardsigmoid Tanh "
+    "Sigmoid LogSigmoid Softplus Softsign"
 )
-ELEMENTWISE: set[Any] = {
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Hardswish,
-    nn.Hardtanh,
-    nn.Hardsigmoid,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.LogSigmoid,
-    nn.Softplus,
-    nn.Softsign,
-    *(
-        getattr(space, name)
-        for space in (functional, torch, Tensor)
-        for name in _ELEMENTWISE_NAMES
-        if hasattr(space, name)
-    ),
+_ELEMENTWISE_FUNCTIONS = (
+    "relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardtanh hardsigmoid tanh "
+    "sigmoid logsigmoid softplus softsign clamp clamp_min"
+)
+ELEMENTWISE: set[Any] = {getattr(nn, name) for name in _ELEMENTWISE_CLASSES.split()} | {
+    getattr(space, name)
+    for space in (functional, torch, Tensor)
+    for name in _ELEMENTWISE_FUNCTIONS.split()
+    if hasattr(space, name)
 }
 _IDENTITIES = {
     nn.Identity,
@@ -77,28 +44,14 @@ _IDENTITIES = {
 _POOLS: dict[int, set[Any]] = {  # by number of dimensions of the weight of the layer before
     2: set(),
     3: {
-        nn.MaxPool1d,
-        nn.AvgPool1d,
-        nn.AdaptiveAvgPool1d,
-        nn.AdaptiveMaxPool1d,
-        functional.max_pool1d,
-        functional.avg_pool1d,
-        functional.adaptive_avg_pool1d,
-        torch.max_pool1d,
-        torch.avg_pool1d,
-        torch.adaptive_avg_pool1d,
-        functional.adaptive_max_pool1d,
+        *(nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d),
+        *(functional.max_pool1d, functional.avg_pool1d, functional.adaptive_avg_pool1d),
+        *(functional.adaptive_max_pool1d, torch.max_pool1d, torch.adaptive_avg_pool1d),
     },
     4: {
-        nn.MaxPool2d,
-        nn.AvgPool2d,
-        nn.AdaptiveAvgPool2d,
-        nn.AdaptiveMaxPool2d,
-        functional.max_pool2d,
-        functional.avg_pool2d,
-        functional.adaptive_avg_pool2d,
-        torch.max_pool2d,
-        functional.adaptive_max_pool2d,
+        *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
+        *(functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_pool2d),
+        *(functional.adaptive_max_pool2d, torch.max_pool2d),
     },
 }
 _POSITION_REDUCTIONS = {torch.mean, Tensor.mean, torch.amax, Tensor.amax}
@@ -115,7 +68,7 @@ _AVERAGE_POOL_ARGUMENTS = (
 
 
 class TracedModule:
-    """The graph of a module, with the meaning of its nodes.
+    """The graph of a module, and what its nodes compute.
 
     Args:
         module: the module, in evaluation mode.
@@ -152,7 +105,7 @@ class TracedModule:
         return None if own is None or has_hooks(own) else own
 
     def operation(self, node: fx.Node) -> Any:
-        """What a node applies to its first argument; None if it reads other tensors too."""
+        """The operation that a node applies to its first argument, if it reads no other tensor."""
         own = self.called(node)
         if node.op == "call_module" and own is None:
             return None
@@ -168,7 +121,7 @@ class TracedModule:
         return getattr(Tensor, str(node.target), None) if node.op == "call_method" else node.target
 
     def elementwise(self, node: fx.Node) -> Callable[[Tensor], Tensor] | None:
-        """The function that a node applies to each number, if it is a known one."""
+        """The function that a node applies elementwise, if it is known."""
         own, operation = self.called(node), self.operation(node)
         if operation in _IDENTITIES:
             return _identity
@@ -178,7 +131,7 @@ class TracedModule:
         return own or functools.partial(_apply, operation, node.args[1:], dict(node.kwargs))
 
     def pools(self, node: fx.Node, dims: int) -> bool:
-        """Whether a node pools positions and leaves constants unchanged, at borders too.
+        """Whether a node pools positions and maps constants to themselves, at borders too.
 
         Args:
             node: the node.
@@ -198,7 +151,7 @@ class TracedModule:
         )
 
     def position_reduction(self, node: fx.Node, dims: int) -> str:
-        """Whether a node reduces all positions to one: "keeps" or "drops" their axes, else "".
+        """How a node reduces all positions to one: "keeps" or "drops" their axes, or "".
 
         Args:
             node: the node.
@@ -249,7 +202,7 @@ class TracedModule:
 
 
 def row_sources(node: fx.Node, traced: TracedModule) -> Iterator[fx.Node]:
-    """A node, and those before it whose rows are the same."""
+    """A node, and the nodes before it with the same rows."""
     yield node
     while (
         node.args
@@ -266,7 +219,7 @@ def users_of_values(node: fx.Node) -> list[fx.Node]:
 
 
 def _reads_row_count(node: fx.Node) -> bool:
-    """Whether a node is the shape of another, of which only the number of rows is used."""
+    """Whether a node computes only the number of rows of another."""
     if _is_row_count(node):
         return True
     return _is_shape(node) and all(
@@ -303,7 +256,7 @@ def _apply(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) 
 
 @contextmanager
 def _traceable_len(module: nn.Module) -> Iterator[None]:
-    """Trace len(x) in the forward methods of a module as x.size(0); torch.fx refuses it."""
+    """Let torch.fx, which refuses len(x), trace it in forward methods as x.size(0)."""
     spaces = {
         id(space): space
         for own in module.modules()

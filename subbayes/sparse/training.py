@@ -63,13 +63,13 @@ def fit(
         module: what `convert` returned; not changed.
         likelihood: p(y | f); its parameters are learned as well.
         data: as for `subbayes.training.train`: a pair of tensors, a Dataset or a loader.
-        training: how.
-        seed: seed of shuffling, dropout and the layers' draws.
+        training: epochs, learning rates and the other settings.
+        seed: of shuffling, dropout and the random numbers of the layers.
         checkpoint: a folder to save to after epochs, at most once a second, and at the end. A run
-            that finds it resumes from it and gives the same result as an uninterrupted run, bit
-            for bit (for data in memory).
+            that finds a checkpoint resumes from it, and its result is that of an uninterrupted
+            run, bit for bit (for data in memory).
         progress: show a progress bar; None shows it on a terminal.
-        callback: called with (epoch, the current network) after each epoch; training stops if it
+        callback: called with (epoch, current network) after each epoch; training stops if it
             returns True.
         output: picks the tensor out of what the module returns, as for `Network`.
 
@@ -78,8 +78,8 @@ def fit(
         layer, and the network is that of the last good epoch.
 
     Raises:
-        InputError: a module without sparse layers, a layer used twice, a checkpoint of another
-            run, or data and likelihood that do not fit.
+        InputError: a module without sparse layers, a layer called twice, a checkpoint of another
+            run, or data that do not match the likelihood.
 
     Source: Hubin and Storvik (2024), algorithm 1 and section 4.1.
 
@@ -113,11 +113,11 @@ def fit(
             progress=progress,
         )
     result = task.result(history)
-    _warn_if_empty(result)
+    _warn_of_empty_layers(result)
     return result
 
 
-def _warn_if_empty(result: SparseNetwork) -> None:
+def _warn_of_empty_layers(result: SparseNetwork) -> None:
     empty = [
         name
         for name, layer in result.layers.items()
@@ -127,23 +127,14 @@ def _warn_if_empty(result: SparseNetwork) -> None:
         warnings.warn(
             f"The median model excludes every weight of layer{'s' * (len(empty) > 1)} "
             f"{', '.join(map(repr, empty))}, whose outputs do not depend on the inputs: "
-            "the data do not support them, or training was too short or too slow. Try "
-            "more epochs, a higher learning rate, or a higher prior inclusion",
+            "the data do not support them, or training was too short. Try more epochs, a higher "
+            "learning rate, or a higher prior inclusion probability",
             stacklevel=3,
         )
 
 
 class TrainableSparseNetwork(Trainable):
-    """A converted module, trained by stochastic variational inference.
-
-    Args:
-        module: what `convert` returned; copied.
-        likelihood: p(y | f).
-        data: training data.
-        training: how.
-        seed: of shuffling, dropout and the layers' draws.
-        output: picks the tensor out of what the module returns.
-    """
+    """A converted module and everything that changes in its training; arguments as for `fit`."""
 
     displayed = ("elbo", "density", "accuracy")
     recovers = True
@@ -158,7 +149,7 @@ class TrainableSparseNetwork(Trainable):
         output: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
-        self.module = _in_training(copy.deepcopy(module))
+        self.module = _set_training_mode(copy.deepcopy(module))
         self.frozen_ids = {id(p) for p in self.module.parameters() if not p.requires_grad}
         self.layers = sparse_layers(self.module)
         self.network = Network(revert(self.module), output=output)
@@ -191,10 +182,10 @@ class TrainableSparseNetwork(Trainable):
         self.phase, self.number, self.rows = "", 0, 0
 
     def _freeze_batchnorm(self) -> None:
-        """Use stored BatchNorm statistics where all rows of a batch share their indicators.
+        """Use stored BatchNorm statistics if all rows of a batch share their indicators.
 
-        Statistics of the batch would undo the indicators: nearly excluded units would be scaled up
-        again. Statistics that no data have updated yet are collected with the given weights.
+        Statistics of the batch would undo the indicators by scaling nearly excluded units up again.
+        Statistics that were never updated are collected with the given weights first.
         """
         if not any(
             layer.structure == "units" or layer.settings.estimator == "relaxed"
@@ -219,7 +210,7 @@ class TrainableSparseNetwork(Trainable):
             norm.eval()
 
     def begin_epoch(self, number: int) -> None:
-        """Set what is trained and the learning rates, where a phase begins."""
+        """At the begin of a phase, set its trained parameters and learning rates."""
         self.number, self.rows, end = number, 0, 0
         for phase, epochs in self.settings.phases.items():
             end += epochs
@@ -231,13 +222,13 @@ class TrainableSparseNetwork(Trainable):
         if phase == self.phase:
             return
         self.phase = phase
-        early, learns = phase == "early", phase in ("early", "main")
-        moves = {
+        early, structure = phase == "early", phase in ("early", "main")
+        is_learned = {
             "weights": True,
             "likelihood": True,
-            "inclusion": learns,
-            "covariance": learns,
-            "scales": learns,
+            "inclusion": structure,
+            "covariance": structure,
+            "scales": structure,
             "inclusion_prior": early,
             "slab": early,
         }
@@ -245,8 +236,8 @@ class TrainableSparseNetwork(Trainable):
             self.groups.items(), self.optimizer.param_groups, strict=True
         ):
             group["lr"] = self.rates.of(name, early)
-            for parameter in params:  # those that the user has frozen stay frozen
-                parameter.requires_grad_(moves[name] and id(parameter) not in self.frozen_ids)
+            for parameter in params:  # the user may have frozen some
+                parameter.requires_grad_(is_learned[name] and id(parameter) not in self.frozen_ids)
         for layer in self.layers.values():
             layer.phase = phase if phase in ("fixed", "median") else "learned"
         self.optimizer.zero_grad(set_to_none=True)  # Adam skips parameters without gradients
@@ -260,7 +251,7 @@ class TrainableSparseNetwork(Trainable):
     def epoch(
         self, number: int, after_step: Callable[[], None] | None = None
     ) -> list[dict[str, float]]:
-        """Make one pass over the data, with random numbers of its own."""
+        """Make one pass over the data, with a seed that depends on the epoch."""
         with (
             fork_rng(derive_seed(self.seed, 3, number), self.minibatches.device),
             torch.enable_grad(),
@@ -272,41 +263,41 @@ class TrainableSparseNetwork(Trainable):
         return self.minibatches.shuffled()
 
     def step(self, inputs: Inputs, y: Targets) -> tuple[float, float, float]:
-        """Make one step; returns the two parts of the ELBO and the number of right predictions."""
+        """Make one step; returns both parts of the ELBO and the number of correct predictions."""
         self.rows += n_rows(y)
-        rising, done = self.settings.rising_epochs, self.number + self.rows / self.minibatches.n
-        self.objective.weight.fill_(min(1.0, done / rising) if rising else 1.0)
-        _, fitted, divergence, right = self.steps(inputs, y)
+        warmup, done = self.settings.kl_warmup_epochs, self.number + self.rows / self.minibatches.n
+        self.objective.weight.fill_(min(1.0, done / warmup) if warmup else 1.0)
+        _, expected, divergence, correct = self.steps(inputs, y)
         self.optimizer.step()
-        if not math.isfinite(float(fitted) - float(divergence)):
+        if not math.isfinite(float(expected) - float(divergence)):
             raise Diverged(f"The ELBO became NaN ({self._non_finite_part()})")
-        return float(fitted), float(divergence), float(right)
+        return float(expected), float(divergence), float(correct)
 
     def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:
-        """Means of the ELBO over steps, the density, and the accuracy of a classification."""
+        """Mean ELBO and divergence over the steps, density, and accuracy for classes."""
         if broken := self._non_finite_part(""):
             raise Diverged(f"A parameter became NaN ({broken})")
         metrics = {
-            "elbo": sum(fitted - divergence for fitted, divergence, _ in losses) / len(losses),
+            "elbo": sum(expected - divergence for expected, divergence, _ in losses) / len(losses),
             "kl": sum(divergence for _, divergence, _ in losses) / len(losses),
             "density": SparseNetwork.density_of(self.layers),
         }
         if self.likelihood.kind == "classification":
-            metrics["accuracy"] = sum(right for *_, right in losses) / sum(rows)
+            metrics["accuracy"] = sum(correct for *_, correct in losses) / sum(rows)
         return [metrics]
 
     def _non_finite_part(self, default: str = "the likelihood") -> str:
-        """The first layer with parameters that are NaN or infinite."""
-        odd = {name: p for name, p in self.module.named_parameters() if not is_finite(p)}
+        """The first layer or parameter with NaN or infinite values."""
+        bad = {name: p for name, p in self.module.named_parameters() if not is_finite(p)}
         for name, layer in self.layers.items():
-            if any(p is own for p in odd.values() for own in layer.parameters()):
+            if any(p is own for p in bad.values() for own in layer.parameters()):
                 return f"layer {name!r}"
-        return f"parameter {next(iter(odd))!r}" if odd else default
+        return f"parameter {next(iter(bad))!r}" if bad else default
 
-    # --- copies -----------------------------------------------------------------------------
+    # --- states and results -----------------------------------------------------------------
 
     def fingerprint(self) -> str:
-        """A digest of the module, the likelihood and the rows, if these are in memory."""
+        """A digest of the module, the likelihood and, if in memory, the data."""
         tensors = {f"module.{name}": value for name, value in self.module.state_dict().items()}
         memory = self.minibatches.memory
         if memory is not None and memory.inputs is not None:
@@ -326,7 +317,7 @@ class TrainableSparseNetwork(Trainable):
         )
 
     def state(self, member: int = 0) -> dict[str, Any]:
-        """A copy of everything on which the next epoch depends."""
+        """A copy of everything that the next epoch depends on."""
         noise = next(iter(self.layers.values())).noise
         return tree_map(
             lambda v: v.detach().clone(),
@@ -340,7 +331,7 @@ class TrainableSparseNetwork(Trainable):
         )
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore a copy."""
+        """Restore a state."""
         (state,) = states
         self.module.load_state_dict(state["module"])
         self.unconstrained.data.copy_(state["likelihood"])
@@ -361,9 +352,9 @@ class TrainableSparseNetwork(Trainable):
         )
 
 
-def _in_training(module: nn.Module) -> nn.Module:
+def _set_training_mode(module: nn.Module) -> nn.Module:
     """Set training mode, except for frozen modules in evaluation mode."""
-    resting = [
+    frozen = [
         m
         for m in module.modules()
         if not m.training
@@ -371,17 +362,13 @@ def _in_training(module: nn.Module) -> nn.Module:
         and not any(p.requires_grad for p in m.parameters())
     ]
     module.train()
-    for frozen in resting:
-        frozen.eval()
+    for own in frozen:
+        own.eval()
     return module
 
 
 class _Objective(nn.Module):
-    """The objective of a step as a module, so that it is a function of its parameters.
-
-    Args:
-        run: the training of the module.
-    """
+    """The objective of a step as a module, so that it is a function of its parameters."""
 
     def __init__(self, run: TrainableSparseNetwork) -> None:
         super().__init__()
@@ -391,38 +378,31 @@ class _Objective(nn.Module):
         self.run = (run,)  # in a tuple, so that it is not registered as a submodule
 
     def forward(self, inputs: Inputs, y: Targets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The loss per row, the two parts of the ELBO, and the number of right predictions."""
+        """The loss per row, the two parts of the ELBO, and the number of correct predictions."""
         (run,) = self.run
         with SparseLayer.used_once(run.layers, n_rows(inputs)):
             outputs = run.network.call(self.module, inputs)
         terms = run.batch_likelihood.with_parameters(self.unconstrained).log_prob(outputs, y)
         divergence = kl(self.module)
-        fitted = terms.sum() * (run.minibatches.n / len(terms))
-        right = torch.zeros(())
+        expected = terms.sum() * (run.minibatches.n / len(terms))
+        correct = torch.zeros(())
         if run.likelihood.kind == "classification" and isinstance(y, Tensor):
             p = run.batch_likelihood.mean(outputs.detach())
             chosen = p.argmax(-1) if p.shape[-1] > 1 else (p[..., 0] > 0.5).long()
-            right = (chosen == y.reshape(chosen.shape)).sum()
-        loss = (self.weight * divergence - fitted) / run.minibatches.n
-        return loss, fitted.detach(), divergence.detach(), right
+            correct = (chosen == y.reshape(chosen.shape)).sum()
+        loss = (self.weight * divergence - expected) / run.minibatches.n
+        return loss, expected.detach(), divergence.detach(), correct
 
 
 class _Checkpoint:
-    """A folder with the state after an epoch.
-
-    It is written at most once a second, and with the last state when the block is left.
-
-    Args:
-        path: the folder.
-        task: what is trained; a checkpoint of another task or other settings is refused.
-    """
+    """A folder with the state after an epoch, written at most once a second and at the end."""
 
     def __init__(self, path: str | Path, task: TrainableSparseNetwork) -> None:
         self.path = as_path(path)
         settings = asdict(task.settings) | {"rates": asdict(task.rates)}
         settings |= {"seed": task.seed, "run": task.fingerprint()}
-        self.identity = decode(encode(settings))  # as reading a file gives it
-        self.waiting: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self.identity = decode(encode(settings))  # as read from a file
+        self.unsaved: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self.written = -math.inf
 
     def __enter__(self) -> _Checkpoint:
@@ -432,7 +412,7 @@ class _Checkpoint:
         self._flush()
 
     def read(self, task: Trainable) -> tuple[int, History]:
-        """Restore a saved state, if there is one; the number of finished epochs and the history."""
+        """Restore a saved state, if any; returns the number of finished epochs and the history."""
         found = read_checkpoint(self.path, KIND)
         if found is None:
             return 0, {}
@@ -460,12 +440,12 @@ class _Checkpoint:
             "history": {name: list(values) for name, values in history.items()},
             "optimizer": optimizer,
         }
-        self.waiting = tensors, facts
+        self.unsaved = tensors, facts
         if time.monotonic() - self.written >= _SECONDS:
             self._flush()
 
     def _flush(self) -> None:
-        if self.waiting is not None:
-            artifact.write(self.path, KIND, *self.waiting, overwrite=True)
+        if self.unsaved is not None:
+            artifact.write(self.path, KIND, *self.unsaved, overwrite=True)
             self.written = time.monotonic()
-        self.waiting = None
+        self.unsaved = None

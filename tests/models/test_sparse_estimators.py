@@ -378,7 +378,7 @@ def test_columns_far_from_zero_are_warned_of(income):
     far = SparseRegressor(**nested(**LINEAR | dict(epochs=40), sparse=True)).fit(
         X.assign(height=X["height"] + 6.65e8), y
     )
-    with pytest.warns(UserWarning, match="Columns 'height' vary little beside their means: in flo"):
+    with pytest.warns(UserWarning, match="Columns 'height' vary little compared to their means"):
         far.export()
 
 

@@ -221,7 +221,7 @@ def test_networks_in_tiles_are_the_dense_ones(shape, bias):
 
 def test_many_tiles_are_taken_in_turns(monkeypatch):
     net, small = layered()
-    monkeypatch.setattr(kernels, "_TILES_AT_ONCE", 3)
+    monkeypatch.setattr(kernels, "_MAX_TILES", 3)
     for shape in ((1001,), (11, 40)):
         x = torch.randn(*shape, 700, dtype=torch.double)
         torch.testing.assert_close(small.module(x), net(x))
@@ -406,7 +406,7 @@ def test_csr_layers_are_not_traced():
         lambda: torch.jit.trace(small.module, x, check_trace=False),
         lambda: torch.export.export(small.module, (x,)),
     ):
-        with pytest.raises(InputError, match="traced or compiled. Export with layout='dense' for"):
+        with pytest.raises(InputError, match="nor compiled, because of CSR layers"):
             trace()
 
 

@@ -546,8 +546,8 @@ def test_bad_modules_are_refused():
     tied[1].weight = tied[0].weight
     for module, said in (
         (nn.ReLU(), "a linear or convolutional layer to convert, got none"),
-        (tied, "0.weight and 1.weight, which share theirs"),
-        (twice, "0.weight and 2.weight, which share theirs"),
+        (tied, "0.weight and 1.weight, which are the same tensor"),
+        (twice, "0.weight and 2.weight, which are the same tensor"),
     ):
         with pytest.raises(InputError, match=said):
             sparse.convert(module)

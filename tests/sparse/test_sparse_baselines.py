@@ -343,7 +343,10 @@ def test_kept_blocks_are_not_pruned():
             "keep: expected names of layers: 0, 2, 4, got 7",
         ),
         (lambda: sparse.prune(normed(), 0.5), "weights that are parameters, got 0, whose"),
-        (lambda: sparse.prune(tied(), 0.5), "weights of one layer each, got 0.weight and 1.weight"),
+        (
+            lambda: sparse.prune(tied(), 0.5),
+            "layers that do not share weights, got 0.weight and 1.weight",
+        ),
     ],
 )
 def test_bad_settings_are_refused(make, said):

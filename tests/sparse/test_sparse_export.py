@@ -9,7 +9,7 @@ from torch.nn import functional
 import subbayes
 from subbayes import InputError, sparse
 from subbayes.sparse.dependency_graph import edges
-from subbayes.sparse.export.export import _chosen, export_network, remove_dead_units
+from subbayes.sparse.export.export import _selected_names, export_network, remove_dead_units
 
 
 def thinned(module, share=0.8, seed=0):
@@ -682,7 +682,7 @@ def test_all_layers_may_be_small_by_default():
     )
     for odd, got in ((torch.ones(2, 1, 10, 10), "Tensor"), (3, "int")):
         with pytest.raises(subbayes.InputTypeError, match=f"names of layers, got {got}. Pass inp"):
-            _chosen(net, odd)
+            _selected_names(net, odd)
 
 
 @pytest.mark.parametrize("layout", ["dense", "csr", "auto"])
@@ -804,5 +804,7 @@ def test_units_go_where_all_positions_are_reduced_to_one(what):
 
 def test_sparse_layers_are_no_zeros():
     made = sparse.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))
-    with pytest.raises(InputError, match="module: expected a module with zeros, got one that conv"):
+    with pytest.raises(
+        InputError, match="module: expected a module without sparse layers, got one"
+    ):
         export_network(made)

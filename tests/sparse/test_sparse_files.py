@@ -114,8 +114,8 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path):
     [
         ("col_indices", lambda t: t + 1000, "columns below the number of inputs"),
         ("col_indices", lambda t: t - 1000, "whole numbers of at least 0"),
-        ("crow_indices", lambda t: t + 1, "row pointers that rise"),
-        ("crow_indices", lambda t: t.flip(0), "row pointers that rise"),
+        ("crow_indices", lambda t: t + 1, "row pointers that ascend"),
+        ("crow_indices", lambda t: t.flip(0), "row pointers that ascend"),
         ("values", lambda t: t[1:], "in its shape"),
         ("values", lambda t: t / 0, "finite numbers"),
     ],
@@ -189,7 +189,10 @@ def test_an_onnx_file_of_several_inputs(tmp_path, named):
     (found,) = ReferenceEvaluator(str(file)).run(None, given)
     np.testing.assert_allclose(found, small.module(first, second).numpy(), atol=1e-5)
     for odd, message in (
-        ({"first": first, "second": second, "third": second}, "names that forward lists, got thir"),
+        (
+            {"first": first, "second": second, "third": second},
+            "names of arguments of forward, got thir",
+        ),
         (first, "inputs that the module takes"),
         ("text", "a tensor or an array, got str"),
     ):
@@ -269,7 +272,10 @@ def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
     for name, layer in network.layers.items():
         other = back.layers[name]
         assert (type(other), other.extra_repr()) == (type(layer), layer.extra_repr())
-        assert (other.temperature, other.phase) == (layer.temperature, layer.phase)
+        assert (other.settings.temperature, other.phase) == (
+            layer.settings.temperature,
+            layer.phase,
+        )
         for key, value in layer.state_dict().items():
             assert torch.equal(other.state_dict()[key], value)
     x = torch.randn(5, 3)

@@ -356,10 +356,7 @@ def test_hooks_go_on_to_the_sparse_layer_and_the_network():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (
-            lambda: sparse.convert(nn.Sequential(nn.LazyLinear(3))),
-            "layers that know their sizes, got ",
-        ),
+        (lambda: sparse.convert(nn.Sequential(nn.LazyLinear(3))), "layers with known sizes, got "),
         (lambda: sparse.convert(net(), prior=sparse.Horseshoe()), "Use posterior='horseshoe'"),
         (
             lambda: sparse.convert(net(), keep=[nn.ReLU()]),

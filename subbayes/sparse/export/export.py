@@ -1,10 +1,8 @@
-"""The small network that comes out: dead units removed, layers dense or CSR.
+"""Export of a module with zeros as a small network: dead units removed, layers dense or CSR.
 
-A unit is dead if nothing of what follows reads it, or if no weight leads into it: then it is a
-constant, which moves into the bias of the layer that reads it. Removing one can kill others, so
-this goes on until nothing changes. Which layer reads which is found by tracing the module; where
-units branch (skip connections), pass through something unknown or are read along another axis they
-are kept, with zeros.
+A unit is dead if nothing reads it, or if no weight leads into it: then it is a constant, which is
+added to the bias of the layer that reads it. Removing a unit can kill others, so this is repeated
+until nothing changes. Which layer reads which is found by tracing the module (`dependency_graph`).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 
 from subbayes.networks.network import arguments
 from subbayes.sparse.dependency_graph import DataFlow, Edge, edges
-from subbayes.sparse.export.small_network import CsrLinear, SmallNetwork, as_example
+from subbayes.sparse.export.small_network import CsrLinear, SmallNetwork, as_example, set_sizes
 from subbayes.sparse.export.tiled_layers import layers_for_products, use_tiles
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
@@ -39,14 +37,13 @@ def export_network(
 
     Args:
         module: the module, which is not changed.
-        names: layers whose units may go; None are all linear and convolutional ones.
-        example: inputs of the module, in the form `predict` takes them, to measure with; without
-            them all layers stay dense, and units of linear layers that a batch norm follows are
-            kept (its numbers could be those of the positions of a sequence), unless something is
-            flattened before.
+        names: layers whose units may be removed; by default all linear and convolutional ones.
+        example: inputs of the module, in the form `predict` takes them, to measure times with.
+            Without them all layers are dense, and units of linear layers before a batch norm are
+            kept unless something is flattened before (they could be positions of a sequence).
         layout: "dense", "csr", or "auto": for each linear layer the faster one on the example.
-            Those with hooks stay dense, and those whose weights another module reads itself, as
-            `nn.TransformerEncoderLayer` does.
+            Layers with hooks, and those whose weights another module reads directly, as
+            `nn.TransformerEncoderLayer` does, are always dense.
 
     Raises:
         InputError: an unknown layout or layer, an example that the module does not take, a module
@@ -64,22 +61,22 @@ def export_network(
     if any(isinstance(own, SparseLayer) for own in module.modules()):
         fail(
             "module",
-            "a module with zeros",
+            "a module without sparse layers",
             "one that convert() has made",
             "Train it, and call export() of the result",
         )
-    chosen = _chosen(module, names)
+    selected = _selected_names(module, names)
     inputs = None if example is None else as_example(copy.deepcopy(module).eval(), example)
     before = sum(p.numel() for p in module.parameters())
-    small, units = remove_dead_units(module, chosen, inputs)
-    small, layouts = _laid_out(small, chosen, inputs, layout)
+    small, units = remove_dead_units(module, selected, inputs)
+    small, layouts = _choose_layouts(small, selected, inputs, layout)
     after = sum(p.numel() for p in small.parameters())
     after += sum(t.values().numel() if t.layout == torch.sparse_csr else 0 for t in small.buffers())
     return SmallNetwork(small.eval().requires_grad_(False), units, layouts, (before, after))
 
 
-def _chosen(module: nn.Module, names: Any) -> tuple[str, ...]:
-    if names is None:  # those of a subclass may do more
+def _selected_names(module: nn.Module, names: Any) -> tuple[str, ...]:
+    if names is None:  # subclasses may do more
         return tuple(name for name, own in module.named_modules() if type(own) in LAYERS)
     if isinstance(names, Tensor) or not isinstance(names, Iterable):
         fail_type("names", "names of layers", names, "Pass inputs as example=")
@@ -99,23 +96,20 @@ def _chosen(module: nn.Module, names: Any) -> tuple[str, ...]:
 def remove_dead_units(
     module: nn.Module, names: tuple[str, ...], example: Inputs | None = None
 ) -> tuple[nn.Module, dict[str, tuple[int, int]]]:
-    """A copy without dead units.
+    """A copy without dead units, and the number of units of each layer before and after.
 
     Args:
         module: the module.
-        names: layers whose units may go.
+        names: layers whose units may be removed.
         example: inputs of the module, see `export_network`.
-
-    Returns:
-        The copy, and the units of each layer before and after.
     """
     small = copy.deepcopy(module).eval()
     layers = {name: small.get_submodule(name) for name in names}
     before = {name: len(layer.weight) for name, layer in layers.items()}  # type: ignore[arg-type]
-    found = [edge for edge in edges(small, names, example) if edge.by_unit]
-    moved = True
-    while moved:
-        moved = sum(_prune(small, edge) for edge in found) > 0
+    found = [edge for edge in edges(small, names, example) if edge.norms_per_unit]
+    removed = True
+    while removed:
+        removed = sum(_remove_units(small, edge) for edge in found) > 0
     return small, {
         name: (before[name], len(small.get_submodule(name).weight))  # type: ignore
         for name in names
@@ -123,8 +117,8 @@ def remove_dead_units(
 
 
 @torch.no_grad()
-def _prune(module: nn.Module, edge: Edge) -> bool:
-    """Remove the dead units of a edge; whether there were any."""
+def _remove_units(module: nn.Module, edge: Edge) -> bool:
+    """Remove the dead units of an edge; returns whether there were any."""
     source, reader = module.get_submodule(edge.source), module.get_submodule(edge.reader)
     w, r = source.weight, reader.weight
     assert isinstance(w, Tensor)
@@ -142,20 +136,20 @@ def _prune(module: nn.Module, edge: Edge) -> bool:
         (0, 0),
     )
     silent &= (constant == 0) if padded else torch.isfinite(constant)
-    _fold(reader, columns, torch.where(silent & ~unread, constant, 0.0))
-    columns[:, silent] = 0.0  # what they said has been folded
+    _add_constant(reader, columns, torch.where(silent & ~unread, constant, 0.0))
+    columns[:, silent] = 0.0  # now in the bias
     dead = unread | silent
     if not bool(dead.any()):
         return False
     if bool(dead.all()):
-        dead[0] = False  # a layer keeps a unit
+        dead[0] = False  # a layer has at least one unit
         if not bool(dead.any()):
             return False
-    _drop(module, edge, ~dead)
+    _select_units(module, edge, ~dead)
     return True
 
 
-def _fold(reader: nn.Module, columns: Tensor, constant: Float[Tensor, "u"]) -> None:
+def _add_constant(reader: nn.Module, columns: Tensor, constant: Float[Tensor, "u"]) -> None:
     if not bool((constant != 0).any()):
         return
     added = torch.einsum("ouk,u->o", columns.flatten(2), constant)
@@ -165,8 +159,7 @@ def _fold(reader: nn.Module, columns: Tensor, constant: Float[Tensor, "u"]) -> N
         reader.register_parameter("bias", nn.Parameter(added))
 
 
-def _drop(module: nn.Module, edge: Edge, kept: Bool[Tensor, "u"]) -> None:
-    """Keep some units of a edge alone."""
+def _select_units(module: nn.Module, edge: Edge, kept: Bool[Tensor, "u"]) -> None:
     source, reader = module.get_submodule(edge.source), module.get_submodule(edge.reader)
     count = int(kept.sum())
     source.weight = nn.Parameter(source.weight[kept].clone())  # type: ignore[index]
@@ -175,10 +168,8 @@ def _drop(module: nn.Module, edge: Edge, kept: Bool[Tensor, "u"]) -> None:
     r = reader.weight
     assert isinstance(r, Tensor)
     reader.weight = nn.Parameter(r.unflatten(1, (len(kept), -1))[:, kept].flatten(1, 2))
-    for owner, name, own in ((source, "out", count), (reader, "in", reader.weight.shape[1])):
-        for ending in ("features", "channels"):
-            if hasattr(owner, f"{name}_{ending}"):
-                setattr(owner, f"{name}_{ending}", own)
+    set_sizes(source, source.weight)
+    set_sizes(reader, reader.weight)
     for norm in edge.norms:
         own_norm = module.get_submodule(norm)
         for part in ("weight", "bias", "running_mean", "running_var"):
@@ -193,69 +184,70 @@ def _drop(module: nn.Module, edge: Edge, kept: Bool[Tensor, "u"]) -> None:
 # --- layouts --------------------------------------------------------------------------------------
 
 
-def _laid_out(
+def _choose_layouts(
     module: nn.Module, names: tuple[str, ...], example: Inputs | None, layout: str
 ) -> tuple[nn.Module, dict[str, str]]:
-    """The module with CSR layers where that is asked for or faster; the layouts."""
-    chosen = dict.fromkeys(names, "dense")
+    """The module with CSR layers if requested or faster, and the layout of each layer."""
+    layouts = dict.fromkeys(names, "dense")
     if layout == "dense" or (layout == "auto" and example is None):
-        return module, chosen
+        return module, layouts
     flow = DataFlow.of(module, names)
-    thin = layers_for_products(module, names, flow)
-    if not thin:
-        return module, chosen
-    laid = copy.deepcopy(module) if layout == "auto" else module
-    flow.overwrite(laid)
-    # tiles are cut from what comes without a name; a single layer is left as it is
-    tiled = flow.by_row and not isinstance(example, dict) and "" not in thin
-    laid = use_tiles(laid) if tiled else laid
-    for name in thin:
-        dense = laid.get_submodule(name)
+    candidates = layers_for_products(module, names, flow)
+    if not candidates:
+        return module, layouts
+    converted = copy.deepcopy(module) if layout == "auto" else module
+    flow.work_in_place(converted)
+    # tiles are made of positional inputs, and not for a single layer
+    tiled = flow.is_rowwise and not isinstance(example, dict) and "" not in candidates
+    converted = use_tiles(converted) if tiled else converted
+    for name in candidates:
+        dense = converted.get_submodule(name)
         assert isinstance(dense, nn.Linear)
         sparse = CsrLinear(dense)
-        sparse.by_row = tiled
-        if layout == "csr" or _is_faster(sparse, dense, _seen(laid, dense, example)):
-            laid = replace_layer(laid, name, sparse)
-            chosen[name] = "csr"
-    if layout == "auto" and not ("csr" in chosen.values() and _is_faster(laid, module, example)):
+        sparse.keeps_tiles = tiled
+        if layout == "csr" or _is_faster(sparse, dense, _layer_inputs(converted, dense, example)):
+            converted = replace_layer(converted, name, sparse)
+            layouts[name] = "csr"
+    if layout == "auto" and not (
+        "csr" in layouts.values() and _is_faster(converted, module, example)
+    ):
         return module, dict.fromkeys(names, "dense")
-    return laid, chosen
+    return converted, layouts
 
 
-def _seen(module: nn.Module, layer: nn.Module, example: Inputs | None) -> Tensor | None:
-    """What a layer reads, if it is called, laid out in memory as the layers before it do now."""
+def _layer_inputs(module: nn.Module, layer: nn.Module, example: Inputs | None) -> Tensor | None:
+    """The inputs of a layer, if it is called, in the memory layout that the module gives them."""
     if example is None:
         return None
-    seen: list[Tensor] = []
+    recorded: list[Tensor] = []
     forward = layer.forward
 
-    def noting(*args: Any, **named: Any) -> Any:
-        seen.append((*args, *named.values())[0].detach())
+    def recording(*args: Any, **named: Any) -> Any:
+        recorded.append((*args, *named.values())[0].detach())
         return forward(*args, **named)
 
-    layer.forward = noting  # a hook would keep tiles away
+    layer.forward = recording  # instead of a hook, which would turn tiles off
     try:
         with torch.no_grad():
             args, kwargs = arguments(example)
             module(*args, **kwargs)
     finally:
         del layer.forward
-    return seen[0] if seen else None
+    return recorded[0] if recorded else None
 
 
 def _is_faster(one: nn.Module, other: nn.Module, inputs: Inputs | None) -> bool:
-    """Which takes less time for inputs, if these are known."""
     return inputs is not None and _seconds(one, inputs) < _seconds(other, inputs)
 
 
 def _seconds(module: nn.Module, inputs: Inputs, rounds: int = 7) -> float:
-    """Least time of a forward pass."""
+    """Minimum time of a forward pass."""
     args, kwargs = arguments(inputs)
     with torch.no_grad():
         module(*args, **kwargs)
-        found = []
+        times = []
         for _ in range(rounds):
             begun = time.perf_counter()
             module(*args, **kwargs)
-            found.append(time.perf_counter() - begun)
-    return min(found)
+            times.append(time.perf_counter() - begun)
+    return min(times)

@@ -1,4 +1,4 @@
-"""What the small network of a sparse one is: its layers, and its files."""
+"""The small network that a sparse one is exported to: its layers and files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from subbayes.utils.files import StrPath, as_path, atomic_write_bytes, fail_arti
 from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs
 
-__all__ = ["CsrLinear", "SmallNetwork", "as_example", "rebuild"]
+__all__ = ["CsrLinear", "SmallNetwork", "as_example", "rebuild", "set_sizes"]
 
 _PARTS = ("crow_indices", "col_indices", "values")
 
@@ -40,10 +40,10 @@ class CsrLinear(nn.Module):
     """A linear layer whose weights are stored as compressed sparse rows.
 
     Args:
-        layer: the layer whose zeros are left out.
+        layer: a dense layer, whose zeros are not stored.
 
     Attributes:
-        by_row: whether outputs may lie transposed in memory, for what reads them row by row.
+        keeps_tiles: whether outputs may be transposed in memory, for layers that map row by row.
 
     Example:
         >>> layer = nn.Linear(3, 2)
@@ -54,16 +54,16 @@ class CsrLinear(nn.Module):
 
     weight: Tensor
     bias: Tensor | None
-    by_row = False
+    keeps_tiles = False
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        with warnings.catch_warnings():  # torch calls its sparse layouts a beta
+        with warnings.catch_warnings():  # sparse layouts are a beta feature of torch
             warnings.simplefilter("ignore", UserWarning)
             self.register_buffer("weight", layer.weight.detach().to_sparse_csr())
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
-        self._known: tuple[Tensor, BagIndices, Tensor] | None = None
+        self._cached: tuple[Tensor, BagIndices, Tensor] | None = None
 
     def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N o"]:
         """Outputs, shape (..., out_features).
@@ -74,27 +74,27 @@ class CsrLinear(nn.Module):
         if is_traced():
             fail(
                 "module",
-                "layers that are called as they are, where some are CSR",
-                "a call that is traced or compiled",
-                "Export with layout='dense' for that",
+                "a call that is neither traced nor compiled, because of CSR layers",
+                "one that is",
+                "Export with layout='dense'",
             )
         weight = self.weight
-        known = self._known
+        known = self._cached
         if known is None or known[0] is not weight:
             bags = BagIndices(weight.crow_indices(), weight.col_indices(), self.in_features)
-            self._known = known = weight, bags, weight.values()
+            self._cached = known = weight, bags, weight.values()
         found = sparse_linear(input, *known[1:], self.bias)
-        return found if self.by_row else found.contiguous()
+        return found if self.keeps_tiles else found.contiguous()
 
     def _load_from_state_dict(self, *given: Any) -> None:
-        self._known = None  # weights are copied into the tensor that is there
+        self._cached = None  # weights are copied into the existing tensor
         super()._load_from_state_dict(*given)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_known": None}
+        return self.__dict__ | {"_cached": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CsrLinear:
-        memo[id(self.weight)] = self.weight.clone()  # torch copies no sparse layout deeply
+        memo[id(self.weight)] = self.weight.clone()  # torch cannot deepcopy sparse layouts
         made = memo[id(self)] = type(self).__new__(type(self))
         made.__dict__ = copy.deepcopy(self.__getstate__(), memo)
         return made
@@ -107,7 +107,7 @@ class CsrLinear(nn.Module):
         )
 
     def dense(self) -> nn.Linear:
-        """The same layer with its zeros."""
+        """The same layer with a dense weight."""
         layer = nn.Linear(
             self.in_features,
             self.out_features,
@@ -123,16 +123,16 @@ class CsrLinear(nn.Module):
 
 @dataclass(frozen=True)
 class SmallNetwork:
-    """A small network and what was done.
+    """A small network, and how it differs from the sparse one.
 
     Attributes:
         module: a plain module in evaluation mode.
-        units: units of each layer before and after.
+        units: number of units of each layer, before and after.
         layouts: "dense" or "csr" by layer.
-        weights: numbers stored, before and after.
-        inputs: names of the columns it reads, where they are known.
-        outputs: names of what it gives, where they are known.
-        fills: by column of a table, what stood for missing entries, where they were imputed.
+        weights: number of stored values, before and after.
+        inputs: names of the columns that it reads, if known.
+        outputs: names of its outputs, if known.
+        fills: values by column that replaced missing entries of a table, if they were imputed.
     """
 
     kind: ClassVar[str] = "small-network"
@@ -146,7 +146,7 @@ class SmallNetwork:
     fills: dict[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state of the module; of a CSR layer the parts of its weight."""
+        """The state of the module, with the parts of the weights of CSR layers."""
         found: dict[str, Tensor] = {}
         for name, value in self.module.state_dict().items():
             if value.layout == torch.sparse_csr:
@@ -157,7 +157,7 @@ class SmallNetwork:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """What was done, and the classes of the layers."""
+        """All fields but the module, and the classes of its layers."""
         return {
             "units": self.units,
             "layouts": self.layouts,
@@ -171,16 +171,16 @@ class SmallNetwork:
     def save(self, path: StrPath, *, overwrite: bool = False) -> Path:
         """Write an artifact that is a single safetensors file; `subbayes.load` opens it.
 
-        The names are those of `module.state_dict()`. The weight of a CSR layer is four tensors:
-        "crow_indices", "col_indices", "values" and "inputs", the number of columns, behind its
-        name.
+        The names are those of `module.state_dict()`. The weight of a CSR layer is stored as four
+        tensors: its name with "crow_indices", "col_indices", "values", and "inputs", the number of
+        columns.
 
         Args:
-            path: the file, best with the ending .safetensors.
-            overwrite: replace a file that is there.
+            path: the file, preferably with the ending .safetensors.
+            overwrite: replace an existing file.
 
         Raises:
-            InputError: the file is there, or cannot be written.
+            InputError: the file exists, or cannot be written.
 
         Example:
             >>> file = SmallNetwork(nn.Linear(3, 1)).save("small.safetensors")
@@ -194,18 +194,18 @@ class SmallNetwork:
     def to_onnx(self, path: StrPath, example: Any, *, overwrite: bool = False) -> Path:
         """Write the network as an ONNX file; CSR layers become dense, as ONNX has none.
 
-        Its metadata have `inputs`, `outputs` and `fills` as JSON, if they are known.
+        Its metadata have `inputs`, `outputs` and `fills` as JSON, if known.
 
         Args:
-            path: the file, best with the ending .onnx.
-            example: inputs (n, ...) to trace with; the number of rows stays free. Those of a dict
-                keep their names, those of a tuple become "inputs_0", "inputs_1" and so on.
-            overwrite: replace a file that is there.
+            path: the file, preferably with the ending .onnx.
+            example: inputs (n, ...) to trace with; the number of rows stays variable. Inputs of a
+                dict keep their names, those of a tuple are "inputs_0", "inputs_1" and so on.
+            overwrite: replace an existing file.
 
         Raises:
             ImportError: the package onnx is not installed.
-            InputError: the file is there, or cannot be written; the network does not take the
-                example, or takes it by names that its `forward` does not list.
+            InputError: the file exists, or cannot be written; the network does not take the
+                example, or its `forward` does not list the names of a dict.
         """
         if find_spec("onnx") is None:
             raise ImportError("to_onnx needs the package onnx: pip install onnx")
@@ -213,9 +213,13 @@ class SmallNetwork:
 
         file = _new_file(path, overwrite)
         module = _densified(self.module)
-        args, names = _in_order(module, as_example(module, example))
-        with TemporaryDirectory() as folder, warnings.catch_warnings(), _usual_attention():
-            # torch would rather have onnxscript, a package more
+        args, names = _onnx_arguments(module, as_example(module, example))
+        with (
+            TemporaryDirectory() as folder,
+            warnings.catch_warnings(),
+            _attention_without_fastpath(),
+        ):
+            # the exporter without this warning needs the package onnxscript
             warnings.simplefilter("ignore", DeprecationWarning)
             written = Path(folder) / "network.onnx"
             torch.onnx.export(
@@ -245,8 +249,8 @@ class SmallNetwork:
 
 
 @contextmanager
-def _usual_attention() -> Iterator[None]:
-    """Attention by operations that ONNX has, not by torch's kernel of a whole layer."""
+def _attention_without_fastpath() -> Iterator[None]:
+    """Turn off torch's kernel of a whole attention layer, which ONNX does not have."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -260,11 +264,11 @@ def as_example(module: nn.Module, example: Any) -> Inputs:
 
     Args:
         module: the module.
-        example: arrays or tensors, one, in a tuple or in a dict.
+        example: an array or tensor, or a tuple or dict of these.
 
     Raises:
         InputError: inputs that the module does not take.
-        InputTypeError: no arrays.
+        InputTypeError: anything but arrays.
 
     Example:
         >>> as_example(nn.Linear(2, 1), [[1.0, 2.0]])
@@ -298,8 +302,8 @@ def as_example(module: nn.Module, example: Any) -> Inputs:
     return copied
 
 
-def _in_order(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], list[str]]:
-    """Arguments for torch.onnx, which takes those by name last, and the names of all."""
+def _onnx_arguments(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], list[str]]:
+    """Arguments for torch.onnx, which takes named ones last, and the names of all."""
     if not isinstance(inputs, dict):
         args, _ = arguments(inputs)
         many = isinstance(inputs, tuple)
@@ -307,7 +311,7 @@ def _in_order(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], list[
     names = [name for name in inspect.signature(module.forward).parameters if name in inputs]
     if len(names) < len(inputs):
         odd = ", ".join(sorted(inputs.keys() - set(names)))
-        fail("example", "names that forward lists", odd, "Pass a tuple of tensors")
+        fail("example", "names of arguments of forward", odd, "Pass a tuple of tensors")
     return ({name: inputs[name] for name in names},), names
 
 
@@ -316,13 +320,8 @@ def rebuild(
 ) -> SmallNetwork:
     """Rebuild a small network from its artifact; see `subbayes.load`.
 
-    Args:
-        tensors: as saved.
-        facts: as saved.
-        module: a module of the class that was converted, of any width; it is not changed.
-
     Raises:
-        InputError: no module, one of other layers, or layers whose indices are out of range.
+        InputError: no module, one with other layers, or layers whose indices are out of range.
     """
     if module is None:
         fail("module", "the module that was converted, of any width", "none",
@@ -352,10 +351,10 @@ def rebuild(
         )
     for name, value in tensors.items():
         owner, _, last = name.rpartition(".")
-        _put(owners[owner], last, value)
+        _assign(owners[owner], last, value)
     if "csr" in facts["layouts"].values():
-        flow.overwrite(made)
-        made = use_tiles(made) if flow.by_row else made
+        flow.work_in_place(made)
+        made = use_tiles(made) if flow.is_rowwise else made
     before, after = facts["weights"]
     return SmallNetwork(
         made.requires_grad_(False),
@@ -369,7 +368,7 @@ def rebuild(
 
 
 def _classes(module: nn.Module) -> dict[str, str]:
-    """The class of each submodule, whatever its size and layout."""
+    """The class of each submodule; linear layers are `Linear` in every layout."""
     linear = CsrLinear, TiledLinear
     return {
         name: nn.Linear.__name__ if isinstance(own, linear) else type(own).__name__
@@ -382,7 +381,7 @@ _ABSENT = object()
 
 
 def _has(owners: dict[str, nn.Module], name: str) -> bool:
-    """Whether there is a place for a tensor: constants may have made a bias where there is none."""
+    """Whether a module has such a tensor; export may have added a bias."""
     owner, _, last = name.rpartition(".")
     if owner not in owners:
         return False
@@ -391,7 +390,7 @@ def _has(owners: dict[str, nn.Module], name: str) -> bool:
 
 
 def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Module:
-    """The module with a CSR layer in place of a dense one."""
+    """Replace a dense layer by a CSR layer."""
     key = f"{name}.weight" if name else "weight"
     parts = [f"{key}.{part}" for part in (*_PARTS, "inputs")]
     plain = module.get_submodule(name)
@@ -405,7 +404,7 @@ def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Mo
 
 
 def _check_csr(name: str, crow: Tensor, columns: Tensor, inputs: int) -> None:
-    """Check the indices of a CSR weight, which torch does not: wrong ones read foreign memory."""
+    """Check the indices of a CSR weight: torch does not, and would read out of bounds."""
     steps = crow.diff()
     fits = (
         len(crow) > 0
@@ -415,27 +414,34 @@ def _check_csr(name: str, crow: Tensor, columns: Tensor, inputs: int) -> None:
     )
     inside = columns.numel() == 0 or 0 <= int(columns.min()) <= int(columns.max()) < inputs
     if not (fits and inside):
-        what = "columns below the number of inputs" if fits else "row pointers that rise to the end"
+        what = (
+            "columns below the number of inputs" if fits else "row pointers that ascend to the end"
+        )
         fail_artifact("path", f"{what} in the CSR layer {name!r}", "others",
                       "The artifact is damaged: write it again")  # fmt: skip
 
 
-def _put(owner: nn.Module, name: str, value: Tensor) -> None:
-    """A tensor of any size into a layer, which says its sizes."""
+def _assign(owner: nn.Module, name: str, value: Tensor) -> None:
+    """Assign a tensor of any size to a layer."""
     present = getattr(owner, name)
     is_parameter = isinstance(owner.weight if present is None else present, nn.Parameter)
     setattr(owner, name, nn.Parameter(value) if is_parameter else value)
     if name == "weight" and value.ndim > 1:
-        for side, size in (("out", value.shape[0]), ("in", value.shape[1])):
-            for what in ("features", "channels"):
-                if hasattr(owner, f"{side}_{what}"):
-                    setattr(owner, f"{side}_{what}", size)
+        set_sizes(owner, value)
     elif hasattr(owner, "num_features") and value.ndim:
         owner.num_features = len(value)  # type: ignore[assignment]
 
 
+def set_sizes(layer: nn.Module, weight: Tensor) -> None:
+    """Set the number of features or channels of a layer to those of its weight."""
+    for side, size in (("out", weight.shape[0]), ("in", weight.shape[1])):
+        for kind in ("features", "channels"):
+            if hasattr(layer, f"{side}_{kind}"):
+                setattr(layer, f"{side}_{kind}", size)
+
+
 def _densified(module: nn.Module) -> nn.Module:
-    """A copy with dense layers in place of CSR ones, whose tensors cannot be copied so."""
+    """A copy with dense layers instead of CSR layers."""
     dense: dict[int, Any] = {
         id(layer): layer.dense() for layer in module.modules() if isinstance(layer, CsrLinear)
     }

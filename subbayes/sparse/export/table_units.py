@@ -1,4 +1,4 @@
-"""The small network of a table's model, in the units of the table."""
+"""The small network of a model of a table, with inputs and outputs in the units of the table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from subbayes.utils.checks import fail
 
 __all__ = ["export_in_table_units"]
 
-_FAR = 1e4  # standard deviations from zero to the mean, beyond which float32 is coarse
+_MAX_OFFSET = 1e4  # of a mean from zero, in standard deviations, for float32
 
 
 def export_in_table_units(
@@ -35,16 +35,16 @@ def export_in_table_units(
     classes: Iterable[Any] = (),
     fills: Mapping[str, Any] | None = None,
 ) -> SmallNetwork:
-    """The small network of one that reads standardised columns, with the scales folded in.
+    """The small network of a network of standardised columns, with the scales folded in.
 
-    It takes columns in their own units. Of a regression its first output is the mean in the units
-    of y (a second one the raw variance of `HeteroscedasticGaussian`, of the standardised y), of
-    counts the logarithm of the mean, of classes the logits.
+    It reads columns in their own units. The outputs of a regression are the mean in the units of y
+    and, for `HeteroscedasticGaussian`, the raw variance of the standardised y; those of counts are
+    the logarithm of the mean, those of classes the logits.
 
     Args:
         result: a sparse `MLP`.
         mean: subtracted from the columns before the network reads them.
-        scale: the columns are divided by then.
+        scale: by which the columns are then divided.
         rows: in their own units, to choose layouts with.
         layout: see `SparseNetwork.export`.
         inputs: names of the columns.
@@ -52,7 +52,7 @@ def export_in_table_units(
         fills: see `SmallNetwork`.
 
     Raises:
-        InputError: an unknown layout; another module than an `MLP`.
+        InputError: an unknown layout, or a module that is not an `MLP`.
     """
     whole = result.network.module_with(result.weights("median", "mean")[0])
     if not isinstance(whole, MLP):
@@ -80,13 +80,13 @@ def _outputs(likelihood: Likelihood, count: int, classes: Iterable[Any]) -> tupl
 def _warn_of_offsets(
     mean: Float[ndarray, "d"], scale: Float[ndarray, "d"], names: Sequence[str]
 ) -> None:
-    """float32 holds seven digits of a column in its own units."""
-    far = (abs(mean) > _FAR * scale).nonzero()[0]
+    """Warn of columns of which float32 loses digits."""
+    far = (abs(mean) > _MAX_OFFSET * scale).nonzero()[0]
     if len(far):
         columns = ", ".join(repr(names[k]) if k < len(names) else f"number {k}" for k in far[:5])
         warnings.warn(
-            f"Columns {columns} vary little beside their means: in float32 the exported network "
-            "reads them with an error of up to "
+            f"Columns {columns} vary little compared to their means: in float32 the exported "
+            "network reads them with an error of up to "
             f"{float((abs(mean) / scale)[far].max()) * 2.0**-24:.1g} standard deviations. Subtract "
             "a constant from them before fitting",
             UserWarning,
@@ -98,7 +98,7 @@ def _warn_of_offsets(
 def _fold_scales(
     module: MLP, mean: Float[ndarray, "d"], scale: Float[ndarray, "d"], likelihood: Likelihood
 ) -> None:
-    r"""$W (x - m) / s + b = (W / s) x + (b - (W / s) m)$, and likewise what comes out."""
+    r"""$W (x - m) / s + b = (W / s) x + (b - (W / s) m)$, and likewise for the outputs."""
     first, last = module.layers[0], module.layers[-1]
     assert isinstance(first, nn.Linear)
     assert isinstance(last, nn.Linear)

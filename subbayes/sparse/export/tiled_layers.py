@@ -1,4 +1,4 @@
-"""Layers and networks that pass tiles of rows on, so that nothing is copied between layers."""
+"""Layers and networks that read and return tiles of rows, to copy nothing between layers."""
 
 from __future__ import annotations
 
@@ -61,33 +61,33 @@ class TiledLinear(nn.Linear):
 
 
 class SampledLinear(nn.Module):
-    """A linear layer that holds the weights of one draw at a time.
+    """A linear layer with the weights of one draw at a time.
 
     Args:
         layer: the layer that it replaces.
-        by_row: whether outputs may be transposed in memory, as in a network that maps row by row.
+        keeps_tiles: whether outputs may be transposed in memory, for layers that map row by row.
 
     Example:
         >>> pattern = SparsityPattern(torch.tensor([1, 5]), (2, 3))
         >>> layer = SampledLinear(nn.Linear(3, 2))
-        >>> layer.hold(LayerDraw(pattern, torch.tensor([10.0, 1.0]), None))
+        >>> layer.set_draw(LayerDraw(pattern, torch.tensor([10.0, 1.0]), None))
         >>> layer(torch.tensor([[1.0, 2.0, 3.0]]))
         tensor([[20.,  3.]])
     """
 
-    def __init__(self, layer: nn.Linear, by_row: bool = False) -> None:
+    def __init__(self, layer: nn.Linear, keeps_tiles: bool = False) -> None:
         super().__init__()
         self.out_features, self.in_features = layer.out_features, layer.in_features
-        self.by_row = by_row
+        self.keeps_tiles = keeps_tiles
         self._draw: LayerDraw | None = None
 
-    def hold(self, draw: LayerDraw) -> None:
+    def set_draw(self, draw: LayerDraw) -> None:
         """Set the weights of a draw."""
         self._draw = draw
 
     @property
     def draw(self) -> LayerDraw:
-        """The draw that is held."""
+        """The current draw."""
         assert self._draw is not None
         return self._draw
 
@@ -104,13 +104,13 @@ class SampledLinear(nn.Module):
         return self.draw.bias
 
     def forward(self, input: Float[Tensor, "*N i"]) -> Float[Tensor, "*N u"]:
-        """Outputs with the weights that are held; see `bag_linear`."""
+        """Outputs for the current draw; see `bag_linear`."""
         draw, pattern = self.draw, self.draw.pattern
         if pattern is None:
             every = torch.arange(len(draw.values), device=draw.values.device)
             pattern = SparsityPattern(every, (self.out_features, self.in_features))
         found = bag_linear(input, pattern.bags, draw.values, draw.bias)
-        return found if self.by_row else found.contiguous()
+        return found if self.keeps_tiles else found.contiguous()
 
 
 class SampledNetwork:
@@ -118,7 +118,7 @@ class SampledNetwork:
 
     Args:
         network: the network, with all other weights.
-        names: the layers.
+        names: of these layers.
 
     Example:
         >>> net = SampledNetwork(Network(nn.Sequential(nn.Linear(3, 2), nn.ReLU())), ("0",))
@@ -132,14 +132,14 @@ class SampledNetwork:
         self.network, self.names = network, names
         module = network.module_with()
         flow = DataFlow.of(module, names)
-        flow.overwrite(module)
-        self._widest = _widest(module) if flow.by_row else 0
+        flow.work_in_place(module)
+        self._max_inputs = _max_inputs(module) if flow.is_rowwise else 0
         for name in layers_for_products(module, names, flow):
             layer = module.get_submodule(name)
             assert isinstance(layer, nn.Linear)
-            module = replace_layer(module, name, SampledLinear(layer, flow.by_row))
-        if flow.by_row:
-            _pass_tiles_on(module)
+            module = replace_layer(module, name, SampledLinear(layer, flow.is_rowwise))
+        if flow.is_rowwise:
+            _keep_tiles(module)
         self._module = module
         self._checked: set[Any] = set()
 
@@ -152,16 +152,16 @@ class SampledNetwork:
         memory_limit: int = 2**30,
         progress: bool | None = False,
     ) -> Float[Tensor, "S N C"]:
-        """Outputs of the draws.
+        """Outputs for each draw.
 
         Args:
             draws: weights of the layers, for each draw.
-            inputs: new inputs in the form the module takes, or a loader of them or of pairs.
+            inputs: as for `Predictor.predict`.
             memory_limit: bytes of activations held at once.
             progress: show a progress bar; None shows it on a terminal.
 
         Raises:
-            InputError: inputs the module does not take or that hold NaN.
+            InputError: inputs that the module does not take, or with NaN.
         """
         parts = []
         for batch in input_batches(inputs):
@@ -177,7 +177,7 @@ class SampledNetwork:
         return torch.cat(parts, 1)
 
     def _check(self, batch: Any) -> None:
-        """Whether the network takes inputs of such shapes; tried once for each shape."""
+        """Check once for each shape that the network takes such inputs."""
         kind = tuple(
             (name, leaf.shape[1:], leaf.dtype, leaf.device)
             for name, leaf in named_leaves(batch).items()
@@ -191,18 +191,18 @@ class SampledNetwork:
     ) -> Float[Tensor, "S n C"]:
         module, found = self._module, []
         layers = {name: module.get_submodule(name) for name in self.names}
-        tiles = _cut(rows, self._widest) if isinstance(rows, Tensor) else None
+        tiles = _to_tiles(rows, self._max_inputs) if isinstance(rows, Tensor) else None
         for draw in draws:
-            _hold(layers, draw)
+            _set_draws(layers, draw)
             found.append(
                 self.network.call(module, rows)
                 if tiles is None
-                else self.network.as_outputs(_joined(module(tiles), len(rows)), rows)
+                else self.network.as_outputs(_from_tiles(module(tiles), len(rows)), rows)
             )
         return torch.stack(found)
 
     def _bytes_per_row(self, batch: Any) -> int:
-        if not self._widest:
+        if not self._max_inputs:
             return bytes_per_row(self.network, batch)
         numbers = 0
         for own in self._module.modules():
@@ -212,12 +212,12 @@ class SampledNetwork:
 
 
 def layers_for_products(module: nn.Module, names: Iterable[str], flow: DataFlow) -> list[str]:
-    """The linear layers that only multiply, and whose weights nothing else reads.
+    """The linear layers without hooks, whose weights nothing else reads.
 
     Args:
         module: the module.
         names: of layers.
-        flow: that of the module.
+        flow: of the module.
     """
     return [
         name
@@ -229,38 +229,36 @@ def layers_for_products(module: nn.Module, names: Iterable[str], flow: DataFlow)
 
 
 def use_tiles(module: nn.Module) -> nn.Module:
-    """Let a module read rows in tiles, from its first layer to its last.
-
-    Nothing is copied between layers then, because elementwise functions keep the memory layout.
+    """Let a module process tiles of rows, without copies between its layers.
 
     Args:
-        module: one that maps row by row (`dependency_graph.DataFlow`), changed in place; a single
-            layer is left as it is.
+        module: a module that maps row by row (`dependency_graph.DataFlow`), changed in place; a
+            single layer is not changed.
 
     Returns:
-        The module, with a hook before and one after; inputs (N, i) pass through it as
-        (tiles, width, i), if they make more than one tile.
+        The module, with a forward pre-hook and a forward hook; inputs (N, i) pass through it as
+        (tiles, width, i) if they make more than one tile.
     """
-    widest = _widest(module)
-    if widest:
-        _pass_tiles_on(module)
-        module.register_forward_pre_hook(_CutHook(widest))
-        module.register_forward_hook(_JoinHook())
+    max_inputs = _max_inputs(module)
+    if max_inputs:
+        _keep_tiles(module)
+        module.register_forward_pre_hook(_ToTiles(max_inputs))
+        module.register_forward_hook(_FromTiles())
     return module
 
 
-def _pass_tiles_on(module: nn.Module) -> None:
-    """Let the layers of a module keep the memory layout of tiles."""
+def _keep_tiles(module: nn.Module) -> None:
+    """Let the layers of a module return tiles in the memory layout of their inputs."""
     own: Any
     for own in module.modules():
-        if hasattr(own, "by_row"):
-            own.by_row = True
+        if hasattr(own, "keeps_tiles"):
+            own.keeps_tiles = True
         elif type(own) is nn.Linear and own is not module:
-            own.__class__ = TiledLinear  # in place, with its hooks and for all who hold it
+            own.__class__ = TiledLinear  # in place, to keep its hooks and references to it
 
 
-def _widest(module: nn.Module) -> int:
-    """The most inputs of a layer, 0 for a module that is one."""
+def _max_inputs(module: nn.Module) -> int:
+    """The largest number of inputs of a submodule; 0 for a single layer."""
     return max(
         (
             int(layer.in_features)  # type: ignore[arg-type]
@@ -271,31 +269,31 @@ def _widest(module: nn.Module) -> int:
     )
 
 
-def _cut(x: Tensor, widest: int) -> Float[Tensor, "tiles width i"] | None:
-    """Rows in tiles, padded with zeros, if they make more than one."""
+def _to_tiles(x: Tensor, max_inputs: int) -> Float[Tensor, "tiles width i"] | None:
+    """Rows in tiles, padded with zeros; None if they make one tile."""
     on_cpu = x.device.type == "cpu" and x.is_floating_point()
-    if not (widest and on_cpu and x.ndim == 2 and len(x) >= MIN_ROWS):
+    if not (max_inputs and on_cpu and x.ndim == 2 and len(x) >= MIN_ROWS):
         return None
-    count, width = tile_layout(len(x), widest)
+    count, width = tile_layout(len(x), max_inputs)
     return transposed_tiles(x, count, width).transpose(1, 2) if count > 1 else None
 
 
-def _joined(outputs: Float[Tensor, "tiles width o"], n: int) -> Float[Tensor, "n o"]:
+def _from_tiles(outputs: Float[Tensor, "tiles width o"], n: int) -> Float[Tensor, "n o"]:
     return outputs.flatten(0, 1)[:n]
 
 
-class _CutHook:
-    """A hook that cuts inputs into tiles and notes on them the number of rows."""
+class _ToTiles:
+    """A pre-hook that cuts inputs into tiles, with the number of rows as an attribute."""
 
-    def __init__(self, widest: int) -> None:
-        self.widest = widest
+    def __init__(self, max_inputs: int) -> None:
+        self.max_inputs = max_inputs
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
             return None
         if is_traced() or _has_hooks(module):
             return None
-        tiles = _cut(inputs[0], self.widest)
+        tiles = _to_tiles(inputs[0], self.max_inputs)
         if tiles is None:
             return None
         setattr(tiles, _ROWS, len(inputs[0]))
@@ -303,7 +301,7 @@ class _CutHook:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether a module in tiles has more hooks than its two, which would see tiles."""
+    """Whether a module has hooks beside the two for tiles, which would see tiles."""
     return (
         len(module._forward_hooks) > 1
         or len(module._forward_pre_hooks) > 1
@@ -311,20 +309,20 @@ def _has_hooks(module: nn.Module) -> bool:
     )
 
 
-class _JoinHook:
-    """A hook that joins the outputs of tiles to contiguous rows."""
+class _FromTiles:
+    """A hook that joins tiles of outputs to contiguous rows."""
 
     def __call__(self, _: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
         n = getattr(inputs[0], _ROWS, None) if inputs else None
         if n is not None:
-            return _joined(outputs, n)
+            return _from_tiles(outputs, n)
         return outputs.contiguous() if isinstance(outputs, Tensor) else None
 
 
-def _hold(layers: Mapping[str, nn.Module], draw: Mapping[str, LayerDraw]) -> None:
+def _set_draws(layers: Mapping[str, nn.Module], draw: Mapping[str, LayerDraw]) -> None:
     for name, layer in layers.items():
         if isinstance(layer, SampledLinear):
-            layer.hold(draw[name])
+            layer.set_draw(draw[name])
             continue
         draw[name].write_dense(layer.weight)  # type: ignore[arg-type]
         bias = draw[name].bias
