@@ -25,21 +25,22 @@ from subbayes.semistructured.contributions import (
     orthogonal_columns,
 )
 from subbayes.semistructured.marginalisation import (
+    ClosedForm,
     ConditionalModes,
     EffectDensity,
-    Marginalisation,
+    ImportanceSampling,
     marginalisation_of,
 )
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import MAX_START, JointSpace
 from subbayes.subspace import JointSubspace
-from subbayes.utils.checks import check_count, check_positive, fail
+from subbayes.utils.checks import check_count, fail
 
 __all__ = ["FittedState", "JointPosterior", "TemperedNetworks"]
 
-_CHUNK = 256
-_SAMPLED_TOGETHER = 64  # draws of the networks for which effects are drawn in one call
+_CORRECTION_BATCH = 256
+_EFFECT_BATCH = 64  # draws of the networks for which effects are drawn in one call
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class JointPosterior:
     mode: Mode = "trace"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # no traces
+        # without the cached properties, which hold traced functions
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def orthogonal(self) -> dict[int, OrthogonalColumns]:
@@ -104,18 +106,18 @@ class JointPosterior:
         )
 
     def start_points(self, chains: int) -> Float[np.ndarray, "chains k"]:
-        """Start points of chains: trained networks with the best effects, slightly scattered."""
+        """Start points of chains: trained networks with the best effects, plus small noise."""
         rng = np.random.default_rng([self.seed, 1])
-        known = self.space.start_points
-        places = np.linspace(0, len(known) - 1, chains).round().astype(int)
-        scatter = 0.05 * rng.standard_normal((chains, self.space.subspace.rank))
-        return self.with_best_effects(known[places]) + scatter * self.space.prior.scale
+        trained = self.space.start_points
+        rows = np.linspace(0, len(trained) - 1, chains).round().astype(int)
+        noise = 0.05 * rng.standard_normal((chains, self.space.subspace.rank))
+        return self.with_best_effects(trained[rows]) + noise * self.space.prior.scale
 
     def with_best_effects(self, points: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S k"]:
         """Replace the effects of points by the most probable ones given the networks.
 
-        Training finds effects beside uncorrected networks; the posterior has effects beside
-        networks that are orthogonal to them.
+        Training finds the effects given uncorrected networks; in the posterior the networks are
+        orthogonal to the effects.
         """
         if self.contributions is None or self.space.projected:
             return points
@@ -141,10 +143,9 @@ class JointPosterior:
 
         Args:
             engine: the engine.
-            sampling: how to sample; chains start at `start_points` unless `initial` is an array.
-            temperature: T of the networks; their effects are drawn given them.
-            method: how the effects are integrated out for a temperature other than 1; see
-                `marginalisation_of`.
+            sampling: its settings; chains start at `start_points` unless `initial` is an array.
+            temperature: T of the networks' posterior; the effects are drawn given the networks.
+            method: see `marginalisation_of`, for a temperature other than 1.
         """
         initial = sampling.initial
         if isinstance(initial, str):
@@ -158,20 +159,13 @@ class JointPosterior:
     def tempered_networks(self, temperature: float, method: str | None) -> TemperedNetworks:
         """The tempered marginal posterior of the networks, with the effects integrated out.
 
-        Args:
-            temperature: T.
-            method: how the effects are integrated out; see `marginalisation_of`.
-
         Raises:
             InputError: a space in which the effects are projected.
         """
         space, contributions = self.space, self.contributions
         if space.projected:
-            fail(
-                "subspace",
-                "'curve', 'full' or 'last-layer' with a temperature other than 1",
-                "'naive', which has no separate effects",
-            )
+            expected = "'curve', 'full' or 'last-layer' with a temperature other than 1"
+            fail("subspace", expected, "'naive', which has no separate effects")
         assert isinstance(space.subspace, JointSubspace)
         assert contributions is not None
         inner = space.subspace.inner
@@ -189,8 +183,8 @@ class JointPosterior:
         """Add a draw of the effects to each draw of the networks."""
         rng = np.random.default_rng([self.seed, 2])
         flat, parts = networks.flat(), []
-        for start in range(0, len(flat), _SAMPLED_TOGETHER):
-            rows = flat[start : start + _SAMPLED_TOGETHER].copy()
+        for start in range(0, len(flat), _EFFECT_BATCH):
+            rows = flat[start : start + _EFFECT_BATCH].copy()
             deep = density.contributions(torch.from_numpy(rows))
             parts.append(density.marginalisation.sample(deep, rng))
         zeta = np.concatenate(parts).reshape(*networks.z.shape[:2], -1)
@@ -203,26 +197,21 @@ class JointPosterior:
         return self.space.subspace.weights(torch.as_tensor(z).to(self.model.dtype))
 
     def effects_of(self, draws: Draws, n_draws: int | None = None) -> Float[np.ndarray, "S P"]:
-        """Coordinates of the effects of all draws, or of n evenly spaced ones."""
+        """Coordinates of the effects of all draws, or of evenly spaced ones."""
         flat = np.ascontiguousarray(draws.flat(n_draws))
         if not self.space.projected:
             return flat[:, self.space.rank :]
         return self._weights(flat)[:, : self.model.structured.size].double().numpy()
 
     def networks_of(self, draws: Draws, n_draws: int | None = None) -> Float[Tensor, "S D"]:
-        """Weights of the networks of all draws, or of n evenly spaced ones."""
+        """Weights of the networks of all draws, or of evenly spaced ones."""
         flat = np.ascontiguousarray(draws.flat(n_draws))
         return self._weights(flat)[:, self.model.structured.size :]
 
     def corrected_weights(
         self, draws: Draws, n_draws: int | None = None
     ) -> tuple[Callable[[slice], Tensor], int]:
-        """Weights for `Predictors(corrected=True)` as a function of a slice, and their number.
-
-        Args:
-            draws: the draws.
-            n_draws: use this many evenly spaced draws instead of all.
-        """
+        """Weights for `Predictors(corrected=True)` as a function of a slice, and their number."""
         if n_draws is not None:
             check_count("n_draws", n_draws)
         flat = torch.from_numpy(np.ascontiguousarray(draws.flat(n_draws)))
@@ -230,8 +219,8 @@ class JointPosterior:
         corrections = torch.zeros(len(flat), columns, dtype=self.model.dtype)
         if self.orthogonal:
             assert self.contributions is not None
-            for start in range(0, len(flat), _CHUNK):
-                rows = slice(start, start + _CHUNK)
+            for start in range(0, len(flat), _CORRECTION_BATCH):
+                rows = slice(start, start + _CORRECTION_BATCH)
                 networks = self._weights(flat[rows])[:, size:]
                 corrections[rows] = self.contributions.projections(networks).to(self.model.dtype)
 
@@ -265,39 +254,33 @@ class FittedState:
         return self.joint.space
 
 
+@dataclass(frozen=True)
 class TemperedNetworks:
     r"""$p(D \mid \varphi)^{1/T} p(\varphi)$ as a density that samplers accept.
 
-    Args:
+    Attributes:
         contributions: from coordinates (S, k) to the networks' contributions (S, n, K), in float64.
         marginalisation: how the effects are integrated out.
         prior: prior of the coordinates.
         rank: number of coordinates k.
         temperature: T.
-        fingerprint: a digest of the model.
+        model_fingerprint: a digest of the model.
     """
 
-    def __init__(
-        self,
-        contributions: Callable[[Tensor], Tensor],
-        marginalisation: Marginalisation,
-        prior: Normal,
-        rank: int,
-        temperature: float,
-        fingerprint: str,
-    ) -> None:
-        self.contributions, self.marginalisation = contributions, marginalisation
-        self.prior, self.rank = prior, rank
-        self.temperature = check_positive("temperature", temperature)
-        self._fingerprint = fingerprint
+    contributions: Callable[[Tensor], Tensor]
+    marginalisation: ClosedForm | ImportanceSampling
+    prior: Normal
+    rank: int
+    temperature: float
+    model_fingerprint: str
 
     def log_likelihood(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
         """Log p(D | phi) of each, shape (S,)."""
         with torch.no_grad():
             deep = self.contributions(torch.from_numpy(np.ascontiguousarray(z)))
-            found = self.marginalisation.log_marginal(deep)
-        return np.where(np.isnan(found), -np.inf, found)
+            value = self.marginalisation.log_marginal(deep)
+        return np.where(np.isnan(value), -np.inf, value)
 
     def fingerprint(self) -> str:
         """A digest of the density."""
-        return f"{self._fingerprint}, effects integrated out, T={self.temperature:g}"
+        return f"{self.model_fingerprint}, effects integrated out, T={self.temperature:g}"

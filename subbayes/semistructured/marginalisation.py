@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,12 +34,19 @@ from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Targets
 
-__all__ = ["METHODS", "ConditionalModes", "EffectDensity", "Marginalisation", "marginalisation_of"]
+__all__ = [
+    "METHODS",
+    "ClosedForm",
+    "ConditionalModes",
+    "EffectDensity",
+    "ImportanceSampling",
+    "marginalisation_of",
+]
 
 METHODS = ("closed-form", "importance", "quadrature")
 _DF = 7.0  # degrees of freedom of the proposals' t distribution
-_LARGEST = 2**22  # predictors evaluated in one call
-_STEPS = 50  # of Newton's method, at most
+_MAX_PREDICTORS = 2**22  # evaluated in one call
+_MAX_STEPS = 50  # of Newton's method
 
 
 @dataclass(frozen=True)
@@ -76,23 +82,10 @@ class EffectDensity:
         return self.family.log_prob(self.predictors(zeta, deep), self.y).sum(-1) - prior
 
 
-@runtime_checkable
-class Marginalisation(Protocol):
-    """Integrates the effects out, and samples them, given the networks' contributions."""
-
-    def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
-        """Log of the likelihood with the effects integrated out."""
-
-    def sample(
-        self, deep: Float[Tensor, "S n K"], rng: np.random.Generator
-    ) -> Float[np.ndarray, "S P"]:
-        """One draw of the effects' coordinates for each contribution."""
-
-
 def marginalisation_of(
     method: str | None, density: EffectDensity, points: int = 256
-) -> Marginalisation:
-    """The method that integrates the effects out.
+) -> ClosedForm | ImportanceSampling:
+    """The method that integrates the effects out, by name.
 
     Args:
         method: one of `METHODS`; None uses the closed form if there is one.
@@ -107,24 +100,16 @@ def marginalisation_of(
     check_choice("marginalisation", method, METHODS)
     if method == "closed-form":
         if not _has_closed_form(density):
-            fail(
-                "marginalisation",
-                "'importance' for this model",
-                "'closed-form'",
-                "A closed form needs "
-                "a normal response, an identity link, one sigma and normal priors",
-            )
+            needs = "a normal response, an identity link, one sigma and normal priors"
+            remedy = f"A closed form needs {needs}"
+            fail("marginalisation", "'importance' for this model", "'closed-form'", remedy)
         return ClosedForm(density)
     mode = ConditionalModes(density)
     if method == "importance":
         return ImportanceSampling(mode, check_count("points", points, 8))
     if density.structured.size > 3:
-        fail(
-            "marginalisation",
-            "at most 3 coordinates for 'quadrature'",
-            density.structured.size,
-            "Use 'importance'",
-        )
+        expected = "at most 3 coordinates for 'quadrature'"
+        fail("marginalisation", expected, density.structured.size, "Use 'importance'")
     return Quadrature(mode)
 
 
@@ -137,8 +122,8 @@ class ConditionalModes:
     def __init__(self, density: EffectDensity) -> None:
         self.density = density
         self.start = torch.zeros(density.structured.size, dtype=torch.float64)
-        nothing = torch.zeros(1, *density.offset.shape, dtype=torch.float64)
-        self.start = self.find(nothing)[0][0]
+        without_networks = torch.zeros(1, *density.offset.shape, dtype=torch.float64)
+        self.start = self.find(without_networks)[0][0]
 
     def find(
         self, deep: Float[Tensor, "S n K"]
@@ -146,7 +131,7 @@ class ConditionalModes:
         """The mode, and a factor of the covariance there, for each contribution."""
         zeta = self.start.expand(len(deep), -1).clone()
         value = self.density.log_joint(zeta, deep)
-        for _ in range(_STEPS):
+        for _ in range(_MAX_STEPS):
             slope, curvature = self._derivatives(zeta, deep)
             step = torch.cholesky_solve(
                 slope.unsqueeze(-1), torch.linalg.cholesky(_positive_definite(curvature))
@@ -179,8 +164,7 @@ class ConditionalModes:
     def _derivatives(self, zeta: Tensor, deep: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient and negative Hessian of the log joint density.
 
-        By the chain rule through the predictors: the rows enter once, by their K x K curvatures,
-        and the map from coordinates to coefficients is small.
+        They follow from the K x K curvatures of the rows in the predictors by the chain rule.
         """
         density = self.density
         eta = density.predictors(zeta, deep).detach()
@@ -225,12 +209,7 @@ def _positive_definite(matrix: Float[Tensor, "S P P"]) -> Float[Tensor, "S P P"]
 
 
 class ImportanceSampling:
-    """A Laplace approximation with an importance correction, from fixed quasi-random proposals.
-
-    Args:
-        modes: modes and curvatures.
-        points: number of proposals.
-    """
+    """A Laplace approximation corrected by importance sampling with fixed quasi-random points."""
 
     def __init__(self, modes: ConditionalModes, points: int) -> None:
         self.modes = modes
@@ -247,7 +226,7 @@ class ImportanceSampling:
         mode, factor = self.modes.find(deep)
         zeta = mode.unsqueeze(1) + torch.einsum("spq,mq->smp", factor, eps)
         log_size = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        most = max(1, _LARGEST // (deep[0].numel() * len(deep)))
+        most = max(1, _MAX_PREDICTORS // (deep[0].numel() * len(deep)))
         joint = torch.cat(
             [density.log_joint(part, deep.unsqueeze(1)) for part in zeta.split(most, 1)], 1
         )
@@ -293,12 +272,7 @@ def _proposals(u: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m P"], Float[Ten
 
 
 class Quadrature(ImportanceSampling):
-    """Adaptive Gauss-Hermite quadrature on a product grid around the mode.
-
-    Args:
-        modes: modes and curvatures.
-        nodes: number of nodes per dimension.
-    """
+    """Adaptive Gauss-Hermite quadrature on a product grid around the mode."""
 
     def __init__(self, modes: ConditionalModes, nodes: int = 21) -> None:
         super().__init__(modes, 256)
@@ -322,7 +296,7 @@ class Quadrature(ImportanceSampling):
 def _has_closed_form(density: EffectDensity) -> bool:
     structured, family = density.structured, density.family
     location = structured.design.parameters[0]
-    plain = all(
+    normal_priors = all(
         isinstance(structured.priors.get(t.name), NormalPrior) and not t.penalised
         for t in structured.design.terms
         if t.parameter == location
@@ -331,7 +305,7 @@ def _has_closed_form(density: EffectDensity) -> bool:
     return (
         isinstance(family, NormalFamily)
         and family.links[0] == "identity"
-        and plain
+        and normal_priors
         and isinstance(density.y, Tensor)
         and len(scale) == 1
         and scale[0].kind == "intercept"
@@ -352,12 +326,10 @@ class ClosedForm:
     def __init__(self, density: EffectDensity) -> None:
         self.density = density
         structured = density.structured
-        location = structured.design.parameters[0]
-        self.places = [
-            i for t in structured.design.terms if t.parameter == location for i in t.columns
-        ]
-        (scale_term,) = (t for t in structured.design.terms if t.parameter != location)
-        self.scale_place = scale_term.columns[0]
+        location, scale = structured.design.parameters
+        owners = structured.design.column_parameters
+        self.places = [i for i, owner in enumerate(owners) if owner == location]
+        self.scale_place = owners.index(scale)
         zero = torch.zeros(structured.size, dtype=torch.float64)
         self.mean = structured.coefficients(zero)[self.places]
         one = structured.coefficients(torch.ones_like(zero))[self.places]

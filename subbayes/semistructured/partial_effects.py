@@ -32,8 +32,8 @@ from subbayes.utils.checks import check_count, fail
 __all__ = ["Partial", "contribution_table", "partial_dependence", "partial_effect"]
 
 _TERM_POINTS, _NETWORK_POINTS = 100, 50
-_ROWS = 200  # largest number of training rows that a partial dependence averages over
-_CHUNK = 64
+_MAX_ROWS = 200  # of the training data that a partial dependence averages over
+_DRAWS_PER_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,7 @@ class Partial:
 
     def table(self) -> pd.DataFrame:
         """Mean, standard deviation and central interval at each value."""
-        found = central(self.draws, self.level)
-        return pd.DataFrame({self.variable: self.x, **found})
+        return pd.DataFrame({self.variable: self.x, **central(self.draws, self.level)})
 
 
 def _grid(observed: pd.Series, discrete: bool, points: int) -> Any:
@@ -85,26 +84,12 @@ def _grid(observed: pd.Series, discrete: bool, points: int) -> Any:
 def partial_effect(
     state: FittedState, name: str, values: Any = None, level: float = 0.95
 ) -> Partial:
-    """The effect of a term as a function of its variable.
-
-    Args:
-        state: the fitted model.
-        name: name of the term, or of its variable.
-        values: values of the variable; by default its observed range, or all its levels.
-        level: level of the interval.
-
-    Raises:
-        InputError: no such term, an intercept, or a term of several variables.
-    """
+    """The effect of a term as a function of its variable; see `Results.effect`."""
     model, design = state.model, state.model.design
     term = design.term(name)
     if len(term.variables) != 1:
-        fail(
-            "term",
-            "a term of one variable",
-            repr(term.name),
-            "Predict over a grid of its variables instead" if term.variables else "",
-        )
+        remedy = "Predict over a grid of its variables instead" if term.variables else ""
+        fail("term", "a term of one variable", repr(term.name), remedy)
     (variable,) = term.variables
     observed = model.frame[variable]
     discrete = term.kind in ("factor", "random")
@@ -114,19 +99,19 @@ def partial_effect(
         values = _grid(observed, discrete, _TERM_POINTS)
     grid = pd.concat([model.frame.iloc[:1]] * len(values), ignore_index=True)
     grid[variable] = list(values)
-    columns = design.matrix(grid)[0][:, list(term.columns)]
+    places = list(term.columns)
+    columns = design.matrix(grid)[0][:, places]
     if discrete:
-        columns = columns + design.center[list(term.columns)]
+        columns = columns + design.center[places]
     zeta = np.ascontiguousarray(state.joint.effects_of(state.draws))
     with torch.no_grad():
         beta = model.structured.coefficients(torch.from_numpy(zeta)).numpy()
     numbers = np.zeros(0) if discrete else observed.to_numpy()
-    draws = beta[:, list(term.columns)] @ columns.T
-    return Partial(term, variable, np.asarray(values), draws, numbers, level)
+    return Partial(term, variable, np.asarray(values), beta[:, places] @ columns.T, numbers, level)
 
 
 class _SingleNetwork(nn.Module):
-    """One network of several, with the weights of all."""
+    """The contribution of one network as a function of the weights of all."""
 
     def __init__(self, deep: DeepPredictor, name: str) -> None:
         super().__init__()
@@ -144,19 +129,7 @@ def partial_dependence(
     level: float = 0.95,
     n_draws: int = 400,
 ) -> Partial:
-    """The partial dependence of a network on a column.
-
-    Args:
-        state: the fitted model.
-        name: name of the network.
-        variable: the column; may be None for a network of one column.
-        values: values of the column; by default its observed range, or all its levels.
-        level: level of the interval.
-        n_draws: use at most this many evenly spaced draws.
-
-    Raises:
-        InputError: a network of tensors, or a column that the network does not read.
-    """
+    """The partial dependence of a network on a column; see `Results.effect`."""
     model = state.model
     part = model.specification.deep[name]
     if part.columns is None:
@@ -169,16 +142,15 @@ def partial_dependence(
     if variable is None and len(part.columns) == 1:
         variable = part.columns[0]
     if variable is None or variable not in part.columns:
-        fail(
-            "variable",
-            f"a column that the network {name!r} reads: " + ", ".join(part.columns),
-            repr(variable),
-        )
+        expected = f"a column that the network {name!r} reads: " + ", ".join(part.columns)
+        fail("variable", expected, repr(variable))
     observed = model.frame[variable]
     number = pd.api.types.is_numeric_dtype(observed) and observed.dtype != bool
     if values is None:
         values = _grid(observed, not number, _NETWORK_POINTS)
-    rows = model.frame.iloc[np.unique(np.linspace(0, len(observed) - 1, _ROWS).round().astype(int))]
+    rows = model.frame.iloc[
+        np.unique(np.linspace(0, len(observed) - 1, _MAX_ROWS).round().astype(int))
+    ]
     grid = pd.concat([rows] * len(values), ignore_index=True)
     grid[variable] = pd.Series(np.repeat(np.asarray(values), len(rows))).astype(
         None if number else observed.dtype
@@ -199,7 +171,7 @@ def partial_dependence(
 def _network_contribution(
     state: FittedState, name: str, grid: pd.DataFrame, place: int, n_draws: int
 ) -> Float[np.ndarray, "S m"]:
-    """The contribution of a network at rows of a grid, less its mean over the training rows."""
+    """The contribution of a network at rows of a grid, minus its mean over the training rows."""
     model, joint = state.model, state.joint
     assert model.deep is not None
     encoded = model.encoder.encode_columns(name, grid)
@@ -233,24 +205,12 @@ def contribution_table(
     level: float = 0.95,
     n_draws: int | None = None,
 ) -> pd.DataFrame:
-    """The contributions of effects and networks to a predictor, row by row.
-
-    Args:
-        state: the fitted model.
-        inputs: inputs of the rows.
-        place: position of the predictor.
-        level: level of the intervals.
-        n_draws: use at most this many evenly spaced draws.
-
-    Returns:
-        Mean, standard deviation and central interval of "structured", "deep" and their sum,
-        "predictor".
-    """
+    """The contributions to the predictor at `place`; see `Results.contributions`."""
     structured, deep, design = state.model.structured, state.model.deep, inputs["design"]
     weights, count = state.joint.corrected_weights(state.draws, n_draws)
     size, columns = structured.size, len(structured.design.names)
     effects, networks = [], []
-    for part in weights(slice(count)).split(_CHUNK):
+    for part in weights(slice(count)).split(_DRAWS_PER_BATCH):
         with torch.no_grad():
             beta = structured.coefficients(part[:, :size])
             own = structured.placement.to(beta)[:, place]

@@ -21,7 +21,7 @@ from subbayes.utils.checks import fail
 
 __all__ = ["Deep", "DeepPredictor", "Predictors", "pad_thresholds"]
 
-_PROBE_ROWS = 2  # batches of so few rows only probe the shapes of outputs
+_PROBE_ROWS = 2  # smaller batches than this only determine shapes of outputs
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class DeepPredictor(nn.Module):
         return values @ self._onto.to(values)
 
     def contribution(self, name: str, inputs: Mapping[str, Tensor]) -> Float[Tensor, "N K"]:
-        """Contributions of a single network, from its inputs alone."""
+        """Contributions of a single network."""
         value = self._output(name, inputs)
         return value * self._onto[list(self._keys).index(name)].to(value)
 

@@ -1,11 +1,8 @@
-r"""Spaces of a semi-structured model: networks in few directions, effects without restriction.
+r"""Subspaces of a semi-structured model: networks in few directions, effects without restriction.
 
 `SemiStructuredSubspace` is algorithm 1 of Dold et al. (2024): a Bézier curve of degree k through
-the weight space of the networks, whose control points are trained together with the effects. Its
-affine span, with orthonormal principal directions, holds the networks; the effects are free.
-`NaiveSubspace` is what the paper warns of: the effects are on the curve and projected with the
-networks. `AllWeights` and `LastLayer` give the networks all their weights, or those of their last
-layers.
+the weight space of the networks, whose control points are trained together with the effects. The
+networks are restricted to its affine span, with orthonormal principal directions.
 """
 
 from __future__ import annotations
@@ -50,9 +47,9 @@ __all__ = [
     "train_networks",
 ]
 
-MAX_START = 3.0  # chains start within so many standard deviations of the effects' prior
-_RANK = 12  # default number of directions
-_PLACES = 33  # start points along a curve
+MAX_START = 3.0  # chains start within this many standard deviations of the effects' prior
+_DEFAULT_RANK = 12
+_START_POINTS = 33  # along a curve
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class JointSpace:
     Attributes:
         subspace: subspace of the effects' coordinates and all weights, effects first.
         prior: prior of its coordinates, those of the networks first.
-        start_points: coordinates of trained networks and effects, shape (m, k).
+        start_points: coordinates of trained networks and effects.
         rank: number of coordinates of the networks.
         kind: name of the subspace, or "ensemble".
         curve: the curve, if one was trained.
@@ -82,7 +79,6 @@ class JointSpace:
 
 # --- training -----------------------------------------------------------------------------------
 
-
 TRAINING = Training(epochs=500, weight_decay=1e-4, clip_norm=None, validation=0.2, patience=100)
 """The default settings of training."""
 
@@ -96,16 +92,9 @@ def train_networks(
     progress: bool | None,
     callback: Callable[[int, WeightCurve], Any] | None = None,
 ) -> CurveResult:
-    """Train networks on a curve, or one set of them at degree 0, together with the effects.
+    """Train networks on a curve of the given degree together with the effects; see `train_curve`.
 
-    Args:
-        model: the model on its training rows.
-        effects: initial coordinates of the effects.
-        degree: degree of the curve.
-        training: how the networks are trained.
-        seed: seed of the training.
-        progress: show a progress bar.
-        callback: as for `train_curve`.
+    At degree 0 the curve is a point. `effects` are the initial coordinates of the effects.
     """
     assert model.deep is not None
     network = Network(model.deep)
@@ -118,7 +107,7 @@ def train_networks(
         network,
         model.family,
         model.data,
-        _best_epoch(training),
+        _with_best_epoch(training),
         degree=degree,
         extra=ExtraParameters(
             {"effects": torch.from_numpy(effects).to(network.dtype)}, join, prior_scale=1.0
@@ -129,15 +118,15 @@ def train_networks(
     )
 
 
-def _best_epoch(training: Training) -> Training:
-    """The same settings, such that the best epoch is used if rows are held out."""
+def _with_best_epoch(training: Training) -> Training:
+    """The settings with a patience, so that the best epoch is used if rows are held out."""
     if training.validation is None or training.patience is not None:
         return training
     return replace(training, patience=training.epochs)
 
 
 def most_probable_effects(model: PreparedModel) -> Float[np.ndarray, "P"]:
-    """Coordinates of the most probable effects without networks, at which training starts."""
+    """Coordinates of the most probable effects without networks, where training starts."""
     batches = []
     for inputs, y in model.data.batches(4096):
         assert isinstance(inputs, dict)
@@ -162,10 +151,10 @@ def most_probable_effects(model: PreparedModel) -> Float[np.ndarray, "P"]:
 
     with torch.enable_grad():
         optimizer.step(closure)
-    found = zeta.detach().numpy().copy()
-    if not np.isfinite(found).all():
+    mode = zeta.detach().numpy().copy()
+    if not np.isfinite(mode).all():
         return np.zeros(model.structured.size)
-    return np.clip(found, -MAX_START, MAX_START)  # if effects fit all rows, sigma tends to 0
+    return np.clip(mode, -MAX_START, MAX_START)  # if effects fit all rows, sigma tends to 0
 
 
 # --- subspaces ----------------------------------------------------------------------------------
@@ -185,14 +174,7 @@ class NetworkSubspace(ABC):
     def build(
         self, model: PreparedModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
-        """Train the networks and build the space of their weights and the effects.
-
-        Args:
-            model: the model on its training rows, with networks to train.
-            training: how the networks are trained.
-            seed: seed of the training.
-            progress: show progress bars.
-        """
+        """Train the networks of a model and build the space of their weights and the effects."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +187,6 @@ class SemiStructuredSubspace(NetworkSubspace):
         spread: standard deviation $\sigma_\varphi$ of the prior of the networks' coordinates;
             "curve" takes that of the control points.
 
-    Raises:
-        InputError: a rank below 1, or a spread that is not above 0.
     """
 
     rank: int | None = None
@@ -222,7 +202,7 @@ class SemiStructuredSubspace(NetworkSubspace):
     def _rank(self, network: Network) -> int:
         if self.rank is not None and self.rank > network.size:
             fail("rank", f"at most {network.size}, the networks' weights", self.rank)
-        return min(_RANK, network.size) if self.rank is None else self.rank
+        return min(_DEFAULT_RANK, network.size) if self.rank is None else self.rank
 
     def _prior_scale(self, curve: WeightCurve) -> float:
         if self.spread != "curve":
@@ -239,7 +219,7 @@ class SemiStructuredSubspace(NetworkSubspace):
         rank, effects = self._rank(Network(model.deep)), most_probable_effects(model)
         result = train_networks(model, effects, rank, training, seed, progress)
         span = result.curve.subspace("principal")
-        places = result.curve.coordinates(np.linspace(0, 1, _PLACES), span).numpy()
+        places = result.curve.coordinates(np.linspace(0, 1, _START_POINTS), span).numpy()
         prior = np.full(rank, self._prior_scale(result.curve))
         return _beside_effects(self.name, model, span, prior, places, result, result.curve)
 
@@ -251,8 +231,7 @@ class NaiveSubspace(SemiStructuredSubspace):
     For comparison: the posterior of the effects is too narrow (Dold et al. 2024, section 3.1).
 
     Args:
-        rank: as for `SemiStructuredSubspace`.
-        spread: as for `SemiStructuredSubspace`.
+        rank, spread: as for `SemiStructuredSubspace`.
     """
 
     name = "naive"
@@ -281,7 +260,7 @@ class NaiveSubspace(SemiStructuredSubspace):
             Predictors(model.structured, deep, dtype),
             model.family,
             model.data,
-            _best_epoch(training),
+            _with_best_epoch(training),
             degree=rank,
             factory=fresh_predictors,
             seed=seed,
@@ -291,7 +270,7 @@ class NaiveSubspace(SemiStructuredSubspace):
         return JointSpace(
             span,
             Normal(np.full(rank, self._prior_scale(result.curve))),
-            result.curve.coordinates(np.linspace(0, 1, _PLACES), span).numpy(),
+            result.curve.coordinates(np.linspace(0, 1, _START_POINTS), span).numpy(),
             rank,
             self.name,
             result.curve,
@@ -306,9 +285,6 @@ class AllWeights(NetworkSubspace):
 
     Args:
         weight_scale: standard deviation of the prior of the weights.
-
-    Raises:
-        InputError: a scale that is not above 0.
     """
 
     weight_scale: float = 1.0
@@ -323,19 +299,18 @@ class AllWeights(NetworkSubspace):
         """Train the networks, which are the start point."""
         effects = most_probable_effects(model)
         result = train_networks(model, effects, 0, training, seed, progress)
-        weights = result.network.weights
-        inner, start = self._inner(model, weights)
+        inner, start = self._inner(model, result.network.weights)
         prior = np.full(inner.rank, self.weight_scale)
         return _beside_effects(self.name, model, inner, prior, start, result)
 
     def _inner(self, model: PreparedModel, weights: Tensor) -> tuple[Subspace, np.ndarray]:
-        """The subspace of the weights, and the coordinates of the trained ones."""
+        """The subspace of the weights, and the coordinates of the trained weights."""
         return FullSubspace(torch.zeros_like(weights)), weights.double().cpu().numpy()[None]
 
 
 @dataclass(frozen=True)
 class LastLayer(AllWeights):
-    """The weights of each network's last layer, with the others as trained.
+    """The weights of each network's last layer; the others keep their trained values.
 
     Args:
         weight_scale: as for `AllWeights`.
@@ -354,14 +329,14 @@ def _beside_effects(
     model: PreparedModel,
     inner: Subspace,
     prior: np.ndarray,
-    places: np.ndarray,
+    start: np.ndarray,
     result: CurveResult,
     curve: WeightCurve | None = None,
 ) -> JointSpace:
     """The space of a subspace of the networks' weights and free effects."""
     size = model.structured.size
     effects = result.extra["effects"].double().cpu().numpy()
-    start_points = np.concatenate([places, np.broadcast_to(effects, (len(places), size))], 1)
+    start_points = np.concatenate([start, np.broadcast_to(effects, (len(start), size))], 1)
     return JointSpace(
         JointSubspace(inner, size),
         Normal(np.append(prior, np.ones(size))),
@@ -374,7 +349,7 @@ def _beside_effects(
 
 
 def _last_layers(network: Network) -> Tensor:
-    """Positions of the weights of each network's last layer with weights."""
+    """Positions of the weights of each network's last layer."""
     deep = network.module_with()
     assert isinstance(deep, DeepPredictor)
     positions: list[Tensor] = []
@@ -393,7 +368,7 @@ SUBSPACES: dict[str, type[NetworkSubspace]] = {
 
 
 def subspace_of(subspace: str | NetworkSubspace) -> NetworkSubspace:
-    """A subspace from its name, with the default settings, or the subspace itself.
+    """Convert a name to the subspace with default settings; return a subspace unchanged.
 
     Raises:
         InputError: an unknown name. InputTypeError: any other value.
@@ -406,9 +381,8 @@ def subspace_of(subspace: str | NetworkSubspace) -> NetworkSubspace:
         check_choice("subspace", subspace, tuple(SUBSPACES))
         return SUBSPACES[subspace]()
     if not isinstance(subspace, NetworkSubspace):
-        fail_type(
-            "subspace", "a name or an object such as SemiStructuredSubspace(rank=5)", subspace
-        )
+        expected = "a name or an object such as SemiStructuredSubspace(rank=5)"
+        fail_type("subspace", expected, subspace)
     return subspace
 
 
@@ -417,10 +391,7 @@ class DeepEnsemble:
     """Networks and effects that are trained several times, from different initial weights.
 
     Args:
-        members: number of trainings.
-
-    Raises:
-        InputError: fewer than one member.
+        members: number of trainings, at least 1.
 
     Source: Lakshminarayanan et al. (2017); Kook et al. (2022) for semi-structured models.
     """
@@ -434,18 +405,12 @@ class DeepEnsemble:
         self, model: PreparedModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
         """Train the members, which are the start points of the space."""
-        effects, spaces = most_probable_effects(model), []
-        for member in range(self.members):
-            result = train_networks(
-                model, effects, 0, training, derive_seed(seed, member), progress
-            )
-            weights = result.network.weights
-            inner = FullSubspace(torch.zeros_like(weights))
-            place = weights.double().cpu().numpy()[None]
-            prior = np.ones(inner.rank)
-            spaces.append(_beside_effects("ensemble", model, inner, prior, place, result))
+        spaces = [
+            AllWeights().build(model, training, derive_seed(seed, member), progress)
+            for member in range(self.members)
+        ]
         points = np.concatenate([space.start_points for space in spaces])
-        return replace(spaces[0], start_points=points)
+        return replace(spaces[0], start_points=points, kind="ensemble")
 
 
 def build_space(
@@ -463,12 +428,8 @@ def build_space(
     if model.n_weights:
         return subspace.build(model, training, seed, progress)
     if isinstance(subspace, DeepEnsemble):
-        fail(
-            "inference",
-            "networks to train for 'deep-ensemble'",
-            "none",
-            "Pass deep=, or another engine",
-        )
+        expected = "networks to train for 'deep-ensemble'"
+        fail("inference", expected, "none", "Pass deep=, or another engine")
     start = most_probable_effects(model)
-    nothing = FullSubspace(torch.from_numpy(start) * 0)
-    return JointSpace(nothing, Normal(np.ones(len(start))), start[None], 0)
+    effects = FullSubspace(torch.from_numpy(start) * 0)
+    return JointSpace(effects, Normal(np.ones(len(start))), start[None], 0)
