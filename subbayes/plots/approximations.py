@@ -13,10 +13,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import AbstractPathEffect, withStroke
 
 from subbayes.draws import Draws
-from subbayes.plots.style import GREEN, INK, PURPLE, RED
+from subbayes.plots.style import GREEN, INK, PURPLE, RED, legend_entry
 from subbayes.utils.checks import fail, fail_type
 
-__all__ = ["ellipse", "gaussian", "log_prob_on", "outlines"]
+__all__ = ["ellipse", "gaussian", "log_prob_on", "outlines", "slice_points"]
 
 _STYLES: tuple[tuple[str, Literal["-", "--", "-.", ":"]], ...] = (
     (INK, "--"),
@@ -35,8 +35,8 @@ def gaussian(name: str, approximation: Any, rank: int) -> Moments | None:
 
     Args:
         name: what errors call it.
-        approximation: a pair (mean, covariance), `Draws` (their mean and covariance, or those
-            that the Laplace approximation notes), or something else.
+        approximation: a pair (mean, covariance), `Draws` (their mean and covariance, or the
+            moments that they hold, as those of Laplace do), or something else.
         rank: number of coordinates k.
 
     Raises:
@@ -47,6 +47,7 @@ def gaussian(name: str, approximation: Any, rank: int) -> Moments | None:
         >>> mean
         array([0., 1.])
     """
+    argument = f"approximations[{name!r}]"
     if isinstance(approximation, Draws):
         moments = approximation.moments
         approximation = (
@@ -57,18 +58,13 @@ def gaussian(name: str, approximation: Any, rank: int) -> Moments | None:
     if not isinstance(approximation, tuple):
         return None
     if len(approximation) != 2:
-        fail(
-            f"approximations[{name!r}]", "a pair (mean, covariance)", f"{len(approximation)} things"
-        )
+        fail(argument, "a pair (mean, covariance)", f"{len(approximation)} things")
     mean, covariance = (np.asarray(part, dtype=float) for part in approximation)
     if mean.shape != (rank,) or covariance.shape != (rank, rank):
-        fail(
-            f"approximations[{name!r}]",
-            f"shapes ({rank},) and ({rank}, {rank})",
-            f"{mean.shape} and {covariance.shape}",
-        )
+        shapes = f"{mean.shape} and {covariance.shape}"
+        fail(argument, f"shapes ({rank},) and ({rank}, {rank})", shapes)
     if not np.linalg.eigvalsh(covariance).min() > 0:
-        fail(f"approximations[{name!r}]", "a positive definite covariance", "another")
+        fail(argument, "a positive definite covariance", "another")
     return mean, covariance
 
 
@@ -113,13 +109,11 @@ def log_prob_on(
         >>> log_prob_on("q", q, np.zeros((1, 2))).round(3)
         array([-1.838])
     """
+    argument = f"approximations[{name!r}]"
     function = getattr(approximation, "log_prob", approximation)
     if not callable(function):
-        fail_type(
-            f"approximations[{name!r}]",
-            "a pair (mean, covariance), Draws, or an object with log_prob",
-            approximation,
-        )
+        expected = "a pair (mean, covariance), Draws, or an object with log_prob"
+        fail_type(argument, expected, approximation)
     with torch.no_grad():
         if isinstance(approximation, (torch.distributions.Distribution, torch.nn.Module)):
             values = function(torch.from_numpy(points).to(torch.get_default_dtype()))
@@ -127,11 +121,8 @@ def log_prob_on(
             values = function(points)
     values = np.asarray(values, dtype=float)
     if values.shape != (len(points),):
-        fail(
-            f"approximations[{name!r}]",
-            f"one log density for each of {len(points)} points",
-            f"shape {values.shape}",
-        )
+        expected = f"one log density for each of {len(points)} points"
+        fail(argument, expected, f"shape {values.shape}")
     return values
 
 
@@ -156,8 +147,7 @@ def outlines(
         axes: which two coordinates.
         center: where the slice goes through, shape (k,).
     """
-    points = np.tile(center, (len(second), len(first), 1))
-    points[..., axes[0]], points[..., axes[1]] = first, second[:, None]
+    points = slice_points(first, second, axes, center)
     entries = []
     for i, (name, approximation) in enumerate(approximations.items()):
         color, style = _STYLES[i % len(_STYLES)]
@@ -167,7 +157,7 @@ def outlines(
                 *ellipse(moments, axes).T, style, color=color, linewidth=1.6, path_effects=_WHITE
             )
         else:
-            values = log_prob_on(name, approximation, points.reshape(-1, len(center)))
+            values = log_prob_on(name, approximation, points)
             ax.contour(
                 first,
                 second,
@@ -177,5 +167,17 @@ def outlines(
                 linestyles=[style],
                 linewidths=1.6,
             ).set_path_effects(_WHITE)
-        entries.append(Line2D([], [], color=color, linestyle=style, linewidth=1.6, label=name))
+        entries.append(legend_entry(name, color, linestyle=style, linewidth=1.6))
     return entries
+
+
+def slice_points(
+    first: Float[np.ndarray, "a"],
+    second: Float[np.ndarray, "b"],
+    axes: tuple[int, int],
+    center: Float[np.ndarray, "k"],
+) -> Float[np.ndarray, "S k"]:
+    """Points of a grid over two coordinates, row by row, the others held at `center`."""
+    points = np.tile(np.asarray(center, dtype=float), (len(second), len(first), 1))
+    points[..., axes[0]], points[..., axes[1]] = first, second[:, None]
+    return points.reshape(-1, len(center))

@@ -15,7 +15,17 @@ from matplotlib.axes import Axes
 from subbayes.data.data import to_targets
 from subbayes.diagnostics.calibration import calibration_curve, wilson_interval
 from subbayes.plots.predictions import observed
-from subbayes.plots.style import BLUE, GREY, SKY, label_axes, legend, new_axes, note
+from subbayes.plots.style import (
+    BLUE,
+    GREY,
+    REFERENCE,
+    SKY,
+    band,
+    label_axes,
+    legend,
+    new_axes,
+    note,
+)
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 
@@ -53,12 +63,14 @@ def calibration(
     curve = calibration_curve(predictive, y, np.linspace(0, 1, 41))
     ax, first = _unit_square(ax)
     if first:
-        _expected_band(ax, int(curve.count[0]))
-    ax.plot(
-        curve.expected, curve.observed, linewidth=1.8, label=label, color=BLUE if first else None
-    )
-    legend(label_axes(ax, "level of the interval", "observed coverage"))
-    return ax
+        n, p = int(curve.count[0]), np.linspace(0, 1, 101)
+        half = 1.96 * np.sqrt(p * (1 - p) / n)
+        low, high = np.clip(p - half, 0, 1), np.clip(p + half, 0, 1)
+        band(ax, p, low, high, GREY, 0.15, f"95 % if calibrated (N = {n})")
+        ax.plot(p, p, **REFERENCE)
+    color = BLUE if first else None
+    ax.plot(curve.expected, curve.observed, linewidth=1.8, label=label, color=color)
+    return legend(label_axes(ax, "level of the interval", "observed coverage"))
 
 
 def reliability(
@@ -88,17 +100,13 @@ def reliability(
         >>> reliability(predictive, [0, 1, 1]).get_xlabel()
         'confidence (probability of the top class)'
     """
-    if predictive.likelihood.kind != "classification":
-        fail(
-            "predictive",
-            "classification for a reliability diagram",
-            predictive.likelihood.kind,
-            "Use calibration(...)",
-        )
+    if (kind := predictive.likelihood.kind) != "classification":
+        expected = "classification for a reliability diagram"
+        fail("predictive", expected, kind, "Use calibration(...)")
     curve = calibration_curve(predictive, y, bins=bins)
     ax, first = _unit_square(ax)
     if first:
-        ax.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="calibrated")
+        ax.plot([0, 1], [0, 1], label="calibrated", **REFERENCE)
     low, high = wilson_interval(curve.observed, curve.count)
     drawn = ax.errorbar(
         curve.expected,
@@ -109,17 +117,11 @@ def reliability(
         label=label,
         color=BLUE if first else None,
     )
-    ax.scatter(
-        curve.expected,
-        curve.observed,
-        s=12 + 90 * np.sqrt(curve.count / curve.count.sum()),
-        color=drawn.lines[0].get_color(),
-        zorder=3,
-    )
+    size, color = 12 + 90 * np.sqrt(curve.count / curve.count.sum()), drawn.lines[0].get_color()
+    ax.scatter(curve.expected, curve.observed, s=size, color=color, zorder=3)
     start = min(0.5, float(curve.expected.min()))
     ax.set_xlim(start - 0.03, 1.02)
-    legend(label_axes(ax, "confidence (probability of the top class)", "accuracy"))
-    return ax
+    return legend(label_axes(ax, "confidence (probability of the top class)", "accuracy"))
 
 
 def pit(
@@ -151,25 +153,24 @@ def pit(
         'relative frequency'
     """
     if predictive.likelihood.kind == "classification":
-        fail(
-            "predictive",
-            "regression or counts for a PIT histogram",
-            "classification",
-            "Use reliability(...)",
-        )
+        expected = "regression or counts for a PIT histogram"
+        fail("predictive", expected, "classification", "Use reliability(...)")
     edges = np.linspace(0, 1, check_count("bins", bins) + 1)
     height = bins * _pit_mass(predictive, y, target, edges)
     ax = new_axes(ax)
     half = 1.96 * np.sqrt((bins - 1) / len(predictive))
-    ax.axhspan(
-        max(1 - half, 0), 1 + half, color=GREY, alpha=0.15, linewidth=0, label="95 % if calibrated"
-    )
+    style: dict[str, Any] = {
+        "color": GREY,
+        "alpha": 0.15,
+        "linewidth": 0,
+        "label": "95 % if calibrated",
+    }
+    ax.axhspan(max(1 - half, 0), 1 + half, **style)
     ax.bar(edges[:-1], height, width=1 / bins, align="edge", color=SKY, edgecolor="white")
-    ax.axhline(1, color=GREY, linewidth=1, linestyle="--")
+    ax.axhline(1, **REFERENCE)
     ax.set_xlim(0, 1)
     note(ax, f"{len(predictive)} observations")
-    legend(label_axes(ax, "probability integral transform F(y)", "relative frequency"))
-    return ax
+    return legend(label_axes(ax, "probability integral transform F(y)", "relative frequency"))
 
 
 def _pit_mass(
@@ -190,7 +191,7 @@ def _pit_mass(
 def selective_accuracy(
     predictive: Predictive, y: Any, *, label: str = "model", ax: Axes | None = None
 ) -> Axes:
-    """Accuracy among the most confident rows, against the share of rows that is answered.
+    """Accuracy among the most confident rows, against the share of rows that are answered.
 
     If the confidence is informative, the curve falls from left to right.
 
@@ -208,7 +209,7 @@ def selective_accuracy(
         >>> from subbayes.likelihoods import Bernoulli
         >>> predictive = Predictive(torch.tensor([[[-1.0], [0.5], [2.0]]]), Bernoulli())
         >>> selective_accuracy(predictive, [0, 0, 1]).get_xlabel()
-        'share of rows answered, the surest first'
+        'share of rows answered, most confident first'
     """
     if predictive.likelihood.kind != "classification":
         fail("predictive", "classification", predictive.likelihood.kind, "Use intervals(...)")
@@ -216,18 +217,11 @@ def selective_accuracy(
     order = np.argsort(-predictive.probabilities.max(1), kind="stable")
     count = np.arange(1, len(order) + 1)
     ax = new_axes(ax)
-    first = not ax.lines
-    ax.plot(
-        count / len(order),
-        np.cumsum(right[order]) / count,
-        linewidth=1.8,
-        label=label,
-        color=BLUE if first else None,
-        drawstyle="steps-post",
-    )
+    accuracy, color = np.cumsum(right[order]) / count, None if ax.lines else BLUE
+    ax.step(count / len(order), accuracy, where="post", linewidth=1.8, label=label, color=color)
     ax.set_xlim(0, 1)
-    legend(label_axes(ax, "share of rows answered, the surest first", "accuracy among them"))
-    return ax
+    what = "accuracy among them"
+    return legend(label_axes(ax, "share of rows answered, most confident first", what))
 
 
 def _unit_square(ax: Axes | None) -> tuple[Axes, bool]:
@@ -236,18 +230,3 @@ def _unit_square(ax: Axes | None) -> tuple[Axes, bool]:
     ax.set_xlim(0, 1)
     ax.set_ylim(0, 1.02)
     return ax, not ax.lines
-
-
-def _expected_band(ax: Axes, n: int) -> None:
-    p = np.linspace(0, 1, 101)
-    half = 1.96 * np.sqrt(p * (1 - p) / n)
-    ax.fill_between(
-        p,
-        np.clip(p - half, 0, 1),
-        np.clip(p + half, 0, 1),
-        color=GREY,
-        alpha=0.15,
-        linewidth=0,
-        label=f"95 % if calibrated (N = {n})",
-    )
-    ax.plot(p, p, color=GREY, linewidth=1, linestyle="--")

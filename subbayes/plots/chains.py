@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 
 import numpy as np
 from jaxtyping import Float
@@ -36,14 +37,9 @@ def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) ->
     """
     x, name = _chains(draws, coordinate)
     ax = new_axes(ax, height=2.6)
-    for c, chain in enumerate(x):
-        ax.plot(
-            np.arange(1, len(chain) + 1),
-            chain,
-            color=COLORS[c % len(COLORS)],
-            linewidth=0.6,
-            alpha=0.6,
-        )
+    draw = np.arange(1, x.shape[1] + 1)
+    for chain, color in zip(x, cycle(COLORS), strict=False):
+        ax.plot(draw, chain, color=color, linewidth=0.6, alpha=0.6)
     ax.set_xlim(1, max(x.shape[1], 2))
     note(ax, f"{len(x)} chains")
     return label_axes(ax, "draw", name)
@@ -133,21 +129,16 @@ def autocorrelation(
     ax = new_axes(ax)
     ax.axhline(0, color=GREY, linewidth=1)
     rho = [correlations(_chains(draws, i)[0], lag) for i in chosen]
-    for i, line in zip(chosen, rho, strict=True):
-        few = len(rho) <= len(COLORS)
-        ax.plot(
-            line,
-            color=COLORS[i % len(COLORS)] if few else BLUE,
-            linewidth=1.3,
-            alpha=0.9 if few else 0.4,
-            label=f"z[{i}]" if few else None,
-        )
-    if len(rho) > len(COLORS):
+    if len(rho) <= len(COLORS):
+        for i, line in zip(chosen, rho, strict=True):
+            color = COLORS[i % len(COLORS)]
+            ax.plot(line, color=color, linewidth=1.3, alpha=0.9, label=f"z[{i}]")
+    else:
+        ax.plot(np.transpose(rho), color=BLUE, linewidth=1.3, alpha=0.4)
         note(ax, f"{len(rho)} coordinates")
     ax.set_xlim(0, lag)
     ax.set_ylim(float(np.nanmin([-0.08, *(line.min() for line in rho)])) - 0.02, 1.02)
-    legend(label_axes(ax, "lag in draws", "autocorrelation"), columns=min(len(rho), 5))
-    return ax
+    return legend(label_axes(ax, "lag in draws", "autocorrelation"), columns=min(len(rho), 5))
 
 
 def correlations(x: Float[np.ndarray, "chains draws"], max_lag: int) -> Float[np.ndarray, "lags"]:
@@ -177,23 +168,17 @@ def ess(draws: Draws, *, ax: Axes | None = None) -> Axes:
     ax = new_axes(ax, height=max(2.4, 1.2 + 0.24 * draws.rank))
     ax.barh(place - 0.2, bulk, height=0.36, color=BLUE, label="bulk")
     ax.barh(place + 0.2, tail, height=0.36, color=SKY, label="tail")
-    ax.axvline(
-        100 * draws.n_chains,
-        color=RED,
-        linewidth=1.2,
-        linestyle="--",
-        label=f"enough ({100 * draws.n_chains})",
-    )
+    enough = 100 * draws.n_chains
+    ax.axvline(enough, color=RED, linewidth=1.2, linestyle="--", label=f"enough ({enough})")
     shown = place[:: max(1, draws.rank // 25)]
     ax.set_yticks(shown, [f"z[{i}]" for i in shown])
     ax.invert_yaxis()
     ax.grid(False, axis="y")
-    legend(label_axes(ax, "effective sample size", "coordinate"), columns=3)
-    return ax
+    return legend(label_axes(ax, "effective sample size", "coordinate"), columns=3)
 
 
 def _chains(draws: Draws, coordinate: int | str) -> tuple[np.ndarray, str]:
-    """Values (chains, draws) and their name."""
+    """Values (chains, draws) of a coordinate or statistic, and their name."""
     if isinstance(coordinate, str):
         if coordinate not in draws.stats:
             fail("coordinate", f"a number or one of {sorted(draws.stats)}", repr(coordinate))

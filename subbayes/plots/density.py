@@ -13,15 +13,25 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from subbayes.draws import Draws
-from subbayes.plots.approximations import ellipse, gaussian, outlines
-from subbayes.plots.style import GREEN, INK, ORANGE, PURPLE, RED, label_axes, legend, new_axes
+from subbayes.plots.approximations import ellipse, gaussian, outlines, slice_points
+from subbayes.plots.style import (
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    label_axes,
+    legend,
+    legend_entry,
+    new_axes,
+)
 from subbayes.posterior import Posterior
 from subbayes.utils.checks import check_count, fail
 
 __all__ = ["density", "surface"]
 
 _MARKS = ((ORANGE, "o"), (PURPLE, "^"), (GREEN, "s"), (RED, "D"))
-_AT_ONCE = 64  # points in one batched evaluation
+_BATCH = 64  # points in one evaluation
 
 
 def surface(
@@ -56,20 +66,12 @@ def surface(
         >>> surface(posterior, np.linspace(-1, 1, 5), np.linspace(-1, 1, 3)).shape
         (3, 5)
     """
-    i, j = _check_axes(axes, posterior.rank)
-    points = np.tile(
-        np.zeros(posterior.rank) if center is None else center, (len(second), len(first), 1)
-    )
-    points[..., i], points[..., j] = first, second[:, None]
-    return _values(posterior, points.reshape(-1, posterior.rank)).reshape(len(second), -1)
-
-
-def _values(posterior: Posterior, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
-    """Values in batches of equal size, for which a traced graph is reused."""
-    short = -len(z) % _AT_ONCE
-    padded = np.concatenate([z, np.repeat(z[-1:], short, 0)])
-    parts = [posterior.value(padded[s : s + _AT_ONCE]) for s in range(0, len(padded), _AT_ONCE)]
-    return np.concatenate(parts)[: len(z)]
+    _check_axes(axes, posterior.rank)
+    z = slice_points(first, second, axes, np.zeros(posterior.rank) if center is None else center)
+    padding = np.repeat(z[-1:], -len(z) % _BATCH, 0)  # a traced graph is reused for equal sizes
+    padded = np.concatenate([z, padding])
+    parts = [posterior.value(padded[s : s + _BATCH]) for s in range(0, len(padded), _BATCH)]
+    return np.concatenate(parts)[: len(z)].reshape(len(second), -1)
 
 
 def density(
@@ -121,51 +123,39 @@ def density(
         >>> density(posterior, approximations={"a guess": narrow}, size=9).get_xlabel()
         'z[0]'
     """
-    i, j = _check_axes(axes, posterior.rank)
+    _check_axes(axes, posterior.rank)
+    i, j = axes
     check_count("size", size, 3)
     named = draws if isinstance(draws, Mapping) else {} if draws is None else {"draws": draws}
     for name, group in named.items():
         if group.rank != posterior.rank:
             fail(name, f"rank {posterior.rank}, as the posterior has", group.rank)
     shapes = dict(approximations or {})
-    outside = [
+    ellipses = [
         ellipse(moments, (i, j))
         for name, one in shapes.items()
         if (moments := gaussian(name, one, posterior.rank)) is not None
     ]
-    center, window = _window(posterior, list(named.values()), (i, j), outside)
+    center, window = _window(posterior, list(named.values()), (i, j), ellipses)
     first, second = (np.linspace(*span, size) for span in spans or window)
     values = surface(posterior, first, second, (i, j), center)
     ax = new_axes(ax, width=5.6, height=4.4)
     _contours(ax, first, second, values.max() - values)
     entries = _draws(ax, named, (i, j), n_draws)
     entries += outlines(ax, shapes, first, second, (i, j), center)
-    if not named or len(named) == 1:
+    if len(named) <= 1:
+        label = "mean of the draws" if named else "shift"
         entries += ax.plot(
-            *center[[i, j]],
-            "X",
-            color=INK,
-            markersize=8,
-            linestyle="",
-            markeredgecolor="white",
-            label="mean of the draws" if named else "shift",
+            *center[[i, j]], "X", color=INK, markersize=8, markeredgecolor="white", label=label
         )
     if named and first[0] < 0 < first[-1] and second[0] < 0 < second[-1]:
         entries += ax.plot(
-            0,
-            0,
-            "P",
-            color="white",
-            markeredgecolor=INK,
-            markersize=7,
-            linestyle="",
-            label="shift (z = 0)",
+            0, 0, "P", color="white", markersize=7, markeredgecolor=INK, label="shift (z = 0)"
         )
     ax.set_xlim(first[0], first[-1])
     ax.set_ylim(second[0], second[-1])
     ax.grid(False)
-    legend(label_axes(ax, f"z[{i}]", f"z[{j}]"), columns=3, handles=entries)
-    return ax
+    return legend(label_axes(ax, f"z[{i}]", f"z[{j}]"), columns=3, handles=entries)
 
 
 def _draws(
@@ -174,38 +164,27 @@ def _draws(
     """Points of each engine, with its own colour and marker."""
     entries = []
     for (name, group), (color, marker) in zip(named.items(), cycle(_MARKS), strict=False):
-        flat = group.flat(n_draws)
-        ax.plot(
-            flat[:, axes[0]],
-            flat[:, axes[1]],
-            marker,
-            color=color,
-            markersize=2.8,
-            alpha=0.8,
-            markeredgewidth=0,
-        )
-        entries.append(
-            Line2D([], [], marker=marker, color=color, linestyle="", markersize=5, label=name)
-        )
+        x, y = group.flat(n_draws)[:, axes].T
+        ax.plot(x, y, marker, color=color, markersize=2.8, alpha=0.8, markeredgewidth=0)
+        entries.append(legend_entry(name, color, marker, markersize=5))
     return entries
 
 
-def _check_axes(axes: tuple[int, int], rank: int) -> tuple[int, int]:
+def _check_axes(axes: tuple[int, int], rank: int) -> None:
     i, j = axes
     if rank < 2:
         fail("posterior", "a rank of at least 2 for a surface", rank)
     if i == j or not (0 <= i < rank and 0 <= j < rank):
         fail("axes", f"two coordinates out of 0 to {rank - 1}", axes)
-    return i, j
 
 
 def _window(
     posterior: Posterior,
     draws: Sequence[Draws],
     axes: tuple[int, int],
-    outside: Sequence[Float[np.ndarray, "n 2"]],
+    ellipses: Sequence[Float[np.ndarray, "n 2"]],
 ) -> tuple[Float[np.ndarray, "k"], list[tuple[float, float]]]:
-    """The centre of the slice, and its range: draws, outlines and a margin."""
+    """The centre of the slice, and its ranges: draws and ellipses with a margin."""
     if not draws:
         covariance = posterior.prior.from_standard(np.eye(posterior.rank))
         spread = 2 * np.sqrt((covariance**2).sum(0))
@@ -216,7 +195,7 @@ def _window(
         ends = [np.quantile(group.flat()[:, i], [0.002, 0.998]) for group in draws]
         low, high = np.min(ends), np.max(ends)
         pad = 0.25 * (high - low) or 1.0
-        shown = [points[:, place] for points in outside]
+        shown = [points[:, place] for points in ellipses]
         spans.append(
             (
                 float(min([low - pad, *(1.02 * p.min() - 0.02 * p.max() for p in shown)])),
@@ -237,7 +216,9 @@ def _contours(
     deepest = float(finite.max()) if finite.size else 1.0
     last = int(np.clip(np.ceil(np.log2(max(deepest, 2.0))), 2, 10))
     levels = np.array([0, 0.5, *(2.0 ** np.arange(last + 1))])
-    colors = _blues(len(levels) - 1)
+    dark, light = np.array([8, 64, 129]) / 255, np.array([240, 246, 251]) / 255
+    mix = np.linspace(0, 1, len(levels) - 1)[:, None] ** 0.8
+    colors = [(*row, 1.0) for row in (1 - mix) * dark + mix * light]
     shown = np.minimum(np.where(np.isfinite(below), below, np.inf), levels[-1])
     filled = ax.contourf(first, second, shown, levels, colors=colors)
     ax.contour(first, second, shown, levels[1:-1], colors="white", linewidths=0.6, alpha=0.7)
@@ -253,10 +234,3 @@ def _contours(
     bar.ax.tick_params(labelsize=9)
     bar.ax.invert_yaxis()
     bar.outline.set_visible(False)
-
-
-def _blues(n: int) -> list[tuple[float, float, float, float]]:
-    """From dark near the maximum to almost white far below it."""
-    dark, light = np.array([8, 64, 129]) / 255, np.array([240, 246, 251]) / 255
-    mix = np.linspace(0, 1, n)[:, None] ** 0.8
-    return [(*row, 1.0) for row in (1 - mix) * dark + mix * light]

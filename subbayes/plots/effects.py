@@ -1,4 +1,4 @@
-"""Partial effects with bands: lines for numbers, points for factors; and forests of effects."""
+"""Partial effects with bands, and forest plots of effects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from subbayes.plots.style import BLUE, GREY, INK, grid, label_axes, new_axes
+from subbayes.plots.style import BLUE, GREY, INK, band, grid, label_axes, new_axes
 from subbayes.utils.checks import check_count, fail
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["effect", "effects", "forest"]
 
-_MANY, _MOST = 20, 36  # more levels have small marks; largest number of labels
-_LONG, _ROOM = 16, 46  # characters of one label, and of all labels in a row
+_MANY, _MAX_LABELS = 20, 36  # above _MANY levels, marks and labels are smaller
+_LABEL_WIDTH, _ROW_WIDTH = 16, 46  # characters of one label, and of all labels in a row
 
 
 def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
@@ -49,21 +49,21 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     mean = table["mean"].to_numpy()
     ax.axhline(0, color=GREY, linewidth=0.8)
     if partial.discrete:
-        at, many = np.arange(len(mean)), len(mean) > _MANY
+        capsize, markersize, linewidth = (0, 3, 0.9) if len(mean) > _MANY else (3, 5, 1.5)
         ax.errorbar(
-            at,
+            np.arange(len(mean)),
             mean,
             yerr=[mean - low, high - mean],
             fmt="o",
             color=BLUE,
-            capsize=0 if many else 3,
-            markersize=3 if many else 5,
-            linewidth=0.9 if many else 1.5,
+            capsize=capsize,
+            markersize=markersize,
+            linewidth=linewidth,
         )
-        _name_levels(ax, [str(level) for level in partial.x])
+        _label_levels(ax, [str(level) for level in partial.x])
         ax.set_xlim(-0.6, len(mean) - 0.4)
     else:
-        ax.fill_between(partial.x, low, high, color=BLUE, alpha=0.2, linewidth=0)
+        band(ax, partial.x, low, high, BLUE, 0.2)
         ax.plot(partial.x, mean, color=BLUE)
         ax.plot(
             partial.observed,
@@ -79,16 +79,18 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     return label_axes(ax, partial.variable, f"{what} {partial.term.name}")
 
 
-def _name_levels(ax: Axes, levels: Sequence[str]) -> None:
-    """Label the levels: vertically if they are long, every few if they are many."""
-    short = [level if len(level) <= _LONG else level[: _LONG - 1] + "…" for level in levels]
-    every = -(-len(short) // _MOST)
-    upright = sum(len(level) + 2 for level in short[::every]) > _ROOM
+def _label_levels(ax: Axes, levels: Sequence[str]) -> None:
+    """Label the levels: vertically if they are long, only some if they are many."""
+    step = -(-len(levels) // _MAX_LABELS)
+    labels = [
+        level if len(level) <= _LABEL_WIDTH else level[: _LABEL_WIDTH - 1] + "…"
+        for level in levels[::step]
+    ]
     ax.set_xticks(
-        range(0, len(short), every),
-        short[::every],
-        rotation=90 if upright else 0,
-        fontsize=7 if len(short[::every]) > _MANY else None,
+        range(0, len(levels), step),
+        labels,
+        rotation=90 if sum(len(label) + 2 for label in labels) > _ROW_WIDTH else 0,
+        fontsize=7 if len(labels) > _MANY else None,
     )
 
 
@@ -120,8 +122,8 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
             "none",
             "contributions(frame) gives what networks of tensors add to each row",
         )
-    wide = min(check_count("columns", columns), len(partials))
-    panels = [ax for row in grid(-(-len(partials) // wide), wide, 4.2, 3.1) for ax in row]
+    columns = min(check_count("columns", columns), len(partials))
+    panels = sum(grid(-(-len(partials) // columns), columns, 4.2, 3.1), [])
     for ax, partial in zip(panels, partials, strict=False):
         effect(partial, ax=ax)
     for ax in panels[len(partials) :]:

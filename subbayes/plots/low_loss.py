@@ -80,20 +80,14 @@ def loss_along_curve(
     ax.set_ylim(low, high)
     if quantity == "loss":
         ax.set_ylim(low, high + 0.08 * (high - low))  # room for the text
-        _barriers(ax, losses, straight)
+        text = f"barrier on training rows: {losses.barrier:.2g} nats"
+        if straight is not None:
+            text += f", straight line {straight.barrier:.2g}"
+        ax.text(
+            0.99, 0.985, text, transform=ax.transAxes, ha="right", va="top", fontsize=9, color=GREY
+        )
     what = {
         "loss": "negative log-likelihood\n(nats per observation)",
         "error": {"RMSE": "RMSE (units of y)"}.get(losses.error_name, losses.error_name),
     }
-    legend(label_axes(ax, "place on the curve t", what[quantity]), columns=2)
-    return ax
-
-
-def _barriers(ax: Axes, losses: CurveLosses, straight: CurveLosses | None) -> None:
-    """Annotate the height of the barriers on the training rows."""
-    text = f"barrier on training rows: {losses.barrier:.2g} nats"
-    if straight is not None:
-        text += f", straight line {straight.barrier:.2g}"
-    ax.annotate(
-        text, (0.99, 0.985), xycoords="axes fraction", ha="right", va="top", fontsize=9, color=GREY
-    )
+    return legend(label_axes(ax, "place on the curve t", what[quantity]))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import cycle
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +12,13 @@ from matplotlib.ticker import MaxNLocator
 from subbayes.inference.tempering import TemperatureChoice
 from subbayes.plots.style import (
     BLUE,
-    COLORS,
     GREY,
     ORANGE,
     RED,
+    REFERENCE,
     SKY,
+    band,
+    by_name,
     label_axes,
     legend,
     limits,
@@ -47,8 +48,6 @@ NAMES = {
     "auroc": ("AUROC", "higher is better"),
     "seconds": ("seconds of training and inference", "lower is better"),
 }
-
-
 _SHARES = ("accuracy", "auroc", "coverage")
 
 
@@ -60,7 +59,7 @@ def scores(
     level: float = 0.95,
     ax: Axes | None = None,
 ) -> Axes:
-    """One score of each method, with a line of one standard error each way.
+    """One score of each method, plus and minus one standard error.
 
     Args:
         table: one row per method, with columns "method" and `score`: `Comparison.table`.
@@ -128,7 +127,7 @@ def temperature(
         ax: axes to draw on.
 
     Raises:
-        InputError: something else.
+        InputError: entries of something else.
 
     Source: figure 11 of Izmailov et al. (2019).
 
@@ -138,38 +137,35 @@ def temperature(
         'temperature T'
     """
     if not isinstance(choice, TemperatureChoice):
-        choice = _choice(choice)
+        entries: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in choice.items()
+        }
+        try:
+            choice = TemperatureChoice(**entries)
+        except TypeError:
+            fail("choice", "what choose_temperature returns", sorted(entries))
     how = "leave-one-out" if choice.by == "loo" else "validation rows"
     ax = new_axes(ax)
     middle, half = np.asarray(choice.scores), np.asarray(choice.standard_errors)
-    ax.fill_between(
-        choice.temperatures,
-        middle - half,
-        middle + half,
-        color=SKY,
-        alpha=0.25,
-        linewidth=0,
-        label="± standard error",
-    )
+    band(ax, choice.temperatures, middle - half, middle + half, SKY, 0.25, "± standard error")
     ax.plot(choice.temperatures, middle, "o-", color=BLUE, linewidth=1.6, markersize=5, label=how)
     if test:
-        ax.plot(
-            list(test),
-            list(test.values()),
-            "s--",
-            color=ORANGE,
-            markersize=5,
-            linewidth=1.4,
-            label="test rows",
-        )
-    ax.axvline(
-        choice.best, color=GREY, linewidth=1, linestyle="--", label=f"chosen: T = {choice.best:g}"
-    )
+        style: dict[str, Any] = {
+            "color": ORANGE,
+            "markersize": 5,
+            "linewidth": 1.4,
+            "label": "test rows",
+        }
+        ax.plot(list(test), list(test.values()), "s--", **style)
+    ax.axvline(choice.best, label=f"chosen: T = {choice.best:g}", **REFERENCE)
+    _temperature_axis(ax, choice.temperatures)
+    return legend(label_axes(ax, "temperature T", "log-likelihood\n(nats per observation)"))
+
+
+def _temperature_axis(ax: Axes, temperatures: Sequence[float]) -> None:
     ax.set_xscale("log")
-    ax.set_xticks(choice.temperatures, [f"{t:g}" for t in choice.temperatures])
+    ax.set_xticks(temperatures, [f"{t:g}" for t in temperatures])
     ax.minorticks_off()
-    legend(label_axes(ax, "temperature T", "log-likelihood\n(nats per observation)"))
-    return ax
 
 
 def temperatures(
@@ -206,39 +202,26 @@ def temperatures(
     if not (table["temperature"] > 0).all():
         fail("table", "temperatures above 0", table["temperature"].min())
     ax = new_axes(ax)
-    groups = table.groupby("method", sort=False) if "method" in table.columns else [("", table)]
-    for (name, rows), color in zip(groups, cycle(COLORS), strict=False):
+    groups = {"": table}
+    if "method" in table.columns:
+        groups = {str(name): rows for name, rows in table.groupby("method", sort=False)}
+    for name, rows, color, _ in by_name(groups):
         by = rows.groupby("temperature")[score]
         middle, spread, runs = by.mean(), by.std().fillna(0.0), int(by.count().max())
-        ax.fill_between(
-            middle.index, middle - spread, middle + spread, color=color, alpha=0.18, linewidth=0
-        )
+        band(ax, middle.index, middle - spread, middle + spread, color, 0.18)
         label = f"mean of {runs} runs, ± standard deviation" if runs > 1 else "one run"
-        ax.plot(
-            middle.index,
-            middle,
-            "o-",
-            color=color,
-            linewidth=1.6,
-            markersize=5,
-            label=str(name) or label,
-        )
+        style: dict[str, Any] = {
+            "color": color,
+            "linewidth": 1.6,
+            "markersize": 5,
+            "label": name or label,
+        }
+        ax.plot(middle.index, middle, "o-", **style)
     if chosen is not None:
-        ax.axvline(chosen, color=GREY, linewidth=1, linestyle="--", label=f"chosen: T = {chosen:g}")
+        ax.axvline(chosen, label=f"chosen: T = {chosen:g}", **REFERENCE)
     ax.set_xscale("log")
     values = np.sort(table["temperature"].unique())
     if len(values) <= 8:
-        ax.set_xticks(values, [f"{t:g}" for t in values])
-        ax.minorticks_off()
+        _temperature_axis(ax, values.tolist())
     title, better = NAMES.get(score, (score, ""))
-    legend(label_axes(ax, "temperature T", f"{title}\n{better}".strip()))
-    return ax
-
-
-def _choice(entries: Mapping[str, Any]) -> TemperatureChoice:
-    """A choice from its entries, with lists as read from a file."""
-    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entries.items()}
-    try:
-        return TemperatureChoice(**known)
-    except TypeError:
-        fail("choice", "what choose_temperature returns", sorted(entries))
+    return legend(label_axes(ax, "temperature T", f"{title}\n{better}".strip()))

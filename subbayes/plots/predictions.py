@@ -7,11 +7,21 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from torch import Tensor
 
 from subbayes.data.data import to_targets, to_tensor
-from subbayes.plots.style import BLUE, INK, RED, SKY, label_axes, legend, limits, new_axes
+from subbayes.plots.style import (
+    BLUE,
+    INK,
+    RED,
+    SKY,
+    band,
+    label_axes,
+    legend,
+    legend_entry,
+    limits,
+    new_axes,
+)
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_choice, check_count, fail
 
@@ -62,20 +72,10 @@ def bands(
     mean, lower, upper = (part[order] for part in _moments(predictive, level, target))
     ax = new_axes(ax)
     percent = f"{100 * level:g} %"
-    ax.fill_between(
-        place, lower, upper, color=SKY, alpha=0.35, linewidth=0, label=f"{percent} of observations"
-    )
+    band(ax, place, lower, upper, SKY, 0.35, f"{percent} of observations")
     if predictive.n_draws > 1:
-        low, high = (part[order] for part in _of_means(predictive, level, target))
-        ax.fill_between(
-            place,
-            low,
-            high,
-            color=BLUE,
-            alpha=0.4,
-            linewidth=0,
-            label=f"{percent} of curves (epistemic)",
-        )
+        low, high = (part[order] for part in _interval_of_means(predictive, level, target))
+        band(ax, place, low, high, BLUE, 0.4, f"{percent} of curves (epistemic)")
     if curves:
         shown = np.stack([_column(one, target)[order] for one in _some_means(predictive, curves)])
         lines = ax.plot(place, shown.T, color=BLUE, linewidth=0.7, alpha=0.6)
@@ -83,18 +83,9 @@ def bands(
     ax.plot(place, mean, color=BLUE, linewidth=1.8, label="mean")
     if data is not None:
         seen = observed(data[1], target)
-        ax.plot(
-            _one_input(data[0], len(seen)),
-            seen,
-            "o",
-            color=INK,
-            markersize=3,
-            alpha=0.6,
-            markeredgewidth=0,
-            label="observed",
-        )
-    legend(label_axes(ax, *names))
-    return ax
+        style: dict[str, Any] = {"color": INK, "markersize": 3, "alpha": 0.6, "markeredgewidth": 0}
+        ax.plot(_one_input(data[0], len(seen)), seen, "o", label="observed", **style)
+    return legend(label_axes(ax, *names))
 
 
 def intervals(
@@ -107,7 +98,7 @@ def intervals(
     name: str = "y",
     ax: Axes | None = None,
 ) -> Axes:
-    """Observed targets against their predictive intervals, one a row, for tables.
+    """Observed targets and their predictive intervals, for rows with several inputs.
 
     Args:
         predictive: predictions of N rows.
@@ -133,7 +124,7 @@ def intervals(
     if len(seen) != len(predictive):
         fail("y", f"{len(predictive)} rows, as predicted", len(seen))
     mean, lower, upper = _moments(predictive, level, target)
-    low, high = _of_means(predictive, level, target)
+    low, high = _interval_of_means(predictive, level, target)
     place = mean if by == "mean" else np.argsort(np.argsort(mean, kind="stable")) + 1.0
     inside = (lower <= seen) & (seen <= upper)
     ax = new_axes(ax)
@@ -146,51 +137,17 @@ def intervals(
     ax.plot(place[inside], seen[inside], "o", color=INK, markersize=3.2, markeredgewidth=0)
     ax.plot(place[~inside], seen[~inside], "D", color=RED, markersize=4, markeredgewidth=0)
     ax.set_ylim(*limits(np.concatenate([seen, lower, upper])))
-    _interval_legend(ax, level, float(inside.mean()), predictive.n_draws > 1)
-    where = f"{name}, predicted mean" if by == "mean" else "rows in the order of their means"
-    return label_axes(ax, where, f"{name}, observed")
-
-
-def _interval_legend(ax: Axes, level: float, share: float, epistemic: bool) -> None:
-    percent = f"{100 * level:g} %"
-    entries = [
-        Line2D([], [], color=SKY, alpha=0.6, linewidth=4, label=f"{percent} interval"),
-        Line2D(
-            [],
-            [],
-            color=INK,
-            marker="o",
-            markersize=4,
-            linestyle="",
-            label=f"observed inside ({100 * share:.0f} %)",
-        ),
+    percent, share = f"{100 * level:g} %", 100 * float(inside.mean())
+    handles = [
+        legend_entry(f"{percent} interval", SKY, alpha=0.6, linewidth=4),
+        legend_entry(f"observed inside ({share:.0f} %)", INK, "o", markersize=4),
+        legend_entry(f"{percent} of means (epistemic)", BLUE, linewidth=4),
+        legend_entry(f"outside ({100 - share:.0f} %)", RED, "D", markersize=4.5),
     ]
-    if epistemic:
-        entries.append(
-            Line2D([], [], color=BLUE, linewidth=4, label=f"{percent} of means (epistemic)")
-        )
-    entries.append(
-        Line2D(
-            [],
-            [],
-            color=RED,
-            marker="D",
-            markersize=4.5,
-            linestyle="",
-            label=f"outside ({100 * (1 - share):.0f} %)",
-        )
-    )
-    ax.legend(
-        handles=entries,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.01),
-        ncols=2,
-        frameon=False,
-        fontsize=9,
-        borderaxespad=0.2,
-        handlelength=1.2,
-        columnspacing=1.4,
-    )
+    if predictive.n_draws == 1:
+        del handles[2]
+    where = f"{name}, predicted mean" if by == "mean" else "rows in the order of their means"
+    return legend(label_axes(ax, where, f"{name}, observed"), handles=handles)
 
 
 def observed(y: Any, target: int = 0) -> np.ndarray:
@@ -236,8 +193,10 @@ def _some_means(predictive: Predictive, n: int) -> np.ndarray:
     return predictive.likelihood.select_draws(index).mean(outputs).numpy()
 
 
-def _of_means(predictive: Predictive, level: float, target: int) -> tuple[np.ndarray, np.ndarray]:
-    """The interval that holds the means of `level` of the draws."""
+def _interval_of_means(
+    predictive: Predictive, level: float, target: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The central interval that contains the means of a share `level` of the draws."""
     means = predictive.likelihood.mean(predictive.outputs)
     ends = torch.quantile(
         means, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=means.dtype), dim=0

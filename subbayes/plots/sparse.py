@@ -19,9 +19,10 @@ from matplotlib.ticker import (
 
 from subbayes.plots.style import (
     BLUE,
-    COLORS,
     GREY,
     ORANGE,
+    REFERENCE,
+    by_name,
     grid,
     label_axes,
     legend,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from subbayes.sparse.result import SparseNetwork
 
 __all__ = ["feature_inclusion", "inclusion", "sparse_history", "trade_off"]
-
 
 _EXPECTED = "a SparseNetwork, or a fitted sparse estimator"
 
@@ -65,7 +65,7 @@ def inclusion(
         >>> len(inclusion(network))
         2
     """
-    found = _network(network)
+    found = _network_of(network)
     if found is None:
         fail_type("network", _EXPECTED, network, "Pass what sparse.fit(...) returned")
     layers = found.layers
@@ -77,21 +77,18 @@ def inclusion(
     for ax, (name, layer) in zip(axes, layers.items(), strict=True):
         p = layer.probability().double().cpu().numpy().ravel()
         ax.hist(p, edges.tolist(), weights=np.full(len(p), 1 / len(p)), color=BLUE, linewidth=0)
-        ax.axvline(0.5, color=GREY, linewidth=1, linestyle="--")
+        ax.axvline(0.5, **REFERENCE)
         ax.set_xlim(0, 1)
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        note(
-            ax,
-            f"{name or 'the layer'}: {len(p)} weights, {100 * np.mean(p > 0.5):.2g} % above "
-            "one half",
-        )
+        share = f"{100 * np.mean(p > 0.5):.2g} % above one half"
+        note(ax, f"{name or 'the layer'}: {len(p)} weights, {share}")
         label_axes(ax, "", "weights")
     label_axes(axes[-1], "inclusion probability", "weights")
     return axes
 
 
-def _network(given: Any) -> SparseNetwork | None:
-    """The network itself, or that of a fitted estimator."""
+def _network_of(given: Any) -> SparseNetwork | None:
+    """A sparse network, or that of a fitted estimator; None for anything else."""
     from subbayes.sparse.result import SparseNetwork
 
     found = getattr(given, "model_", given)
@@ -116,7 +113,7 @@ def sparse_history(
         >>> axes[1].get_xlabel()
         'epoch'
     """
-    found = _network(history)
+    found = _network_of(history)
     history = history if found is None else found.history
     if not isinstance(history, Mapping):
         fail_type("history", f"the history of a sparse network, {_EXPECTED}", history)
@@ -133,19 +130,15 @@ def sparse_history(
     epoch = np.arange(1, len(history["elbo"]) + 1)
     elbo = np.asarray(history["elbo"], dtype=float)
     above.plot(epoch, elbo, color=BLUE, linewidth=1.5)
-    above.set_ylim(
-        *limits(elbo[elbo >= np.quantile(elbo, 0.04)])
-    )  # the first values may be much larger than the rest
+    above.set_ylim(*limits(elbo[elbo >= np.quantile(elbo, 0.04)]))  # without the first epochs
     label_axes(above, "", "ELBO (nats)")
-    for name, color in (("density", ORANGE), ("accuracy", BLUE)):
+    shares = (
+        ("density", ORANGE, "density"),
+        ("accuracy", BLUE, "accuracy of draws, training rows"),
+    )
+    for name, color, label in shares:
         if history.get(name):
-            below.plot(
-                epoch,
-                history[name],
-                color=color,
-                linewidth=1.5,
-                label={"accuracy": "accuracy of draws, training rows"}.get(name, name),
-            )
+            below.plot(epoch, history[name], color=color, linewidth=1.5, label=label)
     below.set_ylim(0, 1.02)
     below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     legend(label_axes(below, "epoch", "share"))
@@ -161,7 +154,7 @@ def trade_off(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """A score against the density, for several networks, thresholds or pruning.
+    """A score against the density of included weights, for several methods.
 
     Args:
         density: share or shares of included weights, by method.
@@ -179,45 +172,40 @@ def trade_off(
     if not density or density.keys() != score.keys():
         fail("score", f"scores of {', '.join(density) or 'a method'}", ", ".join(score) or "none")
     ax = new_axes(ax)
-    for place, (method, shares) in enumerate(density.items()):
-        x, y = (
-            np.atleast_1d(np.asarray(shares, float)),
-            np.atleast_1d(np.asarray(score[method], float)),
-        )
+    shares = {method: np.atleast_1d(np.asarray(x, float)) for method, x in density.items()}
+    for method, x, color, _ in by_name(shares):
+        y = np.atleast_1d(np.asarray(score[method], float))
         if len(x) != len(y):
             fail("score", f"{len(x)} scores of {method}, one for each density", len(y))
         order = np.argsort(x)
-        ax.plot(
-            x[order],
-            y[order],
-            "o-",
-            color=COLORS[place % len(COLORS)],
-            markersize=4.5,
-            linewidth=1.2,
-            label=method,
-        )
-    every = np.concatenate([np.atleast_1d(np.asarray(v, float)) for v in density.values()])
-    if (every > 0).all():
+        style: dict[str, Any] = {
+            "color": color,
+            "markersize": 4.5,
+            "linewidth": 1.2,
+            "label": method,
+        }
+        ax.plot(x[order], y[order], "o-", **style)
+    positive = [x for x in np.concatenate(list(shares.values())) if x > 0]
+    if len(positive) == sum(map(len, shares.values())):
         ax.set_xscale("log")
     else:  # a network without included weights is shown too
-        least = min(every[every > 0], default=1.0)
+        least = min(positive, default=1.0)
         ax.set_xscale("symlog", linthresh=10 ** np.floor(np.log10(least)))
         ax.set_xlim(left=0.0)
-    ax.xaxis.set_major_locator(_densities(ax))
+    ax.xaxis.set_major_locator(_density_locator(ax))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:.4g}%"))
     ax.xaxis.set_minor_formatter(NullFormatter())
     if name == "accuracy":
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-    legend(label_axes(ax, "density (share of the included weights)", name))
-    return ax
+    return legend(label_axes(ax, "density (share of the included weights)", name))
 
 
-def _densities(ax: Axes) -> Locator:
+def _density_locator(ax: Axes) -> Locator:
     """A locator of as many round numbers as the axis has room for."""
     low, high = ax.get_xlim()
     linear = getattr(ax.xaxis.get_transform(), "linthresh", None)
     ratio = high / (low if linear is None else linear)
-    if ratio < 4:  # may hold a single number of the following
+    if ratio < 4:  # too narrow for several numbers of a logarithmic locator
         return MaxNLocator(5, steps=[1, 2, 5, 10])
     subs = (1.0, 2.0, 5.0) if ratio < 100 else (1.0, 3.0) if ratio < 3000 else (1.0,)
     if linear is None:
@@ -228,7 +216,7 @@ def _densities(ax: Axes) -> Locator:
 def feature_inclusion(
     probabilities: pd.Series | SparseNetwork | Any, most: int = 25, *, ax: Axes | None = None
 ) -> Axes:
-    """The inclusion probabilities of inputs, the largest on top.
+    """The inclusion probabilities of inputs in descending order.
 
     Args:
         probabilities: by name, such as `feature_inclusion_` of a sparse estimator, or in the order
@@ -237,7 +225,7 @@ def feature_inclusion(
         ax: axes to draw on.
 
     Raises:
-        InputError: no inputs, numbers that are no probabilities, or a network of whole units.
+        InputError: no inputs, values outside [0, 1], or a network of whole units.
         InputTypeError: something else than probabilities.
 
     Example:
@@ -246,7 +234,7 @@ def feature_inclusion(
         >>> [text.get_text() for text in ax.get_yticklabels()]
         ['dose', 'age']
     """
-    probabilities = _by_input(probabilities)
+    probabilities = _probabilities_by_input(probabilities)
     if not len(probabilities) or not probabilities.between(0, 1).all():
         fail("probabilities", "probabilities of at least one input", repr(probabilities.tolist()))
     shown = probabilities.sort_values(ascending=False, kind="stable").head(
@@ -257,7 +245,7 @@ def feature_inclusion(
     colors = [BLUE if p > 0.5 else GREY for p in shown]
     ax.hlines(place, 0, shown, color=colors, linewidth=1.6)
     ax.scatter(shown, place, color=colors, s=26, zorder=3)
-    ax.axvline(0.5, color=GREY, linewidth=1, linestyle="--")
+    ax.axvline(0.5, **REFERENCE)
     ax.set_xlim(0, 1.02)
     ax.set_ylim(len(shown) - 0.4, -0.6)
     ax.set_yticks(place, [str(label) for label in shown.index])
@@ -267,11 +255,10 @@ def feature_inclusion(
     return label_axes(ax, "inclusion probability", "")
 
 
-def _by_input(given: Any) -> pd.Series:
-    """Probabilities by name of the input."""
+def _probabilities_by_input(given: Any) -> pd.Series:
     import pandas as pd
 
-    network = _network(given)
+    network = _network_of(given)
     if network is not None:
         given = network.feature_inclusion() if network is given else given.feature_inclusion_
     try:

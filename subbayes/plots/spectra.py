@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from subbayes.curvature.lanczos import Eigenpairs, SpectralDensity
-from subbayes.plots.style import COLORS, GREY, label_axes, legend, new_axes
+from subbayes.plots.style import GREY, band, by_name, label_axes, legend, legend_entry, new_axes
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.utils.checks import fail
 
 __all__ = ["spectra", "spectral_density"]
 
-_MARKERS = "osD^v"
-_ROUNDING = 1e-7  # of the largest: what single precision leaves of a zero
+_ROUNDING = 1e-7  # relative to the largest: rounding error of a zero in single precision
 
 
 def spectra(
@@ -29,11 +26,11 @@ def spectra(
     share: bool = False,
     ax: Axes | None = None,
 ) -> Axes:
-    r"""Eigenvalues against their place, largest magnitude first, on a logarithmic axis.
+    r"""Magnitudes of eigenvalues in descending order, on a logarithmic axis.
 
-    Negative eigenvalues are hollow, at their magnitude. Lines show residual norms where they
-    are known (most are shorter than the marker). Values below 1e-7 of the largest, which single
-    precision does not tell from 0, are left out.
+    Hollow points are negative eigenvalues. Vertical lines are residual norms where they are known
+    (most are shorter than the marker). Values below 1e-7 of the largest, which cannot be
+    distinguished from 0 in single precision, are left out.
 
     Args:
         spectra: by name: `Eigenpairs`; the recorder of a trajectory, whose eigenvalues
@@ -52,9 +49,7 @@ def spectra(
     """
     ax = new_axes(ax)
     hollow, longest = False, 1
-    for (name, one), color, marker in zip(
-        spectra.items(), cycle(COLORS), cycle(_MARKERS), strict=False
-    ):
+    for name, one, color, marker in by_name(spectra, "osD^v"):
         values, residuals = _values(name, one)
         size = np.abs(values)
         scale = size.sum() if share else 1.0
@@ -80,21 +75,9 @@ def spectra(
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles = list(ax.get_legend_handles_labels()[0])
     if hollow:
-        handles.append(
-            Line2D(
-                [],
-                [],
-                marker="o",
-                markersize=4.5,
-                color=GREY,
-                linestyle="",
-                markerfacecolor="white",
-                label="negative",
-            )
-        )
+        handles.append(legend_entry("negative", GREY, "o", markersize=4.5, markerfacecolor="white"))
     what = "share of the magnitudes shown" if share else "magnitude"
-    legend(label_axes(ax, "eigenvalue", what), columns=3, handles=handles)
-    return ax
+    return legend(label_axes(ax, "eigenvalue", what), columns=3, handles=handles)
 
 
 def _values(name: str, one: Any) -> tuple[np.ndarray, np.ndarray | None]:
@@ -116,9 +99,9 @@ def _values(name: str, one: Any) -> tuple[np.ndarray, np.ndarray | None]:
 def spectral_density(
     densities: Mapping[str, SpectralDensity], *, width: float = 0.03, ax: Axes | None = None
 ) -> Axes:
-    """How many eigenvalues there are of each size, on both sides of 0.
+    """Density of eigenvalues on an axis that is linear near 0 and logarithmic beyond.
 
-    The axis is linear near 0 and logarithmic beyond; nodes are smoothed on that axis.
+    The nodes are smoothed on that axis.
 
     Args:
         densities: by name, what `curvature.spectral_density` returns.
@@ -134,21 +117,21 @@ def spectral_density(
     """
     ax = new_axes(ax)
     near = 1e-4 * max(float(np.abs(one.nodes).max()) for one in densities.values())
-    for (name, one), color in zip(densities.items(), cycle(COLORS), strict=False):
-        grid, count = _smoothed(one, near, width)
-        ax.fill_between(grid, 1e-3, np.maximum(count, 1e-3), color=color, alpha=0.18, linewidth=0)
-        ax.plot(grid, np.maximum(count, 1e-3), color=color, linewidth=1.6, label=name)
+    for name, one, color, _ in by_name(densities):
+        grid, count = _smoothed_density(one, near, width)
+        count = np.maximum(count, 1e-3)
+        band(ax, grid, 1e-3, count, color, 0.18)
+        ax.plot(grid, count, color=color, linewidth=1.6, label=name)
     ax.set_xscale("symlog", linthresh=near, linscale=0.5)
     ax.set_xticks(_ticks(ax.get_xlim(), near))
     ax.minorticks_off()
     ax.set_yscale("log")
     ax.set_ylim(0.05, None)
-    legend(label_axes(ax, "eigenvalue", "eigenvalues per unit of the axis"))
-    return ax
+    return legend(label_axes(ax, "eigenvalue", "eigenvalues per unit of the axis"))
 
 
 def _ticks(limits: tuple[float, float], near: float) -> list[float]:
-    """0 and powers of ten on both sides, six at most of each, none close to 0."""
+    """0 and at most six powers of ten on each side, none close to 0."""
     first = int(np.ceil(np.log10(near))) + 1
     last = int(np.floor(np.log10(max(-limits[0], limits[1], 10.0**first))))
     powers = 10.0 ** np.arange(first, last + 1, max(1, (last - first) // 5 + 1))
@@ -156,7 +139,7 @@ def _ticks(limits: tuple[float, float], near: float) -> list[float]:
     return [float(t) for t in both if limits[0] <= t <= limits[1]]
 
 
-def _smoothed(
+def _smoothed_density(
     one: SpectralDensity, near: float, width: float
 ) -> tuple[Float[np.ndarray, "g"], Float[np.ndarray, "g"]]:
     """Gaussians at the nodes, on the axis arcsinh(x / near)."""

@@ -7,13 +7,16 @@ be closed. `ax.figure` shows one in a notebook, `save` writes one.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
 
 from subbayes.utils.files import atomic_write_bytes
 
@@ -26,10 +29,14 @@ __all__ = [
     "ORANGE",
     "PURPLE",
     "RED",
+    "REFERENCE",
     "SKY",
+    "band",
+    "by_name",
     "grid",
     "label_axes",
     "legend",
+    "legend_entry",
     "new_axes",
     "png",
     "save",
@@ -39,6 +46,10 @@ __all__ = [
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, INK, GREY = "#56B4E9", "#CC79A7", "#222222", "#767676"
 COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, INK, GREY)
+REFERENCE: dict[str, Any] = {"color": GREY, "linewidth": 1, "linestyle": "--"}
+"""Style of lines to compare with."""
+
+T = TypeVar("T")
 
 WIDTH, HEIGHT, DPI = 5.2, 3.7, 150
 _LABEL, _TICK, _LEGEND = 10.5, 9.5, 9.0
@@ -59,7 +70,7 @@ def new_axes(ax: Axes | None = None, width: float = WIDTH, height: float = HEIGH
     if ax is not None:
         return ax
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    return _dress(figure.add_subplot())
+    return _apply_style(figure.add_subplot())
 
 
 def grid(rows: int, columns: int, width: float = WIDTH, height: float = HEIGHT) -> list[list[Axes]]:
@@ -79,10 +90,10 @@ def grid(rows: int, columns: int, width: float = WIDTH, height: float = HEIGHT) 
         figsize=(columns * width, rows * height), layout="constrained", facecolor="white"
     )
     axes = figure.subplots(rows, columns, squeeze=False)
-    return [[_dress(ax) for ax in row] for row in axes]
+    return [[_apply_style(ax) for ax in row] for row in axes]
 
 
-def _dress(ax: Axes) -> Axes:
+def _apply_style(ax: Axes) -> Axes:
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -97,14 +108,37 @@ def _dress(ax: Axes) -> Axes:
 
 
 def label_axes(ax: Axes, x: str, y: str) -> Axes:
-    """Name both axes."""
+    """Label both axes, and return them."""
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     return ax
 
 
-def legend(ax: Axes, columns: int = 2, handles: Sequence[Artist] | None = None) -> None:
-    """A legend above the axes, where it hides no data.
+def by_name(named: Mapping[str, T], markers: str = "o") -> Iterator[tuple[str, T, str, str]]:
+    """Names and values, each with a colour and a marker."""
+    for (name, value), color, marker in zip(
+        named.items(), cycle(COLORS), cycle(markers), strict=False
+    ):
+        yield name, value, color, marker
+
+
+def band(
+    ax: Axes, x: Any, low: Any, high: Any, color: str, alpha: float, label: str | None = None
+) -> None:
+    """Fill the area between two curves."""
+    ax.fill_between(x, low, high, color=color, alpha=alpha, linewidth=0, label=label)
+
+
+def legend_entry(label: str, color: str, marker: str = "", **style: Any) -> Line2D:
+    """An entry for a legend: a marker, or else a line."""
+    line = "" if marker else "-"
+    return Line2D(
+        [], [], **{"color": color, "marker": marker, "linestyle": line} | style, label=label
+    )
+
+
+def legend(ax: Axes, columns: int = 2, handles: Sequence[Artist] | None = None) -> Axes:
+    """Add a legend above the axes, where it hides no data, and return the axes.
 
     Args:
         ax: the axes; without labelled artists there is no legend.
@@ -125,6 +159,7 @@ def legend(ax: Axes, columns: int = 2, handles: Sequence[Artist] | None = None) 
             handlelength=1.6,
             columnspacing=1.4,
         )
+    return ax
 
 
 def note(ax: Axes, text: str) -> None:

@@ -1,20 +1,18 @@
-"""What subspaces keep of the full Laplace approximation, against their rank."""
+"""Errors of subspaces relative to the full Laplace approximation, against their rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from subbayes.inference.laplace.subspace_error import SubspaceError
-from subbayes.plots.style import COLORS, GREY, label_axes, legend, new_axes
+from subbayes.plots.style import GREY, by_name, label_axes, legend, new_axes
 from subbayes.utils.checks import check_choice, fail
 
 __all__ = ["subspace_errors"]
 
-_MARKERS = "osD^v"
 _LABELS = {
     "relative_error": "relative error of the covariance",
     "trace": "trace, relative to the full",
@@ -56,30 +54,23 @@ def subspace_errors(
     if not found:
         fail("found", "at least one subspace error", "none")
     if all(np.isnan(getattr(one, what)) for one in found):
+        needed = "noise" if what == "kl" else "targets"
         fail(
             "what",
-            f"a measure that was computed, for {what!r} with "
-            + ("a noise" if what == "kl" else "targets"),
-            "NaN for all subspace_errors",
-            f"Pass compare_subspaces(..., {'noise' if what == 'kl' else 'targets'}=...)",
+            f"a measure that was computed ({what!r} needs {needed})",
+            "NaN for all subspaces",
+            f"Pass compare_subspaces(..., {needed}=...)",
         )
     ax = new_axes(ax)
-    names = list(dict.fromkeys(one.name for one in found))
-    for name, color, marker in zip(names, cycle(COLORS), cycle(_MARKERS), strict=False):
-        mine = sorted((one for one in found if one.name == name), key=lambda one: one.rank)
-        ax.plot(
-            [one.rank for one in mine],
-            [getattr(one, what) for one in mine],
-            "-",
-            marker=marker,
-            markersize=4.5,
-            color=color,
-            label=name,
-        )
+    groups: dict[str, list[SubspaceError]] = {one.name: [] for one in found}
+    for one in sorted(found, key=lambda one: one.rank):
+        groups[one.name].append(one)
+    for name, group, color, marker in by_name(groups, "osD^v"):
+        ranks, values = [one.rank for one in group], [getattr(one, what) for one in group]
+        ax.plot(ranks, values, marker + "-", markersize=4.5, color=color, label=name)
     if what == "relative_error":
-        bounds = {one.rank: one.bound for one in found}
-        ranks = np.array(sorted(bounds))
-        ax.plot(ranks, [bounds[s] for s in ranks], "--", color=GREY, label="least possible")
+        bounds = sorted({one.rank: one.bound for one in found}.items())
+        ax.plot(*zip(*bounds, strict=True), "--", color=GREY, label="least possible")
     if what in _FULL:
         ax.axhline(getattr(found[0], _FULL[what]), ls="--", color=GREY, label="all weights")
     ax.set_xscale("log")
@@ -87,5 +78,4 @@ def subspace_errors(
         ax.set_yscale("log")
     elif what in _SHARES:
         ax.set_ylim(-0.03, 1.03)
-    legend(label_axes(ax, "rank s", _LABELS[what]), columns=3)
-    return ax
+    return legend(label_axes(ax, "rank s", _LABELS[what]), columns=3)

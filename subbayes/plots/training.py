@@ -1,4 +1,4 @@
-"""The history of a training, and the spectrum of its trajectory."""
+"""The training history, and the spectrum of the trajectory of the weights."""
 
 from __future__ import annotations
 
@@ -32,11 +32,9 @@ def training_history(history: Mapping[str, Any], *, ax: Axes | None = None) -> A
         >>> training_history({"train_loss": [2.0, 1.0, 0.8]}).get_xlabel()
         'epoch'
     """
-    phases = (
-        [history]
-        if "train_loss" in history
-        else [phase for phase in (history.get("train"), history.get("swa")) if phase]
-    )
+    phases = [history]
+    if "train_loss" not in history:
+        phases = [history[name] for name in ("train", "swa") if history.get(name)]
     if not phases or "train_loss" not in phases[0]:
         fail(
             "history",
@@ -46,37 +44,29 @@ def training_history(history: Mapping[str, Any], *, ax: Axes | None = None) -> A
         )
     ax = new_axes(ax)
     loss = np.concatenate([phase["train_loss"] for phase in phases])
-    held = np.concatenate([_held_out(phase) for phase in phases])
+    held_out = np.concatenate(
+        [
+            -np.asarray(
+                phase.get("validation_log_likelihood") or np.full(len(phase["train_loss"]), np.nan)
+            )
+            for phase in phases
+        ]
+    )
     epoch = np.arange(1, len(loss) + 1)
     ax.plot(epoch, loss, color=BLUE, linewidth=1.5, label="training rows")
-    if np.isfinite(held).any():
-        ax.plot(epoch, held, color=ORANGE, linewidth=1.5, label="held-out rows")
+    if np.isfinite(held_out).any():
+        ax.plot(epoch, held_out, color=ORANGE, linewidth=1.5, label="held-out rows")
     if len(phases) > 1:
-        ax.axvspan(
-            len(phases[0]["train_loss"]) + 0.5,
-            len(loss),
-            color=SKY,
-            alpha=0.15,
-            linewidth=0,
-            label="averaging (SWA)",
-        )
+        end, label = len(phases[0]["train_loss"]) + 0.5, "averaging (SWA)"
+        ax.axvspan(end, len(loss), color=SKY, alpha=0.15, linewidth=0, label=label)
     ax.set_xlim(1, max(len(loss), 2))
-    ax.set_ylim(*_without_start(np.concatenate([loss, held])))
-    legend(label_axes(ax, "epoch", "negative log-likelihood\n(nats per observation)"), columns=3)
-    return ax
-
-
-def _held_out(phase: Mapping[str, Any]) -> np.ndarray:
-    values = phase.get("validation_log_likelihood")
-    return -np.asarray(values) if values else np.full(len(phase["train_loss"]), np.nan)
-
-
-def _without_start(values: np.ndarray) -> tuple[float, float]:
-    """A range without the first epochs, whose losses may be much larger."""
-    finite = values[np.isfinite(values)]
-    low, high = float(finite.min()), float(np.quantile(finite, 0.96))
+    values = np.concatenate([loss, held_out])
+    values = values[np.isfinite(values)]
+    low, high = float(values.min()), float(np.quantile(values, 0.96))  # without the first epochs
     pad = 0.08 * (high - low) or 0.5
-    return low - pad, high + pad
+    ax.set_ylim(low - pad, high + pad)
+    what = "negative log-likelihood\n(nats per observation)"
+    return legend(label_axes(ax, "epoch", what), columns=3)
 
 
 def spectrum(
@@ -112,18 +102,10 @@ def spectrum(
     if rank is not None:
         kept = min(check_count("rank", rank), len(s))
         share = float((s[:kept] ** 2).sum() / (s**2).sum())
-        ax.plot(
-            place[:kept],
-            s[:kept],
-            "o-",
-            color=BLUE,
-            markersize=5,
-            linewidth=1.5,
-            label=f"the {kept} directions of the subspace",
-        )
+        label = f"the {kept} directions of the subspace"
+        ax.plot(place[:kept], s[:kept], "o-", color=BLUE, markersize=5, linewidth=1.5, label=label)
         note(ax, f"{100 * share:.0f} % of the variance")
     ax.set_yscale("log")
     ax.set_xlim(0.3, len(s) + 0.7)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend(label_axes(ax, "principal direction", "standard deviation of the weights"))
-    return ax
+    return legend(label_axes(ax, "principal direction", "standard deviation of the weights"))

@@ -24,10 +24,6 @@ class Training:
     centre of a subspace, and its trajectory gives the principal directions. `train` ignores the
     fields whose names begin with `swa`, and `swa` those of the first phase.
 
-    The defaults are those of `fit`. Before this class existed, `train` alone had
-    `epochs=200, learning_rate=1e-3, clip_norm=None`, and `swa` alone had
-    `epochs=20, max_snapshots=20, clip_norm=None`.
-
     Attributes:
         epochs: passes over the data in the first phase. In `fit`, 0 keeps the weights of a module
             that is already trained.
@@ -115,25 +111,17 @@ class Training:
                 "weight_decay",
                 "either weight_decay or prior_scale",
                 "both",
-                "They are two names of one thing: weight_decay = 1 / (prior_scale**2 * N)",
+                "They determine each other: weight_decay = 1 / (prior_scale**2 * N)",
             )
 
     def weight_decay_for(self, n: int) -> float:
-        """The weight decay of the mean loss over n rows.
-
-        Args:
-            n: number of training rows.
-        """
+        """The weight decay of the mean loss over n rows."""
         if self.prior_scale is not None:
             return 1 / (self.prior_scale**2 * n)
         return 0.0 if self.weight_decay is None else float(self.weight_decay)
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch of the first phase, counted from 0.
-
-        Args:
-            epoch: number of epochs before it.
-        """
+        """The learning rate of an epoch of the first phase, counted from 0."""
         first, last = self.learning_rate, self.final_learning_rate
         t = epoch / self.epochs
         if self.schedule == "cosine":

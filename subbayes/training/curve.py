@@ -14,7 +14,8 @@ trains all control points at once, from their own initial weights (Dold et al.).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class CurveResult:
         curve: the curve; `curve.subspace()` holds it.
         network: at the middle of the curve, t = 1/2, BatchNorm statistics refreshed.
         likelihood: the likelihood with its learned parameters, as plain numbers.
-        history: as of `TrainingResult`; losses are those at random places, so they scatter.
+        history: as of `TrainingResult`; the losses are those at the random places of the steps.
         best_epoch: the epoch of this curve, counted from 1.
         extra: the tensors learned with the curve, by name.
         likelihood_parameters: unconstrained parameters of the likelihood.
@@ -277,7 +278,7 @@ def connect(
     else:
         found = solutions
     kind = kind or ("polygon" if len(found) > 2 else "bezier")
-    fixed = _solutions(network, found, kind, degree)
+    fixed = _weights_of_solutions(network, found, kind, degree)
     training = training.along_curve()
 
     def initial() -> ControlPoints:
@@ -317,50 +318,40 @@ def _train_solutions(
 ) -> list[Any]:
     """Solutions from their own initial weights, each seeded by the seed and its number."""
     seeds = [derive_seed(seed, s) for s in range(count)]
-    results: list[Any] = list(
-        train_many(
-            [with_fresh_weights(network, own, factory) for own in seeds],
-            likelihood,
-            data,
-            training,
-            seeds=seeds,
-            validation=validation,
-            parameters=list(network.names),
-            output=network.output,
-            progress=progress,
-        )
+    results = train_many(
+        [with_fresh_weights(network, own, factory) for own in seeds],
+        likelihood,
+        data,
+        training,
+        seeds=seeds,
+        validation=validation,
+        parameters=list(network.names),
+        output=network.output,
+        progress=progress,
     )
     if not training.swa_epochs:
         return results
-    parameters = [result.likelihood_parameters for result in results]
-    results = [
-        swa(result, likelihood, data, training, seed=own, progress=progress)
+    return [
+        replace(
+            result,
+            network=swa(result, likelihood, data, training, seed=own, progress=progress).network,
+        )
         for result, own in zip(results, seeds, strict=True)
     ]
-    return [_Solution(r.network, own) for r, own in zip(results, parameters, strict=True)]
 
 
-# --- where it starts ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Solution:
-    """A network, and what its likelihood has learned."""
-
-    network: Network
-    likelihood_parameters: Tensor
-
-
-def _solutions(network: Network, ends: Sequence[Any], kind: CurveKind, degree: int) -> list[Tensor]:
+def _weights_of_solutions(
+    network: Network, solutions: Sequence[Any], kind: CurveKind, degree: int
+) -> list[Tensor]:
     """Weight vectors of the solutions to connect."""
-    if not isinstance(ends, Sequence):
-        fail_type("solutions", "two solutions", ends)
-    if len(ends) < 2 or (kind == "bezier" and len(ends) > 2):
+    if not isinstance(solutions, Sequence):
+        fail_type("solutions", "two solutions", solutions)
+    if len(solutions) < 2 or (kind == "bezier" and len(solutions) > 2):
         fail(
             "solutions",
             "2 solutions" if kind == "bezier" else "at least 2 solutions",
-            len(ends),
-            "Pass kind='polygon' to connect more" if len(ends) > 2 else "",
+            len(solutions),
+            "Pass kind='polygon' to connect more" if len(solutions) > 2 else "",
         )
     if degree < 2:
         fail(
@@ -369,8 +360,8 @@ def _solutions(network: Network, ends: Sequence[Any], kind: CurveKind, degree: i
             degree,
             "A straight line between the ends is WeightCurve(torch.stack(ends))",
         )
-    found = [_weights_of(network, end, i) for i, end in enumerate(ends)]
-    for i, (a, b) in enumerate(zip(found, found[1:], strict=False)):
+    found = [_weights_of(network, one, f"solutions[{i}]") for i, one in enumerate(solutions)]
+    for i, (a, b) in enumerate(pairwise(found)):
         if torch.equal(a, b):
             fail(
                 "solutions",
@@ -381,34 +372,32 @@ def _solutions(network: Network, ends: Sequence[Any], kind: CurveKind, degree: i
     return found
 
 
-def _weights_of(network: Network, end: Any, place: int) -> Float[Tensor, "D"]:
-    other = getattr(end, "network", end)
-    if isinstance(other, Network):
-        if other.architecture != network.architecture:
+def _weights_of(network: Network, solution: Any, argument: str) -> Float[Tensor, "D"]:
+    weights = getattr(solution, "network", solution)
+    if isinstance(weights, Network):
+        if weights.architecture != network.architecture:
             fail(
-                f"solutions[{place}]",
+                argument,
                 "the architecture of the module",
                 "another",
                 "Train both ends from one architecture",
             )
-        other = other.weights
-    if not isinstance(other, Tensor):
-        fail_type(f"solutions[{place}]", "a weight vector, a Network or a training result", end)
-    if other.shape != (network.size,):
+        weights = weights.weights
+    if not isinstance(weights, Tensor):
+        fail_type(argument, "a weight vector, a Network or a training result", solution)
+    if weights.shape != (network.size,):
         fail(
-            f"solutions[{place}]",
+            argument,
             f"{network.size} weights, as the network has",
-            f"shape {tuple(other.shape)}",
+            f"shape {tuple(weights.shape)}",
             "Flatten them with network.flatten(module)",
         )
-    return other.detach().to(network.weights)
+    return weights.detach().to(network.weights)
 
 
-def _mean_parameters(ends: Sequence[Any]) -> Tensor | None:
-    """The mean of the likelihoods' parameters at the ends, where these are known."""
-    parameters = [
-        end.likelihood_parameters for end in ends if isinstance(end, (TrainingResult, _Solution))
-    ]
-    if not parameters or len(parameters) < len(ends) or len({own.shape for own in parameters}) > 1:
+def _mean_parameters(solutions: Sequence[Any]) -> Tensor | None:
+    """The mean of the likelihood parameters of the solutions, if all are known."""
+    known = [one.likelihood_parameters for one in solutions if isinstance(one, TrainingResult)]
+    if not known or len(known) < len(solutions) or len({one.shape for one in known}) > 1:
         return None
-    return torch.stack(parameters).mean(0)
+    return torch.stack(known).mean(0)

@@ -100,7 +100,7 @@ def train_many(
 
 
 def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) -> TrainingResult:
-    network = task.minibatches[m].network
+    network, likelihood = task.minibatches[m].network, task.minibatches[m].likelihood
     module = network.module_with()
     trainable, likelihood_parameters, _ = task.parameters_of(m)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) 
     return TrainingResult(
         module=module,
         network=Network(module, network.selection, network.output),
-        likelihood=task.likelihood(m, likelihood_parameters),
+        likelihood=likelihood.with_parameters(likelihood_parameters).frozen(),
         history=history,
         best_epoch=best_epoch,
         likelihood_parameters=likelihood_parameters.clone(),
@@ -178,19 +178,19 @@ def swa_many(
             network=member.network.with_weights(recorder.mean),
             recorder=recorder,
             history=history,
-            likelihood=task.likelihood(m, average.parameters[m]),
+            likelihood=member.likelihood.with_parameters(parameters).frozen(),
         )
-        for m, (member, recorder, history) in enumerate(
-            zip(minibatches, average.recorders, histories, strict=True)
+        for member, recorder, history, parameters in zip(
+            minibatches, average.recorders, histories, average.parameters, strict=True
         )
     ]
 
 
 def _members(**arguments: Any) -> list[tuple[Any, ...]]:
-    """One tuple of arguments for each member; an argument that is not a list is used for all.
+    """One tuple of arguments for each member.
 
-    Args:
-        **arguments: the first has one value for each member; seeds may be None.
+    The first argument has one value for each member; other arguments that are not lists are used
+    for all members.
     """
     (name, first), *_ = arguments.items()
     count = len(first)

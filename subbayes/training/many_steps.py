@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from subbayes.data.data import Data, leaves, take
-from subbayes.likelihoods import Likelihood
 from subbayes.networks.layer_kinds import DROPOUTS
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.tracer import Tracer
@@ -24,7 +23,7 @@ from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["TrainableNetworks"]
 
-_WORTH_TRACING = 50  # steps of one shape, after which tracing (about a second) is worth it
+_TRACED_AFTER = 50  # steps of one shape; tracing takes about a second
 
 
 class TrainableNetworks(Trainable):
@@ -40,8 +39,16 @@ class TrainableNetworks(Trainable):
         held_out: Sequence[Data | None] = (None,),
         likelihood_parameters: Sequence[Tensor | None] | None = None,
     ) -> TrainableNetworks | None:
-        """Stacked networks, or None for members that cannot be vectorised."""
-        if len(minibatches) < 2 or not _are_stackable(minibatches) or not _have_one_shape(held_out):
+        """Stacked networks, or None for members that cannot be vectorised.
+
+        Args:
+            minibatches: of each member, with its network and likelihood.
+            training: settings.
+            held_out: data to evaluate after each epoch, or None, for each member.
+            likelihood_parameters: initial parameters of the likelihoods, for weight averaging,
+                which trains only the selected weights.
+        """
+        if len(minibatches) < 2 or not _are_stackable(minibatches, held_out):
             return None
         task = cls(minibatches, training, held_out, likelihood_parameters)
         return task if task.is_vectorisable() else None
@@ -54,9 +61,9 @@ class TrainableNetworks(Trainable):
         likelihood_parameters: Sequence[Tensor | None] | None,
     ) -> None:
         self.minibatches, self.training, self.count = minibatches, training, len(minibatches)
-        starts = likelihood_parameters
         self.likelihoods = [member.likelihood for member in minibatches]
-        if starts is not None:
+        averages = likelihood_parameters is not None
+        if averages:
             self.rate_argument = "swa_learning_rate"
         self.network = minibatches[0].network
         self.batch_likelihood = batch_likelihood(minibatches[0].likelihood)
@@ -65,7 +72,7 @@ class TrainableNetworks(Trainable):
         trainable = [
             n
             for n, p in named[0].items()
-            if p.requires_grad and (starts is None or n in self.network.names)
+            if p.requires_grad and (not averages or n in self.network.names)
         ]
         self.trainable = {
             n: nn.Parameter(torch.stack([p[n].detach() for p in named])) for n in trainable
@@ -73,24 +80,19 @@ class TrainableNetworks(Trainable):
         self.frozen = {
             n: torch.stack([p[n].detach() for p in named]) for n in named[0] if n not in trainable
         }
-        masks = {} if starts is None else self.network.masks
+        masks = self.network.masks if averages else {}
         self.partial = {n: (mask, self.trainable[n].detach().clone()) for n, mask in masks.items()}
+        starts = likelihood_parameters or [None] * self.count
+        pairs = zip(minibatches, starts, strict=True)
         self.unconstrained = nn.Parameter(
-            torch.stack(
-                [
-                    member.start_parameters(start)
-                    for member, start in zip(
-                        minibatches, starts or [None] * self.count, strict=True
-                    )
-                ]
-            )
+            torch.stack([member.start_parameters(start) for member, start in pairs])
         )
         decay = training.weight_decay_for(minibatches[0].n)
         self.optimizers = [make_optimizer(self.trainable, self.unconstrained, training, decay)]
         self.gradients = Tracer(
             vmap(grad_and_value(self.loss, argnums=(0, 1))),
             "the training step",
-            traced_after=_WORTH_TRACING,
+            traced_after=_TRACED_AFTER,
             tolerance=1e-5,
             verify_always=True,
         )
@@ -111,17 +113,6 @@ class TrainableNetworks(Trainable):
         )
         self.y = _concatenated([m.y for m in memory if m is not None])
 
-    # --- one member, as a pure function -----------------------------------------------------
-
-    def outputs(
-        self, trainable: Mapping[str, Tensor], frozen: Mapping[str, Tensor], x: Inputs
-    ) -> Tensor:
-        """Outputs of one member."""
-        args, kwargs = arguments(x)
-        return self.network.as_outputs(
-            functional_call(self.module, {**trainable, **frozen}, args, kwargs), x
-        )
-
     def loss(
         self,
         trainable: Mapping[str, Tensor],
@@ -130,13 +121,11 @@ class TrainableNetworks(Trainable):
         x: Inputs,
         y: Targets,
     ) -> Tensor:
-        """Mean negative log-likelihood of one member on its batch."""
-        outputs = self.outputs(trainable, frozen, x)
-        return (
-            -self.batch_likelihood.with_parameters(likelihood_parameters)
-            .log_prob(outputs, y)
-            .mean()
-        )
+        """Mean negative log-likelihood of one member on its batch, as a pure function."""
+        args, kwargs = arguments(x)
+        returned = functional_call(self.module, {**trainable, **frozen}, args, kwargs)
+        likelihood = self.batch_likelihood.with_parameters(likelihood_parameters)
+        return -likelihood.log_prob(self.network.as_outputs(returned, x), y).mean()
 
     def is_vectorisable(self) -> bool:
         """Whether the vectorised losses equal those of each member alone."""
@@ -163,8 +152,6 @@ class TrainableNetworks(Trainable):
             {n: p[m] for n, p in self.frozen.items()},
         )
 
-    # --- steps ------------------------------------------------------------------------------
-
     def batches(self, shuffled: bool = True) -> Iterator[tuple[Inputs, Targets]]:
         """The minibatches of one epoch; each member has its own order."""
         n, device = self.minibatches[0].n, self.network.device
@@ -181,14 +168,15 @@ class TrainableNetworks(Trainable):
     def step(self, x: Inputs, y: Targets) -> Tensor:
         """Make one step of every member; returns their losses (M,)."""
         with torch.no_grad():
-            (grads, grad_raw), losses = self.gradients(
+            (by_name, own), losses = self.gradients(
                 self.trainable, self.unconstrained, self.frozen, x, y
             )
+            gradients = [*(by_name[name] for name in self.trainable), own]
             if self.training.clip_norm is not None:
-                grads, grad_raw = _clipped(grads, grad_raw, self.training.clip_norm)
-            for name, parameter in self.trainable.items():
-                parameter.grad = grads[name]
-            self.unconstrained.grad = grad_raw
+                gradients = _clip_norms(gradients, self.training.clip_norm)
+            parameters = [*self.trainable.values(), self.unconstrained]
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
             self.optimizers[0].step()
             for name, (mask, before) in self.partial.items():
                 self.trainable[name].copy_(torch.where(mask, self.trainable[name], before))
@@ -198,8 +186,6 @@ class TrainableNetworks(Trainable):
         """Whether the trained weights of each member are finite."""
         sizes = [p.detach().abs().flatten(1).amax(1) for p in self.trainable.values()]
         return torch.isfinite(torch.stack(sizes)).all(0).tolist()
-
-    # --- evaluation and state ---------------------------------------------------------------
 
     def _stacked(self, held_out: Sequence[Data | None]) -> Any:
         """Held-out inputs and targets, with an axis for the members."""
@@ -252,13 +238,13 @@ class TrainableNetworks(Trainable):
                     self.trainable[name][m].copy_(value)
                 self.unconstrained[m].copy_(state["likelihood"])
 
-    def likelihood(self, m: int, likelihood_parameters: Tensor) -> Likelihood:
-        """The likelihood of a member with these parameters."""
-        return self.minibatches[m].likelihood.with_parameters(likelihood_parameters).frozen()
 
-
-def _are_stackable(minibatches: Sequence[Minibatches]) -> bool:
+def _are_stackable(minibatches: Sequence[Minibatches], held_out: Sequence[Data | None]) -> bool:
     """Whether members have data in memory of one shape, one architecture, no dropout or buffers."""
+    if held_out[0] is not None and not all(
+        p is not None and p.in_memory and _shapes(p) == _shapes(held_out[0]) for p in held_out
+    ):
+        return False
     first = minibatches[0]
     module = first.network.module_with()
     random = any(isinstance(m, DROPOUTS) or getattr(m, "dropout", 0) for m in module.modules())
@@ -290,25 +276,11 @@ def _member_of(values: Any, m: int) -> Any:
     return tree_map(lambda t: t[m], values)
 
 
-def _clipped(
-    grads: dict[str, Tensor], likelihood_parameters: Tensor, limit: float
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Gradients of each member, scaled to at most a norm."""
-    every = [*grads.values(), likelihood_parameters]
-    norms = torch.stack([g.flatten(1).square().sum(1) for g in every]).sum(0).sqrt()
+def _clip_norms(gradients: list[Tensor], limit: float) -> list[Tensor]:
+    """Gradients of each member, scaled to a norm of at most `limit`."""
+    norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
     factor = (limit / (norms + 1e-6)).clamp_max(1.0)
-
-    def scaled(g: Tensor) -> Tensor:
-        return g * factor.reshape(-1, *[1] * (g.ndim - 1))
-
-    return {n: scaled(g) for n, g in grads.items()}, scaled(likelihood_parameters)
-
-
-def _have_one_shape(parts: Sequence[Data | None]) -> bool:
-    """Whether held-out data can be stacked."""
-    if parts[0] is None:
-        return True
-    return all(p is not None and p.in_memory and _shapes(p) == _shapes(parts[0]) for p in parts)
+    return [g * factor.reshape(-1, *[1] * (g.ndim - 1)) for g in gradients]
 
 
 def _shapes(data: Data | None) -> Any:

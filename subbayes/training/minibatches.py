@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from subbayes.data.data import Data, as_pair, check_rows, n_rows, take, to_device
+from subbayes.data.data import Data, as_pair, check_rows, leaves, n_rows, take, to_device
 from subbayes.likelihoods import Likelihood, Standardized
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import derive_seed
+from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs, Targets
 
 __all__ = ["Minibatches", "absent_classes", "batch_likelihood", "batch_sizes", "split_validation"]
@@ -47,13 +48,8 @@ def split_validation(
     if not 0 < n < whole.n:
         fail("validation", f"a fraction that leaves rows on both sides of {whole.n}", fraction)
     order = torch.randperm(whole.n, generator=torch.Generator().manual_seed(derive_seed(seed, 1)))
-    order = order.to(_device_of(whole))
+    order = order.to(leaves(whole.targets())[0].device)
     return whole.rows(order[n:].sort().values), whole.rows(order[:n].sort().values)
-
-
-def _device_of(data: Data) -> torch.device:
-    y = data.targets()
-    return (y if isinstance(y, Tensor) else y[0]).device
 
 
 class Minibatches:
@@ -108,7 +104,10 @@ class Minibatches:
         likelihood.check_outputs(outputs, targets)
         self.absent_classes = absent_classes(likelihood, outputs, targets)
         self.initial_parameters = likelihood.init_parameters(targets).to(self.device, self.dtype)
-        self._check_batchnorm()
+        if self.has_batchnorm and self.n == 1:
+            fail("data", "at least 2 rows for BatchNorm", "1 row")
+        if self.has_batchnorm and batch_size == 1 and self.memory is not None:
+            fail("batch_size", "at least 2 for a module with BatchNorm", 1)
 
     def check_held_out(self, data: Data | None) -> None:
         """Check held-out data as the training data are checked."""
@@ -119,33 +118,18 @@ class Minibatches:
             self.likelihood.check_outputs(self.network.check(inputs), targets)
 
     def start_parameters(self, given: Tensor | None) -> Tensor:
-        """A copy of the parameters of the likelihood that are given, or else of the initial ones.
-
-        Args:
-            given: unconstrained parameters; they are ignored if the likelihood has others.
-        """
+        """A copy of the given parameters if they fit the likelihood, else of the initial ones."""
         initial = self.initial_parameters
         start = initial if given is None or given.shape != initial.shape else given
         return start.to(initial, copy=True)
-
-    def _check_batchnorm(self) -> None:
-        if not self.has_batchnorm:
-            return
-        if self.n == 1:
-            fail("data", "at least 2 rows for BatchNorm", "1 row")
-        if self.batch_size == 1 and self.memory is not None:
-            fail("batch_size", "at least 2 for a module with BatchNorm", 1)
 
     def prepare_targets(self, y: Targets) -> Targets:
         """Targets in standardised units, and in the dtype and on the device of the network."""
         if isinstance(self.likelihood, Standardized):
             y = self.likelihood.standardize(y)
-        if isinstance(y, tuple):
-            return tuple(self._cast(t) for t in y)
-        return self._cast(y)
-
-    def _cast(self, y: Tensor) -> Tensor:
-        return y.to(self.device, self.dtype if y.is_floating_point() else y.dtype)
+        return tree_map(
+            lambda t: t.to(self.device, self.dtype if t.is_floating_point() else t.dtype), y
+        )
 
     def shuffled(self) -> Iterator[tuple[Inputs, Targets]]:
         """The batches of one epoch: reshuffled, or in the loader's own order."""
@@ -206,7 +190,7 @@ def batch_sizes(n: int, size: int) -> list[int]:
 
 
 def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[int]:
-    """Labels of a classification without rows.
+    """Labels without rows, in a classification.
 
     Args:
         likelihood: p(y | f).

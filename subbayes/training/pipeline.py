@@ -18,7 +18,7 @@ from subbayes.networks.selection import Selection
 from subbayes.subspaces.curve import WeightCurve
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
-from subbayes.training.curve import CurveResult, connect
+from subbayes.training.curve import connect
 from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
 from subbayes.utils.seeding import derive_seed
 
@@ -69,10 +69,31 @@ class Trained:
 
         Args:
             degree: of the curve.
-            factory: makes a module with fresh weights; needed where a layer has no
+            factory: makes a module with new initial weights; needed where a layer has no
                 `reset_parameters`.
         """
-        return _second_end(self, degree, factory).curve
+        network, data, training = self.network, self.data, self.training
+        seed = derive_seed(self.seed, 4)
+        other = train_trajectory(
+            with_fresh_weights(network, seed, factory),
+            self.likelihood,
+            data,
+            training,
+            parameters=list(network.names),
+            output=network.output,
+            seed=seed,
+            progress=self.progress,
+        )
+        return connect(
+            network,
+            self.likelihood,
+            data,
+            replace(training, validation=None, patience=None),
+            solutions=(self.swa, other.swa),
+            degree=degree,
+            seed=seed,
+            progress=self.progress,
+        ).curve
 
 
 def train_trajectory(
@@ -89,7 +110,7 @@ def train_trajectory(
     """Train a copy of a module, and average its weights along the SGD trajectory.
 
     Args:
-        model: the module, never changed.
+        model: the module; not changed.
         likelihood: p(y | f).
         data: training data.
         training: settings.
@@ -98,7 +119,7 @@ def train_trajectory(
         seed: seed of shuffling and dropout.
         progress: show progress bars.
     """
-    shared: dict[str, Any] = {
+    options: dict[str, Any] = {
         "parameters": parameters,
         "output": output,
         "seed": seed,
@@ -106,21 +127,20 @@ def train_trajectory(
     }
     started, result = time.perf_counter(), None
     if training.epochs:
-        result = train(model, likelihood, data, training, **shared)
-    between, begin = time.perf_counter(), model if result is None else result
-    along = (
-        swa(begin, likelihood, data, training, **shared)
-        if training.swa_epochs
-        else _without_averaging(
-            result
-            or without_training(Network(model, parameters, output), likelihood, data, training)
-        )
-    )
+        result = train(model, likelihood, data, training, **options)
+    between = time.perf_counter()
+    if training.swa_epochs:
+        start = model if result is None else result
+        averaged = swa(start, likelihood, data, training, **options)
+    else:
+        network = Network(model, parameters, output)
+        end = result or without_training(network, likelihood, data, training)
+        averaged = SwaResult(end.network, end.likelihood, TrajectoryRecorder(), {})
     return Trained(
-        along.network,
-        along.likelihood,
+        averaged.network,
+        averaged.likelihood,
         result,
-        along,
+        averaged,
         Data.of(data),
         training,
         seed,
@@ -142,56 +162,12 @@ def without_training(
         seed: seed of random numbers.
     """
     data = Data.of(data)
-    likelihood = with_learned_parameters(network, likelihood, data)
-    along = SwaResult(network, likelihood, TrajectoryRecorder(), {})
-    return Trained(network, likelihood, None, along, data, training, seed)
-
-
-def _without_averaging(found: TrainingResult | Trained) -> SwaResult:
-    """The result of weight averaging with no epochs."""
-    return SwaResult(found.network, found.likelihood, TrajectoryRecorder(), {})
-
-
-def with_learned_parameters(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:
-    """Learn what the likelihood has to learn at the network's weights.
-
-    Args:
-        network: the network.
-        likelihood: p(y | f).
-        data: rows to learn from.
-    """
-    if likelihood.is_complete:
-        return likelihood
-    with torch.no_grad():
-        outputs = torch.cat(
-            [network(network.weights, to_device(x, network.device)) for x, _ in data.batches(4096)]
-        )
-    return likelihood.fit_parameters(outputs.cpu(), data.targets())
-
-
-def _second_end(
-    trained: Trained, degree: int, factory: Callable[[], nn.Module] | None
-) -> CurveResult:
-    """The curve from one solution to another, which is trained first."""
-    network, data, training = trained.network, trained.data, trained.training
-    own, progress = derive_seed(trained.seed, 4), trained.progress
-    other = train_trajectory(
-        with_fresh_weights(network, own, factory),
-        trained.likelihood,
-        data,
-        training,
-        parameters=list(network.names),
-        output=network.output,
-        seed=own,
-        progress=progress,
-    )
-    return connect(
-        network,
-        trained.likelihood,
-        data,
-        replace(training, validation=None, patience=None),
-        solutions=(trained.swa, other.swa),
-        degree=degree,
-        seed=own,
-        progress=progress,
-    )
+    if not likelihood.is_complete:
+        with torch.no_grad():
+            parts = [
+                network(network.weights, to_device(x, network.device))
+                for x, _ in data.batches(4096)
+            ]
+        likelihood = likelihood.fit_parameters(torch.cat(parts).cpu(), data.targets())
+    averaged = SwaResult(network, likelihood, TrajectoryRecorder(), {})
+    return Trained(network, likelihood, None, averaged, data, training, seed)

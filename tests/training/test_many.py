@@ -73,7 +73,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_together_is_as_alone(options, monkeypatch):
-    monkeypatch.setattr(many_steps, "_WORTH_TRACING", 2)
+    monkeypatch.setattr(many_steps, "_TRACED_AFTER", 2)
     compare(*both([net(m) for m in range(3)], Gaussian(), table(), **options))
 
 
