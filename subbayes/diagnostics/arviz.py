@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from subbayes.data.data import leaves
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Targets
 
 if TYPE_CHECKING:
     from subbayes.draws import Draws
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["arviz_data", "to_arviz"]
 
 _NAMES = {  # the names that ArviZ's plots and diagnostics look for
-    "log_likelihood": "log_likelihood_sum",  # ArviZ's log_likelihood has a number per observation
+    "log_likelihood": "log_likelihood_sum",  # ArviZ's log_likelihood is per observation
     "log_density": "lp",
     "divergent": "diverging",
     "depth": "tree_depth",
@@ -50,8 +50,8 @@ def to_arviz(draws: Draws, posterior: Posterior | None = None, *, seed: int = 0)
             fail("posterior", f"one of rank {draws.rank}, as the draws", posterior.rank)
         shape = draws.n_chains, draws.n_draws
         groups["log_likelihood"] = {"y": posterior.pointwise(draws.flat()).reshape(*shape, -1)}
-        y = _observed(posterior.data.targets()).numpy()
-        replicated = _replicated(draws, posterior, seed)
+        y = leaves(posterior.data.targets())[0].cpu().numpy()
+        replicated = _replicated_targets(draws, posterior, seed)
         groups["posterior_predictive"] = {"y": replicated.reshape(*shape, *y.shape)}
         groups["observed_data"] = {"y": y}
     return arviz_data(
@@ -86,7 +86,7 @@ def arviz_data(
     return arviz.from_dict(**data, coords=coords, dims=dims)
 
 
-def _replicated(draws: Draws, posterior: Posterior, seed: int) -> np.ndarray:
+def _replicated_targets(draws: Draws, posterior: Posterior, seed: int) -> np.ndarray:
     """Replicated targets of all observations for each draw, shape (S, N, ...)."""
     generator = torch.Generator().manual_seed(seed)
     parts = []
@@ -95,8 +95,3 @@ def _replicated(draws: Draws, posterior: Posterior, seed: int) -> np.ndarray:
         predictive = posterior.predict(draws, inputs, noise=noise)
         parts.append(predictive.likelihood.sample(predictive.outputs, generator))
     return torch.cat(parts, 1).numpy()
-
-
-def _observed(y: Targets) -> Tensor:
-    """The targets on the CPU, without their noise scales."""
-    return (y if isinstance(y, Tensor) else y[0]).cpu()

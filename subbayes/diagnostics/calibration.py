@@ -45,9 +45,6 @@ def calibration_curve(
         levels: interval levels between 0 and 1; by default 0.05, 0.1, ..., 0.95.
         bins: number of bins of equal width, for a classifier.
 
-    Returns:
-        The points of the curve.
-
     Raises:
         InputError: if `y` does not fit the predictions, or `levels` are not within [0, 1].
 
@@ -97,14 +94,11 @@ def reliability(
 def wilson_interval(
     share: Float[np.ndarray, "*m"] | float, count: Any
 ) -> tuple[Float[np.ndarray, "*m"], Float[np.ndarray, "*m"]]:
-    """95 % interval of a probability of which a share was observed.
+    """95 % confidence interval (lower, upper) of a probability from an observed share.
 
     Args:
         share: observed shares, in [0, 1].
-        count: number of observations of each.
-
-    Returns:
-        Lower and upper ends.
+        count: number of observations of each share.
 
     Source: Wilson (1927), "Probable inference, the law of succession, and statistical inference".
 

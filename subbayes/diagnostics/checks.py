@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
-from subbayes.data.data import to_targets
+from subbayes.data.data import leaves, to_targets
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_finite, fail
 
@@ -14,7 +13,7 @@ __all__ = ["class_labels", "require_ordered", "target_values"]
 
 
 def require_ordered(predictive: Predictive, name: str) -> None:
-    """Refuse predictions of classes, to which the score `name` does not apply."""
+    """Check that predictions are not of classes, for the score `name`."""
     if predictive.likelihood.kind == "classification":
         fail(
             "predictive",
@@ -50,9 +49,7 @@ def class_labels(
 
 def target_values(predictive: Predictive, y: object) -> Float[np.ndarray, "..."]:
     """Targets in float64 with the shape of the predictions; a column becomes a vector."""
-    targets = to_targets(y, "y")
-    first = targets if isinstance(targets, Tensor) else targets[0]
-    values = first.detach().cpu().double().numpy()
+    values = leaves(to_targets(y, "y"))[0].detach().cpu().double().numpy()
     classes = predictive.likelihood.kind == "classification"
     shape = (len(predictive),) if classes else predictive.mean.shape
     if values.shape not in (shape, (*shape, 1)):

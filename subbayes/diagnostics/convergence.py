@@ -3,10 +3,11 @@ r"""Convergence of chains: R-hat, effective sample sizes, Monte Carlo standard e
 R-hat and effective sample sizes follow Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021),
 "Rank-normalization, folding, and localization", Bayesian Analysis 16(2).
 
-Chain diagnostics take draws of shape (chains, draws, k) and return one number per coordinate,
-shape (k,); draws of shape (chains, draws) give a zero-dimensional array. A number that cannot
-be computed is nan: fewer than four draws per chain, a constant coordinate, a value that is not
-finite. Chains are split in half, so that a single chain is compared with itself.
+Chain diagnostics take draws `x` of shape (chains, draws, k) and return one number per coordinate,
+shape (k,); draws of shape (chains, draws) give a zero-dimensional array. Numbers that cannot be
+computed are NaN: fewer than four draws per chain, a constant coordinate, a value that is not
+finite. Chains are split in half, so that a single chain is compared with itself. Draws with fewer
+than two dimensions raise `InputError`.
 """
 
 from __future__ import annotations
@@ -47,16 +48,7 @@ def rhat(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     $$\hat R = \sqrt{\frac{(n - 1) W / n + B / n}{W}},$$
 
     and the larger of the values for the draws (location) and for the draws folded about their
-    median (scale) is reported.
-
-    Args:
-        x: draws, shape (chains, draws) or (chains, draws, k).
-
-    Returns:
-        R-hat per coordinate, shape (k,); infinite for chains stuck at different values.
-
-    Raises:
-        InputError: if `x` has fewer than two dimensions.
+    median (scale) is returned; infinite for chains stuck at different values.
 
     Source: Vehtari et al. (2021), sections 3.1 (split R-hat), 4.1 and 4.2 (ranks, folding).
 
@@ -77,15 +69,6 @@ def ess_bulk(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     $S / \hat\tau$ of the rank-normalised split chains, $\hat\tau = -1 + 2 \sum_t \hat\rho_t$
     truncated by Geyer's initial monotone sequence. At least 100 per chain are recommended.
 
-    Args:
-        x: draws, shape (chains, draws) or (chains, draws, k).
-
-    Returns:
-        Effective sample size per coordinate, shape (k,).
-
-    Raises:
-        InputError: if `x` has fewer than two dimensions.
-
     Source: Vehtari et al. (2021), sections 3.2 (estimator) and 4.1 (ranks).
 
     Example:
@@ -102,15 +85,6 @@ def ess_tail(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     The effective sample size of a quantile is that of the indicators $1\{x \le \hat q\}$. A
     quantile that is the largest draw (of a discrete coordinate) is ignored.
 
-    Args:
-        x: draws, shape (chains, draws) or (chains, draws, k).
-
-    Returns:
-        Effective sample size per coordinate, shape (k,).
-
-    Raises:
-        InputError: if `x` has fewer than two dimensions.
-
     Source: Vehtari et al. (2021), section 4.3.
 
     Example:
@@ -124,15 +98,6 @@ def ess_tail(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
 def ess_mean(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     r"""Effective sample size for the mean, of the draws without rank normalisation.
 
-    Args:
-        x: draws, shape (chains, draws) or (chains, draws, k).
-
-    Returns:
-        Effective sample size per coordinate, shape (k,).
-
-    Raises:
-        InputError: if `x` has fewer than two dimensions.
-
     Source: Vehtari et al. (2021), section 3.2.
 
     Example:
@@ -145,15 +110,6 @@ def ess_mean(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
 
 def mcse_mean(x: Num[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     r"""Monte Carlo standard error of the mean, $\mathrm{sd}(x) / \sqrt{\mathrm{ESS}}$.
-
-    Args:
-        x: draws, shape (chains, draws) or (chains, draws, k).
-
-    Returns:
-        Standard error per coordinate, shape (k,), in the units of `x`.
-
-    Raises:
-        InputError: if `x` has fewer than two dimensions.
 
     Source: Vehtari et al. (2021), section 3.2, with `ess_mean`.
 
@@ -222,12 +178,6 @@ def separate_groups(x: Float[np.ndarray, "chains draws k"]) -> list[Num[np.ndarr
 def average_ranks(x: Num[np.ndarray, "rows n"]) -> Float[np.ndarray, "rows n"]:
     """Ranks 1 to n along each row; ties get the mean of their ranks.
 
-    Args:
-        x: values, shape (rows, n).
-
-    Returns:
-        Ranks, shape (rows, n).
-
     Source: `scipy.stats.rankdata(x, axis=1)`, without its import time.
 
     Example:
@@ -251,7 +201,7 @@ def average_ranks(x: Num[np.ndarray, "rows n"]) -> Float[np.ndarray, "rows n"]:
 def _per_coordinate(
     statistic: Callable[[np.ndarray], np.ndarray], x: np.ndarray
 ) -> Float[np.ndarray, "..."]:
-    """Apply `statistic` to blocks of (k, chains, draws); nan where it is undefined."""
+    """Apply `statistic` to blocks of (k, chains, draws); NaN where it is undefined."""
     x = np.asarray(x)
     if x.ndim < 2:
         fail(
@@ -280,7 +230,7 @@ def blocks(n: int, width: int) -> Iterator[slice]:
 
 
 def _split(x: Chains) -> Float[np.ndarray, "k halves half"]:
-    """Halve each chain; of an odd number of draws the middle one is dropped."""
+    """Split each chain in half, without the middle one of an odd number of draws."""
     half = x.shape[2] // 2
     return np.concatenate([x[:, :, :half], x[:, :, -half:]], axis=1)
 
@@ -308,16 +258,13 @@ def _rhat(x: Chains) -> PerCoordinate:
 
 
 def _ess_tail(x: Chains) -> PerCoordinate:
-    low, high = np.quantile(x, [0.05, 0.95], axis=(1, 2), keepdims=True)
-    return np.fmin(_ess_indicator(x, low), _ess_indicator(x, high))
-
-
-def _ess_indicator(x: Chains, threshold: Float[np.ndarray, "k 1 1"]) -> PerCoordinate:
-    return _ess(_split((x <= threshold).astype(np.float64)))
+    quantiles = np.quantile(x, [0.05, 0.95], axis=(1, 2), keepdims=True)
+    low, high = (_ess(_split((x <= q).astype(np.float64))) for q in quantiles)
+    return np.fmin(low, high)
 
 
 def _ess(x: Chains) -> PerCoordinate:
-    """Effective sample size of split chains (section 3.2); nan for constant chains."""
+    """Effective sample size of split chains (section 3.2); NaN for constant chains."""
     size = x.shape[1] * x.shape[2]
     tau = _autocorrelation_time(_autocorrelation(x))
     moves = x.min(axis=(1, 2)) < x.max(axis=(1, 2))
@@ -346,7 +293,7 @@ def _autocorrelation_time(rho: Float[np.ndarray, "k draws"]) -> PerCoordinate:
     stop = np.where(negative.any(axis=1), negative.argmax(axis=1), last)
     kept = np.arange(last + 1) < stop[:, None]
     head = np.sum(np.minimum.accumulate(pairs, axis=1), axis=1, where=kept)
-    # The first half of the last pair counts once: it lowers the variance of the estimate
-    # for antithetic chains.
+    # The first half of the last pair counts once, which lowers the variance of the estimate for
+    # antithetic chains.
     even = rho[rows, 2 * stop]
     return 2 * head - 1 + np.where((even > 0) | (pairs[rows, stop] >= 0), even, 0)

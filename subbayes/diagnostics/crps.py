@@ -21,12 +21,7 @@ _N_SAMPLES = 1000
 
 
 def crps_counts(predictive: Predictive, values: Float[np.ndarray, "..."]) -> float:
-    """CRPS of counts, as a sum over the integers between the extreme quantiles and the count.
-
-    Args:
-        predictive: predictive distribution of counts.
-        values: observed counts.
-    """
+    """CRPS of counts: a sum over the integers between the extreme quantiles and the count."""
     low = np.minimum(predictive.quantile(_TAIL), values)
     high = np.maximum(predictive.quantile(1 - _TAIL), values)
     steps = int((high - low).max())
@@ -40,19 +35,11 @@ def crps_counts(predictive: Predictive, values: Float[np.ndarray, "..."]) -> flo
 
 
 def crps_samples(predictive: Predictive, values: Float[np.ndarray, "..."]) -> float:
-    """Unbiased estimate of the CRPS from samples.
-
-    Args:
-        predictive: predictive distribution with any likelihood.
-        values: targets.
-    """
+    """Unbiased estimate of the CRPS from samples, for any likelihood."""
     from scoringrules import crps_ensemble
 
     samples = predictive.sample(_N_SAMPLES, seed=0)
     return float(np.mean(crps_ensemble(values, samples, m_axis=0, estimator="pwm")))
-
-
-# --- a mixture of Gaussians ------------------------------------------------------------------
 
 
 def crps_gaussian_mixture(
@@ -67,9 +54,8 @@ def crps_gaussian_mixture(
 
     The double sum equals $\int F (1 - F) \, dt$ for the distribution function $F$ of the
     mixture. The trapezoidal rule with steps of half the smallest $\sigma$ is exact to rounding for
-    this smooth integrand ($e^{-\pi^2 \sigma^2 / h^2} \approx 10^{-17}$), and it replaces the S²
-    pairs where it needs fewer evaluations: for most posteriors about 50 S. Memory does not grow
-    with S².
+    this smooth integrand ($e^{-\pi^2 \sigma^2 / h^2} \approx 10^{-17}$). It replaces the S² pairs
+    where it needs fewer evaluations, for most posteriors about 50 S. Memory does not grow with S².
 
     Args:
         means: component means, shape (S, n).
@@ -104,7 +90,7 @@ def _mean_distance(m: Float[Tensor, "n S"], s: Float[Tensor, "n S"]) -> Float[Te
     """E|X - X'| of two independent draws of each mixture."""
     low, high = (m - 8 * s).amin(1), (m + 8 * s).amax(1)
     nodes = 1 + 2 * (high - low) / s.amin(1)
-    # Round up by less than a fifth, so that mixtures with similar numbers of nodes form one batch.
+    # Round up by less than a fifth, so that mixtures with similar numbers of nodes form a batch.
     nodes = torch.exp2(torch.ceil(4 * torch.log2(nodes)) / 4).ceil()
     nodes[nodes > 2 * m.shape[1]] = 0
     distance = torch.empty(len(m), dtype=m.dtype)
@@ -130,7 +116,7 @@ def _distance_on_grid(
         erf = torch.erf((t - m[rows, None]) / (s[rows, None] * math.sqrt(2))).mean(2)
         return step[rows] * (1 - erf.square()).sum(1) / 2
 
-    return _summed(spread, len(m), count, m.shape[1])
+    return _sum_in_blocks(spread, len(m), count, m.shape[1])
 
 
 def _distance_of_pairs(m: Float[Tensor, "n S"], s: Float[Tensor, "n S"]) -> Float[Tensor, "n"]:
@@ -140,10 +126,10 @@ def _distance_of_pairs(m: Float[Tensor, "n S"], s: Float[Tensor, "n S"]) -> Floa
         std = torch.hypot(s[rows, part, None], s[rows, None])
         return _absolute_moment(m[rows, part, None] - m[rows, None], std).mean(2).sum(1)
 
-    return _summed(spread, len(m), m.shape[1], m.shape[1]) / m.shape[1]
+    return _sum_in_blocks(spread, len(m), m.shape[1], m.shape[1]) / m.shape[1]
 
 
-def _summed(
+def _sum_in_blocks(
     term: Callable[[slice, slice], Tensor], n: int, count: int, width: int
 ) -> Float[Tensor, "n"]:
     """Sum `term` over `count` points for n rows, in blocks of bounded memory."""

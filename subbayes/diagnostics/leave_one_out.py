@@ -1,8 +1,4 @@
-r"""Leave-one-out cross-validation by Pareto-smoothed importance sampling.
-
-Pareto-smoothed importance sampling follows Vehtari, Simpson, Gelman, Yao and Gabry (2024), JMLR
-25(72).
-"""
+"""Leave-one-out cross-validation by Pareto-smoothed importance sampling (Vehtari et al. 2024)."""
 
 from __future__ import annotations
 
@@ -46,12 +42,16 @@ class LooResult:
     @property
     def good_k(self) -> float:
         r"""Largest reliable Pareto k, $\min(1 - 1 / \log_{10} S, 0.7)$."""
-        return _good_k(self.n_draws)
+        return min(1 - 1 / math.log10(self.n_draws), 0.7) if self.n_draws > 1 else -math.inf
 
     @property
     def n_bad(self) -> int:
         """Number of observations whose Pareto k is above `good_k`."""
         return int((self.pareto_k > self.good_k).sum())
+
+    def difference(self, best: LooResult) -> tuple[float, float]:
+        """`elpd` minus that of another result on the same observations, and its standard error."""
+        return self.elpd - best.elpd, sum_se(self.pointwise - best.pointwise)
 
     def __repr__(self) -> str:
         return (
@@ -98,15 +98,15 @@ def psis(
 
     Returns:
         Normalised log weights (S, N), whose exponentials sum to 1 over the draws, and Pareto k
-        (N,): infinite where fewer than five ratios stand out of the rest, so that nothing could
-        be fitted, minus infinity where all ratios are equal.
+        (N,): infinite if fewer than five ratios are above the threshold of the tail, minus
+        infinity if all ratios are equal.
 
     Raises:
         InputError: if `log_ratios` is not (S, N), a column has nan, +inf or only -inf, or `reff` is
             not positive.
 
-    Source: Vehtari et al. (2024), Algorithm 1; the fit is Zhang and Stephens (2009), with the
-        weak prior of Vehtari et al. (2024).
+    Source: Vehtari, Simpson, Gelman, Yao and Gabry (2024), JMLR 25(72), algorithm 1; the fit is
+        that of Zhang and Stephens (2009), with the weak prior of Vehtari et al. (2024).
 
     Example:
         >>> log_ratios = np.random.default_rng(0).exponential(size=(1000, 2)) * [0.2, 1.2]
@@ -159,9 +159,6 @@ def loo(
             interest to the sampled one; by default constant.
         quiet: suppress the warning.
 
-    Returns:
-        The estimate and its components; see `LooResult`.
-
     Raises:
         InputError: if `log_lik` has another shape or is not finite, or `reff` is not positive.
 
@@ -198,8 +195,12 @@ def loo(
     result = LooResult(
         elpd, sum_se(pointwise), float(in_sample.sum()) - elpd, pointwise, pareto_k, n_draws
     )
-    if not quiet:
-        _warn_unreliable(result)
+    if result.n_bad and not quiet:
+        warnings.warn(
+            f"loo: Pareto k is above {result.good_k:.2f} at {result.n_bad} of {n} points, whose "
+            "terms are unreliable. Draw more, or score on held-out data instead.",
+            stacklevel=2,
+        )
     return result
 
 
@@ -238,15 +239,7 @@ def compare(results: dict[str, LooResult]) -> list[LooComparison]:
     ranked = sorted(results.items(), key=lambda item: -item[1].elpd)
     best = ranked[0][1]
     return [
-        LooComparison(
-            name,
-            one.elpd,
-            one.se,
-            one.elpd - best.elpd,
-            sum_se(one.pointwise - best.pointwise),
-            one.p_loo,
-            one.n_bad,
-        )
+        LooComparison(name, one.elpd, one.se, *one.difference(best), one.p_loo, one.n_bad)
         for name, one in ranked
     ]
 
@@ -377,32 +370,16 @@ def _pareto_quantile(
 
 
 def _logsumexp(x: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n"]:
-    """Log of the sum of exponentials along each row, without the import time of SciPy's."""
+    """`scipy.special.logsumexp` along each row, without its import time."""
     top = x.max(axis=1, keepdims=True)
     return np.log(np.exp(x - top).sum(axis=1)) + top[:, 0]
 
 
 def sum_se(terms: Float[np.ndarray, "N"]) -> float:
-    """Standard error of a sum of N terms; nan for a single term.
+    """Standard error of a sum of N terms; NaN for a single term.
 
     Example:
         >>> sum_se(np.array([1.0, 3.0, 1.0, 3.0]))
         2.0
     """
-    if len(terms) < 2:
-        return math.nan
-    return float(np.sqrt(len(terms) * terms.var()))
-
-
-def _good_k(n_draws: int) -> float:
-    return min(1 - 1 / math.log10(n_draws), 0.7) if n_draws > 1 else -math.inf
-
-
-def _warn_unreliable(result: LooResult) -> None:
-    if result.n_bad:
-        warnings.warn(
-            f"loo: Pareto k is above {result.good_k:.2f} at {result.n_bad} of "
-            f"{len(result.pareto_k)} points, whose terms are unreliable. Draw more, or score on "
-            "held-out data instead.",
-            stacklevel=3,
-        )
+    return float(np.sqrt(len(terms) * terms.var())) if len(terms) > 1 else math.nan

@@ -1,7 +1,10 @@
 r"""Scores of a `Predictive` against the observed targets.
 
-Every score is a function `(predictive, y) -> float`, an average over observations (and over
-targets, if there are several). `score` returns those that apply to the likelihood.
+Every score is a function `(predictive, y) -> float`, an average over the N observations (and over
+the targets, if there are several). `y` has shape (N,) or (N, T), or (N,) with labels 0 to K - 1 for
+classes. `InputError` is raised if `y` does not fit the predictions, or if a score for classes is
+used for regression or counts, or vice versa. `score` returns all scores that apply to the
+likelihood.
 """
 
 from __future__ import annotations
@@ -40,16 +43,7 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
     interval_width. Counts: the same without the moment-matched one. Classification:
     log_likelihood, accuracy, brier, ece, auroc.
 
-    Args:
-        predictive: the predictive distribution of N observations.
-        y: targets, (N,) or (N, T).
-        level: probability of the interval for coverage and width.
-
-    Returns:
-        Scores by name of the function.
-
-    Raises:
-        InputError: if `y` does not fit the predictions or holds NaN.
+    `level` is the probability of the interval for coverage and width.
 
     Example:
         >>> import torch
@@ -74,26 +68,13 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
     }
 
 
-# --- any likelihood -------------------------------------------------------------------------
-
-
 def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = False) -> float:
     r"""Mean log predictive density, in nats per observation; higher is better.
 
     $$\frac{1}{N} \sum_i \log \frac{1}{S} \sum_s p(y_i \mid f_s(x_i))$$
 
-    Args:
-        predictive: the predictive distribution of N observations.
-        y: targets, (N,) or (N, T).
-        moment_matched: use the Gaussian with the mixture's mean and variance instead of the
-            mixture itself, as Izmailov et al. (2019) report; regression only.
-
-    Returns:
-        The mean over observations.
-
-    Raises:
-        InputError: if `y` does not fit the predictions, or `moment_matched` is used with a
-            likelihood that is not a regression.
+    `moment_matched` uses the Gaussian with the mixture's mean and variance instead of the mixture
+    itself, as Izmailov et al. (2019) report; regression only.
 
     Source: Izmailov et al. (2019), eq. 3 and appendix E.1.
 
@@ -108,21 +89,10 @@ def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = Fal
     return float(np.mean(predictive.log_prob(targets, moment_matched=moment_matched)))
 
 
-# --- regression and counts ------------------------------------------------------------------
-
-
 def rmse(predictive: Predictive, y: object) -> float:
     r"""Root mean squared error of the predictive mean, in the units of y.
 
-    Args:
-        predictive: the predictive distribution of N observations.
-        y: targets, (N,) or (N, T).
-
-    Returns:
-        $\sqrt{\mathrm{mean}_i (\mathrm{E}[y_i] - y_i)^2}$.
-
-    Raises:
-        InputError: if `y` does not fit the predictions, or they are of classes.
+    $\sqrt{\mathrm{mean}_i (\mathrm{E}[y_i] - y_i)^2}$.
 
     Example:
         >>> import torch
@@ -143,16 +113,6 @@ def crps(predictive: Predictive, y: object) -> float:
     Exact for Gaussian noise (`crps_gaussian_mixture`) and for counts, by a sum over the integers;
     estimated without bias from 1000 samples for other likelihoods and for counts with a range of
     thousands. With several targets it is the mean over targets.
-
-    Args:
-        predictive: the predictive distribution of N observations.
-        y: targets, (N,) or (N, T).
-
-    Returns:
-        The mean over observations.
-
-    Raises:
-        InputError: if `y` does not fit the predictions, or they are of classes.
 
     Source: Gneiting and Raftery (2007), JASA 102(477), eqs. 20 and 21.
 
@@ -175,18 +135,7 @@ def crps(predictive: Predictive, y: object) -> float:
 
 
 def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
-    r"""Fraction of targets inside the central predictive interval; `level` if calibrated.
-
-    Args:
-        predictive: the predictive distribution of N observations.
-        y: targets, (N,) or (N, T).
-        level: probability of the interval.
-
-    Returns:
-        A fraction between 0 and 1.
-
-    Raises:
-        InputError: if `y` does not fit the predictions, or they are of classes.
+    r"""Fraction of targets inside the central predictive interval of probability `level`.
 
     Example:
         >>> import torch
@@ -202,18 +151,7 @@ def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
 def interval_width(predictive: Predictive, y: object = None, level: float = 0.95) -> float:
     r"""Mean width of the central predictive interval, in the units of y.
 
-    Narrower is better at equal coverage.
-
-    Args:
-        predictive: the predictive distribution of N observations.
-        y: ignored; present for a uniform signature.
-        level: probability of the interval.
-
-    Returns:
-        The mean over observations.
-
-    Raises:
-        InputError: if the predictions are of classes.
+    Narrower is better at equal coverage. `y` is ignored; it makes the signature uniform.
 
     Example:
         >>> import torch
@@ -233,21 +171,8 @@ def _width(interval: tuple[np.ndarray, np.ndarray]) -> float:
     return float(np.mean(interval[1] - interval[0]))
 
 
-# --- classification -------------------------------------------------------------------------
-
-
 def accuracy(predictive: Predictive, y: object) -> float:
     r"""Fraction of observations whose most probable class is correct.
-
-    Args:
-        predictive: the predictive distribution of N observations.
-        y: labels 0 to K - 1, shape (N,).
-
-    Returns:
-        A fraction between 0 and 1.
-
-    Raises:
-        InputError: if `y` has other labels, or the predictions are not of classes.
 
     Example:
         >>> import torch
@@ -265,16 +190,6 @@ def brier(predictive: Predictive, y: object) -> float:
     $$\frac{1}{N} \sum_i \sum_k (p_{ik} - 1\{y_i = k\})^2$$
 
     It sums over all classes, so for two classes it is twice the one-class form.
-
-    Args:
-        predictive: the predictive distribution of N observations.
-        y: labels 0 to K - 1, shape (N,).
-
-    Returns:
-        The mean over observations.
-
-    Raises:
-        InputError: if `y` has other labels, or the predictions are not of classes.
 
     Source: Brier (1950), Monthly Weather Review 78(1), eq. 2.
 
@@ -294,18 +209,7 @@ def ece(predictive: Predictive, y: object, bins: int = 15) -> float:
 
     $$\sum_b \frac{n_b}{N} \left| \mathrm{accuracy}_b - \mathrm{confidence}_b \right|$$
 
-    over bins of equal width, closed on the right, of the top class's probability.
-
-    Args:
-        predictive: the predictive distribution of N observations.
-        y: labels 0 to K - 1, shape (N,).
-        bins: number of bins over [0, 1].
-
-    Returns:
-        A number between 0 and 1.
-
-    Raises:
-        InputError: if `y` has other labels, or the predictions are not of classes.
+    over `bins` bins of equal width, closed on the right, of the top class's probability.
 
     Source: Guo, Pleiss, Sun and Weinberger (2017), ICML, eq. 3.
 
@@ -326,17 +230,7 @@ def auroc(predictive: Predictive, y: object) -> float:
 
     The probability that an observation of the class has a higher predicted probability than one
     of another class, with ties counted one half. For more than two classes, the mean of each class
-    against the rest.
-
-    Args:
-        predictive: the predictive distribution of N observations.
-        y: labels 0 to K - 1, shape (N,).
-
-    Returns:
-        A number between 0 and 1; nan, with a warning, if `y` lacks a class.
-
-    Raises:
-        InputError: if `y` has other labels, or the predictions are not of classes.
+    against the rest. NaN, with a warning, if `y` lacks a class.
 
     Source: Hanley and McNeil (1982), Radiology 143(1); macro average over classes.
 

@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.diagnostics.leave_one_out import LooResult, loo, psis, sum_se
+from subbayes.data.data import leaves
+from subbayes.diagnostics.leave_one_out import LooResult, loo, psis
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_count, check_positive, fail, fail_type
 
@@ -180,41 +181,42 @@ class _Candidate:
     log_weights: Float[np.ndarray, "S"] | None = None
 
     def score(self) -> tuple[ModelScore, LooResult]:
-        """The score, without its difference from the best."""
+        """The score, without the difference from the best."""
         result = loo(
             self.terms, temperature=self.temperature, quiet=True, log_weights=self.log_weights
         )
         evidence, error, k = self._evidence()
         linearised = self.draws.prediction == "linearised"
-        return ModelScore(
-            self.name,
-            result.elpd,
-            result.se,
-            0.0,
-            0.0,
-            result.p_loo,
-            result.n_bad,
-            k,
-            evidence,
-            error,
-            self.temperature,
-            self.rank,
-            self.draws.engine or "unknown",
-            result.n_draws,
-            linearised,
-            not (k > _BAD_K or self.draws.pareto_k > _BAD_K or linearised),
-        ), result
+        score = ModelScore(
+            name=self.name,
+            elpd=result.elpd,
+            se=result.se,
+            difference=0.0,
+            difference_se=0.0,
+            p_loo=result.p_loo,
+            n_bad=result.n_bad,
+            weights_k=k,
+            log_evidence=evidence,
+            log_evidence_error=error,
+            temperature=self.temperature,
+            rank=self.rank,
+            sampler=self.draws.engine or "unknown",
+            draws=result.n_draws,
+            linearised=linearised,
+            reliable=not (k > _BAD_K or self.draws.pareto_k > _BAD_K or linearised),
+        )
+        return score, result
 
     def _evidence(self) -> tuple[float, float, float]:
-        """Log evidence, its error and Pareto k; weighted by the mean of the weights."""
-        known, error = self.draws.log_evidence, self.draws.log_evidence_error
+        """Log evidence, its error and the Pareto k of the weights, whose mean corrects it."""
+        evidence, error = self.draws.log_evidence, self.draws.log_evidence_error
         if self.log_weights is None:
-            return known, error, float("nan")
+            return evidence, error, float("nan")
         smoothed, k = psis(self.log_weights[:, None])
         share = np.exp(smoothed[:, 0])
         spread = float(np.sqrt(max(np.square(share).sum() - 1 / len(share), 0.0)))
         mean = np.logaddexp.reduce(self.log_weights) - np.log(len(share))
-        return known + float(mean), float(np.hypot(error, spread)), float(k[0])
+        return evidence + float(mean), float(np.hypot(error, spread)), float(k[0])
 
 
 def compare_posteriors(
@@ -255,25 +257,17 @@ def compare_posteriors(
         [1, 2]
     """
     if not isinstance(models, Mapping):
-        fail_type(
-            "models", "a dict from names to pairs (posterior, draws) or fitted models", models
-        )
+        wanted = "a dict from names to pairs (posterior, draws) or fitted models"
+        fail_type("models", wanted, models)
     if not models:
         fail("models", "at least one posterior with its draws", "none")
     pairs = {name: _pair(name, model) for name, model in models.items()}
     _check_same_observations({name: posterior for name, (posterior, _) in pairs.items()})
-    return _ranked(
-        [
-            _Candidate(
-                name,
-                _terms(posterior, draws, most_draws)[0],
-                posterior.temperature,
-                posterior.rank,
-                draws,
-            )
-            for name, (posterior, draws) in pairs.items()
-        ]
-    )
+    candidates = []
+    for name, (posterior, draws) in pairs.items():
+        terms, _ = _terms(posterior, draws, most_draws)
+        candidates.append(_Candidate(name, terms, posterior.temperature, posterior.rank, draws))
+    return _rank(candidates)
 
 
 def reweight(
@@ -339,28 +333,23 @@ def reweight(
                         log_weights=weights,
                     )
                 )
-    return _ranked(candidates)
+    return _rank(candidates)
 
 
 def _list(values: float | Sequence[float]) -> Sequence[float]:
-    """The values as a list; a single number becomes a list of one."""
     return values if isinstance(values, Sequence) else np.atleast_1d(values).tolist()
 
 
-def _ranked(candidates: Sequence[_Candidate]) -> ModelComparison:
+def _rank(candidates: Sequence[_Candidate]) -> ModelComparison:
     pairs = sorted(
         (candidate.score() for candidate in candidates),
         key=lambda pair: (not pair[0].reliable, -pair[0].elpd),
     )
     best = pairs[0][1]
-    rows = [
-        replace(
-            row,
-            difference=result.elpd - best.elpd,
-            difference_se=sum_se(result.pointwise - best.pointwise),
-        )
-        for row, result in pairs
-    ]
+    rows = []
+    for row, result in pairs:
+        difference, error = result.difference(best)
+        rows.append(replace(row, difference=difference, difference_se=error))
     return ModelComparison(tuple(rows), len(best.pointwise))
 
 
@@ -377,12 +366,10 @@ def _terms(
 
 
 def _pair(name: str, model: Any) -> tuple[Posterior, Draws]:
-    """The posterior and the draws of a model; recognised by what is used of them."""
-    pair = (
-        model
-        if isinstance(model, tuple)
-        else (getattr(model, "posterior", None), getattr(model, "draws", None))
-    )
+    """The posterior and the draws of a model, recognised by the attributes that are used."""
+    pair = model
+    if not isinstance(model, tuple):
+        pair = getattr(model, "posterior", None), getattr(model, "draws", None)
     if len(pair) != 2 or not hasattr(pair[0], "pointwise") or not hasattr(pair[1], "n_chains"):
         fail_type(
             f"models[{name!r}]",
@@ -395,15 +382,14 @@ def _pair(name: str, model: Any) -> tuple[Posterior, Draws]:
 
 
 def _check_match(argument: str, posterior: Posterior, draws: Draws) -> None:
-    """Refuse draws that cannot be of this posterior, by their rank and temperature."""
+    """Check that draws have the rank and temperature of the posterior."""
     if draws.rank != posterior.rank:
         fail(argument, f"draws of rank {posterior.rank}, as the posterior", draws.rank)
-    sampled = draws.temperature
-    if sampled != posterior.temperature:
+    if draws.temperature != posterior.temperature:
         fail(
             argument,
             f"draws at temperature {posterior.temperature:g}, as the posterior",
-            f"{sampled:g}",
+            f"{draws.temperature:g}",
             "Pass the posterior they were drawn from",
         )
 
@@ -414,17 +400,15 @@ def _check_same_observations(posteriors: Mapping[str, Posterior]) -> None:
     for name in others:
         found = _targets(posteriors[name])
         if found.shape != expected.shape or not torch.equal(found, expected):
+            got = f"{len(found)} instead of {len(expected)}"
             fail(
                 f"models[{name!r}]",
                 f"the observations of {first!r}, in their order",
-                "others"
-                if found.shape == expected.shape
-                else f"{len(found)} instead of {len(expected)}",
+                "others" if found.shape == expected.shape else got,
                 "Fit all to the same rows",
             )
 
 
 def _targets(posterior: Posterior) -> Tensor:
-    y = posterior.data.targets()
-    y = (y if isinstance(y, Tensor) else y[0]).cpu()
+    y = leaves(posterior.data.targets())[0].cpu()
     return y.double() if y.is_floating_point() else y

@@ -1,4 +1,4 @@
-"""What models that predict from inputs share: scores, saving, and what they are."""
+"""Base class of models that predict from inputs: scores, description and saving."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Predictor(ABC):
         kind: the kind of its artifact; see `subbayes.utils.saving`.
         network: the network.
         likelihood: p(y | f).
-        modes: further arguments of `predict` that choose what is averaged.
+        modes: additional arguments of `predict` that choose what is averaged.
     """
 
     kind: ClassVar[str]
@@ -80,10 +80,10 @@ class Predictor(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Everything else to save, in types that JSON has."""
+        """Everything else to save, as JSON values."""
 
     def describe(self) -> dict[str, str]:
-        """What the model is, in words: network, likelihood and method."""
+        """Descriptions of network, likelihood and method."""
         network, likelihood = self._parts()
         return {
             "network": describe_network(network),
@@ -92,7 +92,7 @@ class Predictor(ABC):
         }
 
     def fit_summary(self) -> dict[str, Any]:
-        """Figures of the fit by name, as the command line prints them."""
+        """Numbers of the fit by name, as the command line prints them."""
         return {"method": self.label, "networks": self.default_draws}
 
     def _parts(self) -> tuple[Network, Likelihood]:

@@ -451,7 +451,9 @@ def test_what_does_not_fit_is_said():
     assert isinstance(predictive, GaussianPredictive)
     with pytest.raises(InputError, match="covariance: expected a prediction with joint=True"):
         predictive.covariance
-    with pytest.raises(InputError, match="method: expected 'auto' or 'monte-carlo' for other"):
+    with pytest.raises(
+        InputError, match="method: expected 'auto' or 'monte-carlo' for likelihoods without"
+    ):
         linearised_laplace(net, likelihood, data).predict(new, method="probit")
     with pytest.raises(InputError, match="likelihood: expected all parameters learned or given"):
         linearised_laplace(net, subbayes.likelihoods.Gaussian(), data)
