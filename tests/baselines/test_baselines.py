@@ -52,7 +52,7 @@ QUICK = {"epochs": 3, "batch_size": 16, "progress": False}
 # --- weight samples --------------------------------------------------------------------------
 
 
-def test_weight_samples_predict_as_their_modules_do():
+def test_weight_samples_predict_as_their_modules():
     network, (x, _) = Network(net()), table()
     samples = WeightSamples(network, randn(5, network.size), Gaussian(noise=0.3), "some")
     by_hand = torch.stack([network.module_with(w)(x) for w in samples.weights])
@@ -63,7 +63,7 @@ def test_weight_samples_predict_as_their_modules_do():
     assert torch.allclose(samples.predict(x, memory_limit=1).outputs, predictive.outputs, atol=1e-6)
 
 
-def test_weight_samples_with_bad_weights():
+def test_bad_weight_samples_are_rejected():
     network = Network(net())
     for weights, message in (
         (randn(2, 3), r"shape \(S, 41\), as the network has, got \(2, 3\)"),
@@ -94,7 +94,7 @@ def test_point_estimates():
 # --- SWAG ------------------------------------------------------------------------------------
 
 
-def test_swag_averages_over_the_draws_of_its_recorder():
+def test_swag_averages_over_draws_of_the_recorder():
     x, y = table()
     average = swa(net(), Gaussian(), (x, y), **training_options(swa_epochs=6, progress=False))
     baseline = swag(average, n_draws=4, scale=2.0, seed=5)
@@ -126,7 +126,7 @@ def test_swag_collects_batchnorm_statistics_for_each_draw():
 # --- deep ensemble ---------------------------------------------------------------------------
 
 
-def test_members_are_trained_from_their_own_start_and_order():
+def test_members_have_different_initial_weights_and_orders():
     data = table()
     ensemble = deep_ensemble(
         net(), Gaussian(), data, members=3, seed=7, **training_options(**QUICK)
@@ -139,7 +139,7 @@ def test_members_are_trained_from_their_own_start_and_order():
     assert torch.pdist(ensemble.weights).min() > 0.1
 
 
-def test_members_do_not_depend_on_their_number_or_on_the_generator():
+def test_members_do_not_depend_on_their_number_or_global_state():
     data, runs = table(), []
     for members in (2, 3, 3):
         torch.manual_seed(len(runs))
@@ -162,7 +162,7 @@ def test_members_do_not_depend_on_their_number_or_on_the_generator():
         (Standardized(HeteroscedasticGaussian(), (0.5,), (2.0,)), 2),
     ],
 )
-def test_a_mixture_of_members_with_noise_of_their_own(likelihood, outputs):
+def test_mixture_of_members_with_different_noise(likelihood, outputs):
     x, y = table()
     results = [
         train(
@@ -188,7 +188,7 @@ def test_a_mixture_of_members_with_noise_of_their_own(likelihood, outputs):
     assert np.all(np.abs(draws.var(0) / predictive.variance - 1) < 8 * (2 / n) ** 0.5)
 
 
-def test_members_of_a_classifier_share_the_likelihood():
+def test_members_of_a_classifier_share_a_likelihood():
     x, y = table()
     ensemble = deep_ensemble(
         net(2), Categorical(2), (x, (y > 0).long()), members=2, **training_options(**QUICK)
@@ -215,7 +215,7 @@ def test_members_keep_their_batchnorm_statistics_and_unselected_parameters():
         assert torch.allclose(ours, result.module(x).double(), atol=1e-6)
 
 
-def test_fresh_weights():
+def test_fresh_weights_differ_between_seeds():
     module = net(1, nn.BatchNorm1d(8))
     module[0].requires_grad_(False)
     before = copy.deepcopy(module.state_dict())
@@ -263,7 +263,7 @@ def test_layers_without_reset_parameters_need_a_factory():
         deep_ensemble(module, Gaussian(), data, factory=lambda: 3)
 
 
-def test_bad_ensembles():
+def test_bad_ensembles_are_rejected():
     with pytest.raises(InputError, match="members: expected a whole number of at least 1"):
         deep_ensemble(net(), Gaussian(), table(), members=0)
     with pytest.raises(TypeError, match="learning_rat"):
@@ -311,7 +311,7 @@ def test_dropout_before_a_linear_layer_has_closed_form_moments():
         (nn.FeatureAlphaDropout(0.5), (6, 3)),
     ],
 )
-def test_a_mask_is_what_the_layer_draws(layer, shape):
+def test_masks_equal_draws_of_the_layer(layer, shape):
     x, mask = randn(7, *shape), Mask(layer, seed=3)
     mask.begin(2)
     ours = mask(x)
@@ -320,7 +320,7 @@ def test_a_mask_is_what_the_layer_draws(layer, shape):
             assert torch.allclose(layer(row[None])[0], out, atol=1e-5)
 
 
-def test_predictions_follow_the_seed_and_nothing_else():
+def test_predictions_depend_only_on_the_seed():
     x, y = table()
     result = train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **training_options(**QUICK))
     state = torch.get_rng_state()
@@ -349,7 +349,7 @@ class Twice(nn.Module):
         return torch.stack([self.drop(x)[:, 0], self.drop(x)[:, 0]], 1) * self.scale
 
 
-def test_a_layer_used_twice_has_two_masks():
+def test_layers_used_twice_have_two_masks():
     outputs = mc_dropout(Twice(), Gaussian(1.0), n_draws=40).predict(torch.ones(1, 3)).outputs
     assert not torch.equal(outputs[..., 0], outputs[..., 1])
     assert 0 < float((outputs[..., 0] > 0).double().mean()) < 1
@@ -365,12 +365,12 @@ class Encoder(nn.Module):
         return self.head(self.layer(x).mean(1))
 
 
-def test_dropout_layers_inside_an_encoder_are_on():
+def test_dropout_layers_inside_an_encoder_are_active():
     outputs = mc_dropout(Encoder(), Gaussian(1.0), n_draws=5).predict(randn(6, 3, 4)).outputs
     assert float(outputs.std(0).min()) > 0
 
 
-def test_without_dropout_there_is_nothing_to_draw():
+def test_modules_without_dropout_are_rejected():
     for module in (net(), net(1, nn.Dropout(0.0))):
         with pytest.raises(
             InputError,
@@ -404,7 +404,7 @@ def rows(n):
     return torch.arange(n)[:, None].float()
 
 
-def test_classification_against_the_condition_of_the_optimum():
+def test_classification_satisfies_the_optimality_condition():
     logits = 5 * randn(1, 200, 3).double()
     labels = Categorical().sample(logits[0] / 2, torch.Generator().manual_seed(1))
     fitted = temperature_scaling(Fixed(logits, Categorical()), (rows(200), labels))
@@ -419,7 +419,7 @@ def test_classification_against_the_condition_of_the_optimum():
     assert fitted.name == "fixed + temperature"
 
 
-def test_two_classes_against_a_grid():
+def test_two_classes_agree_with_a_grid_search():
     logits = 4 * randn(3, 150, 1).double()
     labels = (logits.mean(0)[:, 0] + 3 * randn(150, seed=2) > 0).long()
     base = Fixed(logits, Bernoulli())
@@ -454,7 +454,7 @@ def test_gaussian_noise_has_a_closed_form(likelihood):
     assert "std" in scaled.to_frame()
 
 
-def test_known_noise_is_scaled_too():
+def test_known_noise_is_scaled():
     outputs, scale = randn(1, 60, 1).double(), torch.linspace(0.1, 1, 60).double()
     y = outputs[0, :, 0] + 3 * scale * randn(60, seed=3)
     base = Fixed(outputs, Gaussian("per-observation"))
@@ -463,7 +463,7 @@ def test_known_noise_is_scaled_too():
     assert fitted.temperature == pytest.approx(expected, rel=1e-5)
 
 
-def test_on_top_of_every_baseline():
+def test_every_baseline_can_be_scaled():
     x, y = table()
     result = train(net(1, nn.Dropout(0.2)), Gaussian(), (x, y), **training_options(**QUICK))
     average = swa(result, Gaussian(), (x, y), **training_options(swa_epochs=4, progress=False))
@@ -487,7 +487,7 @@ def test_on_top_of_every_baseline():
         assert np.isfinite(after.sample(5)).all()
 
 
-def test_what_cannot_be_scaled():
+def test_counts_and_useless_data_are_rejected():
     with pytest.raises(InputError, match="likelihood: expected classes or Gaussian noise, which"):
         temperature_scaling(Fixed(randn(1, 9, 1), Poisson()), (rows(9), torch.ones(9)))
     labels = torch.arange(9) % 2

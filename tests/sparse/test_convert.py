@@ -79,7 +79,7 @@ class Viewed(nn.Module):
 
 @pytest.mark.parametrize("layout", ["csr", "auto"])
 @pytest.mark.parametrize("n", [3, 300])
-def test_outputs_lie_in_memory_as_those_of_dense_layers(n, layout, monkeypatch):
+def test_outputs_have_the_memory_layout_of_dense_layers(n, layout, monkeypatch):
     network = thinned(Viewed().double())
     x = rows(n * 4, 6).reshape(n, 4, 6)
     expected = outputs(network, x)
@@ -92,7 +92,7 @@ def test_outputs_lie_in_memory_as_those_of_dense_layers(n, layout, monkeypatch):
         assert flat.export(layout="csr").module(torch.randn(count, 6)).is_contiguous()
 
 
-def test_transformers_predict_by_sparse_products(monkeypatch):
+def test_transformers_predict_with_sparse_products(monkeypatch):
     layer = nn.TransformerEncoderLayer(8, 2, 32, dropout=0.0, batch_first=True).double()
     network = thinned(
         nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(24, 3).double())
@@ -110,7 +110,7 @@ def summed(h):
 
 @pytest.mark.parametrize("kind", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
 @pytest.mark.parametrize("activation", ["relu", "gelu", nn.functional.softplus, summed])
-def test_hidden_units_of_transformers_go(kind, activation):
+def test_dead_hidden_units_of_transformers_are_removed(kind, activation):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -143,7 +143,7 @@ class Reading(nn.Module):
 
 
 @pytest.mark.parametrize("traceable", [True, False])
-def test_layers_whose_weights_are_read_stay_dense_or_give_them(traceable, monkeypatch):
+def test_layers_whose_weights_are_read_directly_provide_dense_weights(traceable, monkeypatch):
     network, x = thinned(Reading(traceable).double()), rows(40, 6)
     monkeypatch.setattr(results, "_MIN_WEIGHTS", 1)
     found = network.predict(x, structure="median", weights="mean").outputs[0]
@@ -167,7 +167,7 @@ def test_few_rows_in_half_precision(dtype, n):
     torch.testing.assert_close(found, small.float()(x), rtol=0.1, atol=0.1)
 
 
-def test_layers_may_be_called_by_the_name_of_their_argument():
+def test_layers_accept_keyword_arguments():
     class Named(nn.Module):
         def __init__(self):
             super().__init__()
@@ -203,7 +203,7 @@ class Folded(nn.Module):
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("posterior", ["mean-field", "all", "dropout", "horseshoe"])
 @pytest.mark.parametrize("how", ["folded", "time first"])
-def test_positions_folded_into_rows_share_their_weights(posterior, how):
+def test_positions_folded_into_rows_share_one_draw(posterior, how):
     x = rows(5 * 25, 3).reshape(5, 25, 3).float() + 1
     variances = {}
     for name in ("direct", how):
@@ -230,7 +230,7 @@ class Recomputing(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["trace", "eager"])
-def test_activation_checkpointing_is_refused(mode):
+def test_activation_checkpointing_is_rejected(mode):
     data = torch.randn(60, 3), torch.randn(60)
     with pytest.raises(InputError, match="activation checkpointing, or name its layers in keep="):
         sparse.fit(
@@ -270,7 +270,7 @@ class Statistics(nn.Module):
 
 
 @pytest.mark.parametrize("buffers", [True, False])
-def test_what_a_module_replaces_is_replaced_when_steps_could_be_traced(buffers):
+def test_replaced_buffers_are_updated_when_tracing_is_possible(buffers):
     x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)) + 30
     net = nn.Sequential(Statistics(buffers), nn.Linear(4, 1))
     found = {
@@ -307,7 +307,7 @@ class Addressed(nn.Module):
         return self.layer(x)
 
 
-def test_a_run_of_a_module_that_prints_an_address_resumes(tmp_path):
+def test_training_resumes_for_a_module_whose_repr_has_an_address(tmp_path):
     data = torch.randn(40, 3), torch.randn(40)
     options = {"epochs": 3, "progress": False, "checkpoint": tmp_path / "run.pt"}
     first, second = Addressed(), Addressed()
@@ -323,7 +323,7 @@ def test_a_run_of_a_module_that_prints_an_address_resumes(tmp_path):
 
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("options", [dict(structure="units"), dict(estimator="relaxed"), {}])
-def test_norms_do_not_undo_what_indicators_of_a_batch_do(options, trained):
+def test_batch_norms_do_not_undo_indicators_shared_by_a_batch(options, trained):
     x = 3 * torch.randn(120, 4, generator=torch.Generator().manual_seed(0)) + 5
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1))
     if trained:
@@ -370,7 +370,7 @@ def test_recurrent_layers_are_not_traced(recwarn):
 # --- what stands still ----------------------------------------------------------------------------
 
 
-def test_what_is_frozen_in_a_converted_module_stays_as_it_is():
+def test_frozen_parameters_of_a_converted_module_do_not_change():
     data = torch.randn(60, 3), torch.randn(60)
     made = sparse.convert(nn.Linear(3, 1))
     for frozen in (made.inclusion, made.slab, made.logits):
@@ -385,7 +385,7 @@ def test_what_is_frozen_in_a_converted_module_stays_as_it_is():
 
 @pytest.mark.parametrize("structure", ["weights", "units"])
 @pytest.mark.parametrize("posterior", ["mean-field", "all", "dropout", "horseshoe"])
-def test_frozen_biases_are_points(posterior, structure, tmp_path):
+def test_frozen_biases_are_deterministic(posterior, structure, tmp_path):
     if posterior in ("dropout", "horseshoe") and structure == "units":
         pytest.skip("their inputs are in or out")
     net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
@@ -415,7 +415,7 @@ def test_frozen_biases_are_points(posterior, structure, tmp_path):
 
 
 @pytest.mark.parametrize("post", ["fixed", "median"])
-def test_scales_of_the_horseshoe_stand_still_at_the_end(post):
+def test_horseshoe_scales_are_frozen_in_the_last_phase(post):
     data = torch.randn(60, 3), torch.randn(60)
     made = sparse.convert(nn.Linear(3, 1), "horseshoe")
     seen = {}
@@ -452,7 +452,7 @@ class Wide(nn.Module):
         return deep if self.wide is None else deep + self.wide(x)
 
 
-def test_inclusion_of_inputs_is_that_through_a_layer():
+def test_feature_inclusion_is_computed_through_one_layer():
     network = sparse.SparseNetwork(
         sparse.convert(Wide(), inclusion=0.3), subbayes.likelihoods.Gaussian(1.0)
     )
@@ -462,7 +462,7 @@ def test_inclusion_of_inputs_is_that_through_a_layer():
     np.testing.assert_allclose(network.feature_inclusion("wide"), 0.3, rtol=1e-6)
 
 
-def test_the_first_layer_is_the_one_that_reads_the_inputs(recwarn):
+def test_feature_inclusion_uses_the_layer_that_reads_the_inputs(recwarn):
     network = sparse.SparseNetwork(
         sparse.convert(Wide(deep_only=True)), subbayes.likelihoods.Gaussian(1.0)
     )
@@ -470,7 +470,7 @@ def test_the_first_layer_is_the_one_that_reads_the_inputs(recwarn):
     assert not recwarn
 
 
-def test_skips_are_told_of():
+def test_feature_inclusion_warns_of_skip_connections():
     class Skip(nn.Module):
         def __init__(self):
             super().__init__()
@@ -505,7 +505,7 @@ class Standardised(nn.Conv2d):
         (dict(keep=""), "module: expected a linear or convolutional layer to convert, got none"),
     ],
 )
-def test_options_of_convert_that_cannot_be(options, said):
+def test_convert_rejects_bad_options(options, said):
     with pytest.raises((InputError, TypeError), match=said):
         sparse.convert(nn.Linear(2, 1), **options)
 
@@ -544,13 +544,13 @@ def test_options_of_convert_that_cannot_be(options, said):
         ),
     ],
 )
-def test_more_that_is_refused_in_a_line(make, said):
+def test_bad_input_is_rejected_in_one_line(make, said):
     with pytest.raises((InputError, TypeError), match=said) as error:
         make()
     assert "\n" not in str(error.value)
 
 
-def test_wide_starts_are_no_overflow():
+def test_large_initial_deviations_do_not_overflow():
     assert float(sparse.convert(nn.Linear(2, 1), sd=1000.0).sd[0, 0]) == pytest.approx(1000)
 
 
@@ -569,7 +569,7 @@ def test_wide_starts_are_no_overflow():
         (torch.zeros(6), dict(n=2), "between 1 and n = 2 rows"),
     ],
 )
-def test_batches_that_do_not_fit_the_elbo(y, options, said):
+def test_elbo_rejects_bad_batches(y, options, said):
     made = sparse.convert(nn.Linear(2, 1)).train()
     with pytest.raises(InputError, match=said):
         sparse.elbo(

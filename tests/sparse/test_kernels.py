@@ -30,7 +30,7 @@ from subbayes.sparse.kernels import BagIndices, sparse_linear, tile_layout
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rows", [1, 15, 16, 127, 128, 129, 300])
 @pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
-def test_sparse_products_are_dense_ones(rows, density, dtype):
+def test_sparse_products_equal_dense_products(rows, density, dtype):
     generator = torch.Generator().manual_seed(rows)
     weight = torch.randn(7, 11, generator=generator, dtype=dtype)
     weight *= torch.rand(7, 11, generator=generator) < density
@@ -93,7 +93,7 @@ def network(kind, posterior, structure):
 
 @pytest.mark.parametrize("kind", list(NETS))
 @pytest.mark.parametrize(("posterior", "structure"), CASES)
-def test_predictions_by_sparse_products_are_those_of_the_weight_vectors(
+def test_predictions_with_sparse_products_equal_those_of_weight_vectors(
     kind, posterior, structure, monkeypatch
 ):
     result = network(kind, posterior, structure)
@@ -113,7 +113,7 @@ def test_predictions_by_sparse_products_are_those_of_the_weight_vectors(
                 torch.testing.assert_close(found, dense, rtol=1e-5, atol=1e-5)
 
 
-def test_sparse_products_are_for_large_networks_that_are_sparse(monkeypatch):
+def test_sparse_products_are_used_for_large_sparse_networks(monkeypatch):
     result = network("dense", "mean-field", "weights")
 
     def is_thin(structure):
@@ -128,7 +128,7 @@ def test_sparse_products_are_for_large_networks_that_are_sparse(monkeypatch):
     assert not is_thin("median")
 
 
-def test_what_is_remembered_of_a_pattern_follows_the_parameters(monkeypatch):
+def test_cached_patterns_follow_the_parameters(monkeypatch):
     result, x = network("dense", "mean-field", "weights"), torch.randn(40, 6)
     layer = result.layers["0"]
     asked = dict(structure="median", weights="mean")
@@ -153,7 +153,7 @@ def test_what_is_remembered_of_a_pattern_follows_the_parameters(monkeypatch):
         both()
 
 
-def test_which_weights_are_in_is_remembered_by_no_copy_and_no_file():
+def test_copies_and_files_do_not_share_cached_patterns():
     layer = network("dense", "mean-field", "weights").layers["0"]
     first, second = (next(layer.draws("median", "mean", torch.Generator())) for _ in range(2))
     assert first.pattern is second.pattern
@@ -164,7 +164,7 @@ def test_which_weights_are_in_is_remembered_by_no_copy_and_no_file():
         assert torch.equal(again.included, first.pattern.included)
 
 
-def test_inputs_are_tried_once_for_each_shape(monkeypatch):
+def test_inputs_are_checked_once_for_each_shape(monkeypatch):
     result, x, tried = network("dense", "mean-field", "weights"), torch.randn(40, 6), []
     check = Network.check
     monkeypatch.setattr(results, "_MIN_WEIGHTS", 0)
@@ -179,7 +179,7 @@ def test_inputs_are_tried_once_for_each_shape(monkeypatch):
 
 
 @pytest.mark.parametrize(("posterior", "structure"), CASES)
-def test_the_first_draws_are_the_same_however_many_follow(posterior, structure):
+def test_first_draws_do_not_depend_on_the_number_of_draws(posterior, structure):
     result = network("dense", posterior, structure)
     for which in ("sample", "median"):
         few, many = (result.weights(which, "sample", draws=n, seed=5) for n in (2, 6))
@@ -211,7 +211,7 @@ def layered(bias=True):
     "shape",
     [(1,), (15,), (113,), (128,), (256,), (1000,), (1001,), (3, 5), (4, 64), (2, 3, 70), (0,)],
 )
-def test_networks_in_tiles_are_the_dense_ones(shape, bias):
+def test_tiled_networks_equal_dense_networks(shape, bias):
     net, small = layered(bias)
     x = torch.randn(*shape, 700, dtype=torch.double)
     before = x.clone()
@@ -219,7 +219,7 @@ def test_networks_in_tiles_are_the_dense_ones(shape, bias):
     assert torch.equal(x, before)
 
 
-def test_many_tiles_are_taken_in_turns(monkeypatch):
+def test_many_tiles_are_processed_in_parts(monkeypatch):
     net, small = layered()
     monkeypatch.setattr(kernels, "_MAX_TILES", 3)
     for shape in ((1001,), (11, 40)):
@@ -227,7 +227,7 @@ def test_many_tiles_are_taken_in_turns(monkeypatch):
         torch.testing.assert_close(small.module(x), net(x))
 
 
-def test_rows_that_lie_transposed_in_memory():
+def test_rows_that_are_transposed_in_memory():
     net, small = layered()
     x = torch.randn(700, 500, dtype=torch.double).T
     torch.testing.assert_close(small.module(x), net(x))
@@ -235,7 +235,7 @@ def test_rows_that_lie_transposed_in_memory():
     torch.testing.assert_close(small.module(apart), net(apart))
 
 
-def test_gradients_of_inputs_in_tiles():
+def test_gradients_of_tiled_inputs():
     net, small = layered()
     x = torch.randn(300, 700, dtype=torch.double, requires_grad=True)
     pull = torch.randn(300, 3, dtype=torch.double)
@@ -244,7 +244,7 @@ def test_gradients_of_inputs_in_tiles():
     )
 
 
-def test_copies_files_and_other_weights_of_networks_in_tiles(tmp_path):
+def test_copies_files_and_new_weights_of_tiled_networks(tmp_path):
     net, small = layered()
     x = torch.randn(1000, 700, dtype=torch.double)
     expected = small.module(x)
@@ -273,7 +273,7 @@ def test_copies_files_and_other_weights_of_networks_in_tiles(tmp_path):
     torch.testing.assert_close(found, net(x.float()), rtol=1e-4, atol=1e-4)
 
 
-def test_a_function_used_twice_overwrites_nothing():
+def test_modules_used_twice_do_not_work_in_place():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
@@ -291,7 +291,7 @@ def test_a_function_used_twice_overwrites_nothing():
     assert torch.equal(x, before)
 
 
-def test_rows_of_another_width_are_refused():
+def test_inputs_of_another_size_are_rejected():
     _, small = layered()
     for rows in (3, 300):
         for width in (699, 701):
@@ -301,7 +301,7 @@ def test_rows_of_another_width_are_refused():
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kept", [0, 2, 4])
-def test_dense_layers_among_sparse_ones_take_tiles_as_they_lie(kept, bias, monkeypatch):
+def test_dense_layers_between_sparse_layers_read_tiles_without_copies(kept, bias, monkeypatch):
     net, _ = layered(bias)
     seen, x = [], torch.randn(1000, 700, dtype=torch.double)
     names = tuple(str(i) for i in (0, 2, 4) if i != kept)
@@ -327,7 +327,7 @@ def test_dense_layers_among_sparse_ones_take_tiles_as_they_lie(kept, bias, monke
     )
 
 
-def test_kept_layers_of_predictions_and_files_take_tiles_as_they_lie(monkeypatch, tmp_path):
+def test_kept_layers_of_predictions_and_files_read_tiles_without_copies(monkeypatch, tmp_path):
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(700, 30), nn.ReLU(), nn.Linear(30, 3))
     result = sparse.SparseNetwork(
@@ -351,7 +351,7 @@ def test_kept_layers_of_predictions_and_files_take_tiles_as_they_lie(monkeypatch
 @pytest.mark.parametrize(
     ("layer", "whole", "layout"), [(0.1, 0.1, "csr"), (0.1, 0.9, "dense"), (0.9, 0.1, "dense")]
 )
-def test_layouts_are_chosen_by_what_is_faster_in_tiles(layer, whole, layout, monkeypatch):
+def test_faster_layouts_are_chosen_for_tiled_networks(layer, whole, layout, monkeypatch):
     net, _ = layered()
     x, shapes = torch.randn(1000, 700, dtype=torch.double), []
 
@@ -371,7 +371,7 @@ def test_layouts_are_chosen_by_what_is_faster_in_tiles(layer, whole, layout, mon
     torch.testing.assert_close(small.module(x), net(x))
 
 
-def test_hooks_on_a_network_in_tiles_see_rows():
+def test_hooks_on_a_tiled_network_see_rows():
     net, small = layered()
     x, y = torch.randn(1000, 700, dtype=torch.double), torch.randn(20, 700, dtype=torch.double)
     own = small.module
@@ -399,7 +399,7 @@ def test_hooks_on_a_network_in_tiles_see_rows():
     torch.testing.assert_close(own(x), net(x))
 
 
-def test_csr_layers_are_not_traced():
+def test_csr_layers_reject_tracing():
     _, small = layered()
     x = torch.randn(40, 700, dtype=torch.double)
     for trace in (
@@ -410,7 +410,7 @@ def test_csr_layers_are_not_traced():
             trace()
 
 
-def test_no_rows_and_autocast():
+def test_empty_inputs_and_autocast():
     net, small = layered()
     net, half = net.bfloat16(), copy.deepcopy(small.module).bfloat16()
     for shape in ((0, 700), (5, 0, 700)):
@@ -422,7 +422,7 @@ def test_no_rows_and_autocast():
             torch.testing.assert_close(single(x).float(), net(x).float(), rtol=0.1, atol=0.05)
 
 
-def test_many_threads_use_a_network_in_tiles():
+def test_tiled_networks_are_thread_safe():
     net, small = layered()
 
     def work(k):
@@ -434,7 +434,7 @@ def test_many_threads_use_a_network_in_tiles():
         assert all(pool.map(work, range(200)))
 
 
-def test_skips_and_norms_in_the_way():
+def test_norms_prevent_tiles_and_skip_connections_do_not():
     class Skip(nn.Module):
         def __init__(self, norm):
             super().__init__()
@@ -446,17 +446,17 @@ def test_skips_and_norms_in_the_way():
             return self.c(h + self.norm(self.b(h)))
 
     x = torch.randn(1000, 400)
-    for norm, by_row in ((nn.ReLU(), True), (nn.BatchNorm1d(20), False)):
+    for norm, is_rowwise in ((nn.ReLU(), True), (nn.BatchNorm1d(20), False)):
         net = Skip(norm).eval()
         net.b.weight.data[:, ::2] = 0.0
         small = export_network(net, ("a", "b", "c"), x, "csr").module
-        assert bool(small._forward_pre_hooks) == by_row
+        assert bool(small._forward_pre_hooks) == is_rowwise
         torch.testing.assert_close(small(x), net(x), rtol=1e-4, atol=1e-5)
         assert not isinstance(net.norm, nn.ReLU) or not net.norm.inplace  # the user's as it was
 
 
 @given(n=st.integers(1, 5000), inputs=st.integers(1, 5000))
-def test_tiles_hold_all_rows_and_few_more(n, inputs):
+def test_tiles_hold_all_rows_with_little_padding(n, inputs):
     count, width = tile_layout(n, inputs)
     assert count * width >= n > (count - 1) * width - 16 * count
     assert width % 16 == 0

@@ -27,7 +27,7 @@ def network(module, posterior="mean-field", inclusion=0.4, seed=0, **options):
     return sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
 
 
-def test_all_structures_of_a_small_network():
+def test_path_probabilities_agree_with_enumeration():
     found = network(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
     first, second = (layer.probability().double().detach() for layer in found.layers.values())
     alpha = torch.cat([first.reshape(-1), second.reshape(-1)]).numpy()
@@ -45,7 +45,7 @@ def test_all_structures_of_a_small_network():
 
 
 @pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank"])
-def test_paths_are_where_jacobians_of_draws_are_not_zero(posterior):
+def test_path_probabilities_agree_with_jacobians_of_draws(posterior):
     module = nn.Sequential(
         nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)
     ).double()
@@ -65,7 +65,7 @@ def test_paths_are_where_jacobians_of_draws_are_not_zero(posterior):
     )
 
 
-def test_channels_of_convolutions_are_followed_through_pools_and_flattening():
+def test_paths_of_channels_pass_pools_and_flattening():
     module = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4 * 4, 2)
     ).double()
@@ -82,7 +82,7 @@ def test_channels_of_convolutions_are_followed_through_pools_and_flattening():
     )
 
 
-def test_layers_that_were_kept_pass_everything_on():
+def test_paths_pass_layers_that_are_not_converted():
     module = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
     found = network(module, keep=("2",))
     out = found.layers["4"].probability().double().detach().numpy()
@@ -91,7 +91,7 @@ def test_layers_that_were_kept_pass_everything_on():
     np.testing.assert_allclose(found.feature_inclusion(draws=4000), exact, atol=0.04)
 
 
-def test_units_whose_readers_are_not_known_count_as_read():
+def test_units_with_unknown_readers_count_as_read():
     class Skip(nn.Module):
         def __init__(self):
             super().__init__()
@@ -107,7 +107,7 @@ def test_units_whose_readers_are_not_known_count_as_read():
     np.testing.assert_allclose(found.feature_inclusion(), 1 - np.prod(1 - first, axis=0), rtol=1e-6)
 
 
-def test_scales_of_inputs_and_settled_structures():
+def test_paths_of_random_inputs_and_known_indicators():
     module = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     found = network(module, "dropout")
     alpha = [layer.probability().double().detach().numpy() for layer in found.layers.values()]
@@ -116,7 +116,7 @@ def test_scales_of_inputs_and_settled_structures():
     assert network(module, "all").feature_inclusion().tolist() == [1.0, 1.0]
 
 
-def test_seeds_and_numbers_of_draws():
+def test_path_probabilities_depend_on_seed_and_draws():
     found = network(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
     same = [found.feature_inclusion(draws=20, seed=s).tolist() for s in (0, 0, 1)]
     assert same[0] == same[1] != same[2]
@@ -128,7 +128,7 @@ def test_seeds_and_numbers_of_draws():
         network(nn.Linear(2, 3), structure="units").feature_inclusion()
 
 
-def test_large_layers_are_drawn_a_few_at_a_time(monkeypatch):
+def test_masks_of_large_layers_are_drawn_in_parts(monkeypatch):
     found = network(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
     whole = path_probability(found.network.module_with(), found.layers, "0", 50)
     monkeypatch.setattr("subbayes.sparse.path_inclusion._AT_ONCE", 1)
@@ -161,14 +161,14 @@ def test_channels_are_read_by_the_units_of_their_group(posterior):
         np.testing.assert_allclose(got, out, rtol=1e-6)
 
 
-def test_norms_and_flattening_that_join_nothing_hide_no_readers():
+def test_paths_pass_norms_and_flattening_of_rows():
     plain = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     more = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(3, 1))
     first, second = (network(module).feature_inclusion() for module in (plain, more))
     np.testing.assert_allclose(first, second, atol=5 * 0.5 * math.sqrt(2 / 1000))
 
 
-def test_readers_along_another_axis_are_not_known():
+def test_readers_along_another_axis_are_unknown():
     for module in (
         nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(15, 2)),
         nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), nn.Linear(6, 2)),

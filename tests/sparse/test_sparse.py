@@ -38,7 +38,7 @@ def layer(seed=0, posterior="mean-field", **options):
 # --- priors --------------------------------------------------------------------------------------
 
 
-def test_slabs_are_those_of_scipy():
+def test_slabs_agree_with_scipy():
     x = torch.linspace(-3, 3, 13, dtype=DOUBLE)
     np.testing.assert_allclose(
         sparse.NormalSlab(0.7).log_prob(x).detach(), stats.norm(0, 0.7).logpdf(x), rtol=1e-12
@@ -51,7 +51,7 @@ def test_slabs_are_those_of_scipy():
     )
 
 
-def test_the_slabs_bound_is_below_the_expectation_and_near_it():
+def test_slab_bounds_are_tight_lower_bounds():
     slab, rng = sparse.StudentTSlab(2.0, 0.5), np.random.default_rng(0)
     for mean, sd in ((0.0, 0.3), (1.0, 0.2), (-0.5, 1.0)):
         draws = torch.from_numpy(rng.normal(mean, sd, 200_000))
@@ -64,7 +64,7 @@ def test_the_slabs_bound_is_below_the_expectation_and_near_it():
         assert float(slab.expected_log_prob(value**2)) == float(slab.log_prob(value))
 
 
-def test_the_bound_is_the_best_over_factors_of_the_variance():
+def test_student_t_bound_is_that_of_the_optimal_factor():
     """E log p(beta | v) p(v) / q(v), q inverse-gamma(a + 1/2, b + E[beta^2] / 2), by quadrature."""
     a, b, square = 1.5, 0.7, 0.9
     q = stats.invgamma(a + 0.5, scale=b + square / 2)
@@ -84,7 +84,7 @@ def log_prob(prior, alpha):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_beta_binomials_are_those_of_scipy(shared):
+def test_beta_binomials_agree_with_scipy(shared):
     a, b, n = 1.3, 2.6, 9
     prior = sparse.BetaBinomial(a, b, shared=shared)
     assert prior.probability == pytest.approx(a / (a + b))
@@ -104,7 +104,7 @@ def test_beta_binomials_are_those_of_scipy(shared):
     ("a", "most", "gap"),
     [(1.0, 0.4, 0.7), (1.0, 0.01, 1.0), (0.05, 0.001, 1.5), (1e-6, 1e-5, math.inf)],
 )
-def test_the_shared_priors_bound_is_below_the_expectation_and_near_it(a, most, gap):
+def test_shared_prior_bound_is_a_tight_lower_bound(a, most, gap):
     alpha = torch.rand(400, generator=torch.Generator().manual_seed(0), dtype=DOUBLE) * most
     prior = sparse.BetaBinomial(a, 3.0, shared=True)
     m = (np.random.default_rng(0).random((20_000, 400)) < alpha.numpy()).sum(1)
@@ -120,7 +120,7 @@ def test_the_shared_priors_bound_is_below_the_expectation_and_near_it(a, most, g
 
 @pytest.mark.parametrize("structure", ["weights", "units"])
 @pytest.mark.parametrize("slab", [sparse.NormalSlab(0.8), sparse.StudentTSlab(2.0, 0.5)])
-def test_the_divergence_is_that_of_draws(structure, slab):
+def test_divergence_agrees_with_monte_carlo(structure, slab):
     """Monte Carlo over (gamma, beta), with the bounded slab in the place of the t."""
     made = layer(structure=structure, prior=sparse.SpikeSlab(slab, sparse.BetaBinomial(1.0, 2.0)))
     alpha = torch.sigmoid(made.logits.mean).detach().numpy()
@@ -153,7 +153,7 @@ def test_the_divergence_is_that_of_draws(structure, slab):
 
 
 @pytest.mark.parametrize("posterior", ["mvn", "low-rank"])
-def test_units_are_in_together(posterior):
+def test_weights_of_a_unit_share_an_indicator(posterior):
     """Covariances of indicators against simulated ones: normal logits, then coins."""
     made, n = layer(posterior=posterior, structure="units", rank=2), 20_000
     rng = np.random.default_rng(0)
@@ -174,7 +174,7 @@ def test_units_are_in_together(posterior):
 
 
 @pytest.mark.parametrize("sd", [0.3, 1.0, 1.24, 1.26, 3.0, 10.0, 40.0])
-def test_marginals_of_wide_logits_are_those_of_quadrature(sd):
+def test_marginals_of_wide_logits_agree_with_quadrature(sd):
     means = [-30.0, -4.0, -0.5, 0.0, 1e-3, 2.0, 9.0]
     logits = make_logits("mvn", torch.tensor([means], dtype=torch.float64), 1, Noise(0))
     with torch.no_grad():
@@ -195,7 +195,7 @@ def test_marginals_of_wide_logits_are_those_of_quadrature(sd):
 
 
 @pytest.mark.parametrize("posterior", ["mvn", "low-rank"])
-def test_marginals_of_random_logits_are_those_of_draws(posterior):
+def test_marginals_of_random_logits_agree_with_draws(posterior):
     noise = Noise(0)
     logits = make_logits(posterior, torch.zeros(3, 5, dtype=DOUBLE), 2, noise)
     with torch.no_grad():
@@ -218,7 +218,7 @@ def test_marginals_of_random_logits_are_those_of_draws(posterior):
         np.testing.assert_allclose(torch.sigmoid(draws).mean(0), logits.probability(), atol=0.02)
 
 
-def test_a_small_temperature_gives_indicators():
+def test_low_temperatures_give_binary_indicators():
     made = layer(estimator="relaxed", temperature=1e-3)
     drawn = torch.stack([made._relaxed_indicators(made.logits.mean) for _ in range(4000)]).detach()
     assert float(((drawn > 0.01) & (drawn < 0.99)).double().mean()) < 0.01
@@ -238,7 +238,7 @@ def draws_of(made, x, n):
 @pytest.mark.parametrize("structure", ["weights", "units"])
 @pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank"])
 @pytest.mark.usefixtures("unchecked")
-def test_both_estimators_draw_outputs_of_the_same_moments(posterior, structure):
+def test_both_estimators_have_the_moments_of_the_outputs(posterior, structure):
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
     found = []
     for estimator in ("local", "relaxed"):
@@ -302,7 +302,7 @@ def test_the_estimators_gradients_agree_in_expectation():
     assert float((a_error**2).sum()) < float((b_error**2).sum())  # and local is less noisy
 
 
-def test_a_pretrained_network_is_unchanged_where_all_is_in_and_certain():
+def test_pretrained_outputs_are_unchanged_if_all_weights_are_included():
     base, x = net(dtype=torch.float32), torch.randn(5, 4)
     for posterior in sparse.INCLUSION_FAMILIES:
         made = sparse.convert(base, posterior, inclusion=1 - 1e-7, sd=1e-6)
@@ -389,7 +389,7 @@ QUICK = {"epochs": 4, "early_epochs": 2, "batch_size": 50, "progress": False}
 @pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank"])
 @pytest.mark.parametrize("structure", ["weights", "units"])
 @pytest.mark.parametrize("post", ["none", "fixed", "median"])
-def test_training_runs_in_every_form(posterior, structure, post):
+def test_training_runs_for_every_configuration(posterior, structure, post):
     x, y = blobs()
     base = net(dtype=torch.float32)
     before = {name: value.clone() for name, value in base.state_dict().items()}
@@ -434,7 +434,7 @@ def test_draws_of_weights_have_the_moments_of_the_posterior():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_useful_input_is_found_among_noise():
+def test_useful_inputs_are_included_and_noise_is_excluded():
     x, y = blobs(400)
     made = sparse.convert(
         nn.Linear(4, 2),
@@ -522,7 +522,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path):
     assert other.read_text() == "no checkpoint"
 
 
-def test_an_elbo_that_is_no_number_ends_training_with_the_last_good_network():
+def test_training_returns_the_last_good_network_when_the_elbo_is_nan():
     x, y = blobs()
     made = sparse.convert(net(dtype=torch.float32))
     with pytest.warns(UserWarning, match=r"The ELBO became NaN \(.*\) in epoch 1: training"):
@@ -539,7 +539,7 @@ def test_an_elbo_that_is_no_number_ends_training_with_the_last_good_network():
     )
 
 
-def test_bad_modules_are_refused():
+def test_bad_modules_are_rejected():
     shared = nn.Linear(3, 3)
     twice = nn.Sequential(shared, nn.Tanh(), shared)
     tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
@@ -609,19 +609,19 @@ def test_bad_modules_are_refused():
         ),
     ],
 )
-def test_bad_settings_are_refused(make, said):
+def test_bad_settings_are_rejected(make, said):
     with pytest.raises(InputError, match=said):
         make()
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_slab_is_no_prior():
+def test_slabs_are_rejected_as_priors():
     for prior in (sparse.NormalSlab(1.0), {"0": sparse.NormalSlab(1.0)}):
         with pytest.raises(TypeError, match="prior: expected a SpikeSlab, or SpikeSlabs by name"):
             sparse.convert(net(), prior=prior)
 
 
-def test_layers_that_stay():
+def test_kept_layers_are_not_converted():
     deep = nn.Sequential(*[nn.Linear(2, 2) for _ in range(11)])
     assert "10" not in sparse.sparse_layers(sparse.convert(deep, keep="10"))
     assert len(sparse.sparse_layers(sparse.convert(deep, keep="10"))) == 10
@@ -654,7 +654,7 @@ def test_attention_keeps_its_layers():
         layer.weight
 
 
-def test_an_empty_median_model_is_warned_of():
+def test_empty_median_models_give_a_warning():
     made = sparse.convert(net(dtype=torch.float32), inclusion=0.01)
     x, y = blobs()
     with pytest.warns(UserWarning, match="excludes every weight of layers '0', '2', whose"):
@@ -666,7 +666,7 @@ def test_an_empty_median_model_is_warned_of():
         )
 
 
-def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
+def test_divergence_weight_rises_in_each_step(monkeypatch):
     seen, step = [], training.TrainableSparseNetwork.step
 
     def noted(self, *batch):
@@ -703,7 +703,7 @@ def test_the_weight_of_the_divergence_rises_step_by_step(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["early_epochs", "kl_epochs"])
-def test_no_phase_is_longer_than_the_training(name):
+def test_phases_longer_than_the_training_are_rejected(name):
     with pytest.raises(InputError, match=f"{name}: expected at most the number of epochs, 4, got"):
         sparse.fit(
             sparse.convert(nn.Linear(4, 2)),
@@ -714,7 +714,7 @@ def test_no_phase_is_longer_than_the_training(name):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_many_weights_and_few_rows_leave_a_small_network_that_predicts():
+def test_many_weights_and_few_rows_give_an_accurate_small_network():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(900, 100, generator=generator)
     y = (x[:, 0].abs() - x[:, 1] + x[:, 2] > 0.8).long()
@@ -735,7 +735,7 @@ def test_many_weights_and_few_rows_leave_a_small_network_that_predicts():
 # --- rates --------------------------------------------------------------------------------------
 
 
-def test_rates_are_paced_by_the_number_of_steps():
+def test_learning_rates_depend_on_the_number_of_steps():
     assert sparse.LearningRates.for_steps(10**6) == sparse.LearningRates()
     few = sparse.LearningRates.for_steps(1000)
     assert (few.weights, few.inclusion, few.slab) == (0.01, 0.02, sparse.LearningRates().slab)
@@ -751,7 +751,7 @@ def test_rates_are_paced_by_the_number_of_steps():
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_few_steps_do_not_throw_everything_out():
+def test_short_training_does_not_exclude_everything():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 10, generator=generator)
     y = (x[:, 0] + x[:, 1] > 0).long()

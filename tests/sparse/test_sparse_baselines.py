@@ -38,7 +38,7 @@ def linear():
 # --- the mixture ---------------------------------------------------------------------------------
 
 
-def test_the_mixture_is_that_of_scipy_and_its_bound_is_one():
+def test_mixture_slab_agrees_with_scipy_and_its_bound_holds():
     slab = sparse.MixtureSlab(1.3, 0.2, 0.3)
     x = torch.linspace(-3, 3, 13, dtype=DOUBLE)
     density = 0.3 * stats.norm(0, 1.3).pdf(x) + 0.7 * stats.norm(0, 0.2).pdf(x)
@@ -64,7 +64,7 @@ def naive_kl(mean, sd, log_p):
 
 
 @pytest.mark.parametrize(("mean", "sd"), [(0.0, 0.1), (-1.5, 0.7), (0.8, 0.4)])
-def test_divergences_of_scales_are_integrals(mean, sd):
+def test_divergences_of_scales_agree_with_quadrature(mean, sd):
     given = [torch.tensor(v, dtype=DOUBLE) for v in (mean, sd)]
     assert float(gamma_kl(*given, log_scale=math.log(0.3))) == pytest.approx(
         naive_kl(mean, sd, stats.gamma(0.5, scale=0.3).logpdf), rel=1e-8
@@ -83,7 +83,7 @@ def gaussian_kl(mean, sd, scale=1.0):
     )
 
 
-def test_the_divergence_of_a_dense_layer_is_that_of_gaussians():
+def test_divergence_of_a_dense_layer_is_that_of_gaussians():
     made = made_of(linear(), "all", prior=sparse.SpikeSlab(sparse.NormalSlab(0.7)))
     expected = sum(
         gaussian_kl(m, s, 0.7) for m, s in ((made.mean, made.sd), (made.bias_mean, made.bias_sd))
@@ -91,7 +91,7 @@ def test_the_divergence_of_a_dense_layer_is_that_of_gaussians():
     assert float(made.kl()) == pytest.approx(expected, rel=1e-10)
 
 
-def test_the_divergence_of_a_horseshoe_layer_is_the_sum_of_its_parts():
+def test_divergence_of_a_horseshoe_layer_is_the_sum_of_its_parts():
     made = made_of(linear(), "horseshoe", prior=sparse.Horseshoe(scale=0.2))
     sds = nn.functional.softplus
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_the_divergence_of_a_horseshoe_layer_is_the_sum_of_its_parts():
     assert float(made.kl()) == pytest.approx(expected, rel=1e-7)
 
 
-def test_the_divergence_of_dropout_is_that_of_gal_et_al():
+def test_divergence_of_dropout_is_that_of_gal_et_al():
     """(1 - p) |M|^2 / 2 s^2 - K H(p), up to K log 2 and the biases."""
     made = made_of(
         linear(), "dropout", prior=sparse.SpikeSlab(sparse.NormalSlab(0.6), sparse.Bernoulli(0.5))
@@ -131,7 +131,7 @@ def test_the_divergence_of_dropout_is_that_of_gal_et_al():
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("posterior", KINDS)
-def test_training_draws_outputs_of_the_posteriors_moments(posterior):
+def test_training_outputs_have_the_moments_of_the_posterior(posterior):
     """Moments of outputs in training against those of draws of whole weight vectors."""
     base = linear()
     x = torch.randn(1, 4, dtype=DOUBLE)
@@ -147,7 +147,7 @@ def test_training_draws_outputs_of_the_posteriors_moments(posterior):
     assert float((drawn.std(0) / sd - 1).abs().max()) < 0.12
 
 
-def test_horseshoe_draws_share_the_layers_scale():
+def test_horseshoe_draws_share_the_scale_of_the_layer():
     made = made_of(linear(), "horseshoe", sd=0.3)
     drawn = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)).weights(draws=8000)
     _, own, shared = made.log_scales()
@@ -264,7 +264,7 @@ def mlp():
 
 
 @pytest.mark.parametrize("density", [1.0, 0.3, 0.05])
-def test_the_largest_weights_stay(density):
+def test_pruning_keeps_the_largest_weights(density):
     base = mlp()
     found = sparse.prune(base, density)
     old, new = (
@@ -278,7 +278,7 @@ def test_the_largest_weights_stay(density):
     assert all(torch.equal(found[i].bias, base[i].bias) for i in (0, 2, 4))
 
 
-def test_the_largest_hidden_units_stay_and_the_rest_can_be_taken_away():
+def test_pruning_keeps_the_largest_units_and_export_removes_the_others():
     base, x = mlp(), torch.randn(9, 5)
     found = sparse.prune(base, 0.4, "units")
     for i in (0, 2):
@@ -349,12 +349,12 @@ def test_kept_blocks_are_not_pruned():
         ),
     ],
 )
-def test_bad_settings_are_refused(make, said):
+def test_bad_settings_are_rejected(make, said):
     with pytest.raises((InputError, TypeError), match=said):
         make()
 
 
-def test_a_layer_that_loses_all_of_its_weights_is_named():
+def test_pruning_warns_of_layers_without_weights():
     net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
     net[2].weight.data *= 1e-3
     with pytest.warns(UserWarning, match="Pruning excludes every weight of layer '2', whose outp"):

@@ -101,7 +101,7 @@ def test_weights_and_inclusion_are_calibrated(posterior, estimator, most):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-def test_another_prior_than_that_of_the_truths_is_seen():
+def test_calibration_detects_a_wrong_prior():
     truth, inside, result = fitted("mean-field", "local", 0.6, seed=0)
     assert chi_square(ranks(truth, result)) < 1e-4
     assert shares(inside, result.module.probability().numpy()).min() < -5
@@ -109,7 +109,7 @@ def test_another_prior_than_that_of_the_truths_is_seen():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-def test_whole_units_have_their_exact_probabilities():
+def test_inclusion_probabilities_of_units_are_exact():
     """The evidence of a unit with and without weights; relaxed indicators come near it."""
     rng, p, sigma, slab = np.random.default_rng(0), 3, 1.5, 0.4
     x = np.linalg.qr(rng.normal(size=(N, p)))[0] * math.sqrt(N)

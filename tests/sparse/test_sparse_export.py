@@ -148,7 +148,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("layout", ["dense", "csr", "auto"])
-def test_the_small_network_predicts_as_the_median_model(name, layout):
+def test_small_networks_predict_as_the_median_model(name, layout):
     torch.manual_seed(0)
     make, shape, smaller = CASES[name]
     result = thinned(make())
@@ -167,7 +167,7 @@ def test_the_small_network_predicts_as_the_median_model(name, layout):
         assert not any(isinstance(m, sparse.CsrLinear) for m in small.module.modules())
 
 
-def test_what_branches_is_kept():
+def test_units_that_branch_are_kept():
     torch.manual_seed(1)
     result = thinned(Residual())
     units = result.export().units
@@ -186,7 +186,7 @@ def test_a_layer_of_dead_units_keeps_one():
     torch.testing.assert_close(small(x), net(x))
 
 
-def test_control_flow_that_depends_on_data_leaves_all_units():
+def test_units_are_kept_if_control_flow_depends_on_data():
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
@@ -231,12 +231,12 @@ def test_the_posterior_of_the_surviving_weights_is_that_of_the_subnetwork():
     np.testing.assert_allclose(np.cov(draws.T), np.linalg.inv(precision), atol=2e-4)
 
 
-def test_an_unknown_layout_is_refused():
+def test_unknown_layouts_are_rejected():
     with pytest.raises(InputError, match="layout: expected one of 'auto', 'dense', 'csr'"):
         thinned(nn.Linear(3, 2)).export(layout="coo")
 
 
-def test_units_that_are_out_leave_through_a_norm():
+def test_excluded_units_are_removed_through_a_norm():
     net = nn.Sequential(nn.Conv2d(2, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten())
     with torch.no_grad():
         net[0].weight[1:3] = 0.0
@@ -252,7 +252,7 @@ def test_units_that_are_out_leave_through_a_norm():
     assert sparse.export_network(by_batch.eval(), ("0", "2")).units["0"] == (4, 4)
 
 
-def test_unknown_layers_are_named():
+def test_unknown_layers_are_rejected():
     with pytest.raises(InputError, match="names: expected linear or convolutional layers: 0, 2"):
         sparse.export_network(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), ("1",))
 
@@ -331,7 +331,7 @@ OTHER_AXES = {
 
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("name", OTHER_AXES)
-def test_units_stay_where_what_follows_works_along_another_axis(name, given):
+def test_units_are_kept_if_operations_use_another_axis(name, given):
     make, shape = OTHER_AXES[name]
     torch.manual_seed(0)
     net = silenced(make())
@@ -341,7 +341,7 @@ def test_units_stay_where_what_follows_works_along_another_axis(name, given):
     torch.testing.assert_close(small.module(x), net(x), atol=1e-6, rtol=0)
 
 
-def test_the_export_of_sequences_predicts_as_the_median_model():
+def test_export_of_sequence_models_predicts_as_the_median_model():
     made = sparse.convert(
         nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(15, 2)).double()
     ).eval()
@@ -394,7 +394,7 @@ SAME_AXIS = {
 
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("name", SAME_AXIS)
-def test_units_go_where_their_axis_is_sure(name, given):
+def test_units_are_removed_if_their_axis_is_known(name, given):
     make, shape, sure = SAME_AXIS[name]
     torch.manual_seed(0)
     net = silenced(make())
@@ -405,7 +405,7 @@ def test_units_go_where_their_axis_is_sure(name, given):
     torch.testing.assert_close(small.module(x), net(x), atol=1e-6, rtol=0)
 
 
-def test_edges_say_whether_norms_are_of_the_units():
+def test_edges_know_whether_norms_are_per_unit():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).eval()
     for example, sure in ((None, False), (torch.randn(5, 3, 3), False), (torch.randn(5, 3), True)):
         (edge,) = edges(net, ("0",), example)
@@ -413,7 +413,7 @@ def test_edges_say_whether_norms_are_of_the_units():
 
 
 @pytest.mark.parametrize("value", [0.7, 0.0])
-def test_the_constant_of_a_lone_unit_moves_once(value):
+def test_constant_of_a_single_unit_is_folded_once(value):
     net = nn.Sequential(
         nn.Linear(3, 1), nn.Tanh(), nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 2)
     ).double()
@@ -513,11 +513,11 @@ def smaller(net, *shape, **options):
     return small
 
 
-def test_a_common_convolutional_network_loses_its_dead_units():
+def test_dead_units_of_a_common_convolutional_network_are_removed():
     assert all_but_the_last_lose(smaller(silenced(Mnist()), 1, 10, 10))
 
 
-def test_rows_may_be_counted_where_they_come_in():
+def test_row_counts_of_the_inputs_are_followed():
     assert all_but_the_last_lose(smaller(silenced(Counting()), 2, 8))
 
 
@@ -574,7 +574,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_of_single_numbers_are_followed(name):
+def test_elementwise_functions_are_followed(name):
     net = silenced(
         Between(nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3), FUNCTIONS[name], nn.Identity())
     )
@@ -631,14 +631,14 @@ UNKNOWN = {  # what the last hidden layer leads through
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_is_not_surely_understood_keeps_its_units(name):
+def test_units_before_unknown_operations_are_kept(name):
     net = silenced(images(torch.tanh, UNKNOWN[name], 16))
     units = smaller(net, 2, 8, 8).units
     assert units["first"] == (6, 4)
     assert units["second"] == (5, 5)
 
 
-def test_rows_that_are_folded_into_others_are_not_flattened_by_row():
+def test_folded_rows_are_not_flattened_rows():
     class Frames(nn.Module):
         def __init__(self):
             super().__init__()
@@ -651,7 +651,7 @@ def test_rows_that_are_folded_into_others_are_not_flattened_by_row():
     assert smaller(silenced(Frames()), 3, 2, 4).units["conv"] == (4, 4)
 
 
-def test_weights_that_are_read_by_others_too_stay():
+def test_units_whose_weights_are_read_elsewhere_are_kept():
     class Tied(nn.Module):
         def __init__(self, by_name):
             super().__init__()
@@ -672,7 +672,7 @@ def test_weights_that_are_read_by_others_too_stay():
 # --- names and examples ---------------------------------------------------------------------------
 
 
-def test_all_layers_may_be_small_by_default():
+def test_all_layers_are_exported_by_default():
     net = silenced(Mnist())
     assert smaller(net, 1, 10, 10).units == smaller(net, 1, 10, 10, names=names(net)).units
     assert smaller(net, 1, 10, 10, names="conv1").units == {"conv1": (6, 4)}
@@ -686,7 +686,7 @@ def test_all_layers_may_be_small_by_default():
 
 
 @pytest.mark.parametrize("layout", ["dense", "csr", "auto"])
-def test_examples_come_in_the_forms_that_predict_takes(layout):
+def test_examples_have_the_forms_that_predict_takes(layout):
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -716,7 +716,7 @@ def test_examples_come_in_the_forms_that_predict_takes(layout):
         torch.testing.assert_close(by_name(input=x.to(kind)), plain(x.to(kind)))
 
 
-def test_an_example_leaves_the_module_and_itself_as_they_are():
+def test_export_changes_neither_module_nor_example():
     net = nn.Sequential(nn.Hardtanh(inplace=True), nn.Linear(4, 6), nn.BatchNorm1d(6))
     x = np.full((5, 4), 3.0)
     sparse.export_network(net, None, x)
@@ -740,7 +740,7 @@ def test_an_example_leaves_the_module_and_itself_as_they_are():
         ("text", "a tensor or an array, got str"),
     ],
 )
-def test_examples_that_the_module_does_not_take_are_one_line(example, got):
+def test_bad_examples_are_rejected_in_one_line(example, got):
     with pytest.raises((InputError, subbayes.InputTypeError), match=f"^example: expected {got}"):
         thinned(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).export(example)
 
@@ -783,7 +783,7 @@ REDUCE = {
 
 
 @pytest.mark.parametrize("what", list(REDUCE))
-def test_units_go_where_all_positions_are_reduced_to_one(what):
+def test_units_are_removed_if_all_positions_are_reduced(what):
     class Pooled(nn.Module):
         def __init__(self, reduce, width):
             super().__init__()
@@ -802,7 +802,7 @@ def test_units_go_where_all_positions_are_reduced_to_one(what):
     torch.testing.assert_close(small.module(x), net(x), rtol=1e-12, atol=1e-12)
 
 
-def test_sparse_layers_are_no_zeros():
+def test_export_rejects_sparse_layers():
     made = sparse.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))
     with pytest.raises(
         InputError, match="module: expected a module without sparse layers, got one"

@@ -75,7 +75,7 @@ def test_a_dense_file_is_a_state_dict(tmp_path):
         assert torch.equal(found[name], value)
 
 
-def test_a_file_that_is_there_stays(tmp_path):
+def test_existing_files_are_not_replaced(tmp_path):
     _, whole = network()
     file = tmp_path / "small.safetensors"
     file.write_bytes(b"mine")
@@ -87,7 +87,7 @@ def test_a_file_that_is_there_stays(tmp_path):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_cannot_be_loaded_is_one_line(tmp_path):
+def test_load_rejects_bad_files_in_one_line(tmp_path):
     module, whole = network()
     file = whole.export().save(tmp_path / "small.safetensors")
     with pytest.raises(InputError, match="module: expected the layers of .*others: 4, 6"):
@@ -120,7 +120,7 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path):
         ("values", lambda t: t / 0, "finite numbers"),
     ],
 )
-def test_csr_layers_with_indices_out_of_range_are_refused(tmp_path, part, change, message):
+def test_csr_indices_out_of_range_are_rejected(tmp_path, part, change, message):
     module, whole = network()
     small = whole.export(INPUTS, "csr")
     tensors = small.tensors()
@@ -140,7 +140,7 @@ def test_csr_layers_become_dense_for_onnx():
 
 
 @pytest.mark.skipif(find_spec("onnx") is not None, reason="onnx is installed")
-def test_onnx_is_asked_for_by_name(tmp_path):
+def test_missing_onnx_is_named(tmp_path):
     _, whole = network()
     with pytest.raises(ImportError, match="to_onnx needs the package onnx: pip install onnx"):
         whole.export().to_onnx(tmp_path / "small.onnx", INPUTS)
@@ -214,7 +214,7 @@ def trained(labels, outputs=3, likelihood=None):
     )
 
 
-def test_a_class_without_rows_is_named():
+def test_classes_without_rows_give_a_warning():
     with pytest.warns(UserWarning, match="no row of class 1, for which the network has an output"):
         trained([0, 2, 2, 0])
     with pytest.warns(UserWarning, match="no row of classes 1, 2, for which"):
@@ -225,12 +225,12 @@ def test_a_class_without_rows_is_named():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.filterwarnings("ignore:The median model excludes")  # in a single epoch
-def test_classes_that_are_all_there_warn_of_nothing():
+def test_classes_with_rows_give_no_warning():
     trained([0, 1, 2])
     trained([0, 1, 1], 1, subbayes.likelihoods.Bernoulli())
 
 
-def test_more_labels_than_outputs_are_refused():
+def test_more_labels_than_outputs_are_rejected():
     with pytest.raises(
         InputError,
         match=r"y: expected labels in 0\.\.2, the module's 3 outputs, "
@@ -241,7 +241,7 @@ def test_more_labels_than_outputs_are_refused():
         trained([0, 4, 1], likelihood=subbayes.likelihoods.Categorical(5))
 
 
-def test_a_module_of_other_layers_is_refused_by_its_architecture(tmp_path):
+def test_modules_of_another_architecture_are_rejected(tmp_path):
     module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
     network = sparse.SparseNetwork(sparse.convert(module), subbayes.likelihoods.Gaussian(1.0))
     folder = network.save(tmp_path / "saved")
@@ -253,7 +253,7 @@ def test_a_module_of_other_layers_is_refused_by_its_architecture(tmp_path):
 # --- whole posteriors ---------------------------------------------------------------------------
 
 
-def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
+def test_layers_are_saved_with_their_settings(tmp_path):
     made = sparse.convert(
         subbayes.MLP(3, (20, 6), 1, seed=0),
         "low-rank",
@@ -283,7 +283,7 @@ def test_every_layer_is_saved_with_what_it_was_made_with(tmp_path):
 
 
 @pytest.mark.parametrize("posterior", sparse.INCLUSION_FAMILIES + sparse.BASELINE_FAMILIES)
-def test_layers_of_a_loaded_network_draw_from_one_stream(posterior, tmp_path):
+def test_layers_of_a_loaded_network_share_a_generator(posterior, tmp_path):
     made = sparse.convert(subbayes.MLP(3, (4,), 1, seed=0), posterior)
     network = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
     first, second = subbayes.load(network.save(tmp_path / "saved")).layers.values()
@@ -293,7 +293,7 @@ def test_layers_of_a_loaded_network_draw_from_one_stream(posterior, tmp_path):
 # --- devices and dtypes -------------------------------------------------------------------------
 
 
-def test_a_network_that_was_moved_is_one_of_its_new_dtype():
+def test_moved_networks_use_their_new_dtype():
     made = sparse.convert(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(12, 1)))
     made = made.double()
     plain = sparse.revert(made)
@@ -314,7 +314,7 @@ def test_a_network_that_was_moved_is_one_of_its_new_dtype():
 
 
 @pytest.mark.parametrize("posterior", sparse.INCLUSION_FAMILIES + sparse.BASELINE_FAMILIES)
-def test_layers_are_made_where_their_module_is_and_leave_with_it(posterior):
+def test_layers_are_on_the_device_of_their_module(posterior):
     made = sparse.convert(nn.Linear(3, 2, device="meta"), posterior)
     own = {
         name: value
@@ -329,7 +329,7 @@ def test_layers_are_made_where_their_module_is_and_leave_with_it(posterior):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_posterior_on_a_gpu_is_that_on_the_cpu():
+def test_posterior_on_a_gpu_equals_that_on_the_cpu():
     x, y = torch.randn(20, 3), torch.randn(20)
     made = sparse.convert(nn.Linear(3, 1)).eval()
     here = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)).posterior((x, y))
@@ -344,7 +344,7 @@ def test_a_posterior_on_a_gpu_is_that_on_the_cpu():
 
 
 @pytest.mark.parametrize("structure", ["weights", "units"])
-def test_the_posteriors_prior_has_each_layers_slab(structure):
+def test_posterior_prior_has_the_scale_of_each_slab(structure):
     net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)), nn.Linear(3, 1))
     slabs = sparse.NormalSlab(0.5), sparse.NormalSlab(2.0), sparse.StudentTSlab(1.0, 9.0)
     made = sparse.convert(
@@ -375,7 +375,7 @@ def test_the_posteriors_prior_has_each_layers_slab(structure):
 # --- covariances between inputs -----------------------------------------------------------------
 
 
-def test_a_module_of_other_parts_is_refused(tmp_path):
+def test_modules_with_other_parts_are_rejected(tmp_path):
     module, whole = network()
     for layout in ("dense", "csr"):
         file = whole.export(INPUTS, layout).save(tmp_path / f"{layout}.safetensors")

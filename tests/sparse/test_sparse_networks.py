@@ -76,7 +76,7 @@ def test_the_real_tables_have_their_sizes(name, shape, share):
         assert frame["A2"].isna().sum() == 12
 
 
-def test_folds_are_a_partition_and_training_rows_alone_standardise():
+def test_folds_are_a_partition_and_training_rows_standardise():
     found = [there(sparse_tabular.rows_of, "raisin", fold, None) for fold in range(10)]
     assert sum(len(rows.y_new) for rows in found) == 900
     whole = np.sort(np.concatenate([rows.y_new for rows in found]))
@@ -102,7 +102,7 @@ def test_images_are_rows_of_pixels():
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def test_every_method_leaves_a_record_and_a_finished_run_only_reads(tmp_path, monkeypatch):
+def test_every_method_is_recorded_and_finished_runs_are_read(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 80)
     x = (rng.normal(size=(80, 3)) + 2 * y[:, None]).astype(np.float32)
@@ -150,7 +150,7 @@ def record(method, seed, accuracy, **more):
     } | more
 
 
-def test_the_tables_have_ours_beside_the_papers():
+def test_tables_compare_our_results_with_the_paper():
     pruned = {
         f"{s} {d:g}": {"accuracy": d, "decided": 1, "decided_accuracy": None}
         for s in ("units", "weights")
@@ -171,7 +171,7 @@ def test_the_tables_have_ours_beside_the_papers():
     assert "| 0.600 | 0.600 [0.922] | 0.600 [0.880] |" in text
 
 
-def test_runs_with_post_training_have_figures_and_marks_of_their_own(tmp_path):
+def test_post_training_runs_have_separate_tables(tmp_path):
     found = [
         record(method, 0, 0.91, plan={"post": "fixed"}) for method in ("LBBNN-SSP-MF", "BNN-HP-MF")
     ]
@@ -191,7 +191,7 @@ def test_runs_with_post_training_have_figures_and_marks_of_their_own(tmp_path):
         assert methods.keys() < sparse_networks_tables.NETWORKS[name].keys()
 
 
-def test_the_papers_figures_are_whole():
+def test_figures_of_the_paper_are_complete():
     for name, methods in sparse_networks_tables.NETWORKS.items():
         assert list(methods) == [m for m in sparse_networks.METHODS if m != "FNN"], name
         for accuracies, densities, decided in methods.values():
@@ -201,7 +201,7 @@ def test_the_papers_figures_are_whole():
     assert set(sparse_networks_tables.TABULAR) == set(sparse_tabular.DATASETS)
 
 
-def test_a_page_gets_the_table(tmp_path):
+def test_tables_are_inserted_into_the_page(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("<!-- sparse_tabular: begin -->\nstale\n<!-- sparse_tabular: end -->\n")
     found = [record(m, 0, 0.9, dataset="raisin") for m in ("LBBNN-SSP-MF", "BNN-GP-MF")]

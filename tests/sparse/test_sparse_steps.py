@@ -67,7 +67,7 @@ def check_same(one, other, tolerance=2e-4):
         ("low-rank", "weights"),
     ],
 )
-def test_traced_steps_are_eager_steps(posterior, structure, estimator):
+def test_traced_steps_equal_eager_steps(posterior, structure, estimator):
     options = {"posterior": posterior, "structure": structure, "estimator": estimator}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of tracing that fails
@@ -97,7 +97,7 @@ def test_traced_steps_of_convolutions_and_of_learned_noise():
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize("posterior", ["mean-field", "low-rank"])
-def test_compiled_steps_are_eager_steps(posterior):
+def test_compiled_steps_equal_eager_steps(posterior):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # of tracing that fails; torch's own are others
         warnings.filterwarnings("ignore", "The median model excludes")
@@ -107,7 +107,7 @@ def test_compiled_steps_are_eager_steps(posterior):
 
 @pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize("own", [nn.Dropout(0.3), nn.BatchNorm1d(8)])
-def test_modules_with_randomness_or_statistics_of_their_own_are_evaluated_eagerly(own):
+def test_modules_with_randomness_or_batch_statistics_are_evaluated_eagerly(own):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         traced = fitted("trace", network(own))
@@ -158,7 +158,7 @@ class Peeking(nn.Module):
         ("held", "its result differs"),
     ],
 )
-def test_what_a_trace_cannot_hold_is_evaluated_eagerly(what, said):
+def test_untraceable_modules_are_evaluated_eagerly(what, said):
     found = []
     for mode in ("eager", "trace"):
         random.seed(1)
@@ -175,7 +175,7 @@ def test_what_a_trace_cannot_hold_is_evaluated_eagerly(what, said):
 
 
 @pytest.mark.usefixtures("traced_at_once")
-def test_modules_that_hooks_listen_to_are_evaluated_eagerly():
+def test_modules_with_hooks_are_evaluated_eagerly():
     calls, module = {"eager": 0, "trace": 0}, network()
 
     def count(*_):
@@ -204,7 +204,7 @@ def test_a_traced_run_resumes_bit_for_bit(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_a_run_goes_on_in_the_mode_it_began_in(tmp_path):
+def test_training_resumes_in_its_mode(tmp_path):
     """Other modes round otherwise: the run would not be the uninterrupted one."""
     fitted("eager", checkpoint=tmp_path / "run.pt")
     with pytest.raises(InputError, match="a run with these settings"):
@@ -212,7 +212,7 @@ def test_a_run_goes_on_in_the_mode_it_began_in(tmp_path):
 
 
 @pytest.mark.usefixtures("traced_at_once")
-def test_tracing_leaves_everybodys_random_numbers_alone():
+def test_tracing_does_not_change_global_random_states():
     torch.manual_seed(3)
     before = torch.get_rng_state()
     module = network()
@@ -228,7 +228,7 @@ def test_few_steps_are_not_worth_tracing(monkeypatch):
 
 @pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize("rate", [1e2, 1e10, 1e30])
-def test_traced_steps_to_numbers_that_are_none(rate):
+def test_traced_steps_detect_nan(rate):
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         result = fitted("trace", learning_rates=sparse.LearningRates(weights=rate), epochs=6)

@@ -49,7 +49,7 @@ SHARED = {
         ("horseshoe", "weights"),
     ],
 )
-def test_outputs_at_all_positions_vary_together(what, posterior, structure):
+def test_outputs_at_all_positions_share_weights(what, posterior, structure):
     """Covariances in training are those of draws of whole weight vectors."""
     torch.manual_seed(1)
     make, shape = SHARED[what]
@@ -77,7 +77,7 @@ def test_outputs_at_all_positions_vary_together(what, posterior, structure):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_rows_have_draws_of_their_own():
+def test_rows_have_independent_draws():
     torch.manual_seed(0)
     made = sparse.convert(nn.Conv1d(2, 3, 2).double(), "all", sd=0.5).train()
     x = torch.randn(1, 2, 4, dtype=DOUBLE).expand(4000, 2, 4)
@@ -125,7 +125,7 @@ def test_a_pooled_weight_has_its_exact_posterior(convolution):
 
 @pytest.mark.parametrize("layer", [nn.Linear(3, 2), nn.Conv1d(3, 2, 2), nn.Conv2d(3, 2, 2)])
 @pytest.mark.parametrize("posterior", ["mean-field", "dropout", "horseshoe"])
-def test_one_row_may_come_alone(layer, posterior):
+def test_single_rows_are_accepted(layer, posterior):
     made = sparse.convert(layer, posterior)
     x = torch.randn(3, *[4] * (layer.weight.ndim - 2))
     torch.testing.assert_close(made.eval()(x), made(x[None])[0])
@@ -135,7 +135,7 @@ def test_one_row_may_come_alone(layer, posterior):
 # --- the objective in one's own loop -------------------------------------------------------------
 
 
-def test_the_elbo_is_one_whatever_shape_outputs_have():
+def test_elbo_does_not_depend_on_the_shape_of_outputs():
     x, y = data()
 
     class Squeezed(nn.Module):
@@ -157,7 +157,7 @@ def test_the_elbo_is_one_whatever_shape_outputs_have():
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
-def test_the_elbo_needs_draws():
+def test_elbo_requires_training_mode():
     x, y = data()
     made = sparse.convert(net())
     made[2].eval()
@@ -180,14 +180,14 @@ def test_the_elbo_needs_draws():
         ),
     ],
 )
-def test_the_elbo_of_what_is_no_batch(change, error, said):
+def test_elbo_rejects_what_is_not_a_batch(change, error, said):
     x, y = data()
     made = sparse.convert(net()).train()
     with pytest.raises(error, match=said):
         sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), *change(x, y), 60)
 
 
-def test_an_empty_dataset_is_refused():
+def test_empty_datasets_are_rejected():
     class Empty(Dataset):
         def __len__(self):
             return 0
@@ -196,7 +196,7 @@ def test_an_empty_dataset_is_refused():
         sparse.fit(sparse.convert(net()), subbayes.likelihoods.Gaussian(), Empty(), progress=False)
 
 
-def test_the_divergence_is_that_of_the_parameters_as_they_are():
+def test_divergence_uses_the_current_parameters():
     made = sparse.convert(nn.Linear(3, 2)).train()
     made(torch.zeros(1, 3))
     with torch.no_grad():
@@ -231,7 +231,7 @@ def logits(out):
     return out["logits"]
 
 
-def test_inputs_and_outputs_may_have_names(tmp_path):
+def test_inputs_and_outputs_may_be_dicts(tmp_path):
     x, y = data()
     named = {"a": x[:, :2], "b": x[:, 2:]}
     plain = sparse.elbo(
@@ -268,7 +268,7 @@ def test_inputs_and_outputs_may_have_names(tmp_path):
     torch.testing.assert_close(loaded.predict(named, n_draws=3).outputs, expected)
 
 
-def test_the_weight_is_that_of_the_divergence():
+def test_elbo_weight_multiplies_the_divergence():
     x, y = data()
     made = sparse.convert(net()).train()
     values = []
@@ -282,7 +282,7 @@ def test_the_weight_is_that_of_the_divergence():
     assert values[0] - values[2] == pytest.approx(kl, rel=1e-5)
 
 
-def test_groups_have_every_parameter_once_at_its_rate():
+def test_parameter_groups_hold_every_parameter_once():
     rates = sparse.LearningRates(
         weights=0.1, early_inclusion=0.2, early_covariance=0.3, inclusion_prior=0.4, slab=0.5
     )
@@ -319,7 +319,7 @@ class Twice(nn.Module):
 
 
 @pytest.mark.parametrize("epochs", [2, 60])  # eager steps, traced ones
-def test_a_layer_used_twice_is_refused(epochs):
+def test_layers_called_twice_are_rejected(epochs):
     with pytest.raises(InputError, match="layers that are called once"):
         sparse.fit(
             sparse.convert(Twice()),
@@ -335,14 +335,14 @@ class Cosine(nn.Linear):
         return functional.linear(functional.normalize(x, dim=-1), self.weight, self.bias)
 
 
-def test_layers_that_compute_something_else_are_refused_unless_kept():
+def test_layers_that_override_forward_are_rejected_unless_kept():
     module = nn.Sequential(Cosine(3, 4), nn.ReLU(), nn.Linear(4, 1))
     with pytest.raises(InputError, match=r"0 \(Cosine\), which override forward. Name them"):
         sparse.convert(module)
     assert list(sparse.sparse_layers(sparse.convert(module, keep="0"))) == ["2"]
 
 
-def test_hooks_go_on_to_the_sparse_layer_and_the_network():
+def test_hooks_are_kept_on_sparse_layers_and_networks():
     module = net()
     module[2].register_forward_hook(lambda _, __, out: out + 100.0)
     made = sparse.convert(module).eval()
@@ -383,7 +383,7 @@ def test_hooks_go_on_to_the_sparse_layer_and_the_network():
         ),
     ],
 )
-def test_what_is_of_a_wrong_kind_is_refused_in_a_line(make, said):
+def test_wrong_types_are_rejected_in_one_line(make, said):
     with pytest.raises((InputError, TypeError), match=said):
         make()
 
@@ -408,7 +408,7 @@ def test_frozen_layers_stay_frozen():
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_finished_is_taken_up_as_it_was(tmp_path):
+def test_finished_runs_are_loaded_unchanged(tmp_path):
     settings = {
         "epochs": 3,
         "post": "median",
@@ -449,7 +449,7 @@ def of(**options):
         {"likelihood": subbayes.likelihoods.Gaussian(0.3)},
     ],
 )
-def test_the_checkpoint_of_another_run_is_refused(tmp_path, other):
+def test_checkpoints_of_other_runs_are_rejected(tmp_path, other):
     settings = {"epochs": 2, "progress": False, "checkpoint": tmp_path / "run.pt"}
 
     def fit(made=of, likelihood=subbayes.likelihoods.Gaussian(0.5), rows=None):
