@@ -1,4 +1,4 @@
-"""Baselines against loops by hand, closed forms and their own definitions."""
+"""Baselines against explicit loops, closed forms and their definitions."""
 
 import copy
 import math
@@ -295,7 +295,7 @@ def test_dropout_before_a_linear_layer_has_closed_form_moments():
     mean, variance = terms.sum(1) + bias, terms.square().sum(1) * 0.3 / 0.7
     assert bool(((outputs.mean(0) - mean).abs() < 4 * (variance / n).sqrt()).all())
     assert torch.allclose(outputs.var(0), variance, rtol=8 * (2 / n) ** 0.5)
-    covariance = terms @ terms.T * 0.3 / 0.7  # one mask serves all rows
+    covariance = terms @ terms.T * 0.3 / 0.7  # all rows share a mask
     scale = variance.sqrt().outer(variance.sqrt())
     assert bool(((outputs.T.cov() - covariance).abs() < 8 * scale / n**0.5).all())
 
@@ -388,7 +388,7 @@ def test_modules_without_dropout_are_rejected():
 
 
 class Fixed:
-    """Predicts what it was told."""
+    """A predictor with fixed predictions."""
 
     name = "fixed"
 

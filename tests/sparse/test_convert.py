@@ -1,4 +1,4 @@
-"""Sparse networks of modules that do more than call their layers: hooks, views, folding, state."""
+"""Sparse networks of modules with hooks, views, folded dimensions and state."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from subbayes.sparse.learning_rates import LearningRates
 
 
 def thinned(module, share=0.8, seed=0):
-    """A sparse network of which a share of weights is out, some units wholly."""
+    """A sparse network that excludes a share of the weights, and some whole units."""
     made = sparse.convert(module).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -29,7 +29,7 @@ def thinned(module, share=0.8, seed=0):
 
 
 def outputs(network, x):
-    """Of the median model, densely."""
+    """Outputs of the median model, by dense products."""
     return network.network(network.weights("median", "mean")[0], x)
 
 
@@ -37,7 +37,7 @@ def rows(n, d, seed=1):
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# --- hooks, and memory ----------------------------------------------------------------------------
+# --- hooks and memory ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["dense", "csr"])
@@ -104,7 +104,7 @@ def test_transformers_predict_with_sparse_products(monkeypatch):
 
 
 def summed(h):
-    """Not a function of single numbers."""
+    """A function that is not elementwise."""
     return h.cumsum(-1)
 
 
@@ -130,7 +130,7 @@ def test_dead_hidden_units_of_transformers_are_removed(kind, activation):
 
 
 class Reading(nn.Module):
-    """A module that takes the weights of a layer itself, by a way that depends on the data."""
+    """A module that reads weights of a layer directly, with control flow that depends on data."""
 
     def __init__(self, traceable):
         super().__init__()
@@ -182,11 +182,11 @@ def test_layers_accept_keyword_arguments():
     assert network.module.train()(x).shape == (30, 20)
 
 
-# --- rows, and what is called again ---------------------------------------------------------------
+# --- folded rows and repeated calls --------------------------------------------------------------
 
 
 class Folded(nn.Module):
-    """A layer at all positions, in one of three ways, averaged over them."""
+    """A layer applied to all positions, in one of three ways, and averaged over them."""
 
     def __init__(self, how):
         super().__init__()
@@ -250,11 +250,11 @@ def test_activation_checkpointing_is_rejected(mode):
     )
 
 
-# --- what modules hold ----------------------------------------------------------------------------
+# --- state of modules ----------------------------------------------------------------------------
 
 
 class Statistics(nn.Module):
-    """A norm that replaces its buffers, or a count that it holds."""
+    """A norm that replaces its buffers or changes a counter."""
 
     def __init__(self, buffers):
         super().__init__()
@@ -293,7 +293,7 @@ def test_replaced_buffers_are_updated_when_tracing_is_possible(buffers):
 
 
 class Addressed(nn.Module):
-    """A module that prints where it is."""
+    """A module whose repr has its address."""
 
     def __init__(self):
         super().__init__()
@@ -367,7 +367,7 @@ def test_recurrent_layers_are_not_traced(recwarn):
     assert not [w for w in recwarn if "tracing" in str(w.message)]
 
 
-# --- what stands still ----------------------------------------------------------------------------
+# --- frozen parameters ---------------------------------------------------------------------------
 
 
 def test_frozen_parameters_of_a_converted_module_do_not_change():
@@ -436,7 +436,7 @@ def test_horseshoe_scales_are_frozen_in_the_last_phase(post):
     assert not any(map(torch.equal, seen[3], seen[4]))
 
 
-# --- which inputs ---------------------------------------------------------------------------------
+# --- feature inclusion ---------------------------------------------------------------------------
 
 
 class Wide(nn.Module):
@@ -484,11 +484,11 @@ def test_feature_inclusion_warns_of_skip_connections():
         network.feature_inclusion()
 
 
-# --- refusals -------------------------------------------------------------------------------------
+# --- bad input -----------------------------------------------------------------------------------
 
 
 class Standardised(nn.Conv2d):
-    """A convolution with weights of its own making."""
+    """A convolution that computes its weights."""
 
     def _conv_forward(self, x, weight, bias):
         return super()._conv_forward(x, weight - weight.mean(), bias)

@@ -1,4 +1,4 @@
-"""Products with sparse matrices, and predictions by them, are those of the dense networks."""
+"""Products with sparse matrices, and predictions with them, equal those of dense networks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_sparse_products_equal_dense_products(rows, density, dtype):
     generator = torch.Generator().manual_seed(rows)
     weight = torch.randn(7, 11, generator=generator, dtype=dtype)
     weight *= torch.rand(7, 11, generator=generator) < density
-    weight[2] = 0.0  # a unit nothing leads to
+    weight[2] = 0.0  # a unit without weights
     x = torch.randn(rows, 11, generator=generator, dtype=dtype)
     bias = torch.randn(7, generator=generator, dtype=dtype)
     crow, columns, values = parts(weight)
@@ -47,7 +47,7 @@ def test_sparse_products_equal_dense_products(rows, density, dtype):
 
 def parts(weight):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch calls the layout a beta, once
+        warnings.simplefilter("ignore", UserWarning)  # beta feature of torch
         found = weight.to_sparse_csr()
     return found.crow_indices(), found.col_indices(), found.values()
 
@@ -188,7 +188,7 @@ def test_first_draws_do_not_depend_on_the_number_of_draws(posterior, structure):
         assert len(np.unique(many.numpy(), axis=0)) == (1 if points else 6)
 
 
-# --- networks in tiles ----------------------------------------------------------------------------
+# --- networks in tiles ---------------------------------------------------------------------------
 
 
 def layered(bias=True):
@@ -263,7 +263,7 @@ def test_copies_files_and_new_weights_of_tiled_networks(tmp_path):
         )
         for name, value in small.module.state_dict().items()
     }
-    small.module.load_state_dict(doubled)  # what was remembered of the weights is forgotten
+    small.module.load_state_dict(doubled)  # which empties the cache
     for layer in net[::2]:
         layer.weight.data *= 2
         layer.bias.data *= 2
@@ -317,7 +317,7 @@ def test_dense_layers_between_sparse_layers_read_tiles_without_copies(kept, bias
         patch.setattr(TiledLinear, "forward", noting)
         torch.testing.assert_close(small.module(x), net(x))
     assert isinstance(own, TiledLinear)
-    assert type(net[kept]) is nn.Linear  # the user's as it was
+    assert type(net[kept]) is nn.Linear  # the original is unchanged
     assert seen[0] == ((8, 128, own.in_features), (128 * own.out_features, 1, 128))
     torch.testing.assert_close(copy.deepcopy(small.module)(x[:3]), net(x[:3]))
     pull = torch.randn(1000, 3, dtype=torch.double)
@@ -452,7 +452,9 @@ def test_norms_prevent_tiles_and_skip_connections_do_not():
         small = export_network(net, ("a", "b", "c"), x, "csr").module
         assert bool(small._forward_pre_hooks) == is_rowwise
         torch.testing.assert_close(small(x), net(x), rtol=1e-4, atol=1e-5)
-        assert not isinstance(net.norm, nn.ReLU) or not net.norm.inplace  # the user's as it was
+        assert (
+            not isinstance(net.norm, nn.ReLU) or not net.norm.inplace
+        )  # the original is unchanged
 
 
 @given(n=st.integers(1, 5000), inputs=st.integers(1, 5000))

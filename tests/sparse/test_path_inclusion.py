@@ -1,4 +1,4 @@
-"""Which inputs a network uses: against all structures in turn, and against draws of Jacobians."""
+"""Inclusion of inputs against enumeration of all structures and against Jacobians of draws."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_path_probabilities_agree_with_enumeration():
     draws = 4000
     got = found.feature_inclusion(draws=draws)
     np.testing.assert_allclose(got, exact, atol=5 * 0.5 / math.sqrt(draws))
-    assert (got < 1 - np.prod(1 - first.numpy(), axis=0)).all()  # not all that is in is read
+    assert (got < 1 - np.prod(1 - first.numpy(), axis=0)).all()  # not all included weights are read
     hidden = found.feature_inclusion(layer="2")
-    np.testing.assert_allclose(hidden, second.numpy()[0], rtol=1e-6)  # nothing follows: exact
+    np.testing.assert_allclose(hidden, second.numpy()[0], rtol=1e-6)  # exact without further layers
 
 
 @pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank"])
@@ -155,7 +155,7 @@ def test_channels_are_read_by_the_units_of_their_group(posterior):
     np.testing.assert_allclose(
         got, used.numpy() / draws, atol=5 * 0.5 * math.sqrt(1 / draws + 1 / 2000)
     )
-    if posterior == "mean-field":  # exactly
+    if posterior == "mean-field":  # exact
         alpha = found.layers["0"].probability().double().detach().numpy()
         out = [1 - np.prod(1 - alpha[3 * g : 3 * g + 3, c]) for g in (0, 1) for c in (0, 1)]
         np.testing.assert_allclose(got, out, rtol=1e-6)

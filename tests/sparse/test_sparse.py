@@ -25,7 +25,7 @@ def net(seed=0, dtype=DOUBLE):
 
 
 def layer(seed=0, posterior="mean-field", **options):
-    """One linear layer with parameters that are all over the place."""
+    """One linear layer with dispersed parameters."""
     made = sparse.convert(net(seed)[0], posterior, seed=seed, **options)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
@@ -59,7 +59,7 @@ def test_slab_bounds_are_tight_lower_bounds():
         bound = float(slab.expected_log_prob(torch.tensor(mean**2 + sd**2, dtype=DOUBLE)))
         assert bound < exact + 0.005
         assert bound > exact - 0.5
-    for mean in (0.0, 2.0):  # exact where the weight is known
+    for mean in (0.0, 2.0):  # exact for a known weight
         value = torch.tensor(mean, dtype=DOUBLE)
         assert float(slab.expected_log_prob(value**2)) == float(slab.log_prob(value))
 
@@ -121,7 +121,7 @@ def test_shared_prior_bound_is_a_tight_lower_bound(a, most, gap):
 @pytest.mark.parametrize("structure", ["weights", "units"])
 @pytest.mark.parametrize("slab", [sparse.NormalSlab(0.8), sparse.StudentTSlab(2.0, 0.5)])
 def test_divergence_agrees_with_monte_carlo(structure, slab):
-    """Monte Carlo over (gamma, beta), with the bounded slab in the place of the t."""
+    """Monte Carlo over (gamma, beta), with the bound in place of the t slab."""
     made = layer(structure=structure, prior=sparse.SpikeSlab(slab, sparse.BetaBinomial(1.0, 2.0)))
     alpha = torch.sigmoid(made.logits.mean).detach().numpy()
     alpha = alpha[:, None] if structure == "units" else alpha
@@ -149,12 +149,12 @@ def test_divergence_agrees_with_monte_carlo(structure, slab):
     assert abs(float(made.kl()) - np.mean(total)) < 4 * error
 
 
-# --- factors -------------------------------------------------------------------------------------
+# --- families ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("posterior", ["mvn", "low-rank"])
 def test_weights_of_a_unit_share_an_indicator(posterior):
-    """Covariances of indicators against simulated ones: normal logits, then coins."""
+    """Covariances of indicators against simulation of normal logits and Bernoulli draws."""
     made, n = layer(posterior=posterior, structure="units", rank=2), 20_000
     rng = np.random.default_rng(0)
     with torch.no_grad():
@@ -299,7 +299,7 @@ def test_the_estimators_gradients_agree_in_expectation():
         found[estimator] = grads.mean(0), grads.std(0) / math.sqrt(len(grads))
     (a, a_error), (b, b_error) = found.values()
     assert bool(((a - b).abs() < 5 * (a_error + b_error) + 0.02 * a.abs().max()).all())
-    assert float((a_error**2).sum()) < float((b_error**2).sum())  # and local is less noisy
+    assert float((a_error**2).sum()) < float((b_error**2).sum())  # local is less noisy
 
 
 def test_pretrained_outputs_are_unchanged_if_all_weights_are_included():
@@ -732,7 +732,7 @@ def test_many_weights_and_few_rows_give_an_accurate_small_network():
     assert set(np.argsort(-result.feature_inclusion())[:3]) == {0, 1, 2}
 
 
-# --- rates --------------------------------------------------------------------------------------
+# --- rates ---------------------------------------------------------------------------------------
 
 
 def test_learning_rates_depend_on_the_number_of_steps():

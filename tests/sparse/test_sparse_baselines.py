@@ -18,12 +18,12 @@ KINDS = ("all", "dropout", "horseshoe")
 
 
 def made_of(base, posterior, seed=0, **options):
-    """A converted module with parameters that are all over the place, in training mode."""
+    """A converted module with dispersed parameters, in training mode."""
     made = sparse.convert(base, posterior, seed=seed, temperature=1e-3, **options)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
-            if not name.rpartition(".")[2].startswith("log_s"):  # priors stay
+            if not name.rpartition(".")[2].startswith("log_s"):  # except the priors
                 parameter.add_(
                     0.5 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
                 )
@@ -54,7 +54,7 @@ def test_mixture_slab_agrees_with_scipy_and_its_bound_holds():
 
 
 def naive_kl(mean, sd, log_p):
-    """Of a log-normal distribution, over the logarithm."""
+    """Divergence of a log-normal distribution, by quadrature over the logarithm."""
 
     def term(t):
         log_q = stats.norm(mean, sd).logpdf(t) - t
@@ -292,7 +292,7 @@ def test_pruning_keeps_the_largest_units_and_export_removes_the_others():
     torch.testing.assert_close(small.module(x), found(x))
     kept = sparse.prune(base, 0.4, "units", keep=["0"])
     assert torch.equal(kept[0].weight, base[0].weight)
-    kept = sparse.prune(base, 0.4, "units", keep="4")  # which is no hidden layer anyway
+    kept = sparse.prune(base, 0.4, "units", keep="4")  # which is not a hidden layer
     assert all(torch.equal(kept[i].weight, found[i].weight) for i in (0, 2, 4))
 
 

@@ -21,7 +21,7 @@ SIGMA, SLAB, INCLUSION = 0.5, 0.6, 0.3
 
 
 def fitted(posterior, estimator, inclusion, seed):
-    """Truths (UNITS, P), which of them are in, and the trained network."""
+    """True weights (UNITS, P), which of them are included, and the trained network."""
     rng = np.random.default_rng(seed)
     x = np.linalg.qr(rng.normal(size=(N, P)))[0] * math.sqrt(N)
     inside = rng.random((UNITS, P)) < INCLUSION
@@ -51,7 +51,7 @@ def fitted(posterior, estimator, inclusion, seed):
 
 
 def ranks(truth, result, draws=99):
-    """Of truths among draws, from 0 to `draws`; among equal ones (zeros) at random."""
+    """Ranks of true values among draws, from 0 to `draws`; ties (zeros) are broken at random."""
     found = result.weights("sample", "sample", draws=draws, seed=1).numpy()
     found = found.reshape(draws, *truth.shape)
     equal = (found == truth).sum(0)
@@ -60,7 +60,7 @@ def ranks(truth, result, draws=99):
 
 
 def shares(inside, probability):
-    """By bins of the probability: standardised gaps between probabilities and shares."""
+    """Standardised gaps between probabilities and shares, by bins of the probability."""
     edges = [0, 0.1, 0.2, 0.4, 0.6, 0.9, 0.99, 1]
     gaps = []
     for low, high in zip(edges[:-1], edges[1:], strict=True):
@@ -85,7 +85,7 @@ def chi_square(found):
         ("low-rank", "local", 3.5),
         ("mean-field", "relaxed", 5.0),
     ],
-)  # whose indicators are relaxed: near 1, some 0.02 too low
+)  # relaxed indicators: probabilities near 1 are about 0.02 too low
 def test_weights_and_inclusion_are_calibrated(posterior, estimator, most):
     truth, inside, result = fitted(posterior, estimator, INCLUSION, seed=0)
     assert chi_square(ranks(truth, result)) > 1e-3
@@ -110,7 +110,7 @@ def test_calibration_detects_a_wrong_prior():
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_inclusion_probabilities_of_units_are_exact():
-    """The evidence of a unit with and without weights; relaxed indicators come near it."""
+    """The evidence of a unit with and without weights; relaxed indicators approximate it."""
     rng, p, sigma, slab = np.random.default_rng(0), 3, 1.5, 0.4
     x = np.linalg.qr(rng.normal(size=(N, p)))[0] * math.sqrt(N)
     inside = rng.random((UNITS, 1)) < INCLUSION

@@ -1,4 +1,4 @@
-"""The small network of a sparse one: same predictions, fewer units."""
+"""Export of sparse networks as small networks, with the same predictions and fewer units."""
 
 import numpy as np
 import pytest
@@ -13,14 +13,14 @@ from subbayes.sparse.export.export import _selected_names, export_network, remov
 
 
 def thinned(module, share=0.8, seed=0):
-    """A converted module of which a share of weights is out, some units wholly."""
+    """A converted module that excludes a share of the weights, and some whole units."""
     made = sparse.convert(module).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in sparse.sparse_layers(made).values():
             logits = layer.logits.mean
             out = torch.rand(logits.shape, generator=generator) < share
-            out[: max(1, len(out) // 4)] = True  # nothing leads into these units
+            out[: max(1, len(out) // 4)] = True  # units without weights
             if len(out) < 3:
                 out[:] = torch.rand(out.shape, generator=generator) < share
             logits.copy_(torch.where(out, -5.0, 5.0))
@@ -240,7 +240,7 @@ def test_excluded_units_are_removed_through_a_norm():
     net = nn.Sequential(nn.Conv2d(2, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten())
     with torch.no_grad():
         net[0].weight[1:3] = 0.0
-        net[0].bias[1:3] = torch.tensor([0.5, -2.0])  # constants, which the norm changes
+        net[0].bias[1:3] = torch.tensor([0.5, -2.0])  # constants that the norm changes
     small = sparse.export_network(net.eval(), ("0", "3"))
     assert small.units["0"] == (4, 2)
     x = torch.randn(5, 2, 5, 5)
@@ -248,7 +248,7 @@ def test_excluded_units_are_removed_through_a_norm():
     by_batch = nn.Sequential(
         nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2)
     )
-    by_batch[0].weight.data[1] = 0.0  # what becomes of it depends on the batch: it stays
+    by_batch[0].weight.data[1] = 0.0  # its outputs depend on the batch, so it is kept
     assert sparse.export_network(by_batch.eval(), ("0", "2")).units["0"] == (4, 4)
 
 
@@ -257,11 +257,11 @@ def test_unknown_layers_are_rejected():
         sparse.export_network(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), ("1",))
 
 
-# --- which axis has the units ---------------------------------------------------------------------
+# --- the axis of the units -----------------------------------------------------------------------
 
 
 def silenced(module, seed=0):
-    """A module in float64, whose layers but the last have units that are silent, or not read."""
+    """A module in float64, whose layers except the last have constant and unread units."""
     generator = torch.Generator().manual_seed(seed)
     layers = [
         m for m in module.double().modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d)
@@ -420,18 +420,18 @@ def test_constant_of_a_single_unit_is_folded_once(value):
     with torch.no_grad():
         net[0].weight.zero_()
         net[0].bias.fill_(value)
-        net[4].weight[:, 1] = 0.0  # so that there are several rounds
+        net[4].weight[:, 1] = 0.0  # to need several rounds
     x = torch.randn(5, 3, dtype=torch.float64)
     for own in ((net[:3], ("0", "2")), (net, ("0", "2", "4"))):
         small = sparse.export_network(*own)
         torch.testing.assert_close(small.module(x), own[0](x), atol=1e-6, rtol=0)
 
 
-# --- what modules commonly do between layers ------------------------------------------------------
+# --- common operations between layers ------------------------------------------------------------
 
 
 class Between(nn.Module):
-    """Two convolutions, or linear layers, and a head, with functions in between."""
+    """Two convolutional or linear layers and a head, with functions in between."""
 
     def __init__(self, first, second, head, between, flatten):
         super().__init__()
@@ -450,7 +450,7 @@ def images(between, flatten, positions):
 
 
 class Mnist(nn.Module):
-    """That of pytorch/examples, with fewer channels."""
+    """The network of pytorch/examples, with fewer channels."""
 
     def __init__(self):
         super().__init__()
@@ -474,7 +474,7 @@ class Mnist(nn.Module):
 
 
 class Counting(nn.Module):
-    """Rows are counted where they come in, and len is that of Python."""
+    """A network that takes the number of rows from its inputs, by len."""
 
     def __init__(self):
         super().__init__()
@@ -506,7 +506,7 @@ def all_but_the_last_lose(small, count=2):
 
 
 def smaller(net, *shape, **options):
-    """The small network, whose outputs are those of the whole one."""
+    """The small network, checked against the outputs of the original."""
     x = torch.randn(7, *shape, dtype=torch.double, generator=torch.Generator().manual_seed(1))
     small = sparse.export_network(net, **options)
     torch.testing.assert_close(small.module(x), net(x), atol=1e-10, rtol=0)
@@ -525,7 +525,7 @@ def test_row_counts_of_the_inputs_are_followed():
 def test_ways_to_flatten_rows(name):
     net = silenced(images(torch.tanh, FLATTENED[name], 16))
     assert all_but_the_last_lose(smaller(net, 2, 8, 8))
-    assert "len" not in globals()  # that of Python is back
+    assert "len" not in globals()  # the replacement is removed
 
 
 FUNCTIONS = {
@@ -616,7 +616,7 @@ def test_pools_of_sequences_are_followed():
         assert all_but_the_last_lose(smaller(net, 2, 8))
 
 
-UNKNOWN = {  # what the last hidden layer leads through
+UNKNOWN = {  # operations after the last hidden layer
     "a size that is written down": lambda x: x.view(-1, 80),
     "rows and a size": lambda x: x.reshape(x.size(0), 80),
     "zeros at the border": lambda x: functional.avg_pool2d(x, 3, 1, 1).flatten(1),
@@ -669,7 +669,7 @@ def test_units_whose_weights_are_read_elsewhere_are_kept():
         assert units["b"] == (4, 4)
 
 
-# --- names and examples ---------------------------------------------------------------------------
+# --- names and examples --------------------------------------------------------------------------
 
 
 def test_all_layers_are_exported_by_default():
@@ -761,13 +761,13 @@ def test_transformer_layers_read_dense_weights(layout):
     assert small.layouts["encoder.linear1"] == small.layouts["encoder.linear2"] == "dense"
     assert layout != "csr" or small.layouts["head"] == "csr"
     expected = result.predict(x, structure="median", weights="mean").outputs[0]
-    with torch.no_grad():  # without gradients, where the layer passes its weights to one kernel
+    with torch.no_grad():  # without gradients the layer uses a fused kernel
         torch.testing.assert_close(
             small.module(x).double(), torch.as_tensor(expected).double(), atol=1e-5, rtol=1e-5
         )
 
 
-# --- what reduces positions -----------------------------------------------------------------------
+# --- reductions of positions ---------------------------------------------------------------------
 
 REDUCE = {
     "torch.max_pool2d": (lambda x: torch.max_pool2d(x, 2).flatten(1), 32, 2),
@@ -775,7 +775,7 @@ REDUCE = {
     "mean from behind": (lambda x: x.mean(dim=[-1, -2]), 8, 2),
     "kept": (lambda x: torch.mean(x, (2, 3), keepdim=True).flatten(1), 8, 2),
     "amax": (lambda x: torch.amax(x, (3, 2)), 8, 2),
-    "one after the other": (lambda x: x.mean(3).mean(2), 8, 8),  # not seen through
+    "one after the other": (lambda x: x.mean(3).mean(2), 8, 8),  # not recognised
     "another dtype": (lambda x: x.mean((2, 3), dtype=torch.float64), 8, 8),
     "over channels": (lambda x: x.mean((1, 2)).repeat(1, 2), 8, 8),
     "over rows and columns in part": (lambda x: x.mean(3).flatten(1), 32, 8),
@@ -796,7 +796,7 @@ def test_units_are_removed_if_all_positions_are_reduced(what):
     reduce, width, left = REDUCE[what]
     torch.manual_seed(0)
     net, x = Pooled(reduce, width).double().eval(), torch.randn(5, 1, 8, 8).double()
-    net.b.weight.data[2:] = 0.0  # units with a constant each
+    net.b.weight.data[2:] = 0.0  # constant units
     small = export_network(net, example=x)
     assert small.units["b"] == (8, left)
     torch.testing.assert_close(small.module(x), net(x), rtol=1e-12, atol=1e-12)

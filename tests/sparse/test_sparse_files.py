@@ -1,4 +1,4 @@
-"""Files of sparse networks, exported ones, and what becomes of networks that moved."""
+"""Files of sparse and exported networks, and networks on other devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from subbayes.utils import artifact
 
 
 def network():
-    """A linear stack of which units and weights are out."""
+    """A linear network that excludes units and weights."""
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Conv1d(2, 6, 3),
@@ -50,7 +50,7 @@ def test_a_saved_small_network_gives_the_same_outputs(tmp_path, layout):
     assert torch.equal(back.module(INPUTS), small.module(INPUTS))
     assert (back.units, back.layouts, back.weights) == (small.units, small.layouts, small.weights)
     assert back.module[4].in_features == small.module[4].in_features
-    assert back.module[6].bias is not None  # what silent units say all the time
+    assert back.module[6].bias is not None  # from constant units
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name])
 
@@ -200,7 +200,7 @@ def test_an_onnx_file_of_several_inputs(tmp_path, named):
             small.to_onnx(tmp_path / "other.onnx", odd)
 
 
-# --- labels -------------------------------------------------------------------------------------
+# --- labels --------------------------------------------------------------------------------------
 
 
 def trained(labels, outputs=3, likelihood=None):
@@ -224,7 +224,7 @@ def test_classes_without_rows_give_a_warning():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.filterwarnings("ignore:The median model excludes")  # in a single epoch
+@pytest.mark.filterwarnings("ignore:The median model excludes")  # after a single epoch
 def test_classes_with_rows_give_no_warning():
     trained([0, 1, 2])
     trained([0, 1, 1], 1, subbayes.likelihoods.Bernoulli())
@@ -250,7 +250,7 @@ def test_modules_of_another_architecture_are_rejected(tmp_path):
             subbayes.load(folder, other)
 
 
-# --- whole posteriors ---------------------------------------------------------------------------
+# --- whole posteriors ----------------------------------------------------------------------------
 
 
 def test_layers_are_saved_with_their_settings(tmp_path):
@@ -290,7 +290,7 @@ def test_layers_of_a_loaded_network_share_a_generator(posterior, tmp_path):
     assert first.noise is second.noise
 
 
-# --- devices and dtypes -------------------------------------------------------------------------
+# --- devices and dtypes --------------------------------------------------------------------------
 
 
 def test_moved_networks_use_their_new_dtype():
@@ -340,7 +340,7 @@ def test_posterior_on_a_gpu_equals_that_on_the_cpu():
     np.testing.assert_allclose(there.prior.mean, here.prior.mean)
 
 
-# --- the prior of the weights that are in -------------------------------------------------------
+# --- the prior of the included weights -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("structure", ["weights", "units"])
@@ -355,7 +355,7 @@ def test_posterior_prior_has_the_scale_of_each_slab(structure):
             str(i): sparse.SpikeSlab(slab, sparse.Bernoulli(0.5)) for i, slab in enumerate(slabs)
         },
     )
-    with torch.no_grad():  # one weight of each layer is out, or one unit
+    with torch.no_grad():  # exclude one weight of each layer, or one unit
         for layer in sparse.sparse_layers(made).values():
             layer.logits.mean.view(-1)[1] = -3.0
     result = sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Gaussian(1.0))
@@ -372,7 +372,7 @@ def test_posterior_prior_has_the_scale_of_each_slab(structure):
     assert set(result.posterior(data, prior_scale=0.3).prior.scale) == {0.3}
 
 
-# --- covariances between inputs -----------------------------------------------------------------
+# --- covariances between inputs ------------------------------------------------------------------
 
 
 def test_modules_with_other_parts_are_rejected(tmp_path):

@@ -1,4 +1,4 @@
-"""Traced and compiled steps of sparse training take the same steps as eager ones."""
+"""Traced and compiled steps of sparse training equal eager steps."""
 
 import random
 import warnings
@@ -14,7 +14,7 @@ from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.sparse import steps
 from subbayes.utils.checks import InputError
 
-pytestmark = pytest.mark.usefixtures("unchecked")  # checks of annotations are traced too: slow
+pytestmark = pytest.mark.usefixtures("unchecked")  # tracing annotation checks is slow
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def check_same(one, other, tolerance=2e-4):
 def test_traced_steps_equal_eager_steps(posterior, structure, estimator):
     options = {"posterior": posterior, "structure": structure, "estimator": estimator}
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of tracing that fails
+        warnings.simplefilter("error")  # of failed tracing
         warnings.filterwarnings("ignore", "The median model excludes")
         traced = fitted("trace", **options)
     check_same(traced, fitted("eager", **options))
@@ -99,7 +99,7 @@ def test_traced_steps_of_convolutions_and_of_learned_noise():
 @pytest.mark.parametrize("posterior", ["mean-field", "low-rank"])
 def test_compiled_steps_equal_eager_steps(posterior):
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # of tracing that fails; torch's own are others
+        warnings.simplefilter("error", UserWarning)  # of failed tracing; torch has other warnings
         warnings.filterwarnings("ignore", "The median model excludes")
         compiled = fitted("compile", posterior=posterior)
     check_same(compiled, fitted("eager", posterior=posterior))
@@ -120,7 +120,7 @@ def test_modules_with_randomness_or_batch_statistics_are_evaluated_eagerly(own):
 
 @pytest.mark.usefixtures("traced_at_once")
 class Peeking(nn.Module):
-    """A network that does something in Python with the rows, or with numbers of its own."""
+    """A network that changes the rows or its own state in Python."""
 
     def __init__(self, what):
         super().__init__()
@@ -170,7 +170,7 @@ def test_untraceable_modules_are_evaluated_eagerly(what, said):
         assert [mode == "trace"] * len(heard) == [True] * len(heard)
     assert all(said in line for line in heard) if said else not heard
     assert bool(heard) == (said is not None)
-    if what != "held":  # it counts the looks too
+    if what != "held":  # counted as well
         check_same(*found)
 
 
@@ -205,7 +205,7 @@ def test_a_traced_run_resumes_bit_for_bit(tmp_path):
 
 
 def test_training_resumes_in_its_mode(tmp_path):
-    """Other modes round otherwise: the run would not be the uninterrupted one."""
+    """Other modes round differently, so that the result would differ from an uninterrupted run."""
     fitted("eager", checkpoint=tmp_path / "run.pt")
     with pytest.raises(InputError, match="a run with these settings"):
         fitted("trace", checkpoint=tmp_path / "run.pt")
@@ -222,7 +222,7 @@ def test_tracing_does_not_change_global_random_states():
 
 
 def test_few_steps_are_not_worth_tracing(monkeypatch):
-    monkeypatch.setattr(steps.Steps, "_trace", None)  # calling it would fail
+    monkeypatch.setattr(steps.Steps, "_trace", None)  # fails if called
     fitted("trace")
 
 

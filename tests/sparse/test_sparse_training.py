@@ -1,4 +1,4 @@
-"""Draws in training where weights are used more than once; runs that end, resume, are refused."""
+"""Draws of weights that are used more than once, and training runs that end, resume or fail."""
 
 import math
 import warnings
@@ -50,7 +50,7 @@ SHARED = {
     ],
 )
 def test_outputs_at_all_positions_share_weights(what, posterior, structure):
-    """Covariances in training are those of draws of whole weight vectors."""
+    """Compare covariances in training with those of draws of weight vectors."""
     torch.manual_seed(1)
     make, shape = SHARED[what]
     x, n = torch.randn(1, *shape, dtype=DOUBLE), 1500
@@ -66,12 +66,12 @@ def test_outputs_at_all_positions_share_weights(what, posterior, structure):
     network = sparse.SparseNetwork(made, subbayes.likelihoods.Categorical(made(x).shape[1]))
     naive = network.predict(x, n_draws=n).outputs[:, 0].numpy()
     made.train()
-    with torch.no_grad():  # rows of a batch share some of what is drawn
+    with torch.no_grad():  # rows of a batch share some random numbers
         drawn = torch.cat([made(x) for _ in range(n)]).numpy()
     expected = np.cov(naive.T)
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
     off = np.abs(expected / scale)[~np.eye(len(expected), dtype=bool)]
-    assert off.max() > 0.2  # positions do depend on each other
+    assert off.max() > 0.2  # positions are correlated
     assert np.abs(np.cov(drawn.T) - expected).max() < 0.2 * scale.max()
     assert np.abs(drawn.mean(0) - naive.mean(0)).max() < 6 * np.sqrt(scale.max() / n)
 
@@ -132,7 +132,7 @@ def test_single_rows_are_accepted(layer, posterior):
     assert made.train()(x).shape == made(x[None])[0].shape
 
 
-# --- the objective in one's own loop -------------------------------------------------------------
+# --- the ELBO in custom training loops -----------------------------------------------------------
 
 
 def test_elbo_does_not_depend_on_the_shape_of_outputs():
