@@ -28,9 +28,8 @@ from subbayes.models.settings import LIKELIHOODS, TableSettings
 from subbayes.networks.mlp import MLP
 from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.baselines import default_prior
-from subbayes.sparse.configuration import SparseTraining
+from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.sparse.convert import convert
-from subbayes.sparse.learning_rates import LearningRates
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.training import fit as train_sparse

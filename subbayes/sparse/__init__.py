@@ -1,12 +1,11 @@
 """Sparse Bayesian networks: which weights are in, with what probability, and how large they are."""
 
 from subbayes.sparse.baselines import prune
-from subbayes.sparse.configuration import SparseTraining
+from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.sparse.convert import convert, elbo, kl, sparse_layers
 from subbayes.sparse.export.export import export_network
 from subbayes.sparse.export.small_network import CsrLinear, SmallNetwork
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.learning_rates import LearningRates
 from subbayes.sparse.priors import (
     Bernoulli,
     BetaBinomial,

@@ -1,17 +1,151 @@
-"""Settings of the training of sparse networks."""
+"""Settings of the training of sparse networks: epochs and learning rates."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from torch import nn
 
 from subbayes.networks.tracing.tracer import MODES, Mode
-from subbayes.sparse.learning_rates import LearningRates
-from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.sparse.convert import sparse_layers
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 
-__all__ = ["SparseTraining"]
+__all__ = ["LearningRates", "SparseTraining", "parameters_by_kind"]
 
 _EARLY, _KL_WARMUP = 0.8, 0.4  # shares of the epochs
+_LOGIT_RANGE = 20.0  # change of an inclusion logit that a run must allow
+_MAX_RATE, _MAX_LOGIT_RATE = 1e-2, 0.2  # of weights, and of inclusion logits
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """Learning rates of Adam for each kind of parameter.
+
+    With the exact ELBO, the rates of table 1 of the paper exclude every weight before the network
+    has learned anything: its published code adds one nat for each excluded weight. The defaults
+    learn the weights faster, and the inclusion probabilities at the same rate in all phases. The
+    slab hardly changes, as in the paper: at a higher rate it narrows until including a weight costs
+    nothing.
+
+    Attributes:
+        weights: means and standard deviations of weights, scales of the horseshoe, and parameters
+            without a distribution.
+        early_inclusion: logits of inclusion probabilities in the early phase.
+        inclusion: logits of inclusion probabilities afterwards.
+        early_covariance: covariance of the logits of "mvn" and "low-rank" in the early phase.
+        covariance: covariance of these logits afterwards.
+        inclusion_prior: hyper-parameters of the inclusion prior.
+        slab: hyper-parameters of the slab.
+        likelihood: parameters of the likelihood.
+    """
+
+    weights: float = 1e-3
+    early_inclusion: float = 1e-2
+    inclusion: float = 1e-2
+    early_covariance: float = 1e-2
+    covariance: float = 1e-3
+    inclusion_prior: float = 1e-2
+    slab: float = 1e-5
+    likelihood: float = 1e-3
+
+    @classmethod
+    def uniform(cls, rate: float, steps: int) -> LearningRates:
+        """One learning rate for all parameters except the slab, and inclusion in a short run.
+
+        Args:
+            rate: the learning rate.
+            steps: number of steps of the training. Inclusion logits must be able to change by at
+                least 20, so that weights that are included at first can be excluded at the end.
+
+        Example:
+            >>> LearningRates.uniform(0.01, 100).inclusion
+            0.2
+        """
+        pace = max(check_positive("rate", rate), _LOGIT_RANGE / check_count("steps", steps))
+        return cls(
+            **dict.fromkeys(asdict(cls()), rate)
+            | {"slab": cls.slab, "inclusion": pace, "early_inclusion": pace}
+        )
+
+    @classmethod
+    def for_steps(cls, steps: int) -> LearningRates:
+        """The defaults, or higher rates for a short run.
+
+        Inclusion probabilities always fall at first. If the weights have not learned anything by
+        then, all of them are excluded.
+
+        Args:
+            steps: number of steps of the training.
+
+        Example:
+            >>> LearningRates.for_steps(100_000) == LearningRates()
+            True
+            >>> LearningRates.for_steps(1000).weights
+            0.01
+        """
+        default, pace = cls(), _LOGIT_RANGE / check_count("steps", steps)
+        rate = min(_MAX_RATE, max(default.weights, pace))
+        inclusion = min(_MAX_LOGIT_RATE, max(default.inclusion, pace))
+        return replace(
+            default,
+            weights=rate,
+            covariance=rate,
+            likelihood=rate,
+            inclusion=inclusion,
+            early_inclusion=inclusion,
+        )
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            check_positive(name, value)
+
+    def of(self, group: str, early: bool = False) -> float:
+        """The learning rate of a group of `parameters_by_kind`, in the early phase or afterwards.
+
+        Example:
+            >>> LearningRates().of("covariance"), LearningRates().of("covariance", early=True)
+            (0.001, 0.01)
+        """
+        rates = asdict(self)
+        name = "weights" if group == "scales" else group
+        return float(rates.get(f"early_{name}", rates[name]) if early else rates[name])
+
+    def parameter_groups(self, module: nn.Module) -> list[dict[str, Any]]:
+        """Parameter groups of a converted module with their early learning rates, for an optimiser.
+
+        Args:
+            module: what `convert` returned.
+
+        Example:
+            >>> import torch
+            >>> from subbayes import sparse
+            >>> net = sparse.convert(nn.Linear(3, 1))
+            >>> optimizer = torch.optim.Adam(LearningRates(weights=0.01).parameter_groups(net))
+            >>> [group["lr"] for group in optimizer.param_groups]
+            [0.01, 0.01, 0.01, 1e-05]
+        """
+        return [
+            {"params": params, "lr": self.of(name, early=True)}
+            for name, params in parameters_by_kind(module).items()
+        ]
+
+
+def parameters_by_kind(module: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Parameters by kind: the name of their learning rate, or "scales" (of the horseshoe)."""
+    groups: dict[str, list[nn.Parameter]] = {
+        name: []
+        for name in ("weights", "inclusion", "covariance", "scales", "inclusion_prior", "slab")
+    }
+    for layer in sparse_layers(module).values():
+        for name, parameter in layer.logits.named_parameters():
+            groups["inclusion" if name == "mean" else "covariance"].append(parameter)
+        groups["inclusion_prior"] += layer.inclusion.parameters()
+        groups["slab"] += layer.slab.parameters()
+        groups["scales"] += [getattr(layer, name) for name in layer.scales]
+    grouped = {id(p) for group in groups.values() for p in group}
+    groups["weights"] = [p for p in module.parameters() if id(p) not in grouped and p.requires_grad]
+    return {name: params for name, params in groups.items() if params}
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ from subbayes.data.data import n_rows, named_leaves
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import Network, architecture_of
-from subbayes.sparse.configuration import SparseTraining
+from subbayes.sparse.configuration import LearningRates, SparseTraining, parameters_by_kind
 from subbayes.sparse.convert import kl, sparse_layers
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.learning_rates import LearningRates, parameters_by_kind
 from subbayes.sparse.result import SparseNetwork, revert
 from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise

@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 import subbayes
 from subbayes import InputError, sparse
 from subbayes.sparse import result as results
+from subbayes.sparse.configuration import LearningRates
 from subbayes.sparse.export.export import export_network
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.learning_rates import LearningRates
 
 
 def thinned(module, share=0.8, seed=0):
