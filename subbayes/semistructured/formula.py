@@ -1,8 +1,7 @@
 """Formulas: from a formula and a data frame to named columns of a design matrix.
 
-formulaic parses formulas and evaluates them. This module adds what a Bayesian model needs: which
-columns form a term, which terms are penalised, which are offsets, the same columns for new rows,
-and errors that name columns and levels.
+formulaic parses and evaluates formulas. This module adds terms, penalties, offsets, the same
+columns for new rows, and errors that name columns and levels.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _CONTEXT = {**TRANSFORMS, "np": np, "offset": lambda x: x}
 
 @dataclass(frozen=True)
 class Term:
-    """A term of a formula and the columns of the design matrix that it owns.
+    """A term of a formula and its columns of the design matrix.
 
     Attributes:
         name: the term as written in the formula.
@@ -94,19 +93,26 @@ def split_formula(formula: str | Mapping[str, str], location: str) -> tuple[str,
 
 
 def formula_variables(right: Mapping[str, str], frame: pd.DataFrame) -> tuple[str, ...]:
-    """Columns of the data frame that formulas read.
-
-    Args:
-        right: right-hand side by parameter.
-        frame: the rows.
+    """Columns of the data frame that the right-hand sides of formulas read.
 
     Raises:
         InputError: a formula that cannot be parsed, or unknown columns.
     """
-    found: dict[str, None] = {}
-    for parameter, text in right.items():
-        found |= dict.fromkeys(_parsed(parameter, text, frame)[1])
-    return tuple(found)
+    columns = [c for name, text in right.items() for c in _parse(name, text, frame)[1]]
+    return tuple(dict.fromkeys(columns))
+
+
+@dataclass(frozen=True)
+class _ParameterFormula:
+    """The formula of one parameter, with the positions of its effects and offsets.
+
+    `column_terms` holds the term of each column, and whether the term has a factor with levels.
+    """
+
+    spec: ModelSpec
+    effects: list[int]
+    offsets: list[int]
+    column_terms: list[tuple[str, bool]]
 
 
 class Design:
@@ -134,24 +140,17 @@ class Design:
     ) -> None:
         without_intercept = tuple(without_intercept)
         self.parameters = tuple(right)
-        self._specs: dict[str, ModelSpec] = {}
-        self._effect_columns: dict[str, list[int]] = {}
-        self._offset_columns: dict[str, list[int]] = {}
-        self._column_terms: dict[str, list[tuple[str, bool]]] = {}
+        self._formulas: dict[str, _ParameterFormula] = {}
         self.names: list[str] = []
         self.terms: list[Term] = []
         self.column_parameters: list[str] = []
         for parameter, text in right.items():
             self._add(parameter, text, frame, parameter not in without_intercept)
-        self._numeric = [
-            name
-            for name in self.variables
-            if name in frame.columns and pd.api.types.is_numeric_dtype(frame[name])
-        ]
+        numeric = frame.columns[[pd.api.types.is_numeric_dtype(dtype) for dtype in frame.dtypes]]
         self._ranges = {
             name: (float(frame[name].min()), float(frame[name].max()))
-            for name in self._numeric
-            if len(frame)
+            for name in self.variables
+            if name in numeric
         }
         columns, _ = self._evaluate(frame)
         self.center = np.zeros(len(self.names))
@@ -164,11 +163,14 @@ class Design:
 
     def _add(self, parameter: str, text: str, frame: pd.DataFrame, intercept: bool) -> None:
         """Add the columns and terms of one parameter's formula."""
-        matrix = _matrix(parameter, text, frame)
+        formula, _ = _parse(parameter, text, frame)
+        with _formula_errors(f"formula of {parameter!r}", text), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            matrix = formula.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
         spec: ModelSpec = matrix.model_spec
-        self._specs[parameter] = spec
         prefix = "" if parameter == self.parameters[0] else f"{parameter}."
-        effects, offsets = [], []
+        effects: list[int] = []
+        offsets: list[int] = []
         column_terms = [("", False)] * len(matrix.columns)
         for term, places in spec.term_indices.items():
             name = str(term)
@@ -193,16 +195,13 @@ class Design:
                     tuple(sorted(v for v in variables if v in frame.columns)),
                 )
             )
-        self._effect_columns[parameter], self._offset_columns[parameter] = effects, offsets
-        self._column_terms[parameter] = column_terms
+        self._formulas[parameter] = _ParameterFormula(spec, effects, offsets, column_terms)
 
     @property
     def variables(self) -> tuple[str, ...]:
         """Columns of the data frame that the formulas read."""
-        found: dict[str, None] = {}
-        for spec in self._specs.values():
-            found |= {str(v): None for v in sorted(spec.required_variables)}
-        return tuple(found)
+        specs = [formula.spec for formula in self._formulas.values()]
+        return tuple(dict.fromkeys(str(v) for s in specs for v in sorted(s.required_variables)))
 
     def term(self, name: str) -> Term:
         """Return the term of a name, or of a variable that only one term reads.
@@ -221,8 +220,8 @@ class Design:
     def levels(self) -> dict[str, list[Any]]:
         """Levels of each factor, by the column of the data frame or the expression."""
         found: dict[str, list[Any]] = {}
-        for spec in self._specs.values():
-            for expression, (kind, state) in spec.encoder_state.items():
+        for formula in self._formulas.values():
+            for expression, (kind, state) in formula.spec.encoder_state.items():
                 if getattr(kind, "value", kind) == "categorical":
                     found[_factor_column(expression)] = list(state["categories"])
         return found
@@ -249,32 +248,23 @@ class Design:
     def _check(self, frame: pd.DataFrame, new_levels: NewLevels) -> None:
         check_columns(self.variables, frame)
         check_complete(self.variables, frame)
-        for name in self._numeric:
+        for name in self._ranges:
             if not pd.api.types.is_numeric_dtype(frame[name]):
-                fail(
-                    name,
-                    "numbers, as in training",
-                    f"values such as {frame[name].iloc[0]!r}" if len(frame) else "none",
-                )
+                got = f"values such as {frame[name].iloc[0]!r}" if len(frame) else "none"
+                fail(name, "numbers, as in training", got)
         if new_levels == "reference":
             return
+        remedy = "Pass new_levels='reference' to give them the effect of the reference level"
         for name, levels in self.levels().items():
             if name in frame.columns:
-                check_levels(
-                    name,
-                    levels,
-                    frame[name],
-                    "Pass new_levels='reference' to give them the effect of the reference level",
-                )
+                check_levels(name, levels, frame[name], remedy)
         if new_levels == "error":
+            remedy = (
+                "Pass new_levels='sample' to draw the effects of new groups, or 'reference' for "
+                "the average group"
+            )
             for name, levels in self._groups().values():
-                check_levels(
-                    name,
-                    levels,
-                    frame[name],
-                    "Pass new_levels='sample' to draw the "
-                    "effects of new groups, or 'reference' for the average group",
-                )
+                check_levels(name, levels, frame[name], remedy)
 
     def _groups(self) -> dict[str, tuple[str, list[Any]]]:
         """Column and levels of the groups of random effects, by term."""
@@ -283,13 +273,13 @@ class Design:
             if term.kind != "random" or len(term.variables) != 1:
                 continue
             expression = f"re({term.variables[0]})"
-            state = self._specs[term.parameter].transform_state.get(expression)
+            state = self._formulas[term.parameter].spec.transform_state.get(expression)
             if state:
                 found[term.name] = term.variables[0], list(state["levels"])
         return found
 
     def new_groups(self, frame: pd.DataFrame) -> dict[str, Int[np.ndarray, "n"]]:
-        """By random term, the number of the new group of each row; -1 for known groups."""
+        """By random term, the index of the new group of each row; -1 for known groups."""
         found = {}
         for term, (name, levels) in self._groups().items():
             new = ~frame[name].isin(levels).to_numpy()
@@ -302,37 +292,34 @@ class Design:
     def _evaluate(
         self, frame: pd.DataFrame
     ) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, "n K"]]:
-        """Columns that are not centred, and offsets by parameter."""
+        """Columns before centring, and offsets by parameter."""
         columns, offsets = [], []
-        for parameter in self.parameters:
-            values = self._parameter_matrix(parameter, frame)
-            columns.append(values[:, self._effect_columns[parameter]])
-            offsets.append(values[:, self._offset_columns[parameter]].sum(1))
+        for formula in self._formulas.values():
+            values = self._all_columns(formula, frame)
+            columns.append(values[:, formula.effects])
+            offsets.append(values[:, formula.offsets].sum(1))
         return np.column_stack(columns), np.column_stack(offsets)
 
-    def _parameter_matrix(
-        self, parameter: str, frame: pd.DataFrame
+    def _all_columns(
+        self, formula: _ParameterFormula, frame: pd.DataFrame
     ) -> Float[np.ndarray, "n columns"]:
         """All columns of a parameter's formula, offsets included."""
-        spec = copy.deepcopy(self._specs[parameter])  # evaluation changes its state
+        spec = copy.deepcopy(formula.spec)  # evaluation changes its state
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # unseen levels are reported by check_levels
             try:
-                found = spec.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
+                matrix = spec.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
             except (FormulaicError, ValueError) as error:
                 self._fail_at_values(error, frame)
-        values = np.array(found, dtype=np.float64).reshape(len(frame), -1)
+        values = np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
         undefined = ~np.isfinite(values)
         for place in np.flatnonzero(undefined.any(0)):
-            name, categorical = self._column_terms[parameter][place]
+            name, categorical = formula.column_terms[place]
             if not categorical:  # unseen levels of factors become 0
                 rows = np.flatnonzero(undefined[:, place])
-                fail(
-                    f"term {name!r}",
-                    "finite numbers",
-                    f"{len(rows)} rows without one, the first at position {rows[0]}",
-                    "Leave these rows out, or transform the column another way",
-                )
+                got = f"{len(rows)} rows without one, the first at position {rows[0]}"
+                remedy = "Drop these rows, or transform the column another way"
+                fail(f"term {name!r}", "finite numbers", got, remedy)
         values[undefined] = 0.0
         return values
 
@@ -345,10 +332,10 @@ class Design:
             if beyond and "extend beyond" in str(error):
                 fail(
                     name,
-                    f"values from {low:g} to {high:g}, as in training, where splines end",
-                    f"{beyond} of {len(frame)} rows beyond",
-                    f"Use s({name}), which "
-                    f"continues linearly, or bs({name}, ..., extrapolation='clip')",
+                    f"values from {low:g} to {high:g}, the range of the splines in training",
+                    f"{beyond} of {len(frame)} rows outside",
+                    f"Use s({name}), which continues linearly, or bs({name}, ..., "
+                    "extrapolation='clip')",
                 )
         fail("data", "values that the formula can use", f"{type(error).__name__}: {error}")
 
@@ -360,31 +347,25 @@ class Design:
         for parameter in self.parameters:
             terms = [t for t in self.terms if t.parameter == parameter]
             places = [i for t in terms for i in t.unpenalised]
-            size = np.linalg.norm(centred[:, places], axis=0)
-            found += [self.names[i] for i, s in zip(places, size, strict=True) if s == 0]
-            places = [i for i, s in zip(places, size, strict=True) if s > 0]
+            norms = np.linalg.norm(centred[:, places], axis=0)
+            found += [self.names[i] for i, norm in zip(places, norms, strict=True) if norm == 0]
+            places = [i for i, norm in zip(places, norms, strict=True) if norm > 0]
             if len(places) < 2:
                 continue
-            unit = centred[:, places] / np.linalg.norm(centred[:, places], axis=0)
+            unit = centred[:, places] / norms[norms > 0]
             _, triangle, pivots = qr(unit, mode="economic", pivoting=True)
-            rank_deficient = np.abs(np.diag(triangle)) < 1e-8
-            order = pivots.tolist()
-            dependent = [i for i, small in zip(order, rank_deficient, strict=False) if small]
-            dependent += order[len(rank_deficient) :]
-            basis = [i for i in order if i not in dependent]
-            for column in dependent:
+            independent = np.zeros(len(places), dtype=bool)
+            independent[: min(unit.shape)] = np.abs(np.diag(triangle)) >= 1e-8
+            basis = pivots[independent]
+            for column in pivots[~independent]:
                 weights = np.linalg.lstsq(unit[:, basis], unit[:, column], rcond=None)[0]
-                summands = [i for i, w in zip(basis, weights, strict=True) if abs(w) > 1e-6]
-                found.append(
-                    self.names[places[column]]
-                    + " = "
-                    + " + ".join(self.names[places[i]] for i in summands)
-                )
+                summands = [self.names[places[i]] for i in basis[np.abs(weights) > 1e-6]]
+                found.append(f"{self.names[places[column]]} = {' + '.join(summands)}")
         return found
 
 
-def _parsed(parameter: str, text: str, frame: pd.DataFrame) -> tuple[Formula, list[str]]:
-    """A right-hand side as formulaic's formula, and the columns of the data frame it reads."""
+def _parse(parameter: str, text: str, frame: pd.DataFrame) -> tuple[Formula, list[str]]:
+    """Parse a right-hand side; return it with the columns of the data frame that it reads."""
     argument = f"formula of {parameter!r}"
     check_terms(argument, text)
     with _formula_errors(argument, text):
@@ -398,17 +379,9 @@ def _parsed(parameter: str, text: str, frame: pd.DataFrame) -> tuple[Formula, li
     return formula, needed
 
 
-def _matrix(parameter: str, text: str, frame: pd.DataFrame) -> Any:
-    """The model matrix of a right-hand side."""
-    formula, _ = _parsed(parameter, text, frame)
-    with _formula_errors(f"formula of {parameter!r}", text), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return formula.get_model_matrix(frame, context=_CONTEXT, na_action="ignore")
-
-
 @contextmanager
 def _formula_errors(argument: str, text: str) -> Iterator[None]:
-    """Turn errors of formulaic into `InputError`."""
+    """Convert errors of formulaic to `InputError`."""
     try:
         yield
     except FormulaicError as error:

@@ -64,12 +64,8 @@ def _spline(x: Float[np.ndarray, "n"], df: int, degree: int) -> dict[str, Any]:
     """Knots, centre and the map from B-splines to columns."""
     x = x[np.isfinite(x)]
     if len(np.unique(x)) < 4:
-        fail(
-            "s(...)",
-            "a column with at least 4 distinct values",
-            len(np.unique(x)),
-            "Use C(...) for a factor",
-        )
+        expected = "a column with at least 4 distinct values"
+        fail("s(...)", expected, len(np.unique(x)), "Use C(...) for a factor")
     if df <= degree:
         fail("df", f"more than the degree, {degree}", df)
     low, high = float(x.min()), float(x.max())
@@ -105,11 +101,11 @@ def _basis(x: Float[np.ndarray, "n"], state: dict[str, Any]) -> Float[np.ndarray
     knots, degree = np.array(state["knots"]), state["degree"]
     spline = BSpline(knots, np.eye(len(knots) - degree - 1), degree)
     inside = np.clip(x, state["low"], np.nextafter(state["high"], state["low"]))
-    found = spline(inside)
     beyond = x - inside
-    if np.any(beyond != 0):
-        found = found + beyond[:, None] * spline(inside, nu=1)
-    return np.asarray(found)
+    values = spline(inside)
+    if beyond.any():
+        values = values + beyond[:, None] * spline(inside, nu=1)
+    return np.asarray(values)
 
 
 def _columns(x: Float[np.ndarray, "n"], state: dict[str, Any]) -> Float[np.ndarray, "n c"]:

@@ -23,11 +23,7 @@ def check_level(level: float) -> float:
 
 
 def hdi(values: Float[np.ndarray, "S"], level: float = 0.95) -> tuple[float, float]:
-    """The shortest interval that contains a fraction of the draws.
-
-    Args:
-        values: draws.
-        level: the fraction.
+    """The shortest interval that contains the fraction `level` of the draws.
 
     Example:
         >>> hdi(np.array([0.0, 1.0, 1.1, 1.2, 9.0]), 0.6)
@@ -43,10 +39,6 @@ def hdi(values: Float[np.ndarray, "S"], level: float = 0.95) -> tuple[float, flo
 
 def central(draws: Float[np.ndarray, "S m"], level: float) -> dict[str, Float[np.ndarray, "m"]]:
     """Mean, standard deviation and central interval of each column of draws.
-
-    Args:
-        draws: one row per draw.
-        level: level of the interval.
 
     Example:
         >>> sorted(central(np.zeros((10, 1)), 0.9))
@@ -65,12 +57,7 @@ def central(draws: Float[np.ndarray, "S m"], level: float) -> dict[str, Float[np
 def summary_table(
     effects: Mapping[str, Float[np.ndarray, "chains draws"]], level: float = 0.95
 ) -> pd.DataFrame:
-    """Mean, sd, highest-density interval, probability of direction and diagnostics by effect.
-
-    Args:
-        effects: draws by name, shape (chains, draws).
-        level: level of the interval.
-    """
+    """Mean, sd, highest-density interval, probability of direction and diagnostics by effect."""
     percent = f"{100 * level:g}%"
     rows = {}
     for name, values in effects.items():
@@ -97,10 +84,6 @@ def mixing_warnings(
 
     R-hat must be below 1.01 and the bulk effective sample size at least 100 per chain, as for
     `Draws.warnings` (Vehtari et al. 2021).
-
-    Args:
-        effects: draws by name.
-        sampler: name of the engine that drew them.
 
     Example:
         >>> x = np.random.default_rng(0).normal(size=(4, 500))

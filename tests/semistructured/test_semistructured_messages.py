@@ -100,7 +100,7 @@ def test_columns_of_networks_are_named_with_what_is_wrong():
 @pytest.mark.filterwarnings("ignore:effects have not mixed")
 def test_splines_end_where_the_rows_ended():
     model = SemiStructuredRegression("y ~ bs(x, df=5)").fit(frame, **FEW)
-    with pytest.raises(InputError, match=r"x: expected values from 0 to 19.*got 1 of 2 rows beyo"):
+    with pytest.raises(InputError, match=r"x: expected values from 0 to 19.*got 1 of 2 rows outs"):
         model.predict(pd.DataFrame({"x": [1.0, 25.0]}))
 
 
