@@ -91,14 +91,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         self.max_categories = max_categories
 
     def fit(self, X: Any, y: Any = None) -> TabularEncoder:
-        """Estimate medians, scales and categories.
-
-        Args:
-            X: table (n, columns), n at least 2.
-            y: ignored.
-
-        Raises:
-            InputError: see the class.
+        """Estimate medians, scales and categories of a table with at least 2 rows; y is ignored.
 
         Example:
             >>> TabularEncoder(missing="impute").fit([[1, "a"], [None, "b"], [2, "b"]]).columns_
@@ -136,13 +129,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> Float32[np.ndarray, "n features"]:
-        """The matrix of a table.
-
-        Args:
-            X: table (n, columns) with the columns of fitting.
-
-        Raises:
-            InputError: see the class.
+        """Encode a table with the columns of `fit`.
 
         Example:
             >>> TabularEncoder().fit([[0.0], [2.0]]).transform([[3.0]])
@@ -167,9 +154,6 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
         """Names of the columns of the matrix: `age`, `job=smith`, `age missing`.
-
-        Args:
-            input_features: ignored; the names are those of `fit`.
 
         Example:
             >>> TabularEncoder().fit([[0.0, True], [2.0, False]]).get_feature_names_out().tolist()
@@ -229,9 +213,9 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
     def from_config(cls, config: dict[str, Any]) -> TabularEncoder:
         """The encoder of a configuration from `to_config`; its output is bitwise the same.
 
-        The scikit-learn transformers are fitted to one row with the stored medians and most
-        frequent categories and then receive the stored means and scales, so that no private state
-        of a scikit-learn version is stored.
+        The scikit-learn transformers are fitted to one row of the stored medians and most frequent
+        categories and then receive the stored means and scales, so that the configuration does not
+        depend on the scikit-learn version.
 
         Raises:
             InputError: entries that are missing or inconsistent.
@@ -411,10 +395,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         return {name: values.tolist() for name, values in parts.items()}
 
     def fills(self) -> dict[str, Any]:
-        """The imputed values by column: medians and most frequent categories.
-
-        Returns:
-            An empty dict with `missing="error"`.
+        """The imputed values by column; empty with `missing="error"`.
 
         Example:
             >>> TabularEncoder(missing="impute").fit([[1, "a"], [None, "b"], [2, "b"]]).fills()

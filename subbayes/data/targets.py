@@ -87,9 +87,6 @@ class Target:
     def encode(self, y: Any) -> Float64[np.ndarray, "n"] | Int64[np.ndarray, "n"]:
         """Targets for the network: float64 in regression, int64 for classes and counts.
 
-        Args:
-            y: the targets (n,).
-
         Raises:
             InputError: missing or infinite values, text instead of numbers, unknown labels,
                 negative or fractional counts.

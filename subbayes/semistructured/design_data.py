@@ -127,8 +127,9 @@ class Response:
         """The response as numbers, shape (n,).
 
         Raises:
-            InputError: values that are not numbers, or classes unseen in training.
+            InputError: unknown columns, values that are not numbers, or classes unseen in training.
         """
+        check_columns(self.variables(frame), frame)
         present = self.name in frame.columns
         if self.labels is None:
             return _numbers(self.name, frame) if present else _evaluate(self.name, frame)
@@ -226,13 +227,7 @@ class RowEncoder:
         tensors: Mapping[str, Any] | None = None,
         new_levels: NewLevels = "error",
     ) -> dict[str, Tensor]:
-        """The inputs of rows.
-
-        Args:
-            frame: the rows.
-            tensors: inputs of the networks without columns, by name: tensors, arrays or map-style
-                Datasets.
-            new_levels: as for `Design.matrix`.
+        """The inputs of rows, with `tensors` by name for the networks without columns.
 
         Raises:
             InputError: a network without its input, or what `network_input` raises.
@@ -252,12 +247,9 @@ class RowEncoder:
                 found[f"deep {name}"] = self.encode_columns(name, frame)
                 continue
             if name not in tensors:
-                fail(
-                    "inputs",
-                    f"a tensor for the network {name!r}",
-                    ", ".join(tensors) or "none",
-                    f"Pass inputs={{{name!r}: ...}}",
-                )
+                expected = f"a tensor for the network {name!r}"
+                remedy = f"Pass inputs={{{name!r}: ...}}"
+                fail("inputs", expected, ", ".join(tensors) or "none", remedy)
             tensor = network_input(name, tensors[name], len(frame))
             found[f"deep {name}"] = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
         check_network_names("inputs", tensors, self.deep)
@@ -314,25 +306,18 @@ def network_input(name: str, value: Any, n: int) -> Tensor:
     """
     argument, is_dataset = f"inputs[{name!r}]", isinstance(value, Dataset)
     if isinstance(value, IterableDataset) or (is_dataset and not hasattr(value, "__len__")):
-        fail(
-            argument,
-            "a map-style Dataset, with a length",
-            type(value).__name__,
-            "Read it into a tensor",
-        )
-    found = value if is_dataset else to_tensor(argument, value)
-    if len(found) != n:
-        fail(argument, f"{n} rows, as the data frame has", len(found))
-    return _read_dataset(argument, found, n) if is_dataset else found
-
-
-def _read_dataset(argument: str, dataset: Any, n: int) -> Tensor:
-    """Read all items of a Dataset, in the order of the rows."""
+        expected = "a map-style Dataset, with a length"
+        fail(argument, expected, type(value).__name__, "Read it into a tensor")
+    entries = value if is_dataset else to_tensor(argument, value)
+    if len(entries) != n:
+        fail(argument, f"{n} rows, as the data frame has", len(entries))
+    if not is_dataset:
+        return entries
     found = torch.empty(0)
     for i in range(n):
-        item = dataset[i]
+        item = entries[i]
         part = to_tensor(f"{argument}[{i}]", item[0] if isinstance(item, (tuple, list)) else item)
-        if i == 0:
+        if i == 0:  # allocated once, as images may fill much of the memory
             found = torch.empty(n, *part.shape, dtype=part.dtype)
         if _describe(part) != _describe(found[0]):
             fail(
@@ -374,10 +359,7 @@ def networks_from(deep: Mapping[str, Any] | None, family: Family) -> dict[str, D
         if not isinstance(part, Deep) or not isinstance(part.module, nn.Module):
             fail_type(f"deep[{name!r}]", "a module, a pair (module, columns) or a Deep", part)
         if part.parameter is not None and part.parameter not in family.parameters:
-            fail(
-                f"parameter of deep[{name!r}]",
-                "one of " + ", ".join(family.parameters),
-                repr(part.parameter),
-            )
+            expected = "one of " + ", ".join(family.parameters)
+            fail(f"parameter of deep[{name!r}]", expected, repr(part.parameter))
         found[str(name)] = part
     return found

@@ -144,11 +144,11 @@ class SemiStructuredRegression(Results):
         return save(self, path, overwrite=overwrite)
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """Subspace, draws, training rows, and the networks with their inputs."""
+        """The tensors to save, see `save`."""
         return tensors_of(self.state)
 
     def facts(self) -> dict[str, Any]:
-        """What the model was made with, and the types of its columns."""
+        """The facts to save, see `save`."""
         return facts_of(self.state)
 
     @classmethod
@@ -173,8 +173,8 @@ class SemiStructuredRegression(Results):
             The fitted model.
 
         Raises:
-            InputError: not such a folder, damaged, of a newer version, or one that needs a
-                module, a family or a prior.
+            InputError: not such a folder, a damaged one, one of a newer version, or one that needs
+                a module, a family or a prior.
         """
         tensors, facts, _ = read(path, cls.kind)
         return rebuild(tensors, facts, deep=deep, family=family, priors=priors)
@@ -276,14 +276,9 @@ class SemiStructuredRegression(Results):
         Returns:
             The path.
         """
+        check_level(level)
         return write_report(
-            self,
-            path,
-            title=title,
-            test=test,
-            test_inputs=test_inputs,
-            level=check_level(level),
-            notes=notes,
+            self, path, title=title, test=test, test_inputs=test_inputs, level=level, notes=notes
         )
 
 
@@ -295,15 +290,7 @@ def rebuild(
     family: Family | None = None,
     priors: Mapping[str, Any] | None = None,
 ) -> SemiStructuredRegression:
-    """Rebuild a fitted model from its artifact; see `subbayes.load`.
-
-    Args:
-        tensors: as saved.
-        facts: as saved.
-        deep: modules of networks that are not a `subbayes.MLP`, by name.
-        family: a family of your own.
-        priors: priors of your own classes.
-    """
+    """Rebuild a fitted model from its artifact; see `SemiStructuredRegression.load`."""
     state = state_from(tensors, facts, deep, family, priors)
     model = SemiStructuredRegression.__new__(SemiStructuredRegression)
     model.specification, model._state = state.model.specification, state

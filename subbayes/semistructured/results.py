@@ -23,7 +23,6 @@ from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured.effect_priors import EffectPrior
 from subbayes.semistructured.formula import NewLevels
-from subbayes.semistructured.formula_checks import check_columns
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.partial_effects import (
     Partial,
@@ -41,24 +40,16 @@ __all__ = ["Results"]
 
 
 class Results:
-    """The results of a fitted model.
-
-    Args:
-        state: what fitting determined; None before.
-    """
+    """The results of a fitted model; `state` is None before fitting."""
 
     def __init__(self, state: FittedState | None = None) -> None:
         self._state = state
 
     @property
     def state(self) -> FittedState:
-        """Everything that fitting determined.
-
-        Raises:
-            InputError: a model that is not fitted.
-        """
+        """What `fit` determined; raises `InputError` before."""
         if self._state is None:
-            fail("model", "a fitted model", "one that is not", "Call fit first")
+            fail("model", "a fitted model", "one that is not fitted", "Call fit first")
         return self._state
 
     @property
@@ -169,21 +160,15 @@ class Results:
             InputError: no such term, one of several variables, or a network of tensors.
         """
         model = self.state.model
-        networks, terms = model.specification.deep, [t.name for t in model.design.terms]
-        if term in networks and term not in terms:
-            return partial_dependence(
-                self.state, term, variable, values, check_level(level), n_draws
-            )
+        check_level(level)
+        if term in model.specification.deep and term not in [t.name for t in model.design.terms]:
+            return partial_dependence(self.state, term, variable, values, level, n_draws)
         if variable is not None:
             fail("variable", "None for a term of the formula", repr(variable))
-        return partial_effect(self.state, term, values, check_level(level))
+        return partial_effect(self.state, term, values, level)
 
     def partials(self, level: float = 0.95) -> list[Partial]:
-        """The effects of all terms of one variable, then of networks by column.
-
-        Args:
-            level: level of the intervals.
-        """
+        """The effects of all terms of one variable, then of networks by column."""
         model = self.state.model
         terms = [t for t in model.design.terms if t.kind != "intercept" and len(t.variables) == 1]
         networks = model.specification.deep.items()
@@ -207,7 +192,7 @@ class Results:
             The figure; `figure.savefig(...)` or `subbayes.plots.save` writes it.
 
         Raises:
-            InputError: a model of intercepts and networks of tensors alone.
+            InputError: a model that has only intercepts and networks of tensors.
         """
         return plot_effects(self.partials(level), columns=columns)
 
@@ -225,10 +210,10 @@ class Results:
 
         Args:
             data: the rows.
-            inputs: inputs of the networks without columns, by name, as for `fit`.
+            inputs: as for `predict`.
+            new_levels: as for `predict`.
             parameter: parameter of the predictor; by default the location.
             level: level of the intervals.
-            new_levels: as for `predict`.
             n_draws: use at most this many evenly spaced draws.
 
         Returns:
@@ -239,9 +224,9 @@ class Results:
         parameters = model.design.parameters
         parameter = parameters[0] if parameter is None else parameter
         check_choice("parameter", parameter, parameters)
-        found = model.encoder.inputs(data, inputs, new_levels)
+        encoded = model.encoder.inputs(data, inputs, new_levels)
         place = parameters.index(parameter)
-        return contribution_table(self.state, found, place, check_level(level), n_draws)
+        return contribution_table(self.state, encoded, place, check_level(level), n_draws)
 
     # --- predictions and scores -------------------------------------------------------------
 
@@ -269,8 +254,8 @@ class Results:
         Raises:
             InputError: missing values, or an absent column, network's input or level, by name.
         """
-        found = self.state.model.encoder.inputs(data, inputs, new_levels)
-        predictive = self._predictive(found, n_draws, progress)
+        encoded = self.state.model.encoder.inputs(data, inputs, new_levels)
+        predictive = self._predictive(encoded, n_draws, progress)
         if new_levels != "sample":
             return predictive
         return self._with_new_groups(predictive, data, n_draws)
@@ -278,7 +263,7 @@ class Results:
     def _predictive(
         self, inputs: Any, n_draws: int | None = None, progress: bool | None = False
     ) -> Predictive:
-        """The predictive distribution at inputs of the predictors."""
+        """The predictive distribution at encoded inputs."""
         model, joint = self.state.model, self.state.joint
         module = Predictors(model.structured, model.deep, model.dtype, corrected=True)
         weights, count = joint.corrected_weights(self.draws, n_draws)
@@ -289,7 +274,7 @@ class Results:
     def _with_new_groups(
         self, predictive: Predictive, data: pd.DataFrame, n_draws: int | None
     ) -> Predictive:
-        """Add drawn effects of unseen groups of random effects."""
+        """Add sampled effects of unseen groups."""
         joint, structured = self.state.joint, self.state.model.structured
         design, outputs = structured.design, predictive.outputs.clone()
         zeta = torch.from_numpy(joint.effects_of(self.draws, n_draws))
@@ -310,9 +295,7 @@ class Results:
         new_levels: NewLevels = "error",
     ) -> Float[np.ndarray, "n"]:
         """Log predictive density of new rows with their response, shape (n,)."""
-        response = self.state.model.response
-        check_columns(response.variables(data), data)
-        y = response.numbers(data)
+        y = self.state.model.response.numbers(data)
         return self.predict(data, inputs, new_levels=new_levels).log_prob(y)
 
     def evaluate(
@@ -328,18 +311,17 @@ class Results:
 
         Args:
             data: the rows.
-            inputs: what networks without columns read, by name, as for `fit`.
+            inputs: as for `predict`.
             level: probability of the interval whose coverage is reported.
             new_levels: as for `predict`.
-            n_draws: use this many evenly spaced draws instead of all.
+            n_draws: as for `predict`.
         """
-        response = self.state.model.response
-        check_columns(response.variables(data), data)
+        y = self.state.model.response.numbers(data)
         predictive = self.predict(data, inputs, new_levels=new_levels, n_draws=n_draws)
-        return metrics.score(predictive, response.numbers(data), level)
+        return metrics.score(predictive, y, level)
 
     def describe(self) -> dict[str, str]:
-        """What the model is, in words: formula, family, networks and inference."""
+        """Formula, family, networks and inference, as text."""
         specification = self.state.model.specification
         formula = specification.formula
         if not isinstance(formula, str):
@@ -397,8 +379,8 @@ class Results:
             quiet: do not warn if the estimate is unreliable.
 
         Raises:
-            InputError: draws at a temperature other than 1, or members of a deep ensemble: their
-                importance weights are not known.
+            InputError: draws at a temperature other than 1, or members of a deep ensemble, whose
+                importance weights are unknown.
         """
         held_out = "Score held-out rows with predict(...).log_prob(y)"
         if not self.is_posterior:
