@@ -1,55 +1,30 @@
 """Semi-structured regression: interpretable effects beside neural networks."""
 
-from __future__ import annotations
+from subbayes.utils.namespace import lazy_imports
 
-from subbayes.semistructured.effect_priors import (
-    EffectPrior,
-    Exponential,
-    Flexible,
-    NormalPrior,
-    StudentT,
-)
-from subbayes.semistructured.families import (
-    BernoulliFamily,
-    BetaFamily,
-    Family,
-    GammaFamily,
-    NegativeBinomialFamily,
-    NormalFamily,
-    OrdinalFamily,
-    PoissonFamily,
-)
-from subbayes.semistructured.model import SemiStructuredRegression
-from subbayes.semistructured.predictors import Deep
-from subbayes.semistructured.subspace import (
-    AllWeights,
-    DeepEnsemble,
-    LastLayer,
-    NaiveSubspace,
-    NetworkSubspace,
-    SemiStructuredSubspace,
-)
+_NAMES = {
+    "AllWeights": "subspace",
+    "BernoulliFamily": "families",
+    "BetaFamily": "families",
+    "Deep": "predictors",
+    "DeepEnsemble": "subspace",
+    "EffectPrior": "effect_priors",
+    "Exponential": "effect_priors",
+    "Family": "families",
+    "Flexible": "effect_priors",
+    "GammaFamily": "families",
+    "LastLayer": "subspace",
+    "NaiveSubspace": "subspace",
+    "NegativeBinomialFamily": "families",
+    "NetworkSubspace": "subspace",
+    "NormalFamily": "families",
+    "NormalPrior": "effect_priors",
+    "OrdinalFamily": "families",
+    "PoissonFamily": "families",
+    "SemiStructuredRegression": "model",
+    "SemiStructuredSubspace": "subspace",
+    "StudentT": "effect_priors",
+}
 
-__all__ = [
-    "AllWeights",
-    "BernoulliFamily",
-    "BetaFamily",
-    "Deep",
-    "DeepEnsemble",
-    "EffectPrior",
-    "Exponential",
-    "Family",
-    "Flexible",
-    "GammaFamily",
-    "LastLayer",
-    "NaiveSubspace",
-    "NetworkSubspace",
-    "NegativeBinomialFamily",
-    "NormalFamily",
-    "NormalPrior",
-    "OrdinalFamily",
-    "PoissonFamily",
-    "SemiStructuredRegression",
-    "SemiStructuredSubspace",
-    "StudentT",
-]
+__all__ = sorted(_NAMES)
+__getattr__, __dir__ = lazy_imports(__name__, _NAMES)
