@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.data.data import Data, n_rows, named_leaves, take, to_device
+from subbayes.data.data import Data, named_leaves, split_batches, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.compatibility import check_fit
 from subbayes.networks.network import Network
@@ -118,21 +118,9 @@ class Posterior:
 
     def _check(self) -> None:
         """Check that everything fits together, before anything long starts."""
-        if self.subspace.size != self.network.size:
-            fail(
-                "subspace",
-                f"{self.network.size} weights, as the network has",
-                self.subspace.size,
-                "Build it from this network's weights",
-            )
+        self.subspace.check_size(self.network.size)
         self.prior.check_rank(self.rank)
-        if not self.likelihood.is_complete:
-            fail(
-                "likelihood",
-                "all parameters learned or given",
-                repr(self.likelihood),
-                "Use the likelihood train(...) returns, or likelihood.fit_parameters(outputs, y)",
-            )
+        self.likelihood.check_complete()
         check_fit(self.network, self.likelihood, self.data)
 
     @property
@@ -222,16 +210,7 @@ class Posterior:
         if data.inputs is not None and data.y is not None and data.n <= size:
             yield data.inputs, data.y
             return
-        for inputs, y in data.batches(size):
-            if n_rows(y) <= size:
-                yield (to_device(inputs, self.network.device), to_device(y, self.network.device))
-                continue
-            for start in range(0, n_rows(y), size):  # a loader's batches may be larger
-                rows = slice(start, start + size)
-                yield (
-                    to_device(take(inputs, rows), self.network.device),
-                    to_device(take(y, rows), self.network.device),
-                )
+        yield from split_batches(data.batches(size), size, self.network.device)
 
     def _coordinates(self, z: Any) -> Tensor:
         array = np.ascontiguousarray(z, dtype=np.float64)

@@ -79,6 +79,16 @@ class Subspace(ABC):
         """A JSON-able description that, with `tensors`, rebuilds the subspace."""
         return {"name": type(self).__name__, "rank": self.rank}
 
+    def check_size(self, size: int) -> None:
+        """Raise `InputError` unless the subspace has the `size` weights of a network."""
+        if self.size != size:
+            fail(
+                "subspace",
+                f"{size} weights, as the network has",
+                self.size,
+                "Build it from this network's weights",
+            )
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
 

@@ -1,7 +1,7 @@
 r"""The diagonal approximation $\Psi \approx \mathrm{diag}(V^\top V + \lambda I)^{-1}$.
 
-One pass over the data and D numbers. Correlations between weights are ignored: predictive variances
-are too large where many weights have similar effects.
+It costs one pass over the data and D numbers. Correlations between weights are ignored, so that
+predictive variances are too large where many weights have similar effects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Diagonal(Precision):
     Args:
         V: root of the Gauss-Newton matrix.
         prior_precision: lambda.
-        squares: the diagonal of V'V, if it has been computed already.
+        squares: the diagonal of V'V, if it is known.
     """
 
     form = "diagonal"

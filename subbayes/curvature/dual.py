@@ -1,4 +1,4 @@
-r"""Exact, by Gram matrices of the N C rows of V: for few observations and many weights.
+r"""The exact precision by Gram matrices of the rows of V: for few observations and many weights.
 
 With the Gram matrices $K_{VV} = VV^\top$, $K_{VX} = V J_X^\top$, $K_{XX} = J_X J_X^\top$ and
 $M = \lambda I + K_{VV}$, Woodbury's identity gives
@@ -6,61 +6,48 @@ $M = \lambda I + K_{VV}$, Woodbury's identity gives
 $$ \Psi W = \tfrac1\lambda (W - V^\top M^{-1} V W), \qquad
    \Sigma_X = \tfrac1\lambda (K_{XX} - K_{XV} M^{-1} K_{VX}), $$
 
-and the determinant lemma $\log\det \Psi^{-1} = \log\det M + (D - NC) \log\lambda$. Costs
-$(NC)^2$ products of rows, each cheap for linear layers, one factorisation of size NC, and
+and the determinant lemma $\log\det \Psi^{-1} = \log\det M + (D - NC) \log\lambda$. It costs
+$(NC)^2$ products of rows, which are cheap for linear layers, a factorisation of size NC, and
 $3 \cdot 8 (NC)^2$ bytes; no vector of D numbers is stored.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.precision import Precision, cholesky
+from subbayes.curvature.precision import ExactPrecision
 
 __all__ = ["Dual"]
 
 
-class Dual(Precision):
-    """The exact precision in its dual form.
-
-    Args:
-        V: root of the Gauss-Newton matrix.
-        prior_precision: lambda.
-        kernel: V V', if it has been computed already.
-    """
+class Dual(ExactPrecision):
+    """The exact precision in its dual form; see `ExactPrecision` for its arguments."""
 
     form = "dual"
+    _last: tuple[Jacobian, Tensor] | None = None
 
-    def __init__(
-        self, V: Jacobian, prior_precision: float, kernel: Float[Tensor, "m m"] | None = None
-    ) -> None:
-        super().__init__(V, prior_precision)
-        self.kernel = V.gram() if kernel is None else kernel
-        shifted = self.kernel.clone()
-        shifted.diagonal().add_(self.prior_precision)
-        self.factor = cholesky(shifted, "prior_precision")
-        self._last: tuple[Jacobian, Tensor] | None = None
+    def _product(self) -> Float[Tensor, "m m"]:
+        return self.V.gram()
 
     def _cross(self, X: Jacobian) -> Float[Tensor, "m l"]:
-        """K_VX; kept for the next call with the same inputs."""
+        """K_VX, cached for the next call with the same inputs."""
         if self._last is None or self._last[0] is not X:
             self._last = X, self.V.gram(X)
         return self._last[1]
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-        """Woodbury's identity; two passes over the data."""
+        """Woodbury's identity, in two passes over the data."""
         inner = torch.cholesky_solve(self.V.push(vectors).T, self.factor).T
         return (vectors - self.V.pull(inner).to(vectors)) / self.prior_precision
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
-        """Computed from Gram matrices only."""
+        """Computed from Gram matrices."""
         X = self.jacobian(inputs)
         half = torch.linalg.solve_triangular(self.factor, self._cross(X), upper=False)
         sigma = (X.gram() - half.T @ half) / self.prior_precision
@@ -74,7 +61,7 @@ class Dual(Precision):
         return self.V.pull(-scale * inner.T, X.pull(scale * cotangents))
 
     def variances(self) -> Float[Tensor, "D"]:
-        """Computed from blocks of columns of V; holds the factors of all its rows."""
+        """Computed from blocks of columns of V; stores the factors of all its rows."""
         variances = torch.zeros(self.size, dtype=torch.float64, device=self.network.device)
         for places, columns in self.V.columns():
             half = torch.linalg.solve_triangular(self.factor, columns, upper=False)
@@ -85,14 +72,6 @@ class Dual(Precision):
                 variances[place] = part
         return variances
 
-    @cached_property
-    def _eigenvalues(self) -> Float[Tensor, "m"]:
-        return torch.linalg.eigvalsh(self.kernel).clamp_min(0)
-
-    def eigenvalues(self) -> Float[Tensor, "m"]:
-        """Eigenvalues of the Gram matrix, at most D of them."""
-        return self._eigenvalues[-self.size :]
-
     def logdet(self, noise: float = 1.0) -> float:
         """Computed by the determinant lemma."""
         if noise != 1:
@@ -102,11 +81,9 @@ class Dual(Precision):
             + (self.size - self.V.rows) * math.log(self.prior_precision)
         )
 
-    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Dual:
-        """Reuse the Gram matrix; one more factorisation."""
-        other = Dual(V, prior_precision, self.kernel if factor == 1 else factor * self.kernel)
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Self:
+        """Reuse the Gram matrices, with a new factorisation."""
+        other = super().rescaled(V, prior_precision, factor)
         if self._last is not None:
             other._last = self._last[0], self._last[1] * factor**0.5
-        if "_eigenvalues" in self.__dict__:
-            other.__dict__["_eigenvalues"] = self._eigenvalues * factor
         return other

@@ -1,14 +1,14 @@
 r"""The diagonal of the Gauss-Newton matrix: sums of squares of the columns of a Jacobian.
 
 For the weight matrix of one layer, $\sum_{n,r} [\sum_t g_{nrt} \otimes a_{nt}]^2$ entry by entry,
-over rows n, cotangents r and the places t of the layer. Where the layer applies in few places the
-sums over r are done first and all is one product of matrices,
+over rows n, cotangents r and the places t of the layer. With few places the sum over r is computed
+first, which leaves one matrix product,
 
 $$ \sum_n \sum_{t \le s} (2 - \delta_{ts}) \Bigl[\sum_r g_{nrt} g_{nrs}\Bigr]
-   \otimes (a_{nt} a_{ns}) , $$
+   \otimes (a_{nt} a_{ns}) . $$
 
-for a layer that applies once the product of the squares. Elsewhere the gradients are formed, a
-block that stays in the cache at a time. Neither costs memory beyond that of the layer.
+Otherwise the gradients are formed in blocks that fit into the cache. Both need no more memory than
+the layer itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.layer_kinds import contract
+from subbayes.curvature.layer_kinds import sum_of_outer_products
 from subbayes.curvature.layers import CapturedBatch, LayerGradients, Part
 from subbayes.curvature.partial_jacobian import active_cotangents, rows_at_once
 
@@ -31,11 +31,8 @@ _PAIRS = 2**24
 def squared_column_norms(rows: Jacobian) -> Float[Tensor, "D"]:
     r"""Sums of squares of the columns of a Jacobian, in float64, shape (D,).
 
-    The diagonal of $\sum_n J_n^\top \Lambda_n J_n$ for the rows `Jacobian.of_data` makes. Blocks
-    of rows are summed in the network's dtype, the blocks in float64.
-
-    Args:
-        rows: the Jacobian.
+    For a root V of the Gauss-Newton matrix, the diagonal of $\sum_n J_n^\top \Lambda_n J_n$. A block
+    of rows is summed in the network's dtype, the sum over blocks is in float64.
 
     Example:
         >>> import subbayes
@@ -109,12 +106,14 @@ class _Squares:
         elif self.pairs is not None:
             self.pairs.addcmul_(left[:, self.t], left[:, self.s])
         elif left.shape[-1] == self.right.shape[-1] == 1:
-            self.whole += contract(left, self.right).square().sum(0).reshape(self.whole.shape)
+            self.whole += (
+                sum_of_outer_products(left, self.right).square().sum(0).reshape(self.whole.shape)
+            )
         else:
             self._formed(left)
 
     def _formed(self, left: Float[Tensor, "n t groups o"]) -> None:
-        """Form the gradients, so many rows at once that they stay in the cache."""
+        """Form the gradients, in blocks of rows that fit into the cache."""
         assert self.whole is not None
         step = max(1, _BLOCK // self.whole.numel())
         for start in range(0, len(left), step):
@@ -145,8 +144,8 @@ class _Squares:
 def _embedding_squares(
     left: Float[Tensor, "n t one e"], index: Tensor, size: int
 ) -> Float[Tensor, "size e"]:
-    """Squares for an embedding, one row after another: places that look up a row add up."""
-    total = left.new_zeros(size + 1, left.shape[-1])  # the last is for index -1
+    """Sums of squares for an embedding: places with the same index are added first."""
+    total = left.new_zeros(size + 1, left.shape[-1])  # the last is for padding, index -1
     for g, places in zip(left[:, :, 0], index[:, :, 0, 0], strict=True):
         rows, inverse = places.unique(return_inverse=True)
         sums = g.new_zeros(len(rows), g.shape[-1]).index_add_(0, inverse, g)

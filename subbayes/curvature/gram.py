@@ -4,12 +4,12 @@ For two rows with gradients $\sum_t g_t \otimes a_t$ and $\sum_s g'_s \otimes a'
 
 $$ \langle G, G' \rangle = \sum_{t,s} (a_t^\top a'_s)(g_t^\top g'_s) , $$
 
-which for a linear layer that applies once is the entrywise product $A A'^\top \circ G G'^\top$
-of two small Gram matrices, whatever the width of the layer. Where a layer applies in many places
-it may be cheaper to form the gradients themselves, block by block; the cheaper way is taken.
+which for a linear layer with one place is the entrywise product $A A'^\top \circ G G'^\top$ of two
+small Gram matrices, whatever the width of the layer. With many places it can be cheaper to form
+the gradients block by block; the cheaper of the two is used.
 
-All sums are computed in float64. Up to that rounding the Gram matrix is exact for the factors as
-computed and positive semi-definite, and differences of such matrices lose no precision.
+All sums are computed in float64, so that the Gram matrix is positive semi-definite up to rounding
+and differences of such matrices lose no precision.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.layer_kinds import Right
-from subbayes.curvature.layers import Layer, LayerGradients, Layers, Rest, RestGradients, Span
-from subbayes.data.data import n_rows
+from subbayes.curvature.layer_kinds import RightFactor
+from subbayes.curvature.layers import Layer, LayerGradients, Layers, OtherGradients, OtherWeights
 from subbayes.utils.types import Inputs
 
 __all__ = ["Block", "block", "gram", "pull_block", "push_block", "split_columns"]
 
-_OUTER, _INNER, _PAIRS = 128 * 2**20, 48 * 2**20, 16 * 2**20
+_OUTER, _INNER, _PAIRS = 128 * 2**20, 48 * 2**20, 16 * 2**20  # bytes of temporary tensors
 
 
 @dataclass(frozen=True)
@@ -38,77 +37,40 @@ class Piece:
     Attributes:
         layer: the layer.
         left: (R, N, T, groups, O).
-        right: from a slice of rows to (n, T, groups, I).
+        right: the right factor of the gradients, (n, T, groups, I).
     """
 
     layer: Layer
     left: Float[Tensor, "R N t groups o"]
-    right: Right = field(repr=False)
-
-    @property
-    def size(self) -> int:
-        """Number of selected weights."""
-        return self.layer.size
+    right: RightFactor = field(repr=False)
 
     def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
-        """The gradients as a dense tensor, in the order of `spans`."""
-        if _is_matrix(self):
-            return torch.cat([self._matrices(some) for some in self._few(rows)], 1)
-        return torch.stack(
-            [
-                torch.cat(
-                    [
-                        part.double()
-                        for _, part in LayerGradients(self.layer, left, self.right).parts(rows)
-                    ],
-                    1,
-                )
-                for left in self.left
-            ]
-        )
-
-    def _few(self, rows: slice) -> Iterator[slice]:
-        """Rows so few at once that what went in (patches, say) stays small."""
-        start, stop, _ = rows.indices(self.left.shape[1])
-        for some in _slices(stop, _INNER // (8 * self.right(slice(0, 1)).numel()), start):
-            yield slice(some.start, min(some.stop, stop))
+        """The gradients as a dense tensor, in the order of the layer's spans."""
+        if self.layer.is_matrix:
+            start, stop, _ = rows.indices(self.left.shape[1])
+            step = _INNER // (8 * self.right(slice(0, 1)).numel())  # patches may be large
+            return torch.cat([self._matrices(some) for some in _slices(stop, step, start)], 1)
+        parts = (LayerGradients(self.layer, left, self.right).parts(rows) for left in self.left)
+        return torch.stack([torch.cat([part.double() for _, part in one], 1) for one in parts])
 
     def _matrices(self, rows: slice) -> Float[Tensor, "R n p"]:
-        """Gradients of a weight matrix, and of its bias."""
         left = self.left[:, rows]
         whole = torch.einsum("rntgo,ntgi->rngoi", left, self.right(rows)).flatten(2).double()
-        return (
-            whole
-            if self.layer.bias is None
-            else torch.cat([whole, left.sum(2).flatten(2).double()], 2)
-        )
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """Positions of the columns of `dense` in the weight vector."""
-        return self.layer.spans
+        if self.layer.bias is None:
+            return whole
+        return torch.cat([whole, left.sum(2).flatten(2).double()], 2)
 
 
 @dataclass(frozen=True)
-class RestPiece:
-    """Gradients of R cotangents in the remaining weights, for N rows, dense."""
+class DensePiece:
+    """Gradients of R cotangents in weights outside the verified layers, for N rows."""
 
-    layer: Rest
+    layer: OtherWeights
     rows: Float[Tensor, "R N p"]
 
-    @property
-    def size(self) -> int:
-        """Number of weights."""
-        return self.layer.size
-
     def dense(self, rows: slice) -> Float[Tensor, "R n p"]:
-        """The gradients as a dense tensor, in the order of `spans`."""
+        """The gradients as a dense tensor, in the order of the spans."""
         return self.rows[:, rows].double()
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """Positions of the columns of `dense` in the weight vector."""
-        return self.layer.spans
 
 
 @dataclass(frozen=True)
@@ -118,23 +80,22 @@ class Block:
     Attributes:
         n: number of inputs N.
         roots: cotangents R per input.
-        pieces: by layer.
+        pieces: gradients of each layer.
     """
 
     n: int
     roots: int
-    pieces: tuple[Piece | RestPiece, ...]
+    pieces: tuple[Piece | DensePiece, ...]
 
     def dense(self, rows: slice, size: int) -> Float[Tensor, "m D"]:
         """Rows of some inputs over all D weights, input by input: (n R, D)."""
         n = len(range(*rows.indices(self.n)))
         whole = torch.zeros(n, self.roots, size, dtype=torch.float64, device=self.device)
         for piece in self.pieces:
-            start, columns = 0, piece.dense(rows)
-            for span in piece.spans:
-                width = span.place.stop - span.place.start
-                whole[:, :, span.place] = columns[..., start : start + width].transpose(0, 1)
-                start += width
+            spans = piece.layer.spans
+            parts = piece.dense(rows).split([span.size for span in spans], 2)
+            for span, part in zip(spans, parts, strict=True):
+                whole[:, :, span.place] = part.transpose(0, 1)
         return whole.flatten(0, 1)
 
     @property
@@ -145,50 +106,40 @@ class Block:
 
 
 def block(plan: Layers, inputs: Inputs, root: Float[Tensor, "N C R"] | None = None) -> Block:
-    """The rows of a batch; by default one row for each output.
+    """The rows of a batch of N inputs; by default one row for each output.
 
     Args:
         plan: the network's layers.
-        inputs: N rows.
+        inputs: the batch.
         root: cotangents of each input as columns; identity matrices by default.
     """
     batch = plan.capture(inputs)
-    count = batch.outputs.shape[1]
-    columns = (
-        torch.eye(count).to(batch.outputs).expand(n_rows(inputs), -1, -1)
-        if root is None
-        else root.to(batch.outputs)
-    )
-    pulled = [batch.pull(columns[..., r]) for r in range(columns.shape[-1])]
-    return Block(
-        len(batch), len(pulled), tuple(_stacked(same) for same in zip(*pulled, strict=True))
-    )
+    if root is None:
+        root = torch.eye(batch.outputs.shape[1]).expand(len(batch), -1, -1)
+    root = root.to(batch.outputs)
+    pulled = [batch.pull(root[..., r]) for r in range(root.shape[-1])]
+    pieces = tuple(_stack(of_layer) for of_layer in zip(*pulled, strict=True))
+    return Block(len(batch), len(pulled), pieces)
 
 
-def _stacked(same: tuple[LayerGradients | RestGradients, ...]) -> Piece | RestPiece:
-    first = same[0]
+def _stack(gradients: tuple[LayerGradients | OtherGradients, ...]) -> Piece | DensePiece:
+    first = gradients[0]
     if isinstance(first, LayerGradients):
-        lefts = [g.left for g in same if isinstance(g, LayerGradients)]
+        lefts = [g.left for g in gradients if isinstance(g, LayerGradients)]
         return Piece(first.layer, torch.stack(lefts), first.right)
-    rows = [torch.cat([part for _, part in g.parts()], 1) for g in same]
-    return RestPiece(first.layer, torch.stack(rows))
+    rows = [torch.cat([part for _, part in g.parts()], 1) for g in gradients]
+    return DensePiece(first.layer, torch.stack(rows))
 
 
 def gram(a: Block, b: Block, scale: Float[Tensor, "D"] | None = None) -> Float[Tensor, "m l"]:
-    """Products of all rows of two blocks, input by input, in float64: (N R, M S).
-
-    Args:
-        a: N inputs.
-        b: M inputs.
-        scale: weights of the columns.
-    """
+    """Products of all rows of two blocks, weighted by column, in float64: (N R, M S)."""
     total = torch.zeros(a.roots, a.n, b.roots, b.n, dtype=torch.float64, device=a.device)
     for mine, other in zip(a.pieces, b.pieces, strict=True):
         if (
             scale is None
             and isinstance(mine, Piece)
             and isinstance(other, Piece)
-            and (_factored(mine, other))
+            and _factored(mine, other)
         ):
             _add_factored(total, mine, other)
         else:
@@ -198,16 +149,15 @@ def gram(a: Block, b: Block, scale: Float[Tensor, "D"] | None = None) -> Float[T
 
 def _factored(a: Piece, b: Piece) -> bool:
     """Whether Gram matrices of the factors are cheaper than the gradients."""
-    if any(span.keep is not None for span in a.spans):
-        return False
-    roots, n, t, groups, o = a.left.shape
-    s = b.left.shape[2]
-    if a.layer.weight is None or groups > 1:
+    roots, _, t, groups, o = a.left.shape
+    s, size = b.left.shape[2], a.layer.size
+    masked = any(span.keep is not None for span in a.layer.spans)
+    if masked or a.layer.weight is None or groups > 1:
         return False
     if a.layer.kind.name == "embedding":
-        return t * s * (o + 3) < a.size
-    i = a.size // o
-    return t * s * (i / (roots * b.left.shape[0]) + o + 3) < a.size or t == s == 1
+        return t * s * (o + 3) < size
+    i = size // o
+    return t * s * (i / (roots * b.left.shape[0]) + o + 3) < size or t == s == 1
 
 
 def _add_factored(total: Float[Tensor, "R N S M"], a: Piece, b: Piece) -> None:
@@ -226,14 +176,14 @@ def _add(
     part: Float[Tensor, "R n S m"],
     mirrored: bool,
 ) -> None:
-    """Add a part; of a symmetric matrix the part across the diagonal too."""
+    """Add a block, and its transpose to the mirror image of a symmetric matrix."""
     total[:, mine, :, other] += part
     if mirrored and mine.start != other.start:
         total[:, other, :, mine] += part.permute(2, 3, 0, 1)
 
 
 def _pairs(a: Piece, b: Piece, mine: slice, other: slice) -> Float[Tensor, "R n S m"]:
-    """Sum over places t, s of (a_t a'_s + 1 for a bias)(g_t g'_s), plus what the bias adds."""
+    """Sum over places t, s of (a_t a'_s + 1 for a bias)(g_t g'_s)."""
     left, right = a.left[:, mine, :, 0].double(), b.left[:, other, :, 0].double()
     inner = _right_gram(a, b, mine, other)  # n t m s
     if a.layer.bias is not None:
@@ -258,54 +208,54 @@ def _right_gram(a: Piece, b: Piece, mine: slice, other: slice) -> Float[Tensor, 
 
 def _add_dense(
     total: Float[Tensor, "R N S M"],
-    a: Piece | RestPiece,
-    b: Piece | RestPiece,
+    a: Piece | DensePiece,
+    b: Piece | DensePiece,
     scale: Float[Tensor, "D"] | None,
 ) -> None:
-    """By the gradients themselves, so many columns at once that each is formed once."""
+    """Add the products of dense gradients; each column is formed only once."""
     rows, others = total.shape[0] * total.shape[1], total.shape[2] * total.shape[3]
     most = _OUTER // (8 * rows) if a is b else min(_OUTER // (8 * rows), _INNER // (8 * others))
     for (places, mine), (_, other) in zip(
         split_columns(a, most), split_columns(b, most), strict=True
     ):
-        weigh = None if scale is None else _columns(places, scale[None])
+        weights = None if scale is None else _columns(places, scale[None])
         width = 8 * sum(place.stop - place.start for place in places)
         step = _OUTER // (total.shape[0] * width)
         inner = step if a is b else _INNER // (total.shape[2] * width)
         for some in _slices(total.shape[1], step):
             left = mine.dense(some)
-            flat = left.flatten(0, 1) if weigh is None else left.flatten(0, 1) * weigh
+            flat = left.flatten(0, 1) if weights is None else left.flatten(0, 1) * weights
             for few in _slices(total.shape[3], inner, some.start if a is b else 0):
                 right = left if a is b and few == some else other.dense(few)
                 product = (flat @ right.flatten(0, 1).T).reshape(*left.shape[:2], *right.shape[:2])
                 _add(total, some, few, product, a is b)
 
 
-def _slices(count: int, step: int, start: int = 0) -> Iterator[slice]:
-    for first in range(start, count, max(1, step)):
-        yield slice(first, first + max(1, step))
+def _slices(stop: int, step: int, start: int = 0) -> Iterator[slice]:
+    step = max(1, step)
+    for first in range(start, stop, step):
+        yield slice(first, min(first + step, stop))
 
 
 def _columns(places: Iterable[slice], vectors: Float[Tensor, "k D"]) -> Float[Tensor, "k p"]:
-    """Entries of weight vectors, in the order of `dense` where they are those of a piece."""
     return torch.cat([vectors[:, place] for place in places], 1)
 
 
 def split_columns(
-    piece: Piece | RestPiece, most: int
-) -> Iterator[tuple[list[slice], Piece | RestPiece]]:
+    piece: Piece | DensePiece, most: int
+) -> Iterator[tuple[list[slice], Piece | DensePiece]]:
     """Split a piece into pieces of about `most` columns, each with the positions of its columns."""
-    places = [span.place for span in piece.spans]
-    if not (isinstance(piece, Piece) and _is_matrix(piece) and piece.left.shape[3] == 1):
+    places = [span.place for span in piece.layer.spans]
+    if not (isinstance(piece, Piece) and piece.layer.is_matrix and piece.left.shape[3] == 1):
         yield places, piece
         return
     outs = piece.left.shape[4]
-    for some in _slices(outs, most * outs // piece.size):
+    for some in _slices(outs, most * outs // piece.layer.size):
         cut = replace(piece, left=piece.left[..., some])
         widths = [(place.stop - place.start) // outs for place in places]
         yield (
             [
-                slice(place.start + some.start * width, place.start + min(some.stop, outs) * width)
+                slice(place.start + some.start * width, place.start + some.stop * width)
                 for place, width in zip(places, widths, strict=True)
             ],
             cut,
@@ -316,9 +266,9 @@ def push_block(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]
     """Products of all rows with weight vectors, input by input, in float64: (k, N R)."""
     total = torch.zeros(len(basis), part.n, part.roots, dtype=torch.float64, device=part.device)
     for piece in part.pieces:
-        if isinstance(piece, Piece) and _is_matrix(piece) and not _formed(piece, len(basis)):
-            vectors = _columns((span.place for span in piece.spans), basis)
-            each = 8 * max(piece.left[0, 0].numel(), piece.size // piece.left.shape[-1])
+        if isinstance(piece, Piece) and piece.layer.is_matrix and not _formed(piece, len(basis)):
+            vectors = _columns((span.place for span in piece.layer.spans), basis)
+            each = 8 * max(piece.left[0, 0].numel(), piece.layer.size // piece.left.shape[-1])
             for rows in _slices(part.n, _INNER // each):
                 left, right = piece.left[:, rows], piece.right(rows)
                 for some in _slices(len(basis), _INNER // (2 * each * right.shape[0])):
@@ -334,13 +284,7 @@ def push_block(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]
 
 
 def pull_block(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, "s D"]) -> None:
-    """Add to weight vectors the combinations of all rows with s vectors of coefficients.
-
-    Args:
-        part: N inputs.
-        cotangents: the coefficients.
-        onto: what to add to, in place.
-    """
+    """Add the combinations of all rows with s vectors of coefficients to `onto`, in place."""
     u = cotangents.double().transpose(1, 2)  # s, R, n
     for piece in part.pieces:
         for places, cut in split_columns(piece, _INNER // (8 * len(u))):
@@ -352,18 +296,10 @@ def pull_block(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tens
 
 
 def _formed(piece: Piece, k: int) -> bool:
-    """Whether the gradients of all rows cost less than k tangents through the layer."""
+    """Whether forming the gradients costs less than k tangents through the layer."""
     roots, _, t, groups, o = piece.left.shape
-    i = piece.size / (groups * o)
+    i = piece.layer.size / (groups * o)
     return roots * (t + k) * i < t * k * (i + roots)
-
-
-def _is_matrix(piece: Piece) -> bool:
-    return (
-        piece.layer.kind.name in ("linear", "conv")
-        and piece.layer.weight is not None
-        and all(span.keep is None for span in piece.spans)
-    )
 
 
 def _along(

@@ -1,9 +1,9 @@
 r"""The Jacobian of a network over a set of inputs, through products alone.
 
-Rows are $r_n^\top J_n$ for the columns r of a root $R_n$ (C x R) of each input: the identity for
-$J_X$, a root of the likelihood's curvature, $\Lambda_n = R_n R_n^\top$, for V, whose
-$V^\top V = \sum_n J_n^\top \Lambda_n J_n$ is the Gauss-Newton matrix. Rows of one input stand
-together. Nothing of size rows x D is held: products stream over blocks of inputs.
+The rows are $r_n^\top J_n$ for the columns r of a matrix $R_n$ (C x R) of each input: the identity
+for $J_X$; for V a root of the likelihood's curvature, $\Lambda_n = R_n R_n^\top$, so that
+$V^\top V = \sum_n J_n^\top \Lambda_n J_n$ is the Gauss-Newton matrix. The rows of one input are
+adjacent. Products stream over blocks of inputs, without storing rows x D numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subbayes.curvature.gram import Block, block, gram, pull_block, push_block, split_columns
 from subbayes.curvature.layers import Layers
-from subbayes.data.data import Data, leaves, n_rows, named_leaves, take, to_device
+from subbayes.data.data import Data, n_rows, named_leaves, split_batches, take, to_device
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import input_batches
@@ -25,19 +25,17 @@ from subbayes.utils.checks import fail
 from subbayes.utils.memory import available_memory, check_memory
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Jacobian", "check_joint", "curvature_root"]
+__all__ = ["Jacobian", "check_covariance_memory", "curvature_root"]
 
-_DEFAULT = 2**28
-_MANY = 4
-_SHARE = 8  # of the free memory, for blocks that meet each other
+_MEMORY_LIMIT = 2**28
+_MANY = 4  # with more vectors per row of an input, dense rows cost less than backward passes
+_MEMORY_SHARE = 8  # part of the free memory for one block of a Gram matrix: one eighth
 
 Pairs = Callable[[], Iterator[tuple[Inputs, Targets | None]]]
 
 
 class Jacobian:
-    """Rows of a Jacobian, as products.
-
-    Make one with `Jacobian.of_inputs` or `Jacobian.of_data`.
+    """A Jacobian given by its products; see `Jacobian.of_inputs` and `Jacobian.of_data`.
 
     Attributes:
         plan: the network's layers.
@@ -61,13 +59,13 @@ class Jacobian:
         self.memory_limit = memory_limit
         first = to_device(take(next(iter(pairs()))[0], slice(2)), self.network.device)
         self.roots = self.network.check(first)
-        self._seen = {_kind(first)}
+        self._checked = {_signature(first)}
         rest = 0 if plan.rest is None else 8 * plan.rest.size * self.roots
         self.row_bytes = 2 * plan.row_bytes + self.roots * plan.gradient_bytes + rest
         self.step = max(1, memory_limit // self.row_bytes)
 
     @classmethod
-    def of_inputs(cls, plan: Layers, inputs: Any, memory_limit: int = _DEFAULT) -> Jacobian:
+    def of_inputs(cls, plan: Layers, inputs: Any, memory_limit: int = _MEMORY_LIMIT) -> Jacobian:
         """J_X: one row for each output of each input.
 
         Args:
@@ -86,16 +84,16 @@ class Jacobian:
 
     @classmethod
     def of_data(
-        cls, plan: Layers, likelihood: Likelihood, data: Data, memory_limit: int = _DEFAULT
+        cls, plan: Layers, likelihood: Likelihood, data: Data, memory_limit: int = _MEMORY_LIMIT
     ) -> Jacobian:
-        """V: the rows whose squares sum to the Gauss-Newton matrix."""
+        """V, the root of the Gauss-Newton matrix over the data."""
         return cls(plan, data.batches, data.n, likelihood, memory_limit)
 
     @classmethod
     def without_data(
         cls, plan: Layers, example: Inputs, likelihood: Likelihood, n: int, memory_limit: int
     ) -> Jacobian:
-        """V of data that are not available: its sizes are known, its products raise.
+        """V of data that are not available: it has sizes, and its products raise.
 
         Args:
             plan: the network's layers.
@@ -107,6 +105,10 @@ class Jacobian:
         found = cls(plan, lambda: iter([(example, None)]), n, likelihood, memory_limit)
         found._pairs = _no_data
         return found
+
+    def of_the_same_inputs(self) -> Jacobian:
+        """J_X at the inputs of V."""
+        return Jacobian(self.plan, self._pairs, self.n, None, self.memory_limit)
 
     def pairs(self) -> Iterator[tuple[Inputs, Targets | None]]:
         """The inputs and targets, batch by batch."""
@@ -135,21 +137,17 @@ class Jacobian:
     def batches(self, step: int | None = None) -> Iterator[tuple[slice, Inputs, Targets | None]]:
         """Blocks of inputs with their positions, on the network's device."""
         size, done = self.step if step is None else step, 0
-        for inputs, y in self._pairs():
-            for start in range(0, n_rows(inputs), size):
-                rows = slice(start, min(start + size, n_rows(inputs)))
-                part = to_device(take(inputs, rows), self.network.device)
-                if _kind(part) not in self._seen:
-                    self.network.check(part)
-                    self._seen.add(_kind(part))
-                targets = None if y is None else to_device(take(y, rows), self.network.device)
-                yield slice(done, done + n_rows(part)), part, targets
-                done += n_rows(part)
+        for inputs, y in split_batches(self._pairs(), size, self.network.device):
+            if _signature(inputs) not in self._checked:
+                self.network.check(inputs)
+                self._checked.add(_signature(inputs))
+            yield slice(done, done + n_rows(inputs)), inputs, y
+            done += n_rows(inputs)
 
     def root(
         self, inputs: Inputs, y: Targets | None, outputs: Tensor | None = None
     ) -> Float[Tensor, "n C R"] | None:
-        """The cotangents of each input of a block as columns, None for identity matrices."""
+        """The columns r of each input of a block; None for identity matrices."""
         if self.likelihood is None:
             return None
         if outputs is None:
@@ -165,14 +163,16 @@ class Jacobian:
                 yield rows, block(self.plan, inputs, self.root(inputs, y))
 
     @property
-    def _wide(self) -> int:
-        """Inputs of a block where blocks meet each other: as many as there is room for."""
-        there = available_memory()
-        room = 0 if there is None or self.memory_limit != _DEFAULT else there // _SHARE
+    def _gram_step(self) -> int:
+        """Inputs per block of a Gram matrix, whose cost falls with the number of blocks."""
+        free = available_memory()
+        room = 0
+        if free is not None and self.memory_limit == _MEMORY_LIMIT:
+            room = free // _MEMORY_SHARE
         return max(self.step, room // self.row_bytes)
 
     def dense(self, most: int = 2**26) -> Iterator[tuple[slice, Float[Tensor, "m D"]]]:
-        """Dense rows in float64, at most `most` bytes at once, but at least those of one input."""
+        """Dense rows in float64, at most `most` bytes at once, and at least those of one input."""
         step = max(1, most // (8 * self.size * self.roots))
         for place, part in self.blocks():
             for start in range(0, part.n, step):
@@ -181,7 +181,7 @@ class Jacobian:
                 yield slice(first, first + len(rows)), rows
 
     def columns(self, most: int = 2**26) -> Iterator[tuple[list[slice], Float[Tensor, "m p"]]]:
-        """Columns of all rows, in float64, with their places; holds the factors of all rows."""
+        """Blocks of columns in float64 with their positions; stores the factors of all rows."""
         check_memory(
             "data",
             f"the gradients of {self.n} rows",
@@ -208,18 +208,18 @@ class Jacobian:
     def gram(
         self, other: Jacobian | None = None, scale: Float[Tensor, "D"] | None = None
     ) -> Float[Tensor, "m l"]:
-        """Products of all rows with those of another Jacobian, or with themselves, in float64.
+        """The Gram matrix J diag(scale) J', or with another Jacobian of the network, in float64.
 
         Args:
-            other: another Jacobian of the same network.
-            scale: weights of the columns: J diag(scale) J'.
+            other: the second Jacobian; by default J itself.
+            scale: weights of the columns; by default 1.
         """
         to = self if other is None else other
         total = torch.zeros(self.rows, to.rows, dtype=torch.float64, device=self.network.device)
-        for mine, left in self.blocks(0, self._wide):
+        for mine, left in self.blocks(0, self._gram_step):
             if other is None:
                 total[mine, mine] = gram(left, left, scale)
-            for theirs, right in to.blocks(mine.stop if other is None else 0, to._wide):
+            for theirs, right in to.blocks(mine.stop if other is None else 0, to._gram_step):
                 total[mine, theirs] = gram(left, right, scale)
                 if other is None:
                     total[theirs, mine] = total[mine, theirs].T
@@ -241,10 +241,10 @@ class Jacobian:
             cotangents: the coefficients.
             onto: weight vectors to add to in place, to save memory.
         """
-        total = (
-            self.network.weights.new_zeros(len(cotangents), self.size) if (onto is None) else onto
-        )
-        if len(cotangents) > _MANY * self.roots:  # the rows themselves cost less
+        total = onto
+        if total is None:
+            total = self.network.weights.new_zeros(len(cotangents), self.size)
+        if len(cotangents) > _MANY * self.roots:
             for rows, part in self.blocks():
                 some = cotangents[:, rows].to(total.device)
                 pull_block(part, some.reshape(len(some), -1, self.roots), total)
@@ -256,7 +256,7 @@ class Jacobian:
             u = some.reshape(len(cotangents), -1, self.roots).to(batch.outputs)
             u = u if root is None else torch.einsum("ncr,snr->snc", root.to(u), u)
             for row, one in enumerate(u):
-                total[row] += batch.total(one)
+                total[row] += batch.vjp(one)
         return total
 
 
@@ -264,11 +264,11 @@ def _no_data() -> Iterator[tuple[Inputs, Targets | None]]:
     fail("data", "the training data, over which this is a sum", "none", "Pass load(path, data=...)")
 
 
-def _kind(inputs: Inputs) -> tuple[Any, ...]:
+def _signature(inputs: Inputs) -> tuple[Any, ...]:
     return tuple((name, leaf.shape[1:], leaf.dtype) for name, leaf in named_leaves(inputs).items())
 
 
-def check_joint(X: Jacobian) -> None:
+def check_covariance_memory(X: Jacobian) -> None:
     """Check that a covariance of all outputs fits into memory."""
     check_memory(
         "inputs",
@@ -286,9 +286,7 @@ def curvature_root(
     Raises:
         InputError: a curvature that is not finite, or not positive semi-definite.
     """
-    if y is not None and not isinstance(y, Tensor):
-        likelihood = likelihood.with_noise(leaves(y)[1])  # it comes with the targets
-    curvature = likelihood.curvature(outputs.double())
+    curvature = likelihood.for_targets(y).curvature(outputs.double())
     if not bool(torch.isfinite(curvature).all()):
         fail(
             "likelihood",

@@ -8,12 +8,10 @@ $$ \sum_{n} J_n^\top \Lambda_n J_n \approx \frac1{NT}
    \Bigl[\sum_{n,t} a_{nt} a_{nt}^\top\Bigr] , $$
 
 as if inputs and gradients were independent (for convolutions, places too: the "expand" setting).
-Blocks between layers are taken as 0; other weights (normalisations, embeddings, layers of which
-a mask selects a part, and what is in no layer) have the diagonal of their own. The prior precision
-is added exactly, in the eigenbasis of the factors.
-
-It takes the curvature of any likelihood, since it uses the same factors as the exact forms. The
-tests compare it with curvlinops.
+Blocks between layers are 0; other weights (of normalisations, embeddings, partly selected layers,
+and outside the verified layers) have a diagonal block. The prior precision is added exactly, in
+the eigenbasis of the factors. Any likelihood is supported, as the factors are those of the exact
+forms.
 
 Source: Martens and Grosse (2015), "Optimizing neural networks with Kronecker-factored approximate
 curvature"; Grosse and Martens (2016) for convolutions; Ritter, Botev and Barber (2018), "A scalable
@@ -48,8 +46,8 @@ class Factors:
 
     Attributes:
         layer: the layer.
-        outer: eigenvectors of the gradients' factor, (groups, O, O).
-        inner: eigenvectors of the inputs' factor, bias last, (groups, I, I).
+        outer: eigenvectors of the factor of the gradients, (groups, O, O).
+        inner: eigenvectors of the factor of the inputs, bias last, (groups, I, I).
         values: eigenvalues of the block, (groups, O, I).
     """
 
@@ -91,8 +89,7 @@ class Kfac(Precision):
     Args:
         V: root of the Gauss-Newton matrix.
         prior_precision: lambda.
-        factors: of the layers, and the diagonal of the other weights (0 elsewhere), where they
-            have been computed already.
+        factors: factors of the layers and diagonal of the other weights (0 elsewhere), if known.
     """
 
     form = "kfac"
@@ -104,7 +101,7 @@ class Kfac(Precision):
         factors: tuple[tuple[Factors, ...], Float[Tensor, "D"]] | None = None,
     ) -> None:
         super().__init__(V, prior_precision)
-        self.factors, self.diagonal = _factorised(V) if factors is None else factors
+        self.factors, self.diagonal = _compute_factors(V) if factors is None else factors
 
     def _scaled(self, vectors: Float[Tensor, "s D"], power: float) -> Float[Tensor, "s D"]:
         """A power of the covariance, up to a rotation of the layers for odd halves."""
@@ -126,7 +123,7 @@ class Kfac(Precision):
         return self._scaled(eps.to(self.diagonal.device), 0.5).to(self.network.weights)
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
-        """Rows of the Jacobian, as many as there is room for, through the covariance."""
+        """Products with dense rows of the Jacobian, as many at once as fit into memory."""
         X = self.jacobian(inputs)
         most = max(_LEAST, (available_memory() or 0) // _SHARE) // (8 * X.size)
         found, held = [], []
@@ -160,13 +157,13 @@ class Kfac(Precision):
         return Kfac(V, prior_precision, (factors, factor * self.diagonal))
 
 
-def _factorised(V: Jacobian) -> tuple[tuple[Factors, ...], Float[Tensor, "D"]]:
-    """Eigenbases of the layers' factors, and the diagonal of the other weights."""
+def _compute_factors(V: Jacobian) -> tuple[tuple[Factors, ...], Float[Tensor, "D"]]:
+    """Factors of the layers, and the diagonal of the other weights (0 elsewhere)."""
     sums: dict[str, tuple[Layer, Tensor, Tensor, int]] = {}
     others = V.plan.rest is not None
     for _, part in V.blocks():
         for piece in part.pieces:
-            if not (isinstance(piece, Piece) and _is_factored(piece.layer)):
+            if not (isinstance(piece, Piece) and piece.layer.is_matrix):
                 others = True
                 continue
             outer, inner = _products(piece)
@@ -185,14 +182,6 @@ def _factorised(V: Jacobian) -> tuple[tuple[Factors, ...], Float[Tensor, "D"]]:
             for span in one.layer.spans:
                 diagonal[span.place] = 0
     return factors, diagonal
-
-
-def _is_factored(layer: Layer) -> bool:
-    return (
-        layer.kind.name in ("linear", "conv")
-        and layer.weight is not None
-        and all(span.keep is None for span in layer.spans)
-    )
 
 
 def _products(piece: Piece) -> tuple[Float[Tensor, "g o o"], Float[Tensor, "g i i"]]:

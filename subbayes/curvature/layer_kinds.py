@@ -1,13 +1,13 @@
-r"""What the gradient of a layer's weights is made of, kind by kind.
+r"""The factors of the gradient of a layer's weights, for each kind of layer.
 
 For one observation n and one cotangent of the outputs, the gradient of a weight matrix is a sum
-over the places t of a layer (time steps, pixels) of outer products
+of outer products over the places t of a layer (time steps, pixels),
 
-$$ G_n = \sum_t g_{nt} \otimes a_{nt} $$
+$$ G_n = \sum_t g_{nt} \otimes a_{nt} . $$
 
-of the gradient g of what came out and of a, what went in: the input of a linear layer, the patch
-under a convolution (group by group), the normalised input of a normalisation (each weight is a
-group of its own), and, the other way round, the one-hot index of an embedding.
+The left factor g is the gradient of the layer's output. The right factor a is the input of a
+linear layer, the patch under a convolution (group by group), the normalised input of a
+normalisation (each weight is a group), or the one-hot index of an embedding (transposed).
 """
 
 from __future__ import annotations
@@ -23,40 +23,38 @@ from torch.nn import functional as F
 from subbayes.networks.layer_kinds import BATCH_NORMS
 
 __all__ = [
-    "KINDS",
-    "Joined",
+    "ConcatenatedRuns",
     "Kind",
-    "Patches",
-    "Right",
-    "columns",
-    "contract",
+    "RightFactor",
+    "embedding_gradient",
     "kind_of",
-    "scattered",
+    "right_columns",
+    "sum_of_outer_products",
 ]
 
-Rows = slice
-Right = Callable[[Rows], Float[Tensor, "n t groups i"]]
+RightFactor = Callable[[slice], Float[Tensor, "n t groups i"]]
+"""From a slice of rows to their right factors."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a kind of layer reads its input and the gradient of its output.
+    """How the factors of a kind of layer are computed.
 
     Attributes:
         name: "linear", "conv", "norm" or "embedding".
-        ndim: least number of dimensions of an input with rows.
-        right: from (module, input, rows N) to a function from a slice of rows to a, of shape
-            (n, T, groups, I). What it needs of the module is read at once, while a call lasts.
+        ndim: smallest number of dimensions of an input with a dimension of rows.
+        right: from (module, input, rows N) to the right factor, of shape (n, T, groups, I). It
+            reads the module's attributes at once, since they may change after the call.
         left: from (module, gradient of the output, rows N) to g, of shape (N, T, groups, O).
     """
 
     name: str
     ndim: Callable[[nn.Module], int]
-    right: Callable[[nn.Module, Tensor, int], Right]
+    right: Callable[[nn.Module, Tensor, int], RightFactor]
     left: Callable[[nn.Module, Tensor, int], Float[Tensor, "n t groups o"]]
 
 
-def _linear_right(module: nn.Module, x: Tensor, n: int) -> Right:
+def _linear_right(module: nn.Module, x: Tensor, n: int) -> RightFactor:
     a = x.reshape(n, -1, 1, x.shape[-1])
     return lambda rows: a[rows]
 
@@ -65,26 +63,19 @@ def _linear_left(module: nn.Module, g: Tensor, n: int) -> Tensor:
     return g.reshape(n, -1, 1, g.shape[-1])
 
 
-class Patches:
-    """What lies under a convolution at each place: all of it, or chosen entries alone.
-
-    Args:
-        module: the convolution.
-        x: its input, shape (N, channels, *places).
-    """
+class _Patches:
+    """Patches of the input of a convolution, whole or only selected entries."""
 
     def __init__(self, module: nn.Conv1d | nn.Conv2d, x: Tensor) -> None:
         self.x, self.groups, flat = x, module.groups, isinstance(module, nn.Conv1d)
-        self.padding, self.mode = (
-            module._reversed_padding_repeated_twice,
-            ("constant" if module.padding_mode == "zeros" else module.padding_mode),
-        )
+        self.padding = module._reversed_padding_repeated_twice
+        self.mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         self.kernel, self.dilation, self.stride = (
             (1, *size) if flat else size
             for size in (module.kernel_size, module.dilation, module.stride)
         )
 
-    def _windows(self, rows: Rows) -> Float[Tensor, "n c kh kw h w"]:
+    def _windows(self, rows: slice) -> Float[Tensor, "n c kh kw h w"]:
         padded = F.pad(self.x[rows], self.padding, mode=self.mode)
         windows = padded.unsqueeze(2) if padded.ndim == 3 else padded
         for axis in (0, 1):
@@ -92,13 +83,13 @@ class Patches:
             windows = windows.unfold(2 + axis, reach, self.stride[axis])
         return windows[..., :: self.dilation[0], :: self.dilation[1]].movedim((4, 5), (2, 3))
 
-    def __call__(self, rows: Rows) -> Float[Tensor, "n t groups i"]:
-        """All of it, for some rows."""
+    def __call__(self, rows: slice) -> Float[Tensor, "n t groups i"]:
+        """Whole patches of some rows."""
         columns = self._windows(rows).flatten(1, 3).flatten(2)  # n, c k k, T
         return columns.unflatten(1, (self.groups, -1)).permute(0, 3, 1, 2)
 
     def columns(self, which: Tensor) -> Float[Tensor, "n p t"]:
-        """Entries (group and input, as one number) for all rows, without the others."""
+        """Selected entries (group and input, as one index) of the patches of all rows."""
         height, width = self.kernel
         chosen = self._windows(slice(None))[
             :, which // (height * width), which // width % height, which % width
@@ -106,33 +97,29 @@ class Patches:
         return chosen.flatten(2)
 
 
-class Joined:
-    """What went into a layer that ran several times: the places of all runs, one after another.
+@dataclass(frozen=True)
+class ConcatenatedRuns:
+    """The right factor of a layer that runs several times, concatenated over places."""
 
-    Args:
-        runs: what went in, run by run.
-    """
+    runs: Sequence[RightFactor]
 
-    def __init__(self, runs: Sequence[Right]) -> None:
-        self.runs = tuple(runs)
-
-    def __call__(self, rows: Rows) -> Float[Tensor, "n t groups i"]:
-        """All of it, for some rows."""
+    def __call__(self, rows: slice) -> Float[Tensor, "n t groups i"]:
+        """The factors of some rows."""
         return torch.cat([run(rows) for run in self.runs], 1)
 
 
-def columns(right: Right, which: Int[Tensor, "p"]) -> Float[Tensor, "n p t"]:
-    """Chosen inputs of a layer (group and input, as one number), for all rows at all places."""
-    if isinstance(right, Joined):
-        return torch.cat([columns(run, which) for run in right.runs], 2)
-    if isinstance(right, Patches):
+def right_columns(right: RightFactor, which: Int[Tensor, "p"]) -> Float[Tensor, "n p t"]:
+    """Selected entries (group and input, as one index) of a right factor, for all rows."""
+    if isinstance(right, ConcatenatedRuns):
+        return torch.cat([right_columns(run, which) for run in right.runs], 2)
+    if isinstance(right, _Patches):
         return right.columns(which)
     return right(slice(None)).flatten(2).mT.index_select(1, which)
 
 
-def _conv_right(module: nn.Module, x: Tensor, n: int) -> Right:
+def _conv_right(module: nn.Module, x: Tensor, n: int) -> RightFactor:
     assert isinstance(module, (nn.Conv1d, nn.Conv2d))
-    return Patches(module, x)
+    return _Patches(module, x)
 
 
 def _conv_left(module: nn.Module, g: Tensor, n: int) -> Tensor:
@@ -140,20 +127,20 @@ def _conv_left(module: nn.Module, g: Tensor, n: int) -> Tensor:
     return g.flatten(2).unflatten(1, (module.groups, -1)).permute(0, 3, 1, 2)
 
 
-def _norm_right(module: nn.Module, x: Tensor, n: int) -> Right:
+def _norm_right(module: nn.Module, x: Tensor, n: int) -> RightFactor:
     if isinstance(module, BATCH_NORMS):
         mean, var = module.running_mean, module.running_var
         assert mean is not None
         assert var is not None
         scale = (var + module.eps).rsqrt()
 
-        def centred(rows: Rows) -> Tensor:
+        def standardised(rows: slice) -> Tensor:
             shape = (-1, *[1] * (x.ndim - 2))
-            return _columns((x[rows] - mean.reshape(shape)) * scale.reshape(shape))
+            return _channels_last((x[rows] - mean.reshape(shape)) * scale.reshape(shape))
 
-        return centred
+        return standardised
     if isinstance(module, nn.GroupNorm):
-        return lambda rows: _columns(F.group_norm(x[rows], module.num_groups, eps=module.eps))
+        return lambda rows: _channels_last(F.group_norm(x[rows], module.num_groups, eps=module.eps))
     assert isinstance(module, nn.LayerNorm)
     size = module.normalized_shape
     rows_first = x.reshape(n, -1, *size)
@@ -162,19 +149,19 @@ def _norm_right(module: nn.Module, x: Tensor, n: int) -> Right:
     )
 
 
-def _columns(x: Tensor) -> Tensor:
+def _channels_last(x: Tensor) -> Tensor:
     """(n, C, *places) as (n, T, C, 1)."""
     return x.reshape(*x.shape[:2], -1).transpose(1, 2).unsqueeze(-1)
 
 
 def _norm_left(module: nn.Module, g: Tensor, n: int) -> Tensor:
     if not isinstance(module, nn.LayerNorm):
-        return _columns(g)
+        return _channels_last(g)
     return g.reshape(n, -1, *module.normalized_shape).flatten(2).unsqueeze(-1)
 
 
-def _embedding_right(module: nn.Module, x: Tensor, n: int) -> Right:
-    """The index itself, -1 where it has no gradient."""
+def _embedding_right(module: nn.Module, x: Tensor, n: int) -> RightFactor:
+    """The index, or -1 for padding."""
     assert isinstance(module, nn.Embedding)
     index = x.reshape(n, -1, 1, 1)
     if module.padding_idx is not None:
@@ -182,7 +169,7 @@ def _embedding_right(module: nn.Module, x: Tensor, n: int) -> Right:
     return lambda rows: index[rows]
 
 
-KINDS: dict[type[nn.Module], Kind] = {
+_KINDS: dict[type[nn.Module], Kind] = {
     nn.Linear: Kind("linear", lambda m: 2, _linear_right, _linear_left),
     nn.Conv1d: Kind("conv", lambda m: 3, _conv_right, _conv_left),
     nn.Conv2d: Kind("conv", lambda m: 4, _conv_right, _conv_left),
@@ -201,19 +188,19 @@ KINDS: dict[type[nn.Module], Kind] = {
 
 
 def kind_of(module: nn.Module) -> Kind | None:
-    """The kind of a module, or None for one that is not known.
+    """The kind of a module, or None if it is unknown.
 
-    A subclass counts as its parent: whether its gradients are those of the kind is tried out.
+    A subclass has the kind of its parent, since gradients are verified anyway.
     """
-    found = next((KINDS[c] for c in type(module).__mro__ if c in KINDS), None)
+    found = next((_KINDS[c] for c in type(module).__mro__ if c in _KINDS), None)
     batch_norm = isinstance(module, BATCH_NORMS)
     return None if batch_norm and module.running_mean is None else found
 
 
-def contract(
+def sum_of_outer_products(
     left: Float[Tensor, "n t groups o"], right: Float[Tensor, "n t groups i"]
 ) -> Float[Tensor, "n p"]:
-    """The gradient of the weight for each row, flat: sum over places of outer products."""
+    """The flat gradient of the weight for each row."""
     if left.shape[-1] == right.shape[-1] == 1:
         return (left * right).sum(1).flatten(1)
     if left.shape[1] == 1:
@@ -221,9 +208,11 @@ def contract(
     return torch.einsum("ntgo,ntgi->ngoi", left, right).flatten(1)
 
 
-def scattered(left: Float[Tensor, "n t one e"], index: Tensor, size: int) -> Float[Tensor, "n p"]:
-    """The gradient of an embedding for each row, flat: each place adds to the row it looked up."""
+def embedding_gradient(
+    left: Float[Tensor, "n t one e"], index: Tensor, size: int
+) -> Float[Tensor, "n p"]:
+    """The flat gradient of an embedding for each row."""
     n, t, _, e = left.shape
-    rows = left.new_zeros(n, size + 1, e)  # the last is for index -1
+    rows = left.new_zeros(n, size + 1, e)  # the last is for padding, index -1
     where = (index.reshape(n, t, 1) % (size + 1)).expand(n, t, e)
     return rows.scatter_add_(1, where, left.reshape(n, t, e))[:, :size].flatten(1)

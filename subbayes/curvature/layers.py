@@ -1,17 +1,15 @@
 r"""Gradients of every observation's outputs, layer by layer, without a Jacobian.
 
-A network runs once on a batch. Hooks keep what went into each layer with selected weights; a
-backward pass through the activations alone gives, for a cotangent u (N, C), the gradients
-$g_n = \partial (u_n^\top f_n) / \partial h_n$ of what came out of the layer. With both, all of
-$u_n^\top J_n$ is known for every n, as outer products (see `layer_kinds`): whole rows, their Gram
-matrices, their sums of squares or single entries can be had from them. C cotangents are C
-backward passes over one forward pass. Of a layer that runs several times, the places of all runs
-count as its places.
+Hooks store the input of each layer with selected weights during one forward pass. For a cotangent
+u (N, C), a backward pass through the activations alone gives the gradients
+$g_n = \partial (u_n^\top f_n) / \partial h_n$ of the layer's outputs h. Both together determine
+$u_n^\top J_n$ for every n as outer products (see `layer_kinds`), from which rows, Gram matrices,
+sums of squares or single entries are computed. C cotangents cost C backward passes. The places of
+a layer that runs several times are those of all runs.
 
-Weights in no known layer, in a layer that does not run, weights that two layers share and layers
-that treat rows otherwise than expected are differentiated row by row instead (`Rest`), so that
-every module is exact. Which layers can be trusted is found out by comparing
-their gradients with those of autograd on a few rows.
+Each layer is verified on a few rows against autograd. Weights outside the verified layers (of an
+unknown layer, a layer that does not run, or shared by two layers) are differentiated row by row,
+so that the result is exact for every module.
 """
 
 from __future__ import annotations
@@ -21,12 +19,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vjp, vmap
 
-from subbayes.curvature.layer_kinds import Joined, Kind, Right, contract, kind_of, scattered
+from subbayes.curvature.layer_kinds import (
+    ConcatenatedRuns,
+    Kind,
+    RightFactor,
+    embedding_gradient,
+    kind_of,
+    sum_of_outer_products,
+)
 from subbayes.data.data import leaves, n_rows, take
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
@@ -38,29 +43,33 @@ __all__ = [
     "Layer",
     "LayerGradients",
     "Layers",
-    "Rest",
-    "RestGradients",
+    "OtherGradients",
+    "OtherWeights",
     "Span",
-    "capture_batch",
 ]
 
 Part = tuple[slice, Float[Tensor, "n p"]]
-_TRIED = 3
+_TEST_ROWS = 3
 
 
 @dataclass(frozen=True)
 class Span:
-    """Selected weights of one parameter: their place in the flat vector, and in the parameter.
+    """Selected weights of one parameter.
 
     Attributes:
-        place: where they lie in the flat vector of weights.
-        shape: of the whole parameter.
-        keep: positions in the flattened parameter, where a mask selects only a part.
+        place: their positions in the flat weight vector.
+        shape: shape of the whole parameter.
+        keep: their positions in the flattened parameter if a mask selects a part of it.
     """
 
     place: slice
     shape: torch.Size
     keep: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of selected weights."""
+        return self.place.stop - self.place.start
 
     def selected(self, rows: Float[Tensor, "n p"]) -> Float[Tensor, "n q"]:
         """Columns of the selected weights out of those of the whole parameter."""
@@ -69,14 +78,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer whose gradients follow from what went in and the gradient of what came out.
+    """A layer whose gradients follow from its inputs and the gradients of its outputs.
 
     Attributes:
-        name: of the submodule.
-        module: the submodule of the network's private copy.
-        kind: how it reads input and gradient.
-        weight: its selected weights, if it has any.
-        bias: its selected biases, if it has any.
+        name: name of the submodule.
+        module: the submodule in the network's private copy.
+        kind: how the factors are computed.
+        weight: its selected weights, if any.
+        bias: its selected biases, if any.
     """
 
     name: str
@@ -87,13 +96,22 @@ class Layer:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Weight and bias, as far as they are selected."""
+        """Selected weights and biases."""
         return tuple(span for span in (self.weight, self.bias) if span is not None)
 
     @property
     def size(self) -> int:
         """Number of selected weights."""
-        return sum(span.place.stop - span.place.start for span in self.spans)
+        return sum(span.size for span in self.spans)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it multiplies by a weight matrix all of whose entries are selected."""
+        return (
+            self.kind.name in ("linear", "conv")
+            and self.weight is not None
+            and all(span.keep is None for span in self.spans)
+        )
 
 
 @dataclass(frozen=True)
@@ -102,25 +120,25 @@ class LayerGradients:
 
     Attributes:
         layer: the layer.
-        left: gradients g of what came out, shape (N, T, groups, O).
-        right: from a slice of rows to what went in, (n, T, groups, I): patches for a
-            convolution, normalised inputs for a normalisation, for an embedding the index
-            (n, T, 1, 1), -1 for none.
+        left: gradients g of the layer's outputs, shape (N, T, groups, O).
+        right: function from a slice of rows to the layer's inputs, (n, T, groups, I): patches of
+            a convolution, normalised inputs of a normalisation, indices of an embedding
+            (n, T, 1, 1), with -1 for padding.
     """
 
     layer: Layer
     left: Float[Tensor, "N t groups o"]
-    right: Right = field(repr=False)
+    right: RightFactor = field(repr=False)
 
     def parts(self, rows: slice = slice(None)) -> Iterator[Part]:
-        """Rows of the Jacobian: pairs (place in the flat vector, gradients (n, size))."""
+        """Rows of the Jacobian: pairs (positions in the flat vector, gradients (n, size))."""
         left, layer = self.left[rows], self.layer
         if layer.weight is not None:
             right = self.right(rows)
             whole = (
-                scattered(left, right, layer.weight.shape[0])
+                embedding_gradient(left, right, layer.weight.shape[0])
                 if layer.kind.name == "embedding"
-                else contract(left, right)
+                else sum_of_outer_products(left, right)
             )
             yield layer.weight.place, layer.weight.selected(whole)
         if layer.bias is not None:
@@ -128,12 +146,11 @@ class LayerGradients:
 
 
 @dataclass(frozen=True)
-class Rest:
-    """Weights in no layer that can be trusted, differentiated row by row.
+class OtherWeights:
+    """Weights outside the verified layers, differentiated row by row.
 
     Attributes:
-        spans: their selected weights, parameter by parameter.
-        size: number of them.
+        spans: the selected weights, parameter by parameter.
     """
 
     spans: tuple[Span, ...]
@@ -141,41 +158,48 @@ class Rest:
     @property
     def size(self) -> int:
         """Number of weights."""
-        return sum(span.place.stop - span.place.start for span in self.spans)
+        return sum(span.size for span in self.spans)
+
+    @property
+    def positions(self) -> Int[Tensor, "p"]:
+        """Positions in the flat weight vector."""
+        return torch.cat([torch.arange(s.place.start, s.place.stop) for s in self.spans])
 
 
 @dataclass(frozen=True)
-class RestGradients:
-    """Gradients of u_n f_n in the remaining weights, for N rows, computed when asked for."""
+class OtherGradients:
+    """Gradients of u_n f_n in the other weights, for N rows, computed on request."""
 
-    layer: Rest
+    layer: OtherWeights
     plan: Layers = field(repr=False)
     inputs: Inputs = field(repr=False)
     cotangents: Float[Tensor, "N C"] = field(repr=False)
 
     def parts(self, rows: slice = slice(None)) -> Iterator[Part]:
-        """Rows of the Jacobian: pairs (place in the flat vector, gradients (n, size))."""
-        gradients = self.plan.by_rows(take(self.inputs, rows), self.cotangents[rows])
-        sizes = [span.place.stop - span.place.start for span in self.layer.spans]
+        """Rows of the Jacobian: pairs (positions in the flat vector, gradients (n, size))."""
+        gradients = self.plan.row_gradients(
+            take(self.inputs, rows), self.cotangents[rows], self.layer.positions
+        )
+        sizes = [span.size for span in self.layer.spans]
         for span, part in zip(self.layer.spans, gradients.split(sizes, 1), strict=True):
             yield span.place, part
 
 
-Gradients = LayerGradients | RestGradients
+Gradients = LayerGradients | OtherGradients
 
 
 class Layers:
-    """The layers of a network whose gradients can be had in factors, and the rest.
+    """The layers of a network whose gradients are known in factors, and the other weights.
 
     Args:
         network: the network; gradients are taken at its weights.
-        inputs: a few rows in the form the module takes, to try the layers on.
+        inputs: a few rows in the form the module takes, for the verification.
 
     Attributes:
-        layers: those that can be trusted.
+        layers: the verified layers.
         rest: the other weights, or None.
-        row_bytes: about what a captured row holds: activations kept for the backward passes.
-        gradient_bytes: what the gradients of one cotangent hold for a row.
+        row_bytes: memory of the activations kept for one row, about.
+        gradient_bytes: memory of the gradients of one cotangent for one row.
 
     Example:
         >>> network = Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
@@ -184,7 +208,7 @@ class Layers:
         (['0', '2'], None)
         >>> batch = plan.capture(torch.randn(5, 3))
         >>> first, last = batch.pull(torch.ones(5, 2))
-        >>> first.left.shape, first.right(slice(None)).shape  # gradients out, activations in
+        >>> first.left.shape, first.right(slice(None)).shape  # output gradients, inputs
         (torch.Size([5, 1, 1, 4]), torch.Size([5, 1, 1, 3]))
         >>> [(place, rows.shape) for place, rows in last.parts()]
         [(slice(16, 24, None), torch.Size([5, 8])), (slice(24, 26, None), torch.Size([5, 2]))]
@@ -192,129 +216,109 @@ class Layers:
 
     def __init__(self, network: Network, inputs: Inputs) -> None:
         self.network = network
-        few = torch.arange(_TRIED, device=leaves(inputs)[0].device) % n_rows(inputs)
-        self.rest: Rest | None = None
-        self.layers = self._candidates()
-        self.layers = self._trusted(take(inputs, few))
-        self.row_bytes, self.gradient_bytes = _bytes(self, take(inputs, few))
+        few = torch.arange(_TEST_ROWS, device=leaves(inputs)[0].device) % n_rows(inputs)
+        self.rest: OtherWeights | None = None
+        spans = self._spans()
+        self.layers = self._candidates(spans)
+        self.layers = self._verified(take(inputs, few))
+        self.row_bytes, self.gradient_bytes = _memory_per_row(self, take(inputs, few))
         known = {span.place.start for layer in self.layers for span in layer.spans}
-        left = [span for span in self._spans().values() if span.place.start not in known]
-        self.rest = Rest(tuple(left)) if left else None
-        self._loops = False
+        left = [span for span in spans.values() if span.place.start not in known]
+        self.rest = OtherWeights(tuple(left)) if left else None
+        self._vectorised = True
 
     def __repr__(self) -> str:
         rest = f", {self.rest.size} weights row by row" if self.rest else ""
         return f"Layers({len(self.layers)} layers{rest})"
 
     def capture(self, inputs: Inputs) -> CapturedBatch:
-        """Run the network on a batch, keeping what its layers see."""
+        """Run the network on a batch and store the inputs of its layers."""
         return CapturedBatch(self, inputs)
 
-    # --- which layers -------------------------------------------------------------------------
-
     def _spans(self) -> dict[str, Span]:
-        masks, frozen = self.network.masks, self.network.unflatten(self.network.weights)
+        masks, values = self.network.masks, self.network.unflatten(self.network.weights)
         return {
             name: Span(
                 place,
-                frozen[name].shape,
+                values[name].shape,
                 masks[name].flatten().nonzero().flatten() if name in masks else None,
             )
             for name, place in self.network.spans.items()
         }
 
-    def _candidates(self) -> tuple[Layer, ...]:
-        """Layers of a known kind that do not share weights."""
-        spans, owners = self._spans(), list(self.network.owners())
+    def _candidates(self, spans: dict[str, Span]) -> tuple[Layer, ...]:
+        """Layers of a known kind, with the weights they do not share."""
+        owners = list(self.network.owners())
         uses = [path for _, _, chosen in owners for path in chosen.values()]
         found = []
         for name, module, chosen in owners:
-            kind, mine = (
-                kind_of(module),
-                {
-                    own: path
-                    for own, path in chosen.items()
-                    if own in ("weight", "bias") and uses.count(path) == 1
-                },
+            weight, bias = (
+                spans[chosen[own]] if own in chosen and uses.count(chosen[own]) == 1 else None
+                for own in ("weight", "bias")
             )
-            if kind is not None and mine:
-                found.append(
-                    Layer(
-                        name,
-                        module,
-                        kind,
-                        *(spans[mine[own]] if own in mine else None for own in ("weight", "bias")),
-                    )
-                )
+            kind = kind_of(module)
+            if kind is not None and (weight or bias):
+                found.append(Layer(name, module, kind, weight, bias))
         return tuple(found)
 
-    def _trusted(self, inputs: Inputs) -> tuple[Layer, ...]:
-        """Layers whose gradients are those of autograd, row by row."""
+    def _verified(self, inputs: Inputs) -> tuple[Layer, ...]:
+        """Layers whose gradients equal those of autograd for each row."""
         batch = CapturedBatch(self, inputs)
-        seen = [layer for layer in self.layers if batch.calls[layer.name] > 0]
         generator = torch.Generator().manual_seed(0)
         u = torch.randn(batch.outputs.shape, generator=generator, dtype=torch.float64)
         u = u.to(batch.outputs)
-        truth = torch.stack(
-            [
-                batch.total(u * (torch.arange(len(u), device=u.device) == n)[:, None])
-                for n in range(len(u))
-            ]
+        rows = torch.arange(len(u), device=u.device)
+        truth = torch.stack([batch.vjp(u * (rows == n)[:, None]) for n in range(len(u))])
+        return tuple(
+            layer
+            for layer in self.layers
+            if batch.calls[layer.name] > 0 and _matches_autograd(batch, layer, u, truth)
         )
-        return tuple(layer for layer in seen if _agrees(batch, layer, u, truth))
 
-    # --- the rest ---------------------------------------------------------------------------
-
-    def by_rows(
-        self, inputs: Inputs, cotangents: Float[Tensor, "n C"], where: Tensor | None = None
+    def row_gradients(
+        self, inputs: Inputs, cotangents: Float[Tensor, "n C"], where: Int[Tensor, "p"]
     ) -> Float[Tensor, "n p"]:
-        """Gradients of u_n f_n in the weights outside the layers, one row at a time in effect.
+        """Gradients of u_n f_n in some weights, vectorised over rows where that is possible.
 
         Args:
-            inputs: rows.
+            inputs: n rows.
             cotangents: u.
-            where: places in the flat vector of some of these weights; by default of all.
+            where: positions of the weights in the flat vector.
         """
-        if where is None:
-            assert self.rest is not None
-            where = torch.cat([torch.arange(s.place.start, s.place.stop) for s in self.rest.spans])
         where, w = where.to(self.network.device), self.network.weights
 
         def gradient(row: Any, u: Tensor) -> Tensor:
             def output(part: Tensor) -> Tensor:
-                one = take(row, None)
-                return self.network(w.index_copy(0, where, part), one)[0]
+                return self.network(w.index_copy(0, where, part), take(row, None))[0]
 
             return vjp(output, w[where])[1](u)[0]
 
-        if not self._loops:
+        if self._vectorised:
             try:
                 with attention_without_fused_kernels():
                     return vmap(gradient)(inputs, cotangents)
             except RuntimeError as error:
-                self._loops = True
+                self._vectorised = False
                 warn_of_fallback(
                     "vectorising over rows", error, "differentiating them one at a time"
                 )
-        return torch.stack(
-            [
-                self._one_row(take(inputs, slice(n, n + 1)), cotangents[n : n + 1], where)
-                for n in range(len(cotangents))
-            ]
-        )
-
-    def _one_row(self, row: Inputs, u: Float[Tensor, "one C"], where: Tensor) -> Tensor:
-        with torch.enable_grad():
-            w = self.network.weights.detach().clone().requires_grad_()
-            (found,) = torch.autograd.grad(self.network(w, row), w, u)
-        return found[where]
+        rows = []
+        for n in range(len(cotangents)):
+            some = slice(n, n + 1)
+            with torch.enable_grad():
+                at = w.detach().clone().requires_grad_()
+                outputs = self.network(at, take(inputs, some))
+                rows.append(torch.autograd.grad(outputs, at, cotangents[some])[0][where])
+        return torch.stack(rows)
 
 
-def _agrees(batch: CapturedBatch, layer: Layer, u: Tensor, truth: Float[Tensor, "n D"]) -> bool:
+def _matches_autograd(
+    batch: CapturedBatch, layer: Layer, u: Tensor, truth: Float[Tensor, "n D"]
+) -> bool:
     try:
         (gradients,) = batch.pull(u, (layer,))
         parts = list(gradients.parts())
-    except (RuntimeError, AssertionError):  # shapes other than those of rows
+    except (RuntimeError, AssertionError):  # the first dimension is not that of the rows
         return False
     tolerance = 100 * torch.finfo(truth.dtype).eps ** 0.75
     return all(
@@ -324,7 +328,7 @@ def _agrees(batch: CapturedBatch, layer: Layer, u: Tensor, truth: Float[Tensor, 
     )
 
 
-def _bytes(plan: Layers, inputs: Inputs) -> tuple[int, int]:
+def _memory_per_row(plan: Layers, inputs: Inputs) -> tuple[int, int]:
     """Bytes that autograd keeps for one more row, and those of the layers' outputs."""
     counts = []
     for rows in (1, 2):
@@ -339,12 +343,12 @@ def _bytes(plan: Layers, inputs: Inputs) -> tuple[int, int]:
         counts.append(sum(sizes))
     outputs = batch.outputs
     return max(counts[1] - counts[0], outputs[0].nbytes), (
-        batch.output_numbers // len(batch) * outputs.element_size()
+        batch.output_count // len(batch) * outputs.element_size()
     )
 
 
 class CapturedBatch:
-    """A network run on a batch: outputs, and what each layer saw.
+    """A network run on a batch, with the inputs of each layer.
 
     Args:
         plan: the layers.
@@ -352,15 +356,15 @@ class CapturedBatch:
 
     Attributes:
         outputs: shape (N, C), detached.
-        calls: how often each layer ran.
-        output_numbers: how many numbers the layers returned together.
+        calls: number of runs of each layer.
+        output_count: total number of entries of the layers' outputs.
     """
 
     def __init__(self, plan: Layers, inputs: Inputs) -> None:
         self.plan, self.inputs = plan, inputs
         self.calls = {layer.name: 0 for layer in plan.layers}
-        self.output_numbers = 0
-        self._rights: dict[str, list[Right]] = {}
+        self.output_count = 0
+        self._rights: dict[str, list[RightFactor]] = {}
         self._edges: dict[str, list[GradientEdge]] = {}
         network, n = plan.network, n_rows(inputs)
         hooks = {layer.name: self._hook(layer, n) for layer in plan.layers}
@@ -380,12 +384,11 @@ class CapturedBatch:
                 return
             if x.ndim >= layer.kind.ndim(module) and x.shape[0] % n == 0 and output.requires_grad:
                 self._edges.setdefault(layer.name, []).append(get_gradient_edge(output))
-                self.output_numbers += output.numel()
+                self.output_count += output.numel()
                 if layer.weight is not None:
                     with torch.no_grad():
-                        self._rights.setdefault(layer.name, []).append(
-                            layer.kind.right(module, x.detach(), n)
-                        )
+                        right = layer.kind.right(module, x.detach(), n)
+                    self._rights.setdefault(layer.name, []).append(right)
 
         return hook
 
@@ -396,19 +399,16 @@ class CapturedBatch:
 
         Args:
             cotangents: u, one for each row.
-            layers: of these layers alone; by default of all of them and of the rest.
+            layers: only these layers; by default all of them and the other weights.
         """
         wanted = self.plan.layers if layers is None else layers
-        missing = [
-            layer.name
-            for layer in wanted
-            if len(self._edges.get(layer.name, ())) < max(1, self.calls[layer.name])
-        ]
-        assert not missing or layers is not None, f"layers that treat rows otherwise: {missing}"
-        if missing:
-            raise RuntimeError("a layer that treats rows otherwise")
-        edges = [edge for layer in wanted for edge in self._edges[layer.name]]
-        found = iter(
+        edges = []
+        for layer in wanted:
+            found = self._edges.get(layer.name, [])
+            if len(found) < max(1, self.calls[layer.name]):
+                raise RuntimeError(f"the first dimension of {layer.name!r} is not that of the rows")
+            edges += found
+        pulled = iter(
             torch.autograd.grad(
                 self._outputs, edges, cotangents, retain_graph=True, allow_unused=True
             )
@@ -417,47 +417,30 @@ class CapturedBatch:
         )
         gradients: list[Gradients] = []
         for layer in wanted:
-            runs = [next(found) for _ in self._edges[layer.name]]
+            runs = [next(pulled) for _ in self._edges[layer.name]]
             if any(g is not None for g in runs):
                 gradients.append(self._of_layer(layer, runs))
         if layers is None and self.plan.rest is not None:
-            gradients.append(RestGradients(self.plan.rest, self.plan, self.inputs, cotangents))
+            gradients.append(OtherGradients(self.plan.rest, self.plan, self.inputs, cotangents))
         return gradients
 
     def _of_layer(self, layer: Layer, runs: list[Any]) -> LayerGradients:
-        """Gradients of what came out of a layer, run by run (or None), beside what went in."""
+        """Gradients of a layer from the gradients of the outputs of each run (or None)."""
         used = [k for k, g in enumerate(runs) if g is not None]
         lefts = [layer.kind.left(layer.module, runs[k], len(self)) for k in used]
-        rights = (
-            [self._rights[layer.name][k] for k in used] if layer.weight is not None else [_none]
-        )
-        if len(lefts) == 1:
-            return LayerGradients(layer, lefts[0], rights[0])
+        rights: list[RightFactor] = [_no_right]
+        if layer.weight is not None:
+            rights = [self._rights[layer.name][k] for k in used]
         return LayerGradients(
-            layer, torch.cat(lefts, 1), rights[0] if layer.weight is None else Joined(rights)
+            layer,
+            lefts[0] if len(lefts) == 1 else torch.cat(lefts, 1),
+            rights[0] if len(rights) == 1 else ConcatenatedRuns(rights),
         )
 
-    def total(self, cotangents: Float[Tensor, "N C"]) -> Float[Tensor, "D"]:
+    def vjp(self, cotangents: Float[Tensor, "N C"]) -> Float[Tensor, "D"]:
         """The sum over rows of u_n J_n."""
-        (found,) = torch.autograd.grad(self._outputs, self._w, cotangents, retain_graph=True)
-        return found
-
-    def rows(self, cotangents: Float[Tensor, "N C"]) -> Float[Tensor, "N D"]:
-        """All of u_n J_n, dense: N D numbers."""
-        dense = self._w.new_zeros(len(self), self._w.numel())
-        for gradients in self.pull(cotangents):
-            for place, part in gradients.parts():
-                dense[:, place] = part
-        return dense
+        return torch.autograd.grad(self._outputs, self._w, cotangents, retain_graph=True)[0]
 
 
-def _none(rows: slice) -> Tensor:
-    raise AssertionError("a layer whose weight is not selected")
-
-
-def capture_batch(network: Network, inputs: Inputs) -> CapturedBatch:
-    """Run a network once on a batch, keeping what its layers see; see `Layers`.
-
-    For several batches make `Layers` once and call its `capture` on each.
-    """
-    return Layers(network, inputs).capture(inputs)
+def _no_right(rows: slice) -> Tensor:
+    raise AssertionError("the layer's weight is not selected")

@@ -1,16 +1,15 @@
-r"""Matrix-free: a low-rank Gauss-Newton matrix, made exact by conjugate gradients.
+r"""The matrix-free form: a low-rank Gauss-Newton matrix, made exact by conjugate gradients.
 
-Subspace iterations on random vectors (Halko, Martinsson and Tropp 2011)
-give the leading eigenpairs $V^\top V \approx Q\, \mathrm{diag}(e)\, Q^\top$ from products with V
-and $V^\top$ alone, and with them
+Subspace iteration on random vectors (Halko, Martinsson and Tropp 2011) computes the leading
+eigenpairs $V^\top V \approx Q\, \mathrm{diag}(e)\, Q^\top$ from products with V and $V^\top$, and
 
 $$ \Psi_r = \tfrac1\lambda \Bigl(I - Q\, \mathrm{diag}\Bigl(\frac{e}{e + \lambda}\Bigr) Q^\top
    \Bigr) \succeq \Psi , $$
 
-which errs by at most $1/\lambda - 1/(\lambda + e_{r+1})$ where eigenvalues were left out: they are
-reported by their residuals. With a tolerance, solves go on from there by conjugate gradients on
-$V^\top V + \lambda I$ with $\Psi_r$ as the preconditioner, which converge in as many steps as
-there are distinct eigenvalues left: to the exact $\Psi$, at two passes over the data a step.
+whose error is at most $1/\lambda - 1/(\lambda + e_{r+1})$. With a tolerance, solves continue by
+conjugate gradients on $V^\top V + \lambda I$ with the preconditioner $\Psi_r$, which converge to
+the exact $\Psi$ in as many steps as there are distinct omitted eigenvalues, at two passes over the
+data per step.
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ Pairs = tuple[Float[Tensor, "r"], Float[Tensor, "r D"], float]
 
 
 class LowRank(Precision):
-    """A low-rank approximation of the precision, with conjugate gradients on top.
+    """A low-rank approximation of the precision, refined by conjugate gradients.
 
     Args:
         V: root of the Gauss-Newton matrix.
         prior_precision: lambda.
-        rank: eigenpairs r kept, by default 100 or as many as there can be; r vectors of D
-            numbers are held, three times over while they are computed.
-        tolerance: relative residual of solves, reached by conjugate gradients; None takes the
-            low-rank approximation as it is.
+        rank: number of eigenpairs r, by default 100 or the largest possible; r vectors of D
+            numbers are stored, and 3 r while they are computed.
+        tolerance: relative residual of solves by conjugate gradients; None uses the low-rank
+            approximation alone.
         iterations: largest number of steps of conjugate gradients.
-        rounds: subspace iterations.
-        seed: of the random vectors.
-        pairs: eigenvalues, eigenvectors and largest residual, if they have been computed already.
+        rounds: number of subspace iterations.
+        seed: seed of the random vectors.
+        pairs: eigenvalues, eigenvectors and largest residual, if they are known.
 
     Attributes:
-        values: eigenvalues kept, largest first, shape (r,).
+        values: the leading eigenvalues, largest first, shape (r,).
         vectors: their eigenvectors as rows, shape (r, D).
-        residual: the largest of the norms of V'V q - e q.
+        residual: the largest norm of V'V q - e q.
         solved: relative residual of the last solve, and its number of steps.
 
     Raises:
@@ -99,7 +98,7 @@ class LowRank(Precision):
         )
 
     def _approximately(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-        """By the low-rank approximation."""
+        """Solve with the low-rank approximation."""
         shrink = self.values / (self.values + self.prior_precision)
         inside = (vectors @ self.vectors.T * shrink) @ self.vectors
         return (vectors - inside) / self.prior_precision
@@ -109,7 +108,7 @@ class LowRank(Precision):
         return _squared(self.V, vectors) + self.prior_precision * vectors
 
     def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-        """Preconditioned conjugate gradients, all vectors at once; or the approximation."""
+        """Preconditioned conjugate gradients on all vectors; or the approximation."""
         b = vectors.double()
         x = self._approximately(b)
         if self.tolerance is None:
@@ -142,7 +141,7 @@ class LowRank(Precision):
         return x.to(vectors)
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
-        """By the low-rank approximation and one Gram matrix; or a solve for each output."""
+        """The low-rank approximation and one Gram matrix; or a solve for each output."""
         X = self.jacobian(inputs)
         if self.tolerance is None:
             inside = X.push(self.vectors).T
@@ -158,7 +157,7 @@ class LowRank(Precision):
         return (1 - shrink @ self.vectors.square()) / self.prior_precision
 
     def eigenvalues(self) -> Float[Tensor, "r"]:
-        """The eigenvalues kept."""
+        """The leading eigenvalues."""
         return self.values
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> LowRank:
@@ -173,7 +172,7 @@ def _squared(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]
 
 
 def _eigenpairs(V: Jacobian, rank: int, rounds: int, seed: int) -> Pairs:
-    """Leading eigenpairs by subspace iterations, Rayleigh and Ritz."""
+    """Leading eigenpairs by subspace iteration and the Rayleigh-Ritz method."""
     generator = torch.Generator().manual_seed(check_count("seed", seed, 0))
     block = min(rank + 10, V.size)
     vectors = torch.randn(block, V.size, generator=generator, dtype=torch.float64)
@@ -183,7 +182,7 @@ def _eigenpairs(V: Jacobian, rank: int, rounds: int, seed: int) -> Pairs:
     image = _squared(V, basis)
     values, mix = torch.linalg.eigh((basis @ image.T + image @ basis.T) / 2)
     kept = mix[:, -rank:].flip(1)
-    found, moved = kept.T @ basis, kept.T @ image
+    vectors, products = kept.T @ basis, kept.T @ image
     values = values[-rank:].flip(0).clamp_min(0)
-    residual = float((moved - values.unsqueeze(1) * found).norm(dim=1).max())
-    return values, found, residual
+    residual = float((products - values.unsqueeze(1) * vectors).norm(dim=1).max())
+    return values, vectors, residual

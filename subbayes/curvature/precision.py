@@ -1,9 +1,6 @@
-r"""The precision of the weights in the Laplace approximation: the interface of its forms.
+r"""The interface of all forms of the precision of the weights in the Laplace approximation.
 
 $$ \Psi^{-1} = V^\top V + \lambda I = \sum_n J_n^\top \Lambda_n J_n + \lambda I $$
-
-One interface for all forms, exact and approximate, each in a file of its own: `dual`, `primal`,
-`diagonal`, `low_rank`, `kfac`.
 
 Source: Immer, Korzepa and Bauer (2021), "Improving predictions of Bayesian neural nets via local
 linearization"; eq. (7) and (11) of the paper on optimal subspaces.
@@ -14,7 +11,8 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float
@@ -24,7 +22,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.networks.network import Network
 from subbayes.utils.checks import check_positive, fail
 
-__all__ = ["Precision", "cholesky"]
+__all__ = ["ExactPrecision", "Precision", "cholesky"]
 
 _AT_ONCE = 1024
 
@@ -37,7 +35,7 @@ class Precision(ABC):
         prior_precision: $\lambda$ of the prior $w \sim N(\hat w, \lambda^{-1} I)$.
 
     Attributes:
-        form: its name.
+        form: name of the form.
     """
 
     form: ClassVar[str]
@@ -63,7 +61,7 @@ class Precision(ABC):
         )
 
     def jacobian(self, inputs: Any) -> Jacobian:
-        """J_X at inputs; a `Jacobian` is returned as it is."""
+        """J_X at inputs; a `Jacobian` is returned unchanged."""
         if isinstance(inputs, Jacobian):
             return inputs
         return Jacobian.of_inputs(self.V.plan, inputs, self.V.memory_limit)
@@ -74,13 +72,11 @@ class Precision(ABC):
 
     @abstractmethod
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
-        r"""Epistemic covariance of all outputs at inputs, $\Sigma_X = J_X \Psi J_X^\top$.
+        r"""Epistemic covariance of all outputs, $\Sigma_X = J_X \Psi J_X^\top$, in float64.
 
         Args:
-            inputs: in the form the module takes, or their `Jacobian`.
-
-        Returns:
-            Float64, outputs of one input together.
+            inputs: inputs in the form the module takes, or their `Jacobian`; the outputs of one
+                input are adjacent.
         """
 
     @abstractmethod
@@ -89,18 +85,16 @@ class Precision(ABC):
 
     @abstractmethod
     def eigenvalues(self) -> Float[Tensor, "r"]:
-        r"""Eigenvalues of $V^\top V$ (those left out are zero), in float64."""
+        r"""Eigenvalues of $V^\top V$ in float64; the omitted ones are zero."""
 
     @abstractmethod
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Precision:
-        """The same form at another prior precision, and V'V times a factor.
-
-        What does not depend on either is shared.
+        """The same form at another prior precision and with V'V multiplied by a factor.
 
         Args:
             V: the root after the change, e.g. with another noise in its likelihood.
-            prior_precision: lambda.
-            factor: (new V)'(new V) over the old one.
+            prior_precision: the new lambda.
+            factor: ratio of the new V'V to the old one.
         """
 
     def with_prior_precision(self, prior_precision: float) -> Precision:
@@ -112,7 +106,7 @@ class Precision(ABC):
         return self.solve(self.jacobian(inputs).pull(cotangents))
 
     def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
-        """Covariance of the outputs of each input, without those between inputs."""
+        """Covariance of the outputs of each input, without covariances between inputs."""
         X = self.jacobian(inputs)
         parts = [
             _diagonal(self.covariance(part), X.roots)
@@ -137,14 +131,53 @@ class Precision(ABC):
         return float((noise * values + self.prior_precision).log().sum() + zeros)
 
 
+class ExactPrecision(Precision):
+    """An exact form, given by the Cholesky factor of one matrix plus lambda I.
+
+    Args:
+        V: root of the Gauss-Newton matrix.
+        prior_precision: lambda.
+        matrix: V'V or VV', if it is known.
+    """
+
+    def __init__(
+        self, V: Jacobian, prior_precision: float, matrix: Float[Tensor, "m m"] | None = None
+    ) -> None:
+        super().__init__(V, prior_precision)
+        self.matrix = self._product() if matrix is None else matrix
+        shifted = self.matrix.clone()
+        shifted.diagonal().add_(self.prior_precision)
+        self.factor = cholesky(shifted, "prior_precision")
+
+    @abstractmethod
+    def _product(self) -> Float[Tensor, "m m"]:
+        """V'V or VV'."""
+
+    @cached_property
+    def _eigenvalues(self) -> Float[Tensor, "m"]:
+        return torch.linalg.eigvalsh(self.matrix).clamp_min(0)
+
+    def eigenvalues(self) -> Float[Tensor, "r"]:
+        """Eigenvalues of the matrix, at most D of them."""
+        return self._eigenvalues[-self.size :]
+
+    def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Self:
+        """Reuse the matrix and its eigenvalues, with a new factorisation."""
+        matrix = self.matrix if factor == 1 else factor * self.matrix
+        other = type(self)(V, prior_precision, matrix)
+        if "_eigenvalues" in self.__dict__:
+            other.__dict__["_eigenvalues"] = self._eigenvalues * factor
+        return other
+
+
 def _diagonal(matrix: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:
-    """Square blocks along the diagonal."""
+    """The square blocks on the diagonal."""
     n = len(matrix) // size
     return matrix.reshape(n, size, n, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
 
 def cholesky(matrix: Float[Tensor, "m m"], what: str) -> Float[Tensor, "m m"]:
-    """The lower factor; where rounding makes the matrix indefinite, with jitter, and a warning.
+    """The lower Cholesky factor, with jitter and a warning if rounding made the matrix indefinite.
 
     Raises:
         InputError: a matrix that is not positive definite beyond rounding, or not finite.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,13 +45,13 @@ def precision(
         covariance: the form: "exact" (dual or primal, whichever is smaller), "dual", "primal",
             "diagonal", "low-rank" (matrix-free) or "kfac" (Kronecker factors).
         prior_precision: $\lambda$.
-        memory_limit: bytes that matrices may take, by default 80 % of what is free; a quarter of
-            it goes to the gradients held at once, by default 256 MiB.
-        options: of the low-rank form.
+        memory_limit: bytes for matrices, by default 80 % of the free memory; a quarter of it is
+            for the gradients of a block, by default 256 MiB.
+        options: options of the low-rank form.
 
     Raises:
-        InputError: parts that do not fit together, a prior precision that is not above 0, or a
-            form that does not fit into memory (with the number, and a form that would).
+        InputError: incompatible arguments, a prior precision that is not above 0, or a form that
+            does not fit into memory.
 
     Example:
         >>> import subbayes, torch
@@ -78,11 +79,11 @@ def precision(
 
 
 def check_options(form: str, options: Mapping[str, Any]) -> None:
-    """Check that a form takes the options given for it.
+    """Check that a form accepts the given options.
 
     Args:
-        form: its name, or other words for what takes the options.
-        options: as given.
+        form: its name, or a description of what takes the options.
+        options: the options.
     """
     known, what = _OPTIONS.get(form, ()), repr(form) if form in FORMS else form
     for name in options:
@@ -98,24 +99,18 @@ def check_options(form: str, options: Mapping[str, Any]) -> None:
 def root(
     network: Network, likelihood: Likelihood, data: Any, memory_limit: int | None = None
 ) -> Jacobian:
-    """The root V of the Gauss-Newton matrix V'V, after a check of the arguments.
+    """Check the arguments and return the root V of the Gauss-Newton matrix V'V.
 
     Args:
         network: f(x; w).
         likelihood: p(y | f).
         data: as for `precision`.
-        memory_limit: a quarter of it is for the gradients of a block; by default 256 MiB are.
+        memory_limit: bytes; a quarter of it goes to the gradients of a block, by default 256 MiB.
     """
     check_network(network)
     if not isinstance(likelihood, Likelihood):
         fail_type("likelihood", "a Likelihood such as Gaussian(0.1)", likelihood)
-    if not likelihood.is_complete:
-        fail(
-            "likelihood",
-            "all parameters learned or given",
-            repr(likelihood),
-            "Use the likelihood train(...) returns, or likelihood.fit_parameters(outputs, y)",
-        )
+    likelihood.check_complete()
     network.warn_if_training()
     data = Data.of(data).to(network.device)
     check_fit(network, likelihood, data)
@@ -128,7 +123,7 @@ def root(
 def exact(
     V: Jacobian, prior_precision: float, covariance: str = "exact", memory_limit: int | None = None
 ) -> Dual | Primal:
-    """The exact precision: dual for N C rows below D, else primal; refused where it cannot fit."""
+    """The exact precision: the dual form if N C <= D, else the primal form."""
     chosen = check_exact(covariance, V.n, V.roots, V.size, memory_limit)
     return (Dual if chosen == "dual" else Primal)(V, prior_precision)
 
@@ -154,9 +149,9 @@ def check_exact(
     needed = {name: 24 * rows**2 for name, rows in sizes.items()}
     chosen = min(sizes, key=lambda name: sizes[name]) if covariance == "exact" else covariance
     free = available_memory()
-    limit = (
-        memory_limit if memory_limit is not None else (float("inf") if free is None else 0.8 * free)
-    )
+    limit: float = math.inf if free is None else 0.8 * free
+    if memory_limit is not None:
+        limit = memory_limit
     if needed[chosen] > limit:
         fits = [name for name in needed if needed[name] <= limit]
         fail(

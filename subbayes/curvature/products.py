@@ -1,4 +1,4 @@
-r"""Products of the Hessian and of the Fisher information with vectors of weights.
+r"""Products of the Hessian and of the Fisher information with weight vectors.
 
 With $L(w) = -\sum_n \log p(y_n \mid f(x_n; w))$ over all observations, $J_n = \partial f_n /
 \partial w$, $\Lambda_n$ the expected curvature of the likelihood in the outputs, and $g_n =
@@ -7,13 +7,13 @@ With $L(w) = -\sum_n \log p(y_n \mid f(x_n; w))$ over all observations, $J_n = \
 $$ H = \nabla^2 L, \qquad F = \sum_n J_n^\top \Lambda_n J_n, \qquad
    \hat F = \sum_n g_n g_n^\top . $$
 
-None of them is formed. One product with a vector v costs a few passes over the data:
+No matrix is formed. A product with a vector v costs a few passes over the data:
 
 $$ H v = \partial_\epsilon \nabla L(w + \epsilon v), \qquad
    F v = \sum_n J_n^\top (\Lambda_n (J_n v)), \qquad
    \hat F v = \sum_n g_n (g_n^\top v) , $$
 
-a forward-mode derivative of a gradient for H (Pearlmutter 1994), and a forward-mode followed by
+a forward-mode derivative of the gradient for H (Pearlmutter 1994), and a forward-mode followed by
 a reverse-mode product for the others (Schraudolph 2002).
 """
 
@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, jvp, vjp
 
-from subbayes.data.data import Data, leaves, n_rows, take, to_device
+from subbayes.data.data import Data, split_batches
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.compatibility import check_fit
 from subbayes.networks.global_state import attention_without_fused_kernels
@@ -45,8 +45,8 @@ _KINDS = ("hessian", "fisher", "empirical-fisher")
 class Curvature:
     r"""The Hessian or a Fisher information of the negative log-likelihood, as a linear operator.
 
-    Sums over all observations, in nats; divide by `n` for the curvature of a mean loss, add
-    $I / s^2$ for that of a posterior with prior $w \sim N(0, s^2 I)$. BatchNorm runs on stored
+    It is a sum over all observations, in nats: divide by `n` for the curvature of a mean loss, add
+    $I / s^2$ for that of a posterior with prior $w \sim N(0, s^2 I)$. BatchNorm uses its stored
     statistics and dropout is off, as in every `Network`.
 
     Args:
@@ -55,14 +55,14 @@ class Curvature:
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
         kind: "hessian", the second derivatives; "fisher", the Fisher information with the
             expectation over y, which is the generalised Gauss-Newton matrix; or
-            "empirical-fisher", the outer products of the gradients at the targets observed.
-        weights: where, shape (D,); by default the network's.
-        batch_size: rows of one part of the sum; by default 256.
+            "empirical-fisher", the outer products of the gradients at the observed targets.
+        weights: where to evaluate it, shape (D,); by default at the network's weights.
+        batch_size: rows evaluated at once.
 
     Attributes:
         size: number of weights D.
         n: number of observations N.
-        products: how many products were computed.
+        products: number of products computed so far.
 
     Raises:
         InputError: parts that do not fit together, or an unknown kind.
@@ -92,13 +92,7 @@ class Curvature:
         batch_size: int = 256,
     ) -> None:
         check_choice("kind", kind, _KINDS)
-        if not likelihood.is_complete:
-            fail(
-                "likelihood",
-                "all parameters learned or given",
-                repr(likelihood),
-                "Use the likelihood train(...) returns, or likelihood.fit_parameters(outputs, y)",
-            )
+        likelihood.check_complete()
         self.network = network if weights is None else network.with_weights(weights)
         self.likelihood = likelihood
         self.data = Data.of(data).to(network.device)
@@ -120,12 +114,12 @@ class Curvature:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype in which products are computed: the network's."""
+        """Dtype of the network."""
         return self.network.dtype
 
     @property
     def device(self) -> torch.device:
-        """Device on which products are computed: the network's."""
+        """Device of the network."""
         return self.network.device
 
     def __repr__(self) -> str:
@@ -142,8 +136,9 @@ class Curvature:
         v = vector.to(self.network.weights)
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         with attention_without_fused_kernels():
-            for inputs, y in self._batches():
-                total += self._part(v, inputs, y).double()
+            batches = self.data.batches(self.batch_size)
+            for inputs, y in split_batches(batches, self.batch_size, self.device):
+                total += self._batch_product(v, inputs, y).double()
         if not bool(torch.isfinite(total).all()):
             fail(
                 "weights",
@@ -155,22 +150,11 @@ class Curvature:
         return total.to(vector.dtype)
 
     def dense(self) -> Float[Tensor, "D D"]:
-        """The matrix itself, from D products: for small networks and for tests."""
+        """The matrix, from D products: for small networks."""
         eye = torch.eye(self.size, dtype=self.dtype, device=self.device)
         return torch.stack([self(row) for row in eye])
 
-    # --- one batch ------------------------------------------------------------------------------
-
-    def _batches(self) -> Any:
-        for inputs, y in self.data.batches(self.batch_size):
-            for start in range(0, n_rows(y), self.batch_size):  # a loader's may be larger
-                rows = slice(start, start + self.batch_size)
-                yield (
-                    to_device(take(inputs, rows), self.device),
-                    to_device(take(y, rows), self.device),
-                )
-
-    def _part(self, v: Tensor, inputs: Inputs, y: Targets) -> Tensor:
+    def _batch_product(self, v: Tensor, inputs: Inputs, y: Targets) -> Tensor:
         w = self.network.weights
 
         def outputs(weights: Tensor) -> Tensor:
@@ -180,43 +164,37 @@ class Curvature:
             return self.likelihood.log_prob(outputs(weights), y)
 
         if self.kind == "hessian":
-            slope = grad(lambda weights: -terms(weights).sum())
-            return self._along(slope, w, v, symmetric=True)[1]
+            gradient = grad(lambda weights: -terms(weights).sum())
+            return self._jvp(gradient, w, v, symmetric=True)[1]
         if self.kind == "empirical-fisher":
-            _, along = self._along(terms, w, v)
-            return vjp(terms, w)[1](along)[0]
-        f, along = self._along(outputs, w, v)
-        curved = torch.einsum("ncd,nd->nc", self._likelihood_at(y).curvature(f), along)
-        return vjp(outputs, w)[1](curved)[0]
+            tangent = self._jvp(terms, w, v)[1]
+            return vjp(terms, w)[1](tangent)[0]
+        f, tangent = self._jvp(outputs, w, v)
+        curvature = self.likelihood.for_targets(y).curvature(f)
+        return vjp(outputs, w)[1](torch.einsum("ncd,nd->nc", curvature, tangent))[0]
 
-    def _likelihood_at(self, y: Targets) -> Likelihood:
-        """The likelihood as its curvature needs it: with the noise that comes with the targets."""
-        return (
-            self.likelihood if isinstance(y, Tensor) else self.likelihood.with_noise(leaves(y)[1])
-        )
-
-    def _along(
+    def _jvp(
         self, function: Callable[[Tensor], Tensor], w: Tensor, v: Tensor, symmetric: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Value and derivative along v, forward; in reverse where a layer has no forward rule."""
+        """Value and derivative along v; in reverse mode if a layer has no forward-mode rule."""
         if not self._reverse_only:
             try:
-                value, along = jvp(function, (w,), (v,))[:2]
-                return value, along
+                value, tangent = jvp(function, (w,), (v,))[:2]
+                return value, tangent
             except (RuntimeError, NotImplementedError) as error:
-                found = _in_reverse(function, w, v, symmetric)
+                found = _reverse_jvp(function, w, v, symmetric)
                 if symmetric:
                     _check_symmetric(function, w, v, found[1])
                 self._reverse_only = True
                 warn_of_fallback("a forward-mode derivative", error, "using reverse mode alone")
                 return found
-        return _in_reverse(function, w, v, symmetric)
+        return _reverse_jvp(function, w, v, symmetric)
 
 
-def _in_reverse(
+def _reverse_jvp(
     function: Callable[[Tensor], Tensor], w: Tensor, v: Tensor, symmetric: bool
 ) -> tuple[Tensor, Tensor]:
-    """J v as the derivative of u -> J^T u, which is linear; of a gradient J is J^T."""
+    """Value and J v, as the derivative of the linear map u -> J^T u; J is J^T of a gradient."""
     value, pull = vjp(function, w)[:2]
     if symmetric:
         return value, pull(v)[0]
@@ -225,11 +203,11 @@ def _in_reverse(
 
 
 def _check_symmetric(
-    slope: Callable[[Tensor], Tensor], w: Tensor, v: Tensor, product: Tensor
+    gradient: Callable[[Tensor], Tensor], w: Tensor, v: Tensor, product: Tensor
 ) -> None:
-    """Some fused layers have wrong second derivatives in torch, which are not symmetric."""
+    """Check a product, since torch's second derivatives of some fused layers are wrong."""
     u = product + torch.linspace(-1, 1, len(v)).to(v) * product.norm() / len(v) ** 0.5
-    other = _in_reverse(slope, w, u, symmetric=True)[1]
+    other = _reverse_jvp(gradient, w, u, symmetric=True)[1]
     gap = float((u @ product - v @ other).abs() / (u.norm() * product.norm()).clamp_min(1e-30))
     if gap > 1e-3:
         fail(

@@ -1,13 +1,10 @@
-r"""The Laplace approximation within a subspace w = ŵ + P z.
-
-With the exact Gauss-Newton matrix, whatever the subspace was chosen by,
+r"""The Laplace approximation within a subspace w = ŵ + P z, with the exact Gauss-Newton matrix.
 
 $$ z \sim N\bigl(0, (P^\top \Psi^{-1} P)^{-1}\bigr), \qquad
    \Sigma_{P,X} = J_X P \,(P^\top \Psi^{-1} P)^{-1} P^\top J_X^\top , $$
 
-from the products $V P$ and $J_X P$ alone, streamed over the data: k x k matrices and the basis are
-all that is held. Over weights it is the precision with $\Psi_P = P (P^\top \Psi^{-1} P)^{-1}
-P^\top$ for $\Psi$; $\Psi_P \preceq \Psi$.
+The products $V P$ and $J_X P$ are streamed over the data; only k x k matrices and the basis are
+stored. The covariance of the weights is $\Psi_P = P (P^\top \Psi^{-1} P)^{-1} P^\top \preceq \Psi$.
 
 Source: eq. (13) to (19) of the paper on optimal subspaces; Izmailov et al. (2019).
 """
@@ -22,18 +19,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.gram import block, push_block
+from subbayes.curvature.gram import push_block
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.primal import Primal
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
-from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 
 __all__ = ["SubspacePrecision", "subspace_jacobian", "subspace_jacobian_in_chunks"]
 
-_AT_ONCE = 2**22  # numbers of a basis in float64
+_AT_ONCE = 2**22  # entries in float64
 Matrices = tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]
 
 
@@ -42,12 +38,11 @@ class SubspacePrecision(Precision):
 
     Args:
         V: root of the Gauss-Newton matrix.
-        subspace: around the network's weights.
+        subspace: a subspace around the network's weights.
         prior_precision: lambda of the prior of the weights.
-        matrices: (V P)'(V P) and P'P, if they have been computed already.
+        matrices: (V P)'(V P) and P'P, if they are known.
 
     Attributes:
-        subspace: as given.
         matrix: (V P)'(V P), shape (k, k).
         metric: P'P, shape (k, k).
         factor: lower factor of the precision of z.
@@ -63,13 +58,7 @@ class SubspacePrecision(Precision):
         matrices: Matrices | None = None,
     ) -> None:
         super().__init__(V, prior_precision)
-        if subspace.size != V.size:
-            fail(
-                "subspace",
-                f"{V.size} weights, as the network has",
-                subspace.size,
-                "Build it from this network's weights",
-            )
+        subspace.check_size(V.size)
         check_memory(
             "subspace",
             f"the {subspace.rank} x {subspace.rank} covariance of its coordinates",
@@ -77,24 +66,20 @@ class SubspacePrecision(Precision):
             "Lower its rank",
         )
         self.subspace = subspace
-        self.matrix, self.metric = (
-            (_squared(V, subspace), _metric(subspace)) if matrices is None else matrices
-        )
+        if matrices is None:
+            matrices = _squared(V, subspace), _metric(subspace)
+        self.matrix, self.metric = matrices
         self.factor = cholesky(self.matrix + self.prior_precision * self.metric, "subspace")
 
     def leading(self, rank: int) -> SubspacePrecision:
-        """The same within the span of the first basis vectors."""
+        """The precision within the span of the first basis vectors."""
         space = (
             CoordinateSubspace(self.subspace.shift, self.subspace.indices[:rank])
             if isinstance(self.subspace, CoordinateSubspace)
             else DenseSubspace(self.subspace.shift, self.subspace.basis()[:rank])
         )
-        return SubspacePrecision(
-            self.V,
-            space,
-            self.prior_precision,
-            (self.matrix[:rank, :rank], self.metric[:rank, :rank]),
-        )
+        matrices = self.matrix[:rank, :rank], self.metric[:rank, :rank]
+        return SubspacePrecision(self.V, space, self.prior_precision, matrices)
 
     @classmethod
     def of(cls, psi: Precision, subspace: Subspace) -> SubspacePrecision:
@@ -114,24 +99,22 @@ class SubspacePrecision(Precision):
         return torch.cholesky_inverse(self.factor)
 
     def subspace_jacobian(self, inputs: Any) -> Float[Tensor, "m k"]:
-        """J_X P, outputs of one input together."""
+        """J_X P; the outputs of one input are adjacent."""
         return subspace_jacobian(self.jacobian(inputs), self.subspace)
 
-    def _half(self, inputs: Any) -> Float[Tensor, "k m"]:
-        return torch.linalg.solve_triangular(
-            self.factor, self.subspace_jacobian(inputs).T, upper=False
-        )
+    def _half(self, rows: Float[Tensor, "m k"]) -> Float[Tensor, "k m"]:
+        return torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
 
     def covariance(self, inputs: Any) -> Float[Tensor, "m m"]:
         """Computed from J_X P."""
-        half = self._half(inputs)
+        half = self._half(self.subspace_jacobian(inputs))
         return half.T @ half
 
     def blocks(self, inputs: Any) -> Float[Tensor, "n C C"]:
-        """From J_X P, input by input, some inputs at a time."""
+        """Computed from J_X P, some inputs at a time."""
         X, found = self.jacobian(inputs), []
         for rows in subspace_jacobian_in_chunks(X, self.subspace):
-            half = torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
+            half = self._half(rows)
             each = half.reshape(len(half), -1, X.roots)
             found.append(torch.einsum("knc,knd->ncd", each, each))
         return torch.cat(found)
@@ -146,8 +129,7 @@ class SubspacePrecision(Precision):
         if isinstance(self.subspace, CoordinateSubspace):
             zeros = torch.zeros(self.size, dtype=torch.float64, device=self.factor.device)
             return zeros.scatter(0, self.subspace.indices, self.z_covariance.diagonal())
-        basis = self.subspace.basis().double()
-        return torch.linalg.solve_triangular(self.factor, basis, upper=False).square().sum(0)
+        return self._half(self.subspace.basis().double().T).square().sum(0)
 
     def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
         """Draws of the coordinates, as weights."""
@@ -179,34 +161,33 @@ class SubspacePrecision(Precision):
         return float((noise * values + self.prior_precision).log().sum()) + volume
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> SubspacePrecision:
-        """Reuse the k x k matrices; one more factorisation."""
-        other = SubspacePrecision(
-            V, self.subspace, prior_precision, (factor * self.matrix, self.metric)
-        )
+        """Reuse the k x k matrices, with a new factorisation."""
+        matrices = factor * self.matrix, self.metric
+        other = SubspacePrecision(V, self.subspace, prior_precision, matrices)
         if "_whitened" in self.__dict__:
             other.__dict__["_whitened"] = self._whitened[0] * factor, self._whitened[1]
         return other
 
 
 def subspace_jacobian(J: Jacobian, subspace: Subspace) -> Float[Tensor, "m k"]:
-    """J P: of coordinate subspaces the chosen columns, of others products with the basis."""
+    """J P: selected columns for coordinate subspaces, products with the basis for others."""
     return torch.cat(list(subspace_jacobian_in_chunks(J, subspace)))
 
 
 def subspace_jacobian_in_chunks(
     J: Jacobian, subspace: Subspace, most: int | None = None
 ) -> Iterator[Float[Tensor, "m k"]]:
-    """J P, the rows of some inputs at a time.
+    """J P in float64, the rows of some inputs at a time.
 
     Args:
         J: the Jacobian.
-        subspace: of the directions P.
-        most: numbers held at once, about; by default 2^22.
+        subspace: the subspace with basis P.
+        most: entries of a chunk, about; by default 2^22.
     """
     limit = max(1, (_AT_ONCE if most is None else most) // subspace.rank)
     held: list[Tensor] = []
-    for part in _pushed(J, subspace, max(1, limit // J.roots)):
-        held.append(part.double())
+    for part in _blocks(J, subspace, max(1, limit // J.roots)):
+        held.append(part)
         if sum(map(len, held)) >= limit:
             yield torch.cat(held)
             held = []
@@ -214,34 +195,31 @@ def subspace_jacobian_in_chunks(
         yield torch.cat(held)
 
 
-def _pushed(J: Jacobian, subspace: Subspace, step: int) -> Iterator[Float[Tensor, "m k"]]:
+def _blocks(J: Jacobian, subspace: Subspace, step: int) -> Iterator[Float[Tensor, "m k"]]:
     if isinstance(subspace, CoordinateSubspace):
         for _, part in PartialJacobian(J.plan, subspace.indices).blocks(J):
-            yield part.flatten(0, 1)
+            yield part.flatten(0, 1).double()
         return
     basis = subspace.basis()
-    for _, inputs, y in J.batches(min(step, J.step)):
-        yield push_block(block(J.plan, inputs, J.root(inputs, y)), basis).T
+    for _, block in J.blocks(step=min(step, J.step)):
+        yield push_block(block, basis).T
 
 
 def _squared(V: Jacobian, subspace: Subspace) -> Float[Tensor, "k k"]:
     """(V P)'(V P), summed over blocks of the data."""
-    if isinstance(subspace, CoordinateSubspace):
-        return PartialJacobian(V.plan, subspace.indices).gram(V).double()
     total = torch.zeros(subspace.rank, subspace.rank, dtype=torch.float64, device=V.network.device)
-    basis = subspace.basis()
-    for _, part in V.blocks():
-        rows = push_block(part, basis)
-        total.addmm_(rows, rows.T)
+    for rows in _blocks(V, subspace, V.step):
+        total.addmm_(rows.T, rows)
     return total
 
 
 def _metric(subspace: Subspace) -> Float[Tensor, "k k"]:
+    """P'P."""
+    total = torch.eye(subspace.rank, dtype=torch.float64, device=subspace.shift.device)
     if isinstance(subspace, CoordinateSubspace):
-        return torch.eye(subspace.rank, dtype=torch.float64, device=subspace.shift.device)
+        return total
     basis = subspace.basis()
-    parts = basis.split(max(1, _AT_ONCE // len(basis)), 1)
-    return sum(
-        (part.double() @ part.double().T for part in parts[1:]),
-        parts[0].double() @ parts[0].double().T,
-    )
+    total.zero_()
+    for part in basis.split(max(1, _AT_ONCE // len(basis)), 1):
+        total += part.double() @ part.double().T
+    return total

@@ -24,6 +24,7 @@ __all__ = [
     "n_rows",
     "named_leaves",
     "sequential_loader",
+    "split_batches",
     "take",
     "to_device",
     "to_inputs",
@@ -279,6 +280,23 @@ class Data:
         if not self.in_memory:
             fail("data", "tensors in memory", "a loader", "Pass a loader of these rows instead")
         return Data(len(index), take(self.inputs, index), take(self.y, index))
+
+
+def split_batches(
+    batches: Iterable[tuple[Inputs, Targets | None]], size: int, device: torch.device
+) -> Iterator[tuple[Inputs, Any]]:
+    """Batches on a device, in parts of at most `size` rows, since those of a loader may be larger.
+
+    Example:
+        >>> data = Data.of((torch.zeros(5, 2), torch.zeros(5)))
+        >>> [len(y) for _, y in split_batches(data.batches(), 2, torch.device("cpu"))]
+        [2, 2, 1]
+    """
+    for inputs, y in batches:
+        for start in range(0, n_rows(inputs), size):
+            rows = slice(start, start + size)
+            part = to_device(take(inputs, rows), device)
+            yield part, None if y is None else to_device(take(y, rows), device)
 
 
 def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:

@@ -128,6 +128,16 @@ class Likelihood(ABC):
         """Whether all parameters of the likelihood have values."""
         return True
 
+    def check_complete(self) -> None:
+        """Raise `InputError` unless all parameters of the likelihood have values."""
+        if not self.is_complete:
+            fail(
+                "likelihood",
+                "all parameters learned or given",
+                repr(self),
+                "Use the likelihood train(...) returns, or likelihood.fit_parameters(outputs, y)",
+            )
+
     def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
         """Unconstrained initial values of the parameters to learn, if there are any."""
         return torch.zeros(0)
@@ -183,6 +193,10 @@ class Likelihood(ABC):
             type(self).__name__,
             "Use Gaussian(noise='per-observation') for known noise",
         )
+
+    def for_targets(self, y: Targets | None) -> Likelihood:
+        """The likelihood with the noise scales given with the targets, if any."""
+        return self if y is None or isinstance(y, Tensor) else self.with_noise(y[1])
 
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
         """Mean and standard deviation if y | f is Gaussian, each (..., N, T); else None."""

@@ -154,13 +154,7 @@ class FixedSubspace(SubspaceMethod):
 
     def check(self, network: Network, data: Data, training: Training) -> None:
         """Check that the subspace is one of the network's weights."""
-        if self.subspace.size != network.size:
-            fail(
-                "subspace",
-                f"{network.size} weights, as the network has",
-                self.subspace.size,
-                "Build it from this network's weights",
-            )
+        self.subspace.check_size(network.size)
 
     def build(self, trained: TrainedNetwork, prior_scale: float = 1.0) -> Subspace:
         """The subspace itself."""

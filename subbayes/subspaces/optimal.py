@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.jacobian import Jacobian, check_joint
+from subbayes.curvature.jacobian import Jacobian, check_covariance_memory
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import EXACT, Form, check_exact, precision
 from subbayes.data.data import Data, leaves, n_rows, take, to_device
@@ -246,7 +246,7 @@ def optimal_for(
         covariance: of the outputs at X, if it has been computed already.
     """
     X = psi.jacobian(inputs)
-    check_joint(X)
+    check_covariance_memory(X)
     sigma = psi.covariance(X) if covariance is None else covariance
     values, vectors = _leading(sigma, check_count("rank", rank), X, psi.prior_precision)
     basis = psi.pull(X, vectors.T / values.sqrt().unsqueeze(1))

@@ -153,7 +153,7 @@ def _laplace_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
         rules |= subspace_tensors(facts["subspace"])
         k = facts["subspace"]["rank"]
     forms = {
-        "dual": {"kernel": array("m", "m")},
+        "dual": {"matrix": array("m", "m")},
         "primal": {"matrix": array("D", "D")},
         "diagonal": {"squares": array("D")},
         "low-rank": {"values": array("r"), "vectors": array("r", "D")},

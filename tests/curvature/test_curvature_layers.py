@@ -9,24 +9,28 @@ from torch import nn
 from subbayes import Network
 from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.layers import Layers, capture_batch
+from subbayes.curvature.layers import CapturedBatch, Layers
 from subbayes.curvature.partial_jacobian import PartialJacobian
 
 
+def rows_of(batch: CapturedBatch, u: torch.Tensor) -> torch.Tensor:
+    """All of u_n J_n, dense."""
+    dense = batch.outputs.new_zeros(len(batch), batch.plan.network.size)
+    for gradients in batch.pull(u.expand_as(batch.outputs)):
+        for place, part in gradients.parts():
+            dense[:, place] = part
+    return dense
+
+
 def check(network: Network, inputs, tolerance: float = 1e-10) -> Layers:
-    batch = capture_batch(network, inputs)
+    batch = Layers(network, inputs).capture(inputs)
     expected = dense(network, inputs)
-    found = torch.stack(
-        [
-            batch.rows(u.expand_as(batch.outputs))
-            for u in torch.eye(batch.outputs.shape[1]).to(batch.outputs)
-        ],
-        1,
-    )
+    eye = torch.eye(batch.outputs.shape[1]).to(batch.outputs)
+    found = torch.stack([rows_of(batch, u) for u in eye], 1)
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     u = torch.randn_like(batch.outputs)
     torch.testing.assert_close(
-        batch.total(u),
+        batch.vjp(u),
         torch.einsum("nc,ncd->d", u, expected),
         rtol=100 * tolerance,
         atol=100 * tolerance,
@@ -115,7 +119,8 @@ def test_the_runs_of_a_layer_add_up():
 def test_the_module_is_left_as_it_was():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     network = Network(module)
-    capture_batch(network, torch.randn(4, 3))
+    x = torch.randn(4, 3)
+    Layers(network, x).capture(x)
     inner = [m for _, m, _ in network.owners()]
     assert not any(m._forward_hooks for m in [*module.modules(), *inner])
     assert all(p.grad is None for p in module.parameters())

@@ -98,7 +98,7 @@ def test_both_ways_to_a_gram_matrix(factored, monkeypatch):
         torch.testing.assert_close(X.gram(), J @ J.T, rtol=1e-10, atol=1e-10)
 
 
-def test_many_vectors_at_once_and_wide_blocks():
+def test_many_vectors_at_once_and_gram_step_blocks():
     torch.manual_seed(0)
     network = Network(Many().double())
     x = torch.randn(5, 4, 6).double()
@@ -110,8 +110,8 @@ def test_many_vectors_at_once_and_wide_blocks():
     torch.testing.assert_close(X.push(basis), basis @ J.T)
     torch.testing.assert_close(X.pull(u), u @ J)
     torch.testing.assert_close(X.gram(), J @ J.T)
-    assert X._wide == 3  # a limit that was given is kept
+    assert X._gram_step == 3  # a limit that was given is kept
     whole = Jacobian.of_inputs(plan, x)
     whole.step = 3
-    assert whole._wide >= 5
+    assert whole._gram_step >= 5
     torch.testing.assert_close(whole.gram(X), J @ J.T)

@@ -14,7 +14,7 @@ from subbayes.curvature import partial_jacobian as module
 from subbayes.curvature.ggn_diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
-from subbayes.curvature.partial_jacobian import PartialJacobian, jacobian_at
+from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.data.data import Data
 from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspace import CoordinateSubspace
@@ -23,6 +23,10 @@ SAME = dict(rtol=1e-10, atol=1e-10)
 CHOSEN = list(
     {(c.network, c.likelihood): c for c in cases.CASES if c.dtype == torch.float64}.values()
 )
+
+
+def columns_of(network, inputs, indices) -> torch.Tensor:
+    return PartialJacobian(Layers(network, inputs), indices).of(inputs)
 
 
 def some(size: int, k: int) -> torch.Tensor:
@@ -107,7 +111,7 @@ def test_convolutions_of_every_form(size, kernel, stride, dilation, padding, gro
     x = torch.randn(2, 4, size + dilation * kernel, 5).double()
     chosen = some(network.size, 1 + seed % network.size)
     torch.testing.assert_close(
-        jacobian_at(network, x, chosen), dense(network, x)[:, :, chosen], **SAME
+        columns_of(network, x, chosen), dense(network, x)[:, :, chosen], **SAME
     )
 
 
@@ -116,7 +120,7 @@ def test_the_order_of_indices_is_kept_and_a_pull_agrees():
     network, x = Network(nn.Linear(3, 2).double()), torch.randn(4, 3).double()
     space = CoordinateSubspace(network.weights, torch.tensor([5, 0, 7]))
     expected = space.pull(dense(network, x))
-    torch.testing.assert_close(jacobian_at(network, x, space.indices), expected, **SAME)
+    torch.testing.assert_close(columns_of(network, x, space.indices), expected, **SAME)
 
 
 def test_blocks_do_not_matter_and_the_null_root_of_softmax_is_left_out(monkeypatch):
@@ -157,7 +161,7 @@ def test_memory_is_that_of_the_entries(monkeypatch):
 def test_positions_the_network_does_not_have(indices):
     network, x = Network(nn.Linear(3, 2)), torch.zeros(1, 3)
     with pytest.raises(InputError, match=r"indices: expected positions in 0\.\.7, got"):
-        jacobian_at(network, x, torch.tensor(indices, dtype=torch.long))
+        columns_of(network, x, torch.tensor(indices, dtype=torch.long))
 
 
 def test_a_learned_noise_has_its_weight():

@@ -34,7 +34,7 @@ __all__ = ["jacobian_from", "precision_facts", "precision_from", "precision_tens
 
 _FACTORS = [field.name for field in fields(Factors) if field.name != "layer"]
 _MATRICES: dict[type[Precision], tuple[str, ...]] = {
-    Dual: ("kernel",),
+    Dual: ("matrix",),
     Primal: ("matrix",),
     Diagonal: ("squares",),
     LowRank: ("values", "vectors"),
@@ -115,7 +115,7 @@ def precision_from(
     prior_precision = facts["prior_precision"]
     match facts["form"]:
         case "dual":
-            return Dual(V, prior_precision, tensors["kernel"])
+            return Dual(V, prior_precision, tensors["matrix"])
         case "primal":
             return Primal(V, prior_precision, tensors["matrix"])
         case "diagonal":
